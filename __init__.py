@@ -1,0 +1,73 @@
+"""tokenloom: an inference engine for large language models.
+
+This is the only public face. Names load on first use (PEP 562), so `import tokenloom` costs milliseconds and
+a client program imports neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .frontend.async_client import AsyncClient
+    from .frontend.async_llm import AsyncLLM
+    from .frontend.client import Client
+    from .frontend.llm import LLM
+    from .frontend.outputs import CompletionOutput, RequestMetrics, RequestOutput
+    from .ipc.errors import (
+        ConfigError,
+        EngineDead,
+        Overloaded,
+        ProtocolError,
+        RequestError,
+        TokenloomError,
+    )
+    from .ipc.sampling_params import SamplingParams
+
+_HOME_BY_NAME = {
+    "LLM": "frontend.llm",
+    "AsyncLLM": "frontend.async_llm",
+    "Client": "frontend.client",
+    "AsyncClient": "frontend.async_client",
+    "RequestOutput": "frontend.outputs",
+    "CompletionOutput": "frontend.outputs",
+    "RequestMetrics": "frontend.outputs",
+    "SamplingParams": "ipc.sampling_params",
+    "TokenloomError": "ipc.errors",
+    "RequestError": "ipc.errors",
+    "Overloaded": "ipc.errors",
+    "ConfigError": "ipc.errors",
+    "ProtocolError": "ipc.errors",
+    "EngineDead": "ipc.errors",
+}
+
+__version__ = "0.1.0"
+__all__ = [
+    "LLM",
+    "AsyncClient",
+    "AsyncLLM",
+    "Client",
+    "CompletionOutput",
+    "ConfigError",
+    "EngineDead",
+    "Overloaded",
+    "ProtocolError",
+    "RequestError",
+    "RequestMetrics",
+    "RequestOutput",
+    "SamplingParams",
+    "TokenloomError",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME_BY_NAME:
+        raise AttributeError(f"module 'tokenloom' has no attribute {name!r}")
+    value = getattr(import_module(f".{_HOME_BY_NAME[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,134 @@
+"""The run directory of one engine: where its sockets live, who owns it, how dead ones are swept.
+
+Layout: <base>/<8 hex>/{lock,core.sock,control.sock,client.sock,workers-G.sock,results-G.sock,group-G/}; base is
+$XDG_RUNTIME_DIR/tokenloom or a per-user folder in the temp directory. Mode 0700. The owner holds a flock on `lock`
+for its life; a directory whose lock is free belongs to a dead engine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from .errors import ConfigError
+
+MAX_IPC_PATH_BYTES = 107  # sizeof(sockaddr_un.sun_path) - 1
+_NAME = re.compile(r"[0-9a-f]{8}")
+
+
+def base_directory() -> Path:
+    """The per-user folder that holds run directories, made with mode 0700; ConfigError when it is not ours."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime and os.path.isdir(runtime) and os.access(runtime, os.W_OK):
+        base = Path(runtime) / "tokenloom"
+    else:
+        base = Path(tempfile.gettempdir()) / f"tokenloom-{os.getuid()}"
+    base.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = base.lstat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise ConfigError(f"{base} must belong to this user with mode 0700: remove it or set XDG_RUNTIME_DIR")
+    return base
+
+
+class RunDirectory:
+    """One engine's directory. `create` makes and locks it; the lock falls with the process that holds it."""
+
+    def __init__(self, path: Path, lock_fd: int | None = None) -> None:
+        self.path = path
+        self._lock_fd = lock_fd
+
+    @classmethod
+    def create(cls) -> RunDirectory:
+        base = base_directory()
+        with _locked(base):  # else another engine's sweep could take the directory between mkdir and lock
+            sweep(base)
+            path = base / secrets.token_hex(4)
+            path.mkdir(mode=0o700)
+            lock_fd = _try_lock(path / "lock")
+        directory = cls(path, lock_fd)
+        if len(os.fsencode(path)) + len("/control.sock") > MAX_IPC_PATH_BYTES:
+            directory.remove()
+            raise ConfigError(f"{path} is too long for a socket path ({MAX_IPC_PATH_BYTES} bytes): set XDG_RUNTIME_DIR")
+        return directory
+
+    def address(self, name: str) -> str:
+        """The ipc endpoint `name` of this engine: ipc://…/name.sock"""
+        return f"ipc://{self.path}/{name}.sock"
+
+    def remove(self) -> None:
+        """Delete the directory; harmless when it is gone already."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+
+def sweep(base: Path) -> int:
+    """Remove the directories whose owner is dead; returns how many."""
+    num_removed = 0
+    for path in base.iterdir():
+        if not _NAME.fullmatch(path.name):
+            continue
+        lock_fd = _try_lock(path / "lock")
+        if lock_fd is not None:
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(lock_fd)
+            num_removed += 1
+    return num_removed
+
+
+def lock_ipc_address(address: str) -> int:
+    """Take the lock beside an ipc path that the operator chose; returns its fd, held for the life of the process.
+
+    ZeroMQ lets a second bind steal an ipc path silently, so that an address in use is found by its lock.
+    """
+    path = Path(address.removeprefix("ipc://"))
+    if len(os.fsencode(path)) > MAX_IPC_PATH_BYTES:
+        raise ConfigError(f"{path} has {len(os.fsencode(path))} bytes, a socket path holds {MAX_IPC_PATH_BYTES}")
+    try:
+        lock_fd = _try_lock(path.with_name(path.name + ".lock"))
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {address}: {error.strerror} ({path.parent})") from None
+    if lock_fd is None:
+        raise ConfigError(f"{address} is in use by another engine: stop it or choose another --listen address")
+    return lock_fd
+
+
+def unlink_ipc_address(address: str) -> None:
+    """Remove the socket and lock files of an ipc address that this process owned."""
+    path = Path(address.removeprefix("ipc://"))
+    for file in (path, path.with_name(path.name + ".lock")):
+        with contextlib.suppress(FileNotFoundError):
+            file.unlink()
+
+
+@contextlib.contextmanager
+def _locked(base: Path) -> Iterator[None]:
+    """Hold the lock of the base directory, which engines take for the microseconds of a create."""
+    fd = os.open(base / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _try_lock(path: Path) -> int | None:
+    """An exclusive flock on `path`, made if missing; None when another process holds it."""
+    try:
+        lock_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:  # the directory was removed under us: nothing to own
+        return None
+    try:
+        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock_fd)
+        return None
+    return lock_fd

@@ -1,0 +1,55 @@
+"""Bytes on the wire: msgpack by msgspec for messages, raw little-endian int32 for token, row and block ids.
+
+Knows no message by name. A frame that does not decode raises ProtocolError and nothing else, so that a process can
+count it and go on.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterable
+from typing import Generic, TypeVar
+
+import msgspec
+
+from .errors import ProtocolError
+
+T = TypeVar("T")
+
+assert sys.byteorder == "little", "id frames are little-endian and are read in place"
+assert array("i").itemsize == 4, "C int is 32 bits on every platform that we know"
+
+_encoder = msgspec.msgpack.Encoder()
+encode = _encoder.encode
+
+
+class Decoder(Generic[T]):
+    """Decodes frames of one channel, whose messages are the tagged union `message_type`."""
+
+    def __init__(self, message_type: object) -> None:
+        self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(message_type)  # type: ignore[arg-type]
+
+    def decode(self, frame: bytes | memoryview) -> T:
+        try:
+            return self._decoder.decode(frame)
+        except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, RecursionError, OverflowError) as error:
+            raise ProtocolError(f"malformed frame of {len(frame)} bytes: {error}") from None
+
+
+def encode_ids(ids: Iterable[int]) -> bytes:
+    """`ids` as little-endian int32; an id outside int32 raises OverflowError."""
+    return array("i", ids).tobytes()
+
+
+def decode_ids(frame: bytes) -> array[int]:
+    """The inverse of `encode_ids`: an array('i')."""
+    ids = array("i")
+    if len(frame) % 4:
+        raise ProtocolError(f"an id frame has {len(frame)} bytes, which is not a multiple of 4")
+    ids.frombytes(frame)
+    return ids
+
+
+def num_ids(frame: bytes) -> int:
+    return len(frame) // 4

@@ -1,0 +1,92 @@
+"""EngineConfig: every option of the engine, once.
+
+The command line, the YAML file and the keywords of LLM and AsyncLLM are all made from the fields of this struct;
+their names are those that vLLM's users know. Frozen; what depends on the model or the machine is settled by
+`frontend/args.py` (`resolve`) and never written back.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from .errors import ConfigError
+
+
+def _help(text: str) -> Meta:
+    return Meta(description=text)
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The options of one engine. Sizes are in tokens unless a name says otherwise."""
+
+    model: Annotated[str | None, _help("folder or hub id of the checkpoint; none: the demo model")] = None
+    tokenizer: Annotated[str | None, _help("folder or hub id of the tokenizer, if not the model's")] = None
+    revision: Annotated[str | None, _help("branch, tag or commit of a hub id")] = None
+    trust_remote_code: Annotated[bool, _help("let a hub tokenizer run its own Python code")] = False
+    dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], _help("auto: the checkpoint's")] = "auto"
+    device: Annotated[Literal["auto", "cpu", "cuda"], _help("auto: cuda where there is one")] = "auto"
+    tensor_parallel_size: Annotated[int, _help("worker processes that share each layer")] = 1
+    max_model_len: Annotated[int | None, _help("longest prompt + answer; none: the model's")] = None
+    max_num_seqs: Annotated[int, _help("requests that run at once")] = 256
+    max_num_batched_tokens: Annotated[int, _help("token budget of one step")] = 2048
+    long_prefill_token_threshold: Annotated[
+        int, _help("most tokens of one prompt in a step while others run or wait; 0: a quarter of the budget")
+    ] = 0
+    block_size: Annotated[int, _help("tokens in a KV block")] = 16
+    num_kv_blocks: Annotated[int | None, _help("size of the KV pool in blocks; none: measured")] = None
+    kv_cache_memory_bytes: Annotated[int | None, _help("size of the KV pool in bytes; none: measured")] = None
+    gpu_memory_utilization: Annotated[float, _help("share of the device's memory that a worker may use")] = 0.9
+    enable_prefix_caching: Annotated[bool, _help("share KV blocks of equal prefixes")] = True
+    scheduling_policy: Annotated[Literal["fcfs", "priority"], _help("who runs first")] = "fcfs"
+    steps_in_flight: Annotated[int, _help("steps sent ahead of their results: 1 or 2")] = 2
+    max_waiting_requests: Annotated[int, _help("requests that may wait; beyond: Overloaded")] = 65536
+    max_waiting_tokens: Annotated[int, _help("prompt tokens that may wait; beyond: Overloaded")] = 1 << 26
+    enforce_eager: Annotated[bool, _help("no CUDA graphs")] = False
+    num_threads: Annotated[int | None, _help("CPU threads of a worker; none: cores / local ranks")] = None
+    seed: Annotated[int, _help("seeds the seeds of unseeded requests")] = 0
+    chat_template: Annotated[str | None, _help("file with a Jinja chat template, if not the model's")] = None
+    served_model_name: Annotated[str | None, _help("the name that clients see; none: --model as given")] = None
+    listen: Annotated[str | None, _help("ipc:// or tcp:// address for clients; none: in the run directory")] = None
+    start_timeout_s: Annotated[float, _help("longest start, weights included")] = 600.0
+    drain_timeout_s: Annotated[float, _help("how long running requests may finish after SIGTERM")] = 30.0
+    disable_log_stats: Annotated[bool, _help("no stats line every 10 s")] = False
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], _help("least level that is logged")] = "info"
+
+    def __post_init__(self) -> None:
+        for name, low, high in _INT_RANGES:
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise ConfigError(f"{_flag(name)} must be in [{low}, {high}], got {value}")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(f"--gpu-memory-utilization must be in (0, 1], got {self.gpu_memory_utilization}")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"--max-num-batched-tokens {self.max_num_batched_tokens} is below --max-num-seqs {self.max_num_seqs}: "
+                "a step could not hold one token of each running request; raise the first or lower the second"
+            )
+        if self.listen is not None and not self.listen.startswith(("ipc://", "tcp://")):
+            raise ConfigError(f"--listen {self.listen} must begin with ipc:// or tcp://")
+
+
+_INT_RANGES = (
+    ("tensor_parallel_size", 1, 64),
+    ("max_model_len", 1, 1 << 24),
+    ("max_num_seqs", 1, 16384),
+    ("max_num_batched_tokens", 1, 1 << 20),
+    ("long_prefill_token_threshold", 0, 1 << 20),
+    ("block_size", 1, 1024),
+    ("num_kv_blocks", 2, 2**31 - 1),
+    ("kv_cache_memory_bytes", 1, 1 << 50),
+    ("steps_in_flight", 1, 2),
+    ("max_waiting_requests", 1, 1 << 30),
+    ("max_waiting_tokens", 1, 1 << 40),
+    ("num_threads", 1, 4096),
+    ("seed", -(2**63), 2**63 - 1),
+)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

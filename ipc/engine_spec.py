@@ -1,0 +1,51 @@
+"""EngineSpec: what every process of one engine is told at its start; it never changes while the engine lives.
+
+Made by the supervisor (`frontend/args.py` resolves paths, model and defaults), carried as one JSON argument.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Literal
+
+import msgspec
+
+from .config import EngineConfig
+from .model_config import ModelConfig
+
+
+class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A resolved configuration: nothing in here is automatic any more except what a worker measures."""
+
+    run_id: str  # 16 hex characters, new for each engine
+    run_directory: str
+    client_address: str  # where the frontend listens for clients
+    config: EngineConfig
+    model: ModelConfig
+    model_folder: str
+    tokenizer_folder: str
+    served_model_name: str
+    dtype: Literal["float32", "bfloat16", "float16"]
+    device: Literal["cpu", "cuda"]
+    max_model_len: int
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal in all processes of one engine and in no other engine."""
+        return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()[:16]
+
+    @property
+    def max_blocks_per_row(self) -> int:
+        """Blocks that a request of max_model_len needs."""
+        return -(-self.max_model_len // self.config.block_size)
+
+    def address(self, name: str) -> str:
+        """The ipc endpoint `name` in the run directory: control, core, workers-G, results-G."""
+        return f"ipc://{self.run_directory}/{name}.sock"
+
+    def to_argument(self) -> str:
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def from_argument(cls, argument: str) -> EngineSpec:
+        return msgspec.json.decode(argument, type=cls)

@@ -1,0 +1,448 @@
+"""Every message of the engine, by channel.
+
+    client ⇄ frontend      DEALER/ROUTER   text or token ids in, deltas out            (docs/protocol.md)
+    frontend ⇄ core        DEALER/ROUTER   EngineCoreRequest in, columns out
+    core → workers         PUB/SUB         numbered SchedulerOutput, the same to every rank
+    workers → core         PUSH/PULL       ModelRunnerOutput of rank 0, errors of every rank
+    supervisor ⇄ children  ROUTER/DEALER   start, readiness, progress, stop
+
+Structs are msgpack maps with a `type` tag; token, row and block ids are `bytes`: raw little-endian int32 (codec.py).
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from .errors import ErrorInfo
+from .sampling_params import SamplingParams
+
+PROTOCOL_VERSION = 1
+
+FinishReason: TypeAlias = Literal["stop", "length", "abort", "timeout", "error"]
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
+    """Root of all messages: `type` names the message, fields at their default are left out."""
+
+
+# ── client → frontend ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Hello(Message, tag="hello"):
+    """First message after each connect. The identity of a client is its socket's: 16 random bytes."""
+
+    protocol_version: int
+    run_id: str = ""  # between the engine's own processes
+    fingerprint: str = ""  # likewise
+
+
+class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One turn of a chat, as the chat template sees it."""
+
+    role: str
+    content: str
+
+
+class Child(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One of the n answers of a request, with the tokens that it already has."""
+
+    index: int = 0
+    seed: int = 0
+    output_token_ids: bytes = b""
+
+
+class Submit(Message, tag="submit"):
+    """Ask for answers. Exactly one of prompt, prompt_token_ids and chat is given."""
+
+    request_id: str
+    params: SamplingParams
+    prompt: str | None = None
+    prompt_token_ids: bytes | None = None
+    chat: list[ChatMessage] | None = None
+    attempt: int = 0  # a higher one replaces what runs under this id, an equal one is ignored
+    children: list[Child] = []  # a resumed request: what was delivered before; empty: a new one
+    arrival_time: float = 0.0  # unix seconds of the first submit; 0: now
+
+
+class Abort(Message, tag="abort"):
+    """End a request; answered by its last delta with finish_reason abort, or by nothing if it is unknown."""
+
+    request_id: str
+
+
+class Credit(Message, tag="credit"):
+    """The client has taken `count` more Deltas messages; the frontend keeps at most CREDIT_WINDOW unanswered."""
+
+    count: int
+
+
+class Ping(Message, tag="ping"):
+    """Keeps the lease of a client that has open requests."""
+
+
+class Tokenize(Message, tag="tokenize"):
+    query_id: int
+    prompt: str | None = None
+    chat: list[ChatMessage] | None = None
+
+
+class Detokenize(Message, tag="detokenize"):
+    query_id: int
+    token_ids: bytes
+
+
+class GetHealth(Message, tag="health"):
+    query_id: int
+
+
+class GetInfo(Message, tag="info"):
+    query_id: int
+
+
+ClientMessage: TypeAlias = Hello | Submit | Abort | Credit | Ping | Tokenize | Detokenize | GetHealth | GetInfo
+
+CREDIT_WINDOW = 128  # Deltas messages in flight to one client
+LEASE_S = 3.0  # a client with open requests that is silent for longer is taken for dead
+PING_INTERVAL_S = 1.0
+
+
+# ── frontend → client ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Welcome(Message, tag="welcome"):
+    """Answers Hello."""
+
+    protocol_version: int
+    run_id: str
+
+
+class Refused(Message, tag="refused"):
+    """Answers a Hello that cannot be served, and a message that broke the protocol."""
+
+    error: ErrorInfo
+
+
+class Unknown(Message, tag="unknown"):
+    """The peer does not know the sender: it must say Hello and submit again what it holds."""
+
+
+class Accepted(Message, tag="accepted"):
+    """The core holds the request. Until this comes the client submits again after a reconnect."""
+
+    request_id: str
+    attempt: int
+    prompt_token_ids: bytes
+    prompt: str | None  # None: the prompt came as token ids
+    seed: int  # given or drawn: what a resubmission must carry
+
+
+class Metrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Times are unix seconds; 0 = not yet."""
+
+    arrival_time: float = 0.0
+    first_token_time: float = 0.0
+    finished_time: float = 0.0
+    num_preemptions: int = 0
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is new of one answer: tokens [start, start + n) and the text they add."""
+
+    request_id: str
+    index: int = 0  # which of the n answers
+    start: int = 0  # output index of the first token here
+    token_ids: bytes = b""
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None  # the stop string or stop token id that ended it
+    num_cached_tokens: int = 0
+    metrics: Metrics | None = None  # with the first and the last delta
+    error: ErrorInfo | None = None  # with finish_reason error
+
+
+class Deltas(Message, tag="deltas"):
+    """All that a step brought for one client."""
+
+    deltas: list[Delta]
+
+
+class Pong(Message, tag="pong"):
+    pass
+
+
+class TokenIds(Message, tag="token_ids"):
+    query_id: int
+    token_ids: bytes
+
+
+class Text(Message, tag="text"):
+    query_id: int
+    text: str
+
+
+class Health(Message, tag="health_is"):
+    """live: this answer; ready: requests are served; stalled: requests are there and no step ends."""
+
+    query_id: int
+    is_ready: bool
+    is_stalled: bool
+    step: int
+    step_age_s: float  # since the last finished step
+    num_running: int
+    num_waiting: int
+    num_restarts: int = 0
+    last_failure: str = ""
+
+
+class Info(Message, tag="info_is"):
+    query_id: int
+    version: str
+    run_id: str
+    model: str
+    max_model_len: int
+    vocab_size: int
+    block_size: int
+    num_kv_blocks: int
+    tensor_parallel_size: int
+    eos_token_ids: list[int]
+    dtype: str = ""
+    device: str = ""
+
+
+class QueryFailed(Message, tag="query_failed"):
+    query_id: int
+    error: ErrorInfo
+
+
+FrontendMessage: TypeAlias = (
+    Welcome | Refused | Unknown | Accepted | Deltas | Pong | TokenIds | Text | Health | Info | QueryFailed
+)
+
+
+# ── frontend → core ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class CoreChild(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One answer to make: `key` is the frontend's number for it, unique on its connection, in [0, 2^31)."""
+
+    key: int
+    seed: int
+    output_token_ids: bytes = b""
+
+
+class EngineCoreRequest(Message, tag="request"):
+    """A validated request: tokens and parameters. All that a core needs to start or resume it."""
+
+    children: list[CoreChild]
+    prompt_token_ids: bytes
+    params: SamplingParams
+    max_tokens: int  # resolved against max_model_len
+    stop_token_ids: list[int]  # the model's end tokens included, unless ignored
+    arrival_time: float
+    kind: Literal["generate", "pool"] = "generate"
+    attempt: int = 0
+
+
+class AbortRequests(Message, tag="abort_requests"):
+    """Free these answers; each is answered by Finished(abort) unless it is unknown or finished already."""
+
+    keys: list[int]
+
+
+FrontendToCore: TypeAlias = Hello | EngineCoreRequest | AbortRequests | Ping
+
+
+# ── core → frontend ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Finished(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    key: int
+    reason: FinishReason
+    num_preemptions: int = 0
+    error: ErrorInfo | None = None
+
+
+class Started(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The answer left the queue for the first time."""
+
+    key: int
+    num_cached_tokens: int = 0
+
+
+class EngineCoreOutputs(Message, tag="outputs"):
+    """All that one turn of the core brought for one frontend, in columns: one entry per answer that got tokens."""
+
+    keys: bytes = b""  # int32
+    starts: bytes = b""  # int32: output index of the first token
+    counts: bytes = b""  # int32: tokens per entry
+    token_ids: bytes = b""  # int32, flat: sum(counts)
+    accepted: list[int] = []  # keys of first children, each once per submit
+    started: list[Started] = []
+    finished: list[Finished] = []  # after their last tokens
+
+
+CoreToFrontend: TypeAlias = Welcome | Refused | Unknown | EngineCoreOutputs | Pong
+
+
+# ── core → workers ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class RowSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How the tokens of a row are drawn; ranges as in SamplingParams."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+
+
+class NewRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A request that starts or resumes on `row`."""
+
+    row: int
+    token_ids: bytes  # prompt + outputs so far
+    num_prompt_tokens: int
+    num_computed_tokens: int  # found in the prefix cache
+    sampling: RowSampling
+
+
+class SchedulerOutput(Message, tag="step"):
+    """One step. A worker frees, admits, appends blocks, then computes `counts[i]` tokens of `rows[i]` for each i.
+
+    A row's first token of the step is the one after those it computed before. A row whose last known token is
+    computed in this step samples one token, which becomes its next known token.
+    """
+
+    step: int  # numbered without gaps from 1 in each (core_epoch, generation)
+    core_epoch: int
+    generation: int
+    rows: bytes  # int32 [n]
+    counts: bytes  # int32 [n], each ≥ 1
+    freed_rows: bytes = b""  # int32
+    new_rows: list[NewRow] = []
+    block_appends: bytes = b""  # int32 [m, 3]: row, KV group (0), block id; in table order for each row
+
+
+class Probe(Message, tag="probe"):
+    """Sent until every rank has answered: PUB drops what is sent before a SUB has joined."""
+
+    core_epoch: int
+    generation: int
+
+
+CoreToWorker: TypeAlias = SchedulerOutput | Probe
+
+
+# ── workers → core ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class ProbeAck(Message, tag="probe_ack"):
+    rank: int
+    core_epoch: int
+    generation: int
+
+
+class ModelRunnerOutput(Message, tag="result"):
+    """What rank 0 sampled in a step: rows in the order of the SchedulerOutput, those that did not sample left out."""
+
+    step: int
+    core_epoch: int
+    generation: int
+    rows: bytes  # int32
+    counts: bytes  # int32: tokens per row (1; more with speculation)
+    token_ids: bytes  # int32, flat
+    execute_s: float = 0.0  # seconds that the step took on this rank
+
+
+class Resend(Message, tag="resend"):
+    """A worker saw a gap: send again everything from `from_step`."""
+
+    rank: int
+    generation: int
+    from_step: int
+
+
+class WorkerError(Message, tag="worker_error"):
+    """A step failed on a rank; the group cannot go on."""
+
+    rank: int
+    generation: int
+    step: int
+    phase: str
+    message: str
+
+
+WorkerToCore: TypeAlias = ProbeAck | ModelRunnerOutput | Resend | WorkerError
+
+
+# ── supervisor ⇄ children ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class ChildHello(Message, tag="child_hello"):
+    role: str  # frontend, core or worker
+    rank: int
+    protocol_version: int
+    run_id: str
+    fingerprint: str
+
+
+class Phase(Message, tag="phase"):
+    """A start-up phase is over; printed by the supervisor."""
+
+    name: str
+    duration_s: float
+    detail: str = ""
+
+
+class Measured(Message, tag="measured"):
+    """How many KV blocks this rank has room for."""
+
+    max_blocks: int
+    block_bytes: int
+    device: str
+
+
+class Ready(Message, tag="ready"):
+    pass
+
+
+class Failed(Message, tag="failed"):
+    """The child cannot start or go on, in one line; it exits after this."""
+
+    error: ErrorInfo
+
+
+class Progress(Message, tag="progress"):
+    """The core's state, passed on to the frontends."""
+
+    step: int
+    step_age_s: float
+    num_running: int
+    num_waiting: int
+    num_free_blocks: int = 0
+    num_restarts: int = 0
+    last_failure: str = ""
+
+
+ChildToSupervisor: TypeAlias = ChildHello | Phase | Measured | Ready | Failed | Progress
+
+
+class Initialize(Message, tag="initialize"):
+    """The pool's size, the least of all ranks."""
+
+    num_blocks: int
+
+
+class Drain(Message, tag="drain"):
+    """Refuse new work and finish what runs; the core answers with Drained."""
+
+
+class Stop(Message, tag="stop"):
+    """Exit now."""
+
+
+SupervisorToChild: TypeAlias = Initialize | Drain | Stop | Progress
+

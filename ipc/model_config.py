@@ -1,0 +1,142 @@
+"""ModelConfig: what `config.json` and `generation_config.json` say of a checkpoint, without transformers.
+
+Parsed once by the supervisor and carried to every process. Unknown architectures and missing fields raise ConfigError
+with the file, the value and the mend.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from .errors import ConfigError
+
+ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+
+
+class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Rotary embedding: `kind` is default, linear, llama3, yarn or dynamic; `parameters` are the file's own."""
+
+    kind: str = "default"
+    theta: float = 10000.0
+    parameters: dict[str, float | int | bool | list[float] | str | None] = {}
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The shape of a decoder-only model. Sizes are counts of elements."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    dtype: str  # of the checkpoint: float32, bfloat16 or float16
+    tie_word_embeddings: bool
+    has_qkv_bias: bool  # Qwen2, and Llama with attention_bias
+    has_output_bias: bool  # Llama with attention_bias
+    has_mlp_bias: bool
+    has_qk_norm: bool  # Qwen3
+    sliding_windows: list[int | None]  # per layer: how many positions, itself included, a token sees; None: all
+    eos_token_ids: list[int]  # sorted
+    bos_token_id: int | None
+
+    @classmethod
+    def load(cls, folder: Path) -> ModelConfig:
+        """Read `folder`/config.json and, where it is, generation_config.json."""
+        raw = _read_json(folder / "config.json")
+        generation_file = folder / "generation_config.json"
+        generation = _read_json(generation_file) if generation_file.exists() else {}
+        return _parse(raw, generation, folder / "config.json")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist: --model must name a folder with a checkpoint") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} must hold a JSON object, it holds {type(value).__name__}")
+    return value
+
+
+def _parse(raw: dict[str, Any], generation: dict[str, Any], path: Path) -> ModelConfig:
+    architecture = (raw.get("architectures") or ["none"])[0]
+    if architecture not in ARCHITECTURES:
+        raise ConfigError(f"{path}: architecture {architecture} is not supported, known are {', '.join(ARCHITECTURES)}")
+    num_heads = _positive(raw, "num_attention_heads", path)
+    hidden_size = _positive(raw, "hidden_size", path)
+    num_kv_heads = raw.get("num_key_value_heads") or num_heads
+    if num_heads % num_kv_heads:
+        raise ConfigError(f"{path}: {num_heads} attention heads do not divide into {num_kv_heads} KV heads")
+    if raw.get("hidden_act", "silu") != "silu":
+        raise ConfigError(f"{path}: hidden_act {raw['hidden_act']} is not supported, only silu is")
+    if raw.get("quantization_config"):
+        raise ConfigError(f"{path}: quantization_config is not supported yet: give an unquantized checkpoint")
+    eos = generation.get("eos_token_id", raw.get("eos_token_id"))
+    attention_bias = bool(raw.get("attention_bias", architecture == "Qwen2ForCausalLM"))
+    is_qwen2 = architecture == "Qwen2ForCausalLM"
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=_positive(raw, "vocab_size", path),
+        hidden_size=hidden_size,
+        intermediate_size=_positive(raw, "intermediate_size", path),
+        num_layers=_positive(raw, "num_hidden_layers", path),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=raw.get("head_dim") or hidden_size // num_heads,
+        max_position_embeddings=_positive(raw, "max_position_embeddings", path),
+        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        rope=_rope(raw, path),
+        dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
+        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        has_qkv_bias=is_qwen2 or attention_bias,
+        has_output_bias=attention_bias and not is_qwen2,
+        has_mlp_bias=bool(raw.get("mlp_bias", False)),
+        has_qk_norm=architecture == "Qwen3ForCausalLM",
+        sliding_windows=_sliding_windows(raw, architecture),
+        eos_token_ids=sorted({eos} if isinstance(eos, int) else set(eos or ())),
+        bos_token_id=raw.get("bos_token_id") if isinstance(raw.get("bos_token_id"), int) else None,
+    )
+
+
+def _positive(raw: dict[str, Any], name: str, path: Path) -> int:
+    value = raw.get(name)
+    if not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{path}: {name} must be a positive integer, it is {value!r}")
+    return value
+
+
+def _rope(raw: dict[str, Any], path: Path) -> RopeConfig:
+    """Both spellings: transformers 5's `rope_parameters` and the older `rope_theta` beside `rope_scaling`."""
+    parameters = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
+    theta = float(parameters.pop("rope_theta", None) or raw.get("rope_theta") or 10000.0)
+    kind = str(parameters.pop("rope_type", None) or parameters.pop("type", None) or "default")
+    parameters.pop("type", None)
+    if kind not in ("default", "linear", "llama3", "yarn", "dynamic"):
+        raise ConfigError(f"{path}: rope type {kind} is not supported")
+    return RopeConfig(kind=kind, theta=theta, parameters=parameters)
+
+
+def _sliding_windows(raw: dict[str, Any], architecture: str) -> list[int | None]:
+    num_layers = int(raw["num_hidden_layers"])
+    window = raw.get("sliding_window")
+    if not window or (architecture.startswith("Qwen") and not raw.get("use_sliding_window", False)):
+        return [None] * num_layers
+    if architecture == "LlamaForCausalLM":
+        return [None] * num_layers
+    layer_types = raw.get("layer_types")
+    if layer_types:
+        return [int(window) if kind == "sliding_attention" else None for kind in layer_types]
+    first = int(raw.get("max_window_layers", 0)) if architecture.startswith("Qwen") else 0
+    return [int(window) if layer >= first else None for layer in range(num_layers)]

@@ -1,0 +1,36 @@
+"""ZeroMQ sockets with the settings that every socket of the engine shares.
+
+No high-water mark inside the engine (flow control is the protocol's: credits, steps in flight), bounded message
+sizes, and no lingering: a process that ends does not wait for a peer that is gone.
+"""
+
+from __future__ import annotations
+
+import zmq
+
+MAX_CLIENT_MESSAGE_BYTES = 64 << 20  # a prompt of 16M token ids; larger ones are dropped by ZeroMQ itself
+MAX_INTERNAL_MESSAGE_BYTES = 1 << 30
+
+
+def new_socket(
+    context: zmq.Context[zmq.Socket[bytes]],
+    kind: int,
+    *,
+    identity: bytes | None = None,
+    max_message_bytes: int = MAX_INTERNAL_MESSAGE_BYTES,
+) -> zmq.Socket[bytes]:
+    """A socket of `kind` (zmq.ROUTER …), not yet bound or connected."""
+    socket = context.socket(kind)
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.setsockopt(zmq.RCVHWM, 0)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.MAXMSGSIZE, max_message_bytes)
+    socket.setsockopt(zmq.IPV6, 1)
+    if identity is not None:
+        socket.setsockopt(zmq.IDENTITY, identity)
+    if kind == zmq.ROUTER:
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a send to a peer that is gone raises instead of vanishing
+        socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a reconnecting identity takes its place at once
+    if kind == zmq.SUB:
+        socket.setsockopt(zmq.SUBSCRIBE, b"")
+    return socket
