@@ -28,7 +28,7 @@ class Decoder(Generic[T]):
     """Decodes frames of one channel, whose messages are the tagged union `message_type`."""
 
     def __init__(self, message_type: object) -> None:
-        self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(message_type)  # type: ignore[arg-type]
+        self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(message_type)
 
     def decode(self, frame: bytes | memoryview) -> T:
         try:

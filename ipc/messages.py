@@ -30,7 +30,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
 # ── client → frontend ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Hello(Message, tag="hello"):
+class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     """First message after each connect. The identity of a client is its socket's: 16 random bytes."""
 
     protocol_version: int
@@ -53,7 +53,7 @@ class Child(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     output_token_ids: bytes = b""
 
 
-class Submit(Message, tag="submit"):
+class Submit(Message, frozen=True, kw_only=True, tag="submit"):
     """Ask for answers. Exactly one of prompt, prompt_token_ids and chat is given."""
 
     request_id: str
@@ -66,38 +66,38 @@ class Submit(Message, tag="submit"):
     arrival_time: float = 0.0  # unix seconds of the first submit; 0: now
 
 
-class Abort(Message, tag="abort"):
+class Abort(Message, frozen=True, kw_only=True, tag="abort"):
     """End a request; answered by its last delta with finish_reason abort, or by nothing if it is unknown."""
 
     request_id: str
 
 
-class Credit(Message, tag="credit"):
+class Credit(Message, frozen=True, kw_only=True, tag="credit"):
     """The client has taken `count` more Deltas messages; the frontend keeps at most CREDIT_WINDOW unanswered."""
 
     count: int
 
 
-class Ping(Message, tag="ping"):
+class Ping(Message, frozen=True, kw_only=True, tag="ping"):
     """Keeps the lease of a client that has open requests."""
 
 
-class Tokenize(Message, tag="tokenize"):
+class Tokenize(Message, frozen=True, kw_only=True, tag="tokenize"):
     query_id: int
     prompt: str | None = None
     chat: list[ChatMessage] | None = None
 
 
-class Detokenize(Message, tag="detokenize"):
+class Detokenize(Message, frozen=True, kw_only=True, tag="detokenize"):
     query_id: int
     token_ids: bytes
 
 
-class GetHealth(Message, tag="health"):
+class GetHealth(Message, frozen=True, kw_only=True, tag="health"):
     query_id: int
 
 
-class GetInfo(Message, tag="info"):
+class GetInfo(Message, frozen=True, kw_only=True, tag="info"):
     query_id: int
 
 
@@ -111,24 +111,24 @@ PING_INTERVAL_S = 1.0
 # ── frontend → client ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Welcome(Message, tag="welcome"):
+class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
     """Answers Hello."""
 
     protocol_version: int
     run_id: str
 
 
-class Refused(Message, tag="refused"):
+class Refused(Message, frozen=True, kw_only=True, tag="refused"):
     """Answers a Hello that cannot be served, and a message that broke the protocol."""
 
     error: ErrorInfo
 
 
-class Unknown(Message, tag="unknown"):
+class Unknown(Message, frozen=True, kw_only=True, tag="unknown"):
     """The peer does not know the sender: it must say Hello and submit again what it holds."""
 
 
-class Accepted(Message, tag="accepted"):
+class Accepted(Message, frozen=True, kw_only=True, tag="accepted"):
     """The core holds the request. Until this comes the client submits again after a reconnect."""
 
     request_id: str
@@ -162,27 +162,27 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: ErrorInfo | None = None  # with finish_reason error
 
 
-class Deltas(Message, tag="deltas"):
+class Deltas(Message, frozen=True, kw_only=True, tag="deltas"):
     """All that a step brought for one client."""
 
     deltas: list[Delta]
 
 
-class Pong(Message, tag="pong"):
+class Pong(Message, frozen=True, kw_only=True, tag="pong"):
     pass
 
 
-class TokenIds(Message, tag="token_ids"):
+class TokenIds(Message, frozen=True, kw_only=True, tag="token_ids"):
     query_id: int
     token_ids: bytes
 
 
-class Text(Message, tag="text"):
+class Text(Message, frozen=True, kw_only=True, tag="text"):
     query_id: int
     text: str
 
 
-class Health(Message, tag="health_is"):
+class Health(Message, frozen=True, kw_only=True, tag="health_is"):
     """live: this answer; ready: requests are served; stalled: requests are there and no step ends."""
 
     query_id: int
@@ -196,7 +196,7 @@ class Health(Message, tag="health_is"):
     last_failure: str = ""
 
 
-class Info(Message, tag="info_is"):
+class Info(Message, frozen=True, kw_only=True, tag="info_is"):
     query_id: int
     version: str
     run_id: str
@@ -211,7 +211,7 @@ class Info(Message, tag="info_is"):
     device: str = ""
 
 
-class QueryFailed(Message, tag="query_failed"):
+class QueryFailed(Message, frozen=True, kw_only=True, tag="query_failed"):
     query_id: int
     error: ErrorInfo
 
@@ -232,7 +232,7 @@ class CoreChild(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     output_token_ids: bytes = b""
 
 
-class EngineCoreRequest(Message, tag="request"):
+class EngineCoreRequest(Message, frozen=True, kw_only=True, tag="request"):
     """A validated request: tokens and parameters. All that a core needs to start or resume it."""
 
     children: list[CoreChild]
@@ -245,7 +245,7 @@ class EngineCoreRequest(Message, tag="request"):
     attempt: int = 0
 
 
-class AbortRequests(Message, tag="abort_requests"):
+class AbortRequests(Message, frozen=True, kw_only=True, tag="abort_requests"):
     """Free these answers; each is answered by Finished(abort) unless it is unknown or finished already."""
 
     keys: list[int]
@@ -271,7 +271,7 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_cached_tokens: int = 0
 
 
-class EngineCoreOutputs(Message, tag="outputs"):
+class EngineCoreOutputs(Message, frozen=True, kw_only=True, tag="outputs"):
     """All that one turn of the core brought for one frontend, in columns: one entry per answer that got tokens."""
 
     keys: bytes = b""  # int32
@@ -309,7 +309,7 @@ class NewRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sampling: RowSampling
 
 
-class SchedulerOutput(Message, tag="step"):
+class SchedulerOutput(Message, frozen=True, kw_only=True, tag="step"):
     """One step. A worker frees, admits, appends blocks, then computes `counts[i]` tokens of `rows[i]` for each i.
 
     A row's first token of the step is the one after those it computed before. A row whose last known token is
@@ -326,7 +326,7 @@ class SchedulerOutput(Message, tag="step"):
     block_appends: bytes = b""  # int32 [m, 3]: row, KV group (0), block id; in table order for each row
 
 
-class Probe(Message, tag="probe"):
+class Probe(Message, frozen=True, kw_only=True, tag="probe"):
     """Sent until every rank has answered: PUB drops what is sent before a SUB has joined."""
 
     core_epoch: int
@@ -339,13 +339,13 @@ CoreToWorker: TypeAlias = SchedulerOutput | Probe
 # ── workers → core ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class ProbeAck(Message, tag="probe_ack"):
+class ProbeAck(Message, frozen=True, kw_only=True, tag="probe_ack"):
     rank: int
     core_epoch: int
     generation: int
 
 
-class ModelRunnerOutput(Message, tag="result"):
+class ModelRunnerOutput(Message, frozen=True, kw_only=True, tag="result"):
     """What rank 0 sampled in a step: rows in the order of the SchedulerOutput, those that did not sample left out."""
 
     step: int
@@ -357,7 +357,7 @@ class ModelRunnerOutput(Message, tag="result"):
     execute_s: float = 0.0  # seconds that the step took on this rank
 
 
-class Resend(Message, tag="resend"):
+class Resend(Message, frozen=True, kw_only=True, tag="resend"):
     """A worker saw a gap: send again everything from `from_step`."""
 
     rank: int
@@ -365,7 +365,7 @@ class Resend(Message, tag="resend"):
     from_step: int
 
 
-class WorkerError(Message, tag="worker_error"):
+class WorkerError(Message, frozen=True, kw_only=True, tag="worker_error"):
     """A step failed on a rank; the group cannot go on."""
 
     rank: int
@@ -381,7 +381,7 @@ WorkerToCore: TypeAlias = ProbeAck | ModelRunnerOutput | Resend | WorkerError
 # ── supervisor ⇄ children ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class ChildHello(Message, tag="child_hello"):
+class ChildHello(Message, frozen=True, kw_only=True, tag="child_hello"):
     role: str  # frontend, core or worker
     rank: int
     protocol_version: int
@@ -389,7 +389,7 @@ class ChildHello(Message, tag="child_hello"):
     fingerprint: str
 
 
-class Phase(Message, tag="phase"):
+class Phase(Message, frozen=True, kw_only=True, tag="phase"):
     """A start-up phase is over; printed by the supervisor."""
 
     name: str
@@ -397,7 +397,7 @@ class Phase(Message, tag="phase"):
     detail: str = ""
 
 
-class Measured(Message, tag="measured"):
+class Measured(Message, frozen=True, kw_only=True, tag="measured"):
     """How many KV blocks this rank has room for."""
 
     max_blocks: int
@@ -405,17 +405,28 @@ class Measured(Message, tag="measured"):
     device: str
 
 
-class Ready(Message, tag="ready"):
+class Ready(Message, frozen=True, kw_only=True, tag="ready"):
     pass
 
 
-class Failed(Message, tag="failed"):
+class Failed(Message, frozen=True, kw_only=True, tag="failed"):
     """The child cannot start or go on, in one line; it exits after this."""
 
     error: ErrorInfo
 
 
-class Progress(Message, tag="progress"):
+class Drained(Message, frozen=True, kw_only=True, tag="drained"):
+    """The core has finished all it held after Drain."""
+
+
+class ReplaceWorkers(Message, frozen=True, kw_only=True, tag="replace_workers"):
+    """The core cannot go on with this worker group."""
+
+    generation: int
+    reason: str
+
+
+class Progress(Message, frozen=True, kw_only=True, tag="progress"):
     """The core's state, passed on to the frontends."""
 
     step: int
@@ -427,22 +438,27 @@ class Progress(Message, tag="progress"):
     last_failure: str = ""
 
 
-ChildToSupervisor: TypeAlias = ChildHello | Phase | Measured | Ready | Failed | Progress
+ChildToSupervisor: TypeAlias = ChildHello | Phase | Measured | Ready | Failed | Drained | ReplaceWorkers | Progress
 
 
-class Initialize(Message, tag="initialize"):
+class Initialize(Message, frozen=True, kw_only=True, tag="initialize"):
     """The pool's size, the least of all ranks."""
 
     num_blocks: int
 
 
-class Drain(Message, tag="drain"):
+class WorkersUp(Message, frozen=True, kw_only=True, tag="workers_up"):
+    """A new worker group has loaded and listens on the addresses of its generation."""
+
+    generation: int
+
+
+class Drain(Message, frozen=True, kw_only=True, tag="drain"):
     """Refuse new work and finish what runs; the core answers with Drained."""
 
 
-class Stop(Message, tag="stop"):
+class Stop(Message, frozen=True, kw_only=True, tag="stop"):
     """Exit now."""
 
 
-SupervisorToChild: TypeAlias = Initialize | Drain | Stop | Progress
-
+SupervisorToChild: TypeAlias = Initialize | WorkersUp | Drain | Stop | Progress

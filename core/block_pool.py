@@ -1,0 +1,112 @@
+"""The pool of KV blocks: ids, reference counts, one LRU list of free blocks, one index from content key to block.
+
+Owns no tokens and no requests. A free block keeps its key, and so can be found again, until it is taken for new
+content. Block 0 is the null block: never handed out, safe to point at.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+NULL_BLOCK = 0
+_HEAD = 0  # the null block's links serve as the list's sentinel: next[_HEAD] is the first to be taken
+
+
+class BlockPool:
+    """Invariants (check_invariants): free + referenced + null partition the ids; nothing referenced is free; an
+    indexed block carries exactly its key."""
+
+    def __init__(self, num_blocks: int) -> None:
+        assert num_blocks >= 2, "the null block and one more"
+        self.num_blocks = num_blocks
+        self.num_free = num_blocks - 1
+        self._ref_count = [0] * num_blocks
+        self._key_by_block: list[bytes | None] = [None] * num_blocks
+        self._block_by_key: dict[bytes, int] = {}
+        self._next = [*range(1, num_blocks), _HEAD]
+        self._previous = [num_blocks - 1, *range(num_blocks - 1)]
+
+    def allocate(self, count: int) -> list[int]:
+        """Take `count` free blocks, the longest unused first; their old keys leave the index. The caller has checked
+        `num_free`."""
+        assert count <= self.num_free, f"{count} blocks asked for, {self.num_free} are free"
+        blocks = []
+        for _ in range(count):
+            block = self._next[_HEAD]
+            self._unlink(block)
+            self._drop_key(block)
+            self._ref_count[block] = 1
+            blocks.append(block)
+        return blocks
+
+    def touch(self, blocks: Iterable[int]) -> None:
+        """Reference blocks that the index found; free ones leave the free list."""
+        for block in blocks:
+            if self._ref_count[block] == 0:
+                self._unlink(block)
+            self._ref_count[block] += 1
+
+    def free(self, blocks: Iterable[int]) -> None:
+        """Give up one reference to each block, in this order: what comes first is reused first. Blocks without a key
+        can serve nobody and are reused before all others."""
+        for block in blocks:
+            count = self._ref_count[block] - 1
+            assert count >= 0, f"block {block} is freed more often than referenced"
+            self._ref_count[block] = count
+            if count == 0:
+                self._link(block, at_front=self._key_by_block[block] is None)
+
+    def publish(self, block: int, key: bytes) -> None:
+        """Let `key` find `block`, unless another block with the same content is found already."""
+        if key not in self._block_by_key:
+            self._drop_key(block)
+            self._key_by_block[block] = key
+            self._block_by_key[key] = block
+
+    def lookup(self, key: bytes) -> int | None:
+        return self._block_by_key.get(key)
+
+    def is_referenced(self, block: int) -> bool:
+        return self._ref_count[block] > 0
+
+    def clear_index(self) -> None:
+        """Forget all content: what the blocks hold is not to be trusted or not of these weights."""
+        self._block_by_key.clear()
+        self._key_by_block = [None] * self.num_blocks
+
+    def _drop_key(self, block: int) -> None:
+        key = self._key_by_block[block]
+        if key is not None:
+            del self._block_by_key[key]
+            self._key_by_block[block] = None
+
+    def _unlink(self, block: int) -> None:
+        before, after = self._previous[block], self._next[block]
+        self._next[before], self._previous[after] = after, before
+        self.num_free -= 1
+
+    def _link(self, block: int, at_front: bool) -> None:
+        before = _HEAD if at_front else self._previous[_HEAD]
+        after = self._next[before]
+        self._next[before] = self._previous[after] = block
+        self._previous[block], self._next[block] = before, after
+        self.num_free += 1
+
+    def check_invariants(self, tables: Iterable[Iterable[int]]) -> None:
+        """AssertionError unless the pool is consistent with the block tables of all running requests."""
+        free = []
+        block = self._next[_HEAD]
+        while block != _HEAD:
+            assert self._previous[self._next[block]] == block, f"links around block {block} disagree"
+            free.append(block)
+            block = self._next[block]
+        assert len(free) == len(set(free)) == self.num_free, "the free list repeats a block or num_free is wrong"
+        expected = Counter(block for table in tables for block in table)
+        assert NULL_BLOCK not in expected, "a request holds the null block"
+        for block in range(1, self.num_blocks):
+            assert self._ref_count[block] == expected[block], f"block {block}: wrong reference count"
+        assert set(free) == {block for block in range(1, self.num_blocks) if not expected[block]}
+        for key, block in self._block_by_key.items():
+            assert self._key_by_block[block] == key, f"block {block} does not carry the key that finds it"
+        assert sum(key is not None for key in self._key_by_block) == len(self._block_by_key)

@@ -1,0 +1,244 @@
+"""EngineCore: requests in, steps out, results in, outputs out. The core without its sockets.
+
+Owns the scheduler and the table of requests. Frontends are numbers here (`owner`); workers are an Executor.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+import numpy as np
+
+from ..ipc.codec import num_ids
+from ..ipc.engine_spec import EngineSpec
+from ..ipc.errors import ErrorInfo, Overloaded, RequestError, TokenloomError, error_info
+from ..ipc.messages import (
+    CoreChild,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    Finished,
+    FinishReason,
+    ModelRunnerOutput,
+    Progress,
+    SchedulerOutput,
+    Started,
+)
+from .block_hash import random_namespace
+from .kv_cache import KVCacheManager
+from .outbox import Outbox
+from .policy import order_of
+from .request import Request, State
+from .scheduler import Scheduler
+from .stats import CoreStats
+
+
+class Executor(Protocol):
+    """The workers, as the core sees them: steps go in, results come back through EngineCore.on_result."""
+
+    def send(self, output: SchedulerOutput) -> None: ...
+
+
+class EngineCore:
+    """`step` sends as many steps as may be in flight; `take_outputs` says what is new for each frontend."""
+
+    def __init__(self, spec: EngineSpec, num_blocks: int, executor: Executor, *, core_epoch: int = 0) -> None:
+        config = spec.config
+        self._config = config
+        self._max_model_len = spec.max_model_len
+        self._executor = executor
+        self._outbox = Outbox()
+        self._is_draining = False
+        self._request_by_id: dict[tuple[int, int], Request] = {}
+        self.stats = CoreStats()
+        self.scheduler = Scheduler(
+            KVCacheManager(num_blocks, config.block_size, config.enable_prefix_caching, random_namespace()),
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=spec.max_model_len,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            long_prefill_token_threshold=config.long_prefill_token_threshold,
+            core_epoch=core_epoch,
+        )
+
+    # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def add_request(self, owner: int, message: EngineCoreRequest) -> None:
+        """Accept a request, or answer it with its error. A resubmission (it has tokens) is never refused for load."""
+        first = message.children[0].key
+        known = self._request_by_id.get((owner, first))
+        if known is not None and known.attempt >= message.attempt:
+            self._outbox.accept(owner, first)
+            return
+        try:
+            self._check(message)
+        except TokenloomError as error:
+            for child in message.children:
+                self._outbox.finish(owner, Finished(key=child.key, reason="error", error=error_info(error)))
+            return
+        for child in message.children:
+            self._add_child(owner, message, child)
+        self._outbox.accept(owner, first)
+
+    def _check(self, message: EngineCoreRequest) -> None:
+        kv_cache, config = self.scheduler.kv_cache, self._config
+        num_prompt = num_ids(message.prompt_token_ids)
+        num_needed = kv_cache.num_blocks_for(num_prompt + message.max_tokens - 1)
+        if num_prompt < 1 or num_prompt + message.max_tokens > self._max_model_len:
+            raise RequestError(
+                f"{num_prompt} prompt tokens and max_tokens {message.max_tokens} do not fit max_model_len "
+                f"{self._max_model_len}: shorten the prompt or lower max_tokens"
+            )
+        if num_needed > kv_cache.num_usable_blocks:
+            raise RequestError(
+                f"{num_prompt} prompt tokens and max_tokens {message.max_tokens} need {num_needed} KV blocks of "
+                f"{config.block_size}, the pool has {kv_cache.num_usable_blocks}: shorten the request or raise "
+                "--num-kv-blocks"
+            )
+        if any(child.output_token_ids for child in message.children):
+            return
+        if self._is_draining:
+            raise Overloaded("the engine is shutting down and takes no new requests: ask another one", 5.0)
+        waiting = self.scheduler.waiting
+        if (
+            len(waiting) + len(message.children) > config.max_waiting_requests
+            or waiting.num_tokens + num_prompt > config.max_waiting_tokens
+        ):
+            raise Overloaded(
+                f"{len(waiting)} requests with {waiting.num_tokens} tokens wait, at most {config.max_waiting_requests} "
+                f"and {config.max_waiting_tokens} may: ask again later",
+                retry_after_s=self.stats.seconds_to_drain(waiting.num_tokens),
+            )
+
+    def _add_child(self, owner: int, message: EngineCoreRequest, child: CoreChild) -> None:
+        stale = self._request_by_id.pop((owner, child.key), None)
+        if stale is not None:
+            self.scheduler.abort(stale)
+        prompt = np.frombuffer(message.prompt_token_ids, np.int32)
+        tokens = np.concatenate([prompt, np.frombuffer(child.output_token_ids, np.int32)])
+        priority = message.params.priority if self._config.scheduling_policy == "priority" else 0
+        request = Request(
+            owner=owner,
+            key=child.key,
+            attempt=message.attempt,
+            params=message.params,
+            seed=child.seed,
+            num_prompt_tokens=len(prompt),
+            max_tokens=message.max_tokens,
+            stop_token_ids=message.stop_token_ids,
+            arrival_time=message.arrival_time,
+            priority=priority,
+            order=order_of(priority, message.arrival_time),
+            tokens=tokens,
+            num_tokens=len(tokens),
+        )
+        reason = _reason_to_stop(request)
+        if reason is not None:
+            self._outbox.finish(owner, Finished(key=child.key, reason=reason))
+            return
+        self._request_by_id[owner, child.key] = request
+        self.scheduler.add_request(request)
+
+    def abort(self, owner: int, keys: list[int]) -> None:
+        """End requests; unknown keys have finished already and are answered by that."""
+        for key in keys:
+            request = self._request_by_id.pop((owner, key), None)
+            if request is not None:
+                self.scheduler.abort(request)
+                self._finish(request, "abort")
+
+    def drop_owner(self, owner: int) -> int:
+        """A frontend is gone: end all that it owned; returns how many."""
+        requests = [request for (of, _), request in self._request_by_id.items() if of == owner]
+        for request in requests:
+            del self._request_by_id[owner, request.key]
+            self.scheduler.abort(request)
+        self._outbox.drop(owner)
+        return len(requests)
+
+    def _finish(self, request: Request, reason: FinishReason, error: ErrorInfo | None = None) -> None:
+        finished = Finished(key=request.key, reason=reason, num_preemptions=request.num_preemptions, error=error)
+        self._outbox.finish(request.owner, finished)
+        self.stats.num_finished += 1
+
+    def refuse_new_work(self) -> None:
+        """From now on only resubmissions are taken."""
+        self._is_draining = True
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._request_by_id)
+
+    # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def step(self) -> int:
+        """Schedule and send steps until enough are in flight or nothing can be computed; returns how many."""
+        scheduler = self.scheduler
+        num_sent = 0
+        while len(scheduler.ledger) < self._config.steps_in_flight and scheduler.has_work():
+            output = scheduler.schedule()
+            if output is None:
+                break
+            self._announce_started(output)
+            self._executor.send(output)
+            self.stats.num_scheduled_tokens += int(np.frombuffer(output.counts, np.int32).sum())
+            num_sent += 1
+        return num_sent
+
+    def _announce_started(self, output: SchedulerOutput) -> None:
+        for new_row in output.new_rows:
+            request = self.scheduler.rows.request(new_row.row)
+            if request.num_preemptions == 0:
+                started = Started(key=request.key, num_cached_tokens=request.num_cached_tokens)
+                self._outbox.start(request.owner, started)
+
+    def on_result(self, output: ModelRunnerOutput) -> None:
+        """Take in what a step sampled."""
+        new_tokens, finished = self.scheduler.update_from_output(output)
+        self._outbox.add_tokens(new_tokens)
+        for done in finished:
+            del self._request_by_id[done.request.owner, done.request.key]
+            self._finish(done.request, done.reason)
+        self.stats.on_step(len(new_tokens.token_ids), output.execute_s, time.monotonic())
+
+    def lose_workers(self) -> None:
+        """Steps in flight are lost with the workers: every running request waits again with nothing computed."""
+        self.scheduler.reset()
+
+    def gain_workers(self, executor: Executor, generation: int) -> None:
+        """A new group is there; its steps count from 1."""
+        self._executor = executor
+        self.scheduler.begin_generation(generation)
+
+    def progress(self, now: float) -> Progress:
+        """What the supervisor and the frontends' health answers need; `now` in monotonic seconds."""
+        scheduler = self.scheduler
+        return Progress(
+            step=self.stats.num_results,
+            step_age_s=now - self.stats.last_result_at,
+            num_running=scheduler.rows.num_active,
+            num_waiting=len(scheduler.waiting),
+            num_free_blocks=scheduler.kv_cache.pool.num_free,
+        )
+
+    def log_line(self, now: float) -> str | None:
+        """A line for the log every LOG_INTERVAL_S while there is work."""
+        scheduler, kv_cache = self.scheduler, self.scheduler.kv_cache
+        return self.stats.log_line(
+            now,
+            scheduler.rows.num_active,
+            len(scheduler.waiting),
+            1 - kv_cache.pool.num_free / kv_cache.num_usable_blocks,
+            kv_cache.num_hit_tokens / max(kv_cache.num_queried_tokens, 1),
+        )
+
+    def take_outputs(self) -> list[tuple[int, EngineCoreOutputs]]:
+        return self._outbox.take()
+
+
+def _reason_to_stop(request: Request) -> FinishReason | None:
+    """Whether a resumed request's tokens already meet its end."""
+    assert request.state is State.WAITING
+    count = request.num_output_tokens
+    if count and count >= request.params.min_tokens and int(request.tokens[-1]) in request.stop_token_ids:
+        return "stop"
+    return "length" if count >= request.max_tokens else None

@@ -1,0 +1,95 @@
+"""Which blocks a request has, and which of them others may read.
+
+Between scheduler and pool: turns counts of tokens into blocks, walks the key chain, publishes full blocks. Knows no
+rows and no steps.
+"""
+
+from __future__ import annotations
+
+from .block_hash import block_key, salted_root
+from .block_pool import BlockPool
+from .request import Request
+
+
+class KVCacheManager:
+    """Owns the pool. A request's table is `request.block_ids`; block i holds its tokens [i·size, (i+1)·size)."""
+
+    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool, namespace: bytes) -> None:
+        self.pool = BlockPool(num_blocks)
+        self.block_size = block_size
+        self._is_caching = enable_prefix_caching
+        self._namespace = namespace
+        self.num_queried_tokens = 0
+        self.num_hit_tokens = 0
+
+    @property
+    def num_usable_blocks(self) -> int:
+        return self.pool.num_blocks - 1
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def get_computed_blocks(self, request: Request) -> list[int]:
+        """The longest chain of indexed blocks that begins the request's tokens, short of its last token: at least one
+        token must be computed to sample the next."""
+        if not self._is_caching:
+            return []
+        blocks = []
+        for i in range((request.num_tokens - 1) // self.block_size):
+            block = self.pool.lookup(self._key(request, i))
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def can_admit(self, request: Request, computed: list[int], num_reserved: int) -> bool:
+        """Whether the pool can hold all known tokens of the request beside `num_reserved` blocks for others."""
+        num_idle_hits = sum(not self.pool.is_referenced(block) for block in computed)
+        num_new = self.num_blocks_for(request.num_tokens) - len(computed)
+        return num_new + num_idle_hits + num_reserved <= self.pool.num_free
+
+    def take_computed(self, request: Request, computed: list[int]) -> None:
+        """Start the request's table with the blocks found by get_computed_blocks."""
+        assert not request.block_ids, "a request starts with an empty table"
+        self.pool.touch(computed)
+        request.block_ids = list(computed)
+        request.num_published = len(computed)
+        self.num_queried_tokens += request.num_tokens
+        self.num_hit_tokens += len(computed) * self.block_size
+
+    def allocate_slots(self, request: Request, num_tokens: int) -> list[int] | None:
+        """Extend the table to hold `num_tokens` tokens; returns the new blocks, or None when too few are free."""
+        num_new = self.num_blocks_for(num_tokens) - len(request.block_ids)
+        if num_new > self.pool.num_free:
+            return None
+        blocks = self.pool.allocate(num_new) if num_new > 0 else []
+        request.block_ids += blocks
+        return blocks
+
+    def publish(self, request: Request, num_blocks: int) -> None:
+        """Index the first `num_blocks` blocks: all their tokens are known and the steps that write them are sent."""
+        if self._is_caching:
+            for i in range(request.num_published, num_blocks):
+                self.pool.publish(request.block_ids[i], self._key(request, i))
+        request.num_published = max(request.num_published, num_blocks)
+
+    def free(self, request: Request) -> None:
+        """Give back the request's blocks, tail first, so that a prefix is evicted from its end."""
+        self.pool.free(reversed(request.block_ids))
+        request.block_ids = []
+        request.num_published = 0
+
+    def reset(self) -> None:
+        """Forget all cached content. Tables must be empty."""
+        assert self.pool.num_free == self.num_usable_blocks, "a request still holds blocks"
+        self.pool.clear_index()
+
+    def _key(self, request: Request, i: int) -> bytes:
+        """Key of the request's block i; earlier keys are made first and kept."""
+        keys = request.block_keys
+        size = self.block_size
+        while len(keys) <= i:
+            parent = keys[-1] if keys else salted_root(self._namespace, request.params.cache_salt)
+            start = len(keys) * size
+            keys.append(block_key(parent, request.tokens[start : start + size].tobytes()))
+        return keys[i]

@@ -1,0 +1,74 @@
+"""What the core has to tell each frontend, gathered over one turn and sent as one message.
+
+Columns come in as arrays that may mix frontends; here they are parted by owner.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..ipc.messages import EngineCoreOutputs, Finished, Started
+from .scheduler import NewTokens
+
+
+@dataclass
+class _Draft:
+    tokens: list[NewTokens] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    started: list[Started] = field(default_factory=list)
+    finished: list[Finished] = field(default_factory=list)
+
+
+class Outbox:
+    """Drafts by owner; `take` empties it."""
+
+    def __init__(self) -> None:
+        self._draft_by_owner: dict[int, _Draft] = {}
+
+    def _draft(self, owner: int) -> _Draft:
+        return self._draft_by_owner.setdefault(owner, _Draft())
+
+    def accept(self, owner: int, key: int) -> None:
+        self._draft(owner).accepted.append(key)
+
+    def start(self, owner: int, started: Started) -> None:
+        self._draft(owner).started.append(started)
+
+    def finish(self, owner: int, finished: Finished) -> None:
+        self._draft(owner).finished.append(finished)
+
+    def add_tokens(self, tokens: NewTokens) -> None:
+        if not len(tokens.owner):
+            return
+        first = int(tokens.owner[0])
+        if (tokens.owner == first).all():
+            self._draft(first).tokens.append(tokens)
+            return
+        for owner in np.unique(tokens.owner).tolist():
+            mine = tokens.owner == owner
+            part = NewTokens(tokens.owner[mine], tokens.key[mine], tokens.start[mine], tokens.token_ids[mine])
+            self._draft(owner).tokens.append(part)
+
+    def drop(self, owner: int) -> None:
+        """The frontend is gone."""
+        self._draft_by_owner.pop(owner, None)
+
+    def take(self) -> list[tuple[int, EngineCoreOutputs]]:
+        """One message per frontend that has news."""
+        drafts, self._draft_by_owner = self._draft_by_owner, {}
+        return [(owner, _message(draft)) for owner, draft in drafts.items()]
+
+
+def _message(draft: _Draft) -> EngineCoreOutputs:
+    tokens = draft.tokens
+    return EngineCoreOutputs(
+        keys=b"".join(part.key.tobytes() for part in tokens),
+        starts=b"".join(part.start.tobytes() for part in tokens),
+        counts=np.ones(sum(len(part.key) for part in tokens), np.int32).tobytes(),
+        token_ids=b"".join(part.token_ids.tobytes() for part in tokens),
+        accepted=draft.accepted,
+        started=draft.started,
+        finished=draft.finished,
+    )

@@ -1,0 +1,292 @@
+"""`python -m tokenloom.core.process`: the core's sockets and its loop.
+
+One loop without threads: wait for anything, take in results, requests and orders, schedule and send, tell the
+frontends. Everything that decides lives in engine.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import signal
+import sys
+import time
+
+import zmq
+
+from ..ipc import log
+from ..ipc.codec import Decoder, encode
+from ..ipc.engine_spec import EngineSpec
+from ..ipc.errors import EngineDead, ProtocolError, error_info
+from ..ipc.lifeline import start_lifeline
+from ..ipc.messages import (
+    PROTOCOL_VERSION,
+    AbortRequests,
+    ChildHello,
+    ChildToSupervisor,
+    CoreToFrontend,
+    Drain,
+    Drained,
+    EngineCoreRequest,
+    Failed,
+    FrontendToCore,
+    Hello,
+    Initialize,
+    Phase,
+    Ping,
+    Pong,
+    Ready,
+    Refused,
+    ReplaceWorkers,
+    Stop,
+    SupervisorToChild,
+    Unknown,
+    Welcome,
+    WorkersUp,
+)
+from ..ipc.sockets import new_socket
+from ..ipc.title import set_title
+from .engine import EngineCore
+from .worker_group import WorkerGroup
+
+logger = logging.getLogger("tokenloom.core")
+
+INTAKE_S = 0.001  # longest intake between two schedules
+PROGRESS_INTERVAL_S = 0.5
+
+
+class CoreProcess:
+    """Owns the sockets; `run` serves until the supervisor says Stop."""
+
+    def __init__(self, spec: EngineSpec, core_epoch: int, generation: int) -> None:
+        self._spec, self._core_epoch = spec, core_epoch
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._control = new_socket(self._context, zmq.DEALER, identity=b"core-%d" % core_epoch)
+        self._control.connect(spec.address("control"))
+        self._frontends = new_socket(self._context, zmq.ROUTER)
+        self._frontends.bind(spec.address("core"))
+        self._workers: WorkerGroup | None = WorkerGroup(self._context, spec, core_epoch, generation)
+        self._engine: EngineCore | None = None
+        self._from_frontend: Decoder[FrontendToCore] = Decoder(FrontendToCore)
+        self._from_supervisor: Decoder[SupervisorToChild] = Decoder(SupervisorToChild)
+        self._owner_by_identity: dict[bytes, int] = {}
+        self._identity_by_owner: dict[int, bytes] = {}
+        self._is_stopping = self._is_draining = False
+        self._progress_at = 0.0
+        self.num_malformed = 0
+
+    # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def run(self) -> None:
+        self._tell(
+            ChildHello(
+                role="core",
+                rank=0,
+                protocol_version=PROTOCOL_VERSION,
+                run_id=self._spec.run_id,
+                fingerprint=self._spec.fingerprint,
+            )
+        )
+        self._start(self._wait_for_initialize())
+        poller = zmq.Poller()
+        poller.register(self._control, zmq.POLLIN)
+        poller.register(self._frontends, zmq.POLLIN)
+        while not self._is_stopping:
+            workers = self._workers
+            if workers is not None:
+                poller.register(workers.results, zmq.POLLIN)
+            poller.poll()
+            if workers is not None:
+                poller.unregister(workers.results)
+            self.turn()
+
+    def _wait_for_initialize(self) -> Initialize:
+        while True:
+            message = self._from_supervisor.decode(self._control.recv())
+            if isinstance(message, Initialize):
+                return message
+            if isinstance(message, Stop):
+                raise SystemExit(0)
+
+    def _start(self, message: Initialize) -> None:
+        begun = time.monotonic()
+        assert self._workers is not None
+        self._engine = EngineCore(self._spec, message.num_blocks, self._workers, core_epoch=self._core_epoch)
+        self._workers.probe(time.monotonic() + self._spec.config.start_timeout_s)
+        self._tell(Phase(name="workers joined", duration_s=time.monotonic() - begun))
+        self._tell(Ready())
+
+    def turn(self) -> None:
+        """One turn of the loop: results, intake, orders, the next steps, the news."""
+        assert self._engine is not None
+        try:
+            self._take_results()
+            self._take_requests()
+            self._take_orders()
+            if self._workers is not None:
+                self._engine.step()
+        except EngineDead as error:
+            self._lose_workers(str(error))
+        self._send_outputs()
+        self._report_progress()
+
+    # ── workers ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _take_results(self) -> None:
+        assert self._engine is not None
+        if self._workers is not None:
+            try:
+                for result in self._workers.receive():
+                    self._engine.on_result(result)
+            except ProtocolError as error:
+                raise EngineDead(f"a worker's result makes no sense: {error}") from None
+
+    def _lose_workers(self, reason: str) -> None:
+        """The group is of no use any more: every running request waits for the next group."""
+        assert self._engine is not None and self._workers is not None
+        logger.error("%s", reason)
+        generation = self._workers.generation
+        self._workers.close()
+        self._workers = None
+        self._engine.lose_workers()
+        self._tell(ReplaceWorkers(generation=generation, reason=reason))
+
+    def _gain_workers(self, generation: int) -> None:
+        assert self._engine is not None
+        if self._workers is not None:
+            self._workers.close()
+            self._engine.lose_workers()
+        self._workers = WorkerGroup(self._context, self._spec, self._core_epoch, generation)
+        self._workers.probe(time.monotonic() + self._spec.config.start_timeout_s)
+        self._engine.gain_workers(self._workers, generation)
+
+    # ── frontends ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _take_requests(self) -> None:
+        deadline = time.monotonic() + INTAKE_S
+        with contextlib.suppress(zmq.Again):
+            while time.monotonic() < deadline:
+                identity, frame = self._frontends.recv_multipart(zmq.NOBLOCK)[:2]
+                try:
+                    self._on_frontend(identity, self._from_frontend.decode(frame))
+                except ProtocolError as error:
+                    self.num_malformed += 1
+                    logger.warning("from a frontend: %s", error)
+
+    def _on_frontend(self, identity: bytes, message: FrontendToCore) -> None:
+        assert self._engine is not None
+        owner = self._owner_by_identity.get(identity)
+        if isinstance(message, Hello):
+            self._greet(identity, message)
+        elif owner is None:
+            self._answer(identity, Unknown())
+        elif isinstance(message, EngineCoreRequest):
+            self._engine.add_request(owner, message)
+        elif isinstance(message, AbortRequests):
+            self._engine.abort(owner, message.keys)
+        elif isinstance(message, Ping):
+            self._answer(identity, Pong())
+
+    def _greet(self, identity: bytes, hello: Hello) -> None:
+        mine = (PROTOCOL_VERSION, self._spec.run_id, self._spec.fingerprint)
+        if (hello.protocol_version, hello.run_id, hello.fingerprint) != mine:
+            error = ProtocolError(
+                f"a frontend of protocol {hello.protocol_version}, run {hello.run_id} spoke to a core of protocol "
+                f"{PROTOCOL_VERSION}, run {self._spec.run_id}"
+            )
+            self._answer(identity, Refused(error=error_info(error)))
+            return
+        assert self._engine is not None
+        if (known := self._owner_by_identity.get(identity)) is not None:
+            self._engine.drop_owner(known)  # it has reconnected and submits again what it holds
+        else:
+            owner = len(self._identity_by_owner)
+            self._owner_by_identity[identity] = owner
+            self._identity_by_owner[owner] = identity
+        self._answer(identity, Welcome(protocol_version=PROTOCOL_VERSION, run_id=self._spec.run_id))
+
+    def _send_outputs(self) -> None:
+        assert self._engine is not None
+        for owner, outputs in self._engine.take_outputs():
+            self._answer(self._identity_by_owner[owner], outputs)
+
+    def _answer(self, identity: bytes, message: CoreToFrontend) -> None:
+        try:
+            self._frontends.send_multipart([identity, encode(message)])
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self._lose_frontend(identity)
+
+    def _lose_frontend(self, identity: bytes) -> None:
+        assert self._engine is not None
+        owner = self._owner_by_identity.pop(identity, None)
+        if owner is not None:
+            logger.warning("a frontend is gone: its %d requests end", self._engine.drop_owner(owner))
+
+    # ── supervisor ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _take_orders(self) -> None:
+        assert self._engine is not None
+        with contextlib.suppress(zmq.Again):
+            while True:
+                message = self._from_supervisor.decode(self._control.recv(zmq.NOBLOCK))
+                if isinstance(message, Stop):
+                    self._is_stopping = True
+                elif isinstance(message, Drain):
+                    self._is_draining = True
+                    self._engine.refuse_new_work()
+                elif isinstance(message, WorkersUp):
+                    self._gain_workers(message.generation)
+
+    def _report_progress(self) -> None:
+        assert self._engine is not None
+        engine, now = self._engine, time.monotonic()
+        is_idle = engine.num_requests == 0
+        if self._is_draining and is_idle:
+            self._is_draining = False
+            self._tell(Drained())
+        if now - self._progress_at >= PROGRESS_INTERVAL_S or is_idle:
+            self._progress_at = now
+            self._tell(engine.progress(now))
+            line = engine.log_line(now)
+            if line and not self._spec.config.disable_log_stats:
+                logger.info("%s", line)
+
+    def _tell(self, message: ChildToSupervisor) -> None:
+        self._control.send(encode(message))
+
+    def fail(self, error: Exception) -> None:
+        self._tell(Failed(error=error_info(error)))
+        self.close()
+
+    def close(self) -> None:
+        self._context.destroy(linger=200)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="tokenloom.core.process")
+    parser.add_argument("--spec", required=True)
+    parser.add_argument("--epoch", type=int, default=0)
+    parser.add_argument("--generation", type=int, default=0)
+    parser.add_argument("--lifeline-fd", type=int, required=True)
+    arguments = parser.parse_args()
+    set_title("tokenloom core")
+    start_lifeline(arguments.lifeline_fd)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    spec = EngineSpec.from_argument(arguments.spec)
+    log.configure("core", spec.config.log_level)
+    process = CoreProcess(spec, arguments.epoch, arguments.generation)
+    try:
+        process.run()
+    except Exception as error:
+        logger.exception("the core failed")
+        process.fail(error)
+        return 1
+    process.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

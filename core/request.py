@@ -1,0 +1,73 @@
+"""One answer in the making, as the core sees it: tokens, parameters, blocks, and where it stands.
+
+A request of n answers is n of these. Knows no text, no sockets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ..ipc.sampling_params import SamplingParams
+
+Ids: TypeAlias = npt.NDArray[np.int32]
+
+
+class State(Enum):
+    WAITING = auto()
+    RUNNING = auto()
+    FINISHED = auto()
+
+
+LEGAL_MOVES = {
+    (State.WAITING, State.RUNNING),  # admitted to a row
+    (State.RUNNING, State.WAITING),  # preempted
+    (State.WAITING, State.FINISHED),  # aborted, timed out
+    (State.RUNNING, State.FINISHED),
+}
+
+
+@dataclass(eq=False)
+class Request:
+    """`tokens[:num_tokens]` are prompt and outputs so far; while it runs, `tokens` is its row of the token table."""
+
+    owner: int  # the frontend connection that submitted it
+    key: int  # that frontend's number for it
+    attempt: int
+    params: SamplingParams
+    seed: int
+    num_prompt_tokens: int
+    max_tokens: int
+    stop_token_ids: list[int]
+    arrival_time: float  # unix seconds
+    priority: int  # 0 for all under fcfs
+    order: float  # the policy's: lower runs first
+    tokens: Ids
+    num_tokens: int
+    state: State = State.WAITING
+    row: int = -1
+    block_ids: list[int] = field(default_factory=list)
+    block_keys: list[bytes] = field(default_factory=list)  # of its first blocks, made as they are needed
+    num_published: int = 0  # blocks of its table that are in the index
+    num_cached_tokens: int = -1  # found in the prefix cache at the first admission; -1: not admitted yet
+    num_preemptions: int = 0
+    num_overtakes: int = 0  # admissions of others since it could not be placed
+
+    def move(self, state: State) -> None:
+        """Change state; an illegal move raises and changes nothing."""
+        if (self.state, state) not in LEGAL_MOVES:
+            raise AssertionError(f"request {self.key}: {self.state.name} → {state.name} is not a legal move")
+        self.state = state
+
+    @property
+    def token_limit(self) -> int:
+        """Most tokens, prompt included, that it may have."""
+        return self.num_prompt_tokens + self.max_tokens
+
+    @property
+    def num_output_tokens(self) -> int:
+        return self.num_tokens - self.num_prompt_tokens

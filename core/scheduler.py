@@ -1,0 +1,348 @@
+"""Decides who computes how many tokens in the next step, and takes in what the steps brought.
+
+There is no prefill phase and no decode phase: each request's scheduled tokens catch up with its known tokens under
+one token budget per step. Step n+1 is scheduled while step n runs; results of rows that changed hands since are
+dropped by their epoch. Knows no sockets, no text, no tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from ..ipc.codec import encode_ids
+from ..ipc.errors import ProtocolError
+from ..ipc.messages import FinishReason, ModelRunnerOutput, NewRow, RowSampling, SchedulerOutput
+from .kv_cache import KVCacheManager
+from .ledger import LedgerEntry, StepLedger
+from .request import Ids, Request, State
+from .rows import Rows
+from .waiting_queue import WaitingQueue
+
+MAX_OVERTAKES = 64  # admissions of later requests that one which does not fit lets pass
+MAX_SKIPS_PER_STEP = 8  # requests that do not fit, looked at in one step
+
+
+@dataclass
+class Changes:
+    """What the next SchedulerOutput must tell the workers beside the token counts."""
+
+    freed_rows: list[int] = field(default_factory=list)
+    new_rows: list[NewRow] = field(default_factory=list)
+    block_appends: list[int] = field(default_factory=list)  # flat triples: row, group, block
+
+
+@dataclass(frozen=True)
+class NewTokens:
+    """Tokens that a step brought, in columns of equal length: one token for each row that kept its request."""
+
+    owner: Ids
+    key: Ids
+    start: Ids  # output index of the token
+    token_ids: Ids
+
+
+@dataclass(frozen=True)
+class FinishedRequest:
+    request: Request
+    reason: FinishReason
+
+
+class Scheduler:
+    """Owns the waiting queue, the rows, the step ledger and, through the manager, all blocks."""
+
+    def __init__(
+        self,
+        kv_cache: KVCacheManager,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        max_num_batched_tokens: int,
+        long_prefill_token_threshold: int = 0,
+        core_epoch: int = 0,
+        generation: int = 0,
+    ) -> None:
+        self.kv_cache = kv_cache
+        self.waiting = WaitingQueue()
+        self.rows = Rows(max_num_seqs, max_model_len, kv_cache.block_size)
+        self.ledger = StepLedger()
+        self.num_steps = 0
+        self.num_preemptions = 0
+        self._budget = max_num_batched_tokens
+        self._max_chunk = long_prefill_token_threshold or max(max_num_batched_tokens // 4, 1)
+        self._core_epoch, self._generation = core_epoch, generation
+        self._changes = Changes()
+        self._counts: Ids = np.zeros(max_num_seqs, np.int32)  # tokens per row in the step being made
+        self._has_preempted = False
+
+    # ── requests come and go ─────────────────────────────────────────────────────────────────────────────────────
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request that the engine has validated; it fits into an empty pool."""
+        self.waiting.add(request)
+
+    def abort(self, request: Request) -> None:
+        """End a waiting or running request; its blocks are free at once."""
+        if request.state is State.RUNNING:
+            self._release(request)
+            request.move(State.FINISHED)
+        elif request.state is State.WAITING:
+            request.move(State.FINISHED)
+            self.waiting.forget(request)
+
+    def reset(self) -> None:
+        """Nothing that was computed or sent holds any more: all running requests wait again, the cache is empty."""
+        for request in self.rows.requests():
+            self._preempt(request)
+        self.ledger.clear()
+        self.kv_cache.reset()
+        self._changes = Changes()
+
+    def begin_generation(self, generation: int) -> None:
+        """A new worker group, which has no rows, counts its steps from 1. `reset` came before."""
+        self._generation, self.num_steps = generation, 0
+
+    def has_work(self) -> bool:
+        return len(self.waiting) > 0 or self.rows.num_active > 0
+
+    # ── a step is made ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def schedule(self) -> SchedulerOutput | None:
+        """The next step, already entered in the ledger; None when no row has anything to compute."""
+        self._counts[:] = 0
+        self._has_preempted = False
+        budget = self._schedule_decodes(self._budget)
+        budget = self._schedule_prefills(budget)
+        if not self._has_preempted:
+            self._admit_waiting(budget)
+        rows = np.flatnonzero(self._counts).astype(np.int32)
+        if not len(rows):
+            return None
+        self._publish_computed_blocks(rows)
+        return self._commit(rows)
+
+    def _schedule_decodes(self, budget: int) -> int:
+        """One token for each row that has computed all it knows; the oldest rows take blocks first."""
+        rows = self.rows
+        ready = rows.schedulable() == 1
+        for row in self._in_order(np.flatnonzero(ready & (rows.num_scheduled == rows.num_slots))):
+            request = rows.request_by_row[row]
+            if request is not None and not self._grow(request, int(rows.num_scheduled[row]) + 1):
+                ready[row] = False
+        ready &= rows.is_active
+        self._counts[ready] = 1
+        return budget - int(np.count_nonzero(ready))
+
+    def _schedule_prefills(self, budget: int) -> int:
+        """A chunk for each running row that has more than one known token to compute."""
+        rows = self.rows
+        ahead = rows.schedulable()
+        for row in self._in_order(np.flatnonzero(ahead > 1)):
+            request = rows.request_by_row[row]
+            if budget <= 0:
+                break
+            if request is None:  # preempted by an older row of this loop
+                continue
+            count = min(int(ahead[row]), budget, self._chunk_limit())
+            if self._grow(request, int(rows.num_scheduled[row]) + count):
+                self._counts[row] = count
+                budget -= count
+        return budget
+
+    def _chunk_limit(self) -> int:
+        """Most tokens of one prompt in this step: the whole budget only for a request that is alone."""
+        is_alone = self.rows.num_active <= 1 and len(self.waiting) == 0
+        return self._budget if is_alone else self._max_chunk
+
+    def _grow(self, request: Request, num_tokens: int) -> bool:
+        """Make room for `num_tokens` tokens, preempting others behind the request; if that does not do, the request
+        itself gives way. False: it does not run in this step."""
+        while (blocks := self.kv_cache.allocate_slots(request, num_tokens)) is None:
+            victim = self._cheapest_behind(request) or request
+            self._preempt(victim)
+            if victim is request:
+                return False
+        self.rows.num_slots[request.row] += len(blocks) * self.kv_cache.block_size
+        for block in blocks:
+            self._changes.block_appends += (request.row, 0, block)
+        return True
+
+    def _cheapest_behind(self, request: Request) -> Request | None:
+        """Of the running requests behind `request` in order: the lowest priority, then the fewest computed tokens.
+        Never one ahead of it, so the first in order always makes progress."""
+        behind = [other for other in self.rows.requests() if (other.order, other.key) > (request.order, request.key)]
+        scheduled = self.rows.num_scheduled
+        return min(behind, key=lambda other: (-other.priority, scheduled[other.row], -other.order), default=None)
+
+    def _preempt(self, request: Request) -> None:
+        """Back to the queue; what it computed is recomputed from its tokens, or found in the prefix cache."""
+        self._counts[request.row] = 0
+        self._release(request)
+        request.move(State.WAITING)
+        request.num_preemptions += 1
+        self.num_preemptions += 1
+        self._has_preempted = True
+        self.waiting.add(request)
+
+    def _release(self, request: Request) -> None:
+        """Free the row and the blocks of a running request; full blocks stay findable until they are reused."""
+        row = request.row
+        num_sent = min(int(self.rows.num_scheduled[row]), int(self.rows.num_tokens[row]))
+        self.kv_cache.publish(request, num_sent // self.rows.block_size)
+        self.rows.vacate(row)
+        self.kv_cache.free(request)
+        self._changes.freed_rows.append(row)
+        changes = self._changes
+        changes.new_rows = [new_row for new_row in changes.new_rows if new_row.row != row]
+        appends = changes.block_appends
+        kept = [i for i in range(0, len(appends), 3) if appends[i] != row]
+        changes.block_appends = [value for i in kept for value in appends[i : i + 3]]
+
+    def _admit_waiting(self, budget: int) -> None:
+        """Give rows to waiting requests while budget, rows and blocks last. One that does not fit is passed by, but
+        not more than MAX_OVERTAKES times."""
+        skipped: list[Request] = []
+        while budget > 0 and self.rows.has_free and len(skipped) < MAX_SKIPS_PER_STEP:
+            request = self.waiting.pop()
+            if request is None:
+                break
+            count = self._admit(request, budget)
+            if count:
+                budget -= count
+                for passed in skipped:
+                    passed.num_overtakes += 1
+                continue
+            skipped.append(request)
+            if request.num_overtakes >= MAX_OVERTAKES:
+                break
+        for request in skipped:
+            self.waiting.add(request)
+
+    def _admit(self, request: Request, budget: int) -> int:
+        """Move one waiting request to a row; returns the tokens it computes in this step, 0 when it does not fit."""
+        computed = self.kv_cache.get_computed_blocks(request)
+        num_reserved = self.rows.num_active  # one block for each running request to grow into
+        if not self.kv_cache.can_admit(request, computed, num_reserved if self.rows.num_active else 0):
+            return 0
+        self.kv_cache.take_computed(request, computed)
+        num_computed = len(computed) * self.kv_cache.block_size
+        if request.num_cached_tokens < 0:
+            request.num_cached_tokens = num_computed
+        request.num_overtakes = 0
+        request.move(State.RUNNING)
+        row = self.rows.occupy(request, num_computed)
+        self._changes.new_rows.append(_new_row(request, row, num_computed))
+        for block in computed:
+            self._changes.block_appends += (row, 0, block)
+        count = min(request.num_tokens - num_computed, budget, self._chunk_limit())
+        has_room = self._grow(request, num_computed + count)
+        assert has_room, "can_admit has counted the blocks"
+        self._counts[row] = count
+        return count
+
+    def _commit(self, rows: Ids) -> SchedulerOutput:
+        """Enter the step in the ledger and make its message."""
+        state = self.rows
+        counts = self._counts[rows]
+        ends = state.num_scheduled[rows] + counts
+        state.num_scheduled[rows] = ends
+        self.num_steps += 1
+        samples = ends >= state.num_tokens[rows]
+        self.ledger.add(LedgerEntry(self.num_steps, rows, state.epoch[rows], ends, samples))
+        changes, self._changes = self._changes, Changes()
+        return SchedulerOutput(
+            step=self.num_steps,
+            core_epoch=self._core_epoch,
+            generation=self._generation,
+            rows=rows.tobytes(),
+            counts=counts.tobytes(),
+            freed_rows=encode_ids(changes.freed_rows),
+            new_rows=changes.new_rows,
+            block_appends=encode_ids(changes.block_appends),
+        )
+
+    def _publish_computed_blocks(self, rows: Ids) -> None:
+        """Index the blocks that are full of known tokens once this step is done; later steps may read them."""
+        state = self.rows
+        sent = state.num_scheduled[rows] + self._counts[rows]
+        num_full = np.minimum(sent, state.num_tokens[rows]) // state.block_size
+        for i in np.flatnonzero(num_full > state.num_published[rows]).tolist():
+            row = int(rows[i])
+            self.kv_cache.publish(state.request(row), int(num_full[i]))
+            state.num_published[row] = num_full[i]
+
+    def _in_order(self, rows: npt.NDArray[np.intp]) -> list[int]:
+        order = self.rows.order[rows]
+        result: list[int] = rows[np.argsort(order, kind="stable")].tolist()
+        return result
+
+    # ── a step's result is taken in ──────────────────────────────────────────────────────────────────────────────
+
+    def update_from_output(self, output: ModelRunnerOutput) -> tuple[NewTokens, list[FinishedRequest]]:
+        """Append the sampled tokens of rows that still belong to the same request, and finish those that stop."""
+        entry = self.ledger.settle(output.step)
+        sampled = entry.sampling_rows
+        rows = np.frombuffer(output.rows, np.int32)
+        token_ids = np.frombuffer(output.token_ids, np.int32)
+        if not np.array_equal(rows, sampled) or len(token_ids) != len(rows):
+            raise ProtocolError(f"step {output.step}: {len(rows)} rows were sampled, {len(sampled)} were asked for")
+        is_live = self.rows.epoch[rows] == entry.epochs[entry.samples]
+        rows, token_ids = rows[is_live], token_ids[is_live]
+        state = self.rows
+        new_tokens = NewTokens(
+            owner=state.owner[rows],
+            key=state.key[rows],
+            start=state.num_tokens[rows] - state.num_prompt_tokens[rows],
+            token_ids=token_ids,
+        )
+        state.append(rows, token_ids)
+        return new_tokens, self._finish_stopped(rows, token_ids)
+
+    def _finish_stopped(self, rows: Ids, token_ids: Ids) -> list[FinishedRequest]:
+        state = self.rows
+        has_stopped = state.stopped(rows, token_ids)
+        is_full = state.num_tokens[rows] >= state.token_limit[rows]
+        finished = []
+        for i in np.flatnonzero(has_stopped | is_full).tolist():
+            request = state.request(int(rows[i]))
+            self._release(request)
+            request.move(State.FINISHED)
+            finished.append(FinishedRequest(request, "stop" if has_stopped[i] else "length"))
+        return finished
+
+    # ── for tests ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def check_invariants(self) -> None:
+        """AssertionError unless pool, tables and columns agree."""
+        running: Iterable[Request] = self.rows.requests()
+        self.kv_cache.pool.check_invariants([request.block_ids for request in running])
+        for request in self.rows.requests():
+            row, size = request.row, self.kv_cache.block_size
+            assert request.state is State.RUNNING and self.rows.is_active[row]
+            assert self.rows.num_slots[row] == len(request.block_ids) * size >= self.rows.num_scheduled[row]
+            assert self.rows.num_tokens[row] < self.rows.token_limit[row], "a full row must have finished"
+            assert self.rows.num_scheduled[row] < self.rows.token_limit[row], "the last token is never computed"
+            assert request.num_published * size <= self.rows.num_tokens[row], "an unknown token was published"
+        assert all(request.state is State.WAITING and not request.block_ids for request in self.waiting)
+        if not self.has_work():
+            assert self.kv_cache.pool.num_free == self.kv_cache.num_usable_blocks, "blocks leaked"
+
+
+def _new_row(request: Request, row: int, num_computed_tokens: int) -> NewRow:
+    params = request.params
+    return NewRow(
+        row=row,
+        token_ids=request.tokens[: request.num_tokens].tobytes(),
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_computed_tokens=num_computed_tokens,
+        sampling=RowSampling(
+            temperature=params.temperature,
+            top_k=max(params.top_k, 0),
+            top_p=params.top_p,
+            min_p=params.min_p,
+            seed=request.seed,
+        ),
+    )

@@ -1,0 +1,48 @@
+"""Counters of the core and the rates that the log line and the admission use. Numbers only, no requests."""
+
+from __future__ import annotations
+
+import time
+
+LOG_INTERVAL_S = 10.0
+
+
+class CoreStats:
+    """Totals since the start; `log_line` also forms rates over the time since its last call."""
+
+    def __init__(self) -> None:
+        self.num_finished = 0
+        self.num_generated_tokens = 0
+        self.num_scheduled_tokens = 0
+        self.num_results = 0
+        self.execute_s = 0.0
+        self.last_result_at = time.monotonic()
+        self._started_at = time.monotonic()
+        self._logged_at = self._started_at
+        self._logged_generated = 0
+        self._logged_scheduled = 0
+
+    def on_step(self, num_new_tokens: int, execute_s: float, now: float) -> None:
+        self.num_results += 1
+        self.num_generated_tokens += num_new_tokens
+        self.execute_s += execute_s
+        self.last_result_at = now
+
+    def seconds_to_drain(self, num_tokens: int) -> float:
+        """How long the workers need for `num_tokens` at their mean rate so far, within [0.1, 60] s."""
+        rate = self.num_scheduled_tokens / self.execute_s if self.execute_s > 0 else 1000.0
+        return min(max(num_tokens / max(rate, 1.0), 0.1), 60.0)
+
+    def log_line(self, now: float, num_running: int, num_waiting: int, kv_use: float, hit_rate: float) -> str | None:
+        """The line for the log, or None when the last one is too recent or nothing happened since."""
+        elapsed = now - self._logged_at
+        generated = self.num_generated_tokens - self._logged_generated
+        scheduled = self.num_scheduled_tokens - self._logged_scheduled
+        if elapsed < LOG_INTERVAL_S or not scheduled:
+            return None
+        self._logged_at, self._logged_generated = now, self.num_generated_tokens
+        self._logged_scheduled = self.num_scheduled_tokens
+        return (
+            f"{generated / elapsed:.1f} tokens/s generated, {scheduled / elapsed:.1f} computed; "
+            f"{num_running} running, {num_waiting} waiting; KV {kv_use:.0%} used, {hit_rate:.0%} of prompts cached"
+        )

@@ -1,0 +1,52 @@
+"""Requests that wait for a row, in the policy's order.
+
+A heap with lazy removal: a request that left (aborted) is skipped when it surfaces.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterator
+
+from .request import Request, State
+
+
+class WaitingQueue:
+    """Holds each waiting request once. `num_tokens` is the sum of their known tokens."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Request]] = []
+        self._tie = itertools.count()
+        self._num_left = 0  # entries in the heap whose request has left
+        self.num_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._heap) - self._num_left
+
+    def __iter__(self) -> Iterator[Request]:
+        """In heap order, not sorted."""
+        return (request for _, _, request in self._heap if request.state is State.WAITING)
+
+    def add(self, request: Request) -> None:
+        heapq.heappush(self._heap, (request.order, next(self._tie), request))
+        self.num_tokens += request.num_tokens
+
+    def pop(self) -> Request | None:
+        """The first in order, or None."""
+        while self._heap:
+            _, _, request = heapq.heappop(self._heap)
+            if request.state is State.WAITING:
+                self.num_tokens -= request.num_tokens
+                return request
+            self._num_left -= 1
+        return None
+
+    def forget(self, request: Request) -> None:
+        """`request`, which is in the queue, has just finished: it no longer counts."""
+        self._num_left += 1
+        self.num_tokens -= request.num_tokens
+        if self._num_left > 64 and 2 * self._num_left > len(self._heap):
+            self._heap = [entry for entry in self._heap if entry[2].state is State.WAITING]
+            heapq.heapify(self._heap)
+            self._num_left = 0

@@ -1,0 +1,106 @@
+"""The worker processes, as the core reaches them: one numbered broadcast out, one queue of results in.
+
+PUB drops what it sends before a SUB has joined, hence no step goes out until every rank has answered a probe. Steps
+are kept until their results are back and sent again on request. Knows no requests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Iterator
+
+import zmq
+
+from ..ipc.codec import Decoder, encode
+from ..ipc.engine_spec import EngineSpec
+from ..ipc.errors import EngineDead, ProtocolError
+from ..ipc.messages import ModelRunnerOutput, Probe, ProbeAck, Resend, SchedulerOutput, WorkerError, WorkerToCore
+from ..ipc.sockets import new_socket
+
+logger = logging.getLogger("tokenloom.core")
+
+PROBE_INTERVAL_MS = 20
+MAX_UNANSWERED = 8  # steps kept for resending; more are never in flight
+
+
+class WorkerGroup:
+    """One generation of workers; `size` ranks. Binds at once, so that workers may connect when they like."""
+
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], spec: EngineSpec, core_epoch: int, generation: int
+    ) -> None:
+        self.size = spec.config.tensor_parallel_size
+        self.generation = generation
+        self._core_epoch = core_epoch
+        self._publisher = new_socket(context, zmq.PUB)
+        self._publisher.bind(spec.address(f"workers-{generation}"))
+        self.results = new_socket(context, zmq.PULL)
+        self.results.bind(spec.address(f"results-{generation}"))
+        self._decoder: Decoder[WorkerToCore] = Decoder(WorkerToCore)
+        self._unanswered: deque[tuple[int, bytes]] = deque(maxlen=MAX_UNANSWERED)
+        self.num_dropped = 0  # stale or malformed frames
+
+    def probe(self, deadline: float) -> None:
+        """Wait until every rank listens; EngineDead at `deadline` (monotonic seconds) naming those that are silent."""
+        silent = set(range(self.size))
+        frame = encode(Probe(core_epoch=self._core_epoch, generation=self.generation))
+        while silent:
+            if time.monotonic() > deadline:
+                raise EngineDead(f"worker ranks {sorted(silent)} did not answer the core's probe")
+            self._publisher.send(frame)
+            if self.results.poll(PROBE_INTERVAL_MS):
+                silent -= {message.rank for message in self._receive() if isinstance(message, ProbeAck)}
+
+    def send(self, output: SchedulerOutput) -> None:
+        frame = encode(output)
+        self._unanswered.append((output.step, frame))
+        self._publisher.send(frame)
+
+    def receive(self) -> Iterator[ModelRunnerOutput]:
+        """All results that have come. A WorkerError raises EngineDead; a gap is mended by sending again."""
+        for message in self._receive():
+            if isinstance(message, ModelRunnerOutput):
+                while self._unanswered and self._unanswered[0][0] <= message.step:
+                    self._unanswered.popleft()
+                yield message
+            elif isinstance(message, Resend):
+                self._resend(message)
+            elif isinstance(message, WorkerError):
+                raise EngineDead(
+                    f"worker {message.rank} failed in step {message.step} ({message.phase}): {message.message}"
+                )
+
+    def _receive(self) -> Iterator[WorkerToCore]:
+        with contextlib.suppress(zmq.Again):
+            while True:
+                frame = self.results.recv(zmq.NOBLOCK)
+                try:
+                    message = self._decoder.decode(frame)
+                except ProtocolError as error:
+                    self.num_dropped += 1
+                    logger.warning("from a worker: %s", error)
+                    continue
+                if self._is_stale(message):
+                    self.num_dropped += 1
+                else:
+                    yield message
+
+    def _is_stale(self, message: WorkerToCore) -> bool:
+        if message.generation != self.generation:
+            return True
+        return isinstance(message, (ModelRunnerOutput, ProbeAck)) and message.core_epoch != self._core_epoch
+
+    def _resend(self, request: Resend) -> None:
+        frames = [frame for step, frame in self._unanswered if step >= request.from_step]
+        if self._unanswered and self._unanswered[0][0] > request.from_step:
+            raise EngineDead(f"worker {request.rank} missed step {request.from_step}, which is no longer kept")
+        logger.warning("worker %d missed step %d: sending %d again", request.rank, request.from_step, len(frames))
+        for frame in frames:
+            self._publisher.send(frame)
+
+    def close(self) -> None:
+        self._publisher.close()
+        self.results.close()

@@ -1,0 +1,116 @@
+"""A worker without a model, for tests of the core: it keeps the KV cache as plain facts and checks every read.
+
+Each slot remembers (token, position) and the whole history that it was computed from, as attention would mix it in.
+Before a token is computed, its context is read back through the row's block table and compared with the row's own
+tokens: a wrong block, a stale prefix hit or a lost write shows at once. The next token is a hash of the history and
+the seed, so any schedule must bring the same tokens as computing alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from tokenloom.ipc.codec import decode_ids, encode_ids
+from tokenloom.ipc.messages import ModelRunnerOutput, SchedulerOutput
+
+VOCAB_SIZE = 997
+
+
+def next_token(history: Sequence[int], seed: int) -> int:
+    digest = hashlib.blake2b(np.asarray(history, np.int32).tobytes(), digest_size=8, key=seed.to_bytes(8, "little"))
+    return int.from_bytes(digest.digest(), "little") % VOCAB_SIZE
+
+
+def expected_tokens(prompt: Sequence[int], seed: int, max_tokens: int, stop_ids: Sequence[int]) -> list[int]:
+    """What a request alone must bring."""
+    tokens = list(prompt)
+    outputs: list[int] = []
+    while len(outputs) < max_tokens:
+        outputs.append(next_token(tokens, seed))
+        tokens.append(outputs[-1])
+        if outputs[-1] in stop_ids:
+            break
+    return outputs
+
+
+class Row:
+    def __init__(self, tokens: list[int], num_computed: int, seed: int) -> None:
+        self.tokens, self.num_computed, self.seed = tokens, num_computed, seed
+        self.blocks: list[int] = []
+
+
+class FakeWorker:
+    """Executes SchedulerOutputs in order, as an Executor that answers when `answer` is called."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.block_size, self.num_blocks = block_size, num_blocks
+        self.slots: dict[int, tuple[int, bytes]] = {}  # slot: (token, digest of the history up to it)
+        self.rows: dict[int, Row] = {}
+        self.queue: list[SchedulerOutput] = []
+        self.num_steps = 0
+        self.num_computed_tokens = 0
+
+    def send(self, output: SchedulerOutput) -> None:
+        self.queue.append(output)
+
+    def answer(self) -> ModelRunnerOutput | None:
+        """Execute the oldest step that was sent."""
+        return self.execute(self.queue.pop(0)) if self.queue else None
+
+    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        self.num_steps += 1
+        assert output.step == self.num_steps, "steps have gaps"
+        self._apply(output)
+        rows, counts = decode_ids(output.rows), decode_ids(output.counts)
+        assert len(set(rows)) == len(rows) and all(count >= 1 for count in counts)
+        for row_id, count in zip(rows, counts, strict=True):  # all writes of a step come before its reads
+            self._write(self.rows[row_id], count)
+        sampled = [(row_id, self._read(self.rows[row_id], count)) for row_id, count in zip(rows, counts, strict=True)]
+        sampled = [(row_id, token) for row_id, token in sampled if token is not None]
+        return ModelRunnerOutput(
+            step=output.step,
+            core_epoch=output.core_epoch,
+            generation=output.generation,
+            rows=encode_ids([row_id for row_id, _ in sampled]),
+            counts=encode_ids([1] * len(sampled)),
+            token_ids=encode_ids([token for _, token in sampled if token is not None]),
+        )
+
+    def _apply(self, output: SchedulerOutput) -> None:
+        for row_id in decode_ids(output.freed_rows):
+            self.rows.pop(row_id, None)
+        for new in output.new_rows:
+            assert new.row not in self.rows, "a row was admitted twice"
+            self.rows[new.row] = Row(list(decode_ids(new.token_ids)), new.num_computed_tokens, new.sampling.seed)
+        appends = decode_ids(output.block_appends)
+        for row_id, group, block in zip(appends[0::3], appends[1::3], appends[2::3], strict=True):
+            assert group == 0 and 0 < block < self.num_blocks
+            assert block not in self.rows[row_id].blocks, "a block stands twice in a table"
+            self.rows[row_id].blocks.append(block)
+
+    def _write(self, row: Row, count: int) -> None:
+        assert row.num_computed + count <= len(row.tokens), "a token is computed before it is known"
+        for position in range(row.num_computed, row.num_computed + count):
+            self.slots[self._slot(row, position)] = (row.tokens[position], _history(row.tokens, position))
+
+    def _read(self, row: Row, count: int) -> int | None:
+        end = row.num_computed + count
+        for position in range(end):
+            found = self.slots.get(self._slot(row, position))
+            assert found == (row.tokens[position], _history(row.tokens, position)), f"wrong KV at {position}"
+        row.num_computed = end
+        self.num_computed_tokens += count
+        if end < len(row.tokens):
+            return None
+        row.tokens.append(next_token(row.tokens, row.seed))
+        return row.tokens[-1]
+
+    def _slot(self, row: Row, position: int) -> int:
+        return row.blocks[position // self.block_size] * self.block_size + position % self.block_size
+
+
+def _history(tokens: list[int], position: int) -> bytes:
+    return hashlib.blake2b(np.asarray(tokens[: position + 1], np.int32).tobytes(), digest_size=8).digest()

@@ -1,0 +1,379 @@
+"""The core against a worker that checks every read of its cache: any schedule brings the tokens of a request alone."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from tokenloom.core.engine import EngineCore
+from tokenloom.ipc.codec import decode_ids, encode_ids
+from tokenloom.ipc.config import EngineConfig
+from tokenloom.ipc.engine_spec import EngineSpec
+from tokenloom.ipc.messages import CoreChild, EngineCoreRequest, Finished
+from tokenloom.ipc.model_config import ModelConfig, RopeConfig
+from tokenloom.ipc.sampling_params import SamplingParams
+
+from .fake_worker import FakeWorker, expected_tokens, next_token
+
+MODEL = ModelConfig(
+    architecture="LlamaForCausalLM",
+    vocab_size=997,
+    hidden_size=8,
+    intermediate_size=8,
+    num_layers=1,
+    num_heads=1,
+    num_kv_heads=1,
+    head_dim=8,
+    max_position_embeddings=512,
+    rms_norm_eps=1e-6,
+    rope=RopeConfig(),
+    dtype="float32",
+    tie_word_embeddings=True,
+    has_qkv_bias=False,
+    has_output_bias=False,
+    has_mlp_bias=False,
+    has_qk_norm=False,
+    sliding_windows=[None],
+    eos_token_ids=[],
+    bos_token_id=None,
+)
+
+
+def make_spec(**options: object) -> EngineSpec:
+    return EngineSpec(
+        run_id="0" * 16,
+        run_directory=str(Path("unused")),
+        client_address="ipc://unused",
+        config=EngineConfig(**options),  # type: ignore[arg-type]
+        model=MODEL,
+        model_folder="",
+        tokenizer_folder="",
+        served_model_name="fake",
+        dtype="float32",
+        device="cpu",
+        max_model_len=256,
+    )
+
+
+class Harness:
+    """A core, a worker that answers when told, and what each request has received."""
+
+    def __init__(self, num_blocks: int = 64, **options: object) -> None:
+        spec = make_spec(**options)
+        self.worker = FakeWorker(num_blocks, spec.config.block_size)
+        self.core = EngineCore(spec, num_blocks, self.worker)
+        self.prompts: dict[int, tuple[list[int], SamplingParams, int, list[int]]] = {}
+        self.tokens: dict[int, list[int]] = defaultdict(list)
+        self.finished: dict[int, Finished] = {}
+        self.cached: dict[int, int] = {}
+        self.clock = 0.0
+
+    def add(
+        self,
+        key: int,
+        prompt: list[int],
+        max_tokens: int = 8,
+        *,
+        stop: list[int] | None = None,
+        outputs: list[int] | None = None,
+        attempt: int = 0,
+        **params: object,
+    ) -> None:
+        self.clock += 1.0
+        sampling = SamplingParams(max_tokens=max_tokens, **params)  # type: ignore[arg-type]
+        self.prompts[key] = (prompt, sampling, key, stop or [])
+        self.tokens[key] = list(outputs or [])
+        child = CoreChild(key=key, seed=key, output_token_ids=encode_ids(outputs or []))
+        self.core.add_request(
+            0,
+            EngineCoreRequest(
+                children=[child],
+                prompt_token_ids=encode_ids(prompt),
+                params=sampling,
+                max_tokens=max_tokens,
+                stop_token_ids=stop or [],
+                arrival_time=self.clock,
+                attempt=attempt,
+            ),
+        )
+
+    def turn(self, answers: int = 1) -> None:
+        self.core.step()
+        for _ in range(answers):
+            result = self.worker.answer()
+            if result is not None:
+                self.core.on_result(result)
+        self.take()
+
+    def take(self) -> None:
+        for _, outputs in self.core.take_outputs():
+            columns = (outputs.keys, outputs.starts, outputs.counts)
+            tokens = list(decode_ids(outputs.token_ids))
+            for key, start, count in zip(*(decode_ids(column) for column in columns), strict=True):
+                assert key not in self.finished, "tokens after the finish"
+                assert start == len(self.tokens[key]), "a token is missing or repeated"
+                self.tokens[key] += tokens[:count]
+                del tokens[:count]
+            for started in outputs.started:
+                self.cached[started.key] = started.num_cached_tokens
+            for finished in outputs.finished:
+                assert finished.key not in self.finished
+                self.finished[finished.key] = finished
+
+    def run(self, max_turns: int = 20_000) -> None:
+        self.take()
+        for _ in range(max_turns):
+            if not self.core.num_requests and not self.worker.queue:
+                self.core.scheduler.check_invariants()
+                return
+            self.turn()
+        raise AssertionError(f"{self.core.num_requests} requests do not finish")
+
+    def check(self, key: int) -> None:
+        prompt, params, seed, stop = self.prompts[key]
+        assert params.max_tokens is not None
+        assert self.tokens[key] == expected_tokens(prompt, seed, params.max_tokens, stop)
+        assert self.finished[key].reason == ("stop" if self.tokens[key][-1] in stop else "length")
+
+
+def prompt_of(rng: random.Random, length: int) -> list[int]:
+    return [rng.randrange(997) for _ in range(length)]
+
+
+def test_many_requests_bring_the_tokens_of_each_alone() -> None:
+    harness, rng = Harness(max_num_seqs=8, max_num_batched_tokens=32, block_size=4), random.Random(0)
+    for key in range(40):
+        harness.add(key, prompt_of(rng, rng.randrange(1, 60)), rng.randrange(1, 20))
+    harness.run()
+    for key in range(40):
+        harness.check(key)
+
+
+def test_a_small_pool_preempts_and_loses_nothing() -> None:
+    harness = Harness(num_blocks=20, max_num_seqs=8, max_num_batched_tokens=16, block_size=4)
+    rng = random.Random(1)
+    for key in range(16):
+        harness.add(key, prompt_of(rng, rng.randrange(1, 12)), 40)
+    harness.run()
+    assert harness.core.scheduler.num_preemptions > 0
+    for key in range(16):
+        harness.check(key)
+
+
+def test_a_prefix_is_computed_once_and_at_least_one_token_is_recomputed() -> None:
+    harness = Harness(block_size=4)
+    prompt = prompt_of(random.Random(2), 32)
+    harness.add(0, prompt)
+    harness.run()
+    computed = harness.worker.num_computed_tokens
+    harness.add(1, prompt)
+    harness.run()
+    assert harness.cached == {0: 0, 1: 28}
+    assert harness.worker.num_computed_tokens - computed == 4 + 7
+    harness.check(1)
+
+
+def test_a_salt_or_no_caching_shares_nothing() -> None:
+    prompt = prompt_of(random.Random(3), 32)
+    salted = Harness(block_size=4)
+    salted.add(0, prompt)
+    salted.add(1, prompt, cache_salt="mine")
+    salted.run()
+    salted.add(2, prompt, cache_salt="mine")
+    salted.run()
+    assert salted.cached == {0: 0, 1: 0, 2: 28}
+    plain = Harness(block_size=4, enable_prefix_caching=False)
+    plain.add(0, prompt)
+    plain.run()
+    plain.add(1, prompt)
+    plain.run()
+    assert plain.cached[1] == 0
+
+
+def test_outputs_are_cached_for_the_next_turn_of_a_chat() -> None:
+    harness = Harness(block_size=4)
+    prompt = prompt_of(random.Random(4), 10)
+    harness.add(0, prompt, 11)
+    harness.run()
+    harness.add(1, [*prompt, *harness.tokens[0], 5, 6, 7])
+    harness.run()
+    assert harness.cached[1] == 20  # the last token of an answer is never computed
+
+
+def test_a_resumed_request_goes_on_where_it_was() -> None:
+    rng = random.Random(5)
+    prompt = prompt_of(rng, 9)
+    whole = expected_tokens(prompt, 7, 20, [])
+    for have in (1, 5, 19, 20):
+        harness = Harness(block_size=4)
+        harness.add(7, prompt, 20, outputs=whole[:have])
+        harness.run()
+        assert harness.tokens[7] == whole
+        assert harness.finished[7].reason == "length"
+
+
+def test_a_resumed_request_that_has_its_stop_finishes_without_a_step() -> None:
+    harness = Harness(block_size=4)
+    harness.add(0, [1, 2], 20, outputs=[5, 6], stop=[6])
+    harness.take()
+    assert harness.finished[0].reason == "stop" and harness.worker.queue == []
+
+
+@pytest.mark.parametrize("num_stops", [1, 3, 20])
+def test_stop_ids_end_a_request_at_the_first_of_them(num_stops: int) -> None:
+    prompt = [1, 2, 3]
+    outputs = expected_tokens(prompt, 0, 30, [])
+    stop = [outputs[12], *(998 + i for i in range(num_stops - 1))]
+    harness = Harness(block_size=4)
+    harness.add(0, prompt, 30, stop=stop)
+    harness.run()
+    harness.check(0)
+    assert harness.finished[0].reason == "stop" and len(harness.tokens[0]) == outputs.index(outputs[12]) + 1
+
+
+def test_priority_runs_the_lower_value_first() -> None:
+    harness = Harness(max_num_seqs=1, scheduling_policy="priority", block_size=4)
+    for key, priority in enumerate([5, 0, -3]):
+        harness.add(key, [1, 2, 3], priority=priority)
+    harness.run()
+    assert list(harness.finished) == [2, 1, 0]
+
+
+def test_a_request_that_does_not_fit_lets_others_pass_but_not_for_ever() -> None:
+    harness = Harness(num_blocks=33, max_num_seqs=4, block_size=4)
+    harness.add(0, [1] * 40, 40)
+    harness.turn()
+    harness.add(1, [2] * 100, 8)
+    for key in range(2, 400):
+        harness.add(key, [key], 3)
+    harness.run()
+    order = list(harness.finished)
+    assert 0 < order.index(1) < 200, "the large request neither blocks the small ones nor waits for all of them"
+    assert order.index(2) < order.index(1)
+    for key in (0, 1, 2, 399):
+        harness.check(key)
+
+
+def test_a_long_prompt_leaves_room_for_short_ones() -> None:
+    harness = Harness(max_num_seqs=8, max_num_batched_tokens=32, block_size=4)
+    harness.add(0, [1] * 200, 8)
+    harness.add(1, [2] * 4, 1)
+    harness.run()
+    assert list(harness.finished) == [1, 0]
+
+
+def test_a_request_that_can_never_fit_is_refused_with_the_numbers() -> None:
+    harness = Harness(num_blocks=9, block_size=4)
+    harness.add(0, [1] * 30, 8)
+    harness.take()
+    error = harness.finished[0].error
+    assert error is not None and error.kind == "request" and "need 10 KV blocks" in error.message
+    harness.add(1, [1] * 25, 8)
+    harness.run()
+    harness.check(1)
+
+
+def test_a_full_queue_answers_overloaded_but_takes_resubmissions() -> None:
+    harness = Harness(max_waiting_requests=2, block_size=4)
+    for key in range(3):
+        harness.add(key, [1])
+    harness.take()
+    error = harness.finished[2].error
+    assert error is not None and error.kind == "overloaded" and error.retry_after_s > 0
+    harness.add(3, [1], outputs=[next_token([1], 3)])
+    harness.run()
+    harness.check(3)
+
+
+def test_an_equal_attempt_is_ignored_and_a_higher_one_replaces() -> None:
+    harness = Harness(block_size=4)
+    harness.add(0, [1, 2, 3])
+    harness.turn()
+    have = list(harness.tokens[0])
+    harness.add(0, [1, 2, 3], outputs=have)
+    assert harness.core.num_requests == 1
+    harness.turn()
+    assert len(harness.tokens[0]) > len(have), "an equal attempt has stopped the stream"
+    have = list(harness.tokens[0])
+    harness.add(0, [1, 2, 3], outputs=have, attempt=1)
+    assert harness.core.num_requests == 1
+    harness.run()
+    harness.check(0)
+
+
+def test_losing_the_workers_loses_no_token() -> None:
+    harness, rng = Harness(max_num_seqs=8, max_num_batched_tokens=32, block_size=4), random.Random(6)
+    for key in range(12):
+        harness.add(key, prompt_of(rng, rng.randrange(1, 40)), 20)
+    for generation in range(1, 5):
+        for _ in range(rng.randrange(1, 12)):
+            harness.turn()
+        harness.core.lose_workers()
+        harness.core.scheduler.check_invariants()
+        harness.worker = FakeWorker(64, 4)
+        harness.core.gain_workers(harness.worker, generation)
+    harness.run()
+    for key in range(12):
+        harness.check(key)
+
+
+def run_random_operations(seed: int, num_operations: int) -> None:
+    """Adds, aborts, resumes, answers late or early, on pools of random sizes; invariants after each operation."""
+    rng = random.Random(seed)
+    block_size = rng.choice([1, 2, 4, 8, 16])
+    num_blocks = max(rng.randrange(4, 80), 3 + 80 // block_size)
+    harness = Harness(
+        num_blocks=num_blocks,
+        block_size=block_size,
+        max_num_seqs=(max_num_seqs := rng.choice([1, 2, 5, 16])),
+        max_num_batched_tokens=max(max_num_seqs, rng.choice([1, 3, 8, 64])),
+        enable_prefix_caching=rng.random() < 0.8,
+        scheduling_policy=rng.choice(["fcfs", "priority"]),
+        steps_in_flight=rng.choice([1, 2]),
+    )
+    stems = [prompt_of(rng, 30) for _ in range(3)]
+    aborted: set[int] = set()
+    key = 0
+    for _ in range(num_operations):
+        action = rng.random()
+        if action < 0.15 and harness.core.num_requests < 40:
+            prompt = rng.choice(stems)[: rng.randrange(1, 30)] + prompt_of(rng, rng.randrange(0, 8))
+            max_tokens = rng.randrange(1, 40)
+            stop = prompt_of(rng, rng.choice([0, 2, 30, 200]))
+            outputs = expected_tokens(prompt, key, max_tokens, stop)[: rng.choice([0, 0, rng.randrange(40)])]
+            harness.add(key, prompt, max_tokens, stop=stop, outputs=outputs, priority=rng.randrange(-2, 3))
+            key += 1
+        elif action < 0.18 and key:
+            victim = rng.randrange(key)
+            harness.core.abort(0, [victim])
+            harness.take()
+            if harness.finished[victim].reason == "abort":
+                aborted.add(victim)
+        elif action < 0.6:
+            harness.core.step()
+        else:
+            result = harness.worker.answer()
+            if result is not None:
+                harness.core.on_result(result)
+            harness.take()
+        harness.core.scheduler.check_invariants()
+    harness.run()
+    assert set(harness.finished) == set(range(key))
+    for each in set(range(key)) - aborted:
+        if harness.finished[each].reason != "error":
+            harness.check(each)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_operations_keep_every_invariant(seed: int) -> None:
+    run_random_operations(seed, 500)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_100_000_random_operations_keep_every_invariant() -> None:
+    for seed in range(100, 200):
+        run_random_operations(seed, 1000)
