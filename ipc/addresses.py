@@ -76,11 +76,12 @@ def sweep(base: Path) -> int:
     for path in base.iterdir():
         if not _NAME.fullmatch(path.name):
             continue
-        lock_fd = _try_lock(path / "lock")
-        if lock_fd is not None:
-            shutil.rmtree(path, ignore_errors=True)
-            os.close(lock_fd)
-            num_removed += 1
+        with contextlib.suppress(FileNotFoundError):  # its own processes may be removing it just now
+            lock_fd = _try_lock(path / "lock")
+            if lock_fd is not None:
+                shutil.rmtree(path, ignore_errors=True)
+                os.close(lock_fd)
+                num_removed += 1
     return num_removed
 
 
@@ -122,10 +123,7 @@ def _locked(base: Path) -> Iterator[None]:
 
 def _try_lock(path: Path) -> int | None:
     """An exclusive flock on `path`, made if missing; None when another process holds it."""
-    try:
-        lock_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except FileNotFoundError:  # the directory was removed under us: nothing to own
-        return None
+    lock_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

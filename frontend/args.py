@@ -1,0 +1,88 @@
+"""The command line and the YAML file, made from the fields of EngineConfig.
+
+A flag is a field's name with dashes; a field that is true or false also has a `--no-` form. Values given on the
+command line win over those of the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import types
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import yaml
+
+from ..ipc.config import EngineConfig
+from ..ipc.errors import ConfigError
+
+ALIASES = {"tensor_parallel_size": ["--tp"], "listen": ["--address"]}
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    """One flag per field of EngineConfig; what is not given is left out of the namespace."""
+    group = parser.add_argument_group("engine")
+    group.add_argument("--config", metavar="FILE", help="YAML file with any of these options", default=None)
+    for field in msgspec.structs.fields(EngineConfig):
+        flags = ["--" + field.name.replace("_", "-"), *ALIASES.get(field.name, [])]
+        kind, text = _describe(field.type)
+        default = "" if field.default is None else f" (default: {field.default})"
+        if kind is bool:
+            group.add_argument(
+                *flags, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text + default
+            )
+        elif isinstance(kind, tuple):
+            group.add_argument(*flags, choices=kind, default=argparse.SUPPRESS, help=text + default)
+        else:
+            metavar = {int: "N", float: "X", str: "TEXT"}[kind]
+            group.add_argument(*flags, type=kind, metavar=metavar, default=argparse.SUPPRESS, help=text + default)
+
+
+def _describe(annotation: object) -> tuple[type | tuple[str, ...], str]:
+    """(int, float, str or bool, or the choices of a Literal; the help text) of a field's type."""
+    inner, meta = typing.get_args(annotation)[:2]
+    if isinstance(inner, types.UnionType):
+        inner = next(part for part in typing.get_args(inner) if part is not types.NoneType)
+    if typing.get_origin(inner) is typing.Literal:
+        return typing.get_args(inner), meta.description
+    return inner, meta.description
+
+
+def engine_config(arguments: argparse.Namespace) -> EngineConfig:
+    """The configuration that a parsed command line asks for; ConfigError names the file, the key and the mend."""
+    names = {field.name for field in msgspec.structs.fields(EngineConfig)}
+    options = read_config_file(Path(arguments.config)) if arguments.config else {}
+    options |= {name: value for name, value in vars(arguments).items() if name in names}
+    return config_from_options(options, "the options")
+
+
+def config_from_options(options: dict[str, object], source: str) -> EngineConfig:
+    """EngineConfig from plain values, checked by type; `source` says in an error where they came from."""
+    names = [field.name for field in msgspec.structs.fields(EngineConfig)]
+    for name in options:
+        if name not in names:
+            close = difflib.get_close_matches(name, names, 1)
+            raise ConfigError(f"{source}: unknown option {name}" + (f", did you mean {close[0]}?" if close else ""))
+    try:
+        return msgspec.convert(options, EngineConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(str(error.__cause__) if error.__cause__ else f"{source}: {error}") from None
+
+
+def read_config_file(path: Path) -> dict[str, object]:
+    """The options of a YAML file, with `-` in keys read as `_`."""
+    try:
+        loaded = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError(f"--config {path} cannot be read: {' '.join(str(error).split())}") from None
+    if not isinstance(loaded, dict):
+        raise ConfigError(f"--config {path} must hold options as `name: value` lines")
+    return {str(key).replace("-", "_"): value for key, value in loaded.items()}
+
+
+def parse(argv: Sequence[str], parser: argparse.ArgumentParser) -> tuple[EngineConfig, argparse.Namespace]:
+    arguments = parser.parse_args(argv)
+    return engine_config(arguments), arguments

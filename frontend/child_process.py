@@ -1,0 +1,84 @@
+"""One child of the supervisor: started by exec in its own session, tied to us by a lifeline, its last words kept."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Sequence
+
+NUM_LAST_WORDS = 50
+
+
+class ChildProcess:
+    """Owns the process, the write end of its lifeline and the read end of its stderr."""
+
+    def __init__(self, name: str, module: str, arguments: Sequence[str]) -> None:
+        self.name = name
+        self.last_words: deque[str] = deque(maxlen=NUM_LAST_WORDS)
+        read_fd, self._lifeline_fd = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments, "--lifeline-fd", str(read_fd)],
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr,
+                stderr=subprocess.PIPE,
+                pass_fds=[read_fd],
+                start_new_session=True,
+                cwd="/",  # `-m` puts the working folder on sys.path: our room folders must not be found there
+            )
+        finally:
+            os.close(read_fd)
+        assert self._process.stderr is not None
+        self.stderr_fd = self._process.stderr.fileno()
+        os.set_blocking(self.stderr_fd, False)
+        self.pid_fd = os.pidfd_open(self._process.pid)
+        self._partial = b""
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; -N when signal N ended it."""
+        return self._process.poll()
+
+    def describe_exit(self) -> str:
+        code = self.exit_code
+        assert code is not None
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        words = next((line for line in reversed(self.last_words) if line.strip()), "")
+        return f"{self.name} {how}" + (f": {words.strip()}" if words else "")
+
+    def read_stderr(self) -> list[str]:
+        """Whole lines that have come since the last call; b"" at end of file ends the stream."""
+        try:
+            data = os.read(self.stderr_fd, 1 << 16)
+        except (BlockingIOError, OSError):
+            return []
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        text = [line.decode(errors="replace") for line in lines]
+        self.last_words += text
+        return text
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it ended within `timeout_s`; its stderr is drained meanwhile so that it cannot block on it."""
+        ready = select.select([self.pid_fd], [], [], max(timeout_s, 0))[0]
+        return bool(ready) and self._process.wait() is not None
+
+    def kill(self) -> None:
+        if self.exit_code is None:
+            self._process.kill()
+            self._process.wait()
+
+    def close(self) -> None:
+        """Kill it if it still runs, and give up all descriptors."""
+        self.kill()
+        assert self._process.stderr is not None
+        self._process.stderr.close()
+        os.close(self.pid_fd)
+        os.close(self._lifeline_fd)

@@ -1,0 +1,103 @@
+"""From EngineConfig to EngineSpec: find the checkpoint, read its shape, settle everything automatic.
+
+Needs neither torch nor transformers; the hub client is imported only for a hub id.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from pathlib import Path
+from typing import Literal
+
+from ..ipc.addresses import RunDirectory
+from ..ipc.config import EngineConfig
+from ..ipc.engine_spec import EngineSpec
+from ..ipc.errors import ConfigError
+from ..ipc.model_config import ModelConfig
+
+DEMO_FOLDER = Path(__file__).resolve().parent.parent / "demo"
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
+
+
+def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
+    """Raises ConfigError for whatever can be known to fail before a process is started."""
+    folder = find_checkpoint(config.model, config.revision)
+    model = ModelConfig.load(folder)
+    check_parallel(model, config.tensor_parallel_size)
+    return EngineSpec(
+        run_id=secrets.token_hex(8),
+        run_directory=str(run_directory.path),
+        client_address=config.listen or run_directory.address("client"),
+        config=config,
+        model=model,
+        model_folder=str(folder),
+        tokenizer_folder=str(find_checkpoint(config.tokenizer, None) if config.tokenizer else folder),
+        served_model_name=config.served_model_name or config.model or "tokenloom-demo",
+        dtype=_dtype(config, model),
+        device=_device(config),
+        max_model_len=_max_model_len(config, model),
+    )
+
+
+def find_checkpoint(name: str | None, revision: str | None) -> Path:
+    """The folder of `name`: a folder itself, or a hub id whose files are fetched unless cached; None: the demo."""
+    if name is None:
+        return DEMO_FOLDER
+    if os.path.isdir(name):
+        return Path(name).resolve()
+    if not _HUB_ID.fullmatch(name):
+        raise ConfigError(f"--model {name} is neither a folder nor a hub id of the form owner/name")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=_HUB_FILES))
+    except RepositoryNotFoundError:
+        raise ConfigError(f"--model {name}: no such folder, and the hub knows no such repository") from None
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise ConfigError(f"--model {name} is no folder and cannot be fetched: {str(error).splitlines()[0]}") from None
+
+
+def check_parallel(model: ModelConfig, size: int) -> None:
+    """Whether the model's layers can be shared by `size` ranks."""
+    if model.num_heads % size:
+        raise ConfigError(
+            f"{model.num_heads} attention heads do not divide among --tensor-parallel-size {size}: choose a divisor"
+        )
+    if model.num_kv_heads % size and size % model.num_kv_heads:
+        raise ConfigError(
+            f"{model.num_kv_heads} KV heads neither divide among nor replicate over --tensor-parallel-size {size}"
+        )
+    if model.intermediate_size % size:
+        raise ConfigError(f"intermediate_size {model.intermediate_size} does not divide among {size} ranks")
+
+
+def _dtype(config: EngineConfig, model: ModelConfig) -> Literal["float32", "bfloat16", "float16"]:
+    name = model.dtype if config.dtype == "auto" else config.dtype
+    if name == "float32":
+        return "float32"
+    if name == "bfloat16":
+        return "bfloat16"
+    if name == "float16":
+        return "float16"
+    raise ConfigError(f"the checkpoint's dtype {name} is not supported: give --dtype float32, bfloat16 or float16")
+
+
+def _device(config: EngineConfig) -> Literal["cpu", "cuda"]:
+    if config.device == "auto":
+        return "cuda" if os.path.exists("/dev/nvidiactl") else "cpu"
+    return config.device
+
+
+def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
+    longest = model.max_position_embeddings
+    if config.max_model_len is None:
+        return longest
+    if config.max_model_len > longest:
+        raise ConfigError(
+            f"--max-model-len {config.max_model_len} is above the model's max_position_embeddings {longest}: lower it"
+        )
+    return config.max_model_len

@@ -1,0 +1,72 @@
+"""Run directories: private, locked by their owner, swept when it is dead; an address in use is found."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tokenloom.ipc import addresses
+from tokenloom.ipc.addresses import RunDirectory, lock_ipc_address, sweep, unlink_ipc_address
+from tokenloom.ipc.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    return tmp_path
+
+
+def test_a_run_directory_is_private_and_gone_after_remove(runtime: Path) -> None:
+    directory = RunDirectory.create()
+    assert directory.path.parent == runtime / "tokenloom"
+    assert directory.path.stat().st_mode & 0o777 == 0o700
+    assert directory.address("core") == f"ipc://{directory.path}/core.sock"
+    directory.remove()
+    directory.remove()
+    assert not directory.path.exists()
+
+
+def test_a_start_sweeps_the_directories_of_dead_engines_and_no_others(runtime: Path) -> None:
+    alive = RunDirectory.create()
+    code = "from tokenloom.ipc.addresses import RunDirectory; print(RunDirectory.create().path)"
+    dead = Path(subprocess.check_output([sys.executable, "-c", code], text=True, timeout=30, cwd="/").strip())
+    assert dead.exists()
+    (runtime / "tokenloom" / "not-a-run").mkdir()
+    assert sweep(alive.path.parent) == 1
+    assert not dead.exists() and alive.path.exists() and (runtime / "tokenloom" / "not-a-run").exists()
+    alive.remove()
+
+
+def test_a_base_that_others_can_read_is_refused(runtime: Path) -> None:
+    (runtime / "tokenloom").mkdir(mode=0o755)
+    with pytest.raises(ConfigError, match="0700"):
+        RunDirectory.create()
+
+
+def test_a_path_too_long_for_a_socket_is_refused(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = runtime / ("d" * 100)
+    deep.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep))
+    with pytest.raises(ConfigError, match="107 bytes"):
+        RunDirectory.create()
+    assert list((deep / "tokenloom").glob("[0-9a-f]*")) == []
+
+
+def test_an_address_in_use_is_found_and_a_free_one_can_be_reused(runtime: Path) -> None:
+    address = f"ipc://{runtime}/mine.sock"
+    lock_ipc_address(address)
+    with pytest.raises(ConfigError, match="in use"):
+        lock_ipc_address(address)
+    unlink_ipc_address(address)
+    lock_ipc_address(address)
+    with pytest.raises(ConfigError, match="cannot listen"):
+        lock_ipc_address(f"ipc://{runtime}/missing/mine.sock")
+
+
+def test_without_a_runtime_directory_the_base_is_in_temp(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    monkeypatch.setattr(addresses.tempfile, "tempdir", str(tmp_path))
+    assert addresses.base_directory().parent == tmp_path

@@ -1,0 +1,45 @@
+"""Frames decode to what was encoded, or raise ProtocolError and nothing else."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tokenloom.ipc.codec import Decoder, decode_ids, encode, encode_ids
+from tokenloom.ipc.errors import ProtocolError
+from tokenloom.ipc.messages import ClientMessage, Hello, SchedulerOutput, Submit, WorkerToCore
+from tokenloom.ipc.sampling_params import SamplingParams
+
+
+def test_messages_come_back_as_they_were_sent() -> None:
+    decoder: Decoder[ClientMessage] = Decoder(ClientMessage)
+    submit = Submit(
+        request_id="a", params=SamplingParams(temperature=0.5, stop=["x"]), prompt_token_ids=encode_ids([1])
+    )
+    assert decoder.decode(encode(submit)) == submit
+    assert decoder.decode(encode(Hello(protocol_version=1))) == Hello(protocol_version=1)
+
+
+def test_ids_are_little_endian_int32() -> None:
+    assert encode_ids([1, -1, 2**31 - 1]) == bytes.fromhex("01000000 ffffffff ffffff7f")
+    assert list(decode_ids(encode_ids(range(1000)))) == list(range(1000))
+    with pytest.raises(OverflowError):
+        encode_ids([2**31])
+    with pytest.raises(ProtocolError, match="7 bytes"):
+        decode_ids(b"1234567")
+
+
+def test_a_broken_frame_raises_protocol_error_and_nothing_else() -> None:
+    decoder: Decoder[WorkerToCore] = Decoder(WorkerToCore)
+    rng = random.Random(0)
+    valid = encode(SchedulerOutput(step=1, core_epoch=0, generation=0, rows=b"1234", counts=b"1234"))
+    for _ in range(3000):
+        frame = bytearray(valid if rng.random() < 0.7 else rng.randbytes(rng.randrange(60)))
+        for _ in range(rng.randrange(1, 4)):
+            if frame:
+                frame[rng.randrange(len(frame))] = rng.randrange(256)
+        with pytest.raises(ProtocolError):
+            decoder.decode(bytes(frame))
+    with pytest.raises(ProtocolError):
+        decoder.decode(b"\x91" * 100_000)
