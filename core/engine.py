@@ -12,7 +12,7 @@ import numpy as np
 
 from ..ipc.codec import num_ids
 from ..ipc.engine_spec import EngineSpec
-from ..ipc.errors import ErrorInfo, Overloaded, RequestError, TokenloomError, error_info
+from ..ipc.errors import ErrorInfo, InternalError, Overloaded, RequestError, TokenloomError, error_info
 from ..ipc.messages import (
     CoreChild,
     EngineCoreOutputs,
@@ -25,12 +25,15 @@ from ..ipc.messages import (
     Started,
 )
 from .block_hash import random_namespace
+from .deadlines import Deadlines
 from .kv_cache import KVCacheManager
 from .outbox import Outbox
 from .policy import order_of
+from .quarantine import CRASHES_TO_CONVICT, Quarantine
 from .request import Request, State
 from .scheduler import Scheduler
 from .stats import CoreStats
+from .step_watch import StepWatch
 
 
 class Executor(Protocol):
@@ -42,13 +45,18 @@ class Executor(Protocol):
 class EngineCore:
     """`step` sends as many steps as may be in flight; `take_outputs` says what is new for each frontend."""
 
-    def __init__(self, spec: EngineSpec, num_blocks: int, executor: Executor, *, core_epoch: int = 0) -> None:
+    def __init__(
+        self, spec: EngineSpec, num_blocks: int, executor: Executor, *, core_epoch: int = 0, generation: int = 0
+    ) -> None:
         config = spec.config
         self._config = config
         self._max_model_len = spec.max_model_len
         self._executor = executor
         self._outbox = Outbox()
         self._is_draining = False
+        self._deadlines = Deadlines()
+        self._quarantine = Quarantine()
+        self._step_watch = StepWatch(config.step_timeout_s)
         self._request_by_id: dict[tuple[int, int], Request] = {}
         self.stats = CoreStats()
         self.scheduler = Scheduler(
@@ -58,6 +66,8 @@ class EngineCore:
             max_num_batched_tokens=config.max_num_batched_tokens,
             long_prefill_token_threshold=config.long_prefill_token_threshold,
             core_epoch=core_epoch,
+            generation=generation,
+            is_held=self._quarantine.is_held,
         )
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -136,15 +146,30 @@ class EngineCore:
             self._outbox.finish(owner, Finished(key=child.key, reason=reason))
             return
         self._request_by_id[owner, child.key] = request
+        self._deadlines.add(request)
         self.scheduler.add_request(request)
 
     def abort(self, owner: int, keys: list[int]) -> None:
         """End requests; unknown keys have finished already and are answered by that."""
         for key in keys:
-            request = self._request_by_id.pop((owner, key), None)
+            request = self._request_by_id.get((owner, key))
             if request is not None:
-                self.scheduler.abort(request)
-                self._finish(request, "abort")
+                self._end(request, "abort")
+
+    def expire(self, now: float) -> None:
+        """End the requests whose deadline has passed; `now` in unix seconds."""
+        for request in self._deadlines.expired(now):
+            self._end(request, "timeout")
+
+    @property
+    def next_deadline(self) -> float | None:
+        """Unix seconds of the next `expire`."""
+        return self._deadlines.next
+
+    def _end(self, request: Request, reason: FinishReason, error: ErrorInfo | None = None) -> None:
+        del self._request_by_id[request.owner, request.key]
+        self.scheduler.abort(request)
+        self._finish(request, reason, error)
 
     def drop_owner(self, owner: int) -> int:
         """A frontend is gone: end all that it owned; returns how many."""
@@ -180,7 +205,6 @@ class EngineCore:
                 break
             self._announce_started(output)
             self._executor.send(output)
-            self.stats.num_scheduled_tokens += int(np.frombuffer(output.counts, np.int32).sum())
             num_sent += 1
         return num_sent
 
@@ -193,16 +217,34 @@ class EngineCore:
 
     def on_result(self, output: ModelRunnerOutput) -> None:
         """Take in what a step sampled."""
+        entry = self.scheduler.ledger.oldest
         new_tokens, finished = self.scheduler.update_from_output(output)
+        assert entry is not None
+        self._step_watch.on_step(entry.num_tokens, output.execute_s)
         self._outbox.add_tokens(new_tokens)
+        if self._quarantine.is_watching:
+            self._quarantine.on_progress(self.scheduler.known_tokens())
         for done in finished:
             del self._request_by_id[done.request.owner, done.request.key]
             self._finish(done.request, done.reason)
-        self.stats.on_step(len(new_tokens.token_ids), output.execute_s, time.monotonic())
+        self.stats.on_step(entry.num_tokens, len(new_tokens.token_ids), output.execute_s, time.monotonic())
 
-    def lose_workers(self) -> None:
-        """Steps in flight are lost with the workers: every running request waits again with nothing computed."""
+    @property
+    def overdue_at(self) -> float | None:
+        """Monotonic seconds at which the oldest step in flight proves that the workers hang."""
+        entry = self.scheduler.ledger.oldest
+        if entry is None:
+            return None
+        return max(entry.sent_at, self.stats.last_result_at) + self._step_watch.limit_s(entry.num_tokens)
+
+    def lose_workers(self, reason: str) -> None:
+        """Steps in flight are lost with the workers: every running request waits again with nothing computed, except
+        one that has proved to kill them."""
+        culprit = self._quarantine.on_loss(self.scheduler.requests_in_oldest_step())
         self.scheduler.reset()
+        if culprit is not None:
+            message = f"this request has ended the workers {CRASHES_TO_CONVICT} times and was given up; last: {reason}"
+            self._end(culprit, "error", error_info(InternalError(message)))
 
     def gain_workers(self, executor: Executor, generation: int) -> None:
         """A new group is there; its steps count from 1."""

@@ -22,6 +22,7 @@ class LedgerEntry:
     epochs: Ids
     ends: Ids  # num_scheduled of each row after this step
     samples: npt.NDArray[np.bool_]  # which rows' last known token is computed here
+    num_tokens: int  # computed by the step, all rows together
     sent_at: float = field(default_factory=time.monotonic)
 
     @property

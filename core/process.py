@@ -96,7 +96,7 @@ class CoreProcess:
             workers = self._workers
             if workers is not None:
                 poller.register(workers.results, zmq.POLLIN)
-            poller.poll()
+            poller.poll(self._patience_ms())
             if workers is not None:
                 poller.unregister(workers.results)
             self.turn()
@@ -112,10 +112,26 @@ class CoreProcess:
     def _start(self, message: Initialize) -> None:
         begun = time.monotonic()
         assert self._workers is not None
-        self._engine = EngineCore(self._spec, message.num_blocks, self._workers, core_epoch=self._core_epoch)
+        self._engine = EngineCore(
+            self._spec,
+            message.num_blocks,
+            self._workers,
+            core_epoch=self._core_epoch,
+            generation=self._workers.generation,
+        )
         self._workers.probe(time.monotonic() + self._spec.config.start_timeout_s)
         self._tell(Phase(name="workers joined", duration_s=time.monotonic() - begun))
         self._tell(Ready())
+
+    def _patience_ms(self) -> int | None:
+        """How long nothing may happen until a deadline passes or a step is overdue."""
+        assert self._engine is not None
+        waits = []
+        if (deadline := self._engine.next_deadline) is not None:
+            waits.append(deadline - time.time())
+        if self._workers is not None and (overdue_at := self._engine.overdue_at) is not None:
+            waits.append(overdue_at - time.monotonic())
+        return max(int(min(waits) * 1000) + 1, 0) if waits else None
 
     def turn(self) -> None:
         """One turn of the loop: results, intake, orders, the next steps, the news."""
@@ -124,6 +140,8 @@ class CoreProcess:
             self._take_results()
             self._take_requests()
             self._take_orders()
+            self._engine.expire(time.time())
+            self._check_overdue()
             if self._workers is not None:
                 self._engine.step()
         except EngineDead as error:
@@ -142,6 +160,13 @@ class CoreProcess:
             except ProtocolError as error:
                 raise EngineDead(f"a worker's result makes no sense: {error}") from None
 
+    def _check_overdue(self) -> None:
+        assert self._engine is not None
+        overdue_at = self._engine.overdue_at
+        if self._workers is not None and overdue_at is not None and time.monotonic() > overdue_at:
+            age = time.monotonic() - self._engine.stats.last_result_at
+            raise EngineDead(f"the workers hang: no step has ended for {age:.1f} s")
+
     def _lose_workers(self, reason: str) -> None:
         """The group is of no use any more: every running request waits for the next group."""
         assert self._engine is not None and self._workers is not None
@@ -149,14 +174,14 @@ class CoreProcess:
         generation = self._workers.generation
         self._workers.close()
         self._workers = None
-        self._engine.lose_workers()
+        self._engine.lose_workers(reason)
         self._tell(ReplaceWorkers(generation=generation, reason=reason))
 
     def _gain_workers(self, generation: int) -> None:
         assert self._engine is not None
         if self._workers is not None:
             self._workers.close()
-            self._engine.lose_workers()
+            self._engine.lose_workers("replaced by the supervisor")
         self._workers = WorkerGroup(self._context, self._spec, self._core_epoch, generation)
         self._workers.probe(time.monotonic() + self._spec.config.start_timeout_s)
         self._engine.gain_workers(self._workers, generation)

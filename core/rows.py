@@ -121,6 +121,4 @@ class Rows:
             for i, row in enumerate(rows.tolist()):
                 if row in self._extra_stop_ids:
                     hit[i] = int(token_ids[i]) in self._extra_stop_ids[row]
-        may_stop: npt.NDArray[np.bool_] = self.num_tokens[rows] >= self.min_tokens_end[rows]
-        result: npt.NDArray[np.bool_] = hit & may_stop
-        return result
+        return hit & np.greater_equal(self.num_tokens[rows], self.min_tokens_end[rows])

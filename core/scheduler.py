@@ -7,7 +7,7 @@ dropped by their epoch. Knows no sockets, no text, no tensors.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -64,7 +64,9 @@ class Scheduler:
         long_prefill_token_threshold: int = 0,
         core_epoch: int = 0,
         generation: int = 0,
+        is_held: Callable[[Request], bool] = lambda request: False,
     ) -> None:
+        """`is_held` names waiting requests that must not run now."""
         self.kv_cache = kv_cache
         self.waiting = WaitingQueue()
         self.rows = Rows(max_num_seqs, max_model_len, kv_cache.block_size)
@@ -74,6 +76,7 @@ class Scheduler:
         self._budget = max_num_batched_tokens
         self._max_chunk = long_prefill_token_threshold or max(max_num_batched_tokens // 4, 1)
         self._core_epoch, self._generation = core_epoch, generation
+        self._is_held = is_held
         self._changes = Changes()
         self._counts: Ids = np.zeros(max_num_seqs, np.int32)  # tokens per row in the step being made
         self._has_preempted = False
@@ -92,6 +95,18 @@ class Scheduler:
         elif request.state is State.WAITING:
             request.move(State.FINISHED)
             self.waiting.forget(request)
+
+    def requests_in_oldest_step(self) -> list[Request]:
+        """Who was being computed when the oldest unanswered step was sent, and still is."""
+        entry = self.ledger.oldest
+        if entry is None:
+            return []
+        is_live = self.rows.epoch[entry.rows] == entry.epochs
+        return [self.rows.request(row) for row in entry.rows[is_live].tolist()]
+
+    def known_tokens(self) -> dict[Request, int]:
+        """Of each running request: how many tokens it has."""
+        return {request: int(self.rows.num_tokens[request.row]) for request in self.rows.requests()}
 
     def reset(self) -> None:
         """Nothing that was computed or sent holds any more: all running requests wait again, the cache is empty."""
@@ -205,10 +220,14 @@ class Scheduler:
         """Give rows to waiting requests while budget, rows and blocks last. One that does not fit is passed by, but
         not more than MAX_OVERTAKES times."""
         skipped: list[Request] = []
+        held: list[Request] = []
         while budget > 0 and self.rows.has_free and len(skipped) < MAX_SKIPS_PER_STEP:
             request = self.waiting.pop()
             if request is None:
                 break
+            if self._is_held(request):
+                held.append(request)
+                continue
             count = self._admit(request, budget)
             if count:
                 budget -= count
@@ -218,7 +237,7 @@ class Scheduler:
             skipped.append(request)
             if request.num_overtakes >= MAX_OVERTAKES:
                 break
-        for request in skipped:
+        for request in skipped + held:
             self.waiting.add(request)
 
     def _admit(self, request: Request, budget: int) -> int:
@@ -251,7 +270,7 @@ class Scheduler:
         state.num_scheduled[rows] = ends
         self.num_steps += 1
         samples = ends >= state.num_tokens[rows]
-        self.ledger.add(LedgerEntry(self.num_steps, rows, state.epoch[rows], ends, samples))
+        self.ledger.add(LedgerEntry(self.num_steps, rows, state.epoch[rows], ends, samples, int(counts.sum())))
         changes, self._changes = self._changes, Changes()
         return SchedulerOutput(
             step=self.num_steps,

@@ -22,8 +22,9 @@ class CoreStats:
         self._logged_generated = 0
         self._logged_scheduled = 0
 
-    def on_step(self, num_new_tokens: int, execute_s: float, now: float) -> None:
+    def on_step(self, num_tokens: int, num_new_tokens: int, execute_s: float, now: float) -> None:
         self.num_results += 1
+        self.num_scheduled_tokens += num_tokens
         self.num_generated_tokens += num_new_tokens
         self.execute_s += execute_s
         self.last_result_at = now

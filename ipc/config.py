@@ -50,6 +50,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     chat_template: Annotated[str | None, _help("file with a Jinja chat template, if not the model's")] = None
     served_model_name: Annotated[str | None, _help("the name that clients see; none: --model as given")] = None
     listen: Annotated[str | None, _help("ipc:// or tcp:// address for clients; none: in the run directory")] = None
+    step_timeout_s: Annotated[
+        float | None, _help("a step without a result for so long proves a hang; none: learned from the steps before")
+    ] = None
     start_timeout_s: Annotated[float, _help("longest start, weights included")] = 600.0
     drain_timeout_s: Annotated[float, _help("how long running requests may finish after SIGTERM")] = 30.0
     disable_log_stats: Annotated[bool, _help("no stats line every 10 s")] = False

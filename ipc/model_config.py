@@ -15,6 +15,20 @@ import msgspec
 from .errors import ConfigError
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+ROPE_KINDS = ("default", "linear", "llama3", "yarn", "dynamic")
+
+# What a field means that a config.json leaves out, where its family says (transformers' config classes).
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": {},
+    "MistralForCausalLM": {"num_key_value_heads": 8, "sliding_window": 4096},
+    "Qwen2ForCausalLM": {"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28},
+    "Qwen3ForCausalLM": {
+        "num_key_value_heads": 32,
+        "head_dim": 128,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+    },
+}
 
 
 class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,18 +88,21 @@ def _parse(raw: dict[str, Any], generation: dict[str, Any], path: Path) -> Model
     architecture = (raw.get("architectures") or ["none"])[0]
     if architecture not in ARCHITECTURES:
         raise ConfigError(f"{path}: architecture {architecture} is not supported, known are {', '.join(ARCHITECTURES)}")
+    raw = _DEFAULTS[architecture] | raw
     num_heads = _positive(raw, "num_attention_heads", path)
     hidden_size = _positive(raw, "hidden_size", path)
-    num_kv_heads = raw.get("num_key_value_heads") or num_heads
+    num_kv_heads = _positive(raw, "num_key_value_heads", path) if raw.get("num_key_value_heads") else num_heads
     if num_heads % num_kv_heads:
         raise ConfigError(f"{path}: {num_heads} attention heads do not divide into {num_kv_heads} KV heads")
     if raw.get("hidden_act", "silu") != "silu":
         raise ConfigError(f"{path}: hidden_act {raw['hidden_act']} is not supported, only silu is")
     if raw.get("quantization_config"):
         raise ConfigError(f"{path}: quantization_config is not supported yet: give an unquantized checkpoint")
-    eos = generation.get("eos_token_id", raw.get("eos_token_id"))
-    attention_bias = bool(raw.get("attention_bias", architecture == "Qwen2ForCausalLM"))
-    is_qwen2 = architecture == "Qwen2ForCausalLM"
+    eos = generation.get("eos_token_id")
+    if eos is None:
+        eos = raw.get("eos_token_id")
+    # Mistral and Qwen2 pay no heed to attention_bias, all but Llama none to mlp_bias.
+    has_attention_bias = architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM") and bool(raw.get("attention_bias"))
     return ModelConfig(
         architecture=architecture,
         vocab_size=_positive(raw, "vocab_size", path),
@@ -94,17 +111,17 @@ def _parse(raw: dict[str, Any], generation: dict[str, Any], path: Path) -> Model
         num_layers=_positive(raw, "num_hidden_layers", path),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
-        head_dim=raw.get("head_dim") or hidden_size // num_heads,
+        head_dim=_head_dim(raw, hidden_size, num_heads, path),
         max_position_embeddings=_positive(raw, "max_position_embeddings", path),
         rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
         rope=_rope(raw, path),
         dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-        has_qkv_bias=is_qwen2 or attention_bias,
-        has_output_bias=attention_bias and not is_qwen2,
-        has_mlp_bias=bool(raw.get("mlp_bias", False)),
+        has_qkv_bias=has_attention_bias or architecture == "Qwen2ForCausalLM",
+        has_output_bias=has_attention_bias,
+        has_mlp_bias=architecture == "LlamaForCausalLM" and bool(raw.get("mlp_bias")),
         has_qk_norm=architecture == "Qwen3ForCausalLM",
-        sliding_windows=_sliding_windows(raw, architecture),
+        sliding_windows=_sliding_windows(raw, architecture, path),
         eos_token_ids=sorted({eos} if isinstance(eos, int) else set(eos or ())),
         bos_token_id=raw.get("bos_token_id") if isinstance(raw.get("bos_token_id"), int) else None,
     )
@@ -117,26 +134,51 @@ def _positive(raw: dict[str, Any], name: str, path: Path) -> int:
     return value
 
 
+def _head_dim(raw: dict[str, Any], hidden_size: int, num_heads: int, path: Path) -> int:
+    if raw.get("head_dim") is not None:
+        head_dim = _positive(raw, "head_dim", path)
+    elif hidden_size % num_heads:
+        raise ConfigError(f"{path}: hidden_size {hidden_size} does not divide into {num_heads} attention heads")
+    else:
+        head_dim = hidden_size // num_heads
+    if head_dim % 2:
+        raise ConfigError(f"{path}: head_dim {head_dim} is odd, rotary embeddings need pairs")
+    return head_dim
+
+
 def _rope(raw: dict[str, Any], path: Path) -> RopeConfig:
     """Both spellings: transformers 5's `rope_parameters` and the older `rope_theta` beside `rope_scaling`."""
-    parameters = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
-    theta = float(parameters.pop("rope_theta", None) or raw.get("rope_theta") or 10000.0)
-    kind = str(parameters.pop("rope_type", None) or parameters.pop("type", None) or "default")
-    parameters.pop("type", None)
-    if kind not in ("default", "linear", "llama3", "yarn", "dynamic"):
-        raise ConfigError(f"{path}: rope type {kind} is not supported")
-    return RopeConfig(kind=kind, theta=theta, parameters=parameters)
+    parameters = dict(raw.get("rope_scaling") or raw.get("rope_parameters") or {})
+    old_kind = parameters.pop("type", None)
+    kind = parameters.pop("rope_type", None) or old_kind or "default"
+    theta = parameters.pop("rope_theta", None) or raw.get("rope_theta") or 10000.0
+    if kind not in ROPE_KINDS:
+        raise ConfigError(f"{path}: rope type {kind} is not supported, known are {', '.join(ROPE_KINDS)}")
+    partial = parameters.pop("partial_rotary_factor", None) or raw.get("partial_rotary_factor") or 1.0
+    if partial != 1.0:
+        raise ConfigError(f"{path}: partial_rotary_factor {partial} is not supported, only 1.0 is")
+    for name, value in parameters.items():
+        if isinstance(value, dict):
+            raise ConfigError(f"{path}: rope parameters of their own for {name} layers are not supported")
+    original_length = raw.get("original_max_position_embeddings")
+    if kind in ("llama3", "yarn") and original_length is not None:
+        parameters["original_max_position_embeddings"] = original_length
+    return RopeConfig(kind=kind, theta=float(theta), parameters=parameters)
 
 
-def _sliding_windows(raw: dict[str, Any], architecture: str) -> list[int | None]:
+def _sliding_windows(raw: dict[str, Any], architecture: str, path: Path) -> list[int | None]:
     num_layers = int(raw["num_hidden_layers"])
     window = raw.get("sliding_window")
-    if not window or (architecture.startswith("Qwen") and not raw.get("use_sliding_window", False)):
+    is_qwen = architecture.startswith("Qwen")
+    if window is None or architecture == "LlamaForCausalLM" or (is_qwen and not raw.get("use_sliding_window")):
         return [None] * num_layers
-    if architecture == "LlamaForCausalLM":
-        return [None] * num_layers
+    window = _positive(raw, "sliding_window", path)
+    if not is_qwen:
+        return [window] * num_layers
     layer_types = raw.get("layer_types")
-    if layer_types:
-        return [int(window) if kind == "sliding_attention" else None for kind in layer_types]
-    first = int(raw.get("max_window_layers", 0)) if architecture.startswith("Qwen") else 0
-    return [int(window) if layer >= first else None for layer in range(num_layers)]
+    if layer_types is None:
+        first = int(raw["max_window_layers"])
+        return [window if layer >= first else None for layer in range(num_layers)]
+    if len(layer_types) != num_layers:
+        raise ConfigError(f"{path}: layer_types has {len(layer_types)} entries, num_hidden_layers is {num_layers}")
+    return [window if kind == "sliding_attention" else None for kind in layer_types]

@@ -38,6 +38,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ignore_eos: bool = False  # go on after the model's end token
     skip_special_tokens: bool = True  # leave special tokens out of the text
     priority: int = 0  # lower runs first, with --scheduling-policy priority
+    timeout_s: float | None = None  # > 0: end with finish_reason timeout this long after arrival
+    queue_timeout_s: float | None = None  # > 0: the same for a request that has not begun to run
     cache_salt: str | None = None  # prefixes are shared only among requests of the same salt
 
     def __post_init__(self) -> None:
@@ -52,6 +54,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens is {self.min_tokens}, above max_tokens {self.max_tokens}: lower it")
         _check_int("priority", self.priority, -(2**31), 2**31 - 1)
+        for name in ("timeout_s", "queue_timeout_s"):
+            if getattr(self, name) is not None:
+                _check_float(name, getattr(self, name), 0.0, 1e9, low_open=True)
         if self.cache_salt is not None and not (isinstance(self.cache_salt, str) and 0 < len(self.cache_salt) <= 1024):
             raise RequestError("cache_salt must be a string of 1 to 1024 characters")
         self._check_stops()

@@ -56,7 +56,9 @@ class Bench:
     """The core's surroundings. `pump` moves messages until a condition holds or the deadline passes."""
 
     def __init__(self, directory: Path) -> None:
-        self.spec: EngineSpec = msgspec.structs.replace(make_spec(block_size=4), run_directory=str(directory))
+        self.spec: EngineSpec = msgspec.structs.replace(
+            make_spec(block_size=4, step_timeout_s=2.0), run_directory=str(directory)
+        )
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.control = new_socket(self.context, zmq.ROUTER)
         self.control.bind(self.spec.address("control"))
@@ -228,7 +230,7 @@ def test_a_worker_that_missed_a_step_gets_it_again(bench: Bench) -> None:
     assert bench.tokens()[0] == expected_tokens([1, 2, 3], 0, 10, [])
 
 
-@pytest.mark.parametrize("how", ["error", "nonsense"])
+@pytest.mark.parametrize("how", ["error", "nonsense", "silence"])
 def test_a_failed_group_is_replaced_and_streams_go_on(bench: Bench, how: str) -> None:
     bench.start()
     for key in range(3):
@@ -236,11 +238,14 @@ def test_a_failed_group_is_replaced_and_streams_go_on(bench: Bench, how: str) ->
     bench.pump(EngineCoreOutputs)
     if how == "error":
         bench.push(WorkerError(rank=0, generation=0, step=2, phase="execute", message="RuntimeError: boom"))
+    elif how == "silence":
+        bench.is_mute = True
     else:
         bench.push(bench.worker.execute(msgspec.structs.replace(_empty_step(bench), step=bench.worker.num_steps + 1)))
     seen = bench.pump(ReplaceWorkers)
     reason = next(message.reason for message in seen if isinstance(message, ReplaceWorkers))
-    assert "boom" in reason if how == "error" else "makes no sense" in reason
+    assert {"error": "boom", "nonsense": "makes no sense", "silence": "hang"}[how] in reason
+    bench.is_mute = False
     bench.join(generation=1)
     bench.order(WorkersUp(generation=1))
     bench.run_until_finished(0, 1, 2)

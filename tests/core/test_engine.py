@@ -311,12 +311,59 @@ def test_losing_the_workers_loses_no_token() -> None:
     for generation in range(1, 5):
         for _ in range(rng.randrange(1, 12)):
             harness.turn()
-        harness.core.lose_workers()
+        harness.core.lose_workers("a test")
         harness.core.scheduler.check_invariants()
         harness.worker = FakeWorker(64, 4)
         harness.core.gain_workers(harness.worker, generation)
     harness.run()
     for key in range(12):
+        harness.check(key)
+
+
+def test_deadlines_end_requests_in_the_queue_and_while_they_run() -> None:
+    harness = Harness(max_num_seqs=1, block_size=4)
+    harness.add(0, [1, 2, 3], 100, timeout_s=50.0)  # arrives at 1.0
+    harness.add(1, [1, 2, 3], 100, queue_timeout_s=30.0)  # arrives at 2.0
+    harness.add(2, [1, 2, 3], 5, queue_timeout_s=1e6)
+    for _ in range(5):
+        harness.turn()
+    assert harness.core.next_deadline == 32.0
+    harness.core.expire(31.9)
+    assert not harness.finished
+    harness.core.expire(32.0)
+    harness.take()
+    assert {key: done.reason for key, done in harness.finished.items()} == {1: "timeout"}
+    harness.core.expire(51.0)
+    harness.take()
+    assert harness.finished[0].reason == "timeout"
+    assert harness.tokens[0] == expected_tokens([1, 2, 3], 0, 100, [])[: len(harness.tokens[0])]
+    harness.run()
+    harness.check(2)
+
+
+def test_the_request_that_kills_every_group_fails_alone() -> None:
+    harness, rng = Harness(max_num_seqs=8, block_size=4), random.Random(7)
+    for key in range(8):
+        harness.add(key, prompt_of(rng, 5), 20)
+    poison = harness.prompts[5][0]
+    generation = 0
+    while harness.core.num_requests:
+        harness.core.step()
+        step = harness.worker.queue[0]
+        for new_row in step.new_rows:
+            if list(decode_ids(new_row.token_ids))[:5] == poison:
+                harness.core.lose_workers("it exploded")
+                harness.worker = FakeWorker(64, 4)
+                generation += 1
+                assert generation < 12
+                harness.core.gain_workers(harness.worker, generation)
+                break
+        else:
+            harness.turn()
+        harness.take()
+    error = harness.finished[5].error
+    assert error is not None and error.kind == "internal" and "it exploded" in error.message
+    for key in set(range(8)) - {5}:
         harness.check(key)
 
 

@@ -1,0 +1,50 @@
+"""When requests run out of time. Unix seconds, counted from a request's first arrival, so that no resubmission moves
+them."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+
+from .request import Request, State
+
+
+class Deadlines:
+    """A heap with lazy removal: requests that ended meanwhile are skipped when they surface."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, bool, Request]] = []
+        self._tie = itertools.count()
+
+    def add(self, request: Request) -> None:
+        """Note both deadlines of a request that has any."""
+        params = request.params
+        if params.timeout_s is not None:
+            self._push(request, request.arrival_time + params.timeout_s, in_queue=False)
+        if params.queue_timeout_s is not None and request.num_output_tokens == 0:
+            self._push(request, request.arrival_time + params.queue_timeout_s, in_queue=True)
+
+    def _push(self, request: Request, when: float, in_queue: bool) -> None:
+        heapq.heappush(self._heap, (when, next(self._tie), in_queue, request))
+
+    def expired(self, now: float) -> list[Request]:
+        """Requests whose time is over, each once."""
+        found: dict[int, Request] = {}
+        while self._heap and (self._heap[0][0] <= now or not _is_due(self._heap[0])):
+            entry = heapq.heappop(self._heap)
+            if _is_due(entry):
+                found[id(entry[3])] = entry[3]
+        return list(found.values())
+
+    @property
+    def next(self) -> float | None:
+        """When to look again."""
+        return self._heap[0][0] if self._heap else None
+
+
+def _is_due(entry: tuple[float, int, bool, Request]) -> bool:
+    """Whether the entry still matters: its request lives and, for a queue deadline, never got a row."""
+    _, _, in_queue, request = entry
+    if request.state is State.FINISHED:
+        return False
+    return not in_queue or (request.state is State.WAITING and request.num_cached_tokens < 0)

@@ -1,0 +1,32 @@
+"""How long a step may take before its workers are taken to hang.
+
+Learned from the steps that came back: for each power of two of tokens the longest time seen. A step of k times the
+tokens takes at most k times as long, so the least of the bounds that the known sizes give is used, times a margin.
+"""
+
+from __future__ import annotations
+
+MARGIN = 20.0  # a shared machine stalls a step by more than 10 × at times
+MIN_LIMIT_S = 5.0
+FIRST_LIMIT_S = 120.0  # nothing is known yet
+
+
+class StepWatch:
+    """Seconds in, seconds out. `fixed_s` is the operator's own limit, if any."""
+
+    def __init__(self, fixed_s: float | None = None) -> None:
+        self._fixed_s = fixed_s
+        self._longest_by_size: dict[int, float] = {}  # bit length of the token count: seconds
+
+    def on_step(self, num_tokens: int, seconds: float) -> None:
+        size = num_tokens.bit_length()
+        self._longest_by_size[size] = max(seconds, self._longest_by_size.get(size, 0.0))
+
+    def limit_s(self, num_tokens: int) -> float:
+        if self._fixed_s is not None:
+            return self._fixed_s
+        if not self._longest_by_size:
+            return FIRST_LIMIT_S
+        size = num_tokens.bit_length()
+        bound = min(longest * 2 ** max(size - known, 0) for known, longest in self._longest_by_size.items())
+        return max(MIN_LIMIT_S, MARGIN * bound)

@@ -1,0 +1,137 @@
+"""InProcessEngine: frontend, core and one worker in the calling thread, for debuggers, profilers and tests.
+
+The same objects and the same messages as in separate processes; only the sockets between them are left out. It makes
+progress in `step` alone, and an exception anywhere reaches the caller as it is.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from pathlib import Path
+
+from ..core.engine import EngineCore
+from ..ipc.addresses import RunDirectory
+from ..ipc.codec import Decoder, encode
+from ..ipc.config import EngineConfig
+from ..ipc.errors import ConfigError
+from ..ipc.messages import (
+    PROTOCOL_VERSION,
+    AbortRequests,
+    ClientMessage,
+    EngineCoreRequest,
+    FrontendMessage,
+    FrontendToCore,
+    Hello,
+    Initialize,
+    Ping,
+    Pong,
+    SchedulerOutput,
+    Welcome,
+)
+from ..workers.worker import Worker
+from .chat import ChatTemplate
+from .resolve import resolve
+from .service import Frontend
+from .tokenizer import Tokenizer, read_tokenizer_config
+
+_IDENTITY = b"in-process client"
+_OWNER = 0
+
+
+class _Steps:
+    """The core's Executor: steps wait here until `step` runs them."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[SchedulerOutput] = deque()
+
+    def send(self, output: SchedulerOutput) -> None:
+        self.waiting.append(output)
+
+
+class InProcessEngine:
+    """Owns all three; a run directory only for what the worker puts there."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        if config.tensor_parallel_size != 1:
+            raise ConfigError(
+                f"in_process runs one rank, tensor_parallel_size is {config.tensor_parallel_size}: set it to 1"
+            )
+        self._run_directory = RunDirectory.create()
+        self._wakeup = threading.Event()
+        self._steps = _Steps()
+        try:
+            self.spec = resolve(config, self._run_directory)
+            self._worker = Worker(self.spec, rank=0, generation=0)
+            for _ in self._worker.load():
+                pass
+            num_blocks = self._worker.measure().max_blocks
+            self._worker.initialize(num_blocks)
+            self._core = EngineCore(self.spec, num_blocks, self._steps)
+            self._frontend = self._make_frontend()
+        except BaseException:
+            self._run_directory.remove()
+            raise
+        self._decoder: Decoder[FrontendMessage] = Decoder(FrontendMessage)
+        self._frontend.on_control_message(Initialize(num_blocks=num_blocks))
+        self._frontend.connect()
+        self._talk_to_core()
+
+    def _make_frontend(self) -> Frontend:
+        folder = Path(self.spec.tokenizer_folder)
+        tokenizer = Tokenizer.load(folder, self.spec.config.trust_remote_code)
+        special_tokens = {} if tokenizer is None else tokenizer.special_tokens
+        template = ChatTemplate.load(
+            folder, read_tokenizer_config(folder), special_tokens, self.spec.config.chat_template
+        )
+        return Frontend(self.spec, tokenizer, template, self._wakeup.set)
+
+    # ── what the client sees ─────────────────────────────────────────────────────────────────────────────────────
+
+    def send(self, message: ClientMessage) -> None:
+        """Hand the engine a message; what it leads to happens in `step`."""
+        self._frontend.on_client_frame(_IDENTITY, encode(message))
+
+    def step(self, timeout_s: float) -> list[FrontendMessage]:
+        """One turn: intake, one step of the model if there is work, outputs. Waits at most `timeout_s`, and only for
+        a text that is being tokenized in a thread."""
+        if not self._core.num_requests and not self._frontend.outbox.to_core:
+            self._wakeup.wait(timeout_s if self._frontend.num_open_requests else 0)
+        if self._wakeup.is_set():
+            self._wakeup.clear()
+            self._frontend.on_wakeup()
+        self._frontend.tick(time.monotonic())
+        self._talk_to_core()
+        self._core.step()
+        if self._steps.waiting:
+            result = self._worker.execute(self._steps.waiting.popleft())
+            assert result is not None, "rank 0 answers every step"
+            self._core.on_result(result)
+        for _, outputs in self._core.take_outputs():
+            self._frontend.on_core_message(outputs)
+        self._frontend.on_control_message(self._core.progress(time.monotonic()))
+        self._frontend.tick(time.monotonic())
+        self._talk_to_core()
+        frames, self._frontend.outbox.to_clients = self._frontend.outbox.to_clients, []
+        return [self._decoder.decode(frame) for _, frame in frames]
+
+    def close(self) -> None:
+        self._run_directory.remove()
+
+    # ── between the parts ────────────────────────────────────────────────────────────────────────────────────────
+
+    def _talk_to_core(self) -> None:
+        messages, self._frontend.outbox.to_core = self._frontend.outbox.to_core, []
+        for message in messages:
+            self._tell_core(message)
+
+    def _tell_core(self, message: FrontendToCore) -> None:
+        if isinstance(message, EngineCoreRequest):
+            self._core.add_request(_OWNER, message)
+        elif isinstance(message, AbortRequests):
+            self._core.abort(_OWNER, message.keys)
+        elif isinstance(message, Hello):
+            self._frontend.on_core_message(Welcome(protocol_version=PROTOCOL_VERSION, run_id=self.spec.run_id))
+        elif isinstance(message, Ping):
+            self._frontend.on_core_message(Pong())

@@ -1,0 +1,92 @@
+"""Whatever mix of guilty and innocent requests runs: the guilty are found one by one, the innocent get on."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from tokenloom.core.quarantine import Quarantine
+from tokenloom.core.request import Request, State
+from tokenloom.ipc.sampling_params import SamplingParams
+
+
+def make_request(key: int) -> Request:
+    return Request(
+        owner=0,
+        key=key,
+        attempt=0,
+        params=SamplingParams(),
+        seed=0,
+        num_prompt_tokens=1,
+        max_tokens=100,
+        stop_token_ids=[],
+        arrival_time=0.0,
+        priority=0,
+        order=float(key),
+        tokens=np.zeros(1, np.int32),
+        num_tokens=1,
+    )
+
+
+def simulate(num_requests: int, guilty: dict[int, int], length: int) -> tuple[list[int], int]:
+    """Run requests in lockstep; request k in `guilty` kills the group when it has guilty[k] tokens. Returns who was
+    convicted and how many groups were lost."""
+    quarantine, requests = Quarantine(), [make_request(key) for key in range(num_requests)]
+    convicted, num_losses = [], 0
+    for _ in range(10_000):
+        alive = [request for request in requests if request.state is not State.FINISHED]
+        if not alive:
+            return convicted, num_losses
+        step = [request for request in alive if not quarantine.is_held(request)]
+        assert step, "everyone is held"
+        if any(guilty.get(request.key) == request.num_tokens for request in step):
+            num_losses += 1
+            culprit = quarantine.on_loss(step)
+            if culprit is not None:
+                convicted.append(culprit.key)
+                culprit.move(State.FINISHED)
+            continue
+        for request in step:
+            request.num_tokens += 1
+            if request.num_tokens > length:
+                request.move(State.FINISHED)
+        if quarantine.is_watching:
+            quarantine.on_progress({request: request.num_tokens for request in step})
+    raise AssertionError("it does not end")
+
+
+def test_a_single_loss_accuses_nobody() -> None:
+    quarantine, requests = Quarantine(), [make_request(key) for key in range(4)]
+    assert quarantine.on_loss(requests) is None
+    assert not any(quarantine.is_held(request) for request in requests)
+    quarantine.on_progress(dict.fromkeys(requests, 2))
+    assert not quarantine.is_watching
+
+
+@pytest.mark.parametrize("num_requests", [1, 2, 7, 64])
+def test_the_guilty_one_is_found_in_logarithmic_time(num_requests: int) -> None:
+    for at in (1, 5):
+        convicted, num_losses = simulate(num_requests, {num_requests // 2: at}, 10)
+        assert convicted == [num_requests // 2]
+        assert num_losses <= 4 + num_requests.bit_length()
+
+
+def test_any_number_of_guilty_ones_is_found_and_no_innocent() -> None:
+    rng = random.Random(0)
+    for _ in range(200):
+        num_requests = rng.randrange(1, 40)
+        guilty = {key: rng.randrange(1, 8) for key in rng.sample(range(num_requests), rng.randrange(num_requests + 1))}
+        convicted, _ = simulate(num_requests, guilty, 8)
+        assert sorted(convicted) == sorted(guilty)
+
+
+def test_an_abort_of_all_on_trial_frees_the_others() -> None:
+    quarantine, requests = Quarantine(), [make_request(key) for key in range(4)]
+    quarantine.on_loss(requests)
+    quarantine.on_loss(requests)
+    assert [quarantine.is_held(request) for request in requests] == [False, False, True, True]
+    for request in requests[:2]:
+        request.move(State.FINISHED)
+    assert [quarantine.is_held(request) for request in requests[2:]] == [False, False]
