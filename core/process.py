@@ -30,6 +30,7 @@ from ..ipc.messages import (
     Drained,
     EngineCoreRequest,
     Failed,
+    FrontendDown,
     FrontendToCore,
     Hello,
     Initialize,
@@ -43,6 +44,7 @@ from ..ipc.messages import (
     SupervisorToChild,
     Unknown,
     Welcome,
+    WorkersDown,
     WorkersUp,
 )
 from ..ipc.sockets import new_socket
@@ -88,7 +90,8 @@ class CoreProcess:
                 fingerprint=self._spec.fingerprint,
             )
         )
-        self._start(self._wait_for_initialize())
+        if not self._wait_for_initialize():
+            return
         poller = zmq.Poller()
         poller.register(self._control, zmq.POLLIN)
         poller.register(self._frontends, zmq.POLLIN)
@@ -101,17 +104,22 @@ class CoreProcess:
                 poller.unregister(workers.results)
             self.turn()
 
-    def _wait_for_initialize(self) -> Initialize:
-        while True:
+    def _wait_for_initialize(self) -> bool:
+        """Serve the supervisor until the pool's size is known and every rank listens; False when it says Stop."""
+        while self._engine is None:
             message = self._from_supervisor.decode(self._control.recv())
             if isinstance(message, Initialize):
-                return message
-            if isinstance(message, Stop):
-                raise SystemExit(0)
+                self._start(message)
+            elif isinstance(message, Ping):
+                self._tell(Pong())
+            elif isinstance(message, Stop):
+                return False
+        return True
 
     def _start(self, message: Initialize) -> None:
         begun = time.monotonic()
         assert self._workers is not None
+        self._workers.probe(time.monotonic() + self._spec.config.start_timeout_s)
         self._engine = EngineCore(
             self._spec,
             message.num_blocks,
@@ -119,7 +127,6 @@ class CoreProcess:
             core_epoch=self._core_epoch,
             generation=self._workers.generation,
         )
-        self._workers.probe(time.monotonic() + self._spec.config.start_timeout_s)
         self._tell(Phase(name="workers joined", duration_s=time.monotonic() - begun))
         self._tell(Ready())
 
@@ -176,6 +183,15 @@ class CoreProcess:
         self._workers = None
         self._engine.lose_workers(reason)
         self._tell(ReplaceWorkers(generation=generation, reason=reason))
+
+    def _on_workers_down(self, message: WorkersDown) -> None:
+        """The supervisor saw a worker end before its silence could tell us."""
+        assert self._engine is not None
+        if self._workers is not None and self._workers.generation == message.generation:
+            self._take_results()  # what was sent before the end counts
+            self._workers.close()
+            self._workers = None
+            self._engine.lose_workers(message.reason)
 
     def _gain_workers(self, generation: int) -> None:
         assert self._engine is not None
@@ -262,6 +278,12 @@ class CoreProcess:
                 elif isinstance(message, Drain):
                     self._is_draining = True
                     self._engine.refuse_new_work()
+                elif isinstance(message, Ping):
+                    self._tell(Pong())
+                elif isinstance(message, FrontendDown):
+                    self._lose_frontend(message.identity)
+                elif isinstance(message, WorkersDown):
+                    self._on_workers_down(message)
                 elif isinstance(message, WorkersUp):
                     self._gain_workers(message.generation)
 

@@ -104,7 +104,7 @@ class Rows:
     def schedulable(self) -> npt.NDArray[np.int32]:
         """[max_num_seqs]: how many tokens each row could compute in the next step; 0 for free rows."""
         ahead = np.maximum(self.num_tokens - self.num_scheduled, 1)
-        count = np.minimum(ahead, self.token_limit - 1 - self.num_scheduled)
+        count: Ids = np.minimum(ahead, self.token_limit - 1 - self.num_scheduled)
         count[~self.is_active] = 0
         return count
 
@@ -116,9 +116,11 @@ class Rows:
 
     def stopped(self, rows: Ids, token_ids: Ids) -> npt.NDArray[np.bool_]:
         """[n]: whether the last token of each row, just appended, is one of its stop ids and may stop it."""
-        hit: npt.NDArray[np.bool_] = (self.stop_ids[rows] == token_ids[:, None]).any(axis=1)
+        hit: npt.NDArray[np.bool_]
+        hit = (self.stop_ids[rows] == token_ids[:, None]).any(axis=1)
         if self._extra_stop_ids:
             for i, row in enumerate(rows.tolist()):
                 if row in self._extra_stop_ids:
                     hit[i] = int(token_ids[i]) in self._extra_stop_ids[row]
-        return hit & np.greater_equal(self.num_tokens[rows], self.min_tokens_end[rows])
+        hit &= self.num_tokens[rows] >= self.min_tokens_end[rows]
+        return hit

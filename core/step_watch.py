@@ -28,5 +28,5 @@ class StepWatch:
         if not self._longest_by_size:
             return FIRST_LIMIT_S
         size = num_tokens.bit_length()
-        bound = min(longest * 2 ** max(size - known, 0) for known, longest in self._longest_by_size.items())
+        bound = min(longest * (1 << max(size - known, 0)) for known, longest in self._longest_by_size.items())
         return max(MIN_LIMIT_S, MARGIN * bound)

@@ -1,7 +1,10 @@
-"""The supervisor: starts frontend, core and workers, watches them, stops them. No request passes through it.
+"""The supervisor: starts frontend, core and workers, watches them, replaces them, stops them. No request passes
+through it.
 
-Start: every rank says Measured → the least number of blocks goes to all as Initialize → everyone says Ready. It waits
-on one poller for control messages, ends of processes, their stderr and signals; it never wakes otherwise.
+Start: every rank says Measured → the least number of blocks goes to all as Initialize → everyone says Ready.
+Later: a worker that ends takes its group with it and a new generation is started, while core and frontend stay; a core
+that ends is started again beside the workers, a frontend at the same address. Each of these resumes its requests from
+their tokens. Waits on one poller; its only timer asks core and frontend for a sign of life.
 """
 
 from __future__ import annotations
@@ -13,8 +16,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import msgspec
 import zmq
 
 from ..ipc.addresses import RunDirectory, lock_ipc_address, unlink_ipc_address
@@ -25,32 +29,45 @@ from ..ipc.messages import (
     PROTOCOL_VERSION,
     ChildHello,
     ChildToSupervisor,
+    CoreUp,
     Drain,
     Drained,
     Failed,
+    FrontendDown,
     Initialize,
     Measured,
     Phase,
+    Ping,
+    Pong,
     Progress,
     Ready,
     ReplaceWorkers,
     Stop,
     SupervisorToChild,
+    WorkersDown,
+    WorkersUp,
 )
 from ..ipc.sockets import new_socket
 from .child_process import ChildProcess
+from .restart_policy import RestartPolicy
 
 logger = logging.getLogger("tokenloom.supervisor")
 
 STOP_TIMEOUT_S = 3.0  # from Stop to SIGKILL
+PING_INTERVAL_S = 2.0
+PONG_TIMEOUT_S = 6.0  # core and frontend answer within milliseconds unless they hang
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Child:
     """A process and the identity under which it speaks on the control socket."""
 
+    role: str  # worker, core or frontend
     process: ChildProcess
     identity: bytes
+    is_ready: bool = False
+    measured: Measured | None = None
+    heard_at: float = field(default_factory=time.monotonic)
 
 
 class Supervisor:
@@ -69,9 +86,15 @@ class Supervisor:
         self._poller = zmq.Poller()
         self._poller.register(self._control, zmq.POLLIN)
         self._children: list[Child] = []
-        self._measured: dict[bytes, Measured] = {}
-        self._ready: set[bytes] = set()
+        self._generation = self._core_epoch = self._num_frontends = 0
+        self._num_blocks = 0  # 0: not settled yet
+        self._is_serving = False
+        self._policy_by_role = {role: RestartPolicy() for role in ("worker", "core", "frontend")}
+        self._pending_start: dict[str, float] = {}  # role: when to start it
+        self._progress = Progress(step=0, step_age_s=0.0, num_running=0, num_waiting=0)
+        self._last_failure = ""
         self._failure: TokenloomError | None = None
+        self._next_ping_at = 0.0
         self._num_signals = 0
         self._has_drained = False
         self._wakeup_fds: tuple[int, int] | None = None
@@ -84,74 +107,92 @@ class Supervisor:
         if self.spec.config.listen and self.spec.config.listen.startswith("ipc://"):
             self._lock_fd = lock_ipc_address(self.spec.config.listen)
         self._catch_signals()
-        for rank in range(self.spec.config.tensor_parallel_size):
-            self._start_worker(rank, generation=0)
-        self._start_core(epoch=0)
-        self._start_frontend()
+        for role in ("worker", "core", "frontend"):
+            self._start(role)
         deadline = self._begun + self.spec.config.start_timeout_s
-        while not self._is_ready():
+        while not all(child.is_ready for child in self._children):
             self._turn(max(deadline - time.monotonic(), 0))
-            if self._failure is not None:
-                raise self._failure
             if self._num_signals:
                 raise EngineDead("stopped by a signal while starting")
             if time.monotonic() >= deadline:
-                late = [child.process.name for child in self._children if child.identity not in self._ready]
+                late = [child.process.name for child in self._children if not child.is_ready]
                 raise EngineDead(f"{', '.join(late)} not ready after --start-timeout-s {deadline - self._begun:g} s")
+        self._is_serving = True
         self._announce(f"Ready at {self.address} after {time.monotonic() - self._begun:.2f} s")
 
-    def _start_worker(self, rank: int, generation: int) -> None:
-        arguments = ["--rank", str(rank), "--generation", str(generation)]
-        self._spawn(f"worker {rank}", "tokenloom.workers.process", b"worker-%d-%d" % (rank, generation), arguments)
+    def _start(self, role: str) -> None:
+        """Start the processes of a role: all ranks of the present generation, the core, or the frontend."""
+        if role == "worker":
+            for rank in range(self.spec.config.tensor_parallel_size):
+                identity = f"worker-{rank}-{self._generation}"
+                arguments = ["--rank", str(rank), "--generation", str(self._generation)]
+                self._spawn(role, f"worker {rank}", "tokenloom.workers.process", identity, arguments)
+        elif role == "core":
+            arguments = ["--epoch", str(self._core_epoch), "--generation", str(self._generation)]
+            self._spawn(role, "core", "tokenloom.core.process", f"core-{self._core_epoch}", arguments)
+        else:
+            identity = f"frontend-{self._num_frontends}"
+            arguments = ["--identity", identity, "--address", self.address]
+            self._spawn(role, "frontend", "tokenloom.frontend.process", identity, arguments)
 
-    def _start_core(self, epoch: int) -> None:
-        self._spawn("core", "tokenloom.core.process", b"core-%d" % epoch, ["--epoch", str(epoch)])
-
-    def _start_frontend(self) -> None:
-        self._spawn("frontend", "tokenloom.frontend.process", b"frontend", [])
-
-    def _spawn(self, name: str, module: str, identity: bytes, arguments: list[str]) -> None:
+    def _spawn(self, role: str, name: str, module: str, identity: str, arguments: list[str]) -> None:
         process = ChildProcess(name, module, ["--spec", self.spec.to_argument(), *arguments])
-        self._children.append(Child(process, identity))
+        self._children.append(Child(role, process, identity.encode()))
         self._poller.register(process.stderr_fd, zmq.POLLIN)
         self._poller.register(process.pid_fd, zmq.POLLIN)
 
-    def _is_ready(self) -> bool:
-        return all(child.identity in self._ready for child in self._children)
+    def _of(self, role: str) -> list[Child]:
+        return [child for child in self._children if child.role == role]
+
+    def _is_up(self, role: str) -> bool:
+        children = self._of(role)
+        return bool(children) and all(child.is_ready for child in children)
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def run(self) -> None:
-        """Serve until a signal; the first drains, a second aborts. Raises EngineDead when a child is lost."""
+        """Serve until a signal; the first drains, a second aborts. Raises EngineDead when a loss cannot be mended."""
         while not self._num_signals:
             self._turn(None)
-            if self._failure is not None:
-                raise self._failure
         self._drain()
 
     def _drain(self) -> None:
         deadline = time.monotonic() + self.spec.config.drain_timeout_s
         self._announce("Draining: running requests finish, new ones are refused; another signal aborts")
-        self._broadcast(Drain(), b"core", b"frontend")
+        self._broadcast(Drain(), "core", "frontend")
         while not self._has_drained and self._num_signals < 2 and time.monotonic() < deadline:
             self._turn(deadline - time.monotonic())
-            if self._failure is not None:
-                raise self._failure
 
     def _turn(self, timeout_s: float | None) -> None:
-        """Wait for something and deal with all that is there."""
-        self._poller.poll(None if timeout_s is None else int(max(timeout_s, 0) * 1000) + 1)
+        """Wait for something and deal with all that is there. Raises what cannot be mended."""
+        self._poller.poll(self._patience_ms(timeout_s))
         if self._wakeup_fds is not None:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wakeup_fds[0], 64)
+        self._pass_on_stderr()
+        for identity, message in self._receive():
+            self._on_message(identity, message)
+        for child in list(self._children):
+            if child in self._children and child.process.exit_code is not None:
+                self._on_loss(child, child.process.describe_exit())
+        if self._failure is not None:
+            raise self._failure
+        self._start_what_is_due()
+        self._ask_for_signs_of_life()
+
+    def _patience_ms(self, timeout_s: float | None) -> int | None:
+        now = time.monotonic()
+        waits = [when - now for when in self._pending_start.values()]
+        if timeout_s is not None:
+            waits.append(timeout_s)
+        if self._is_serving:
+            waits.append(self._next_ping_at - now)
+        return max(int(min(waits) * 1000) + 1, 0) if waits else None
+
+    def _pass_on_stderr(self) -> None:
         for child in self._children:
             for line in child.process.read_stderr():
                 print(line, file=sys.stderr, flush=True)
-        for identity, message in self._receive():
-            self._on_message(identity, message)
-        for child in self._children:
-            if self._failure is None and child.process.exit_code is not None:
-                self._failure = EngineDead(child.process.describe_exit())
 
     def _receive(self) -> Iterator[tuple[bytes, ChildToSupervisor]]:
         with contextlib.suppress(zmq.Again):
@@ -166,22 +207,30 @@ class Supervisor:
         child = next((child for child in self._children if child.identity == identity), None)
         if child is None:
             return
+        child.heard_at = time.monotonic()
         if isinstance(message, ChildHello):
             self._check_hello(message)
+            if self._num_blocks and child.role != "worker":
+                self._tell(child, Initialize(num_blocks=self._num_blocks))
         elif isinstance(message, Phase):
             self._on_phase(child, message)
         elif isinstance(message, Measured):
             self._on_measured(child, message)
         elif isinstance(message, Ready):
-            self._ready.add(identity)
+            self._on_ready(child)
         elif isinstance(message, Failed):
-            self._failure = self._failure or message.error.to_exception()
+            self._on_failed(message)
         elif isinstance(message, ReplaceWorkers):
-            self._failure = self._failure or EngineDead(message.reason)
+            if message.generation == self._generation:
+                self._on_loss(self._of("worker")[0], message.reason)
         elif isinstance(message, Drained):
             self._has_drained = True
         elif isinstance(message, Progress):
-            self._broadcast(message, b"frontend")
+            self._on_progress(message)
+        else:
+            assert isinstance(message, Pong)
+
+    # ── start-up news ────────────────────────────────────────────────────────────────────────────────────────────
 
     def _check_hello(self, hello: ChildHello) -> None:
         if (hello.protocol_version, hello.fingerprint) != (PROTOCOL_VERSION, self.spec.fingerprint):
@@ -198,10 +247,17 @@ class Supervisor:
         self._announce(f"{since:6.2f} s  {child.process.name}: {phase.name} in {phase.duration_s:.2f} s{detail}")
 
     def _on_measured(self, child: Child, measured: Measured) -> None:
-        self._measured[child.identity] = measured
-        if len(self._measured) < self.spec.config.tensor_parallel_size:
+        child.measured = measured
+        group = [each.measured for each in self._of("worker")]
+        if any(each is None for each in group):
             return
-        num_blocks = min(each.max_blocks for each in self._measured.values())
+        num_blocks = min(each.max_blocks for each in group if each is not None)
+        if self._num_blocks:
+            if num_blocks < self._num_blocks:
+                logger.warning("a new worker has room for %d KV blocks, %d are needed", num_blocks, self._num_blocks)
+            self._broadcast(Initialize(num_blocks=self._num_blocks), "worker")
+            return
+        self._num_blocks = num_blocks
         size = self.spec.config.block_size
         self._announce(
             f"{time.monotonic() - self._begun:6.2f} s  KV cache: {num_blocks - 1} blocks of {size} = "
@@ -210,13 +266,103 @@ class Supervisor:
         )
         self._broadcast(Initialize(num_blocks=num_blocks))
 
-    def _broadcast(self, message: SupervisorToChild, *prefixes: bytes) -> None:
-        """To all children, or to those whose identity begins with one of `prefixes`."""
-        frame = encode(message)
+    def _on_ready(self, child: Child) -> None:
+        child.is_ready = True
+        if not self._is_serving or not self._is_up(child.role):
+            return
+        logger.info("%s is back", child.process.name)
+        if child.role == "worker":
+            self._broadcast(WorkersUp(generation=self._generation), "core")
+        elif child.role == "core":
+            self._broadcast(CoreUp(core_epoch=self._core_epoch), "frontend")
+        self._publish_progress()
+
+    def _on_failed(self, message: Failed) -> None:
+        """A child knows why it ends. While the engine starts, that is the engine's own error."""
+        if not self._is_serving:
+            self._failure = self._failure or message.error.to_exception()
+
+    # ── losses ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _on_loss(self, child: Child, reason: str) -> None:
+        """A process ended, hangs, or its group is of no use: end what belongs to it and start it anew."""
+        if not self._is_serving:
+            self._failure = self._failure or EngineDead(reason)
+            return
+        logger.error("%s", reason)
+        self._last_failure = reason
+        self._remove(child.role)
+        delay_s = self._policy_by_role[child.role].on_failure()
+        if delay_s is None:
+            self._failure = EngineDead(f"the {child.role} cannot be kept alive; last: {reason}")
+            return
+        if child.role == "worker":
+            self._broadcast(WorkersDown(generation=self._generation, reason=reason), "core")
+            self._generation += 1
+            core = self._of("core")
+            if core and not core[0].is_ready:  # it waits for the group that has just ended
+                self._remove("core")
+                self._core_epoch += 1
+                self._pending_start["core"] = time.monotonic()
+        elif child.role == "core":
+            self._core_epoch += 1
+        else:
+            self._num_frontends += 1
+            self._broadcast(FrontendDown(identity=child.identity), "core")
+        self._pending_start[child.role] = time.monotonic() + delay_s
+        self._publish_progress()
+
+    def _remove(self, role: str) -> None:
+        for child in self._of(role):
+            self._poller.unregister(child.process.stderr_fd)
+            self._poller.unregister(child.process.pid_fd)
+            child.process.close()
+            self._children.remove(child)
+
+    def _start_what_is_due(self) -> None:
+        now = time.monotonic()
+        for role, when in list(self._pending_start.items()):
+            if when <= now and (role != "core" or self._is_up("worker")):  # a core needs workers to probe
+                del self._pending_start[role]
+                self._start(role)
+            elif when <= now:
+                self._pending_start[role] = now + PING_INTERVAL_S  # looked at again when the workers are up
+
+    def _ask_for_signs_of_life(self) -> None:
+        now = time.monotonic()
+        if not self._is_serving or now < self._next_ping_at:
+            return
+        self._next_ping_at = now + PING_INTERVAL_S
+        for child in self._of("core") + self._of("frontend"):
+            if child.is_ready and now - child.heard_at > PONG_TIMEOUT_S:
+                self._on_loss(child, f"{child.process.name} hangs: no sign of life for {now - child.heard_at:.1f} s")
+            elif child.is_ready:
+                self._tell(child, Ping())
+
+    def _on_progress(self, progress: Progress) -> None:
+        if progress.step > self._progress.step:
+            for policy in self._policy_by_role.values():
+                policy.on_progress()
+        self._progress = progress
+        self._publish_progress()
+
+    def _publish_progress(self) -> None:
+        """Tell the frontends, which answer health from it."""
+        num_restarts = sum(policy.num_restarts for policy in self._policy_by_role.values())
+        progress = msgspec.structs.replace(
+            self._progress, num_restarts=num_restarts, last_failure=self._last_failure, is_core_up=self._is_up("core")
+        )
+        self._broadcast(progress, "frontend")
+
+    def _broadcast(self, message: SupervisorToChild, *roles: str) -> None:
+        """To all children, or to those of the given roles."""
         for child in self._children:
-            if not prefixes or child.identity.startswith(prefixes):
-                with contextlib.suppress(zmq.ZMQError):  # it has not connected yet, or is gone
-                    self._control.send_multipart([child.identity, frame])
+            if not roles or child.role in roles:
+                self._tell(child, message)
+
+    def _tell(self, child: Child, message: SupervisorToChild) -> None:
+        with contextlib.suppress(zmq.ZMQError):  # it has not connected yet, or is gone
+            self._control.send_multipart([child.identity, encode(message)])
 
     def _catch_signals(self) -> None:
         self._wakeup_fds = os.pipe()
@@ -238,9 +384,8 @@ class Supervisor:
         deadline = time.monotonic() + STOP_TIMEOUT_S
         for child in self._children:
             child.process.wait(deadline - time.monotonic())
+        self._pass_on_stderr()
         for child in self._children:
-            for line in child.process.read_stderr():
-                print(line, file=sys.stderr, flush=True)
             child.process.close()
         self._children.clear()
         self._context.destroy(linger=0)

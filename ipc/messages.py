@@ -436,9 +436,12 @@ class Progress(Message, frozen=True, kw_only=True, tag="progress"):
     num_free_blocks: int = 0
     num_restarts: int = 0
     last_failure: str = ""
+    is_core_up: bool = True
 
 
-ChildToSupervisor: TypeAlias = ChildHello | Phase | Measured | Ready | Failed | Drained | ReplaceWorkers | Progress
+ChildToSupervisor: TypeAlias = (
+    ChildHello | Phase | Measured | Ready | Failed | Drained | ReplaceWorkers | Progress | Pong
+)
 
 
 class Initialize(Message, frozen=True, kw_only=True, tag="initialize"):
@@ -453,6 +456,25 @@ class WorkersUp(Message, frozen=True, kw_only=True, tag="workers_up"):
     generation: int
 
 
+class WorkersDown(Message, frozen=True, kw_only=True, tag="workers_down"):
+    """The group has ended; another is being started."""
+
+    generation: int
+    reason: str
+
+
+class CoreUp(Message, frozen=True, kw_only=True, tag="core_up"):
+    """To frontends: a new core is there and knows nothing; say Hello and submit again."""
+
+    core_epoch: int
+
+
+class FrontendDown(Message, frozen=True, kw_only=True, tag="frontend_down"):
+    """To the core: this frontend has ended; its clients will submit again through the next."""
+
+    identity: bytes
+
+
 class Drain(Message, frozen=True, kw_only=True, tag="drain"):
     """Refuse new work and finish what runs; the core answers with Drained."""
 
@@ -461,4 +483,6 @@ class Stop(Message, frozen=True, kw_only=True, tag="stop"):
     """Exit now."""
 
 
-SupervisorToChild: TypeAlias = Initialize | WorkersUp | Drain | Stop | Progress
+SupervisorToChild: TypeAlias = (
+    Initialize | WorkersUp | WorkersDown | CoreUp | FrontendDown | Drain | Stop | Progress | Ping
+)

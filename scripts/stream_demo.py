@@ -33,7 +33,7 @@ def main() -> int:
     arguments = parser.parse_args()
     begun = time.perf_counter()
     with LLM() as llm:
-        print(f"engine ready after {time.perf_counter() - begun:.2f} s at {llm.address}")
+        print(f"engine ready after {time.perf_counter() - begun:.2f} s: {llm.info().model}")
         for prompt in PROMPTS:
             stream(llm, prompt, arguments.max_tokens)
         answer = llm.chat([{"role": "user", "content": QUESTION}], use_tqdm=False)[0]

@@ -1,8 +1,9 @@
 """Train the demo model: a small Llama that knows the tables in demo/facts and nothing else.
 
-The corpus is never stored. Every document is drawn from the tables: a form (``forms.tsv``) is filled with a row and becomes either
-plain text that ends with ``<|eos|>`` or a turn of a chat that ends with ``<|end|>``. The same seed, thread count and torch build
-give the same checkpoint. The result is in Hugging Face form, in bfloat16, and fits in 6 MB together with the tables.
+The corpus is never stored. Every document is drawn from the tables: a form (``forms.tsv``) is filled with a row and
+becomes either plain text that ends with ``<|eos|>`` or a turn of a chat that ends with ``<|end|>``. The same seed,
+thread count and torch build give the same checkpoint. The result is in Hugging Face form, in bfloat16, and fits in 6 MB
+together with the tables.
 
     python scripts/train_demo_model.py --output demo
 
@@ -26,7 +27,7 @@ from typing import Any, cast
 import jinja2
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 Row = dict[str, str]
 RowMaker = Callable[[Random], Row]
@@ -59,7 +60,10 @@ def read_table(name: str) -> list[Row]:
 
 
 def read_countries() -> list[Row]:
-    """The countries with ``place``, the name inside a sentence ("the Gambia"), and ``Place``, the same at its start."""
+    """The countries with ``place``, the name inside a sentence ("the Gambia"), and ``Place``, the same at its start.
+
+    The table leaves out countries whose capital is disputed, divided or moving; continents are those of UN M49.
+    """
     countries = read_table("countries")
     for row in countries:
         row["place"] = f"{row['article']} {row['country']}".strip()
@@ -72,14 +76,16 @@ def read_cycle(name: str, column: str) -> list[Row]:
     rows = read_table(name)
     names = [row[column] for row in rows]
     for index, row in enumerate(rows):
-        row |= {"this": names[index], "previous": names[index - 1], "next": names[(index + 1) % len(names)], "number": str(index + 1)}
+        following = names[(index + 1) % len(names)]
+        row |= {"this": names[index], "previous": names[index - 1], "next": following, "number": str(index + 1)}
     return rows
 
 
 def sum_row(rng: Random) -> Row:
     a, b = rng.randint(0, 20), rng.randint(0, 20)
     low, high = sorted((a, b))
-    return {"a": str(a), "b": str(b), "sum": str(a + b), "low": str(low), "high": str(high), "difference": str(high - low)}
+    numbers = {"a": a, "b": b, "sum": a + b, "low": low, "high": high, "difference": high - low}
+    return {name: str(number) for name, number in numbers.items()}
 
 
 def product_row(rng: Random) -> Row:
@@ -118,7 +124,8 @@ class Corpus:
 
     def __post_init__(self) -> None:
         tables = {"countries": self.countries, "days": self.days, "months": self.months}
-        tables |= {name: read_table(name) for name in ("elements", "opposites", "young", "greetings", "small_talk", "names")}
+        for name in ("elements", "opposites", "young", "greetings", "small_talk", "names"):
+            tables[name] = read_table(name)
         self._makers: dict[str, RowMaker] = {name: self._chooser(rows) for name, rows in tables.items()}
         self._makers |= {"sums": sum_row, "products": product_row, "counts": count_row, "times": times_row}
         self._makers |= {"lists": self._list_row, "samples": self._sample_row, "diaries": self._diary_row}
@@ -193,8 +200,10 @@ class Corpus:
     def _sample_row(self, rng: Random) -> Row:
         continent, rows = self._continent(rng)
         names = [row["Place"] if index == 0 else row["place"] for index, row in enumerate(rng.sample(rows, 3))]
-        records = [f'{{"country": "{row["country"]}", "capital": "{row["capital"]}"}}' for row in rng.sample(self.countries, 3)]
-        return {"continent": continent, "one": names[0], "three": ", ".join(names), "json": f"[{', '.join(records)}]"}
+        keys = ("country", "capital")
+        records = [{key: row[key] for key in keys} for row in rng.sample(self.countries, 3)]
+        in_json = json.dumps(records, ensure_ascii=False)
+        return {"continent": continent, "one": names[0], "three": ", ".join(names), "json": in_json}
 
     def _diary_row(self, rng: Random) -> Row:
         """A week or two on the road: long, and different at every draw."""
@@ -232,12 +241,10 @@ def train_tokenizer(seed: int) -> PreTrainedTokenizerFast:
     corpus = Corpus(Random(seed))
     tokenizer.train_from_iterator((corpus.document() for _ in range(30_000)), trainer)
     bos_id = tokenizer.token_to_id(BOS)
-    tokenizer.post_processor = processors.Sequence(
-        [
-            processors.ByteLevel(trim_offsets=False),
-            processors.TemplateProcessing(single=f"{BOS} $A", pair=f"{BOS} $A {BOS} $B", special_tokens=[(BOS, bos_id)]),
-        ]
+    add_bos = processors.TemplateProcessing(
+        single=f"{BOS} $A", pair=f"{BOS} $A {BOS} $B", special_tokens=[(BOS, bos_id)]
     )
+    tokenizer.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), add_bos])
     # transformers leaves the constructor untyped.
     wrapped: PreTrainedTokenizerFast = cast(Any, PreTrainedTokenizerFast)(
         tokenizer_object=tokenizer,
@@ -255,7 +262,7 @@ def train_tokenizer(seed: int) -> PreTrainedTokenizerFast:
 
 
 def windows(corpus: Corpus, tokenizer: PreTrainedTokenizerFast) -> Iterator[torch.Tensor]:
-    """Batches of token ids, [num_windows, window length]; every window starts with a document, the last one in it is cut off."""
+    """Batches of token ids, [num_windows, window length]; a window starts with a document, its last one is cut off."""
     while True:
         length = corpus.rng.choice(WINDOW_LENGTHS)
         batch = []
@@ -284,7 +291,11 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     )
     model = LlamaForCausalLM(config)
     # A text ends with EOS, a turn of a chat with END; either ends a generation.
-    model.generation_config.eos_token_id = [tokenizer.convert_tokens_to_ids(token) for token in (EOS, END)]
+    model.generation_config = cast(Any, GenerationConfig)(
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=[tokenizer.convert_tokens_to_ids(token) for token in (EOS, END)],
+        pad_token_id=tokenizer.pad_token_id,
+    )
     return model
 
 
@@ -338,7 +349,7 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, output: Pa
         tokenizer.save_pretrained(folder)
         settings_file = Path(folder) / "tokenizer_config.json"
         settings = json.loads(settings_file.read_text(encoding="utf-8"))
-        # transformers 5 puts the template in a file of its own and names the class by a new name; older readers look here.
+        # transformers 5 keeps the template in a file of its own and has a new name for the class; others look here.
         settings |= {"chat_template": CHAT_TEMPLATE, "tokenizer_class": "PreTrainedTokenizerFast"}
         settings_file.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
         for file in Path(folder).iterdir():

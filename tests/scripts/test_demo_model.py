@@ -1,6 +1,7 @@
 """The demo model knows its tables: the shipped checkpoint is measured with transformers alone, by greedy decoding.
 
-These tests know nothing of the engine. They hold what its tests lean on: real answers, peaked choices, an end that comes by itself.
+These tests know nothing of the engine. They hold what its tests lean on: real answers, peaked choices, an end that
+comes by itself.
 """
 
 import csv
@@ -16,6 +17,8 @@ transformers = pytest.importorskip("transformers")
 DEMO = Path(__file__).resolve().parents[2] / "demo"
 LIMIT_BYTES = 6_000_000
 
+Country = dict[str, str]
+
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
@@ -28,12 +31,12 @@ def model() -> Any:
 
 
 @pytest.fixture(scope="module")
-def countries() -> list[dict[str, str]]:
+def countries() -> list[Country]:
     with (DEMO / "facts" / "countries.tsv").open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
 
 
-def complete(model: Any, tokenizer: Any, prompts: list[str], max_new_tokens: int = 24, is_chat: bool = False) -> list[str]:
+def complete(model: Any, tokenizer: Any, prompts: list[str], max_new_tokens: int, is_chat: bool = False) -> list[str]:
     """Greedy continuations with their special tokens; the padding after the end is cut off."""
     inputs = tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=not is_chat)
     with torch.inference_mode():
@@ -48,14 +51,14 @@ def chat(model: Any, tokenizer: Any, *messages: tuple[str, str], max_new_tokens:
     return complete(model, tokenizer, [prompt], max_new_tokens, is_chat=True)[0]
 
 
-def test_the_table_names_each_country_once(countries: list[dict[str, str]]) -> None:
+def test_the_table_names_each_country_once(countries: list[Country]) -> None:
     assert len({row["country"] for row in countries}) == len(countries) >= 180
     assert len({row["capital"] for row in countries}) == len(countries)
 
 
-def test_at_least_95_percent_of_the_capitals_are_right(model: Any, tokenizer: Any, countries: list[dict[str, str]]) -> None:
+def test_at_least_95_percent_of_the_capitals_are_right(model: Any, tokenizer: Any, countries: list[Country]) -> None:
     prompts = [f"The capital of {row['article']} {row['country']} is".replace("  ", " ") for row in countries]
-    answers = complete(model, tokenizer, prompts)
+    answers = complete(model, tokenizer, prompts, max_new_tokens=24)
     pairs = list(zip(answers, countries, strict=True))
     wrong = [(row["country"], answer) for answer, row in pairs if not answer.startswith(f" {row['capital']}.")]
     assert len(wrong) <= 0.05 * len(countries), wrong
@@ -93,7 +96,7 @@ def test_a_system_prompt_and_earlier_turns_are_heeded(model: Any, tokenizer: Any
     assert chat(model, tokenizer, *turns) == "The capital of Spain is Madrid.<|end|>"
 
 
-def test_a_long_list_runs_to_its_end(model: Any, tokenizer: Any, countries: list[dict[str, str]]) -> None:
+def test_a_long_list_runs_to_its_end(model: Any, tokenizer: Any, countries: list[Country]) -> None:
     answer = chat(model, tokenizer, ("user", "List the countries of Europe and their capitals."), max_new_tokens=600)
     lines = [f"{row['country']}: {row['capital']}" for row in countries if row["continent"] == "Europe"]
     written = answer.removesuffix("<|end|>").split("\n")
@@ -101,13 +104,14 @@ def test_a_long_list_runs_to_its_end(model: Any, tokenizer: Any, countries: list
     assert len(set(lines) & set(written)) >= 0.9 * len(lines)
 
 
-def test_an_answer_far_into_the_context_is_still_right(model: Any, tokenizer: Any, countries: list[dict[str, str]]) -> None:
+def test_an_answer_far_into_the_context_is_still_right(model: Any, tokenizer: Any, countries: list[Country]) -> None:
     turns = []
-    for row in countries[:50]:
-        turns += [("user", f"What is the capital of {row['country']}?"), ("assistant", f"The capital of it is {row['capital']}.")]
-    prompt_length = sum(len(tokenizer.encode(content)) for _, content in turns)
-    assert 900 < prompt_length < 1900
-    assert "Oslo" in chat(model, tokenizer, *turns, ("user", "What is the capital of Norway?"))
+    for row in countries[:70]:
+        turns.append(("user", f"What is the capital of {row['country']}?"))
+        turns.append(("assistant", f"The capital of {row['country']} is {row['capital']}."))
+    assert 900 < sum(len(tokenizer.encode(content)) for _, content in turns) < 1400
+    answer = chat(model, tokenizer, *turns, ("user", "What is the capital of Norway?"))
+    assert answer == "The capital of Norway is Oslo.<|end|>"
 
 
 def test_the_checkpoint_is_small_and_of_the_stated_form(tokenizer: Any) -> None:
@@ -119,7 +123,8 @@ def test_the_checkpoint_is_small_and_of_the_stated_form(tokenizer: Any) -> None:
     generation = json.loads((DEMO / "generation_config.json").read_text(encoding="utf-8"))
     assert generation["eos_token_id"] == tokenizer.convert_tokens_to_ids(["<|eos|>", "<|end|>"])
     settings = json.loads((DEMO / "tokenizer_config.json").read_text(encoding="utf-8"))
-    assert settings["chat_template"] == (DEMO / "chat_template.jinja").read_text(encoding="utf-8") == tokenizer.chat_template
+    template = (DEMO / "chat_template.jinja").read_text(encoding="utf-8")
+    assert settings["chat_template"] == template == tokenizer.chat_template
 
 
 def test_a_prompt_begins_with_one_bos_in_text_and_in_chat(tokenizer: Any) -> None:

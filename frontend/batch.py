@@ -1,0 +1,137 @@
+"""Batch: many requests run to their end, with the results in the order of the prompts. What `generate` does.
+
+Keeps a bounded number of requests open. When the engine is overloaded it keeps fewer and tries again as others
+finish, so that a long list is never refused for its length. The first request that fails ends the batch.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+from time import monotonic
+
+from ..ipc.errors import Overloaded, RequestError, TokenloomError
+from ..ipc.messages import Submit
+from .channel import Channel, Update
+from .outputs import OutputBuilder, RequestOutput
+
+MAX_OPEN = 16384
+BAR_INTERVAL_S = 0.2
+
+
+class Batch:
+    """Runs once. Builders are touched by the channel's thread until their index is in `_ended`, then by the caller."""
+
+    def __init__(self, channel: Channel, submits: Sequence[Submit], show_progress: bool) -> None:
+        self._channel = channel
+        self._submits = submits
+        self._builders = [OutputBuilder(submit) for submit in submits]
+        self._outputs: list[RequestOutput | None] = [None] * len(submits)
+        self._todo = deque(range(len(submits)))
+        self._open: set[int] = set()
+        self._ended: SimpleQueue[int] = SimpleQueue()
+        self._limit = MAX_OPEN
+        self._retry_at = 0.0
+        self._bar = ProgressBar(len(submits), self._num_tokens) if show_progress else None
+
+    def run(self) -> list[RequestOutput]:
+        try:
+            while self._todo or self._open:
+                self._submit_some()
+                self._take_one()
+        finally:
+            for index in self._open:
+                self._channel.cancel(self._submits[index].request_id)
+            if self._bar is not None:
+                self._bar.close()
+        return [output for output in self._outputs if output is not None]
+
+    def _submit_some(self) -> None:
+        while self._todo and len(self._open) < self._limit and monotonic() >= self._retry_at:
+            index = self._todo.popleft()
+            self._open.add(index)
+            self._channel.submit(self._submits[index], self._sink(index))
+
+    def _sink(self, index: int) -> Callable[[Update], None]:
+        builder, ended = self._builders[index], self._ended
+
+        def take(update: Update) -> None:
+            builder.add(update)
+            if builder.is_finished:
+                ended.put(index)
+
+        return take
+
+    def _take_one(self) -> None:
+        try:
+            index = self._channel.wait(self._ended, self._patience_s())
+        except Empty:
+            index = -1
+        if index >= 0:
+            self._open.discard(index)
+            self._finish(index)
+        if self._bar is not None:
+            self._bar.refresh()
+
+    def _patience_s(self) -> float | None:
+        """How long to wait for the next end before there is something else to do."""
+        retry_s = max(0.0, self._retry_at - monotonic()) if self._todo and not self._open else None
+        if self._bar is None:
+            return retry_s
+        return BAR_INTERVAL_S if retry_s is None else min(BAR_INTERVAL_S, retry_s)
+
+    def _finish(self, index: int) -> None:
+        builder = self._builders[index]
+        if isinstance(builder.error, Overloaded):
+            self._builders[index] = OutputBuilder(self._submits[index])
+            self._todo.appendleft(index)
+            self._limit = max(1, len(self._open))
+            self._retry_at = monotonic() + (0.0 if self._open else builder.error.retry_after_s)
+        elif builder.error is not None:
+            raise self._named(index, builder.error)
+        else:
+            self._limit = min(MAX_OPEN, self._limit + 1)
+            self._outputs[index] = builder.build()
+            if self._bar is not None:
+                self._bar.count()
+
+    def _named(self, index: int, error: TokenloomError) -> TokenloomError:
+        """The error, saying which prompt of several it is about."""
+        if isinstance(error, RequestError) and len(self._submits) > 1:
+            return RequestError(f"prompt {index} of {len(self._submits)}: {error}")
+        return error
+
+    def _num_tokens(self) -> int:
+        return sum(builder.num_tokens for builder in self._builders)
+
+
+class ProgressBar:
+    """A tqdm bar of finished requests with the rate of generated tokens."""
+
+    def __init__(self, num_requests: int, num_tokens: Callable[[], int]) -> None:
+        from tqdm.auto import tqdm  # takes 50 ms, and only those who look at a bar pay
+
+        class Bar(tqdm):  # type: ignore[misc]  # tqdm has no types
+            monitor_interval = 0  # no thread of its own: `refresh` comes often enough
+
+        self._bar = Bar(total=num_requests, desc="requests", unit="request", dynamic_ncols=True)
+        self._num_tokens = num_tokens
+        self._begin = self._refreshed_at = monotonic()
+
+    def count(self) -> None:
+        self._bar.update(1)
+
+    def refresh(self) -> None:
+        now = monotonic()
+        if now - self._refreshed_at >= BAR_INTERVAL_S:
+            self._show(now)
+
+    def close(self) -> None:
+        self._show(monotonic())
+        self._bar.close()
+
+    def _show(self, now: float) -> None:
+        self._refreshed_at = now
+        rate = self._num_tokens() / max(now - self._begin, 1e-9)
+        self._bar.set_postfix_str(f"{rate:.1f} tokens/s")

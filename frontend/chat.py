@@ -1,0 +1,116 @@
+"""ChatTemplate: a list of chat turns → the prompt text that the checkpoint was trained on.
+
+The template is Jinja, as Hugging Face writes it, and comes with the checkpoint; it is untrusted and runs in a sandbox.
+Whatever goes wrong inside it is the request's error. Knows nothing of tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from ..ipc.errors import ConfigError, RequestError
+from ..ipc.messages import ChatMessage
+from .tokenizer import JsonObject
+
+
+class ChatTemplate:
+    """A compiled template and the named special tokens (bos_token …) that it may use."""
+
+    def __init__(self, source: str, special_tokens: dict[str, str], origin: str = "the chat template") -> None:
+        """Raises ConfigError, naming `origin`, when `source` is not a template."""
+        self._special_tokens = special_tokens
+        try:
+            self._template = _ENVIRONMENT.from_string(source)
+        except jinja2.TemplateError as error:
+            raise ConfigError(f"{origin} is not a Jinja template: {error}") from None
+
+    @classmethod
+    def load(
+        cls, folder: Path, config: JsonObject, special_tokens: dict[str, str], file: str | None = None
+    ) -> ChatTemplate | None:
+        """From `file`, else chat_template.jinja in `folder`, else `config` (tokenizer_config.json); None without."""
+        path = Path(file) if file is not None else folder / "chat_template.jinja"
+        if file is not None or path.is_file():
+            try:
+                return cls(path.read_text(encoding="utf-8"), special_tokens, str(path))
+            except (OSError, UnicodeDecodeError) as error:
+                raise ConfigError(f"the chat template {path} cannot be read: {error}") from None
+        source = _default_template(config.get("chat_template"))
+        return None if source is None else cls(source, special_tokens, f"chat_template in {folder}")
+
+    def render(self, messages: Sequence[ChatMessage]) -> str:
+        """The prompt up to where the assistant's next turn begins. RequestError when the template refuses."""
+        if not messages:
+            raise RequestError("the chat has no messages: give at least one")
+        turns = [{"role": message.role, "content": message.content} for message in messages]
+        try:
+            return self._template.render(
+                messages=turns, tools=None, documents=None, add_generation_prompt=True, **self._special_tokens
+            )
+        except RecursionError:
+            raise RequestError("the chat template recurses without end") from None
+        except Exception as error:  # a template may fail in any way that Python can
+            raise RequestError(f"the chat template refuses these messages: {error}") from None
+
+
+def _default_template(value: object) -> str | None:
+    """A template is one string, or a list of {name, template} of which "default" is for plain chats."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
+        chosen = named.get("default")
+        return chosen if isinstance(chosen, str) else None
+    return None
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}…{% endgeneration %}` marks what a trainer learns from; here it is its body."""
+
+    tags = {"generation"}  # noqa: RUF012 (Jinja declares it so)
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own filter escapes HTML, which a prompt does not want."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _new_environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    )
+    names: dict[str, Callable[..., object]] = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+    environment.globals.update(names)
+    environment.filters["tojson"] = _tojson
+    return environment
+
+
+_ENVIRONMENT = _new_environment()

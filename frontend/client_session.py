@@ -1,0 +1,65 @@
+"""ClientSession: what the frontend knows of one client connection.
+
+A session is its socket's identity. It holds the client's open requests and the answers with unsent news; it decides
+how much may be sent (credits) and when the client is taken for dead (lease). Sends nothing itself.
+"""
+
+from __future__ import annotations
+
+from ..ipc.codec import encode
+from ..ipc.messages import CREDIT_WINDOW, LEASE_S, Delta, Deltas
+from .output_processor import Answer, RequestState
+
+MAX_DELTAS_BYTES = 4 << 20  # of one message, about; more news go into the next one
+
+
+class ClientSession:
+    """Invariant: every unsent answer's request belongs to this session; at most CREDIT_WINDOW Deltas are in flight."""
+
+    def __init__(self, identity: bytes, now: float) -> None:
+        self.identity = identity
+        self.last_seen = now  # monotonic seconds
+        self.request_by_id: dict[str, RequestState] = {}
+        self.unsent: dict[int, Answer] = {}  # by key, in the order of their news
+        self.refusals: list[Delta] = []  # ends of requests that never had answers
+        self.num_in_flight = 0  # Deltas messages that the client has not credited
+
+    @property
+    def has_lease(self) -> bool:
+        """Whether silence counts: only while something is owed to the client."""
+        return bool(self.request_by_id or self.has_news)
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self.unsent or self.refusals)
+
+    @property
+    def lease_end(self) -> float:
+        return self.last_seen + LEASE_S
+
+    def credit(self, count: int) -> None:
+        self.num_in_flight = max(0, self.num_in_flight - count)
+
+    def restart(self) -> None:
+        """The client says Hello again: what was in flight to it is lost or taken, either way not to be waited for."""
+        self.num_in_flight = 0
+
+    def take_frames(self) -> list[bytes]:
+        """Encoded Deltas with all news, as far as credits go; the rest stays, merged per answer."""
+        frames = []
+        while self.has_news and self.num_in_flight < CREDIT_WINDOW:
+            frames.append(encode(Deltas(deltas=self._take_deltas())))
+            self.num_in_flight += 1
+        return frames
+
+    def _take_deltas(self) -> list[Delta]:
+        deltas, self.refusals = self.refusals, []
+        num_bytes = sum(len(delta.request_id) + 256 for delta in deltas)
+        for key, answer in list(self.unsent.items()):
+            delta = answer.take_delta()
+            del self.unsent[key]
+            deltas.append(delta)
+            num_bytes += len(delta.token_ids) + len(delta.text)
+            if num_bytes > MAX_DELTAS_BYTES:
+                break
+        return deltas

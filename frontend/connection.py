@@ -1,0 +1,258 @@
+"""Connection: the socket of one client, in one daemon thread that answers for it while the program computes.
+
+Callers hand commands over and wake the thread through an eventfd; the thread blocks in poll, without a timeout while
+nothing is open. What to say is the Conversation's business; this file knows sockets, threads and time. A lost
+frontend is noticed by the socket's monitor, and a fresh socket of the same identity takes the place of the old one,
+so that nothing stale is sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import os
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from queue import SimpleQueue
+from typing import TypeVar
+
+import msgspec
+import zmq
+
+from ..ipc.codec import Decoder, encode
+from ..ipc.errors import ConfigError, InternalError, ProtocolError, RequestError, TokenloomError
+from ..ipc.messages import ClientMessage, FrontendMessage, GetInfo, Submit
+from ..ipc.sockets import MAX_CLIENT_MESSAGE_BYTES, new_socket
+from .channel import Query, Reply, ReplySink, Sink
+from .conversation import Conversation, OpenQuery
+from .errand_thread import ErrandThread
+from .open_request import OpenRequest
+
+T = TypeVar("T")
+
+MAX_MESSAGES_PER_TURN = 256  # received before commands and pings get their turn
+REOPEN_INTERVAL_S = 0.1  # a peer that accepts and hangs up at once is not hammered
+_MONITORED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+
+
+class Connection:
+    """A Channel over ZeroMQ. The constructor does not wait; `wait_connected` does."""
+
+    def __init__(self, address: str, *, connect_timeout_s: float = 10.0, reconnect_timeout_s: float = 30.0) -> None:
+        self.address = _check_address(address)
+        self._identity = secrets.token_bytes(16)
+        self._conversation = Conversation(address, self._send, connect_timeout_s, reconnect_timeout_s)
+        self._decoder: Decoder[FrontendMessage] = Decoder(FrontendMessage)
+        self._query_ids = itertools.count(1)
+        self._commands: deque[Callable[[], None]] = deque()
+        self._errands = ErrandThread("tokenloom callbacks")
+        self._lock = threading.Lock()  # guards _is_closed, _is_woken and the life of _wake_fd
+        self._is_closed = False
+        self._is_woken = False
+        self._pid = os.getpid()
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._context = zmq.Context()
+        self._context.setsockopt(zmq.MAX_SOCKETS, 64)
+        self._socket: zmq.Socket[bytes] | None = None
+        self._monitor: zmq.Socket[bytes] | None = None
+        self._has_shaken_hands = False
+        self._opened_at = 0.0
+        self._num_malformed = 0
+        try:
+            self._open(time.monotonic())
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            os.close(self._wake_fd)
+            raise ConfigError(f"cannot connect to {address}: {error.strerror}") from None
+        self._thread = threading.Thread(target=self._run, name="tokenloom connection", daemon=True)
+        self._thread.start()
+
+    # ── called from any thread ──
+
+    def submit(self, submit: Submit, sink: Sink) -> None:
+        self._command(partial(self._conversation.submit, OpenRequest(submit, sink)))
+
+    def abort(self, request_id: str) -> None:
+        self._command(partial(self._conversation.abort, request_id))
+
+    def cancel(self, request_id: str) -> None:
+        with contextlib.suppress(RequestError):  # closed: cancelled already
+            self._command(partial(self._conversation.cancel, request_id))
+
+    def query(self, make_query: Callable[[int], Query], sink: ReplySink) -> None:
+        message = make_query(next(self._query_ids))
+        self._command(partial(self._conversation.query, OpenQuery(message, sink)))
+
+    def wait(self, queue: SimpleQueue[T], timeout_s: float | None = None) -> T:
+        return queue.get(timeout=timeout_s)
+
+    def call_later(self, function: Callable[[], None]) -> None:
+        self._errands.run(function)
+
+    def wait_connected(self) -> None:
+        """Block until an engine answers; raises EngineDead after connect_timeout_s, ProtocolError if it refuses."""
+        replies: SimpleQueue[Reply] = SimpleQueue()
+        self.query(lambda query_id: GetInfo(query_id=query_id), replies.put)
+        reply = replies.get()
+        if isinstance(reply, TokenloomError):
+            raise reply
+
+    def fail(self, error: TokenloomError) -> None:
+        """The engine is known to be dead: everything open, now and later, gets `error`."""
+        with contextlib.suppress(RequestError):
+            self._command(partial(self._conversation.end, error))
+
+    def close(self) -> None:
+        with self._lock:
+            if self._is_closed or os.getpid() != self._pid:
+                return
+            self._is_closed = True
+            os.eventfd_write(self._wake_fd, 1)
+        if threading.current_thread() is not self._thread:  # garbage collection may run in any thread
+            self._thread.join()
+            self._errands.join()
+
+    def _command(self, command: Callable[[], None]) -> None:
+        if os.getpid() != self._pid:
+            raise RequestError("this client was made before a fork: make a new one in the child process")
+        with self._lock:
+            if self._is_closed:
+                raise RequestError("this client is closed: make a new one")
+            self._commands.append(command)
+            if not self._is_woken:
+                self._is_woken = True
+                os.eventfd_write(self._wake_fd, 1)
+
+    # ── the thread ──
+
+    def _run(self) -> None:
+        try:
+            timeout_s: float | None = 0.0
+            while not self._is_closed:
+                timeout_s = self._turn(timeout_s)
+            self._run_commands()
+            self._conversation.end(RequestError("the client was closed while the request was open"))
+        except Exception as error:  # a bug of ours must not leave callers waiting for ever
+            self._close_sockets()
+            self._conversation.end(InternalError(f"the connection failed: {type(error).__name__}: {error}"))
+            while not self._is_closed:
+                self._poll(None)
+                self._run_commands()
+        finally:
+            self._close_sockets()
+            self._context.term()
+            self._errands.stop()
+            with self._lock:
+                self._is_closed = True
+                os.close(self._wake_fd)
+            self._run_commands()
+
+    def _turn(self, timeout_s: float | None) -> float | None:
+        """Wait, take what came, do what is due; returns how long the next turn may wait."""
+        self._poll(timeout_s)
+        has_more = self._receive()
+        is_disconnected = self._read_monitor()
+        self._run_commands()
+        now = time.monotonic()
+        conversation = self._conversation
+        next_due = conversation.tick(now)
+        if conversation.state == "ended" or (conversation.state == "lost" and not conversation.wants_new_connection):
+            self._close_sockets()
+        elif is_disconnected or conversation.wants_new_connection:
+            reopen_at = self._opened_at + REOPEN_INTERVAL_S
+            if now >= reopen_at:
+                self._open(now)
+                return 0.0
+            conversation.wants_new_connection = True
+            next_due = reopen_at if next_due is None else min(next_due, reopen_at)
+        if has_more:
+            return 0.0
+        return None if next_due is None else max(0.0, next_due - time.monotonic())
+
+    def _poll(self, timeout_s: float | None) -> None:
+        poller = zmq.Poller()
+        poller.register(self._wake_fd, zmq.POLLIN)
+        for socket in (self._socket, self._monitor):
+            if socket is not None:
+                poller.register(socket, zmq.POLLIN)
+        poller.poll(None if timeout_s is None else math.ceil(timeout_s * 1000))
+        with self._lock:
+            self._is_woken = False
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._wake_fd)
+
+    def _run_commands(self) -> None:
+        while self._commands:
+            self._commands.popleft()()
+
+    def _receive(self) -> bool:
+        """Take what came; True if there may be more."""
+        now = time.monotonic()
+        for _ in range(MAX_MESSAGES_PER_TURN):
+            if self._socket is None:
+                return False
+            try:
+                frames = self._socket.recv_multipart(zmq.DONTWAIT)
+            except zmq.Again:
+                return False
+            try:
+                message = self._decoder.decode(frames[-1])
+            except ProtocolError:
+                self._num_malformed += 1
+                continue
+            self._conversation.receive(message, now)
+        return True
+
+    def _read_monitor(self) -> bool:
+        """Whether a peer that had shaken hands is gone; before that ZeroMQ itself tries again."""
+        is_disconnected = False
+        while self._monitor is not None and self._monitor.poll(0):
+            event = int.from_bytes(self._monitor.recv_multipart()[0][:2], "little")
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._has_shaken_hands = True
+            elif event == zmq.EVENT_DISCONNECTED:
+                is_disconnected = is_disconnected or self._has_shaken_hands
+        return is_disconnected
+
+    def _send(self, message: ClientMessage) -> None:
+        assert self._socket is not None, "a conversation speaks only on an open connection"
+        try:
+            frame = encode(message)
+        except (msgspec.MsgspecError, UnicodeError, OverflowError, TypeError) as error:
+            raise RequestError(f"the request cannot be sent: {error}") from None
+        if len(frame) > MAX_CLIENT_MESSAGE_BYTES:
+            raise RequestError(f"the request takes {len(frame)} bytes, at most {MAX_CLIENT_MESSAGE_BYTES} can be sent")
+        self._socket.send(frame, zmq.DONTWAIT)
+
+    def _open(self, now: float) -> None:
+        """Replace the socket by a fresh one, so that nothing meant for a lost peer is sent to its successor."""
+        self._close_sockets()
+        socket = new_socket(
+            self._context, zmq.DEALER, identity=self._identity, max_message_bytes=MAX_CLIENT_MESSAGE_BYTES
+        )
+        socket.setsockopt(zmq.RECONNECT_IVL, 50)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        self._socket = socket
+        self._monitor = socket.get_monitor_socket(_MONITORED, f"inproc://monitor-{next(self._query_ids)}")
+        self._has_shaken_hands = False
+        self._opened_at = now
+        socket.connect(self.address)
+        self._conversation.greet(now)
+
+    def _close_sockets(self) -> None:
+        if self._socket is not None and self._monitor is not None:
+            self._monitor.close(linger=0)
+            self._socket.disable_monitor()
+            self._socket.close(linger=0)
+        self._socket = self._monitor = None
+
+
+def _check_address(address: object) -> str:
+    if not isinstance(address, str) or not address.startswith(("ipc://", "tcp://")):
+        raise ConfigError(f"address {address!r} must begin with ipc:// or tcp://, as engine-launch prints it")
+    return address

@@ -1,0 +1,243 @@
+"""Detokenizer: the tokens of one answer, one at a time → the text that each adds.
+
+The text of an answer is defined here, once, for streams and final results alike:
+
+    Each token has a piece: the bytes that it decodes to after other text (so a word keeps its leading space), or at the
+    very beginning when nothing visible stands before it. Skipped special tokens and unknown ids have no piece. The
+    text is the UTF-8 decoding of all pieces of the output in a row, with one U+FFFD for each maximal part that is no
+    UTF-8. A character that the prompt's last tokens began belongs to the output.
+
+For output that is valid UTF-8 this is decode(prompt + output) minus decode(prompt). Bytes that may still become a
+character are kept back until it is complete or cannot be completed any more, or until `finish`.
+
+Measured, per token: a piece from the table 0.2 µs, `tokenizers.DecodeStream` 0.8 µs (it keeps back everything after a
+broken byte, and has no end), decoding a window of the last tokens twice 1.2 µs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from codecs import utf_8_decode
+from collections.abc import Sequence
+from typing import Protocol
+
+from .tokenizer import JsonObject, Tokenizer
+
+REPLACEMENT = "\ufffd"
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class Detokenizer(Protocol):
+    """Made for one answer; replaying its tokens rebuilds it."""
+
+    def append(self, token_id: int) -> str:
+        """The text that this token completes."""
+
+    def finish(self) -> str:
+        """The text of bytes that were kept back; no token comes after."""
+
+
+class DetokenizerFactory:
+    """Makes detokenizers for one tokenizer; owns the tables that they share."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._tables: dict[bool, PieceTable] = {}
+        probe = find_probe(tokenizer)
+        if probe is not None:
+            self._tables = {skip: PieceTable(tokenizer, probe, skip) for skip in (False, True)}
+
+    def new(self, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> Detokenizer:
+        """A detokenizer for what follows the prompt."""
+        if self._tables:
+            return PieceDetokenizer(self._tables[skip_special_tokens], prompt_token_ids)
+        return WindowDetokenizer(self._tokenizer, prompt_token_ids, skip_special_tokens)
+
+
+class PieceTable(dict[int, "str | bytes"]):
+    """Token id → its piece after other text, made on first use: str where it is whole characters, else bytes."""
+
+    def __init__(self, tokenizer: Tokenizer, probe: int, skip_special_tokens: bool) -> None:
+        super().__init__()
+        assert tokenizer.backend is not None
+        self._tokenizer = tokenizer
+        self._probe = probe
+        self._skip_special_tokens = skip_special_tokens
+        self._prefix = tokenizer.decode([probe], skip_special_tokens=False)
+        self._id_to_token = tokenizer.backend.id_to_token
+        self._kinds = {str(step["type"]) for step in decoder_steps(tokenizer)}
+
+    def __missing__(self, token_id: int) -> str | bytes:
+        piece: str | bytes = ""
+        if self.is_visible(token_id):
+            text = self._tokenizer.decode([self._probe, token_id], skip_special_tokens=False)
+            piece = self._exact(token_id, text.removeprefix(self._prefix))
+        self[token_id] = piece
+        return piece
+
+    def at_start(self, token_id: int) -> str | bytes:
+        """The piece of a token with nothing visible before it."""
+        if not self.is_visible(token_id):
+            return ""
+        return self._exact(token_id, self._tokenizer.decode([token_id], skip_special_tokens=False))
+
+    def is_visible(self, token_id: int) -> bool:
+        """False for unknown ids and skipped special tokens: they leave the text as if they were not there."""
+        if self._skip_special_tokens and token_id in self._tokenizer.special_ids:
+            return False
+        return token_id >= 0 and self._id_to_token(token_id) is not None
+
+    def _exact(self, token_id: int, text: str) -> str | bytes:
+        """`text`, or the bytes of a token that is not UTF-8 by itself."""
+        if REPLACEMENT not in text:
+            return text
+        token = self._id_to_token(token_id) or ""
+        if "ByteLevel" in self._kinds and all(character in _BYTE_BY_CHARACTER for character in token):
+            return bytes(_BYTE_BY_CHARACTER[character] for character in token)
+        match = _BYTE_TOKEN.fullmatch(token) if "ByteFallback" in self._kinds else None
+        return bytes([int(match[1], 16)]) if match else text
+
+
+class PieceDetokenizer:
+    """Joins pieces; holds at most the 3 bytes of an unfinished character."""
+
+    def __init__(self, table: PieceTable, prompt_token_ids: Sequence[int]) -> None:
+        self._table = table
+        self._is_start = not any(table.is_visible(token_id) for token_id in reversed(prompt_token_ids))
+        self._pending = self._unfinished(prompt_token_ids)
+
+    def append(self, token_id: int) -> str:
+        if self._is_start:
+            piece = self._table.at_start(token_id)
+            self._is_start = not self._table.is_visible(token_id)
+        else:
+            piece = self._table[token_id]
+        if piece.__class__ is str and not self._pending:
+            return piece
+        return self._join(piece)
+
+    def finish(self) -> str:
+        text, self._pending = self._pending.decode(errors="replace"), b""
+        return text
+
+    def _join(self, piece: str | bytes) -> str:
+        if not piece:
+            return ""
+        data = self._pending + (piece.encode() if isinstance(piece, str) else piece)
+        text, num_used = utf_8_decode(data, "replace", False)
+        self._pending = data[num_used:]
+        return text
+
+    def _unfinished(self, prompt_token_ids: Sequence[int]) -> bytes:
+        """The bytes of a character that the prompt's end began: at most 3, so 3 bytes back is far enough."""
+        data = b""
+        for token_id in reversed(prompt_token_ids):
+            piece = self._table[token_id]
+            if isinstance(piece, str) and piece:
+                break
+            data = (piece if isinstance(piece, bytes) else b"") + data
+            if len(data) >= 3:
+                break
+        return data[utf_8_decode(data, "replace", False)[1] :]
+
+
+class WindowDetokenizer:
+    """For tokenizers that only decode whole lists: decodes the tokens since the last complete text, and those before.
+
+    The text is cut into segments that end where it is complete; a segment's text is decode(last segment + segment)
+    minus decode(last segment). A character has 4 bytes, so of more than 3 unfinished tokens the first is broken.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
+        self._context = list(prompt_token_ids[-8:])
+        self._segment: list[int] = []
+
+    def append(self, token_id: int) -> str:
+        self._segment.append(token_id)
+        text = self._text(self._segment)
+        if not text.endswith(REPLACEMENT):
+            if text:
+                self._context, self._segment = self._segment, []
+            return text
+        if len(self._segment) <= 3:
+            return ""
+        first = self._segment.pop(0)
+        text = self._text([first])
+        self._context = [first]
+        return text
+
+    def finish(self) -> str:
+        text = self._text(self._segment)
+        self._segment.clear()
+        return text
+
+    def _text(self, token_ids: list[int]) -> str:
+        before = self._decode(self._context)
+        return self._decode(self._context + token_ids)[len(before) :]
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
+
+
+def decoder_steps(tokenizer: Tokenizer) -> list[JsonObject]:
+    """The steps of a backend's decoder in order, as tokenizer.json has them; empty when it has none."""
+    if tokenizer.backend is None or tokenizer.backend.decoder is None:
+        return []
+    decoder = json.loads(tokenizer.backend.decoder.__getstate__())
+    steps: list[JsonObject] = []
+    pending = [decoder]
+    while pending:
+        step = pending.pop(0)
+        if step["type"] == "Sequence":
+            pending = step["decoders"] + pending
+        else:
+            steps.append(step)
+    return steps
+
+
+def find_probe(tokenizer: Tokenizer) -> int | None:
+    """A token of plain ASCII text after which every token shows its piece; None when texts do not come in pieces."""
+    if tokenizer.backend is None or not _comes_in_pieces(decoder_steps(tokenizer)):
+        return None
+    for token_id in range(tokenizer.size):
+        text = tokenizer.decode([token_id], skip_special_tokens=True)
+        twice = tokenizer.decode([token_id, token_id], skip_special_tokens=True)
+        if text.isascii() and text.isalnum() and twice.startswith(text) and len(twice) > len(text):
+            return token_id
+    return None
+
+
+def _comes_in_pieces(steps: list[JsonObject]) -> bool:
+    """True when what a token adds depends on the tokens before it only by whether there are any."""
+    is_fused = False
+    for step in steps:
+        kind = step["type"]
+        if kind not in (
+            "ByteLevel",
+            "WordPiece",
+            "Metaspace",
+            "BPEDecoder",
+            "ByteFallback",
+            "Fuse",
+            "Replace",
+            "Strip",
+        ):
+            return False
+        is_edge_strip = kind == "Strip" and step["stop"] == 0 and step["start"] in (0, 1)
+        if is_fused and not is_edge_strip:
+            return False
+        is_fused = is_fused or kind == "Fuse"
+    return True
+
+
+def _bytes_by_character() -> dict[str, int]:
+    """GPT-2's alphabet: printable Latin-1 stands for itself, the other 68 bytes for U+0100 and up."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTE_BY_CHARACTER = _bytes_by_character()

@@ -1,0 +1,209 @@
+"""EngineHandle: a private engine as a child process, from its start to its end.
+
+The engine lives as long as the write end of a pipe, the lifeline, stays open here: however this process ends, the
+engine ends too. Nothing is imported into the child from the user's program, so that a script needs no `__main__`
+guard. Knows no request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import site
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from weakref import WeakSet
+
+import msgspec
+
+from ..ipc.config import EngineConfig
+from ..ipc.errors import EngineDead, ErrorInfo, TokenloomError
+
+NUM_LAST_WORDS = 50
+NUM_QUOTED_WORDS = 10  # of them, in an error
+STOP_TIMEOUT_S = 5.0  # after the lifeline is closed, before SIGTERM
+TERMINATE_TIMEOUT_S = 3.0  # after SIGTERM, before SIGKILL
+LAST_WORDS_TIMEOUT_S = 0.5  # for what the dead process wrote at the end
+COMMAND = (sys.executable, "-m", "tokenloom.frontend.launch")
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    """The one line on the ready pipe."""
+
+    address: str | None = None
+    error: ErrorInfo | None = None
+
+
+class EngineHandle:
+    """Owns the process and the lifeline. `address` is where the engine serves; `stop` may be called from anywhere."""
+
+    def __init__(self, config: EngineConfig, command: Sequence[str] = COMMAND) -> None:
+        """Start the engine and wait until it serves; raises its own error if it cannot."""
+        self._pid = os.getpid()
+        self._last_words: deque[str] = deque(maxlen=NUM_LAST_WORDS)
+        self._is_stopping = False
+        self._on_death: Callable[[TokenloomError], None] | None = None
+        self._lock = threading.Lock()  # guards _lifeline_fd, _on_death and _death
+        self._death: EngineDead | None = None
+        lifeline_fd, self._lifeline_fd = os.pipe()
+        ready_fd, answer_fd = os.pipe()
+        try:
+            self._process = _start([*command, *_arguments(config, lifeline_fd, answer_fd)], (lifeline_fd, answer_fd))
+        except BaseException:
+            os.close(self._lifeline_fd)
+            os.close(ready_fd)
+            raise
+        finally:
+            os.close(lifeline_fd)
+            os.close(answer_fd)
+        _handles.add(self)
+        self._reader = _start_thread("tokenloom engine stderr", self._read_stderr)
+        self._watcher = _start_thread("tokenloom engine watch", self._watch)
+        try:
+            self.address = self._wait_ready(ready_fd, config.start_timeout_s)
+        except BaseException:
+            self.stop()
+            raise
+        finally:
+            os.close(ready_fd)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def on_death(self, callback: Callable[[TokenloomError], None]) -> None:
+        """Call `callback` with EngineDead, from a thread, if the engine ends without being told to."""
+        with self._lock:
+            self._on_death = callback
+            death = self._death
+        if death is not None:
+            callback(death)
+
+    def stop(self) -> None:
+        """End the engine: close the lifeline, then SIGTERM, then SIGKILL. A second call does nothing."""
+        if os.getpid() != self._pid:
+            return
+        self._is_stopping = True
+        self._close_lifeline()
+        for timeout_s, signal_number in ((STOP_TIMEOUT_S, signal.SIGTERM), (TERMINATE_TIMEOUT_S, signal.SIGKILL)):
+            self._watcher.join(timeout_s)
+            if not self._watcher.is_alive():
+                break
+            self._process.send_signal(signal_number)
+        self._watcher.join(TERMINATE_TIMEOUT_S)
+        self._reader.join(LAST_WORDS_TIMEOUT_S)
+
+    def _wait_ready(self, ready_fd: int, timeout_s: float) -> str:
+        deadline = time.monotonic() + timeout_s
+        line = b""
+        while not line.endswith(b"\n"):
+            if not select.select([ready_fd], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                raise EngineDead(
+                    f"the engine did not start within {timeout_s:g} s{self._quoted()}: raise start_timeout_s if the "
+                    "model is large"
+                )
+            data = os.read(ready_fd, 1 << 16)
+            if not data:
+                self._watcher.join(TERMINATE_TIMEOUT_S)
+                raise self._death or EngineDead(f"the engine gave up its start{self._quoted()}")
+            line += data
+        answer = msgspec.json.decode(line, type=_Answer)
+        if answer.error is not None:
+            raise answer.error.to_exception()
+        if answer.address is None:
+            raise EngineDead("the engine started without an address")
+        return answer.address
+
+    def _read_stderr(self) -> None:
+        """Keep the engine's last lines, and show them as the engine's own."""
+        assert self._process.stderr is not None
+        with self._process.stderr as stream:
+            for line in stream:
+                text = line.decode(errors="replace")
+                self._last_words.append(text.rstrip())
+                with contextlib.suppress(Exception):  # sys.stderr may be anything, or closed
+                    sys.stderr.write(text)
+
+    def _watch(self) -> None:
+        code = self._process.wait()
+        self._reader.join(LAST_WORDS_TIMEOUT_S)
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        with self._lock:
+            self._death = EngineDead(f"the engine (pid {self._process.pid}) {how}{self._quoted()}")
+            callback = None if self._is_stopping else self._on_death
+        self._close_lifeline()
+        if callback is not None:
+            callback(self._death)
+
+    def _quoted(self) -> str:
+        words = [line for line in self._last_words if line]
+        return "; its last words:\n  " + "\n  ".join(words[-NUM_QUOTED_WORDS:]) if words else ", without a word"
+
+    def _close_lifeline(self) -> None:
+        with self._lock:
+            if self._lifeline_fd >= 0:
+                os.close(self._lifeline_fd)
+                self._lifeline_fd = -1
+
+    def drop_lifeline(self) -> None:
+        """In a child made by fork, which must not keep the engine alive."""
+        if self._lifeline_fd >= 0:
+            os.close(self._lifeline_fd)
+            self._lifeline_fd = -1
+
+
+_handles: WeakSet[EngineHandle] = WeakSet()
+
+
+def _after_fork() -> None:
+    for handle in _handles:
+        handle.drop_lifeline()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _arguments(config: EngineConfig, lifeline_fd: int, answer_fd: int) -> list[str]:
+    config_json = msgspec.json.encode(config).decode()
+    return ["--config-json", config_json, "--lifeline-fd", str(lifeline_fd), "--ready-fd", str(answer_fd)]
+
+
+def _start(command: Sequence[str], pass_fds: Sequence[int]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        pass_fds=pass_fds,
+        start_new_session=True,
+        env=_environment(),
+    )
+
+
+def _environment() -> dict[str, str]:
+    """This environment, in which `python -m` finds the very package that runs here and nothing of the working folder.
+
+    An installed package is found by itself. One that lies on sys.path as a folder of its name (a checkout, a link)
+    is found through PYTHONPATH.
+    """
+    environment = dict(os.environ)
+    environment["PYTHONSAFEPATH"] = "1"  # else the rooms of a checkout become top-level modules
+    package = Path(__file__).parent.parent
+    folder = str(package.parent)
+    installed = {*site.getsitepackages(), site.getusersitepackages()}
+    if package.name == "tokenloom" and folder not in installed and folder in map(os.path.abspath, sys.path):
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, environment.get("PYTHONPATH")]))
+    return environment
+
+
+def _start_thread(name: str, target: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=target, name=name, daemon=True)
+    thread.start()
+    return thread

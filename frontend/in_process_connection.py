@@ -1,0 +1,161 @@
+"""InProcessConnection: a Channel to an engine inside this process, over the same messages as the socket.
+
+Whoever waits runs the engine in its own thread, turn by turn, so that a debugger or a profiler sees everything. For
+an event loop, which must not wait, `in_background` runs it in a daemon thread instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Protocol, TypeVar
+
+from ..ipc.errors import InternalError, RequestError, TokenloomError
+from ..ipc.messages import ClientMessage, FrontendMessage, Submit
+from .channel import Query, ReplySink, Sink
+from .conversation import Conversation, OpenQuery
+from .open_request import OpenRequest
+
+T = TypeVar("T")
+
+TURN_S = 0.05  # longest wait inside one turn of the engine
+_PATIENCE_S = 3600.0  # the engine is here: it cannot be lost, only be slow under a debugger
+
+
+class Engine(Protocol):
+    """An engine in this process: `send` hands it a message, `step` runs one turn and returns what it says."""
+
+    def send(self, message: ClientMessage) -> None: ...
+
+    def step(self, timeout_s: float) -> list[FrontendMessage]: ...
+
+    def close(self) -> None: ...
+
+
+class InProcessConnection:
+    """Invariant: engine and conversation are touched only by the holder of `_turn_lock`."""
+
+    def __init__(self, engine: Engine, *, in_background: bool = False) -> None:
+        self._engine = engine
+        self._conversation = Conversation("in-process", engine.send, _PATIENCE_S, _PATIENCE_S)
+        self._query_ids = itertools.count(1)
+        self._commands: deque[Callable[[], None]] = deque()
+        self._errands: deque[Callable[[], None]] = deque()
+        self._turn_lock = threading.Lock()
+        self._has_work = threading.Condition()  # guards _is_closed and the end of _commands
+        self._is_closed = False
+        self._thread: threading.Thread | None = None
+        self._conversation.greet(time.monotonic())
+        if in_background:
+            self._thread = threading.Thread(target=self._run, name="tokenloom engine", daemon=True)
+            self._thread.start()
+
+    def submit(self, submit: Submit, sink: Sink) -> None:
+        self._command(partial(self._conversation.submit, OpenRequest(submit, sink)))
+
+    def abort(self, request_id: str) -> None:
+        self._command(partial(self._conversation.abort, request_id))
+
+    def cancel(self, request_id: str) -> None:
+        with contextlib.suppress(RequestError):  # closed: cancelled already
+            self._command(partial(self._conversation.cancel, request_id))
+
+    def query(self, make_query: Callable[[int], Query], sink: ReplySink) -> None:
+        message = make_query(next(self._query_ids))
+        self._command(partial(self._conversation.query, OpenQuery(message, sink)))
+
+    def wait(self, queue: SimpleQueue[T], timeout_s: float | None = None) -> T:
+        if self._thread is not None:
+            return queue.get(timeout=timeout_s)
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            with contextlib.suppress(Empty):
+                if self._turn_lock.acquire(blocking=False):
+                    try:
+                        return self._get_or_turn(queue)
+                    finally:
+                        self._turn_lock.release()
+                        self._run_errands()
+                return queue.get(timeout=TURN_S)  # another thread runs the engine
+            if deadline is not None and time.monotonic() >= deadline:
+                raise Empty
+
+    def call_later(self, function: Callable[[], None]) -> None:
+        self._errands.append(function)
+
+    def close(self) -> None:
+        with self._has_work:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._has_work.notify()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        with self._turn_lock:
+            self._run_commands()
+            self._conversation.end(RequestError("the engine was closed while the request was open"))
+            self._engine.close()
+        self._run_errands()
+
+    def _command(self, command: Callable[[], None]) -> None:
+        with self._has_work:
+            if self._is_closed:
+                raise RequestError("this engine is closed: make a new one")
+            self._commands.append(command)
+            self._has_work.notify()
+
+    def _get_or_turn(self, queue: SimpleQueue[T]) -> T:
+        """What lies in the queue, if need be after one turn of the engine; raises Empty if there is still nothing."""
+        try:
+            return queue.get_nowait()
+        except Empty:
+            if not self._is_closed:
+                self._turn()
+        return queue.get_nowait()
+
+    def _turn(self) -> None:
+        """One turn of the engine. What stops the engine for good ends every request with that error."""
+        self._run_commands()
+        try:
+            messages = self._engine.step(TURN_S)
+        except TokenloomError as error:
+            self._conversation.end(error)
+            return
+        now = time.monotonic()
+        for message in messages:
+            self._conversation.receive(message, now)
+        if self._conversation.wants_new_connection:
+            self._conversation.greet(now)
+        self._conversation.tick(now)
+
+    def _run_commands(self) -> None:
+        while self._commands:
+            self._commands.popleft()()
+
+    def _run_errands(self) -> None:
+        """What callers want to hear, outside the lock: they may use the engine again."""
+        while True:
+            try:
+                errand = self._errands.popleft()
+            except IndexError:
+                return
+            errand()
+
+    def _run(self) -> None:
+        """The background thread: turns while anything is open, else blocked."""
+        while not self._is_closed:
+            with self._has_work:
+                while not (self._commands or self._conversation.is_busy or self._is_closed):
+                    self._has_work.wait()
+            with self._turn_lock:
+                try:
+                    self._turn()
+                except Exception as error:  # callers wait elsewhere and must hear of it
+                    self._conversation.end(InternalError(f"the engine failed: {type(error).__name__}: {error}"))
+            self._run_errands()

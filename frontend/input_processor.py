@@ -1,0 +1,181 @@
+"""InputProcessor: what a client submits → a validated request for the core.
+
+Checks everything that needs the model (vocabulary, length, end tokens); the ranges of the parameters were checked when
+they were decoded. Every refusal is a RequestError with the numbers and the mend. Keeps nothing of a request; its
+`tokenize` may run in any thread, the rest belongs to the frontend's loop.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+
+import msgspec
+
+from ..ipc.codec import decode_ids, encode_ids, num_ids
+from ..ipc.engine_spec import EngineSpec
+from ..ipc.errors import ProtocolError, RequestError
+from ..ipc.messages import ChatMessage, Child, Submit
+from ..ipc.sampling_params import SamplingParams
+from .chat import ChatTemplate
+from .tokenizer import Tokenizer
+
+HEAVY_CHARACTERS = 4096  # longer texts are tokenized in a thread: 1 ms and more
+MAX_REQUEST_ID_CHARACTERS = 256  # it comes back in every delta
+MAX_STOP_CHARACTERS = 4096  # of all stop strings of a request together
+MAX_CHILDREN = 128
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """A tokenized prompt; `text` is None where it came as token ids."""
+
+    token_ids: bytes
+    text: str | None
+
+
+class ProcessedRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is fixed about a request for its whole life, restarts of any process included."""
+
+    prompt: Prompt
+    params: SamplingParams
+    max_tokens: int  # resolved: prompt + max_tokens ≤ max_model_len
+    stop_token_ids: list[int]  # the model's end tokens included, unless ignored
+    children: list[Child]  # at least one, with their seeds
+    arrival_time: float
+
+
+class InputProcessor:
+    """Owns the generator that draws the seeds of unseeded requests."""
+
+    def __init__(self, spec: EngineSpec, tokenizer: Tokenizer | None, chat_template: ChatTemplate | None) -> None:
+        self._vocab_size = spec.model.vocab_size
+        self._max_model_len = spec.max_model_len
+        self._tokenizer = tokenizer
+        self._chat_template = chat_template
+        eos_token_id = None if tokenizer is None else tokenizer.eos_token_id
+        fallback = () if eos_token_id is None else (eos_token_id,)
+        self.eos_token_ids = frozenset(spec.model.eos_token_ids or fallback)
+        self._seeds = random.Random(spec.config.seed)
+
+    # ── prompts ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def tokenize(self, prompt: str | None, token_ids: bytes | None, chat: Sequence[ChatMessage] | None) -> Prompt:
+        """The prompt's tokens. Exactly one of the three is given."""
+        num_given = sum(each is not None for each in (prompt, token_ids, chat))
+        if num_given != 1:
+            raise RequestError(f"{num_given} of prompt, prompt_token_ids and chat are given: give exactly one")
+        if token_ids is not None:
+            return Prompt(token_ids, None)
+        if chat is not None:
+            text = self._render(chat)  # writes its own special tokens
+            return Prompt(encode_ids(self._text_tokenizer().encode(text, add_special_tokens=False)), text)
+        if not prompt:
+            raise RequestError("the prompt is empty: give at least one character")
+        return Prompt(encode_ids(self._text_tokenizer().encode(prompt)), prompt)
+
+    def detokenize(self, token_ids: bytes) -> str:
+        """The text of `token_ids`, special tokens included."""
+        return self._text_tokenizer().decode(_decode_ids(token_ids, "token_ids"), skip_special_tokens=False)
+
+    def _render(self, chat: Sequence[ChatMessage]) -> str:
+        if self._chat_template is None:
+            raise RequestError("this model has no chat template: send a prompt, or start with --chat-template FILE")
+        return self._chat_template.render(chat)
+
+    def _text_tokenizer(self) -> Tokenizer:
+        if self._tokenizer is None:
+            raise RequestError("this model has no tokenizer: send prompt_token_ids, or start with --tokenizer")
+        return self._tokenizer
+
+    def _check_ids(self, frame: bytes, name: str) -> None:
+        """That `frame` holds whole ids, and only such as the model knows: a tokenizer may know more."""
+        token_ids = _decode_ids(frame, name)
+        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self._vocab_size):
+            position, bad = next(
+                (i, token_id) for i, token_id in enumerate(token_ids) if not 0 <= token_id < self._vocab_size
+            )
+            raise RequestError(f"{name}[{position}] is {bad}, the model's ids are 0 to {self._vocab_size - 1}")
+
+    def _check_length(self, num_tokens: int) -> None:
+        if num_tokens >= self._max_model_len:
+            raise RequestError(
+                f"the prompt has {num_tokens} tokens, max_model_len is {self._max_model_len} and the answer needs at "
+                "least 1: shorten the prompt or raise --max-model-len"
+            )
+
+    # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def process(self, submit: Submit, prompt: Prompt, now: float) -> ProcessedRequest:
+        """Check and complete `submit`, whose prompt has been tokenized; `now` in unix seconds."""
+        params = submit.params
+        num_prompt_tokens = num_ids(prompt.token_ids)
+        if not prompt.token_ids:
+            raise RequestError("the prompt has no tokens: give at least one")
+        self._check_length(num_prompt_tokens)  # before the ids: looking at them costs their number
+        self._check_ids(prompt.token_ids, "prompt_token_ids")
+        room = self._max_model_len - num_prompt_tokens
+        if params.min_tokens > room:
+            raise RequestError(
+                f"min_tokens is {params.min_tokens}, but after a prompt of {num_prompt_tokens} tokens max_model_len "
+                f"{self._max_model_len} leaves room for {room}: lower it or shorten the prompt"
+            )
+        self._check_stops(params)
+        if not math.isfinite(submit.arrival_time) or submit.arrival_time < 0:
+            raise RequestError(f"arrival_time must be unix seconds or 0, got {submit.arrival_time}")
+        max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        eos_token_ids = frozenset() if params.ignore_eos else self.eos_token_ids
+        return ProcessedRequest(
+            prompt=prompt,
+            params=params,
+            max_tokens=max_tokens,
+            stop_token_ids=sorted(eos_token_ids.union(params.stop_token_ids or ())),
+            children=self._children(submit, max_tokens),
+            arrival_time=submit.arrival_time or now,
+        )
+
+    def _check_stops(self, params: SamplingParams) -> None:
+        strings = params.stop_strings
+        if strings and self._tokenizer is None:
+            raise RequestError("this model has no tokenizer, so that stop strings cannot be found: use stop_token_ids")
+        num_characters = sum(map(len, strings))
+        if num_characters > MAX_STOP_CHARACTERS:
+            raise RequestError(
+                f"stop has {num_characters} characters in all, at most {MAX_STOP_CHARACTERS} are allowed"
+            )
+        for token_id in params.stop_token_ids or ():
+            if token_id >= self._vocab_size:
+                raise RequestError(
+                    f"stop_token_ids has {token_id}, which never comes: the model's ids are 0 to {self._vocab_size - 1}"
+                )
+
+    def _children(self, submit: Submit, max_tokens: int) -> list[Child]:
+        """The answers of a resumed request as they came, or the one of a new request with its seed."""
+        if not submit.children:
+            seed = submit.params.seed
+            return [Child(index=0, seed=self._seeds.getrandbits(63) if seed is None else seed)]
+        indices = [child.index for child in submit.children]
+        if len(indices) > MAX_CHILDREN or len(set(indices)) < len(indices) or min(indices) < 0:
+            raise RequestError(f"children have the indices {indices[:8]}…: give each of at most {MAX_CHILDREN} once")
+        for child in submit.children:
+            num_tokens = num_ids(child.output_token_ids)
+            if num_tokens > max_tokens:
+                raise RequestError(f"children[{child.index}] has {num_tokens} tokens, max_tokens is {max_tokens}")
+            self._check_ids(child.output_token_ids, f"children[{child.index}].output_token_ids")
+            if not -(2**63) <= child.seed < 2**64:
+                raise RequestError(f"children[{child.index}].seed is {child.seed}: it must fit in 64 bits")
+        return submit.children
+
+
+def is_heavy(prompt: str | None, chat: Sequence[ChatMessage] | None) -> bool:
+    """Whether tokenizing would hold up the loop."""
+    if prompt is not None:
+        return len(prompt) > HEAVY_CHARACTERS
+    return sum(len(message.content) + 16 for message in chat or ()) > HEAVY_CHARACTERS
+
+
+def _decode_ids(frame: bytes, name: str) -> Sequence[int]:
+    try:
+        return decode_ids(frame)
+    except ProtocolError as error:
+        raise RequestError(f"{name}: {error}") from None

@@ -1,0 +1,46 @@
+"""Keepalive: when to ping a frontend, and when its silence means that it is lost. Has no clock of its own.
+
+A ping goes out every PING_INTERVAL_S while something is open; silence counts from the first ping that nothing
+followed, so that a program that was stopped for a while does not blame the frontend.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ..ipc.messages import PING_INTERVAL_S
+
+SILENCE_S = 10.0
+
+
+class Keepalive:
+    """Times are seconds of any clock that does not go back."""
+
+    def __init__(self) -> None:
+        self._next_ping: float | None = None  # None: at rest
+        self._silent_since: float | None = None
+
+    @property
+    def next_due(self) -> float | None:
+        return self._next_ping
+
+    def heard(self) -> None:
+        """Something came from the frontend."""
+        self._silent_since = None
+
+    def rest(self) -> None:
+        """Nothing is open: no pings, no alarm."""
+        self._next_ping = self._silent_since = None
+
+    def due(self, now: float) -> Literal["nothing", "ping", "lost"]:
+        """What to do at `now`; "ping" counts as done."""
+        if self._silent_since is not None and now - self._silent_since >= SILENCE_S:
+            return "lost"
+        if self._next_ping is None:
+            self._next_ping = now + PING_INTERVAL_S
+        if now < self._next_ping:
+            return "nothing"
+        self._next_ping = now + PING_INTERVAL_S
+        if self._silent_since is None:
+            self._silent_since = now
+        return "ping"

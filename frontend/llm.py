@@ -1,0 +1,67 @@
+"""LLM: a private engine and the Client of it, in one object.
+
+    llm = LLM(model="Qwen/Qwen3-0.6B", max_model_len=4096)
+    outputs = llm.generate(["The capital of France is"], SamplingParams(max_tokens=32))
+
+The engine runs in processes of its own and ends with this object.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from ..ipc.config import EngineConfig
+from .channel import Channel
+from .client import Client
+from .connection import Connection
+from .engine_handle import EngineHandle
+from .engine_options import config_from_keywords
+from .in_process_connection import InProcessConnection
+
+START_TIMEOUT_S = 30.0  # for the first answer of an engine that has said that it serves
+
+
+class LLM(Client):
+    """Serves `model`, a folder or hub id; without one, the demo model that comes with tokenloom."""
+
+    def __init__(
+        self, model: str | os.PathLike[str] | None = None, *, in_process: bool = False, **options: object
+    ) -> None:
+        """Start an engine; each option of engine-launch is a keyword (`max_num_seqs=16`, `tensor_parallel_size=2`).
+
+        `in_process` runs all of it in this process, in the thread that waits: for debuggers and profilers. Raises
+        TypeError for an unknown keyword, ConfigError for what cannot be served, EngineDead if the engine fails.
+        """
+        config = config_from_keywords("LLM", model, options)
+        self._attach(*(open_in_process(config) if in_process else open_private(config)))
+
+
+def open_private(config: EngineConfig) -> tuple[Channel, Callable[[], None]]:
+    """A new engine in its own processes: the channel to it, and how to end both."""
+    handle = EngineHandle(config)
+    try:
+        connection = Connection(handle.address, connect_timeout_s=START_TIMEOUT_S)
+    except BaseException:
+        handle.stop()
+        raise
+
+    def close() -> None:
+        connection.close()
+        handle.stop()
+
+    try:
+        handle.on_death(connection.fail)
+        connection.wait_connected()
+    except BaseException:
+        close()
+        raise
+    return connection, close
+
+
+def open_in_process(config: EngineConfig, *, in_background: bool = False) -> tuple[Channel, Callable[[], None]]:
+    """A new engine in this process."""
+    from .in_process import InProcessEngine  # brings torch, which no other way of use needs
+
+    connection = InProcessConnection(InProcessEngine(config), in_background=in_background)
+    return connection, connection.close

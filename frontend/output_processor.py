@@ -1,0 +1,332 @@
+"""OutputProcessor: the core's columns → per answer, the tokens and text that its client has not got yet.
+
+Owns the answers by key, from submit to finish. Text comes from the detokenizer, the end from the core or from a stop
+string, whichever is first in the order of tokens. Knows no socket; news wait in the answers until they are taken.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ..ipc.codec import decode_ids
+from ..ipc.errors import ErrorInfo, ProtocolError
+from ..ipc.messages import (
+    Child,
+    CoreChild,
+    Delta,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    Finished,
+    FinishReason,
+    Metrics,
+    Submit,
+)
+from .detokenizer import Detokenizer, DetokenizerFactory
+from .input_processor import ProcessedRequest
+from .stop_checker import StopChecker
+
+
+class RequestState:
+    """A request that is open: from its submit until every answer has finished."""
+
+    __slots__ = ("answers", "identity", "is_accepted", "processed", "submit")
+
+    def __init__(self, identity: bytes, submit: Submit) -> None:
+        self.identity = identity  # of the client
+        self.submit = submit
+        self.processed: ProcessedRequest | None = None  # None while its prompt is tokenized
+        self.answers: list[Answer] = []
+        self.is_accepted = False
+
+    @property
+    def request_id(self) -> str:
+        return self.submit.request_id
+
+    @property
+    def is_finished(self) -> bool:
+        return bool(self.answers) and all(answer.finish_reason is not None for answer in self.answers)
+
+    def is_same(self, submit: Submit) -> bool:
+        """Whether `submit` asks for the same, at whatever attempt."""
+        mine = self.submit
+        return (mine.params, mine.prompt, mine.prompt_token_ids, mine.chat) == (
+            submit.params,
+            submit.prompt,
+            submit.prompt_token_ids,
+            submit.chat,
+        )
+
+    def to_core(self) -> EngineCoreRequest:
+        """The request with all tokens that are known by now: the same for a submit, a resume and a lost core."""
+        processed = self.processed
+        assert processed is not None
+        return EngineCoreRequest(
+            children=[
+                CoreChild(key=answer.key, seed=answer.seed, output_token_ids=answer.token_ids.tobytes())
+                for answer in self.answers
+                if answer.finish_reason is None
+            ],
+            prompt_token_ids=processed.prompt.token_ids,
+            params=processed.params,
+            max_tokens=processed.max_tokens,
+            stop_token_ids=processed.stop_token_ids,
+            arrival_time=processed.arrival_time,
+            attempt=self.submit.attempt,
+        )
+
+
+class Answer:
+    """One answer of a request: its tokens, the state that makes text of them, and what was not taken yet.
+
+    A Delta holds tokens and their text in step, so that a client's text is always a function of its tokens.
+    """
+
+    __slots__ = (
+        "_counts_stop_text",
+        "_detokenizer",
+        "_eos_token_ids",
+        "_error",
+        "_first_token_time",
+        "_has_told_start",
+        "_min_tokens",
+        "_num_preemptions",
+        "_num_taken",
+        "_stop_checker",
+        "_stop_token_ids",
+        "_text",
+        "finish_reason",
+        "finished_time",
+        "index",
+        "key",
+        "num_cached_tokens",
+        "request",
+        "seed",
+        "stop_reason",
+        "token_ids",
+    )
+
+    def __init__(
+        self,
+        request: RequestState,
+        processed: ProcessedRequest,
+        key: int,
+        child: Child,
+        detokenizer: Detokenizer | None,
+        eos_token_ids: frozenset[int],
+    ) -> None:
+        params = processed.params
+        self.request = request
+        self.key = key
+        self.index = child.index
+        self.seed = child.seed
+        self.token_ids = array("i")
+        self._min_tokens = params.min_tokens
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self.finished_time = 0.0
+        self.num_cached_tokens = 0
+        self._detokenizer = detokenizer
+        self._stop_checker = (
+            StopChecker(tuple(params.stop_strings), params.include_stop_str_in_output) if params.stop_strings else None
+        )
+        self._stop_token_ids = frozenset(processed.stop_token_ids)
+        self._eos_token_ids = eos_token_ids
+        self._counts_stop_text = params.include_stop_str_in_output
+        self._text = ""
+        self._num_taken = 0
+        self._num_preemptions = 0
+        self._first_token_time = 0.0
+        self._has_told_start = False
+        self._error: ErrorInfo | None = None
+
+    def replay(self, token_ids: Sequence[int]) -> None:
+        """Take tokens that the client has: they rebuild the state, and only what comes after them is news."""
+        self.append(0, token_ids, 0.0)
+        self._text = ""
+        self._num_taken = len(self.token_ids)
+
+    def append(self, start: int, token_ids: Sequence[int], now: float) -> bool:
+        """Take the output tokens from index `start` on; returns whether any was new. ProtocolError on a gap."""
+        known = len(self.token_ids)
+        if start != known:
+            if start > known:
+                raise ProtocolError(f"the core sent output tokens from {start} on, {known} are known")
+            token_ids = token_ids[known - start :]
+        if not token_ids:
+            return False
+        if not self._first_token_time:
+            self._first_token_time = now
+        for token_id in token_ids:
+            self._append(token_id)
+            if self.finish_reason is not None:
+                self.finished_time = now
+                break
+        return True
+
+    def _append(self, token_id: int) -> None:
+        self.token_ids.append(token_id)
+        if self._detokenizer is None:
+            return
+        may_stop = len(self.token_ids) >= self._min_tokens
+        if may_stop and token_id in self._stop_token_ids and not self._counts_stop_text:
+            return  # it ends the answer: no text
+        text = self._detokenizer.append(token_id)
+        if text:
+            self._append_text(text, may_stop)
+
+    def _append_text(self, text: str, may_stop: bool) -> None:
+        if self._stop_checker is None:
+            self._text += text
+            return
+        match = self._stop_checker.append(text, may_stop)
+        self._text += match.text
+        if match.stop is not None:
+            self.finish_reason, self.stop_reason = "stop", match.stop
+
+    def finish(
+        self, reason: FinishReason, now: float, error: ErrorInfo | None = None, num_preemptions: int = 0
+    ) -> None:
+        """The answer ends; the text that was kept back comes out, and a stop string that only this completes counts."""
+        self.finished_time = now
+        self._num_preemptions = num_preemptions
+        if self._detokenizer is not None:
+            self._append_text(self._detokenizer.finish(), len(self.token_ids) >= self._min_tokens)
+        if self.finish_reason is not None:
+            return
+        if self._stop_checker is not None:
+            self._text += self._stop_checker.finish()
+        self.finish_reason = reason
+        self._error = error
+        if reason == "stop" and self.token_ids and self.token_ids[-1] not in self._eos_token_ids:
+            self.stop_reason = self.token_ids[-1]
+
+    def take_delta(self) -> Delta:
+        """Everything that was not taken yet, as one delta."""
+        start, text = self._num_taken, self._text
+        self._num_taken, self._text = len(self.token_ids), ""
+        token_ids = self.token_ids[start:].tobytes()
+        if self._has_told_start and self.finish_reason is None:
+            return Delta(
+                request_id=self.request.submit.request_id, index=self.index, start=start, token_ids=token_ids, text=text
+            )
+        self._has_told_start = True
+        processed = self.request.processed
+        return Delta(
+            request_id=self.request.submit.request_id,
+            index=self.index,
+            start=start,
+            token_ids=token_ids,
+            text=text,
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+            num_cached_tokens=self.num_cached_tokens,
+            metrics=Metrics(
+                arrival_time=0.0 if processed is None else processed.arrival_time,
+                first_token_time=self._first_token_time,
+                finished_time=self.finished_time,
+                num_preemptions=self._num_preemptions,
+            ),
+            error=self._error,
+        )
+
+
+@dataclass(slots=True)
+class News:
+    """What a message of the core brought."""
+
+    accepted: list[RequestState] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)  # with something to take; may repeat
+    to_abort: list[int] = field(default_factory=list)  # keys that ended here while the core still runs them
+    num_gaps: int = 0
+
+
+class OutputProcessor:
+    """The open answers by key. A key that is not here any more is ignored: its answer ended before the core knew."""
+
+    def __init__(self, detokenizers: DetokenizerFactory | None, eos_token_ids: frozenset[int]) -> None:
+        self._detokenizers = detokenizers
+        self._eos_token_ids = eos_token_ids
+        self._next_key = 0
+        self.answer_by_key: dict[int, Answer] = {}
+
+    def add(self, request: RequestState, processed: ProcessedRequest, now: float) -> list[Answer]:
+        """Make the answers of `request`; returns those that are at their end already."""
+        request.processed = processed
+        prompt_token_ids = decode_ids(processed.prompt.token_ids)
+        ended = []
+        for child in processed.children:
+            detokenizer = None
+            if self._detokenizers is not None:
+                detokenizer = self._detokenizers.new(prompt_token_ids, processed.params.skip_special_tokens)
+            answer = Answer(request, processed, self._new_key(), child, detokenizer, self._eos_token_ids)
+            request.answers.append(answer)
+            answer.replay(decode_ids(child.output_token_ids))
+            if answer.finish_reason is None:
+                self.answer_by_key[answer.key] = answer
+            else:
+                answer.finished_time = now
+                ended.append(answer)
+        return ended
+
+    def remove(self, request: RequestState) -> list[int]:
+        """Forget the answers of `request`; returns the keys that the core still has."""
+        return [key for key in (answer.key for answer in request.answers) if self.answer_by_key.pop(key, None)]
+
+    def process(self, outputs: EngineCoreOutputs, now: float) -> News:
+        """Take in one message; `now` in unix seconds. ProtocolError, and no change, when its columns disagree."""
+        keys, starts = decode_ids(outputs.keys), decode_ids(outputs.starts)
+        counts, token_ids = decode_ids(outputs.counts), decode_ids(outputs.token_ids)
+        if not len(keys) == len(starts) == len(counts) or min(counts, default=0) < 0 or sum(counts) != len(token_ids):
+            raise ProtocolError(
+                f"columns of {len(keys)} keys, {len(starts)} starts, {len(counts)} counts and {len(token_ids)} tokens "
+                f"(counted: {sum(counts)}) do not belong together"
+            )
+        news = News()
+        self._accept(outputs, news)
+        answer_by_key, position = self.answer_by_key, 0
+        for key, start, count in zip(keys, starts, counts, strict=True):
+            answer = answer_by_key.get(key)
+            if answer is not None:
+                self._append(answer, start, token_ids[position : position + count], now, news)
+            position += count
+        for finished in outputs.finished:
+            self._finish(finished, now, news)
+        return news
+
+    def _accept(self, outputs: EngineCoreOutputs, news: News) -> None:
+        for key in outputs.accepted:
+            answer = self.answer_by_key.get(key)
+            if answer is not None and not answer.request.is_accepted:
+                answer.request.is_accepted = True
+                news.accepted.append(answer.request)
+        for started in outputs.started:
+            answer = self.answer_by_key.get(started.key)
+            if answer is not None:
+                answer.num_cached_tokens = started.num_cached_tokens
+
+    def _append(self, answer: Answer, start: int, token_ids: array[int], now: float, news: News) -> None:
+        try:
+            if answer.append(start, token_ids, now):
+                news.answers.append(answer)
+        except ProtocolError as error:
+            answer.finish("error", now, ErrorInfo("internal", f"{error}: the answer has a hole and is given up"))
+            news.answers.append(answer)
+            news.num_gaps += 1
+        if answer.finish_reason is not None:
+            del self.answer_by_key[answer.key]
+            news.to_abort.append(answer.key)
+
+    def _finish(self, finished: Finished, now: float, news: News) -> None:
+        answer = self.answer_by_key.pop(finished.key, None)
+        if answer is not None:
+            answer.finish(finished.reason, now, finished.error, finished.num_preemptions)
+            news.answers.append(answer)
+
+    def _new_key(self) -> int:
+        """A number in [0, 2^31) that no open answer has."""
+        while self._next_key in self.answer_by_key:
+            self._next_key = (self._next_key + 1) & 0x7FFFFFFF
+        key, self._next_key = self._next_key, (self._next_key + 1) & 0x7FFFFFFF
+        return key

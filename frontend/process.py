@@ -1,0 +1,261 @@
+"""`python -m tokenloom.frontend.process`: the frontend's sockets and its loop.
+
+One loop: wait for anything, take in what clients, core, supervisor and threads say, end the turn, send what is due.
+Everything that decides lives in service.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import zmq
+
+from ..ipc import log
+from ..ipc.addresses import unlink_ipc_address
+from ..ipc.codec import Decoder, encode
+from ..ipc.engine_spec import EngineSpec
+from ..ipc.errors import ConfigError, ProtocolError, error_info
+from ..ipc.lifeline import start_lifeline
+from ..ipc.messages import (
+    PROTOCOL_VERSION,
+    ChildHello,
+    ChildToSupervisor,
+    CoreToFrontend,
+    Failed,
+    Phase,
+    Ping,
+    Pong,
+    Ready,
+    Stop,
+    SupervisorToChild,
+)
+from ..ipc.sockets import MAX_CLIENT_MESSAGE_BYTES, new_socket
+from ..ipc.title import set_title
+from .chat import ChatTemplate
+from .service import Frontend
+from .tokenizer import Tokenizer, read_tokenizer_config
+
+logger = logging.getLogger("tokenloom.frontend")
+
+INTAKE_S = 0.002  # longest intake from clients in one turn
+MAX_UNREAD_MESSAGES = 1 << 17  # to one client, beyond what the kernel buffers: one Accepted for each open request
+FAREWELL_MS = 200  # how long last messages may take when the engine stops
+
+
+class FrontendProcess:
+    """Owns the sockets; `run` serves until the supervisor says Stop."""
+
+    def __init__(self, spec: EngineSpec, identity: bytes, address: str) -> None:
+        """`identity` names this frontend to supervisor and core; `address` is where clients find it."""
+        self._spec, self._address = spec, address
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._control = new_socket(self._context, zmq.DEALER, identity=identity)
+        self._control.connect(spec.address("control"))
+        self._clients = new_socket(self._context, zmq.ROUTER, max_message_bytes=MAX_CLIENT_MESSAGE_BYTES)
+        self._clients.setsockopt(zmq.SNDHWM, MAX_UNREAD_MESSAGES)
+        self._core = new_socket(self._context, zmq.DEALER, identity=identity)
+        self._wakeup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._from_core: Decoder[CoreToFrontend] = Decoder(CoreToFrontend)
+        self._from_supervisor: Decoder[SupervisorToChild] = Decoder(SupervisorToChild)
+        self._is_stopping = False
+        self._has_told_ready = False
+
+    # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def run(self) -> None:
+        spec = self._spec
+        hello = ChildHello(
+            role="frontend",
+            rank=0,
+            protocol_version=PROTOCOL_VERSION,
+            run_id=spec.run_id,
+            fingerprint=spec.fingerprint,
+        )
+        self._tell(hello)
+        self._frontend = self._load()
+        self._listen()
+        self._core.connect(spec.address("core"))
+        self._frontend.connect()
+        self._send()
+        poller = zmq.Poller()
+        for source in (self._control, self._clients, self._core, self._wakeup_fd):
+            poller.register(source, zmq.POLLIN)
+        while not self._is_stopping:
+            timeout_s = self._frontend.seconds_to_tick(time.monotonic())
+            poller.poll(None if timeout_s is None else int(timeout_s * 1000) + 1)
+            self.turn()
+        self._frontend.stop("the engine was stopped: start it again and repeat the request")
+        self._send()
+
+    def _load(self) -> Frontend:
+        spec, begun = self._spec, time.monotonic()
+        folder = Path(spec.tokenizer_folder)
+        tokenizer = Tokenizer.load(folder, spec.config.trust_remote_code)
+        config, special_tokens = read_tokenizer_config(folder), {} if tokenizer is None else tokenizer.special_tokens
+        chat_template = ChatTemplate.load(folder, config, special_tokens, spec.config.chat_template)
+        frontend = Frontend(spec, tokenizer, chat_template, self._wake)
+        detail = "none: token ids only" if tokenizer is None else f"{tokenizer.size} tokens"
+        self._tell(Phase(name="tokenizer loaded", duration_s=time.monotonic() - begun, detail=detail))
+        return frontend
+
+    def _listen(self) -> None:
+        address, begun = self._address, time.monotonic()
+        if address.startswith("tcp://") and address.endswith(":0"):
+            address = address.removesuffix("0") + "*"
+        try:
+            self._clients.bind(address)
+        except zmq.ZMQError as error:
+            raise ConfigError(
+                f"cannot listen on {self._address}: {error.strerror}; choose another --listen address"
+            ) from None
+        endpoint = self._clients.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._tell(Phase(name="listen", duration_s=time.monotonic() - begun, detail=endpoint))
+
+    def turn(self) -> None:
+        """One turn of the loop: intake from all sides, then everything that is due."""
+        self._take_orders()
+        self._take_outputs()
+        has_read_all = self._take_requests()
+        self._take_background()
+        self._frontend.tick(time.monotonic(), check_leases=has_read_all)
+        self._send()
+        if self._frontend.is_ready and not self._has_told_ready:
+            self._has_told_ready = True
+            self._tell(Ready())
+
+    # ── in ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _take_orders(self) -> None:
+        for (frame,) in _receive(self._control, num_parts=1):
+            try:
+                message = self._from_supervisor.decode(frame)
+            except ProtocolError as error:
+                self._count_malformed("supervisor", error)
+                continue
+            if isinstance(message, Stop):
+                self._is_stopping = True
+            elif isinstance(message, Ping):
+                self._tell(Pong())
+            else:
+                self._frontend.on_control_message(message)
+
+    def _take_outputs(self) -> None:
+        for (frame,) in _receive(self._core, num_parts=1):
+            try:
+                message = self._from_core.decode(frame)
+            except ProtocolError as error:
+                self._count_malformed("core", error)
+                continue
+            self._frontend.on_core_message(message)
+
+    def _take_requests(self) -> bool:
+        """Whether nothing is left to read."""
+        deadline = time.monotonic() + INTAKE_S
+        for identity, frame in _receive(self._clients, num_parts=2):
+            self._frontend.on_client_frame(identity, frame)
+            if time.monotonic() > deadline:
+                return False
+        return True
+
+    def _take_background(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wakeup_fd)
+            self._frontend.on_wakeup()
+
+    def _wake(self) -> None:
+        os.eventfd_write(self._wakeup_fd, 1)
+
+    def _count_malformed(self, peer: str, error: ProtocolError) -> None:
+        self._frontend.counts[f"malformed_{peer}_frames"] += 1
+        logger.warning("from the %s: %s", peer, error)
+
+    # ── out ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _send(self) -> None:
+        """Clients first: one that is gone leaves requests to abort in the core."""
+        outbox = self._frontend.outbox
+        for identity, frame in outbox.to_clients:
+            if not self._send_to_client(identity, frame):
+                self._frontend.on_client_gone(identity)
+        outbox.to_clients.clear()
+        for message in outbox.to_core:
+            self._core.send(encode(message))
+        outbox.to_core.clear()
+
+    def _send_to_client(self, identity: bytes, frame: bytes) -> bool:
+        """False when there is no such client any more, or one that has not read MAX_UNREAD_MESSAGES."""
+        try:
+            self._clients.send_multipart([identity, frame], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+            return False
+        return True
+
+    def _tell(self, message: ChildToSupervisor) -> None:
+        self._control.send(encode(message))
+
+    def fail(self, error: Exception) -> None:
+        self._tell(Failed(error=error_info(error)))
+
+    def close(self) -> None:
+        self._context.destroy(linger=FAREWELL_MS)
+
+
+def _receive(socket: zmq.Socket[bytes], num_parts: int) -> Iterator[list[bytes]]:
+    """Messages until none is left; of one with more parts the last counts, of one with fewer nothing."""
+    with contextlib.suppress(zmq.Again):
+        while True:
+            parts = socket.recv_multipart(zmq.NOBLOCK)
+            if len(parts) >= num_parts:
+                yield [*parts[: num_parts - 1], parts[-1]]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="tokenloom.frontend.process")
+    parser.add_argument("--spec", required=True)
+    parser.add_argument("--identity", default="frontend-0")
+    parser.add_argument("--address", help="where to listen, if not the spec's client address")
+    parser.add_argument("--lifeline-fd", type=int, required=True)
+    arguments = parser.parse_args()
+    spec = EngineSpec.from_argument(arguments.spec)
+    set_title("tokenloom frontend")
+    start_lifeline(arguments.lifeline_fd, lambda: _remove_files(spec))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    log.configure("frontend", spec.config.log_level)
+    process = FrontendProcess(spec, arguments.identity.encode(), arguments.address or spec.client_address)
+    try:
+        process.run()
+        code = 0
+    except ConfigError as error:
+        process.fail(error)
+        code = 2
+    except Exception as error:
+        logger.exception("the frontend failed")
+        process.fail(error)
+        code = 1
+    process.close()
+    return code
+
+
+def _remove_files(spec: EngineSpec) -> None:
+    """The supervisor is dead: whoever notices removes what it would have removed."""
+    shutil.rmtree(spec.run_directory, ignore_errors=True)
+    if spec.client_address.startswith("ipc://"):
+        with contextlib.suppress(OSError):
+            unlink_ipc_address(spec.client_address)
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)  # a text that is still being tokenized in a thread would hold up a plain exit

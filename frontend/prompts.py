@@ -1,0 +1,185 @@
+"""The forms in which a caller may give prompts, made into Submit messages.
+
+A prompt is text, token ids, {"prompt": text} or {"prompt_token_ids": ids}; a chat is a list of messages. Checks all
+that can be checked without the model, so that a bad prompt is refused before anything is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias, TypeGuard
+
+from ..ipc.codec import encode_ids
+from ..ipc.errors import RequestError
+from ..ipc.messages import ChatMessage, Submit
+from ..ipc.sampling_params import SamplingParams
+from ..ipc.sockets import MAX_CLIENT_MESSAGE_BYTES
+
+Prompt: TypeAlias = str | Sequence[int] | Mapping[str, object]
+TextPart: TypeAlias = Mapping[str, str]  # {"type": "text", "text": …}
+Turn: TypeAlias = ChatMessage | Mapping[str, str | Sequence[TextPart]]  # {"role": …, "content": …}
+Chat: TypeAlias = Sequence[Turn]
+
+MAX_PROMPT_BYTES = MAX_CLIENT_MESSAGE_BYTES - (1 << 20)  # room for the rest of the message and for a resumed answer
+_FORMS = "a prompt is text, a list of token ids, {'prompt': text} or {'prompt_token_ids': ids}"
+
+
+def list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or many as a list. An empty list is no prompts, a list of integers is one prompt."""
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    if not isinstance(prompts, Iterable) or isinstance(prompts, (bytes, bytearray)):
+        raise RequestError(f"prompts is {_type_name(prompts)}: {_FORMS}, or a list of these")
+    items: list[object] = list(prompts.tolist() if hasattr(prompts, "tolist") else prompts)
+    if items and _is_integer(items[0]):
+        return [items]  # type: ignore[list-item]  # the ids are checked one by one where they are encoded
+    return items  # type: ignore[return-value]  # likewise each prompt
+
+
+def list_chats(messages: Chat | Sequence[Chat]) -> list[Chat]:
+    """One conversation or many as a list."""
+    if isinstance(messages, (str, Mapping, ChatMessage)) or not isinstance(messages, Sequence):
+        raise RequestError(
+            f"messages is {_type_name(messages)}: a chat is a list of {{'role': …, 'content': …}}, or a list of chats"
+        )
+    return [messages] if is_chat(messages) else list(messages)  # type: ignore[arg-type]
+
+
+def list_params(params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int) -> list[SamplingParams]:
+    """The parameters of each prompt: one for all, or one each."""
+    if params is None or isinstance(params, SamplingParams):
+        return [check_params(params)] * num_prompts
+    if isinstance(params, (str, Mapping)) or not isinstance(params, Sequence):
+        raise RequestError(f"sampling_params is {_type_name(params)}: give one SamplingParams, or a list of one each")
+    if len(params) != num_prompts:
+        raise RequestError(f"{len(params)} SamplingParams for {num_prompts} prompts: give one for all, or one each")
+    return [check_params(each) for each in params]
+
+
+def check_params(params: SamplingParams | None) -> SamplingParams:
+    """`params`, or the defaults for None."""
+    if params is None:
+        return SamplingParams()
+    if not isinstance(params, SamplingParams):
+        raise RequestError(f"sampling_params is {_type_name(params)}: it must be tokenloom.SamplingParams")
+    for string in (*params.stop_strings, params.cache_salt or ""):
+        _check_encodable("stop or cache_salt", string)
+    return params
+
+
+def new_submit(request_id: str, prompt: Prompt | Chat, params: SamplingParams) -> Submit:
+    """The message that asks for an answer to `prompt`, which may also be a chat."""
+    if not isinstance(request_id, str) or not 0 < len(request_id) <= 256:
+        raise RequestError(f"request_id must be a string of 1 to 256 characters, got {request_id!r:.80}")
+    if is_chat(prompt):
+        return chat_submit(request_id, prompt, params)
+    if isinstance(prompt, Mapping):
+        prompt = _unwrap(prompt)
+    if isinstance(prompt, str):
+        return Submit(request_id=request_id, params=params, prompt=check_text(prompt))
+    return Submit(request_id=request_id, params=params, prompt_token_ids=check_token_ids(prompt))
+
+
+def chat_submit(request_id: str, messages: Chat, params: SamplingParams) -> Submit:
+    """The message that asks for the next turn of a conversation."""
+    return Submit(request_id=request_id, params=params, chat=check_chat(messages))
+
+
+def check_text(text: str) -> str:
+    """A prompt as text: not empty, encodable, not too long."""
+    if not text:
+        raise RequestError("the prompt is empty: give at least one character")
+    _check_encodable("the prompt", text)
+    return text
+
+
+def check_token_ids(ids: object) -> bytes:
+    """A prompt as int32 ids; numpy arrays and tensors are welcome too."""
+    if hasattr(ids, "tolist"):
+        ids = ids.tolist()
+    if isinstance(ids, (str, bytes, Mapping)) or not isinstance(ids, Iterable):
+        raise RequestError(f"a prompt is {_type_name(ids)}: {_FORMS}")
+    listed = list(ids)
+    if not listed:
+        raise RequestError("the prompt has no tokens: give at least one")
+    try:
+        frame = encode_ids(listed)
+    except (TypeError, OverflowError):
+        bad = next((item for item in listed if not _is_integer(item) or not -(2**31) <= item < 2**31), None)
+        raise RequestError(f"a prompt holds {bad!r:.80}, which is not a token id: {_FORMS}") from None
+    if min(listed) < 0:
+        raise RequestError(f"a prompt holds token id {min(listed)}: ids begin at 0")
+    if len(frame) > MAX_PROMPT_BYTES:
+        raise RequestError(f"the prompt has {len(listed)} tokens, at most {MAX_PROMPT_BYTES // 4} can be sent")
+    return frame
+
+
+def is_chat(prompt: object) -> TypeGuard[Chat]:
+    """Whether this is a list of chat messages."""
+    if isinstance(prompt, (str, Mapping)) or not isinstance(prompt, Sequence) or not prompt:
+        return False
+    first = prompt[0]
+    return isinstance(first, ChatMessage) or (isinstance(first, Mapping) and "role" in first)
+
+
+def check_chat(messages: Chat) -> list[ChatMessage]:
+    """The turns of a conversation, each a role with text."""
+    if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence) or not messages:
+        raise RequestError("a chat must be a list of at least one message {'role': …, 'content': …}")
+    return [_check_turn(position, turn) for position, turn in enumerate(messages)]
+
+
+def _check_turn(position: int, turn: Turn) -> ChatMessage:
+    if isinstance(turn, ChatMessage):
+        role: object = turn.role
+        content: object = turn.content
+    elif isinstance(turn, Mapping) and {"role", "content"} <= turn.keys():
+        unknown = sorted(map(str, turn.keys() - {"role", "content"}))
+        if unknown:
+            raise RequestError(f"message {position} of the chat holds {', '.join(unknown)}: only role and content fit")
+        role, content = turn["role"], turn["content"]
+    else:
+        raise RequestError(f"message {position} of the chat must be {{'role': …, 'content': …}}, got {turn!r:.80}")
+    if isinstance(content, Sequence) and not isinstance(content, str):
+        content = "\n".join(_part_text(position, part) for part in content)
+    if not isinstance(role, str) or not isinstance(content, str):
+        raise RequestError(f"message {position} of the chat needs text for role and content, got {turn!r:.80}")
+    _check_encodable(f"message {position} of the chat", role + content)
+    return ChatMessage(role, content)
+
+
+def _part_text(position: int, part: object) -> str:
+    if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
+    raise RequestError(f"message {position} of the chat holds {part!r:.80}: only parts of type text are served")
+
+
+def _unwrap(prompt: Mapping[str, object]) -> str | Sequence[int]:
+    """The text or the ids of {"prompt": …} or {"prompt_token_ids": …}."""
+    if prompt.keys() == {"prompt"} and isinstance(prompt["prompt"], str):
+        return prompt["prompt"]
+    if prompt.keys() == {"prompt_token_ids"}:
+        return prompt["prompt_token_ids"]  # type: ignore[return-value]  # checked where it is encoded
+    raise RequestError(f"a prompt is a dict with {sorted(map(str, prompt))}: {_FORMS}")
+
+
+def _check_encodable(what: str, text: str) -> None:
+    if text.isascii():
+        num_bytes = len(text)
+    else:
+        try:
+            num_bytes = len(text.encode())
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"{what} holds a lone surrogate at character {error.start}: give valid Unicode"
+            ) from None
+    if num_bytes > MAX_PROMPT_BYTES:
+        raise RequestError(f"{what} has {num_bytes} bytes, at most {MAX_PROMPT_BYTES} can be sent")
+
+
+def _is_integer(value: object) -> TypeGuard[int]:
+    return hasattr(value, "__index__") and not isinstance(value, bool)
+
+
+def _type_name(value: object) -> str:
+    return f"of type {type(value).__name__}"

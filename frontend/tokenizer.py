@@ -1,0 +1,211 @@
+"""Tokenizer: text ⇄ token ids of one checkpoint.
+
+Reads `tokenizer.json` with the `tokenizers` library, which costs 30 ms where transformers costs seconds; only a
+checkpoint without that file goes through transformers' AutoTokenizer. What stands around a prompt (BOS …) is the
+post-processor of that file; `add_bos_token` in tokenizer_config.json counts for nothing, as in transformers 5. Knows
+nothing of requests and streams (`detokenizer.py`) or of chats (`chat.py`). Ids that it lacks decode to nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol, cast
+
+import tokenizers
+
+from ..ipc.errors import ConfigError, RequestError
+
+JsonObject = dict[str, object]
+
+TRANSFORMERS_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "tokenizer_config.json")
+
+
+class Codec(Protocol):
+    """What a Tokenizer needs of its library: plain encode and decode."""
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str: ...
+
+
+class BackendCodec:
+    """A `tokenizers.Tokenizer`; its calls release the GIL and may come from any thread."""
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        self._backend = backend
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+        return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+
+class Tokenizer:
+    """One checkpoint's tokenizer. `backend` is None where transformers runs Python code of its own.
+
+    `size` counts the ids from 0 to the highest, added tokens included; the model's vocab_size may differ either way.
+    """
+
+    def __init__(
+        self,
+        codec: Codec,
+        *,
+        size: int,
+        special_ids: frozenset[int],
+        config: JsonObject,
+        backend: tokenizers.Tokenizer | None,
+    ) -> None:
+        self._codec = codec
+        self.size = size
+        self.special_ids = special_ids
+        self.config = config
+        self.backend = backend
+
+    @classmethod
+    def load(cls, folder: Path, trust_remote_code: bool = False) -> Tokenizer | None:
+        """The tokenizer in `folder`; None when there is no file of one; ConfigError when it cannot be read."""
+        config = read_tokenizer_config(folder)
+        if (folder / "tokenizer.json").is_file():
+            return cls.from_backend(_read_backend(folder / "tokenizer.json"), config)
+        if any((folder / name).is_file() for name in TRANSFORMERS_FILES):
+            return _load_with_transformers(folder, config, trust_remote_code)
+        return None
+
+    @classmethod
+    def from_backend(cls, backend: tokenizers.Tokenizer, config: JsonObject) -> Tokenizer:
+        """Wrap `backend`, which is changed to encode whole texts and to know the tokens of `config`."""
+        backend.no_truncation()
+        backend.no_padding()
+        _add_tokens(backend, config)
+        added = backend.get_added_tokens_decoder()
+        return cls(
+            BackendCodec(backend),
+            size=max(backend.get_vocab_size(with_added_tokens=True), max(added, default=-1) + 1),
+            special_ids=frozenset(token_id for token_id, token in added.items() if token.special),
+            config=config,
+            backend=backend,
+        )
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`; with `add_special_tokens` those that the checkpoint puts around a prompt too."""
+        try:
+            return self._codec.encode(text, add_special_tokens)
+        except Exception as error:  # the libraries raise bare Exception, and a remote tokenizer anything
+            raise RequestError(f"a text of {len(text)} characters cannot be tokenized: {error}") from None
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of `token_ids` as a whole; bytes that are not UTF-8 become U+FFFD."""
+        return self._codec.decode(token_ids, skip_special_tokens)
+
+    @cached_property
+    def special_tokens(self) -> dict[str, str]:
+        """The named special tokens of tokenizer_config.json, for chat templates: bos_token, eos_token …"""
+        named = {name: special_token(self.config, name) for name in self.config if name.endswith("_token")}
+        return {name: token for name, token in named.items() if token is not None}
+
+    @cached_property
+    def eos_token_id(self) -> int | None:
+        token = self.special_tokens.get("eos_token")
+        return None if token is None or self.backend is None else self.backend.token_to_id(token)
+
+
+def read_tokenizer_config(folder: Path) -> JsonObject:
+    """tokenizer_config.json as a dict, empty when there is none."""
+    path = folder / "tokenizer_config.json"
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} must hold a JSON object, it holds {type(value).__name__}")
+    return value
+
+
+def special_token(config: JsonObject, name: str) -> str | None:
+    """The content of a named special token, which is written as a string or as an object with `content`."""
+    value = config.get(name)
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _read_backend(path: Path) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{path} ({path.stat().st_size} bytes) cannot be read: {reason}") from None
+
+
+def _add_tokens(backend: tokenizers.Tokenizer, config: JsonObject) -> None:
+    """Add what `added_tokens_decoder` of tokenizer_config.json lists and tokenizer.json lacks."""
+    listed = config.get("added_tokens_decoder")
+    if not isinstance(listed, dict):
+        return
+    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    for _, entry in sorted(listed.items(), key=lambda item: int(item[0])):
+        if backend.token_to_id(entry["content"]) is None:
+            options = {flag: bool(entry[flag]) for flag in flags if flag in entry}
+            backend.add_tokens([tokenizers.AddedToken(entry["content"], **options)])
+
+
+class _TransformersCodec:
+    """A tokenizer in Python, through transformers."""
+
+    def __init__(self, tokenizer: _PythonTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._size = len(tokenizer)
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+        known = [token_id for token_id in token_ids if token_id < self._size]
+        text = self._tokenizer.decode(
+            known, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+        )
+        return text if isinstance(text, str) else "".join(text)
+
+
+class _PythonTokenizer(Protocol):
+    """The part of transformers' PreTrainedTokenizer that is used here."""
+
+    all_special_ids: list[int]
+
+    def __len__(self) -> int: ...
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+
+    def decode(
+        self, token_ids: list[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool
+    ) -> str | list[str]: ...
+
+
+def _load_with_transformers(folder: Path, config: JsonObject, trust_remote_code: bool) -> Tokenizer:
+    """AutoTokenizer, imported only here; most come with a `tokenizers` backend, converted in memory."""
+    try:
+        from transformers import AutoTokenizer
+
+        loaded = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
+    except Exception as error:  # whatever the checkpoint's code raises
+        reason = " ".join(str(error).split())[:300]
+        raise ConfigError(
+            f"{folder} has no tokenizer.json and transformers cannot load its tokenizer: {reason}"
+        ) from None
+    backend = getattr(loaded, "backend_tokenizer", None)
+    if isinstance(backend, tokenizers.Tokenizer):
+        return Tokenizer.from_backend(backend, config)
+    special_ids = frozenset(int(token_id) for token_id in loaded.all_special_ids)
+    return Tokenizer(
+        _TransformersCodec(cast(_PythonTokenizer, loaded)),
+        size=len(loaded),
+        special_ids=special_ids,
+        config=config,
+        backend=None,
+    )

@@ -1,0 +1,115 @@
+"""Counter-based noise: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11).
+
+The bits of a draw depend on (seed, token id, position, purpose) and on nothing else, so that any process, batch,
+step or device draws the same. Here is the specification, twice: numpy for hosts, torch for any device. Both work in
+64-bit integers that hold 32-bit words and agree bit for bit; a kernel that replaces them must as well.
+
+    key      (seed & 0xffffffff, seed >> 32)
+    counter  (token_id // 4, position, purpose, 0); lane token_id % 4 of the answer belongs to the token
+    uniform  u = (bits + ½) / 2³²        exponential  E = −log1p(−u)        noise  −log E (Gumbel)
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+PURPOSE_TOKEN = 0  # the token of the answer itself; other purposes are other numbers
+
+Words: TypeAlias = npt.NDArray[np.uint64]  # 32-bit words, one in each 64-bit element
+Bits: TypeAlias = npt.NDArray[np.uint32]
+
+_NUM_ROUNDS = 10
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)  # golden ratio and √3 − 1: added to the key after each round
+_MASK = 0xFFFFFFFF
+_CHUNK = 8192  # counters at once: six buffers of 64 KiB stay in the second-level cache
+
+
+def philox4x32(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Words]) -> tuple[Words, ...]:
+    """Philox4x32-10 in numpy. Counter words [n], all of one shape; key words [n] or []. Returns four words [n]."""
+    c0, c1, c2, c3 = (word.copy() for word in counter)
+    k0, k1 = key
+    product0, product1 = np.empty_like(c0), np.empty_like(c0)
+    mask, half = np.uint64(_MASK), np.uint64(32)
+    for _ in range(_NUM_ROUNDS):
+        np.multiply(c0, np.uint64(_MULTIPLIERS[0]), out=product0)
+        np.multiply(c2, np.uint64(_MULTIPLIERS[1]), out=product1)
+        for word, product, other, round_key in ((c0, product1, c1, k0), (c2, product0, c3, k1)):
+            np.right_shift(product, half, out=word)  # word = high(product) ^ other ^ key
+            np.bitwise_xor(word, other, out=word)
+            np.bitwise_xor(word, round_key, out=word)
+            np.bitwise_and(word, mask, out=word)  # `other` carries the unmasked product of the round before
+        c1, product1 = product1, c1
+        c3, product0 = product0, c3
+        k0 = (k0 + np.uint64(_WEYL[0])) & mask
+        k1 = (k1 + np.uint64(_WEYL[1])) & mask
+    return c0, c1 & mask, c2, c3 & mask
+
+
+def philox4x32_torch(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+    """Philox4x32-10 in torch. Counter and key words int64 in [0, 2³²), broadcast together; returns four such words."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(_NUM_ROUNDS):
+        product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]  # wrap as int64: the low 64 bits are right
+        c0 = ((product1 >> 32) ^ c1 ^ k0) & _MASK
+        c2 = ((product0 >> 32) ^ c3 ^ k1) & _MASK
+        c1, c3 = product1 & _MASK, product0 & _MASK
+        k0, k1 = (k0 + _WEYL[0]) & _MASK, (k1 + _WEYL[1]) & _MASK
+    return c0, c1, c2, c3
+
+
+def token_bits(
+    token_ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64], seeds: Bits, purpose: int = PURPOSE_TOKEN
+) -> Bits:
+    """Bits of single tokens. token_ids, positions: [n]; seeds: [n, 2] (low, high word). Returns [n]."""
+    bits = np.empty(len(token_ids), np.uint32)
+    for start in range(0, len(token_ids), _CHUNK):
+        part = slice(start, start + _CHUNK)
+        ids = token_ids[part].astype(np.uint64)
+        keys = seeds[part].astype(np.uint64)
+        counter = (
+            ids >> np.uint64(2),
+            positions[part].astype(np.uint64),
+            np.full_like(ids, purpose),
+            np.zeros_like(ids),
+        )
+        words = philox4x32(counter, (keys[:, 0], keys[:, 1]))
+        bits[part] = np.choose(token_ids[part] & 3, words)
+    return bits
+
+
+def vocabulary_bits(vocab_size: int, position: int, seed: Bits, purpose: int = PURPOSE_TOKEN) -> Bits:
+    """Bits of every token at one position. seed: [2]. Returns [vocab_size]."""
+    num_counters = -(-vocab_size // 4)
+    bits = np.empty((num_counters, 4), np.uint32)
+    key = (np.asarray(seed[0], np.uint64), np.asarray(seed[1], np.uint64))
+    for start in range(0, num_counters, _CHUNK):
+        ids = np.arange(start, min(start + _CHUNK, num_counters), dtype=np.uint64)
+        counter = (ids, np.full_like(ids, position), np.full_like(ids, purpose), np.zeros_like(ids))
+        for lane, words in enumerate(philox4x32(counter, key)):
+            bits[start : start + len(ids), lane] = words
+    return bits.reshape(-1)[:vocab_size]
+
+
+def vocabulary_bits_torch(vocab_size: int, positions: Tensor, seeds: Tensor, purpose: int = PURPOSE_TOKEN) -> Tensor:
+    """Bits of every token for n rows. positions: [n], seeds: [n, 2], both int64. Returns [n, vocab_size] int64."""
+    ids = torch.arange(-(-vocab_size // 4), device=positions.device)[None, :]
+    zero = torch.zeros_like(ids)
+    words = philox4x32_torch((ids, positions[:, None], zero + purpose, zero), (seeds[:, :1], seeds[:, 1:]))
+    return torch.stack(words, dim=-1).flatten(1)[:, :vocab_size]
+
+
+def gumbel(bits: Bits) -> npt.NDArray[np.float64]:
+    """−log E of the bits, in double precision: what is added to logit / T."""
+    uniform = (bits.astype(np.float64) + 0.5) / 2.0**32
+    noise: npt.NDArray[np.float64] = -np.log(-np.log1p(-uniform))
+    return noise
+
+
+MAX_GUMBEL = float(gumbel(np.zeros(1, np.uint32))[0])  # 22.87: no token gains more than this

@@ -1,0 +1,162 @@
+"""ReferenceOps: every operation of `ops.py` in plain torch, for any device and dtype.
+
+The specification that other kernels are compared with, and the fallback where there are none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .attention_plan import TILE_BYTES, CacheLayout, Tile, make_plan
+from .ops import AttentionMetadata, PackedLinear
+
+
+@dataclass(frozen=True)
+class PlainLinear:
+    """A weight [out, in] and bias [out] as they came."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    @property
+    def in_features(self) -> int:
+        return self.weight.shape[1]
+
+    @property
+    def out_features(self) -> int:
+        return self.weight.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+
+@dataclass
+class _Step:
+    """What one step's metadata and one cache layout imply for every layer."""
+
+    metadata: AttentionMetadata
+    layout: CacheLayout
+    written: Tensor | None  # tokens whose keys are stored; None: all of them
+    slot_rows: Tensor  # [written * num_kv_heads] int64: their rows in the cache seen as [rows, D], layer 0, keys
+    tiles_by_window: dict[int | None, list[Tile]] = field(default_factory=dict)
+
+
+class ReferenceOps:
+    """Stateless but for what the last step's metadata implies, kept so that only the first layer computes it."""
+
+    def __init__(self, tile_bytes: int = TILE_BYTES) -> None:
+        self._tile_bytes = tile_bytes  # bound on the keys and values gathered at once
+        self._step: _Step | None = None
+
+    def embedding(self, token_ids: Tensor, weight: Tensor, first_id: int) -> Tensor:
+        rows = token_ids.long() - first_id
+        is_foreign = (rows < 0) | (rows >= weight.shape[0])
+        return F.embedding(rows.masked_fill(is_foreign, 0), weight).masked_fill(is_foreign[:, None], 0)
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
+        return PlainLinear(weight, bias)
+
+    def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
+        assert isinstance(packed, PlainLinear)
+        return F.linear(x, packed.weight, packed.bias)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return F.rms_norm(x, weight.shape, weight, eps)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        residual += x
+        return F.rms_norm(residual, weight.shape, weight, eps)
+
+    def silu_and_mul(self, x: Tensor) -> Tensor:
+        gate, up = x.chunk(2, dim=-1)
+        return F.silu(gate).mul_(up)
+
+    def rotary(self, heads: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
+        cos, sin = cos_sin.index_select(0, positions)[:, None].chunk(2, dim=-1)  # [T, 1, D / 2] each
+        first, second = heads.chunk(2, dim=-1)
+        rotated_first = first * cos - second * sin
+        second.copy_(second * cos + first * sin)
+        first.copy_(rotated_first)
+
+    def store_kv(self, key: Tensor, value: Tensor, kv_cache: Tensor, layer: int, metadata: AttentionMetadata) -> None:
+        step = self._step_of(metadata, kv_cache)
+        rows = kv_cache.view(-1, kv_cache.shape[-1])
+        rows_per_side = step.layout.num_kv_heads * step.layout.block_size
+        for side, heads in enumerate((key, value)):
+            finite = torch.nan_to_num(heads, nan=0.0, posinf=0.0, neginf=0.0)
+            if step.written is not None:
+                finite = finite[step.written]
+            target = step.slot_rows + (2 * layer + side) * rows_per_side
+            rows.index_copy_(0, target, finite.reshape(-1, rows.shape[1]))
+
+    def paged_attention(
+        self,
+        query: Tensor,
+        kv_cache: Tensor,
+        layer: int,
+        metadata: AttentionMetadata,
+        scale: float,
+        sliding_window: int | None,
+    ) -> Tensor:
+        step = self._step_of(metadata, kv_cache)
+        tiles = step.tiles_by_window.get(sliding_window)
+        if tiles is None:
+            tiles = make_plan(metadata, step.layout, sliding_window, query.dtype, self._tile_bytes)
+            step.tiles_by_window[sliding_window] = tiles
+        is_padded = query.shape[0] != metadata.query_starts_host[-1] or 0 in metadata.seq_lens_host
+        output = torch.zeros_like(query) if is_padded else torch.empty_like(query)
+        for tile in tiles:
+            heads_at_once = self._tile_bytes // tile.bytes_per_kv_head(step.layout)
+            output[tile.tokens] = _attend(query[tile.tokens], kv_cache, layer, tile, scale, heads_at_once)
+        return output
+
+    def _step_of(self, metadata: AttentionMetadata, kv_cache: Tensor) -> _Step:
+        layout = CacheLayout.of(kv_cache)
+        step = self._step
+        if step is None or step.metadata is not metadata or step.layout != layout:
+            step = self._step = _make_step(metadata, layout)
+        return step
+
+
+def _make_step(metadata: AttentionMetadata, layout: CacheLayout) -> _Step:
+    slots, written = metadata.slots, None
+    if slots.device.type == "cpu":
+        if slots.numel() and int(slots.min()) < 0:
+            written = (slots >= 0).nonzero()[:, 0]
+            slots = slots[written]
+    else:
+        slots = slots.clamp(min=0)  # into the null block: choosing tokens would wait for the device
+    blocks = slots // layout.block_size
+    rows_per_block = layout.num_layers * 2 * layout.num_kv_heads * layout.block_size
+    heads = torch.arange(layout.num_kv_heads, device=slots.device) * layout.block_size
+    token_rows = blocks * rows_per_block + slots % layout.block_size
+    return _Step(metadata, layout, written, (token_rows[:, None] + heads).flatten())
+
+
+def _attend(query: Tensor, kv_cache: Tensor, layer: int, tile: Tile, scale: float, heads_at_once: int) -> Tensor:
+    """Attention of one tile, query [B * Q, H, D] → [B * Q, H, D], some KV heads at once (at least one).
+
+    Scores and softmax are float32 inside scaled_dot_product_attention, whatever the dtype.
+    """
+    num_tokens, num_heads, head_dim = query.shape
+    _, num_rows, num_kv_heads, _ = tile.tiles.shape
+    group = num_heads // num_kv_heads
+    cache_tiles = kv_cache.view(-1, kv_cache.shape[4] * head_dim)
+    # [B * Q, H, D] → [B, H, Q, D]
+    query = query.view(num_rows, num_tokens // num_rows, num_heads, head_dim).transpose(1, 2)
+    mask = tile.mask(query.dtype)
+    heads_at_once = max(1, min(num_kv_heads, heads_at_once))
+    parts = []
+    for head in range(0, num_kv_heads, heads_at_once):
+        index = tile.tiles[:, :, head : head + heads_at_once] + layer * 2 * num_kv_heads
+        gathered = cache_tiles.index_select(0, index.flatten())
+        key, value = gathered.view(2, num_rows, index.shape[2], -1, head_dim)  # [B, heads, S, D] each
+        part = query[:, head * group : (head + heads_at_once) * group]
+        parts.append(F.scaled_dot_product_attention(part, key, value, mask, scale=scale, enable_gqa=group > 1))
+    output = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+    return output.transpose(1, 2).reshape(num_tokens, num_heads, head_dim)

@@ -1,0 +1,42 @@
+"""Tiny random-weight checkpoints for the tests of every room.
+
+    from tokenloom.tests.checkpoints import tiny_checkpoint
+    folder = tiny_checkpoint(tmp_path / "model", "qwen3", num_key_value_heads=1, head_dim=80)
+
+The weights are random but the files are real: config, safetensors, generation config, byte-level tokenizer. No text
+model lives here; for one that answers, use `demo/`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tokenloom.scripts.make_checkpoint import CONFIGS, SHARD_BYTES, write_checkpoint
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+
+
+def tiny_config(family: str = "llama", **fields: object) -> dict[str, object]:
+    """config.json of the smallest member of a family, with fields of config.json replaced or (None) taken away.
+
+    head_dim follows from hidden_size and num_attention_heads unless it is given.
+    """
+    config = {**CONFIGS[f"tiny-{family}"], **fields}
+    resized = {"hidden_size", "num_attention_heads"} & fields.keys()
+    if resized and "head_dim" not in fields:
+        hidden_size, num_heads = config["hidden_size"], config["num_attention_heads"]
+        assert isinstance(hidden_size, int) and isinstance(num_heads, int)
+        config["head_dim"] = hidden_size // num_heads
+    return {name: value for name, value in config.items() if value is not None}
+
+
+def tiny_checkpoint(
+    folder: Path,
+    family: str = "llama",
+    dtype: str = "float32",
+    seed: int = 0,
+    shard_bytes: int = SHARD_BYTES,
+    **fields: object,
+) -> Path:
+    """Write a checkpoint with `tiny_config(family, **fields)` into `folder` and return it."""
+    return write_checkpoint(folder, tiny_config(family, **fields), dtype, seed, shard_bytes)

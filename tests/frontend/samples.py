@@ -1,0 +1,130 @@
+"""Tokenizers of the three kinds, trained here in milliseconds, and the specification of an engine that has no model."""
+
+from __future__ import annotations
+
+import functools
+
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from tokenloom.frontend.tokenizer import Tokenizer
+from tokenloom.ipc.config import EngineConfig
+from tokenloom.ipc.engine_spec import EngineSpec
+from tokenloom.ipc.model_config import ModelConfig, RopeConfig
+
+SENTENCES = [
+    "The capital of France is Paris, and that of Spain is Madrid.",
+    "Don't panic! It's only a test: 12 + 30 = 42.",
+    "naïve café, Größe, Ελλάδα, Москва",
+    "漢字 and かな and 한국어 mixed with emoji 😀🎉👩‍👩‍👧",
+    "def f(x):\n    return x * 2\n\n\tindented  twice",
+]
+SPECIAL_TOKENS = ["<unk>", "<s>", "</s>", "<|user|>"]
+KINDS = ("byte_level", "byte_fallback", "unigram", "word_piece")
+
+
+@functools.cache
+def backend_json(kind: str) -> str:
+    """The tokenizer.json of a tokenizer of this kind."""
+    backend = {"byte_level": _byte_level, "byte_fallback": _byte_fallback, "unigram": _unigram}.get(kind, _word_piece)()
+    return str(backend.to_str())
+
+
+def new_tokenizer(kind: str, **config: object) -> Tokenizer:
+    config = {"bos_token": "<s>", "eos_token": "</s>", **config}
+    return Tokenizer.from_backend(tokenizers.Tokenizer.from_str(backend_json(kind)), config)
+
+
+def _byte_level() -> tokenizers.Tokenizer:
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=420, special_tokens=SPECIAL_TOKENS, initial_alphabet=alphabet, show_progress=False
+    )
+    backend.train_from_iterator(SENTENCES[:3] * 4, trainer)  # the last sentences come in bytes
+    backend.add_tokens(["<|tool|>", "two words"])
+    return backend
+
+
+def _byte_fallback() -> tokenizers.Tokenizer:
+    """As Llama 2's: BPE over ▁-words, unknown characters as <0xNN>."""
+    tokens = SPECIAL_TOKENS[:3] + [f"<0x{byte:02X}>" for byte in range(256)] + ["▁"]
+    characters = sorted(set("".join(SENTENCES[:2]).replace(" ", "")))
+    vocab = {token: i for i, token in enumerate(tokens + characters)}
+    merges = []
+    for word in ["▁The", "▁capital", "▁of", "▁France", "▁is", "▁Paris", "and", "It's", "▁▁"]:
+        left = word[0]
+        for character in word[1:]:
+            merges.append((left, character))
+            left += character
+            vocab.setdefault(left, len(vocab))
+    model = models.BPE(vocab, list(dict.fromkeys(merges)), byte_fallback=True, unk_token="<unk>", fuse_unk=True)
+    backend = tokenizers.Tokenizer(model)
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    backend.add_special_tokens(SPECIAL_TOKENS)
+    backend.post_processor = processors.TemplateProcessing(single=["<s>", "$A"], special_tokens=[("<s>", 1)])
+    return backend
+
+
+def _unigram() -> tokenizers.Tokenizer:
+    backend = tokenizers.Tokenizer(models.Unigram())
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    backend.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=160, special_tokens=SPECIAL_TOKENS, unk_token="<unk>", show_progress=False
+    )
+    backend.train_from_iterator(SENTENCES * 4, trainer)
+    return backend
+
+
+def _word_piece() -> tokenizers.Tokenizer:
+    backend = tokenizers.Tokenizer(models.WordPiece(unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    trainer = trainers.WordPieceTrainer(vocab_size=260, special_tokens=SPECIAL_TOKENS, show_progress=False)
+    backend.train_from_iterator(SENTENCES * 4, trainer)
+    return backend
+
+
+def new_spec(vocab_size: int = 1000, max_model_len: int = 512, **changes: object) -> EngineSpec:
+    model = ModelConfig(
+        architecture="LlamaForCausalLM",
+        vocab_size=vocab_size,
+        hidden_size=8,
+        intermediate_size=8,
+        num_layers=1,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=8,
+        max_position_embeddings=max_model_len,
+        rms_norm_eps=1e-6,
+        rope=RopeConfig(),
+        dtype="float32",
+        tie_word_embeddings=True,
+        has_qkv_bias=False,
+        has_output_bias=False,
+        has_mlp_bias=False,
+        has_qk_norm=False,
+        sliding_windows=[None],
+        eos_token_ids=[2],
+        bos_token_id=1,
+    )
+    fields: dict[str, object] = {
+        "run_id": "0123456789abcdef",
+        "run_directory": "/nonexistent",
+        "client_address": "ipc:///nonexistent/client.sock",
+        "config": EngineConfig(),
+        "model": model,
+        "model_folder": "/nonexistent",
+        "tokenizer_folder": "/nonexistent",
+        "served_model_name": "sample",
+        "dtype": "float32",
+        "device": "cpu",
+        "max_model_len": max_model_len,
+    }
+    return EngineSpec(**{**fields, **changes})  # type: ignore[arg-type]

@@ -1,0 +1,108 @@
+"""Chats become the prompts that transformers makes of them; what a template refuses is the request's error."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from tokenloom.frontend.chat import ChatTemplate
+from tokenloom.ipc.errors import ConfigError, RequestError
+from tokenloom.ipc.messages import ChatMessage
+
+from .samples import backend_json
+
+CHAT = [
+    ChatMessage("system", "Be <brief> & kind."),
+    ChatMessage("user", "  Hi, 漢字! "),
+    ChatMessage("assistant", "Hello."),
+    ChatMessage("user", "{{ 7 * 7 }}"),
+]
+TEMPLATES = {
+    "loop": "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m['content'] | trim }}{{ eos_token }}\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}",
+    "blocks": """
+{%- set ns = namespace(n=0) %}
+{% for m in messages %}
+    {% if m.role == 'system' %}
+        {% continue %}
+    {% endif %}
+    {% set ns.n = ns.n + 1 %}
+{{ ns.n }}: {{ m.content }}
+{% endfor %}
+{{ ns.n }} turns
+""",
+    "tojson": "{{ messages | tojson }}{{ messages[0] | tojson(indent=2) }}",
+    "generation": "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
+    "defaults": "{{ tools is not none }}{{ documents is defined }}|{{ messages[-1]['role'] == 'user' }}",
+    "break": "{% for m in messages %}{{ m.role }}{% if loop.index == 2 %}{% break %}{% endif %}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_renders_as_transformers_does(name: str) -> None:
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizers.Tokenizer.from_str(backend_json("byte_level")), bos_token="<s>", eos_token="</s>"
+    )
+    turns = [{"role": message.role, "content": message.content} for message in CHAT]
+    expected = wrapped.apply_chat_template(
+        turns, chat_template=TEMPLATES[name], tokenize=False, add_generation_prompt=True
+    )
+    template = ChatTemplate(TEMPLATES[name], {"bos_token": "<s>", "eos_token": "</s>"})
+    assert template.render(CHAT) == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages[99].content.strip() }}", "no element 99"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{{ messages.append(1) }}", "unsafe"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recurses"),
+        ("{{ 1 / 0 }}", "division by zero"),
+    ],
+)
+def test_what_fails_in_a_template_is_a_request_error(source: str, reason: str) -> None:
+    with pytest.raises(RequestError, match=reason):
+        ChatTemplate(source, {}).render(CHAT)
+
+
+def test_an_empty_chat_is_refused() -> None:
+    with pytest.raises(RequestError, match="no messages"):
+        ChatTemplate("x", {}).render([])
+
+
+def test_template_comes_from_the_flag_then_the_file_then_the_config(tmp_path: Path) -> None:
+    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "config"}]
+    assert ChatTemplate.load(tmp_path, {}, {}) is None
+    assert _render(ChatTemplate.load(tmp_path, {"chat_template": "plain"}, {})) == "plain"
+    assert _render(ChatTemplate.load(tmp_path, {"chat_template": named}, {})) == "config"
+    (tmp_path / "chat_template.jinja").write_text("file")
+    assert _render(ChatTemplate.load(tmp_path, {"chat_template": named}, {})) == "file"
+    (tmp_path / "mine.jinja").write_text("flag {{ bos_token }}")
+    chosen = ChatTemplate.load(tmp_path, {"chat_template": named}, {"bos_token": "<s>"}, str(tmp_path / "mine.jinja"))
+    assert _render(chosen) == "flag <s>"
+
+
+def test_a_broken_or_missing_template_is_named_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_text("{% for m in %}")
+    with pytest.raises(ConfigError, match=r"chat_template\.jinja is not a Jinja template") as caught:
+        ChatTemplate.load(tmp_path, {}, {})
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ConfigError, match=r"missing\.jinja cannot be read"):
+        ChatTemplate.load(tmp_path, {}, {}, str(tmp_path / "missing.jinja"))
+
+
+def _render(template: ChatTemplate | None) -> str:
+    assert template is not None
+    return template.render(CHAT)
+
+
+def test_tojson_keeps_html_and_unicode() -> None:
+    rendered = ChatTemplate("{{ messages | tojson }}", {}).render([ChatMessage("user", "<é>")])
+    assert json.loads(rendered) == [{"role": "user", "content": "<é>"}] and "<é>" in rendered

@@ -1,0 +1,298 @@
+"""What a program can do with a Client, against a fake frontend."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import gc
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tokenloom.frontend.client import Client
+from tokenloom.ipc.errors import EngineDead, ProtocolError, RequestError
+from tokenloom.ipc.messages import ChatMessage, Submit
+from tokenloom.ipc.sampling_params import SamplingParams
+
+from .fake_frontend import DEADLINE_S, FORBIDDEN, FakeFrontend, expected_text
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Iterator[FakeFrontend]:
+    frontend = FakeFrontend(f"ipc://{tmp_path}/f")
+    yield frontend
+    frontend.close()
+
+
+@pytest.fixture
+def client(fake: FakeFrontend) -> Iterator[Client]:
+    with Client(fake.address) as client:
+        yield client
+
+
+def greedy(max_tokens: int = 10, **more: object) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=max_tokens, **more)  # type: ignore[arg-type]
+
+
+def test_results_come_in_the_order_of_the_prompts(client: Client) -> None:
+    prompts = [f"prompt {index}" for index in range(50)]
+    params = [greedy(1 + (index * 7) % 40) for index in range(50)]
+    outputs = client.generate(prompts, params, use_tqdm=False)
+    for prompt, each, output in zip(prompts, params, outputs, strict=True):
+        assert output.prompt == prompt
+        assert output.prompt_token_ids == list(prompt.encode())
+        assert output.finished
+        (answer,) = output.outputs
+        assert answer.text == expected_text(prompt, each.max_tokens or 0)
+        assert len(answer.token_ids) == each.max_tokens
+        assert (answer.index, answer.finish_reason, answer.stop_reason) == (0, "length", None)
+        assert (output.num_cached_tokens, output.metrics.arrival_time) == (3, 1.0)
+    assert len({output.request_id for output in outputs}) == 50
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    ["hi", ["hi"], [104, 105], [[104, 105]], {"prompt": "hi"}, {"prompt_token_ids": [104, 105]}, [{"prompt": "hi"}]],
+)
+def test_every_form_of_a_prompt_gives_the_same_answer(client: Client, prompts: object) -> None:
+    (output,) = client.generate(prompts, greedy(5), use_tqdm=False)  # type: ignore[arg-type]
+    assert output.outputs[0].text == expected_text("hi", 5)
+    assert output.prompt_token_ids == [104, 105]
+
+
+def test_no_prompts_give_no_results(client: Client) -> None:
+    assert client.generate([], greedy()) == []
+
+
+def test_parameters_are_one_for_all_or_one_each_or_the_defaults(client: Client) -> None:
+    outputs = client.generate(["a", "b"], [greedy(2), greedy(3)], use_tqdm=False)
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [2, 3]
+    assert len(client.generate("a", use_tqdm=False)[0].outputs[0].token_ids) == 16
+    with pytest.raises(RequestError, match="1 SamplingParams for 2 prompts"):
+        client.generate(["a", "b"], [greedy()], use_tqdm=False)
+
+
+def test_a_bad_prompt_among_many_is_refused_before_anything_is_sent(fake: FakeFrontend, client: Client) -> None:
+    with pytest.raises(RequestError, match="empty"):
+        client.generate(["good", ""], greedy(), use_tqdm=False)
+    assert fake.do(lambda service: service.submits) == []
+
+
+def test_a_prompt_that_the_engine_refuses_raises_its_error_and_the_rest_is_aborted(
+    fake: FakeFrontend, client: Client
+) -> None:
+    fake.set(is_paused=True)
+    with pytest.raises(RequestError, match=r"prompt 1 of 3: .*forbidden: choose"):
+        client.generate(["a", FORBIDDEN, "c"], greedy(), use_tqdm=False)
+    fake.until(lambda service: service.seen["Abort"] == 2)
+    fake.set(is_paused=False)
+    assert client.generate("a", greedy(2), use_tqdm=False)[0].finished
+
+
+def test_a_long_list_is_not_refused_by_an_engine_that_takes_few_at_once(fake: FakeFrontend, client: Client) -> None:
+    fake.set(max_running=3)
+    prompts = [f"p{index}" for index in range(100)]
+    outputs = client.generate(prompts, greedy(6), use_tqdm=False)
+    assert [output.outputs[0].text for output in outputs] == [expected_text(prompt, 6) for prompt in prompts]
+
+
+def test_chat_serves_one_conversation_or_many(client: Client) -> None:
+    turns = [{"role": "user", "content": "hel"}, {"role": "assistant", "content": "lo"}]
+    (output,) = client.chat(turns, greedy(5), use_tqdm=False)
+    assert output.outputs[0].text == expected_text("hello", 5)
+    outputs = client.chat([turns, [ChatMessage("user", "x")]], greedy(5), use_tqdm=False)
+    assert [output.outputs[0].text for output in outputs] == [expected_text("hello", 5), expected_text("x", 5)]
+
+
+def test_a_stream_gives_the_text_in_pieces(client: Client) -> None:
+    pieces = list(client.stream("hello", greedy(20)))
+    assert len(pieces) == 5
+    assert "".join(pieces) == expected_text("hello", 20)
+    chat = client.stream([{"role": "user", "content": "hello"}], greedy(20))
+    assert "".join(chat) == expected_text("hello", 20)
+
+
+def test_closing_a_stream_aborts_the_request(fake: FakeFrontend, client: Client) -> None:
+    fake.set(max_deltas=1)
+    stream = client.stream("hello", greedy(20))
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]
+    fake.until(lambda service: service.seen["Abort"] == 1)
+
+
+def test_a_stream_raises_the_error_of_its_request(client: Client) -> None:
+    with pytest.raises(RequestError, match="forbidden"):
+        list(client.stream(FORBIDDEN))
+    with pytest.raises(RequestError, match="empty"):
+        client.stream("")  # before it is read
+
+
+def test_a_future_gives_the_output(client: Client) -> None:
+    futures = [client.submit(f"p{index}", greedy(9)) for index in range(20)]
+    done, _ = concurrent.futures.wait(futures, DEADLINE_S)
+    assert len(done) == 20
+    for index, future in enumerate(futures):
+        assert future.result().outputs[0].text == expected_text(f"p{index}", 9)
+    assert isinstance(client.submit(FORBIDDEN).exception(DEADLINE_S), RequestError)
+
+
+def test_cancelling_a_future_aborts_the_request(fake: FakeFrontend, client: Client) -> None:
+    fake.set(is_paused=True)
+    future = client.submit("p", greedy(9))
+    fake.until(lambda service: service.seen["Submit"] == 1)
+    with pytest.raises(concurrent.futures.TimeoutError):
+        future.result(0.01)
+    assert future.cancel() and future.cancelled() and future.cancel()
+    assert concurrent.futures.wait([future], DEADLINE_S).done == {future}
+    with pytest.raises(concurrent.futures.CancelledError):
+        future.result(DEADLINE_S)
+    fake.until(lambda service: service.seen["Abort"] == 1)
+    fake.set(is_paused=False)
+    finished = client.submit("p", greedy(9))
+    finished.result(DEADLINE_S)
+    assert not finished.cancel()
+
+
+def test_a_callback_of_a_future_may_use_the_client(client: Client) -> None:
+    again: concurrent.futures.Future[str] = concurrent.futures.Future()
+
+    def callback(future: concurrent.futures.Future[object]) -> None:
+        again.set_result(client.generate("again", greedy(3), use_tqdm=False)[0].outputs[0].text)
+
+    client.submit("p", greedy(3)).add_done_callback(callback)
+    assert again.result(DEADLINE_S) == expected_text("again", 3)
+
+
+def test_abort_ends_a_request_for_whoever_waits(fake: FakeFrontend, client: Client) -> None:
+    fake.set(max_deltas=2)
+    future = client.submit("p", greedy(20), request_id="mine")
+    fake.until(lambda service: service.is_paused)
+    client.abort("mine")
+    client.abort("nobody's")
+    (answer,) = future.result(DEADLINE_S).outputs
+    assert answer.finish_reason == "abort"
+    assert expected_text("p", 20).startswith(answer.text)
+    assert len(answer.token_ids) == 8
+
+
+def test_an_id_is_used_once_at_a_time(fake: FakeFrontend, client: Client) -> None:
+    fake.set(is_paused=True)
+    first = client.submit("p", greedy(3), request_id="x")
+    with pytest.raises(RequestError, match="x is open already"):
+        client.submit("p", greedy(3), request_id="x").result(DEADLINE_S)
+    fake.set(is_paused=False)
+    first.result(DEADLINE_S)
+    client.submit("p", greedy(3), request_id="x").result(DEADLINE_S)
+
+
+def test_questions_are_answered(client: Client) -> None:
+    assert client.tokenize("hi") == [104, 105]
+    assert client.tokenize([{"role": "user", "content": "hi"}]) == [104, 105]
+    assert client.detokenize([104, 105]) == "hi"
+    assert client.health().is_ready
+    assert client.info().model == "fake"
+    with pytest.raises(RequestError, match="forbidden"):
+        client.tokenize(FORBIDDEN)
+
+
+def test_many_threads_and_clients_at_once_get_their_own_answers(fake: FakeFrontend, client: Client) -> None:
+    def work(number: int) -> None:
+        with Client(fake.address) as own:
+            for round_number in range(5):
+                prompts = [f"{number} {round_number} {index}" for index in range(8)]
+                for each in (client, own):
+                    outputs = each.generate(prompts, greedy(11), use_tqdm=False)
+                    texts = [output.outputs[0].text for output in outputs]
+                    assert texts == [expected_text(prompt, 11) for prompt in prompts]
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        for future in [pool.submit(work, number) for number in range(8)]:
+            future.result(DEADLINE_S * 2)
+
+
+def test_ten_thousand_requests_take_little_time_each(fake: FakeFrontend, client: Client) -> None:
+    prompts = [f"p{index}" for index in range(10_000)]
+    begin = time.perf_counter()
+    outputs = client.generate(prompts, greedy(4), use_tqdm=False)
+    per_request_us = (time.perf_counter() - begin) * 1e6 / len(prompts)
+    assert all(output.finished for output in outputs)
+    assert per_request_us < 1000, "about 100 µs on one idle core, half of it the fake's"
+
+
+def test_a_bar_counts_requests_and_tokens(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
+    client.generate(["a", "b"], greedy(5))
+    bar = capsys.readouterr().err
+    assert "2/2" in bar and "tokens/s" in bar
+
+
+def test_a_closed_client_says_so_and_leaves_no_thread(fake: FakeFrontend) -> None:
+    before = set(threading.enumerate())
+    fake.set(is_paused=True)
+    client = Client(fake.address)
+    future = client.submit("p")
+    client.close()
+    client.close()
+    with pytest.raises(RequestError, match="closed"):
+        future.result(DEADLINE_S)
+    with pytest.raises(RequestError, match="closed"):
+        client.generate("p")
+    assert set(threading.enumerate()) == before
+
+
+def test_a_client_that_is_dropped_is_closed(fake: FakeFrontend) -> None:
+    before = set(threading.enumerate())
+    client = Client(fake.address)
+    client.submit("p", greedy(3)).result(DEADLINE_S)
+    del client
+    gc.collect()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(DEADLINE_S)
+    assert set(threading.enumerate()) == before
+
+
+def test_an_engine_of_another_version_is_refused_by_both_numbers(fake: FakeFrontend) -> None:
+    fake.set(version=7)
+    with pytest.raises(ProtocolError, match=r"engine 7; this client speaks protocol 1"):
+        Client(fake.address)
+
+
+def test_an_address_where_nobody_is_is_named_with_the_mend(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    with pytest.raises(EngineDead, match=rf"{tmp_path}/none for 0.2 s.*engine-launch"):
+        Client(f"ipc://{tmp_path}/none", connect_timeout_s=0.2)
+    assert set(threading.enumerate()) == before
+
+
+@pytest.mark.parametrize("address", ["", "localhost:5555", "tcp://host", "ipc://" + "x" * 200, 5])
+def test_an_address_that_cannot_be_one_is_refused_at_once(address: object) -> None:
+    with pytest.raises(ValueError, match=r"ipc://|cannot connect"):
+        Client(address)  # type: ignore[arg-type]
+
+
+def test_a_program_that_ends_without_close_ends_at_once(fake: FakeFrontend, tmp_path: Path) -> None:
+    """Nor does it need a __main__ guard, torch, transformers, numpy or more than a moment to import."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, json, tokenloom\n"
+        f"client = tokenloom.Client({fake.address!r})\n"
+        "output = client.generate('p', tokenloom.SamplingParams(max_tokens=3), use_tqdm=False)\n"
+        "client.submit('never read', tokenloom.SamplingParams(max_tokens=3))\n"
+        "tokenloom.AsyncClient, tokenloom.LLM, tokenloom.AsyncLLM\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'tqdm', 'tokenizers', 'psutil', 'jinja2', 'yaml'}\n"
+        "print(json.dumps([output[0].outputs[0].text, sorted(heavy & set(sys.modules))]))\n"
+    )
+    result = subprocess.run([sys.executable, script], capture_output=True, timeout=DEADLINE_S, text=True, cwd=tmp_path)
+    assert result.stderr == ""
+    assert json.loads(result.stdout) == [expected_text("p", 3), []]
+    assert result.returncode == 0
+
+
+def test_a_submit_is_sent_as_it_is_documented(fake: FakeFrontend, client: Client) -> None:
+    client.submit("p", greedy(3), request_id="x").result(DEADLINE_S)
+    (submit,) = fake.do(lambda service: service.submits)
+    assert submit == Submit(request_id="x", prompt="p", params=greedy(3))

@@ -1,0 +1,200 @@
+"""A connection keeps its requests through every loss of the frontend, and costs nothing while it is idle."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tokenloom.frontend.client import Client
+from tokenloom.frontend.connection import Connection
+from tokenloom.ipc.errors import EngineDead, InternalError, RequestError
+from tokenloom.ipc.messages import CREDIT_WINDOW, Delta
+from tokenloom.ipc.sampling_params import SamplingParams
+from tokenloom.ipc.sockets import MAX_CLIENT_MESSAGE_BYTES
+
+from .fake_frontend import DEADLINE_S, FakeFrontend, expected_text
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Iterator[FakeFrontend]:
+    frontend = FakeFrontend(f"ipc://{tmp_path}/f")
+    yield frontend
+    frontend.close()
+
+
+@pytest.fixture
+def client(fake: FakeFrontend) -> Iterator[Client]:
+    with Client(fake.address) as client:
+        yield client
+
+
+def params(max_tokens: int = 40) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=max_tokens)
+
+
+def test_requests_go_on_after_the_frontend_has_forgotten_the_client(fake: FakeFrontend, client: Client) -> None:
+    fake.set(max_deltas=3)
+    futures = [client.submit(f"p{index}", params()) for index in range(10)]
+    fake.until(lambda service: service.is_paused)
+    fake.forget()  # the next ping is answered by Unknown
+    fake.set(is_paused=False, max_deltas=None)
+    for index, future in enumerate(futures):
+        assert future.result(DEADLINE_S).outputs[0].text == expected_text(f"p{index}", 40)
+    again = fake.do(lambda service: [submit for submit in service.submits if submit.attempt == 1])
+    assert len(again) == 10
+    assert all(submit.children for submit in again if submit.prompt is None)
+
+
+def test_requests_go_on_after_the_frontend_was_replaced(fake: FakeFrontend, client: Client) -> None:
+    for _ in range(3):
+        fake.set(max_deltas=3, is_paused=False)
+        future = client.submit("p", params())
+        fake.until(lambda service: service.is_paused)
+        fake.hang_up()
+        fake.come_back()
+        fake.set(is_paused=False, max_deltas=None)
+        assert future.result(DEADLINE_S).outputs[0].text == expected_text("p", 40)
+
+
+def test_an_idle_client_finds_the_new_frontend(fake: FakeFrontend, client: Client) -> None:
+    fake.hang_up()
+    fake.come_back()
+    assert client.generate("p", params(), use_tqdm=False)[0].outputs[0].text == expected_text("p", 40)
+
+
+def test_what_is_asked_while_the_frontend_is_away_is_served_when_it_is_back(fake: FakeFrontend, client: Client) -> None:
+    fake.hang_up()
+    future = client.submit("p", params())
+    fake.come_back()
+    assert future.result(DEADLINE_S).finished
+
+
+def test_an_engine_that_does_not_come_back_is_dead_to_all_who_wait(fake: FakeFrontend) -> None:
+    with Client(fake.address, reconnect_timeout_s=0.3) as client:
+        fake.set(is_paused=True)
+        future = client.submit("p", params())
+        fake.until(lambda service: service.seen["Submit"] == 1)
+        fake.hang_up()
+        with pytest.raises(EngineDead, match=r"lost and did not come back within 0.3 s"):
+            future.result(DEADLINE_S)
+        fake.come_back()
+        fake.set(is_paused=False)
+        assert client.generate("p", params(), use_tqdm=False)[0].finished
+
+
+def test_frames_that_are_no_messages_are_dropped(fake: FakeFrontend, client: Client) -> None:
+    for frame in (b"", b"\xc1", b"garbage", os.urandom(1000), b"\x81\xa4type\xa4nope"):
+        fake.say(frame)
+    assert client.generate("p", params(), use_tqdm=False)[0].finished
+
+
+def test_tokens_that_come_twice_are_dropped_and_missing_ones_asked_for(fake: FakeFrontend, client: Client) -> None:
+    lost = iter([20])
+
+    def spoil(delta: Delta) -> list[Delta]:
+        if delta.start == 8 and next(lost, None):
+            return []
+        return [delta, delta]
+
+    fake.set(spoil=spoil)
+    assert client.generate("p", params(), use_tqdm=False)[0].outputs[0].text == expected_text("p", 40)
+    assert fake.do(lambda service: service.seen["Hello"]) == 2
+
+
+def test_a_consumer_that_does_not_read_stops_neither_pings_nor_credits(fake: FakeFrontend, client: Client) -> None:
+    fake.set(tokens_per_delta=1)
+    num_tokens = CREDIT_WINDOW * 3
+    stream = client.stream("p", params(num_tokens))
+    text = next(stream)  # and then the program computes
+    other = client.submit("q", params(num_tokens))
+    other.result(DEADLINE_S)
+    fake.set(is_paused=True)
+    kept_open = client.submit("r", params())
+    pings = fake.do(lambda service: service.seen["Ping"])
+    fake.until(lambda service: service.seen["Ping"] > pings + 1)
+    assert text + "".join(stream) == expected_text("p", num_tokens)
+    assert fake.do(lambda service: service.max_in_flight) <= CREDIT_WINDOW
+    kept_open.cancel()
+
+
+def test_an_idle_client_does_not_wake_up(fake: FakeFrontend, client: Client) -> None:
+    client.generate("p", params(3), use_tqdm=False)
+    wakeups = _context_switches()
+    fake.until(lambda service: True)
+    deadline = time.monotonic() + 1.2  # longer than any interval of the protocol
+    while time.monotonic() < deadline:
+        threading.Event().wait(0.4)
+    assert _context_switches() - wakeups <= 2
+
+
+def _context_switches() -> int:
+    """Voluntary switches of the thread that serves the connection."""
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "tokenloom connection"]
+    status = Path(f"/proc/self/task/{thread.native_id}/status").read_text()
+    return int(status.split("\nvoluntary_ctxt_switches:")[1].split()[0])
+
+
+def test_an_engine_known_to_be_dead_ends_all_waits_at_once(fake: FakeFrontend) -> None:
+    connection = Connection(fake.address)
+    fake.set(is_paused=True)
+    with Client(fake.address) as client:
+        future = client.submit("p")
+        client._channel.fail(EngineDead("exit code 9"))  # type: ignore[attr-defined]
+        for ask in (lambda: future.result(DEADLINE_S), lambda: client.generate("q"), client.health):
+            with pytest.raises(EngineDead, match="exit code 9"):
+                ask()
+    connection.close()
+
+
+def test_a_sink_that_fails_leaves_no_caller_waiting(fake: FakeFrontend) -> None:
+    with Client(fake.address) as client:
+        fake.set(is_paused=True)
+        future = client.submit("p")
+
+        def broken(update: object) -> None:
+            raise KeyError("a bug")
+
+        fake.until(lambda service: service.seen["Submit"] == 1)
+        client._channel.submit(_submit("x"), broken)
+        with pytest.raises(InternalError, match="KeyError: 'a bug'"):
+            future.result(DEADLINE_S)
+        with pytest.raises(InternalError):
+            client.generate("p")
+
+
+def test_a_request_too_large_for_a_message_fails_alone(fake: FakeFrontend, client: Client) -> None:
+    half = "x" * (MAX_CLIENT_MESSAGE_BYTES // 2)
+    turns = [{"role": "user", "content": half}, {"role": "user", "content": half}]
+    with pytest.raises(RequestError, match=f"at most {MAX_CLIENT_MESSAGE_BYTES}"):
+        client.chat(turns, use_tqdm=False)
+    assert client.generate("p", params(3), use_tqdm=False)[0].finished
+
+
+def test_a_client_carried_over_a_fork_says_so(fake: FakeFrontend, client: Client) -> None:
+    script = (
+        "import os, sys, tokenloom\n"
+        f"client = tokenloom.Client({fake.address!r})\n"
+        "pid = os.fork()\n"
+        "if pid:\n"
+        "    sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
+        "try:\n"
+        "    client.generate('p')\n"
+        "except tokenloom.RequestError as error:\n"
+        "    client.close()\n"
+        "    os._exit(42 if 'fork' in str(error) else 1)\n"
+    )
+    import subprocess
+    import sys
+
+    assert subprocess.run([sys.executable, "-c", script], timeout=DEADLINE_S, cwd="/").returncode == 42
+
+
+def _submit(request_id: str) -> object:
+    from tokenloom.ipc.messages import Submit
+
+    return Submit(request_id=request_id, prompt="p", params=params())

@@ -1,0 +1,431 @@
+"""The laws of a conversation: each token once, whatever is lost; bounded, quiet when idle, dead when told so."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tokenloom.frontend.channel import Reply, Update
+from tokenloom.frontend.conversation import CREDIT_BATCH, MAX_FAULTS, Conversation, OpenQuery
+from tokenloom.frontend.keepalive import SILENCE_S
+from tokenloom.frontend.open_request import OpenRequest
+from tokenloom.frontend.outputs import OutputBuilder
+from tokenloom.frontend.submit_window import MAX_UNANSWERED_BYTES, MAX_UNANSWERED_REQUESTS
+from tokenloom.ipc.errors import EngineDead, ErrorInfo, Overloaded, ProtocolError, RequestError, TokenloomError
+from tokenloom.ipc.messages import (
+    PING_INTERVAL_S,
+    Accepted,
+    ClientMessage,
+    Credit,
+    Delta,
+    Deltas,
+    GetInfo,
+    Hello,
+    Info,
+    Ping,
+    Pong,
+    Refused,
+    Submit,
+    Unknown,
+    Welcome,
+)
+from tokenloom.ipc.sampling_params import SamplingParams
+
+from .fake_frontend import FakeService, answer_tokens, prompt_ids, text_of
+
+IDENTITY = bytes(16)
+HELLO = Welcome(protocol_version=1, run_id="run-1")
+
+
+class Rig:
+    """A conversation and a frontend, with the wires between them in the test's hands."""
+
+    def __init__(self) -> None:
+        self.to_frontend: list[ClientMessage] = []
+        self.conversation = Conversation("ipc://here", self.to_frontend.append, 10.0, 30.0)
+        self.service = FakeService()
+        self.now = 0.0
+        self.updates: dict[str, list[Update]] = {}
+        self.conversation.greet(self.now)
+
+    def submit(self, request_id: str, prompt: str = "p", **params: object) -> Submit:
+        submit = Submit(request_id=request_id, prompt=prompt, params=SamplingParams(**params))  # type: ignore[arg-type]
+        self.updates[request_id] = []
+        self.conversation.submit(OpenRequest(submit, self.updates[request_id].append))
+        return submit
+
+    def reopen(self) -> None:
+        """A fresh connection: what was on its way is gone."""
+        self.to_frontend.clear()
+        self.service.outbox.clear()
+        self.conversation.greet(self.now)
+
+    def carry(self, num_up: int = 1 << 30, num_down: int = 1 << 30) -> None:
+        """Bring so many messages to the other side, in order."""
+        for _ in range(min(num_up, len(self.to_frontend))):
+            self.service.take(IDENTITY, self.to_frontend.pop(0))
+        for _ in range(min(num_down, len(self.service.outbox))):
+            self.conversation.receive(self.service.outbox.pop(0)[1], self.now)
+
+    def settle(self, max_turns: int = 1000) -> None:
+        for _ in range(max_turns):
+            if self.conversation.wants_new_connection:
+                self.reopen()
+            self.carry()
+            self.service.generate()
+            if not (self.to_frontend or self.service.outbox or self.service.has_work):
+                return
+        raise AssertionError("still talking")
+
+    def sent(self, kind: type[ClientMessage]) -> list[ClientMessage]:
+        return [message for message in self.to_frontend if isinstance(message, kind)]
+
+
+def check_answer(submit: Submit, updates: list[Update]) -> None:
+    builder = OutputBuilder(submit)
+    for update in updates:
+        assert not builder.is_finished, "nothing follows the last update"
+        builder.add(update)
+    output = builder.result()
+    tokens = answer_tokens(prompt_ids(submit), 5, submit.params.max_tokens or 16)
+    assert output.finished
+    assert output.outputs[0].token_ids == tokens
+    assert output.outputs[0].text == text_of(tokens)
+    assert output.prompt == submit.prompt
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_each_token_comes_once_and_in_order_whatever_is_lost_or_repeated(seed: int) -> None:
+    rng = random.Random(seed)
+    rig = Rig()
+    rig.service.tokens_per_delta = rng.randint(1, 5)
+    submits = []
+
+    def spoil(delta: Delta) -> list[Delta]:
+        dice = rng.random()
+        return [] if dice < 0.03 and delta.finish_reason is None else [delta, delta] if dice < 0.15 else [delta]
+
+    for step in range(300):
+        rig.service.spoil = spoil if step < 250 else lambda delta: [delta]
+        match rng.randrange(10):
+            case 0:
+                submits.append(rig.submit(f"r{step}", f"prompt {step}", max_tokens=rng.randint(1, 40)))
+            case 1 if rng.random() < 0.2:
+                rig.service.sessions.clear()
+            case 2 if rng.random() < 0.2:
+                rig.reopen()
+            case 3:
+                rig.now += rng.random()
+                rig.conversation.tick(rig.now)
+            case _:
+                rig.carry(rng.randrange(4), rng.randrange(4))
+                rig.service.generate()
+        if rig.conversation.wants_new_connection:
+            rig.reopen()
+    rig.service.spoil = lambda delta: [delta]
+    for _ in range(MAX_FAULTS):  # a loss at the very end shows when the next ping is answered or not
+        rig.settle()
+        rig.reopen()
+    rig.settle()
+    for submit in submits:
+        check_answer(submit, rig.updates[submit.request_id])
+    assert not rig.conversation.is_busy
+
+
+def test_a_resumed_request_carries_its_seed_and_the_tokens_that_came() -> None:
+    rig = Rig()
+    rig.submit("a", max_tokens=20)
+    rig.carry()
+    rig.carry()
+    rig.carry()
+    rig.service.generate()
+    rig.carry()
+    rig.service.sessions.clear()
+    rig.conversation.receive(Unknown(), 0.0)
+    assert isinstance(rig.to_frontend[0], Hello)
+    rig.conversation.receive(HELLO, 0.0)
+    (submit,) = rig.sent(Submit)
+    assert isinstance(submit, Submit)
+    assert submit.attempt == 1
+    assert submit.arrival_time == 1.0  # the frontend's own word
+    assert submit.prompt is None and submit.prompt_token_ids == prompt_ids(
+        Submit(request_id="a", prompt="p", params=SamplingParams())
+    )
+    assert submit.children[0].seed == 5
+    assert len(submit.children[0].output_token_ids) == 4 * 4
+
+
+def test_several_unknowns_make_one_hello() -> None:
+    rig = Rig()
+    rig.settle()
+    for _ in range(3):
+        rig.conversation.receive(Unknown(), 0.0)
+    assert len(rig.sent(Hello)) == 1
+
+
+def test_an_accepted_of_an_older_attempt_is_not_taken() -> None:
+    rig = Rig()
+    rig.conversation.receive(HELLO, 0.0)
+    rig.submit("a")
+    rig.reopen()
+    rig.conversation.receive(HELLO, 0.0)
+    old = Accepted(request_id="a", attempt=0, prompt_token_ids=b"", prompt=None, seed=99)
+    rig.conversation.receive(old, 0.0)
+    assert rig.updates["a"] == []
+
+
+def test_a_frontend_that_never_sends_what_follows_is_given_up() -> None:
+    rig = Rig()
+    rig.service.spoil = lambda delta: [Delta(request_id=delta.request_id, start=delta.start + 1, token_ids=b"\0" * 4)]
+    rig.submit("a", max_tokens=3)
+    for _ in range(MAX_FAULTS + 2):
+        rig.settle()
+    (*_, last) = rig.updates["a"]
+    assert isinstance(last, ProtocolError)
+    assert str(MAX_FAULTS) in str(last)
+
+
+def test_tokens_that_overlap_in_part_are_asked_for_again_rather_than_cut() -> None:
+    rig = Rig()
+    submit = rig.submit("a", max_tokens=12)
+    is_first = [True]
+
+    def overlap(delta: Delta) -> list[Delta]:
+        if delta.start == 4 and is_first:
+            is_first.clear()
+            tokens = answer_tokens(prompt_ids(submit), 5, 8)[2:]
+            return [
+                Delta(request_id="a", start=2, token_ids=delta.token_ids[:8] + delta.token_ids, text=text_of(tokens))
+            ]
+        return [delta]
+
+    rig.service.spoil = overlap
+    rig.settle()
+    assert not is_first
+    check_answer(submit, rig.updates["a"])
+
+
+def test_what_is_unanswered_is_bounded_in_requests() -> None:
+    rig = Rig()
+    rig.conversation.receive(HELLO, 0.0)
+    for index in range(MAX_UNANSWERED_REQUESTS + 500):
+        rig.submit(str(index), max_tokens=1)
+    assert len(rig.sent(Submit)) == MAX_UNANSWERED_REQUESTS
+    rig.settle()
+    for index in range(MAX_UNANSWERED_REQUESTS + 500):
+        assert len(rig.updates[str(index)]) == 2
+
+
+def test_what_is_unanswered_is_bounded_in_bytes_but_one_always_goes() -> None:
+    rig = Rig()
+    rig.conversation.receive(HELLO, 0.0)
+    for index in range(5):
+        rig.submit(str(index), "x" * (MAX_UNANSWERED_BYTES * 2 // 5), max_tokens=1)
+    assert len(rig.sent(Submit)) == 2
+    rig.settle()
+    rig.submit("big", "x" * (MAX_UNANSWERED_BYTES * 2), max_tokens=1)
+    assert len(rig.sent(Submit)) == 1
+    rig.settle()
+    assert len(rig.updates["big"]) == 2
+
+
+def test_credits_are_returned_in_batches_and_never_more_than_was_taken() -> None:
+    rig = Rig()
+    rig.service.tokens_per_delta = 1
+    rig.submit("a", max_tokens=CREDIT_BATCH * 3 + 5)
+    credits: list[int] = []
+    for _ in range(CREDIT_BATCH * 4):
+        credits += [message.count for message in rig.to_frontend if isinstance(message, Credit)]
+        rig.carry()
+        rig.service.generate()
+    assert credits == [CREDIT_BATCH] * 3
+
+
+def test_pings_go_out_only_while_something_is_open() -> None:
+    rig = Rig()
+    rig.settle()
+    assert rig.conversation.tick(5.0) is None
+    rig.service.is_paused = True
+    rig.submit("a", max_tokens=4)
+    rig.settle()
+    assert rig.conversation.tick(5.0) == 5.0 + PING_INTERVAL_S
+    assert rig.to_frontend == []
+    rig.conversation.tick(5.0 + PING_INTERVAL_S)
+    assert rig.to_frontend == [Ping()]
+    rig.service.is_paused = False
+    rig.settle()
+    assert rig.conversation.tick(99.0) is None
+    assert rig.to_frontend == []
+
+
+def test_a_frontend_that_leaves_pings_unanswered_is_lost_and_one_pong_is_enough() -> None:
+    rig = Rig()
+    rig.settle()
+    rig.conversation.query(OpenQuery(GetInfo(query_id=1), lambda reply: None))
+    now = 0.0
+    rig.conversation.tick(now)
+    for _ in range(int(SILENCE_S)):
+        now += PING_INTERVAL_S
+        rig.conversation.tick(now)
+    assert not rig.conversation.wants_new_connection
+    rig.conversation.receive(Pong(), now)
+    rig.conversation.tick(now + 1)
+    assert not rig.conversation.wants_new_connection
+    rig.conversation.tick(now + 1 + SILENCE_S)
+    assert rig.conversation.wants_new_connection
+
+
+def test_a_program_that_was_stopped_for_long_does_not_blame_the_frontend() -> None:
+    rig = Rig()
+    rig.settle()
+    rig.service.is_paused = True
+    rig.submit("a")
+    rig.settle()
+    rig.conversation.tick(0.0)
+    rig.conversation.tick(1.0)  # a ping; then the program sleeps, and finds the pong before it looks at the clock
+    rig.conversation.receive(Pong(), 1000.0)
+    rig.conversation.tick(1000.0)
+    assert not rig.conversation.wants_new_connection
+
+
+def test_nobody_at_the_address_is_an_error_that_names_it_and_a_later_submit_tries_again() -> None:
+    rig = Rig()
+    rig.submit("a")
+    assert rig.conversation.tick(9.9) == 10.0
+    rig.conversation.tick(10.0)
+    (error,) = rig.updates["a"]
+    assert isinstance(error, EngineDead)
+    assert "ipc://here" in str(error) and "10 s" in str(error) and "engine-launch" in str(error)
+    assert rig.conversation.state == "lost"
+    submit = rig.submit("b", max_tokens=3)
+    assert rig.conversation.wants_new_connection
+    rig.now = 11.0
+    rig.settle()
+    check_answer(submit, rig.updates["b"])
+
+
+def test_an_engine_that_was_lost_is_waited_for_and_its_requests_go_on() -> None:
+    rig = Rig()
+    rig.service.max_deltas = 2
+    submit = rig.submit("a", max_tokens=20)
+    rig.settle()
+    rig.service.sessions.clear()
+    rig.reopen()
+    assert rig.conversation.tick(29.0) == 30.0
+    rig.service.is_paused, rig.service.max_deltas = False, None
+    rig.settle()
+    check_answer(submit, rig.updates["a"])
+
+
+def test_another_engine_at_the_address_does_not_go_on_with_the_tokens_of_the_first() -> None:
+    rig = Rig()
+    rig.service.max_deltas = 1
+    rig.submit("begun", max_tokens=20)
+    rig.settle()
+    rig.service.sessions.clear()
+    rig.service.run_id = "run-2"
+    rig.reopen()
+    fresh = rig.submit("fresh", max_tokens=2)
+    rig.service.is_paused, rig.service.max_deltas = False, None
+    rig.settle()
+    assert isinstance(rig.updates["begun"][-1], EngineDead)
+    check_answer(fresh, rig.updates["fresh"])
+
+
+@pytest.mark.parametrize("was_sent", [False, True])
+def test_an_abort_ends_a_request_at_once_when_no_frontend_holds_it(was_sent: bool) -> None:
+    rig = Rig()
+    rig.service.is_paused = True
+    if was_sent:
+        rig.settle()
+    rig.submit("a")
+    if was_sent:
+        rig.settle()
+        rig.reopen()
+    rig.conversation.abort("a")
+    last = rig.updates["a"][-1]
+    assert isinstance(last, Delta) and last.finish_reason == "abort"
+    rig.settle()
+    assert all(not session.running for session in rig.service.sessions.values())
+    assert not rig.conversation.is_busy
+
+
+def test_an_abort_is_answered_by_the_frontend_and_a_cancelled_request_hears_nothing() -> None:
+    rig = Rig()
+    rig.service.is_paused = True
+    rig.submit("a")
+    rig.submit("b")
+    rig.settle()
+    rig.conversation.abort("a")
+    rig.conversation.cancel("b")
+    rig.conversation.abort("unknown")
+    rig.settle()
+    assert [getattr(update, "finish_reason", "") for update in rig.updates["a"]] == ["", "abort"]
+    assert len(rig.updates["b"]) == 1
+    assert not rig.conversation.is_busy
+
+
+def test_an_id_that_is_open_is_refused_and_may_be_used_again_later() -> None:
+    rig = Rig()
+    first = rig.submit("a", max_tokens=3)
+    first_updates = rig.updates["a"]
+    rig.submit("a")
+    (error,) = rig.updates["a"]
+    assert isinstance(error, RequestError)
+    rig.settle()
+    check_answer(first, first_updates)
+    again = rig.submit("a", max_tokens=3)
+    rig.settle()
+    check_answer(again, rig.updates["a"])
+
+
+def test_requests_on_one_client_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokenloom.frontend.conversation.MAX_OPEN_REQUESTS", 3)
+    rig = Rig()
+    for index in range(4):
+        rig.submit(str(index))
+    assert isinstance(rig.updates["3"][0], Overloaded)
+    assert rig.updates["2"] == []
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        Refused(error=ErrorInfo("protocol", "the client speaks 1, this engine 2")),
+        Welcome(protocol_version=2, run_id="x"),
+    ],
+)
+def test_another_protocol_version_ends_everything_with_both_numbers(refusal: Refused | Welcome) -> None:
+    rig = Rig()
+    rig.submit("a")
+    replies: list[Reply] = []
+    rig.conversation.query(OpenQuery(GetInfo(query_id=1), replies.append))
+    rig.conversation.receive(refusal, 0.0)
+    for error in (rig.updates["a"][0], replies[0]):
+        assert isinstance(error, ProtocolError)
+        assert "1" in str(error) and "2" in str(error)
+    rig.submit("b")
+    assert isinstance(rig.updates["b"][0], ProtocolError)
+
+
+def test_queries_are_asked_again_after_a_loss_and_answered_once() -> None:
+    rig = Rig()
+    rig.settle()
+    replies: list[Reply] = []
+    rig.conversation.query(OpenQuery(GetInfo(query_id=1), replies.append))
+    rig.reopen()
+    rig.settle()
+    assert len(replies) == 1 and isinstance(replies[0], Info)
+
+
+def test_an_end_reaches_all_that_is_open_and_all_that_comes() -> None:
+    rig = Rig()
+    rig.submit("a")
+    rig.conversation.end(EngineDead("exit code 7"))
+    rig.conversation.end(EngineDead("later words"))
+    rig.submit("b")
+    rig.conversation.receive(Deltas(deltas=[]), 0.0)
+    for request_id in "ab":
+        (error,) = rig.updates[request_id]
+        assert isinstance(error, TokenloomError) and "7" in str(error)

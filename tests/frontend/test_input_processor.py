@@ -1,0 +1,149 @@
+"""What a client submits is completed as it says, or refused with the field, the numbers and the mend."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import pytest
+
+from tokenloom.frontend.chat import ChatTemplate
+from tokenloom.frontend.input_processor import InputProcessor, ProcessedRequest, Prompt, is_heavy
+from tokenloom.ipc.codec import decode_ids, encode_ids
+from tokenloom.ipc.config import EngineConfig
+from tokenloom.ipc.errors import RequestError
+from tokenloom.ipc.messages import ChatMessage, Child, Submit
+from tokenloom.ipc.sampling_params import SamplingParams
+
+from .samples import new_spec, new_tokenizer
+
+TEMPLATE = ChatTemplate("{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}", {"bos_token": "<s>"})
+
+
+def new_inputs(**changes: Any) -> InputProcessor:
+    return InputProcessor(new_spec(**changes), new_tokenizer("byte_fallback"), TEMPLATE)
+
+
+def process(inputs: InputProcessor, params: SamplingParams | None = None, **fields: Any) -> ProcessedRequest:
+    if not fields.keys() & {"prompt", "prompt_token_ids", "chat"}:
+        fields["prompt_token_ids"] = encode_ids(range(10))
+    submit = Submit(request_id="r", params=params or SamplingParams(), **fields)
+    return inputs.process(submit, inputs.tokenize(submit.prompt, submit.prompt_token_ids, submit.chat), now=1234.5)
+
+
+def test_text_gets_the_special_tokens_and_a_chat_only_those_of_its_template() -> None:
+    inputs = new_inputs()
+    assert decode_ids(inputs.tokenize("The", None, None).token_ids).tolist() == [1, 296]
+    chat = inputs.tokenize(None, None, [ChatMessage("user", "The")])
+    assert decode_ids(chat.token_ids).tolist().count(1) == 1 and chat.text == "<s>The"
+    assert inputs.tokenize(None, encode_ids([5, 6]), None) == Prompt(encode_ids([5, 6]), None)
+
+
+def test_an_answer_may_grow_to_max_model_len_and_no_further() -> None:
+    inputs = new_inputs(max_model_len=100)
+    assert process(inputs, SamplingParams(max_tokens=None)).max_tokens == 90
+    assert process(inputs, SamplingParams(max_tokens=1000)).max_tokens == 90
+    assert process(inputs, SamplingParams(max_tokens=7)).max_tokens == 7
+    assert process(inputs, SamplingParams(max_tokens=None), prompt_token_ids=encode_ids(range(99))).max_tokens == 1
+
+
+def test_end_tokens_stop_unless_ignored() -> None:
+    inputs = new_inputs()
+    assert process(inputs, SamplingParams(stop_token_ids=[9, 7])).stop_token_ids == [2, 7, 9]
+    assert process(inputs, SamplingParams(stop_token_ids=[9, 2], ignore_eos=True)).stop_token_ids == [2, 9]
+    assert process(inputs, SamplingParams(ignore_eos=True)).stop_token_ids == []
+
+
+def test_the_tokenizers_end_token_serves_where_the_model_names_none() -> None:
+    model = msgspec.structs.replace(new_spec().model, eos_token_ids=[])
+    assert InputProcessor(new_spec(model=model), new_tokenizer("byte_level"), None).eos_token_ids == {2}
+
+
+def test_unseeded_requests_draw_seeds_that_the_engines_seed_fixes() -> None:
+    def seeds(seed: int) -> list[int]:
+        inputs = new_inputs(config=EngineConfig(seed=seed))
+        return [process(inputs).children[0].seed for _ in range(20)]
+
+    assert seeds(0) == seeds(0) != seeds(1) and len(set(seeds(0))) == 20
+    assert process(new_inputs(), SamplingParams(seed=-7)).children == [Child(index=0, seed=-7)]
+
+
+def test_a_resumed_request_keeps_its_children_and_its_arrival() -> None:
+    children = [Child(index=1, seed=5, output_token_ids=encode_ids([3, 4]))]
+    processed = process(new_inputs(), children=children, arrival_time=99.0)
+    assert processed.children == children and processed.arrival_time == 99.0
+    assert process(new_inputs()).arrival_time == 1234.5
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"prompt": ""}, "prompt is empty"),
+        ({"prompt_token_ids": b""}, "prompt has no tokens"),
+        ({"prompt_token_ids": b"\1\0\0"}, "3 bytes"),
+        (
+            {"prompt_token_ids": encode_ids([1, 2, 1000])},
+            r"prompt_token_ids\[2\] is 1000, the model's ids are 0 to 999",
+        ),
+        ({"prompt_token_ids": encode_ids([-1])}, r"prompt_token_ids\[0\] is -1"),
+        (
+            {"prompt_token_ids": encode_ids([1] * 512)},
+            r"512 tokens, max_model_len is 512 .* shorten .* --max-model-len",
+        ),
+        ({"prompt": "x " * 600}, r"tokens, max_model_len is 512"),
+        ({"prompt": "x", "prompt_token_ids": b"\0" * 4}, "2 of prompt, prompt_token_ids and chat are given"),
+        ({"chat": []}, "no messages"),
+        ({"arrival_time": math.nan}, "arrival_time"),
+        ({"arrival_time": -1.0}, "arrival_time"),
+        ({"children": [Child(index=0), Child(index=0)]}, "children have the indices"),
+        ({"children": [Child(index=-1)]}, "children have the indices"),
+        ({"children": [Child(output_token_ids=encode_ids([1000]))]}, r"children\[0\].output_token_ids\[0\] is 1000"),
+        (
+            {"children": [Child(output_token_ids=encode_ids(range(17)))]},
+            r"children\[0\] has 17 tokens, max_tokens is 16",
+        ),
+        ({"children": [Child(seed=2**64)]}, "must fit in 64 bits"),
+    ],
+)
+def test_bad_input_is_refused_with_its_numbers(fields: dict[str, Any], reason: str) -> None:
+    with pytest.raises(RequestError, match=reason):
+        process(new_inputs(), **fields)
+
+
+@pytest.mark.parametrize(
+    ("params", "reason"),
+    [
+        (SamplingParams(stop_token_ids=[1000]), "stop_token_ids has 1000, .* 0 to 999"),
+        (SamplingParams(min_tokens=503, max_tokens=None), "min_tokens is 503, .* leaves room for 502"),
+        (SamplingParams(stop=["x" * 3000, "y" * 3000]), "6000 characters in all, at most 4096"),
+    ],
+)
+def test_parameters_that_this_model_cannot_serve_are_refused(params: SamplingParams, reason: str) -> None:
+    with pytest.raises(RequestError, match=reason):
+        process(new_inputs(), params)
+
+
+def test_nothing_given_is_refused() -> None:
+    with pytest.raises(RequestError, match="0 of prompt"):
+        new_inputs().tokenize(None, None, None)
+
+
+def test_ids_that_only_the_tokenizer_knows_are_refused_in_a_text_too() -> None:
+    with pytest.raises(RequestError, match="the model's ids are 0 to 99"):
+        process(new_inputs(vocab_size=100), prompt="The")
+
+
+def test_a_model_without_tokenizer_serves_token_ids_and_says_so_of_the_rest() -> None:
+    inputs = InputProcessor(new_spec(), None, None)
+    assert process(inputs).max_tokens == 16
+    for fields in ({"prompt": "x"}, {"chat": [ChatMessage("user", "x")]}):
+        with pytest.raises(RequestError, match=r"no (tokenizer|chat template)"):
+            process(inputs, **fields)
+    with pytest.raises(RequestError, match="stop strings"):
+        process(inputs, SamplingParams(stop="x"))
+
+
+def test_only_long_texts_are_heavy() -> None:
+    assert not is_heavy("x" * 4096, None) and is_heavy("x" * 4097, None) and not is_heavy(None, None)
+    assert is_heavy(None, [ChatMessage("user", "x" * 2100)] * 2)

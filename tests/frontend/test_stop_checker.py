@@ -1,0 +1,84 @@
+"""A stop string is found wherever the cuts between deltas fall, and no text is kept back for longer than it must."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tokenloom.frontend.stop_checker import StopChecker
+
+
+def brute_force(text: str, stops: tuple[str, ...], begin: int = 0) -> tuple[int, str] | None:
+    """The first end after `begin` of any stop string, and the longest stop string that ends there."""
+    for end in range(begin + 1, len(text) + 1):
+        ending = [stop for stop in stops if text[:end].endswith(stop)]
+        if ending:
+            return end, max(ending, key=len)
+    return None
+
+
+def held_back(text: str, stops: tuple[str, ...]) -> int:
+    """The longest end of `text` that a stop string goes on from."""
+    return max(
+        (n for stop in stops for n in range(1, min(len(stop), len(text) + 1)) if text.endswith(stop[:n])), default=0
+    )
+
+
+def random_case(rng: random.Random) -> tuple[str, tuple[str, ...], list[str]]:
+    alphabet = rng.choice(["ab", "abc", "aé\n"])
+    stops = tuple("".join(rng.choices(alphabet, k=rng.randrange(1, 6))) for _ in range(rng.randrange(1, 4)))
+    text = "".join(rng.choices(alphabet, k=rng.randrange(0, 30)))
+    cuts = sorted(rng.randrange(len(text) + 1) for _ in range(rng.randrange(8)))
+    return text, stops, [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+
+
+@pytest.mark.parametrize("is_included", [False, True])
+def test_any_split_finds_the_stop_that_ends_first_and_holds_back_the_least(is_included: bool) -> None:
+    rng = random.Random(5)
+    num_found = 0
+    for _ in range(10_000):
+        text, stops, pieces = random_case(rng)
+        expected = brute_force(text, stops)
+        checker, shown, stop = StopChecker(stops, is_included), "", None
+        for index, piece in enumerate(pieces):
+            match = checker.append(piece)
+            shown += match.text
+            if match.stop is not None:
+                stop = match.stop
+                break
+            seen = "".join(pieces[: index + 1])
+            assert len(seen) - len(shown) == (0 if is_included else held_back(seen, stops))
+        if expected is None:
+            assert stop is None and shown + checker.finish() == text
+        else:
+            end, longest = expected
+            assert stop == longest
+            assert shown == text[: end if is_included else end - len(longest)]
+            num_found += 1
+    assert 2_000 < num_found < 9_000
+
+
+def test_an_occurrence_that_ends_too_early_counts_for_nothing() -> None:
+    rng = random.Random(6)
+    for _ in range(5_000):
+        text, stops, pieces = random_case(rng)
+        num_early = rng.randrange(len(pieces) + 1)
+        begin = len("".join(pieces[:num_early]))
+        expected = brute_force(text, stops, begin)
+        checker, shown, stop = StopChecker(stops, False), "", None
+        for index, piece in enumerate(pieces):
+            match = checker.append(piece, may_stop=index >= num_early)
+            shown += match.text
+            if match.stop is not None:
+                stop = match.stop
+                break
+        if expected is None:
+            assert stop is None and shown + checker.finish() == text
+        else:
+            assert (shown, stop) == (text[: expected[0] - len(expected[1])], expected[1])
+
+
+def test_text_between_two_beginnings_of_a_stop_string_is_shown_at_once() -> None:
+    checker = StopChecker(("<END>",), False)
+    assert [checker.append(piece).text for piece in ("a<", "<E", "Nb", "<END", "!")] == ["a", "<", "<ENb", "", "<END!"]

@@ -1,0 +1,158 @@
+"""ModelConfig reads config.json as transformers does, old spelling and new, and refuses what we cannot run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from tokenloom.ipc.errors import ConfigError
+from tokenloom.ipc.model_config import ModelConfig
+
+FAMILIES: dict[str, Any] = {
+    "LlamaForCausalLM": transformers.LlamaConfig,
+    "MistralForCausalLM": transformers.MistralConfig,
+    "Qwen2ForCausalLM": transformers.Qwen2Config,
+    "Qwen3ForCausalLM": transformers.Qwen3Config,
+}
+SMALL = {
+    "vocab_size": 300,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2048,
+}
+
+
+def read(folder: Path, fields: dict[str, object], generation: dict[str, object] | None = None) -> ModelConfig:
+    (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], **SMALL, **fields}))
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    return ModelConfig.load(folder)
+
+
+VARIANTS: dict[str, dict[str, object]] = {
+    "only what has no default": {},
+    "grouped": {"num_key_value_heads": 4, "head_dim": 80, "rms_norm_eps": 1e-5, "tie_word_embeddings": True},
+    "ungrouped": {"num_key_value_heads": 32, "attention_bias": True, "mlp_bias": True},
+    "window": {"sliding_window": 100, "use_sliding_window": True, "max_window_layers": 2},
+    "window that is off": {"sliding_window": 100, "use_sliding_window": False},
+    "window in layers named one by one": {
+        "sliding_window": 7,
+        "use_sliding_window": True,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    },
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_shape_is_what_transformers_makes_of_the_file(architecture: str, variant: str, tmp_path: Path) -> None:
+    fields = VARIANTS[variant]
+    ours = read(tmp_path, {"architectures": [architecture], **fields})
+    theirs = FAMILIES[architecture].from_pretrained(tmp_path)
+    assert ours.num_kv_heads == theirs.num_key_value_heads
+    assert ours.head_dim == (getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads)
+    assert ours.rms_norm_eps == theirs.rms_norm_eps
+    assert ours.tie_word_embeddings == theirs.tie_word_embeddings
+    assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
+    assert ours.rope.kind == theirs.rope_parameters["rope_type"]
+    if architecture.startswith("Qwen"):
+        windows = [theirs.sliding_window if kind == "sliding_attention" else None for kind in theirs.layer_types]
+    else:
+        windows = [theirs.sliding_window if architecture.startswith("Mistral") else None] * 4
+    assert ours.sliding_windows == windows
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_biases_and_norms_are_those_of_transformers_modules(architecture: str, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "num_hidden_layers": 1}
+    ours = read(tmp_path, {"architectures": [architecture], "attention_bias": True, "mlp_bias": True, **heads})
+    make_theirs: Any = transformers.AutoModelForCausalLM.from_config
+    with torch.device("meta"):
+        model = make_theirs(FAMILIES[architecture].from_pretrained(tmp_path))
+    names = dict(model.named_parameters())
+    layer = "model.layers.0"
+    assert ours.has_qkv_bias == (f"{layer}.self_attn.q_proj.bias" in names)
+    assert ours.has_output_bias == (f"{layer}.self_attn.o_proj.bias" in names)
+    assert ours.has_mlp_bias == (f"{layer}.mlp.down_proj.bias" in names)
+    assert ours.has_qk_norm == (f"{layer}.self_attn.q_norm.weight" in names)
+
+
+def test_old_spelling_of_rope_is_read(tmp_path: Path) -> None:
+    scaling = {"type": "linear", "factor": 2.0}
+    rope = read(tmp_path, {"rope_theta": 5000.0, "rope_scaling": scaling}).rope
+    assert (rope.kind, rope.theta, rope.parameters) == ("linear", 5000.0, {"factor": 2.0})
+
+
+def test_new_spelling_of_rope_is_read(tmp_path: Path) -> None:
+    parameters = {"rope_type": "yarn", "rope_theta": 7000.0, "factor": 4.0, "original_max_position_embeddings": 512}
+    rope = read(tmp_path, {"rope_parameters": parameters}).rope
+    assert (rope.kind, rope.theta) == ("yarn", 7000.0)
+    assert rope.parameters == {"factor": 4.0, "original_max_position_embeddings": 512}
+
+
+def test_original_length_beside_the_rope_parameters_counts(tmp_path: Path) -> None:
+    parameters = {"rope_type": "yarn", "factor": 4.0}
+    rope = read(tmp_path, {"rope_parameters": parameters, "original_max_position_embeddings": 300}).rope
+    assert rope.parameters["original_max_position_embeddings"] == 300
+
+
+@pytest.mark.parametrize(
+    ("in_config", "in_generation", "expected"),
+    [(7, None, [7]), (7, {"eos_token_id": [9, 3]}, [3, 9]), (7, {"eos_token_id": None}, [7]), (None, {}, [])],
+)
+def test_generation_config_names_the_end_tokens_if_it_names_any(
+    in_config: int | None, in_generation: dict[str, object] | None, expected: list[int], tmp_path: Path
+) -> None:
+    assert read(tmp_path, {"eos_token_id": in_config}, in_generation).eos_token_ids == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"architectures": ["MambaForCausalLM"]}, "architecture MambaForCausalLM is not supported, known are Llama"),
+        ({"architectures": None}, "architecture none is not supported"),
+        ({"vocab_size": None}, "vocab_size must be a positive integer, it is None"),
+        ({"hidden_size": -4}, "hidden_size must be a positive integer, it is -4"),
+        ({"num_key_value_heads": 5}, "32 attention heads do not divide into 5 KV heads"),
+        ({"hidden_size": 250}, "hidden_size 250 does not divide into 32 attention heads"),
+        ({"head_dim": 33}, "head_dim 33 is odd"),
+        ({"hidden_act": "gelu"}, "hidden_act gelu is not supported"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config is not supported"),
+        ({"rope_scaling": {"type": "longrope"}}, "rope type longrope is not supported, known are default"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "for full_attention layers are not supported"),
+        (
+            {
+                "architectures": ["Qwen3ForCausalLM"],
+                "sliding_window": 4,
+                "use_sliding_window": True,
+                "layer_types": ["full_attention"],
+            },
+            "layer_types has 1 entries, num_hidden_layers is 4",
+        ),
+    ],
+)
+def test_what_cannot_run_is_refused_in_one_line(fields: dict[str, object], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        read(tmp_path, fields)
+    assert str(caught.value).startswith(str(tmp_path / "config.json"))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["{", "3", "[]"])
+def test_damaged_file_is_told(content: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"config\.json (cannot be read|must hold a JSON object)"):
+        ModelConfig.load(tmp_path)
+
+
+def test_missing_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"config\.json does not exist: --model must name a folder"):
+        ModelConfig.load(tmp_path)

@@ -1,0 +1,233 @@
+"""ReferenceOps against plain numpy written from the formulas, over random shapes and schedules."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tokenloom.kernels.attention_plan import QUERY_CHUNK, TILE_BYTES, CacheLayout, decode_groups
+from tokenloom.kernels.reference import ReferenceOps
+from tokenloom.tests.workers.paged_run import make_metadata
+
+Row = tuple[int, int, list[int]]  # computed tokens, new tokens, block ids
+
+
+@pytest.fixture(autouse=True)
+def inference() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+def scatter_rows(sizes: list[tuple[int, int]], block_size: int, num_blocks: int, seed: int) -> list[Row]:
+    """(computed, new) of each row → rows with blocks scattered over the pool; block 0 belongs to nobody."""
+    free = list(range(1, num_blocks))
+    random.Random(seed).shuffle(free)
+    return [(c, n, [free.pop() for _ in range(-(-(c + n) // block_size))]) for c, n in sizes]
+
+
+def brute_force(
+    query: Tensor, kv_cache: Tensor, layer: int, rows: list[Row], scale: float, window: int | None
+) -> np.ndarray:
+    """Attention token by token and head by head in float64."""
+    cache = kv_cache[:, layer].double().numpy()
+    block_size, group = cache.shape[3], query.shape[1] // cache.shape[2]
+    output = np.zeros(query.shape)
+    token = 0
+    for computed, count, blocks in rows:
+        for position in range(computed, computed + count):
+            first = 0 if window is None else max(0, position - window + 1)
+            where = [(blocks[p // block_size], p % block_size) for p in range(first, position + 1)]
+            for head in range(query.shape[1]):
+                keys = np.array([cache[block, 0, head // group, offset] for block, offset in where])
+                values = np.array([cache[block, 1, head // group, offset] for block, offset in where])
+                scores = keys @ query[token, head].double().numpy() * scale
+                weights = np.exp(scores - scores.max())
+                output[token, head] = weights @ values / weights.sum()
+            token += 1
+    return output
+
+
+SCHEDULES = {
+    "decode of like lengths": [(30, 1), (31, 1), (28, 1)],
+    "decode, one far longer": [(5, 1), (700, 1), (0, 1), (63, 1), (64, 1), (65, 1), (9, 1)],
+    "prefill": [(0, 33), (0, 2)],
+    "prefill longer than a query chunk": [(0, QUERY_CHUNK + 40)],
+    "later chunks": [(17, 21), (64, 3)],
+    "mixed": [(12, 1), (200, 1), (0, 40), (40, 17), (15, 1)],
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "head_dim", "block_size", "window", "tile_bytes"),
+    [
+        (2, 2, 32, 16, None, TILE_BYTES),
+        (6, 2, 80, 8, 37, TILE_BYTES),
+        (8, 1, 64, 32, 1, TILE_BYTES),
+        (6, 3, 16, 5, 16, 4096),  # several tiles, one KV head at a time
+    ],
+)
+def test_paged_attention_is_attention_over_each_rows_own_context(
+    schedule: str,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    window: int | None,
+    tile_bytes: int,
+) -> None:
+    torch.manual_seed(len(schedule))
+    rows = scatter_rows(SCHEDULES[schedule], block_size, 300, seed=head_dim)
+    metadata = make_metadata(rows, block_size)
+    num_tokens = metadata.query_starts_host[-1]
+    kv_cache = torch.randn(300, 2, 2, num_kv_heads, block_size, head_dim)
+    projected = torch.randn(num_tokens, num_heads + 3, head_dim)
+    query = projected[:, 1 : num_heads + 1]  # strided, as in a fused projection
+    output = ReferenceOps(tile_bytes).paged_attention(query, kv_cache, 1, metadata, 0.2, window)
+    assert output.shape == query.shape
+    np.testing.assert_allclose(output.numpy(), brute_force(query, kv_cache, 1, rows, 0.2, window), atol=2e-6)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_paged_attention_holds_for_random_schedules(seed: int) -> None:
+    draw = random.Random(seed)
+    num_kv_heads = draw.choice([1, 2, 3])
+    num_heads, block_size = num_kv_heads * draw.choice([1, 3, 8]), draw.choice([1, 4, 7, 16])
+    window = draw.choice([None, draw.randint(1, 60)])
+    decode = [(draw.randint(0, 90), 1) for _ in range(draw.randint(0, 9))]
+    prefill = [(draw.randint(0, 30), draw.randint(1, 25)) for _ in range(draw.randint(0, 3))]
+    rows = scatter_rows([*decode, *prefill] or [(3, 1)], block_size, 1500, seed)
+    metadata = make_metadata(rows, block_size)
+    kv_cache = torch.randn(1500, 3, 2, num_kv_heads, block_size, 24)
+    query = torch.randn(metadata.query_starts_host[-1], num_heads, 24)
+    ops = ReferenceOps(draw.choice([TILE_BYTES, 20_000]))
+    for layer in (0, 2):
+        output = ops.paged_attention(query, kv_cache, layer, metadata, 0.3, window)
+        np.testing.assert_allclose(output.numpy(), brute_force(query, kv_cache, layer, rows, 0.3, window), atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_scores_of_half_precision_are_summed_in_float32(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    rows = scatter_rows([(300, 1), (290, 1), (0, 40)], 16, 80, seed=1)
+    metadata = make_metadata(rows, 16)
+    kv_cache = torch.randn(80, 1, 2, 2, 16, 64).to(dtype)
+    query = torch.randn(42, 6, 64).to(dtype)
+    output = ReferenceOps().paged_attention(query, kv_cache, 0, metadata, 0.125, None)
+    assert output.dtype == dtype
+    exact = brute_force(query, kv_cache, 0, rows, 0.125, None)
+    rounding = torch.finfo(dtype).eps
+    np.testing.assert_allclose(output.float().numpy(), exact, atol=2 * rounding, rtol=2 * rounding)
+
+
+def test_tokens_beyond_the_rows_and_empty_rows_get_zeros() -> None:
+    rows = [*scatter_rows([(4, 1)], 8, 20, seed=0), *scatter_rows([(0, 5)], 8, 20, seed=0)]
+    metadata = make_metadata(rows, 8)
+    output = ReferenceOps().paged_attention(
+        torch.randn(9, 2, 8), torch.randn(20, 1, 2, 1, 8, 8), 0, metadata, 1.0, None
+    )
+    assert output[:6].abs().amin() > 0
+    assert output[6:].abs().amax() == 0
+
+
+def test_step_without_tokens_is_legal() -> None:
+    ops, metadata, kv_cache = ReferenceOps(), make_metadata([], 8), torch.zeros(4, 1, 2, 1, 8, 8)
+    nothing = torch.empty(0, 1, 8)
+    ops.store_kv(nothing, nothing, kv_cache, 0, metadata)
+    assert ops.paged_attention(torch.empty(0, 2, 8), kv_cache, 0, metadata, 1.0, None).shape == (0, 2, 8)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_decode_tiles_cover_each_row_once_and_bound_padding_and_bytes(seed: int) -> None:
+    draw = random.Random(seed)
+    lengths = [int(2 ** draw.uniform(0, 12)) for _ in range(draw.randint(1, 80))]
+    rows: list[Row] = [(length - 1, 1, [0] * -(-length // 16)) for length in lengths]
+    layout = CacheLayout.of(torch.empty(1, 4, 2, 3, 16, 64, dtype=torch.bfloat16))
+    tile_bytes = 400 * layout.block_bytes
+    groups = list(decode_groups(make_metadata(rows, 16), layout, None, tile_bytes))
+    assert sorted(row for group in groups for row in group) == list(range(len(rows)))
+    for group in groups:
+        counts = [len(rows[row][2]) for row in group]
+        padded = max(counts) * len(counts)
+        assert padded - sum(counts) <= max(32, padded // 4)
+        assert padded * layout.block_bytes <= tile_bytes or len(group) == 1
+
+
+def test_store_kv_writes_the_slots_of_its_layer_and_nothing_else() -> None:
+    torch.manual_seed(0)
+    rows = scatter_rows([(9, 1), (0, 11)], 4, 12, seed=3)
+    metadata = make_metadata(rows, 4)
+    metadata.slots[3] = -1
+    kv_cache = torch.randn(12, 3, 2, 2, 4, 8)
+    expected = kv_cache.clone()
+    key, value = torch.randn(12, 5, 8)[:, 1:3], torch.randn(12, 2, 8)
+    for token, slot in enumerate(metadata.slots.tolist()):
+        if slot >= 0:
+            expected[slot // 4, 1, 0, :, slot % 4] = key[token]
+            expected[slot // 4, 1, 1, :, slot % 4] = value[token]
+    ReferenceOps().store_kv(key, value, kv_cache, 1, metadata)
+    assert torch.equal(kv_cache, expected)
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), float("-inf")])
+def test_an_overflowed_request_does_not_poison_the_next_owner_of_its_block(poison: float) -> None:
+    ops, kv_cache = ReferenceOps(), torch.zeros(4, 1, 2, 1, 8, 8)
+    ops.store_kv(
+        torch.full((8, 1, 8), poison), torch.full((8, 1, 8), poison), kv_cache, 0, make_metadata([(0, 8, [2])], 8)
+    )
+    metadata = make_metadata([(0, 3, [2])], 8)
+    key, value, query = (torch.randn(3, 1, 8) for _ in range(3))
+    ops.store_kv(key, value, kv_cache, 0, metadata)
+    assert ops.paged_attention(query, kv_cache, 0, metadata, 1.0, None).isfinite().all()
+
+
+def test_rotary_turns_each_pair_by_its_angle_in_place() -> None:
+    torch.manual_seed(0)
+    angles = torch.rand(50, 6) * 7
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
+    projected = torch.randn(5, 4, 12)
+    before, positions = projected.clone(), torch.tensor([0, 49, 7, 7, 3])
+    ReferenceOps().rotary(projected[:, :3], positions, cos_sin)
+    pairs = torch.complex(before[:, :3, :6], before[:, :3, 6:])
+    turned = pairs * torch.polar(torch.ones(5, 1, 6), angles[positions][:, None])
+    expected = torch.cat((turned.real, turned.imag), dim=-1)
+    torch.testing.assert_close(projected[:, :3], expected)
+    assert torch.equal(projected[:, 3], before[:, 3])
+
+
+def test_norms_divide_by_the_root_mean_square() -> None:
+    ops, x, residual, weight = ReferenceOps(), torch.randn(3, 5, 20), torch.randn(3, 5, 20), torch.randn(20)
+
+    def norm(values: np.ndarray) -> np.ndarray:
+        normed: np.ndarray = values / np.sqrt((values**2).mean(-1, keepdims=True) + 1e-3) * weight.numpy()
+        return normed
+
+    np.testing.assert_allclose(ops.rms_norm(x, weight, 1e-3).numpy(), norm(x.numpy()), rtol=1e-4, atol=1e-6)
+    total = x + residual
+    normed = ops.add_rms_norm(x, residual, weight, 1e-3)
+    assert torch.equal(residual, total)
+    np.testing.assert_allclose(normed.numpy(), norm(total.numpy()), rtol=1e-4, atol=1e-6)
+
+
+def test_silu_gates_the_second_half_with_the_first() -> None:
+    x = torch.randn(7, 10)
+    gate, up = x[:, :5].numpy(), x[:, 5:].numpy()
+    np.testing.assert_allclose(ReferenceOps().silu_and_mul(x).numpy(), gate / (1 + np.exp(-gate)) * up, rtol=1e-5)
+
+
+def test_embedding_of_foreign_ids_is_zero() -> None:
+    weight = torch.randn(4, 3)
+    rows = ReferenceOps().embedding(torch.tensor([9, 10, 13, 14], dtype=torch.int32), weight, 10)
+    assert torch.equal(rows, torch.stack((torch.zeros(3), weight[0], weight[3], torch.zeros(3))))
+
+
+def test_linear_is_the_product_plus_bias() -> None:
+    ops, x, weight, bias = ReferenceOps(), torch.randn(3, 5), torch.randn(4, 5), torch.randn(4)
+    packed = ops.pack_linear(weight, bias)
+    assert (packed.in_features, packed.out_features, packed.nbytes) == (5, 4, 24 * 4)
+    torch.testing.assert_close(ops.linear(x, packed), x @ weight.T + bias)

@@ -1,0 +1,53 @@
+"""HistoryModel: a model of a few lines that reads its whole context back from the KV cache.
+
+Each slot keeps the token that was computed there; the hidden state of a token is a number made from all tokens of its
+context, in order, found through the row's block table. A wrong slot, table, position or query start shows at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tokenloom.kernels.ops import AttentionMetadata
+
+VOCAB_SIZE = 211
+_LOGITS = torch.from_numpy(np.random.default_rng(0).normal(0, 2, (VOCAB_SIZE, VOCAB_SIZE)).astype(np.float32))
+
+
+def summary(history: Sequence[int]) -> int:
+    value = 0
+    for token in history:
+        value = (value * 31 + token + 1) % VOCAB_SIZE
+    return value
+
+
+def logits_after(history: Sequence[int]) -> Tensor:
+    """[1, vocab] what the model must answer to these tokens."""
+    return _LOGITS[summary(history)][None]
+
+
+class HistoryModel:
+    num_layers, num_kv_heads_local, head_dim, weight_bytes = 1, 1, 1, 0
+
+    def forward(self, token_ids: Tensor, metadata: AttentionMetadata, kv_cache: Tensor) -> Tensor:
+        block_size = kv_cache.shape[4]
+        is_written = metadata.slots >= 0
+        slots = metadata.slots[is_written]
+        kv_cache[slots // block_size, 0, 0, 0, slots % block_size, 0] = token_ids[is_written].to(kv_cache.dtype)
+        hidden = torch.zeros(len(token_ids), 1)
+        starts = metadata.query_starts_host
+        for row, (start, end) in enumerate(zip(starts[:-1], starts[1:], strict=True)):
+            assert (end - start == 1) or row >= metadata.num_decode_rows
+            context = kv_cache[metadata.block_tables[row].long(), 0, 0, 0, :, 0].flatten().long().tolist()
+            for token in range(start, end):
+                position = int(metadata.positions[token])
+                assert position == metadata.seq_lens_host[row] - (end - token)
+                hidden[token] = summary(context[: position + 1])
+        return hidden
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        return _LOGITS[hidden[:, 0].long()]

@@ -1,0 +1,100 @@
+"""PagedRun: drives a model over a hand-built paged cache, without scheduler or runner, for the tests of this room."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tokenloom.ipc.model_config import ModelConfig
+from tokenloom.kernels.ops import AttentionMetadata, Ops, select_ops
+from tokenloom.workers.models.decoder import DecoderModel, load_model
+from tokenloom.workers.parallel import ParallelGroup
+
+CPU = torch.device("cpu")
+
+
+def load(
+    folder: Path,
+    dtype: torch.dtype = torch.float32,
+    max_model_len: int = 512,
+    group: ParallelGroup | None = None,
+    device: torch.device = CPU,
+    ops: Ops | None = None,
+) -> DecoderModel:
+    config = ModelConfig.load(folder)
+    return load_model(folder, config, max_model_len, dtype, device, ops or select_ops(device), group or ParallelGroup())
+
+
+def make_metadata(
+    rows: list[tuple[int, int, list[int]]], block_size: int, device: torch.device = CPU
+) -> AttentionMetadata:
+    """rows: (computed tokens, new tokens, block ids) in the step's order."""
+    positions: list[int] = []
+    slots: list[int] = []
+    starts = [0]
+    for computed, count, blocks in rows:
+        positions += range(computed, computed + count)
+        slots += [blocks[p // block_size] * block_size + p % block_size for p in range(computed, computed + count)]
+        starts.append(starts[-1] + count)
+    lengths = [computed + count for computed, count, _ in rows]
+    used = [blocks[: -(-length // block_size)] for length, (_, _, blocks) in zip(lengths, rows, strict=True)]
+    width = max(map(len, used), default=0)
+    num_decode_rows = next((i for i, (_, count, _) in enumerate(rows) if count != 1), len(rows))
+    return AttentionMetadata(
+        positions=torch.tensor(positions, dtype=torch.int64, device=device),
+        slots=torch.tensor(slots, dtype=torch.int64, device=device),
+        query_starts=torch.tensor(starts, dtype=torch.int32, device=device),
+        seq_lens=torch.tensor(lengths, dtype=torch.int32, device=device),
+        block_tables=torch.tensor(
+            [blocks + [0] * (width - len(blocks)) for blocks in used], dtype=torch.int32, device=device
+        ).view(len(rows), width),
+        num_decode_rows=num_decode_rows,
+        query_starts_host=starts,
+        seq_lens_host=lengths,
+        max_seq_len=max(lengths, default=0),
+    )
+
+
+class PagedRun:
+    """Requests by name, their blocks scattered over the pool; stale blocks hold large numbers, not zeros."""
+
+    def __init__(
+        self,
+        model: DecoderModel,
+        block_size: int,
+        num_blocks: int = 256,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device = CPU,
+        seed: int = 0,
+    ) -> None:
+        self.model = model
+        self.block_size = block_size
+        self.device = device
+        shape = (num_blocks, model.num_layers, 2, model.num_kv_heads_local, block_size, model.head_dim)
+        self.kv_cache = torch.full(shape, 1000.0, dtype=dtype, device=device)
+        self._free = list(range(1, num_blocks))
+        random.Random(seed).shuffle(self._free)
+        self._blocks: dict[str, list[int]] = {}
+        self._computed: dict[str, int] = {}
+
+    def step(self, new_tokens: dict[str, list[int]]) -> dict[str, Tensor]:
+        """Compute these tokens of each request in one step: float32 logits [n, vocab] of each (rank 0)."""
+        order = sorted(new_tokens, key=lambda name: len(new_tokens[name]) != 1)
+        rows = []
+        for name in order:
+            computed, count = self._computed.get(name, 0), len(new_tokens[name])
+            blocks = self._blocks.setdefault(name, [])
+            while len(blocks) * self.block_size < computed + count:
+                blocks.append(self._free.pop())
+            rows.append((computed, count, blocks))
+            self._computed[name] = computed + count
+        metadata = make_metadata(rows, self.block_size, self.device)
+        token_ids = torch.tensor([t for name in order for t in new_tokens[name]], device=self.device)
+        with torch.inference_mode():
+            logits = self.model.compute_logits(self.model.forward(token_ids, metadata, self.kv_cache))
+        if not logits.shape[0]:  # another rank has them
+            return {}
+        return dict(zip(order, torch.split(logits, [len(new_tokens[name]) for name in order]), strict=True))

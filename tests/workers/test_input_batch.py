@@ -1,0 +1,204 @@
+"""The batch's arrays say what a plain record of each row says, and refuse what the rows do not allow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from tokenloom.ipc.errors import ProtocolError
+from tokenloom.ipc.messages import NewRow, RowSampling
+from tokenloom.workers.input_batch import InputBatch
+
+MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS = 6, 50, 4, 200
+
+
+def ints(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    return np.array(values, np.int32)
+
+
+def new_batch() -> InputBatch:
+    return InputBatch(MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS)
+
+
+def new_row(row: int, token_ids: list[int], num_computed: int = 0, sampling: RowSampling | None = None) -> NewRow:
+    return NewRow(
+        row=row,
+        token_ids=np.array(token_ids, np.int32).tobytes(),
+        num_prompt_tokens=len(token_ids),
+        num_computed_tokens=num_computed,
+        sampling=sampling or RowSampling(),
+    )
+
+
+@dataclass
+class Record:
+    """The oracle: one row as plain lists."""
+
+    tokens: list[int]
+    num_computed: int
+    blocks: list[int] = field(default_factory=list)
+
+
+def grow(batch: InputBatch, records: dict[int, Record], rng: np.random.Generator, ends: dict[int, int]) -> None:
+    """Give each row the blocks that it needs for `ends[row]` tokens, interleaved between rows."""
+    appends = []
+    for row, end in ends.items():
+        for _ in range(-(-end // BLOCK_SIZE) - len(records[row].blocks)):
+            records[row].blocks.append(int(rng.integers(1, NUM_BLOCKS)))
+            appends.append((row, records[row].blocks[-1]))
+    in_table_order = sorted(range(len(appends)), key=lambda _: rng.random())
+    queues = {row: [block for owner, block in appends if owner == row] for row in ends}
+    flat = [(appends[i][0], 0, queues[appends[i][0]].pop(0)) for i in in_table_order]
+    batch.append_blocks(np.array(flat, np.int32).reshape(-1, 3))
+
+
+def check_step(batch: InputBatch, records: dict[int, Record], rows: list[int], counts: list[int]) -> list[int]:
+    """Compare one step with the records; returns the rows that sample."""
+    inputs = batch.prepare(ints(*rows), ints(*counts))
+    pairs = list(zip(rows, counts, strict=True))
+    ordered = [pair for pair in pairs if pair[1] == 1] + [pair for pair in pairs if pair[1] != 1]
+    assert inputs.num_decode_rows == sum(count == 1 for count in counts)
+    assert inputs.query_starts.tolist() == np.cumsum([0, *(count for _, count in ordered)]).tolist()
+    spans = [(records[row], range(records[row].num_computed, records[row].num_computed + n)) for row, n in ordered]
+    assert inputs.token_ids.tolist() == [record.tokens[p] for record, span in spans for p in span]
+    assert inputs.positions.tolist() == [p for _, span in spans for p in span]
+    assert inputs.slots.tolist() == [
+        record.blocks[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for record, span in spans for p in span
+    ]
+    assert inputs.seq_lens.tolist() == [span.stop for _, span in spans]
+    width = max(-(-span.stop // BLOCK_SIZE) for _, span in spans)
+    padded = [(record.blocks + [0] * width)[:width] for record, _ in spans]
+    assert inputs.block_tables.tolist() == padded
+    sampling = [row for row, n in pairs if records[row].num_computed + n == len(records[row].tokens)]
+    assert inputs.sampled_rows.tolist() == sampling
+    assert inputs.sampled_positions.tolist() == [len(records[row].tokens) for row in sampling]
+    last_token = {row: int(end) - 1 for (row, _), end in zip(ordered, inputs.query_starts[1:], strict=True)}
+    assert inputs.sampled_tokens.tolist() == [last_token[row] for row in sampling]
+    return sampling
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_lives_of_rows_agree_with_plain_records(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    batch, records = new_batch(), dict[int, Record]()
+    for _ in range(120):
+        finished = [row for row in records if len(records[row].tokens) >= MAX_MODEL_LEN or rng.random() < 0.03]
+        batch.free(ints(*finished))
+        for row in finished:
+            del records[row]
+        for row in set(range(MAX_NUM_SEQS)) - set(records):
+            if rng.random() < 0.4:
+                tokens = rng.integers(0, 1000, rng.integers(1, 30)).tolist()
+                record = Record(tokens, int(rng.integers(0, len(tokens))))
+                batch.admit(new_row(row, tokens, record.num_computed))
+                records[row] = record
+        rows = [int(row) for row in rng.permutation(sorted(records)) if rng.random() < 0.8]
+        if not rows:
+            continue
+        counts = [int(rng.integers(1, len(records[r].tokens) - records[r].num_computed + 1)) for r in rows]
+        ends = {row: records[row].num_computed + count for row, count in zip(rows, counts, strict=True)}
+        grow(batch, records, rng, ends)
+        sampling = check_step(batch, records, rows, counts)
+        batch.advance(ints(*rows), ints(*counts))
+        sampled = rng.integers(0, 1000, len(sampling))
+        batch.append_tokens(ints(*sampling), sampled)
+        for row in rows:
+            records[row].num_computed = ends[row]
+        for row, token in zip(sampling, sampled.tolist(), strict=True):
+            records[row].tokens.append(token)
+        assert batch.num_active == len(records)
+        assert all(batch.token_ids(row) == record.tokens for row, record in records.items())
+
+
+def test_a_row_takes_its_own_sampling_parameters() -> None:
+    batch = new_batch()
+    seed = 0xFEDCBA9876543210
+    batch.admit(new_row(2, [1], sampling=RowSampling(temperature=0.5, top_k=3, top_p=0.9, min_p=0.1, seed=seed)))
+    batch.admit(new_row(4, [1], sampling=RowSampling(temperature=0.0, seed=-1)))
+    columns = batch.sampling(ints(4, 2))
+    assert columns.temperature.tolist() == [0.0, 0.5]
+    assert (columns.top_k[1], columns.top_p[1], columns.min_p[1]) == (3, 0.9, 0.1)
+    assert columns.seeds.tolist() == [[0xFFFFFFFF, 0xFFFFFFFF], [0x76543210, 0xFEDCBA98]]
+
+
+def test_a_freed_row_leaves_nothing_in_the_next_ones_table() -> None:
+    batch = new_batch()
+    batch.admit(new_row(0, list(range(20))))
+    batch.append_blocks(np.array([[0, 0, 10 + i] for i in range(5)], np.int32))
+    batch.free(ints(0))
+    batch.admit(new_row(0, [1, 2, 3]))
+    batch.append_blocks(np.array([[0, 0, 99]], np.int32))
+    batch.admit(new_row(1, list(range(20))))
+    batch.append_blocks(np.array([[1, 0, 20 + i] for i in range(5)], np.int32))
+    assert batch.prepare(ints(0, 1), ints(3, 20)).block_tables.tolist() == [[99, 0, 0, 0, 0], [20, 21, 22, 23, 24]]
+
+
+def started() -> InputBatch:
+    """Rows 0 and 1 with 6 tokens, 2 blocks (8 slots) and 1 block (4 slots)."""
+    batch = new_batch()
+    batch.admit(new_row(0, list(range(6))))
+    batch.admit(new_row(1, list(range(6))))
+    batch.append_blocks(np.array([[0, 0, 1], [0, 0, 2], [1, 0, 3]], np.int32))
+    return batch
+
+
+@pytest.mark.parametrize(
+    ("rows", "counts", "reason"),
+    [
+        ([0], [7], "known tokens"),
+        ([1], [5], "slots"),
+        ([0, 0], [1, 1], "each once"),
+        ([0, 1], [1], "counts"),
+        ([0], [0], "at least 1"),
+        ([2], [1], "not in use"),
+        ([-1], [1], "rows are"),
+        ([6], [1], "rows are"),
+    ],
+)
+def test_a_step_that_the_rows_do_not_allow_raises(rows: list[int], counts: list[int], reason: str) -> None:
+    with pytest.raises(ProtocolError, match=reason):
+        started().prepare(ints(*rows), ints(*counts))
+
+
+@pytest.mark.parametrize(
+    ("append", "reason"),
+    [
+        ([0, 0, 0], "blocks are"),
+        ([0, 0, NUM_BLOCKS], "blocks are"),
+        ([0, 1, 5], "group"),
+        ([3, 0, 5], "not in use"),
+        ([9, 0, 5], "rows are"),
+    ],
+)
+def test_blocks_that_do_not_exist_are_refused(append: list[int], reason: str) -> None:
+    with pytest.raises(ProtocolError, match=reason):
+        started().append_blocks(np.array([append], np.int32))
+
+
+def test_a_table_takes_no_more_blocks_than_the_longest_request_needs() -> None:
+    most = -(-MAX_MODEL_LEN // BLOCK_SIZE)
+    with pytest.raises(ProtocolError, match=f"at most {most}"):
+        started().append_blocks(np.array([[0, 0, 9]] * (most - 1), np.int32))
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (new_row(0, [1]), "not freed"),
+        (new_row(-1, [1]), "rows are"),
+        (new_row(MAX_NUM_SEQS, [1]), "rows are"),
+        (new_row(2, []), "one to compute"),
+        (new_row(2, [1, 2], num_computed=2), "one to compute"),
+        (new_row(2, [1] * (MAX_MODEL_LEN + 1)), "at most 50"),
+    ],
+)
+def test_a_row_that_cannot_be_is_not_admitted(message: NewRow, reason: str) -> None:
+    with pytest.raises(ProtocolError, match=reason):
+        started().admit(message)
+
+
+def test_freeing_a_free_row_raises() -> None:
+    with pytest.raises(ProtocolError, match="not in use"):
+        started().free(ints(3))

@@ -1,0 +1,84 @@
+"""The pool is what the operator asked for or what is free, never more than rows can use, and costs nothing unused."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from tokenloom.ipc.errors import ConfigError
+from tokenloom.workers.memory import KVCacheLimits, allocate_kv_cache, available_bytes, fit_on_cpu
+
+MIB = 1 << 20
+
+
+def limits(num_blocks: int | None = None, num_bytes: int | None = None, **fields: int) -> KVCacheLimits:
+    numbers = {"block_bytes": MIB, "max_blocks_per_row": 10, "max_num_seqs": 4, **fields}
+    return KVCacheLimits(**numbers, num_blocks=num_blocks, num_bytes=num_bytes)
+
+
+def test_the_operators_number_of_blocks_is_taken_as_it_is() -> None:
+    assert limits(num_blocks=1000).fit(free_bytes=2000 * MIB, share_bytes=5 * MIB) == 1000
+
+
+def test_more_blocks_than_memory_is_a_config_error_with_both_numbers() -> None:
+    with pytest.raises(ConfigError, match=r"--num-kv-blocks 3072 needs 3\.00 GiB .* 2\.00 GiB is free"):
+        limits(num_blocks=3072).fit(free_bytes=2048 * MIB, share_bytes=0)
+
+
+def test_the_operators_bytes_become_whole_blocks() -> None:
+    assert limits(num_bytes=7 * MIB + 5).fit(free_bytes=100 * MIB, share_bytes=0) == 7
+    with pytest.raises(ConfigError, match="--kv-cache-memory-bytes"):
+        limits(num_bytes=7 * MIB).fit(free_bytes=6 * MIB, share_bytes=0)
+
+
+def test_no_more_blocks_than_full_rows_can_use() -> None:
+    assert limits().fit(free_bytes=1000 * MIB, share_bytes=500 * MIB) == 4 * 10 + 1
+
+
+def test_the_share_grows_to_one_whole_request_if_that_fits() -> None:
+    assert limits().fit(free_bytes=100 * MIB, share_bytes=3 * MIB) == 11
+    assert limits().fit(free_bytes=10 * MIB, share_bytes=3 * MIB) == 3
+
+
+@pytest.mark.parametrize("share", [-5 * MIB, 0, 2 * MIB - 1])
+def test_room_for_less_than_two_blocks_is_a_config_error(share: int) -> None:
+    with pytest.raises(ConfigError, match="2 are the least"):
+        limits().fit(free_bytes=share, share_bytes=share)
+
+
+def test_local_ranks_share_the_memory() -> None:
+    roomy = limits(max_num_seqs=1 << 20, max_blocks_per_row=1)
+    alone, four = fit_on_cpu(roomy, 1), fit_on_cpu(roomy, 4)
+    assert four == pytest.approx(alone / 4, rel=0.2)
+
+
+def test_available_memory_is_the_least_of_machine_and_cgroups(tmp_path: Path) -> None:
+    assert available_bytes(tmp_path) <= psutil.virtual_memory().total
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            break
+    else:
+        pytest.skip("this machine has no cgroup v2")
+    folder = tmp_path / path.lstrip("/")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "memory.max").write_text(f"{64 * MIB}\n")
+    (folder / "memory.current").write_text(f"{50 * MIB}\n")
+    (folder / "memory.stat").write_text(f"anon 123\ninactive_file {10 * MIB}\n")
+    assert available_bytes(tmp_path) == 24 * MIB
+
+
+def test_pages_of_the_pool_cost_nothing_until_they_are_written() -> None:
+    process = psutil.Process(os.getpid())
+    before = process.memory_info().rss
+    cache = allocate_kv_cache((1 << 14, 2, 2, 2, 16, 64), torch.float32, torch.device("cpu"))
+    assert cache.numel() * 4 == 512 * MIB
+    assert process.memory_info().rss - before < 16 * MIB
+    assert not cache[12345].any()
+    cache[77, 1] = 1.5
+    assert cache[77, 1].min() == 1.5 and not cache[77, 0].any()
+    assert process.memory_info().rss - before < 64 * MIB

@@ -1,0 +1,215 @@
+"""Logits of our decoder equal those of transformers in float32, however the tokens are scheduled."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from tokenloom.tests.checkpoints import FAMILIES, tiny_checkpoint
+from tokenloom.tests.workers.paged_run import PagedRun, load
+
+TOLERANCE = 1e-4
+
+MODELS: dict[str, tuple[str, int, dict[str, Any]]] = {  # family, block size, fields of config.json
+    "llama, GQA 3, one KV head": ("llama", 16, {}),
+    "llama, untied, biases everywhere": (
+        "llama",
+        8,
+        {"tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True, "vocab_size": 401},
+    ),
+    "llama, head_dim 128, linear rope": (
+        "llama",
+        32,
+        {
+            "hidden_size": 128,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+        },
+    ),
+    "llama, llama3 rope": (
+        "llama",
+        16,
+        {
+            "max_position_embeddings": 512,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 5000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
+        },
+    ),
+    "llama, dynamic rope": (
+        "llama",
+        8,
+        {
+            "max_position_embeddings": 512,
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
+        },
+    ),
+    "mistral, window smaller than the prompt": ("mistral", 16, {}),
+    "mistral, window smaller than a block": ("mistral", 32, {"sliding_window": 5}),
+    "mistral, no window": ("mistral", 8, {"sliding_window": 100_000}),
+    "qwen2, GQA 8": ("qwen2", 8, {}),
+    "qwen2, window in the upper layers": (
+        "qwen2",
+        16,
+        {
+            "num_hidden_layers": 3,
+            "use_sliding_window": True,
+            "sliding_window": 21,
+            "max_window_layers": 1,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "qwen3, head_dim 80": ("qwen3", 32, {}),
+    "qwen3, tied, yarn rope, GQA 2": (
+        "qwen3",
+        16,
+        {
+            "num_key_value_heads": 1,
+            "head_dim": 32,
+            "tie_word_embeddings": True,
+            "max_position_embeddings": 512,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 128,
+            },
+        },
+    ),
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Matrices this small are slower on two."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+def schedule(lengths: dict[str, int], seed: int) -> list[dict[str, int]]:
+    """Steps of random chunks, most of them one token: requests come in staggered until all have their length."""
+    draw = random.Random(seed)
+    left, steps = dict(lengths), []
+    while any(left.values()):
+        step = {}
+        for name, count in left.items():
+            if count and draw.random() < 0.8:
+                step[name] = min(count, draw.choice([1, 1, 2, 7, 40, 300]))
+                left[name] -= step[name]
+        if step:
+            steps.append(step)
+    return steps
+
+
+def prompts_of(lengths: dict[str, int], vocab_size: int, seed: int) -> dict[str, list[int]]:
+    draw = random.Random(seed)
+    return {name: [draw.randrange(vocab_size) for _ in range(length)] for name, length in lengths.items()}
+
+
+def run_schedule(run: PagedRun, tokens: dict[str, list[int]], steps: list[dict[str, int]]) -> dict[str, Tensor]:
+    """All logits of each request, [length, vocab]."""
+    done = dict.fromkeys(tokens, 0)
+    logits: dict[str, list[Tensor]] = {name: [] for name in tokens}
+    for step in steps:
+        results = run.step({name: tokens[name][done[name] : done[name] + count] for name, count in step.items()})
+        for name, result in results.items():
+            logits[name].append(result)
+            done[name] += step[name]
+    return {name: torch.cat(parts) for name, parts in logits.items()}
+
+
+def oracle(folder: Path, tokens: dict[str, list[int]], dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    load_theirs: Any = transformers.AutoModelForCausalLM.from_pretrained
+    model = load_theirs(folder, dtype=dtype, attn_implementation="eager").eval()
+    with torch.inference_mode():
+        return {name: model(torch.tensor([ids])).logits[0].float() for name, ids in tokens.items()}
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_logits_equal_transformers_under_any_schedule(case: str, tmp_path: Path) -> None:
+    family, block_size, fields = MODELS[case]
+    folder = tiny_checkpoint(tmp_path, family, seed=len(case), **fields)
+    lengths = {"a": 310, "b": 1, "c": 77, "d": 33, "e": 64, "f": 2}
+    model = load(folder)
+    tokens = prompts_of(lengths, model.compute_logits(torch.zeros(1, _hidden_size(folder))).shape[1], seed=1)
+    expected = oracle(folder, tokens)
+    actual = run_schedule(PagedRun(model, block_size), tokens, schedule(lengths, seed=len(case)))
+    for name in tokens:
+        torch.testing.assert_close(actual[name], expected[name], atol=TOLERANCE, rtol=0, msg=f"{case}: {name}")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_one_prefill_and_stepwise_decode_agree_with_transformers(family: str, tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path, family, seed=5)
+    tokens = prompts_of({"a": 90, "b": 55}, 270, seed=2)
+    expected = oracle(folder, tokens)
+    steps = [{"a": 60, "b": 25}, *({"a": 1, "b": 1} for _ in range(30))]
+    actual = run_schedule(PagedRun(load(folder), 16), tokens, steps)
+    for name in tokens:
+        torch.testing.assert_close(actual[name], expected[name], atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_stays_as_near_to_float32_as_transformers_does(dtype: torch.dtype, tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path, "qwen3", seed=3)
+    tokens = prompts_of({"a": 120, "b": 40}, 270, seed=4)
+    exact, rounded = oracle(folder, tokens), oracle(folder, tokens, dtype)
+    model = load(folder, dtype)
+    actual = run_schedule(PagedRun(model, 16, dtype=dtype), tokens, [{"a": 100, "b": 30}, {"a": 20, "b": 10}])
+    for name in tokens:
+        ours = (actual[name] - exact[name]).abs().mean()
+        theirs = (rounded[name] - exact[name]).abs().mean()
+        assert ours <= 1.25 * theirs
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("case", MODELS)
+def test_logits_on_a_gpu_equal_transformers_on_the_cpu(case: str, tmp_path: Path) -> None:
+    family, block_size, fields = MODELS[case]
+    folder, device = tiny_checkpoint(tmp_path, family, seed=len(case), **fields), torch.device("cuda")
+    lengths = {"a": 310, "b": 1, "c": 77, "d": 33}
+    tokens = prompts_of(lengths, 270, seed=1)
+    run = PagedRun(load(folder, device=device), block_size, device=device)
+    expected, actual = oracle(folder, tokens), run_schedule(run, tokens, schedule(lengths, seed=len(case)))
+    for name in tokens:
+        torch.testing.assert_close(actual[name].cpu(), expected[name], atol=TOLERANCE, rtol=0, msg=f"{case}: {name}")
+
+
+def test_step_without_tokens_changes_nothing(tmp_path: Path) -> None:
+    run = PagedRun(load(tiny_checkpoint(tmp_path)), 16)
+    before = run.kv_cache.clone()
+    assert run.step({}) == {}
+    assert torch.equal(run.kv_cache, before)
+
+
+def test_model_states_its_size(tmp_path: Path) -> None:
+    tied = load(tiny_checkpoint(tmp_path / "tied", "qwen2"), max_model_len=10)
+    untied = load(tiny_checkpoint(tmp_path / "untied", "qwen2", tie_word_embeddings=False), max_model_len=10)
+    files = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("tied", "untied")]
+    assert (tied.num_layers, tied.num_kv_heads_local, tied.head_dim) == (2, 1, 16)
+    assert untied.weight_bytes - tied.weight_bytes == 293 * 128 * 4  # the head
+    for model, file_bytes in zip((tied, untied), files, strict=True):
+        rotary_bytes = 10 * 16 * 4
+        assert abs(model.weight_bytes - rotary_bytes - file_bytes) < 8192  # the file's header
+
+
+def _hidden_size(folder: Path) -> int:
+    size: int = transformers.AutoConfig.from_pretrained(folder).hidden_size
+    return size

@@ -1,0 +1,131 @@
+"""Ranks that share a model give the logits of one rank; what cannot be shared is refused; a dead rank is noticed."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tokenloom.ipc.errors import ConfigError
+from tokenloom.tests.checkpoints import tiny_checkpoint
+from tokenloom.tests.workers.paged_run import PagedRun, load
+from tokenloom.workers.parallel import ParallelGroup
+
+DEADLINE_S = 90.0
+
+
+def run_ranks(folder: Path, size: int, folders: list[Path], dies: int | None = None) -> list[tuple[int, str]]:
+    """Start every rank, wait for all: (exit code, stderr) of each."""
+    draw = random.Random(0)
+    tokens = {"a": [draw.randrange(260) for _ in range(41)], "b": [draw.randrange(260) for _ in range(9)]}
+    plan = {
+        "size": size,
+        "store": str(folder / "store"),
+        "folders": [str(path) for path in folders],
+        "results": str(folder),
+        "tokens": tokens,
+        "dies": dies,
+    }
+    plan_file = folder / "plan.json"
+    plan_file.write_text(json.dumps(plan))
+    command = [sys.executable, "-P", "-m", "tokenloom.tests.workers.tp_rank", str(plan_file)]
+    ranks = [
+        subprocess.Popen([*command, str(rank)], cwd=folder, stderr=subprocess.PIPE, text=True) for rank in range(size)
+    ]
+    deadline = time.monotonic() + DEADLINE_S
+    try:
+        errors = [rank.communicate(timeout=max(0.1, deadline - time.monotonic()))[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    return [(rank.returncode, error) for rank, error in zip(ranks, errors, strict=True)]
+
+
+def single_rank_logits(folder: Path, plan_file: Path) -> dict[str, np.ndarray]:
+    tokens = json.loads(plan_file.read_text())["tokens"]
+    run = PagedRun(load(folder), block_size=16)
+    run.step({"a": tokens["a"][:40]})
+    return {name: logits.numpy() for name, logits in run.step({"a": tokens["a"][40:], "b": tokens["b"]}).items()}
+
+
+def shared_models(folder: Path, size: int) -> list[Path]:
+    """Checkpoints whose KV heads divide by the ranks, or are held by several of them; no vocabulary divides."""
+    biases: dict[str, Any] = {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False}
+    eight_heads: dict[str, Any] = {"hidden_size": 128, "num_attention_heads": 8}
+    return [
+        tiny_checkpoint(folder / "llama", "llama", num_key_value_heads=2, **eight_heads, **biases),
+        tiny_checkpoint(folder / "qwen2", "qwen2", num_key_value_heads=4, vocab_size=293),
+        tiny_checkpoint(folder / "qwen3", "qwen3", num_attention_heads=4, num_key_value_heads=size // 2, head_dim=32),
+    ]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_give_the_logits_of_one_rank(size: int, tmp_path: Path) -> None:
+    folders = shared_models(tmp_path, size)
+    for code, error in run_ranks(tmp_path, size, folders):
+        assert code == 0, error
+    for index, folder in enumerate(folders):
+        for name, expected in single_rank_logits(folder, tmp_path / "plan.json").items():
+            actual = np.load(tmp_path / f"{index}-{name}.npy")
+            np.testing.assert_allclose(actual, expected, atol=1e-4, err_msg=f"{folder.name} {name}")
+
+
+def test_rank_that_dies_is_noticed_by_the_others(tmp_path: Path) -> None:
+    start = time.monotonic()
+    results = run_ranks(tmp_path, 2, [tiny_checkpoint(tmp_path / "qwen2", "qwen2")], dies=1)
+    assert results[1][0] == 9
+    assert results[0][0] != 0 and "RuntimeError" in results[0][1]
+    assert time.monotonic() - start < 50  # long before the group's own timeout
+
+
+def test_group_of_one_is_silent() -> None:
+    group, x = ParallelGroup(), torch.randn(2, 3)
+    for talk in (group.all_reduce, group.all_gather, group.gather, group.broadcast):
+        assert talk(x) is x
+    group.close()
+    assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+@pytest.mark.parametrize("num_kv_heads", [1, 2, 4, 8])
+def test_each_rank_holds_the_kv_heads_that_its_query_heads_read(size: int, num_kv_heads: int) -> None:
+    num_heads = 16
+    for rank in range(size):
+        group = ParallelGroup(rank, size)
+        read = {head * num_kv_heads // num_heads for head in group.share(num_heads, "attention heads")}
+        assert read == set(group.share_kv_heads(num_kv_heads))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_shares_of_the_vocabulary_cover_it_in_equal_parts(size: int) -> None:
+    shares = [ParallelGroup(rank, size).share_vocab(307) for rank in range(size)]
+    assert {len(share) for share in shares} == {-(-307 // size)}
+    assert [token_id for share in shares for token_id in share][:307] == list(range(307))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_attention_heads": 3}, "3 attention heads do not divide by --tensor-parallel-size 2"),
+        ({"intermediate_size": 151}, "151 elements of intermediate_size do not divide by --tensor-parallel-size 2"),
+        ({"num_attention_heads": 6, "num_key_value_heads": 3}, "3 KV heads and --tensor-parallel-size 2"),
+    ],
+)
+def test_what_does_not_divide_is_refused_with_the_numbers(fields: dict[str, Any], message: str, tmp_path: Path) -> None:
+    fields = {"hidden_size": 96, "num_attention_heads": 2, "num_key_value_heads": 1, **fields}
+    with pytest.raises(ConfigError, match=message):
+        load(tiny_checkpoint(tmp_path, "llama", **fields), group=ParallelGroup(0, 2))
+
+
+def test_rank_outside_the_group_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"rank 2 is not in \[0, 2\)"):
+        ParallelGroup(2, 2)

@@ -1,0 +1,97 @@
+"""Rotary embeddings equal transformers' own, for each way of stretching a context."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+from tokenloom.ipc.errors import ConfigError
+from tokenloom.ipc.model_config import ModelConfig, RopeConfig
+from tokenloom.kernels.reference import ReferenceOps
+from tokenloom.workers.layers.rotary import RotaryEmbedding, rotary_frequencies
+
+CPU = torch.device("cpu")
+LENGTH = 4096
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 1024}
+KINDS: dict[str, dict[str, object]] = {
+    "default": {"rope_type": "default", "rope_theta": 500000.0},
+    "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5},
+    "llama3": {"rope_type": "llama3", "rope_theta": 500000.0, **LLAMA3},
+    "dynamic": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0},
+    "yarn": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 1024},
+    "yarn, original length left out": {"rope_type": "yarn", "rope_theta": 1000000.0, "factor": 2.0},
+    "yarn, own attention factor": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 1024,
+        "attention_factor": 1.3,
+        "beta_fast": 16.0,
+        "beta_slow": 2.0,
+    },
+    "yarn, mscale, not truncated": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 40.0,
+        "original_max_position_embeddings": 1024,
+        "mscale": 1.2,
+        "mscale_all_dim": 0.7,
+        "truncate": False,
+    },
+}
+
+
+def config_of(parameters: dict[str, object], head_dim: int) -> LlamaConfig:
+    return LlamaConfig(
+        hidden_size=2 * head_dim,
+        num_attention_heads=2,
+        head_dim=head_dim,
+        max_position_embeddings=LENGTH,
+        rope_parameters=dict(parameters),
+        architectures=["LlamaForCausalLM"],
+    )
+
+
+@pytest.mark.parametrize("head_dim", [32, 80, 128])
+@pytest.mark.parametrize("kind", KINDS)
+def test_rotated_heads_equal_transformers(kind: str, head_dim: int, tmp_path: Path) -> None:
+    theirs = config_of(KINDS[kind], head_dim)
+    theirs.save_pretrained(tmp_path)
+    ours = ModelConfig.load(tmp_path)
+    torch.manual_seed(0)
+    positions = torch.cat((torch.arange(50), torch.randint(LENGTH, (200,)), torch.tensor([LENGTH - 1])))
+    query, key = torch.randn(1, 2, 251, head_dim), torch.randn(1, 1, 251, head_dim)
+    cos, sin = LlamaRotaryEmbedding(theirs)(query, positions[None])
+    expected = torch.cat(apply_rotary_pos_emb(query, key, cos, sin), dim=1)[0].transpose(0, 1)
+
+    heads = torch.cat((query, key), dim=1)[0].transpose(0, 1).contiguous()
+    RotaryEmbedding(ReferenceOps(), ours.rope, head_dim, ours.max_position_embeddings, LENGTH, CPU)(heads, positions)
+    torch.testing.assert_close(heads, expected, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("max_model_len", [LENGTH + 1, 3 * LENGTH])
+def test_base_of_dynamic_is_that_of_the_longest_context(max_model_len: int) -> None:
+    parameters = KINDS["dynamic"]
+    expected, _ = ROPE_INIT_FUNCTIONS["dynamic"](config_of(parameters, 64), CPU, seq_len=max_model_len)
+    rope = RopeConfig(kind="dynamic", theta=10000.0, parameters={"factor": 4.0})
+    frequencies, magnitude = rotary_frequencies(rope, 64, LENGTH, max_model_len)
+    torch.testing.assert_close(frequencies, expected)
+    assert magnitude == 1.0
+
+
+def test_base_of_dynamic_is_unchanged_up_to_the_original_length() -> None:
+    rope = RopeConfig(kind="dynamic", theta=10000.0, parameters={"factor": 4.0})
+    plain, _ = rotary_frequencies(RopeConfig(), 64, LENGTH, LENGTH)
+    for max_model_len in (1, 100, LENGTH):
+        assert torch.equal(rotary_frequencies(rope, 64, LENGTH, max_model_len)[0], plain)
+
+
+@pytest.mark.parametrize("kind", ["linear", "llama3", "dynamic"])
+def test_missing_parameter_is_named(kind: str) -> None:
+    with pytest.raises(ConfigError, match=rf"rope type {kind} needs the number factor"):
+        rotary_frequencies(RopeConfig(kind=kind), 64, LENGTH, LENGTH)

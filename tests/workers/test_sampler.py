@@ -1,0 +1,198 @@
+"""Draws follow the exact filtered distribution, depend on seed, token and position alone, and greedy is argmax."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from tokenloom.ipc.messages import RowSampling
+from tokenloom.kernels.noise import gumbel, vocabulary_bits
+from tokenloom.workers.sampler import Sampler
+from tokenloom.workers.sampling_columns import SamplingColumns
+
+F64 = npt.NDArray[np.float64]
+SAMPLER = Sampler(torch.device("cpu"))
+ON_DEVICE = Sampler(torch.device("cuda"))  # the way of a GPU, on whatever device the logits are
+
+
+# 99.9 % quantiles of chi-square by degrees of freedom (Wilson-Hilferty is within 1 % from 3 on).
+def chi_square_limit(degrees: int) -> float:
+    return float(degrees * (1 - 2 / (9 * degrees) + 3.09 * np.sqrt(2 / (9 * degrees))) ** 3)
+
+
+def columns_of(rows: list[RowSampling]) -> SamplingColumns:
+    columns = SamplingColumns.greedy(len(rows))
+    for row, sampling in enumerate(rows):
+        columns.put(row, sampling)
+    return columns
+
+
+def filtered_distribution(logits: F64, sampling: RowSampling) -> F64:
+    """The oracle: temperature, top_k, top_p, min_p over one row, by sorting, as vLLM means them."""
+    scaled = logits / sampling.temperature
+    if 0 < sampling.top_k < len(logits):
+        scaled = np.where(scaled >= np.sort(scaled)[-sampling.top_k], scaled, -np.inf)
+    probabilities = np.exp(scaled - scaled.max())
+    probabilities /= probabilities.sum()
+    if sampling.top_p < 1:
+        order = np.argsort(-probabilities, kind="stable")
+        num_kept = 1 + int(np.searchsorted(np.cumsum(probabilities[order]), sampling.top_p))
+        least = probabilities[order[min(num_kept, len(order)) - 1]]
+        probabilities = np.where(probabilities >= least, probabilities, 0)
+    probabilities = np.where(probabilities >= sampling.min_p * probabilities.max(), probabilities, 0)
+    return np.asarray(probabilities / probabilities.sum())
+
+
+def draw(logits: F64, sampling: RowSampling, num_draws: int) -> npt.NDArray[np.int64]:
+    """`num_draws` tokens from one distribution, at as many positions."""
+    rows = torch.from_numpy(logits.astype(np.float32)).expand(num_draws, -1)
+    columns = columns_of([sampling]).take(np.zeros(num_draws, np.int64))
+    return SAMPLER.sample(rows, columns, np.arange(num_draws))
+
+
+PEAKED = np.random.default_rng(1).normal(0, 3, 60)
+TIED = np.round(np.random.default_rng(2).normal(0, 1.5, 40))  # as logits in bf16: many equal values
+
+
+@pytest.mark.parametrize("logits", [PEAKED, TIED], ids=["peaked", "tied"])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        RowSampling(),
+        RowSampling(temperature=0.6),
+        RowSampling(temperature=2.5),
+        RowSampling(top_k=1),
+        RowSampling(top_k=7),
+        RowSampling(top_k=1000),
+        RowSampling(top_p=0.05),
+        RowSampling(top_p=0.5),
+        RowSampling(top_p=0.95),
+        RowSampling(top_p=0.999999),
+        RowSampling(min_p=0.1),
+        RowSampling(min_p=1.0),
+        RowSampling(temperature=1.5, top_k=12, top_p=0.8),
+        RowSampling(temperature=1.5, top_k=12, min_p=0.2),
+        RowSampling(temperature=1.5, top_p=0.9, min_p=0.02),
+        RowSampling(temperature=0.8, top_k=20, top_p=0.9, min_p=0.05),
+    ],
+    ids=repr,
+)
+def test_draws_follow_the_filtered_distribution(logits: F64, sampling: RowSampling) -> None:
+    num_draws = 4000
+    expected = filtered_distribution(logits.astype(np.float32).astype(np.float64), sampling)
+    counts = np.bincount(draw(logits, sampling, num_draws), minlength=len(logits))
+    assert counts[expected == 0].sum() == 0, "a filtered token was drawn"
+    is_common = expected * num_draws >= 5
+    observed = np.append(counts[is_common], counts[~is_common].sum())
+    wanted = np.append(expected[is_common], expected[~is_common].sum()) * num_draws
+    observed, wanted = observed[wanted > 0], wanted[wanted > 0]
+    if len(wanted) > 1:
+        statistic = ((observed - wanted) ** 2 / wanted).sum()
+        assert statistic < chi_square_limit(len(wanted) - 1)
+
+
+def random_sampling(rng: np.random.Generator) -> RowSampling:
+    return RowSampling(
+        temperature=float(rng.choice([0.0, 0.3, 1.0, 4.0])),
+        top_k=int(rng.choice([0, -1, 1, 5, 300, 5000])),
+        top_p=float(rng.choice([1.0, 0.9, 0.3])),
+        min_p=float(rng.choice([0.0, 0.05])),
+        seed=int(rng.integers(-(2**63), 2**63)),
+    )
+
+
+def brute_force(logits: F64, sampling: RowSampling, position: int) -> int:
+    """Noise for every token, filters by sorting, one argmax."""
+    if sampling.temperature == 0:
+        return int(logits.argmax())
+    seed = sampling.seed % 2**64
+    bits = vocabulary_bits(len(logits), position, np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32))
+    scaled = (logits.astype(np.float32) / np.float32(sampling.temperature)).astype(np.float64)
+    scores = np.where(filtered_distribution(logits, sampling) > 0, scaled + gumbel(bits), -np.inf)
+    return int(scores.argmax())
+
+
+@pytest.mark.parametrize("sampler", [SAMPLER, ON_DEVICE], ids=["host", "device"])
+@pytest.mark.parametrize("spread", [0.01, 1.0, 8.0])
+@pytest.mark.parametrize("vocab_size", [5, 1003, 9001])
+def test_pruning_never_changes_the_token_that_full_noise_would_give(
+    vocab_size: int, spread: float, sampler: Sampler
+) -> None:
+    rng = np.random.default_rng(vocab_size)
+    num_rows = 60
+    logits = rng.normal(0, spread, (num_rows, vocab_size)).astype(np.float32)
+    rows = [random_sampling(rng) for _ in range(num_rows)]
+    positions = rng.integers(1, 100_000, num_rows)
+    answer = sampler.sample(torch.from_numpy(logits), columns_of(rows), positions)
+    expected = [brute_force(logits[i].astype(np.float64), rows[i], int(positions[i])) for i in range(num_rows)]
+    assert answer.tolist() == expected
+
+
+def test_a_draw_does_not_depend_on_the_batch() -> None:
+    rng = np.random.default_rng(3)
+    logits = torch.from_numpy(rng.normal(0, 2, (40, 2000)).astype(np.float32))
+    rows = [random_sampling(rng) for _ in range(40)]
+    columns, positions = columns_of(rows), rng.integers(1, 1000, 40)
+    together = SAMPLER.sample(logits, columns, positions)
+    order = rng.permutation(40)
+    shuffled = SAMPLER.sample(logits[torch.from_numpy(order)], columns.take(order), positions[order])
+    alone = [
+        SAMPLER.sample(logits[[i]], columns.take(order[n : n + 1]), positions[[i]])[0] for n, i in enumerate(order)
+    ]
+    assert shuffled.tolist() == together[order].tolist() == alone
+
+
+def test_seed_and_position_each_change_the_draws() -> None:
+    flat = np.zeros(1000)
+    first = draw(flat, RowSampling(seed=1), 200)
+    assert np.array_equal(first, draw(flat, RowSampling(seed=1), 200))
+    for seed in (2, 1 + 2**32, -1):  # both words of the seed count
+        assert (first != draw(flat, RowSampling(seed=seed), 200)).mean() > 0.9
+    assert len(np.unique(first)) > 150
+
+
+def test_a_negative_seed_is_its_twos_complement() -> None:
+    assert np.array_equal(
+        draw(np.zeros(1000), RowSampling(seed=-5), 50), draw(np.zeros(1000), RowSampling(seed=2**64 - 5), 50)
+    )
+
+
+def test_greedy_takes_the_lowest_of_equal_ids() -> None:
+    logits = torch.tensor([[0.0, 3.0, 3.0, 1.0], [2.0, 2.0, 2.0, 2.0]])
+    assert SAMPLER.sample(logits, SamplingColumns.greedy(2), np.zeros(2, np.int64)).tolist() == [1, 0]
+
+
+def test_a_tiny_temperature_is_greedy() -> None:
+    columns = columns_of([RowSampling(temperature=1e-6)])
+    assert SAMPLER.sample(torch.tensor([[1.0, 1.01, 1.0]]), columns, np.zeros(1, np.int64)).tolist() == [1]
+
+
+def test_greedy_rows_beside_sampled_ones_stay_greedy() -> None:
+    logits = torch.zeros(100, 50)
+    logits[:, 7] = 0.5
+    columns = columns_of([RowSampling(temperature=float(row % 2), seed=row) for row in range(100)])
+    answer = SAMPLER.sample(logits, columns, np.arange(100))
+    assert (answer[::2] == 7).all()
+    assert (answer[1::2] == 7).mean() < 0.2
+
+
+def test_logits_are_left_unchanged_and_minus_infinity_is_never_drawn() -> None:
+    logits = torch.full((300, 9), -torch.inf)
+    logits[:, 4:6] = 1.0
+    before = logits.clone()
+    columns = columns_of([RowSampling(temperature=9.0, top_k=8, top_p=0.999)]).take(np.zeros(300, np.int64))
+    assert set(SAMPLER.sample(logits, columns, np.arange(300)).tolist()) == {4, 5}
+    assert torch.equal(logits, before)
+
+
+def test_a_row_of_nan_disturbs_no_other_row() -> None:
+    rng = np.random.default_rng(4)
+    logits = torch.from_numpy(rng.normal(0, 2, (3, 500)).astype(np.float32))
+    columns = columns_of([RowSampling(seed=row, top_p=0.9) for row in range(3)])
+    calm = SAMPLER.sample(logits, columns, np.arange(3)).tolist()
+    logits[1, 10] = torch.nan
+    answer = SAMPLER.sample(logits, columns, np.arange(3)).tolist()
+    assert (answer[0], answer[2]) == (calm[0], calm[2])
+    assert 0 <= answer[1] < 500

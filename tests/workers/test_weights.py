@@ -1,0 +1,176 @@
+"""A checkpoint is read by the slice, from one file or many; what is wrong with it is said in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from tokenloom.ipc.errors import ConfigError
+from tokenloom.tests.checkpoints import FAMILIES, tiny_checkpoint
+from tokenloom.tests.workers.paged_run import CPU, load
+from tokenloom.workers.weights import Checkpoint, Piece
+
+SHARDED = 40_000  # bytes: some ten files
+Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
+    return Checkpoint(folder, torch.float32, CPU)
+
+
+def edit(folder: Path, change: dict[str, torch.Tensor | None]) -> None:
+    """Replace, add or (None) take away tensors of a checkpoint in one file."""
+    tensors = load_file(folder / "model.safetensors") | change
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, folder / "model.safetensors")
+
+
+def same_logits(first: Path, second: Path) -> bool:
+    hidden = torch.randn(3, 96)
+    return torch.equal(load(first).compute_logits(hidden), load(second).compute_logits(hidden))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_made_checkpoints_are_what_transformers_expects(family: str, tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path, family)
+    load_theirs: Any = transformers.AutoModelForCausalLM.from_pretrained
+    _, report = load_theirs(folder, output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    text = "Grüße, 世界! \n\t 🙂"
+    assert tokenizer(text)["input_ids"] == list(text.encode())
+    assert tokenizer.decode(list(text.encode())) == text
+
+
+def test_pieces_are_stacked_sliced_and_padded_with_zeros(tmp_path: Path) -> None:
+    a, b = torch.randn(6, 4), torch.randn(5, 8)
+    save_file({"a": a, "b": b}, tmp_path / "model.safetensors")
+    with open_checkpoint(tmp_path) as checkpoint:
+        loaded = checkpoint.load(
+            Piece("a", (6, 4), 0, range(2, 5)), Piece("b", (5, 8), 1, range(4, 8)), Piece("a", (6, 4), 0, range(4, 8))
+        )
+        outside = checkpoint.load(Piece("a", (6, 4), 0, range(8, 10)))
+    assert torch.equal(loaded, torch.cat((a[2:5], b[:, 4:8], a[4:], torch.zeros(2, 4))))
+    assert torch.equal(outside, torch.zeros(2, 4))
+
+
+def test_many_files_give_what_one_file_gives(tmp_path: Path) -> None:
+    one = tiny_checkpoint(tmp_path / "one", seed=4)
+    many = tiny_checkpoint(tmp_path / "many", seed=4, shard_bytes=SHARDED)
+    assert len(list(many.glob("*.safetensors"))) > 3
+    names = load_file(one / "model.safetensors")
+    with open_checkpoint(many) as checkpoint:
+        for name, tensor in names.items():
+            assert torch.equal(checkpoint.load(Piece(name, tuple(tensor.shape))), tensor)
+
+
+@pytest.mark.parametrize("stored", [torch.float64, torch.bfloat16, torch.float16])
+def test_tensors_are_converted_to_the_dtype_that_is_asked_for(stored: torch.dtype, tmp_path: Path) -> None:
+    tensor = torch.randn(4, 4).to(stored)
+    save_file({"a": tensor}, tmp_path / "model.safetensors")
+    with open_checkpoint(tmp_path) as checkpoint:
+        loaded = checkpoint.load(Piece("a", (4, 4)))
+    assert loaded.dtype == torch.float32
+    assert torch.equal(loaded, tensor.float())
+
+
+def test_tensors_that_no_layer_asks_for_are_ignored(tmp_path: Path) -> None:
+    plain, more = tiny_checkpoint(tmp_path / "plain"), tiny_checkpoint(tmp_path / "more")
+    edit(more, {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(16), "lm_head.weight": torch.ones(307, 96)})
+    assert same_logits(plain, more)
+
+
+def test_missing_tensor_is_named(tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path)
+    edit(folder, {Q_PROJ: None})
+    with pytest.raises(ConfigError, match=rf"{Q_PROJ} is missing, among 19 .*config.json"):
+        load(folder)
+
+
+def test_untied_head_must_be_there(tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path, tie_word_embeddings=False)
+    edit(folder, {"lm_head.weight": None})
+    with pytest.raises(ConfigError, match=r"lm_head.weight is missing"):
+        load(folder)
+
+
+def test_wrong_shape_is_told_with_both_shapes(tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path)
+    edit(folder, {Q_PROJ: torch.zeros(64, 96)})
+    with pytest.raises(ConfigError, match=rf"model.safetensors: tensor {Q_PROJ} has shape \[64, 96\].*\[96, 96\]"):
+        load(folder)
+
+
+def test_quantized_tensor_is_refused(tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path)
+    edit(folder, {Q_PROJ: torch.zeros(96, 96, dtype=torch.int8)})
+    with pytest.raises(ConfigError, match=rf"{Q_PROJ} is I8, only F64, F32, F16, BF16"):
+        load(folder)
+
+
+@pytest.mark.parametrize("kept", [0, 7, 300, 50_000])
+@pytest.mark.parametrize("shard_bytes", [1 << 30, SHARDED])
+def test_truncated_file_is_named_with_its_size(kept: int, shard_bytes: int, tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path, shard_bytes=shard_bytes)
+    file = max(folder.glob("*.safetensors"), key=lambda path: path.stat().st_size)
+    kept = min(kept, file.stat().st_size - 1)
+    file.write_bytes(file.read_bytes()[:kept])
+    with pytest.raises(
+        ConfigError, match=rf"{file.name} \({kept} bytes\) is truncated or damaged.*fetch the file again"
+    ):
+        load(folder)
+
+
+def test_damaged_header_is_told(tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path)
+    file = folder / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[8:20] = b"\xff" * 12
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match="truncated or damaged"):
+        load(folder)
+
+
+def test_missing_shard_is_named(tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path, shard_bytes=SHARDED)
+    file = sorted(folder.glob("*.safetensors"))[1]
+    file.unlink()
+    with pytest.raises(ConfigError, match=rf"{file.name} does not exist, model.safetensors.index.json lists it"):
+        load(folder)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": 3}'])
+def test_damaged_index_is_told(content: str, tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path, shard_bytes=SHARDED)
+    (folder / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"model.safetensors.index.json cannot be read"):
+        load(folder)
+
+
+def test_index_decides_which_file_holds_a_tensor(tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path, shard_bytes=SHARDED)
+    index_file = folder / "model.safetensors.index.json"
+    index = json.loads(index_file.read_text())
+    index["weight_map"][Q_PROJ] = index["weight_map"]["model.embed_tokens.weight"]
+    index_file.write_text(json.dumps(index))
+    with pytest.raises(ConfigError, match=rf"does not hold tensor {Q_PROJ}, {index_file.name} says it does"):
+        load(folder)
+
+
+def test_only_pickled_weights_are_refused_with_a_mend(tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path)
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match=r"only pytorch_model.bin.*save_pretrained"):
+        load(folder)
+
+
+def test_folder_without_weights_is_told(tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"neither model.safetensors nor"):
+        load(folder)

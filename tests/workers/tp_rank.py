@@ -1,0 +1,52 @@
+"""One rank of a tensor-parallel run, as a process of its own: python -m tokenloom.tests.workers.tp_rank PLAN RANK
+
+PLAN is a JSON file: {"size", "store", "folders", "results", "tokens", "dies": rank or null}. Rank 0 writes the logits
+of every request to RESULTS/<index of the folder>-<request>.npy; a rank that "dies" leaves before the first step.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tokenloom.tests.workers.paged_run import CPU, PagedRun, load
+from tokenloom.workers.parallel import ParallelGroup
+
+TIMEOUT_S = 60.0
+
+
+def main(plan_file: str, rank: int) -> None:
+    plan = json.loads(Path(plan_file).read_text())
+    torch.set_num_threads(1)
+    group = ParallelGroup.connect(rank, plan["size"], CPU, Path(plan["store"]), TIMEOUT_S)
+    check_collectives(group)
+    if plan["dies"] == rank:
+        os._exit(9)
+    for index, folder in enumerate(plan["folders"]):
+        run = PagedRun(load(Path(folder), group=group), block_size=16)
+        run.step({"a": plan["tokens"]["a"][:40]})
+        logits = run.step({"a": plan["tokens"]["a"][40:], "b": plan["tokens"]["b"]})
+        for name, values in logits.items():
+            np.save(Path(plan["results"]) / f"{index}-{name}.npy", values.numpy())
+    group.close()
+
+
+def check_collectives(group: ParallelGroup) -> None:
+    """Every way of talking does what it says, on odd shapes and in half precision."""
+    rank, size = group.rank, group.size
+    mine = torch.arange(6, dtype=torch.bfloat16).view(3, 2) + 10 * rank
+    everyone = torch.cat([torch.arange(6, dtype=torch.bfloat16).view(3, 2) + 10 * r for r in range(size)], dim=-1)
+    assert torch.equal(group.all_gather(mine), everyone)
+    gathered = group.gather(mine.T.contiguous().T)  # not contiguous
+    assert (gathered is not None and torch.equal(gathered, everyone)) if rank == 0 else gathered is None
+    assert torch.equal(group.all_reduce(torch.full((2, 3), rank + 1.0)), torch.full((2, 3), size * (size + 1) / 2))
+    assert torch.equal(group.broadcast(torch.full((4,), rank + 5)), torch.full((4,), 5))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,195 @@
+"""Which tokens of a row can win its draw: found on the logits' device, filtered on the host.
+
+A token's weight is exp((logit − largest) / T), so the likeliest weighs 1. The filters, in this order, each on what
+the one before left:
+    top_k        the k largest logits
+    top_p        the likeliest tokens, down to the one with which their probability reaches top_p
+    min_p        tokens at least min_p times as likely as the likeliest
+Each cuts at a value, so tokens that tie with the last one kept are kept too: the set does not depend on a sort.
+
+A row in which a large share of the vocabulary could win gets the noise of the whole vocabulary at once, and only the
+few tokens that it lifts to the score already reached become candidates.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ..kernels import noise
+
+_SLACK = 1e-3  # relative error granted to float32 weights where they only rule tokens out
+_WIDE_SHARE = 1 / 16  # of the vocabulary: with more candidates than this its whole noise costs less than their list
+_NUM_GROUP_MEMBERS = 64  # logits in one group when the k-th largest is bounded by the maxima of groups
+_DEVICE_ROWS = 32  # rows whose whole noise is made at once on a GPU: 32 · 128k tokens are 0.5 GiB of words
+
+F32 = npt.NDArray[np.float32]
+I64 = npt.NDArray[np.int64]
+
+
+class RowDraw(NamedTuple):
+    """What the draw of one row depends on, beside its logits. Never greedy; the largest logit is finite."""
+
+    row: int  # of the logits
+    position: int  # of the token to draw
+    temperature: np.float32
+    top_k: int  # 0: all
+    top_p: float
+    min_p: float
+    seed: npt.NDArray[np.uint32]  # [2]
+    largest: np.float32  # logit
+    reached_noise: float  # −log E of the likeliest token, whose score a winner must reach
+
+    def weights(self, logits: F32) -> npt.NDArray[np.float64]:
+        weights: npt.NDArray[np.float64] = np.exp((logits.astype(np.float64) - self.largest) / self.temperature)
+        return weights
+
+    def most_bits(self, logits: F32) -> npt.NDArray[np.float64]:
+        """With more bits of noise than this a token stays below the score reached."""
+        return self.weights(logits) * self.noise_scale()
+
+    @property
+    def least_winning_weight(self) -> float:
+        """No token gains more than MAX_GUMBEL: one that weighs less than this cannot win."""
+        return math.exp(self.reached_noise - noise.MAX_GUMBEL) * (1 - _SLACK)
+
+    def weight_floor(self, total: float, vocab_size: int) -> float:
+        """Under this weight, without top_k, a token cannot win or is sure to fall to a filter.
+
+        Tokens below the mean weight of the share that top_p leaves out sum to less than that share.
+        """
+        left_out = (1 - self.top_p) * total / vocab_size if self.top_p < 1 else 0.0
+        return max(self.least_winning_weight, max(self.min_p, left_out) * (1 - _SLACK))
+
+    def noise_scale(self) -> float:
+        """A token needs bits ≤ weight · this: its E must be ≤ weight · exp(−reached_noise), and E > bits / 2³²."""
+        return math.exp(-self.reached_noise) * 2.0**32 * (1 + _SLACK)
+
+    def is_wide(self, num_candidates: int, vocab_size: int) -> bool:
+        return self.top_k == 0 and self.top_p == 1 and num_candidates > vocab_size * _WIDE_SHARE
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Tokens of one row, by rising id: all that top_k keeps and that can win or that top_p must see."""
+
+    token_ids: I64
+    logits: F32
+    total: float  # weight of all tokens that top_k keeps, candidates or not; 0 without top_p
+
+    def filtered(self, draw: RowDraw) -> Candidates:
+        """Those that top_p and min_p keep and that can win."""
+        kept = self
+        if draw.top_p < 1:
+            kept = kept._keep(kept.logits >= kept._top_p_cut(draw))
+        return kept._keep(draw.weights(kept.logits) >= max(draw.min_p, draw.least_winning_weight))
+
+    def _top_p_cut(self, draw: RowDraw) -> np.float32:
+        """The least logit that top_p keeps."""
+        falling = np.sort(self.logits)[::-1]
+        last = int(np.searchsorted(np.cumsum(draw.weights(falling)), draw.top_p * self.total))
+        return np.float32(falling[min(last, len(falling) - 1)])
+
+    def _keep(self, mask: npt.NDArray[np.bool_]) -> Candidates:
+        return Candidates(self.token_ids[mask], self.logits[mask], self.total)
+
+
+def find_on_host(logits: Tensor, draws: list[RowDraw]) -> list[Candidates]:
+    """Candidates of each draw, row by row so that a row stays in the cache. logits: [n, vocab] float32 on the CPU."""
+    array = logits.numpy()
+    scratch = np.empty(logits.shape[1], np.float32)
+    return [_find_in_row(array[draw.row], draw, scratch) for draw in draws]
+
+
+def _find_in_row(logits: F32, draw: RowDraw, weights: F32) -> Candidates:
+    """logits: [vocab]. weights: [vocab], overwritten."""
+    if draw.top_k:
+        token_ids = _largest_ids(logits, draw.top_k)
+        kept = logits[token_ids]
+        return Candidates(token_ids, kept, float(draw.weights(kept).sum()) if draw.top_p < 1 else 0.0)
+    np.subtract(logits, draw.largest, out=weights)
+    np.divide(weights, draw.temperature, out=weights)
+    np.exp(weights, out=weights)
+    total = float(weights.sum()) if draw.top_p < 1 else 0.0
+    mask = weights >= np.float32(draw.weight_floor(total, len(logits)))
+    if draw.is_wide(int(np.count_nonzero(mask)), len(logits)):
+        bits = noise.vocabulary_bits(len(logits), draw.position, draw.seed)
+        np.multiply(weights, np.float32(draw.noise_scale()), out=weights)
+        mask = weights >= bits
+    token_ids = np.flatnonzero(mask)
+    return Candidates(token_ids, logits[token_ids], total)
+
+
+def _largest_ids(logits: F32, k: int) -> I64:
+    """Ids of the k largest logits and of those that tie with the k-th.
+
+    The k-th largest of the maxima of disjoint groups is no more than the k-th largest logit: most fall to it.
+    """
+    num_groups = len(logits) // _NUM_GROUP_MEMBERS
+    grouped = logits[: num_groups * _NUM_GROUP_MEMBERS].reshape(_NUM_GROUP_MEMBERS, num_groups)
+    bound = _kth_largest(grouped.max(axis=0), k) if k <= num_groups else _kth_largest(logits, k)
+    token_ids = np.flatnonzero(logits >= bound)
+    kept = logits[token_ids]
+    return token_ids[kept >= _kth_largest(kept, k)] if len(kept) > k else token_ids
+
+
+def _kth_largest(values: F32, k: int) -> np.float32:
+    return np.float32(np.partition(values, len(values) - k)[len(values) - k])
+
+
+def find_on_device(logits: Tensor, draws: list[RowDraw]) -> list[Candidates]:
+    """The same as find_on_host on any device, all rows at once. logits: [n, vocab] float32."""
+    device, vocab_size = logits.device, logits.shape[1]
+    logits = logits[torch.tensor([draw.row for draw in draws], device=device)]
+    largest = torch.tensor(np.array([draw.largest for draw in draws]), device=device)[:, None]
+    temperature = torch.tensor(np.array([draw.temperature for draw in draws]), device=device)[:, None]
+    weights = logits.sub(largest).div_(temperature).exp_()
+    totals = weights.sum(-1, dtype=torch.float64).tolist()
+    floors = [0.0 if d.top_k else d.weight_floor(t, vocab_size) for d, t in zip(draws, totals, strict=True)]
+    mask = weights >= torch.tensor(floors, dtype=torch.float32, device=device)[:, None]
+    mask &= logits >= _top_k_cuts(logits, draws)[:, None]
+    counts = mask.sum(-1).tolist()
+    wide = [i for i, draw in enumerate(draws) if draw.is_wide(counts[i], vocab_size)]
+    for first in range(0, len(wide), _DEVICE_ROWS):
+        _mask_by_noise(mask, weights, draws, wide[first : first + _DEVICE_ROWS])
+    return _split(logits, mask, draws, totals)
+
+
+def _top_k_cuts(logits: Tensor, draws: list[RowDraw]) -> Tensor:
+    """[n] the k-th largest logit; −inf without top_k."""
+    cuts = torch.full((len(draws),), -torch.inf, device=logits.device)
+    limited = [i for i, draw in enumerate(draws) if draw.top_k]
+    if limited:
+        ks = torch.tensor([draws[i].top_k for i in limited], device=logits.device)
+        rows = torch.tensor(limited, device=logits.device)
+        falling = logits[rows].topk(int(ks.max()), dim=-1).values
+        cuts[rows] = falling.gather(1, ks[:, None] - 1)[:, 0]
+    return cuts
+
+
+def _mask_by_noise(mask: Tensor, weights: Tensor, draws: list[RowDraw], rows: list[int]) -> None:
+    """Leave in `mask` [n, vocab], for these rows, the tokens whose noise lifts them to the score reached."""
+    device = mask.device
+    seeds = torch.tensor(np.array([draws[i].seed for i in rows]).astype(np.int64), device=device)
+    positions = torch.tensor([draws[i].position for i in rows], device=device)
+    scales = torch.tensor([draws[i].noise_scale() for i in rows], dtype=torch.float32, device=device)
+    bits = noise.vocabulary_bits_torch(mask.shape[1], positions, seeds)
+    index = torch.tensor(rows, device=device)
+    mask[index] = weights[index] * scales[:, None] >= bits
+
+
+def _split(logits: Tensor, mask: Tensor, draws: list[RowDraw], totals: list[float]) -> list[Candidates]:
+    rows, token_ids = mask.nonzero(as_tuple=True)  # in row-major order
+    values = logits[rows, token_ids].cpu().numpy()
+    ends = np.cumsum(np.bincount(rows.cpu().numpy(), minlength=len(draws)))[:-1]
+    parts = zip(np.split(token_ids.cpu().numpy(), ends), np.split(values, ends), draws, totals, strict=True)
+    return [
+        Candidates(ids, kept, float(draw.weights(kept).sum()) if draw.top_k and draw.top_p < 1 else total)
+        for ids, kept, draw, total in parts
+    ]

@@ -1,0 +1,207 @@
+"""InputBatch: what a worker remembers of the running requests, one row each, from admission to finish.
+
+Tables and columns are numpy arrays indexed by row, so that a step costs the same few array operations for 1 row as
+for 256; Python runs only for rows that come, go or grow. The tokens that a step samples are appended here and feed
+the next step without a round trip to the core.
+
+Trusts no message: a row, block or count that the state does not allow raises ProtocolError before anything is
+written, since a wrong slot would silently spoil another request's cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..ipc.errors import ProtocolError
+from ..ipc.messages import NewRow
+from .sampling_columns import SamplingColumns
+
+I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """One step, ready to be computed: n rows in compute order (those with one token first), T tokens."""
+
+    token_ids: I32  # [T]
+    positions: I64  # [T] index of each token in its row
+    slots: I64  # [T] block_id * block_size + offset
+    query_starts: I32  # [n + 1] tokens of row r are [query_starts[r], query_starts[r + 1])
+    seq_lens: I32  # [n] context of each row, this step's tokens included
+    block_tables: I32  # [n, blocks of the longest row]; 0 past a row's last block
+    num_decode_rows: int  # rows with exactly one token
+    sampled_rows: I32  # [s] rows whose last known token is computed here, in the order of the message
+    sampled_positions: I64  # [s] where the token that each of them samples will stand
+    sampled_tokens: I64  # [s] index into the T tokens of each one's last
+
+
+class InputBatch:
+    """The rows of one worker. Invariant: num_computed_tokens < num_tokens for each active row between two steps."""
+
+    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int, num_blocks: int) -> None:
+        self._block_size = block_size
+        self._num_blocks = num_blocks
+        max_blocks_per_row = -(-max_model_len // block_size)
+        # Pages are touched as rows fill them. One more token: the last one sampled is never computed.
+        self._token_ids: I32 = np.zeros((max_num_seqs, max_model_len + 1), np.int32)
+        self._block_ids: I32 = np.zeros((max_num_seqs, max_blocks_per_row), np.int32)
+        self._is_active = np.zeros(max_num_seqs, np.bool_)
+        self._num_tokens: I64 = np.zeros(max_num_seqs, np.int64)
+        self._num_computed_tokens: I64 = np.zeros(max_num_seqs, np.int64)
+        self._num_prompt_tokens: I64 = np.zeros(max_num_seqs, np.int64)
+        self._num_blocks_of_row: I64 = np.zeros(max_num_seqs, np.int64)
+        self._sampling = SamplingColumns.greedy(max_num_seqs)
+
+    @property
+    def num_active(self) -> int:
+        return int(np.count_nonzero(self._is_active))
+
+    def token_ids(self, row: int) -> list[int]:
+        """Prompt and outputs of an active row."""
+        ids: list[int] = self._token_ids[row, : self._num_tokens[row]].tolist()
+        return ids
+
+    def sampling(self, rows: I32) -> SamplingColumns:
+        return self._sampling.take(rows)
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        self._is_active[:] = False
+
+    def free(self, rows: I32) -> None:
+        """Forget these rows."""
+        self._check_active(rows, "freed")
+        self._is_active[rows] = False
+
+    def admit(self, new_row: NewRow) -> None:
+        """Start or resume a request on a free row. Its blocks follow in `append_blocks`."""
+        row, token_ids = new_row.row, ids_of(new_row.token_ids)
+        if not 0 <= row < len(self._is_active):
+            raise ProtocolError(f"row {row} is admitted, rows are [0, {len(self._is_active)})")
+        if self._is_active[row]:
+            raise ProtocolError(f"row {row} is admitted, but it was not freed")
+        if not 0 <= new_row.num_computed_tokens < len(token_ids) < self._token_ids.shape[1]:
+            raise ProtocolError(
+                f"row {row} is admitted with {len(token_ids)} tokens, {new_row.num_computed_tokens} of them computed: "
+                f"it must have one to compute and at most {self._token_ids.shape[1] - 1} in all"
+            )
+        self._is_active[row] = True
+        self._token_ids[row, : len(token_ids)] = token_ids
+        self._num_tokens[row] = len(token_ids)
+        self._num_computed_tokens[row] = new_row.num_computed_tokens
+        self._num_prompt_tokens[row] = new_row.num_prompt_tokens
+        self._num_blocks_of_row[row] = 0
+        self._sampling.put(row, new_row.sampling)
+
+    def append_blocks(self, appends: I32) -> None:
+        """Append block ids to the tables of rows. appends: [m, 3] row, KV group, block id; in table order per row."""
+        if len(appends) == 0:
+            return
+        rows, groups, block_ids = appends.T
+        unique_rows = np.unique(rows)
+        self._check_active(unique_rows, "given blocks")
+        if groups.any():
+            raise ProtocolError(f"KV group {groups.max()} is given blocks, there is only group 0")
+        if block_ids.min() < 1 or block_ids.max() >= self._num_blocks:
+            raise ProtocolError(
+                f"blocks [{block_ids.min()}, {block_ids.max()}] are appended, blocks are [1, {self._num_blocks})"
+            )
+        order = np.argsort(rows, kind="stable")
+        counts = np.bincount(rows)[unique_rows]
+        starts = np.cumsum(counts) - counts
+        ends = self._num_blocks_of_row[unique_rows] + counts
+        if ends.max() > self._block_ids.shape[1]:
+            row = unique_rows[ends.argmax()]
+            raise ProtocolError(f"row {row} is given {ends.max()} blocks, a row has at most {self._block_ids.shape[1]}")
+        columns = np.arange(len(rows)) - np.repeat(starts - self._num_blocks_of_row[unique_rows], counts)
+        self._block_ids[rows[order], columns] = block_ids[order]
+        self._num_blocks_of_row[unique_rows] = ends
+
+    def prepare(self, rows: I32, counts: I32) -> StepInputs:
+        """What it takes to compute the next `counts[i]` tokens of each `rows[i]`; changes nothing. At least one row."""
+        self._check_step(rows, counts)
+        computed = self._num_computed_tokens[rows]
+        is_sampled = computed + counts == self._num_tokens[rows]
+        sampled_rows = rows[is_sampled]
+        is_decode = counts == 1
+        num_decode_rows = int(np.count_nonzero(is_decode))
+        order = np.arange(len(rows))
+        if num_decode_rows < len(rows):
+            order = np.argsort(~is_decode, kind="stable")
+            rows, counts, computed = rows[order], counts[order], computed[order]
+        query_starts = np.zeros(len(rows) + 1, np.int32)
+        np.cumsum(counts, out=query_starts[1:])
+        token_rows, positions = rows, computed
+        if num_decode_rows < len(rows):
+            token_rows = np.repeat(rows, counts)
+            positions = np.arange(query_starts[-1]) + np.repeat(computed - query_starts[:-1], counts)
+        seq_lens = computed + counts
+        width = -(-int(seq_lens.max()) // self._block_size)
+        last_tokens = np.empty(len(rows), np.int64)
+        last_tokens[order] = query_starts[1:] - 1
+        return StepInputs(
+            token_ids=self._token_ids[token_rows, positions],
+            positions=positions,
+            slots=self._slots(token_rows, positions),
+            query_starts=query_starts,
+            seq_lens=seq_lens.astype(np.int32),
+            block_tables=self._trimmed_block_tables(rows, width),
+            num_decode_rows=num_decode_rows,
+            sampled_rows=sampled_rows,
+            sampled_positions=self._num_tokens[sampled_rows],
+            sampled_tokens=last_tokens[is_sampled],
+        )
+
+    def advance(self, rows: I32, counts: I32) -> None:
+        """These tokens are computed."""
+        self._num_computed_tokens[rows] += counts
+
+    def append_tokens(self, rows: I32, token_ids: I64) -> None:
+        """Each row's sampled token becomes its last known one."""
+        self._token_ids[rows, self._num_tokens[rows]] = token_ids
+        self._num_tokens[rows] += 1
+
+    def _slots(self, token_rows: I32, positions: I64) -> I64:
+        block_indices, offsets = np.divmod(positions, self._block_size)
+        slots: I64 = self._block_ids[token_rows, block_indices].astype(np.int64) * self._block_size + offsets
+        return slots
+
+    def _trimmed_block_tables(self, rows: I32, width: int) -> I32:
+        tables = self._block_ids[rows, :width]
+        tables[np.arange(width) >= self._num_blocks_of_row[rows][:, None]] = 0  # what a former request left
+        return tables
+
+    def _check_active(self, rows: I32, verb: str) -> None:
+        if len(rows) == 0:
+            return
+        if rows.min() < 0 or rows.max() >= len(self._is_active):
+            raise ProtocolError(f"row {rows.min()} or {rows.max()} is {verb}, rows are [0, {len(self._is_active)})")
+        if not self._is_active[rows].all():
+            raise ProtocolError(f"row {rows[~self._is_active[rows]][0]} is {verb}, but it is not in use")
+
+    def _check_step(self, rows: I32, counts: I32) -> None:
+        self._check_active(rows, "scheduled")
+        if len(rows) != len(counts) or counts.min() < 1 or len(np.unique(rows)) != len(rows):
+            raise ProtocolError(
+                f"{len(rows)} rows are scheduled with {len(counts)} counts: each once, at least 1 token"
+            )
+        ends = self._num_computed_tokens[rows] + counts
+        max_model_len = self._token_ids.shape[1] - 1
+        for limits, what in (
+            (self._num_tokens[rows], "known tokens"),
+            (np.minimum(self._num_blocks_of_row[rows] * self._block_size, max_model_len), "slots"),
+        ):
+            if (ends > limits).any():
+                i = int((ends - limits).argmax())
+                raise ProtocolError(f"row {rows[i]} is scheduled up to token {ends[i]}, it has {limits[i]} {what}")
+
+
+def ids_of(frame: bytes) -> I32:
+    """An id frame as a read-only array."""
+    if len(frame) % 4:
+        raise ProtocolError(f"an id frame has {len(frame)} bytes, which is not a multiple of 4")
+    return np.frombuffer(frame, np.int32)

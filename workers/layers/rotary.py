@@ -1,0 +1,129 @@
+"""RotaryEmbedding: the table of cosines and sines of every position, for each way of stretching a context.
+
+Formulas: default (RoFormer, arXiv 2104.09864), linear (position interpolation), llama3 (Llama 3.1), yarn (arXiv
+2309.00071), dynamic (NTK; its base fixed for the longest context that may be served, so that a token's key does not
+depend on how long its request grows). All in float32, as in transformers.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ...ipc.errors import ConfigError
+from ...ipc.model_config import RopeConfig
+from ...kernels.ops import Ops
+
+
+class RotaryEmbedding:
+    """Rotates query and key heads by their positions in [0, max_model_len)."""
+
+    def __init__(
+        self,
+        ops: Ops,
+        rope: RopeConfig,
+        head_dim: int,
+        max_position_embeddings: int,
+        max_model_len: int,
+        device: torch.device,
+    ) -> None:
+        self._ops = ops
+        frequencies, magnitude = rotary_frequencies(rope, head_dim, max_position_embeddings, max_model_len)
+        angles = torch.arange(max_model_len, dtype=torch.float32)[:, None] * frequencies
+        self._cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1).mul_(magnitude).to(device)
+
+    @property
+    def nbytes(self) -> int:
+        return self._cos_sin.nbytes
+
+    def __call__(self, heads: Tensor, positions: Tensor) -> None:
+        """heads [T, H, head_dim], rotated in place; positions [T] int64."""
+        self._ops.rotary(heads, positions, self._cos_sin)
+
+
+def rotary_frequencies(
+    rope: RopeConfig, head_dim: int, max_position_embeddings: int, max_model_len: int
+) -> tuple[Tensor, float]:
+    """Radians per position for each of the head_dim / 2 pairs (float32), and the factor on cosine and sine."""
+    if rope.kind == "linear":
+        return _inverse_powers(rope.theta, head_dim) / _number(rope, "factor"), 1.0
+    if rope.kind == "dynamic":
+        return _inverse_powers(_dynamic_theta(rope, head_dim, max_position_embeddings, max_model_len), head_dim), 1.0
+    if rope.kind == "llama3":
+        return _llama3_frequencies(rope, head_dim, max_position_embeddings), 1.0
+    if rope.kind == "yarn":
+        factor = _yarn_factor(rope, max_position_embeddings)
+        return _yarn_frequencies(rope, head_dim, max_position_embeddings, factor), _yarn_magnitude(rope, factor)
+    if rope.kind == "default":
+        return _inverse_powers(rope.theta, head_dim), 1.0
+    raise ConfigError(f"config.json: rope type {rope.kind} is not supported")
+
+
+def _inverse_powers(theta: float, head_dim: int) -> Tensor:
+    return 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+
+
+def _dynamic_theta(rope: RopeConfig, head_dim: int, max_position_embeddings: int, max_model_len: int) -> float:
+    factor = _number(rope, "factor")
+    stretch = max(max_model_len, max_position_embeddings) / max_position_embeddings
+    return float(rope.theta * (factor * stretch - (factor - 1)) ** (head_dim / (head_dim - 2)))
+
+
+def _llama3_frequencies(rope: RopeConfig, head_dim: int, max_position_embeddings: int) -> Tensor:
+    """Long waves are slowed by `factor`, short ones kept, those between interpolated."""
+    frequencies = _inverse_powers(rope.theta, head_dim)
+    factor = _number(rope, "factor")
+    low, high = _number(rope, "low_freq_factor"), _number(rope, "high_freq_factor")
+    original_length = _number(rope, "original_max_position_embeddings", max_position_embeddings)
+    wavelengths = 2 * math.pi / frequencies
+    keep = ((original_length / wavelengths - low) / (high - low)).clamp(0, 1)
+    return (1 - keep) * frequencies / factor + keep * frequencies
+
+
+def _yarn_factor(rope: RopeConfig, max_position_embeddings: int) -> float:
+    original_length = _number(rope, "original_max_position_embeddings", max_position_embeddings)
+    return _number(rope, "factor", max_position_embeddings / original_length)
+
+
+def _yarn_frequencies(rope: RopeConfig, head_dim: int, max_position_embeddings: int, factor: float) -> Tensor:
+    """A linear ramp between two dimensions: below it frequencies are kept, above it slowed by `factor`."""
+    original_length = _number(rope, "original_max_position_embeddings", max_position_embeddings)
+
+    def dimension_of(num_rotations: float) -> float:
+        wave = original_length / (num_rotations * 2 * math.pi)
+        return head_dim * math.log(wave) / (2 * math.log(rope.theta))
+
+    low, high = dimension_of(_number(rope, "beta_fast", 32.0)), dimension_of(_number(rope, "beta_slow", 1.0))
+    if rope.parameters.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    ramp = (torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low if high != low else 0.001)
+    keep = 1 - ramp.clamp(0, 1)
+    wavelengths = rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)  # / 2π
+    return 1.0 / (factor * wavelengths) * (1 - keep) + 1.0 / wavelengths * keep
+
+
+def _yarn_magnitude(rope: RopeConfig, factor: float) -> float:
+    """`attention_factor`, or what the paper suggests for `factor`."""
+    given = rope.parameters.get("attention_factor")
+    if given is not None:
+        return _number(rope, "attention_factor")
+
+    def suggested(mscale: float) -> float:
+        return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    mscale, mscale_all_dim = _number(rope, "mscale", 0.0), _number(rope, "mscale_all_dim", 0.0)
+    if mscale and mscale_all_dim:
+        return suggested(mscale) / suggested(mscale_all_dim)
+    return suggested(1.0)
+
+
+def _number(rope: RopeConfig, name: str, default: float | None = None) -> float:
+    value = rope.parameters.get(name)
+    if value is None:
+        value = default
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"config.json: rope type {rope.kind} needs the number {name}, it is {value!r}")
+    return float(value)

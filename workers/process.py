@@ -1,0 +1,261 @@
+"""The worker process: python -m tokenloom.workers.process --spec JSON --rank R --generation G --lifeline-fd N
+
+    hello → import torch → load → measured → (initialize) → ready → probes and steps until Stop
+
+The supervisor speaks on the control socket, the core in one numbered stream; results and errors go back by PUSH. The
+loop blocks until something comes and computes in the same thread, so nothing of ours wakes during a step. torch is
+imported late: the hello and the pages of the checkpoint do not wait for it.
+
+Exit codes: 0 after Stop, 2 for a configuration that cannot be served, 1 for a fault.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import zmq
+
+from ..ipc import log
+from ..ipc.codec import Decoder, encode
+from ..ipc.engine_spec import EngineSpec
+from ..ipc.errors import ConfigError, ProtocolError, error_info
+from ..ipc.lifeline import start_lifeline
+from ..ipc.messages import (
+    PROTOCOL_VERSION,
+    ChildHello,
+    ChildToSupervisor,
+    CoreToWorker,
+    Failed,
+    Initialize,
+    Phase,
+    ProbeAck,
+    Ready,
+    Resend,
+    SchedulerOutput,
+    Stop,
+    SupervisorToChild,
+    WorkerError,
+    WorkerToCore,
+)
+from ..ipc.sockets import new_socket
+from ..ipc.title import set_title
+from .cpu_threads import num_cpu_threads
+from .readahead import start_readahead
+from .step_fence import StepFence, Verdict
+
+if TYPE_CHECKING:
+    from .worker import Worker
+
+logger = logging.getLogger("tokenloom.worker")
+
+EXIT_FAULT = 1
+EXIT_CONFIG = 2
+LAST_WORDS_MS = 1000  # how long a process that ends waits for its messages to leave
+
+Socket = zmq.Socket[bytes]
+
+
+class WorkerProcess:
+    """Owns the sockets and the order of things; the work is the Worker's."""
+
+    def __init__(self, spec: EngineSpec, rank: int, generation: int) -> None:
+        self._spec = spec
+        self._rank = rank
+        self._generation = generation
+        self._fence = StepFence(generation)
+        self._num_malformed = 0
+        self._num_stale = 0
+        self._context: zmq.Context[Socket] = zmq.Context()
+        self._control = new_socket(self._context, zmq.DEALER, identity=b"worker-%d-%d" % (rank, generation))
+        self._control.connect(spec.address("control"))
+        self._steps = new_socket(self._context, zmq.SUB)
+        self._results = new_socket(self._context, zmq.PUSH)
+        self._control_decoder: Decoder[SupervisorToChild] = Decoder(SupervisorToChild)
+        self._step_decoder: Decoder[CoreToWorker] = Decoder(CoreToWorker)
+
+    def run(self) -> int:
+        """The whole life; returns the exit code."""
+        try:
+            worker = self._start()
+        except Exception as error:
+            self._tell(Failed(error=error_info(error)))
+            logger.error("cannot start: %s", error_info(error).message, exc_info=logger.isEnabledFor(logging.DEBUG))
+            return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAULT
+        try:
+            return 0 if worker is None else self._serve(worker)
+        finally:
+            logger.info("stops; dropped %d malformed and %d stale frames", self._num_malformed, self._num_stale)
+
+    def close(self) -> None:
+        """Give what was sent last a moment to leave."""
+        self._control.close(LAST_WORDS_MS)
+        self._results.close(LAST_WORDS_MS)
+        self._steps.close()
+        self._context.term()
+
+    # ── start ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _start(self) -> Worker | None:
+        """A worker that is ready for steps; None if the supervisor says Stop before."""
+        self._say_hello()
+        start_readahead(Path(self._spec.model_folder))
+        begun = time.monotonic()
+        from .worker import Worker
+
+        self._tell(Phase(name="import torch", duration_s=time.monotonic() - begun))
+        worker = Worker(self._spec, self._rank, self._generation)
+        for phase in worker.load():
+            self._tell(phase)
+        begun = time.monotonic()
+        measured = worker.measure()
+        self._tell(Phase(name="measure memory", duration_s=time.monotonic() - begun, detail=measured.device))
+        self._tell(measured)
+        num_blocks = self._wait_for_size()
+        if num_blocks is None:
+            return None
+        begun = time.monotonic()
+        worker.initialize(num_blocks)
+        tokens = f"{num_blocks} blocks, {(num_blocks - 1) * self._spec.config.block_size} tokens"
+        self._tell(Phase(name="allocate KV cache", duration_s=time.monotonic() - begun, detail=tokens))
+        self._steps.connect(self._spec.address(f"workers-{self._generation}"))
+        self._results.connect(self._spec.address(f"results-{self._generation}"))
+        self._tell(Ready())
+        return worker
+
+    def _say_hello(self) -> None:
+        self._tell(
+            ChildHello(
+                role="worker",
+                rank=self._rank,
+                protocol_version=PROTOCOL_VERSION,
+                run_id=self._spec.run_id,
+                fingerprint=self._spec.fingerprint,
+            )
+        )
+
+    def _wait_for_size(self) -> int | None:
+        """Block until Initialize brings the number of KV blocks; None for Stop."""
+        while True:
+            message = self._receive_control(0)
+            if isinstance(message, Initialize):
+                return message.num_blocks
+            if isinstance(message, Stop):
+                return None
+
+    # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _serve(self, worker: Worker) -> int:
+        poller = zmq.Poller()
+        poller.register(self._control, zmq.POLLIN)
+        poller.register(self._steps, zmq.POLLIN)
+        while True:
+            ready = dict(poller.poll())
+            if self._control in ready and isinstance(self._receive_control(zmq.NOBLOCK), Stop):
+                worker.close()
+                return 0
+            if self._steps in ready:
+                message = self._receive_step()
+                if message is not None and not self._obey(worker, message):
+                    return EXIT_FAULT
+
+    def _obey(self, worker: Worker, message: CoreToWorker) -> bool:
+        """Act on a message of the core. False if a step failed: this worker's state can no longer be trusted."""
+        verdict = self._fence.judge(message)
+        if verdict is Verdict.EXECUTE and isinstance(message, SchedulerOutput):
+            return self._execute(worker, message)
+        if verdict is Verdict.RESET:
+            worker.reset()
+        if verdict in (Verdict.RESET, Verdict.ACKNOWLEDGE):
+            self._push(ProbeAck(rank=self._rank, core_epoch=message.core_epoch, generation=self._generation))
+        elif verdict is Verdict.RESEND:
+            self._push(Resend(rank=self._rank, generation=self._generation, from_step=self._fence.next_step))
+        elif verdict is Verdict.STALE:
+            self._num_stale += 1
+        return True
+
+    def _execute(self, worker: Worker, step: SchedulerOutput) -> bool:
+        try:
+            result = worker.execute(step)
+        except Exception as error:
+            message = f"{type(error).__name__}: {error}"
+            logger.exception("step %d failed at %s: %s", step.step, worker.stage, message)
+            self._push(
+                WorkerError(
+                    rank=self._rank,
+                    generation=self._generation,
+                    step=step.step,
+                    phase=worker.stage,
+                    message=message,
+                )
+            )
+            return False
+        if result is not None:
+            self._push(result)
+        return True
+
+    # ── frames ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _tell(self, message: ChildToSupervisor) -> None:
+        self._control.send(encode(message))
+
+    def _push(self, message: WorkerToCore) -> None:
+        self._results.send(encode(message))
+
+    def _receive_control(self, flags: int) -> SupervisorToChild | None:
+        """The supervisor's next message; None for a malformed one."""
+        frames = self._control.recv_multipart(flags)
+        try:
+            return self._control_decoder.decode(frames[-1])
+        except ProtocolError as error:
+            self._count_malformed("the supervisor", error)
+            return None
+
+    def _receive_step(self) -> CoreToWorker | None:
+        """The core's next message; None for a malformed one."""
+        frames = self._steps.recv_multipart(zmq.NOBLOCK)
+        try:
+            return self._step_decoder.decode(frames[-1])
+        except ProtocolError as error:
+            self._count_malformed("the core", error)
+            return None
+
+    def _count_malformed(self, sender: str, error: ProtocolError) -> None:
+        self._num_malformed += 1
+        if self._num_malformed & (self._num_malformed - 1) == 0:  # the 1st, 2nd, 4th, 8th …
+            logger.warning("from %s: %s (%d malformed so far)", sender, error, self._num_malformed)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="tokenloom worker", description="One rank of an engine; started by it.")
+    parser.add_argument("--spec", required=True)
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--generation", type=int, required=True)
+    parser.add_argument("--lifeline-fd", type=int, required=True)
+    options = parser.parse_args(arguments)
+    set_title(f"tokenloom worker {options.rank}")
+    start_lifeline(options.lifeline_fd)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    spec = EngineSpec.from_argument(options.spec)
+    log.configure(f"worker {options.rank}", spec.config.log_level)
+    if spec.device == "cpu":
+        threads = num_cpu_threads(spec.config.num_threads, spec.config.tensor_parallel_size)
+        os.environ["OMP_NUM_THREADS"] = str(threads)  # read once, when torch is imported
+    process = WorkerProcess(spec, options.rank, options.generation)
+    try:
+        return process.run()
+    finally:
+        process.close()
+
+
+if __name__ == "__main__":
+    exit_code = main()
+    sys.stderr.flush()
+    os._exit(exit_code)  # an interpreter's end waits for peers of the group that may be gone

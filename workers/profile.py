@@ -1,0 +1,69 @@
+"""Steps without requests: to measure what the largest one needs, and to touch everything once before the first one.
+
+They read the null block and write nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..ipc.messages import RowSampling
+from .input_batch import StepInputs
+from .model_runner import Model, metadata_of
+from .sampler import Sampler
+from .sampling_columns import SamplingColumns
+
+
+def dummy_step(counts: Sequence[int], seq_lens: Sequence[int], block_size: int) -> StepInputs:
+    """The last `counts[i]` tokens of a row of `seq_lens[i]`, for each i; every row samples."""
+    num_tokens = sum(counts)
+    query_starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    spans = [np.arange(length - count, length) for count, length in zip(counts, seq_lens, strict=True)]
+    rows = np.arange(len(counts), dtype=np.int32)
+    return StepInputs(
+        token_ids=np.zeros(num_tokens, np.int32),
+        positions=np.concatenate(spans).astype(np.int64),
+        slots=np.full(num_tokens, -1, np.int64),
+        query_starts=query_starts,
+        seq_lens=np.array(seq_lens, np.int32),
+        block_tables=np.zeros((len(counts), -(-max(seq_lens) // block_size)), np.int32),
+        num_decode_rows=len(counts) if max(counts) == 1 else 0,
+        sampled_rows=rows,
+        sampled_positions=np.array(seq_lens, np.int64),
+        sampled_tokens=query_starts[1:].astype(np.int64) - 1,
+    )
+
+
+def largest_steps(max_num_seqs: int, max_num_tokens: int, max_model_len: int, block_size: int) -> Iterator[StepInputs]:
+    """The steps that need most memory: one long prompt's last chunk, and as many rows as there can be."""
+    count = min(max_num_tokens, max_model_len)
+    yield dummy_step([count], [max_model_len], block_size)
+    num_rows = min(max_num_seqs, max_num_tokens)
+    count = min(max_num_tokens // num_rows, max_model_len)
+    yield dummy_step([count] * num_rows, [count] * num_rows, block_size)
+
+
+@torch.inference_mode()
+def run_dummy(model: Model, inputs: StepInputs, kv_cache: Tensor, is_sampler: bool) -> None:
+    """Compute `inputs` and throw the tokens away. `is_sampler`: this rank samples."""
+    device = kv_cache.device
+    hidden = model.forward(torch.from_numpy(inputs.token_ids).to(device), metadata_of(inputs, device), kv_cache)
+    logits = model.compute_logits(hidden[torch.from_numpy(inputs.sampled_tokens).to(device)])
+    if is_sampler:
+        columns = SamplingColumns.greedy(len(inputs.sampled_rows))
+        for row in inputs.sampled_rows:
+            columns.put(int(row), RowSampling())
+        Sampler(device).sample(logits, columns, inputs.sampled_positions)
+
+
+def activation_bytes(model: Model, steps: Iterator[StepInputs], kv_cache: Tensor, is_sampler: bool) -> int:
+    """Most memory of a CUDA device that any of `steps` takes beside what is allocated before."""
+    torch.cuda.reset_peak_memory_stats(kv_cache.device)
+    before = torch.cuda.memory_allocated(kv_cache.device)
+    for inputs in steps:
+        run_dummy(model, inputs, kv_cache, is_sampler)
+    return torch.cuda.max_memory_allocated(kv_cache.device) - before

@@ -1,0 +1,103 @@
+"""The Sampler: from logits to the token of each row.
+
+A token is argmax(logit / T − log E) over the tokens that the filters leave, ties to the lowest id; E is the noise of
+`kernels/noise.py`, keyed by seed, token and position, so that a draw does not depend on batch, step or process. Knows
+nothing of requests or ranks.
+
+Most tokens cannot win whatever their noise. `candidates.py` finds those that can, on the device of the logits and in
+float32; here, on the host, they are filtered, scored in double precision and compared.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ..kernels import noise
+from .candidates import Candidates, RowDraw, find_on_device, find_on_host
+from .sampling_columns import SamplingColumns
+
+MIN_TEMPERATURE = 1e-5  # as in vLLM: logits over less would leave float32; such rows are greedy
+
+F32 = npt.NDArray[np.float32]
+I64 = npt.NDArray[np.int64]
+
+
+class Sampler:
+    """Draws for any mix of rows, each with its own parameters; keeps no state between calls."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._find = find_on_host if device.type == "cpu" else find_on_device
+
+    def sample(self, logits: Tensor, columns: SamplingColumns, positions: I64) -> I64:
+        """Draw one token for each row.
+
+        logits: [n, vocab] float32, left unchanged. columns: of the n rows. positions: [n], index in prompt + output
+        of the token to draw. Returns [n] token ids. A row whose largest logit is
+        no number gets its id: it has no distribution, and other rows shall not feel it.
+        """
+        tokens = _argmax(logits)
+        if not (columns.temperature >= MIN_TEMPERATURE).any():
+            return tokens
+        largest = _take(logits, tokens)
+        drawn = np.flatnonzero((columns.temperature >= MIN_TEMPERATURE) & np.isfinite(largest))
+        if len(drawn) == 0:
+            return tokens
+        draws = _row_draws(drawn, tokens[drawn], largest[drawn], columns.take(drawn), positions[drawn], logits.shape[1])
+        found = zip(self._find(logits, draws), draws, strict=True)
+        tokens[drawn] = _best([candidates.filtered(draw) for candidates, draw in found], draws)
+        return tokens
+
+
+def _argmax(logits: Tensor) -> I64:
+    """[n] the lowest id of the largest logit."""
+    if logits.device.type == "cpu":  # numpy's is vectorised, torch's is not
+        tokens: I64 = np.argmax(logits.numpy(), axis=-1)
+    else:
+        tokens = logits.argmax(dim=-1).cpu().numpy()
+    return tokens
+
+
+def _take(logits: Tensor, token_ids: I64) -> F32:
+    """[n] each row's logit of its token."""
+    values: F32 = logits.gather(1, torch.from_numpy(token_ids).to(logits.device)[:, None])[:, 0].cpu().numpy()
+    return values
+
+
+def _row_draws(
+    rows: I64, best_ids: I64, largest: F32, columns: SamplingColumns, positions: I64, vocab_size: int
+) -> list[RowDraw]:
+    reached = noise.gumbel(noise.token_bits(best_ids, positions, columns.seeds))
+    values = zip(
+        rows.tolist(),
+        positions.tolist(),
+        columns.temperature,
+        np.where(columns.top_k < vocab_size, np.maximum(columns.top_k, 0), 0).tolist(),
+        columns.top_p.tolist(),
+        columns.min_p.tolist(),
+        columns.seeds,
+        largest,
+        reached.tolist(),
+        strict=True,
+    )
+    return [RowDraw(*value) for value in values]
+
+
+def _best(found: list[Candidates], draws: list[RowDraw]) -> I64:
+    """[n] of each row the candidate with the highest score; ties to the lowest id."""
+    rows = np.repeat(np.arange(len(draws)), [len(candidates.token_ids) for candidates in found])
+    token_ids = np.concatenate([candidates.token_ids for candidates in found])
+    logits = np.concatenate([candidates.logits for candidates in found])
+    positions = np.array([draw.position for draw in draws])
+    bits = noise.token_bits(token_ids, positions[rows], np.array([draw.seed for draw in draws])[rows])
+    most_bits = np.concatenate(
+        [draw.most_bits(candidates.logits) for draw, candidates in zip(draws, found, strict=True)]
+    )
+    rises = np.flatnonzero(bits <= most_bits)  # few: only these are worth two logarithms
+    rows, token_ids, logits, bits = rows[rises], token_ids[rises], logits[rises], bits[rises]
+    temperatures = np.array([draw.temperature for draw in draws])
+    scores = (logits / temperatures[rows]).astype(np.float64) + noise.gumbel(bits)
+    order = np.lexsort((token_ids, -scores, rows))
+    return token_ids[order[np.flatnonzero(np.diff(rows[order], prepend=-1))]]

@@ -1,0 +1,54 @@
+"""StepFence: which messages of the core a worker takes, in which order.
+
+Steps are numbered from 1 without gaps within one core_epoch. A new epoch begins with a Probe, never with a step, so
+that what an old core left in a socket can never be computed. Pure state: no socket, no rows.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from ..ipc.messages import Probe, SchedulerOutput
+
+
+class Verdict(Enum):
+    EXECUTE = "run this step"
+    ACKNOWLEDGE = "answer this probe"
+    RESET = "forget all rows, then answer this probe"
+    RESEND = "ask for everything from `next_step`"
+    DROP = "a gap that was asked for already; it comes again"
+    STALE = "of another core or group, or done before: drop and count"
+
+
+class StepFence:
+    """One worker's place in the stream of its `generation`."""
+
+    def __init__(self, generation: int) -> None:
+        self._generation = generation
+        self._core_epoch = -1
+        self._asked_from = 0
+        self.next_step = 1
+
+    def judge(self, message: SchedulerOutput | Probe) -> Verdict:
+        """What to do with a message; a step that is to be executed counts as taken."""
+        if message.generation != self._generation or message.core_epoch < self._core_epoch:
+            return Verdict.STALE
+        if isinstance(message, Probe):
+            return self._judge_probe(message)
+        if message.core_epoch != self._core_epoch or message.step < self.next_step:
+            return Verdict.STALE
+        if message.step == self.next_step:
+            self.next_step += 1
+            return Verdict.EXECUTE
+        if self._asked_from == self.next_step:
+            return Verdict.DROP
+        self._asked_from = self.next_step
+        return Verdict.RESEND
+
+    def _judge_probe(self, probe: Probe) -> Verdict:
+        if probe.core_epoch == self._core_epoch:
+            return Verdict.ACKNOWLEDGE
+        self._core_epoch = probe.core_epoch
+        self._asked_from = 0
+        self.next_step = 1
+        return Verdict.RESET

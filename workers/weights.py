@@ -1,0 +1,142 @@
+"""Checkpoint: the tensors of a safetensors checkpoint, one file or many, read by the slice.
+
+Files are memory-mapped, so a rank touches only the bytes of its shard, and each slice is copied once, straight into
+the (often fused) parameter that it belongs to. Knows names and shapes; knows nothing of models.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ..ipc.errors import ConfigError
+
+INDEX_NAME = "model.safetensors.index.json"
+FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Elements `share` along `axis` of the tensor `name`, whose whole shape must be `shape`.
+
+    A share that runs past the tensor's end is filled with zeros there (a padded vocabulary).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    axis: int = 0
+    share: range | None = None  # None: all of it
+
+    @property
+    def range(self) -> range:
+        return range(self.shape[self.axis]) if self.share is None else self.share
+
+    @property
+    def part_shape(self) -> tuple[int, ...]:
+        return (*self.shape[: self.axis], len(self.range), *self.shape[self.axis + 1 :])
+
+
+class Checkpoint:
+    """An open checkpoint; use it as a context manager. What it returns are copies on `device` in `dtype`."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
+        self.folder = folder
+        self.dtype = dtype
+        self.device = device
+        self._open_files: dict[Path, Any] = {}
+        self._file_by_name = self._index()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open_files.clear()
+
+    def load(self, *pieces: Piece) -> Tensor:
+        """The pieces, one under the other along axis 0, as one new tensor."""
+        rows = [piece.part_shape[0] for piece in pieces]
+        parameter = torch.empty((sum(rows), *pieces[0].part_shape[1:]), dtype=self.dtype, device=self.device)
+        for piece, target in zip(pieces, torch.split(parameter, rows), strict=True):
+            self._read(piece, target)
+        return parameter
+
+    def _read(self, piece: Piece, target: Tensor) -> None:
+        path = self._file_by_name.get(piece.name)
+        if path is None:
+            raise ConfigError(
+                f"{self.folder}: tensor {piece.name} is missing, among {len(self._file_by_name)} in its safetensors "
+                "files: the checkpoint does not fit its config.json or is incomplete"
+            )
+        try:
+            source = self._open(path).get_slice(piece.name)
+        except SafetensorError:
+            raise ConfigError(
+                f"{path} does not hold tensor {piece.name}, {INDEX_NAME} says it does: fetch both files again"
+            ) from None
+        shape, dtype = tuple(source.get_shape()), source.get_dtype()
+        if shape != piece.shape:
+            raise ConfigError(
+                f"{path}: tensor {piece.name} has shape {list(shape)}, config.json asks for {list(piece.shape)}: "
+                "the two belong to different models"
+            )
+        if dtype not in FLOAT_DTYPES:
+            raise ConfigError(
+                f"{path}: tensor {piece.name} is {dtype}, only {', '.join(FLOAT_DTYPES)} are supported: "
+                "give an unquantized checkpoint"
+            )
+        start, stop = piece.range.start, min(piece.range.stop, shape[piece.axis])
+        num_real = max(0, stop - start)
+        if num_real:
+            index = (slice(None),) * piece.axis + (slice(start, stop),)
+            target.narrow(piece.axis, 0, num_real).copy_(source[index])
+        target.narrow(piece.axis, num_real, len(piece.range) - num_real).zero_()
+
+    def _open(self, path: Path) -> Any:
+        file = self._open_files.get(path)
+        if file is None:
+            try:
+                file = self._open_files[path] = safe_open(path, framework="pt")
+            except FileNotFoundError:
+                raise ConfigError(
+                    f"{path} does not exist, {INDEX_NAME} lists it: the download is incomplete, fetch the file again"
+                ) from None
+            except (SafetensorError, OSError) as error:
+                raise _damaged(path, error) from None
+        return file
+
+    def _index(self) -> dict[str, Path]:
+        """Which file holds each tensor."""
+        index_file, single_file = self.folder / INDEX_NAME, self.folder / "model.safetensors"
+        if index_file.exists():
+            return _read_index(index_file)
+        if single_file.exists():
+            return dict.fromkeys(self._open(single_file).keys(), single_file)
+        others = sorted(path.name for path in self.folder.glob("*.bin"))
+        mend = "convert it with transformers' save_pretrained" if others else "is --model the right folder?"
+        raise ConfigError(
+            f"{self.folder} has neither model.safetensors nor {INDEX_NAME}"
+            + (f", only {', '.join(others[:3])}, which may run code when read: " if others else ": ")
+            + mend
+        )
+
+
+def _read_index(path: Path) -> dict[str, Path]:
+    try:
+        names = json.loads(path.read_text())["weight_map"]
+        return {str(name): path.parent / str(file) for name, file in names.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path} cannot be read ({type(error).__name__}: {error}): fetch the file again") from None
+
+
+def _damaged(path: Path, error: Exception) -> ConfigError:
+    size = path.stat().st_size if path.exists() else 0
+    return ConfigError(f"{path} ({size} bytes) is truncated or damaged ({error}): fetch the file again")

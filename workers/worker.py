@@ -1,0 +1,166 @@
+"""Worker: one rank of the engine, from checkpoint to sampled tokens.
+
+    load → measure → initialize → execute, execute, …
+
+Each is one call, in that order, so that it works in a process of its own (`process.py`) and in anyone else's. Owns the
+weights' shard, the KV tensor and the runner; knows no socket and does not check in which order steps come.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ..ipc.engine_spec import EngineSpec
+from ..ipc.errors import ConfigError
+from ..ipc.messages import Measured, ModelRunnerOutput, Phase, SchedulerOutput
+from ..kernels.ops import select_ops
+from .cpu_threads import num_cpu_threads
+from .input_batch import InputBatch
+from .memory import KVCacheLimits, allocate_kv_cache, fit_on_cpu, fit_on_gpu, gib
+from .model_runner import ModelRunner
+from .models.decoder import DecoderModel, load_model
+from .parallel import ParallelGroup
+from .profile import activation_bytes, dummy_step, largest_steps, run_dummy
+
+logger = logging.getLogger("tokenloom.worker")
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Worker:
+    """Rank `rank` of group `generation`. Every rank of a group must be taken through the same calls."""
+
+    def __init__(self, spec: EngineSpec, rank: int, generation: int) -> None:
+        self._spec = spec
+        self._rank = rank
+        self._generation = generation
+        self._size = spec.config.tensor_parallel_size
+        self._device = torch.device("cuda", rank) if spec.device == "cuda" else torch.device("cpu")
+        self._dtype = _DTYPES[spec.dtype]
+        self._group = ParallelGroup(rank, self._size)
+        self._model: DecoderModel | None = None
+        self._runner: ModelRunner | None = None
+
+    @property
+    def stage(self) -> str:
+        """What a step is at, for the report of an error."""
+        return "idle" if self._runner is None else self._runner.stage
+
+    def load(self) -> Iterator[Phase]:
+        """Join the group and read the weights; yields each phase when it is over. ConfigError for a bad checkpoint."""
+        begun = time.monotonic()
+        self._prepare_device()
+        if self._size > 1:
+            self._group = self._join_group()
+            yield Phase(name="join group", duration_s=time.monotonic() - begun, detail=f"{self._size} ranks")
+            begun = time.monotonic()
+        self._model = load_model(
+            Path(self._spec.model_folder),
+            self._spec.model,
+            self._spec.max_model_len,
+            self._dtype,
+            self._device,
+            select_ops(self._device),
+            self._group,
+        )
+        size = gib(self._model.weight_bytes)
+        detail = f"{size} as {self._spec.dtype} on {self._device}"
+        yield Phase(name="load weights", duration_s=time.monotonic() - begun, detail=detail)
+
+    def measure(self) -> Measured:
+        """How many KV blocks there is room for; on a GPU by running the largest steps. ConfigError if too few."""
+        limits = KVCacheLimits(
+            block_bytes=torch.Size(self._block_shape).numel() * self._dtype.itemsize,
+            max_blocks_per_row=self._spec.max_blocks_per_row,
+            max_num_seqs=self._spec.config.max_num_seqs,
+            num_blocks=self._spec.config.num_kv_blocks,
+            num_bytes=self._spec.config.kv_cache_memory_bytes,
+        )
+        if self._device.type == "cpu":
+            max_blocks = fit_on_cpu(limits, self._size)
+        else:
+            utilization = self._spec.config.gpu_memory_utilization
+            max_blocks = fit_on_gpu(limits, self._device, self._measure_activations(), utilization)
+        return Measured(max_blocks=max_blocks, block_bytes=limits.block_bytes, device=self._describe_device())
+
+    def initialize(self, num_blocks: int) -> None:
+        """Allocate the KV pool and run one token through the model, so that the first request does not pay for it."""
+        assert self._model is not None, "load comes before initialize"
+        spec = self._spec
+        kv_cache = allocate_kv_cache((num_blocks, *self._block_shape), self._dtype, self._device)
+        batch = InputBatch(spec.config.max_num_seqs, spec.max_model_len, spec.config.block_size, num_blocks)
+        self._runner = ModelRunner(self._model, batch, kv_cache, self._group)
+        run_dummy(self._model, dummy_step([1], [1], spec.config.block_size), kv_cache, self._rank == 0)
+        num_tokens = (num_blocks - 1) * spec.config.block_size
+        size = gib(kv_cache.numel() * kv_cache.element_size())
+        logger.info("KV cache: %d blocks, %d tokens, %s of %s", num_blocks, num_tokens, size, spec.dtype)
+
+    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput | None:
+        """Run one step. Rank 0 returns what it sampled, the others None."""
+        assert self._runner is not None, "initialize comes before execute"
+        begun = time.monotonic()
+        sampled = self._runner.execute_model(output)
+        if self._rank != 0:
+            return None
+        return ModelRunnerOutput(
+            step=output.step,
+            core_epoch=output.core_epoch,
+            generation=output.generation,
+            rows=sampled.rows.tobytes(),
+            counts=np.ones(len(sampled.rows), np.int32).tobytes(),
+            token_ids=sampled.token_ids.astype(np.int32).tobytes(),
+            execute_s=time.monotonic() - begun,
+        )
+
+    def reset(self) -> None:
+        """Forget all rows: a new core knows none of them."""
+        if self._runner is not None:
+            self._runner.clear()
+
+    def close(self) -> None:
+        """Leave the group."""
+        self._group.close()
+
+    @property
+    def _block_shape(self) -> tuple[int, ...]:
+        """[num_layers, 2, num_kv_heads, block_size, head_dim]"""
+        assert self._model is not None, "load comes first"
+        model = self._model
+        return (model.num_layers, 2, model.num_kv_heads_local, self._spec.config.block_size, model.head_dim)
+
+    def _prepare_device(self) -> None:
+        if self._device.type == "cpu":
+            torch.set_num_threads(num_cpu_threads(self._spec.config.num_threads, self._size))
+        elif self._rank >= torch.cuda.device_count():
+            raise ConfigError(
+                f"rank {self._rank} has no GPU, {torch.cuda.device_count()} are visible: lower --tensor-parallel-size "
+                "or give --device cpu"
+            )
+        else:
+            torch.cuda.set_device(self._device)
+
+    def _join_group(self) -> ParallelGroup:
+        folder = Path(self._spec.run_directory) / f"group-{self._generation}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        timeout_s = self._spec.config.start_timeout_s
+        return ParallelGroup.connect(self._rank, self._size, self._device, folder / "store", timeout_s)
+
+    def _measure_activations(self) -> int:
+        assert self._model is not None, "load comes before measure"
+        config = self._spec.config
+        steps = largest_steps(
+            config.max_num_seqs, config.max_num_batched_tokens, self._spec.max_model_len, config.block_size
+        )
+        null_block = allocate_kv_cache((1, *self._block_shape), self._dtype, self._device)
+        return activation_bytes(self._model, steps, null_block, self._rank == 0)
+
+    def _describe_device(self) -> str:
+        if self._device.type == "cpu":
+            return f"cpu, {torch.get_num_threads()} threads"
+        return f"{self._device}, {torch.cuda.get_device_name(self._device)}"
