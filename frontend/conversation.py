@@ -9,6 +9,7 @@ Every way back to `ready` submits everything open again with the tokens it alrea
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Literal
 
@@ -287,9 +288,11 @@ class Conversation:
 
     def _fail_all(self, error: TokenloomError) -> None:
         for request in list(self._requests.values()):
-            self._finish(request, error)
+            with contextlib.suppress(Exception):  # a sink that fails must not keep the others waiting
+                self._finish(request, error)
         for query_id in list(self._queries):
-            self._answer(query_id, error)
+            with contextlib.suppress(Exception):
+                self._answer(query_id, error)
 
     def _lose(self) -> None:
         """Nobody answered the greeting in time. A later submit tries again."""

@@ -10,8 +10,9 @@ The text of an answer is defined here, once, for streams and final results alike
 For output that is valid UTF-8 this is decode(prompt + output) minus decode(prompt). Bytes that may still become a
 character are kept back until it is complete or cannot be completed any more, or until `finish`.
 
-Measured, per token: a piece from the table 0.2 µs, `tokenizers.DecodeStream` 0.8 µs (it keeps back everything after a
-broken byte, and has no end), decoding a window of the last tokens twice 1.2 µs.
+Measured, per token: a piece from the table 0.3 µs, `tokenizers.DecodeStream` 1.1 µs, two decodes of a window of the
+last tokens 2.6 µs. DecodeStream also has no finish, and over random byte-fallback tokens it raises in 22 % of the
+streams and is wrong in 15 %.
 """
 
 from __future__ import annotations

@@ -76,7 +76,10 @@ class InputProcessor:
 
     def detokenize(self, token_ids: bytes) -> str:
         """The text of `token_ids`, special tokens included."""
-        return self._text_tokenizer().decode(_decode_ids(token_ids, "token_ids"), skip_special_tokens=False)
+        ids = _decode_ids(token_ids, "token_ids")
+        if ids and min(ids) < 0:
+            raise RequestError(f"token_ids holds {min(ids)}: ids begin at 0")
+        return self._text_tokenizer().decode(ids, skip_special_tokens=False)
 
     def _render(self, chat: Sequence[ChatMessage]) -> str:
         if self._chat_template is None:

@@ -117,7 +117,7 @@ class FrontendProcess:
             raise ConfigError(
                 f"cannot listen on {self._address}: {error.strerror}; choose another --listen address"
             ) from None
-        endpoint = self._clients.getsockopt_string(zmq.LAST_ENDPOINT)
+        endpoint = _as_given(address, self._clients.getsockopt_string(zmq.LAST_ENDPOINT))
         self._tell(Phase(name="listen", duration_s=time.monotonic() - begun, detail=endpoint))
 
     def turn(self) -> None:
@@ -139,7 +139,7 @@ class FrontendProcess:
             try:
                 message = self._from_supervisor.decode(frame)
             except ProtocolError as error:
-                self._count_malformed("supervisor", error)
+                self._frontend.count_malformed("supervisor", error)
                 continue
             if isinstance(message, Stop):
                 self._is_stopping = True
@@ -153,7 +153,7 @@ class FrontendProcess:
             try:
                 message = self._from_core.decode(frame)
             except ProtocolError as error:
-                self._count_malformed("core", error)
+                self._frontend.count_malformed("core", error)
                 continue
             self._frontend.on_core_message(message)
 
@@ -173,10 +173,6 @@ class FrontendProcess:
 
     def _wake(self) -> None:
         os.eventfd_write(self._wakeup_fd, 1)
-
-    def _count_malformed(self, peer: str, error: ProtocolError) -> None:
-        self._frontend.counts[f"malformed_{peer}_frames"] += 1
-        logger.warning("from the %s: %s", peer, error)
 
     # ── out ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -209,6 +205,14 @@ class FrontendProcess:
 
     def close(self) -> None:
         self._context.destroy(linger=FAREWELL_MS)
+
+
+def _as_given(address: str, endpoint: str) -> str:
+    """`address` with the port that ZeroMQ chose; its own spelling of a host is [::ffff:127.0.0.1]."""
+    if not address.startswith("tcp://"):
+        return endpoint
+    host, port = address.rpartition(":")[0], endpoint.rpartition(":")[2]
+    return f"{'tcp://0.0.0.0' if host == 'tcp://*' else host}:{port}"
 
 
 def _receive(socket: zmq.Socket[bytes], num_parts: int) -> Iterator[list[bytes]]:

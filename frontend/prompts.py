@@ -73,11 +73,10 @@ def new_submit(request_id: str, prompt: Prompt | Chat, params: SamplingParams) -
         raise RequestError(f"request_id must be a string of 1 to 256 characters, got {request_id!r:.80}")
     if is_chat(prompt):
         return chat_submit(request_id, prompt, params)
-    if isinstance(prompt, Mapping):
-        prompt = _unwrap(prompt)
-    if isinstance(prompt, str):
-        return Submit(request_id=request_id, params=params, prompt=check_text(prompt))
-    return Submit(request_id=request_id, params=params, prompt_token_ids=check_token_ids(prompt))
+    content = _unwrap(prompt) if isinstance(prompt, Mapping) else prompt
+    if isinstance(content, str):
+        return Submit(request_id=request_id, params=params, prompt=check_text(content))
+    return Submit(request_id=request_id, params=params, prompt_token_ids=check_token_ids(content))
 
 
 def chat_submit(request_id: str, messages: Chat, params: SamplingParams) -> Submit:
@@ -154,13 +153,13 @@ def _part_text(position: int, part: object) -> str:
     raise RequestError(f"message {position} of the chat holds {part!r:.80}: only parts of type text are served")
 
 
-def _unwrap(prompt: Mapping[str, object]) -> str | Sequence[int]:
+def _unwrap(prompt: Mapping[str, object]) -> object:
     """The text or the ids of {"prompt": …} or {"prompt_token_ids": …}."""
-    if prompt.keys() == {"prompt"} and isinstance(prompt["prompt"], str):
-        return prompt["prompt"]
-    if prompt.keys() == {"prompt_token_ids"}:
-        return prompt["prompt_token_ids"]  # type: ignore[return-value]  # checked where it is encoded
-    raise RequestError(f"a prompt is a dict with {sorted(map(str, prompt))}: {_FORMS}")
+    for name, is_text in (("prompt", True), ("prompt_token_ids", False)):
+        if prompt.keys() == {name} and isinstance(prompt[name], str) == is_text:
+            return prompt[name]
+    described = ", ".join(f"{name}: {type(value).__name__}" for name, value in prompt.items())
+    raise RequestError(f"a prompt is a dict of {{{described}}}: {_FORMS}")
 
 
 def _check_encodable(what: str, text: str) -> None:

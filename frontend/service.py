@@ -177,6 +177,13 @@ class Frontend:
             self._sessions.mark(session)
         self._send(identity, Welcome(protocol_version=PROTOCOL_VERSION, run_id=self._spec.run_id))
 
+    def count_malformed(self, peer: str, error: ProtocolError) -> None:
+        """A frame of the engine's own makes no sense: logged the 1st, 2nd, 4th, 8th … time."""
+        name = f"malformed_{peer}_frames"
+        self.counts[name] += 1
+        if self.counts[name].bit_count() == 1:
+            logger.warning("from the %s, the %d. time: %s", peer, self.counts[name], error)
+
     def _on_malformed(self, identity: bytes, session: ClientSession | None, frame: bytes, reason: str) -> None:
         """A Submit whose id can be read is answered under that id, so that its sender sees which field is wrong."""
         self.counts["malformed_client_frames"] += 1
@@ -208,6 +215,7 @@ class Frontend:
             error = Overloaded("the engine is shutting down and takes no new requests: ask another one", 5.0)
             self._refuse(session, submit.request_id, error_info(error))
             return
+        self.counts["requests"] += 1
         request = RequestState(session.identity, submit)
         session.request_by_id[submit.request_id] = request
         self._sessions.open_lease(session)
@@ -368,8 +376,7 @@ class Frontend:
         try:
             news = self._outputs.process(outputs, self._unix_time())
         except ProtocolError as error:
-            self.counts["malformed_core_frames"] += 1
-            logger.warning("from the core: %s", error)
+            self.count_malformed("core", error)
             return
         self.counts["gaps"] += news.num_gaps
         for request in news.accepted:

@@ -47,7 +47,7 @@ from ..ipc.messages import (
 )
 from ..ipc.sockets import new_socket
 from ..ipc.title import set_title
-from .cpu_threads import num_cpu_threads
+from .cpu_threads import num_cpu_threads, prepare_openmp
 from .readahead import start_readahead
 from .step_fence import StepFence, Verdict
 
@@ -246,8 +246,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     spec = EngineSpec.from_argument(options.spec)
     log.configure(f"worker {options.rank}", spec.config.log_level)
     if spec.device == "cpu":
-        threads = num_cpu_threads(spec.config.num_threads, spec.config.tensor_parallel_size)
-        os.environ["OMP_NUM_THREADS"] = str(threads)  # read once, when torch is imported
+        prepare_openmp(num_cpu_threads(spec.config.num_threads, spec.config.tensor_parallel_size))
     process = WorkerProcess(spec, options.rank, options.generation)
     try:
         return process.run()

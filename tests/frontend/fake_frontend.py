@@ -117,6 +117,10 @@ class FakeService:
 
     def send(self, identity: bytes, message: FrontendMessage) -> None:
         self.outbox.append((identity, message))
+        if isinstance(message, Deltas):
+            session = self.sessions[identity]
+            session.num_in_flight += 1
+            self.max_in_flight = max(self.max_in_flight, session.num_in_flight)
 
     def take(self, identity: bytes, message: ClientMessage) -> None:
         self.seen[type(message).__name__] += 1
@@ -213,8 +217,6 @@ class FakeService:
                 continue
             deltas = [spoiled for running in list(session.running.values()) for spoiled in self._step(session, running)]
             if deltas:
-                session.num_in_flight += 1
-                self.max_in_flight = max(self.max_in_flight, session.num_in_flight)
                 self.send(identity, Deltas(deltas=deltas))
             if self.max_deltas is not None:
                 self.max_deltas -= 1

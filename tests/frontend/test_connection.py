@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -13,7 +15,7 @@ import pytest
 from tokenloom.frontend.client import Client
 from tokenloom.frontend.connection import Connection
 from tokenloom.ipc.errors import EngineDead, InternalError, RequestError
-from tokenloom.ipc.messages import CREDIT_WINDOW, Delta
+from tokenloom.ipc.messages import CREDIT_WINDOW, Delta, Submit
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.ipc.sockets import MAX_CLIENT_MESSAGE_BYTES
 
@@ -38,8 +40,10 @@ def params(max_tokens: int = 40) -> SamplingParams:
 
 
 def test_requests_go_on_after_the_frontend_has_forgotten_the_client(fake: FakeFrontend, client: Client) -> None:
-    fake.set(max_deltas=3)
+    fake.set(is_paused=True)
     futures = [client.submit(f"p{index}", params()) for index in range(10)]
+    fake.until(lambda service: service.seen["Submit"] == 10)
+    fake.set(is_paused=False, max_deltas=3)
     fake.until(lambda service: service.is_paused)
     fake.forget()  # the next ping is answered by Unknown
     fake.set(is_paused=False, max_deltas=None)
@@ -47,7 +51,7 @@ def test_requests_go_on_after_the_frontend_has_forgotten_the_client(fake: FakeFr
         assert future.result(DEADLINE_S).outputs[0].text == expected_text(f"p{index}", 40)
     again = fake.do(lambda service: [submit for submit in service.submits if submit.attempt == 1])
     assert len(again) == 10
-    assert all(submit.children for submit in again if submit.prompt is None)
+    assert all(submit.children and submit.prompt is None for submit in again)
 
 
 def test_requests_go_on_after_the_frontend_was_replaced(fake: FakeFrontend, client: Client) -> None:
@@ -188,13 +192,8 @@ def test_a_client_carried_over_a_fork_says_so(fake: FakeFrontend, client: Client
         "    client.close()\n"
         "    os._exit(42 if 'fork' in str(error) else 1)\n"
     )
-    import subprocess
-    import sys
-
     assert subprocess.run([sys.executable, "-c", script], timeout=DEADLINE_S, cwd="/").returncode == 42
 
 
-def _submit(request_id: str) -> object:
-    from tokenloom.ipc.messages import Submit
-
+def _submit(request_id: str) -> Submit:
     return Submit(request_id=request_id, prompt="p", params=params())

@@ -7,6 +7,7 @@ context, in order, found through the row's block table. A wrong slot, table, pos
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -39,8 +40,7 @@ class HistoryModel:
         slots = metadata.slots[is_written]
         kv_cache[slots // block_size, 0, 0, 0, slots % block_size, 0] = token_ids[is_written].to(kv_cache.dtype)
         hidden = torch.zeros(len(token_ids), 1)
-        starts = metadata.query_starts_host
-        for row, (start, end) in enumerate(zip(starts[:-1], starts[1:], strict=True)):
+        for row, (start, end) in enumerate(pairwise(metadata.query_starts_host)):
             assert (end - start == 1) or row >= metadata.num_decode_rows
             context = kv_cache[metadata.block_tables[row].long(), 0, 0, 0, :, 0].flatten().long().tolist()
             for token in range(start, end):

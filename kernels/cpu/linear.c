@@ -1,0 +1,252 @@
+/* Linear layers: weights packed once into tiles, then one routine for one row and for thousands.
+ *
+ * A weight [num_outputs][num_inputs] is packed as [num_pairs][num_lines][2 tiles]: the work on 32 outputs reads one
+ * sequential stream, as fast as memory gives it. Threads share the pairs of tiles; a block of rows small enough for
+ * the second-level cache is multiplied with one pair after the other, 32 rows at a time.
+ *
+ * Sums run over the inputs in one fixed order, whatever the number of rows and threads: a row's result does not
+ * depend on the rows beside it.
+ */
+#include "kernels.h"
+
+#include <string.h>
+
+#define BLOCK_ROWS 32 /* rows of one call of the inner routine: two groups of a panel */
+#define CACHED_BYTES (1 << 20) /* of a panel that is kept in the second-level cache */
+
+/* ── packing ─────────────────────────────────────────────────────────────────────────────────────────────────────── */
+
+/* weight: [num_outputs][num_inputs] rows; a tile takes 16 rows from `first` on, those from `end` on are 0. */
+static void pack_tile(element *tile, const element *weight, int64_t num_inputs, int64_t first, int64_t end,
+                      int64_t line) {
+    _Alignas(64) uint32_t words[16][16];
+    int64_t left = num_inputs - line * LINE;
+    for (int64_t row = 0; row < 16; row++) {
+        memset(words[row], 0, 64);
+        if (first + row >= end) continue;
+        const element *source = weight + (first + row) * num_inputs + line * LINE;
+        memcpy(words[row], source, (size_t)min64(left, LINE) * sizeof(element));
+    }
+    uint32_t *target = (uint32_t *)tile;
+    for (int pair = 0; pair < 16; pair++)
+        for (int row = 0; row < 16; row++) target[pair * 16 + row] = words[row][pair];
+}
+
+EXPORT int64_t linear_num_pairs(int64_t num_outputs, int32_t is_gated) {
+    /* The gated outputs become the lines of the next linear: whole ones. */
+    return is_gated ? round_up(num_outputs, LINE) / 16 : divide_up(num_outputs, PAIR_OUTPUTS);
+}
+
+/* Fill w->weight, and w->bias if `bias` is given. A gated weight has 2 * num_outputs rows: all gates, then all ups. */
+EXPORT void pack_linear(const Linear *w, const element *weight, const element *bias, int num_threads) {
+#pragma omp parallel for num_threads(num_threads) schedule(static)
+    for (int64_t pair = 0; pair < w->num_pairs; pair++) {
+        int64_t first[2] = {pair * 32, pair * 32 + 16}, end[2] = {w->num_outputs, w->num_outputs};
+        if (w->is_gated) {
+            first[0] = pair * 16;
+            first[1] = w->num_outputs + pair * 16;
+            end[1] = 2 * w->num_outputs;
+        }
+        element *tile = (element *)w->weight + pair * w->num_lines * 2 * TILE;
+        for (int64_t line = 0; line < w->num_lines; line++)
+            for (int side = 0; side < 2; side++, tile += TILE)
+                pack_tile(tile, weight, w->num_inputs, first[side], end[side], line);
+        if (bias == NULL) continue;
+        for (int side = 0; side < 2; side++) {
+            __m512 v = load16(bias + first[side], lanes(end[side] - first[side]));
+            _mm512_storeu_ps((float *)w->bias + pair * 32 + side * 16, v);
+        }
+    }
+}
+
+void embed_packed(const Linear *w, const int64_t *token_ids, int64_t num_tokens, int64_t first_id, const Rows *out,
+                  const Team *team) {
+    Range range = share_of(num_tokens, team);
+    for (int64_t token = range.start; token < range.stop; token++) {
+        int64_t row = token_ids[token] - first_id;
+        bool is_ours = row >= 0 && row < w->num_outputs;
+        const uint32_t *words = (const uint32_t *)w->weight;
+        if (is_ours) words += row / 32 * w->num_lines * 512 + row / 16 % 2 * 256 + row % 16;
+        for (int64_t line = 0; line < w->num_lines; line++) {
+            _Alignas(64) uint32_t target[16] = {0};
+            if (is_ours)
+                for (int pair = 0; pair < 16; pair++) target[pair] = words[line * 512 + pair * 16];
+            int64_t count = min64(LINE, w->num_inputs - line * LINE);
+            memcpy(rows_at(out, token, line * LINE), target, (size_t)count * sizeof(element));
+        }
+    }
+}
+
+void fill_panel(const Rows *panel, const element *x, int64_t stride, int64_t num_rows, int64_t num_columns,
+                const Team *team) {
+    Range range = share_of(num_rows, team);
+    for (int64_t row = range.start; row < range.stop; row++)
+        for (int64_t column = 0; column < panel->stride; column += LINE) {
+            int64_t count = min64(LINE, num_columns - column);
+            element *line = rows_at(panel, row, column);
+            memcpy(line, x + row * stride + column, (size_t)count * sizeof(element));
+            memset(line + count, 0, (size_t)(LINE - count) * sizeof(element));
+        }
+}
+
+/* ── a block of rows times a pair of tiles ───────────────────────────────────────────────────────────────────────── */
+
+/* Sums of at most BLOCK_ROWS rows and 32 outputs. */
+typedef struct {
+    _Alignas(64) float sums[BLOCK_ROWS][PAIR_OUTPUTS];
+} Block;
+
+#ifdef __AMX_BF16__
+
+/* Tiles 0 to 3: sums of (upper, lower group) x (first, second tile); 4, 5: rows of the groups; 6, 7: the weight. */
+static void configure_tiles(int64_t upper, int64_t lower) {
+    TileConfig config = {.palette = 1};
+    for (int side = 0; side < 2; side++) {
+        shape_tile(&config, side, upper, 64);
+        shape_tile(&config, 2 + side, lower ? lower : 1, 64);
+        shape_tile(&config, 6 + side, 16, 64);
+    }
+    shape_tile(&config, 4, upper, 64);
+    shape_tile(&config, 5, lower ? lower : 1, 64);
+    _tile_loadconfig(&config);
+}
+
+/* x: the first group's lines; the second group's follow them. */
+static void multiply(Block *block, const element *x, const element *weight, int64_t num_lines, int64_t num_rows) {
+    const element *lower = x + GROUP_ROWS * num_lines * LINE;
+    _tile_zero(0);
+    _tile_zero(1);
+    if (num_rows <= GROUP_ROWS) {
+        int64_t step = num_rows * LINE;
+        for (int64_t line = 0; line < num_lines; line++, weight += 2 * TILE) {
+            _tile_loadd(4, x + line * step, 64);
+            _tile_loadd(6, weight, 64);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_loadd(7, weight + TILE, 64);
+            _tile_dpbf16ps(1, 4, 7);
+        }
+    } else {
+        int64_t step = (num_rows - GROUP_ROWS) * LINE;
+        _tile_zero(2);
+        _tile_zero(3);
+        for (int64_t line = 0; line < num_lines; line++, weight += 2 * TILE) {
+            _tile_loadd(4, x + line * TILE, 64);
+            _tile_loadd(6, weight, 64);
+            _tile_loadd(7, weight + TILE, 64);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_dpbf16ps(1, 4, 7);
+            _tile_loadd(5, lower + line * step, 64);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+        _tile_stored(2, block->sums[16], sizeof block->sums[0]);
+        _tile_stored(3, block->sums[16] + 16, sizeof block->sums[0]);
+    }
+    _tile_stored(0, block->sums[0], sizeof block->sums[0]);
+    _tile_stored(1, block->sums[0] + 16, sizeof block->sums[0]);
+}
+
+#else
+
+/* `count` rows, a constant at every call, of a group that is `height` rows high. */
+INLINE void multiply_rows(float (*sums)[PAIR_OUTPUTS], const element *x, int64_t height, const element *weight,
+                          int64_t num_lines, const int count) {
+    __m512 first[8], second[8];
+    for (int row = 0; row < count; row++) first[row] = second[row] = _mm512_setzero_ps();
+    for (int64_t line = 0; line < num_lines; line++, weight += 2 * TILE, x += height * LINE) {
+        const int32_t *words = (const int32_t *)x;
+        for (int pair = 0; pair < 16; pair++) {
+            __m512i a = _mm512_load_si512(weight + pair * LINE), b = _mm512_load_si512(weight + TILE + pair * LINE);
+#pragma GCC unroll 8
+            for (int row = 0; row < count; row++) {
+                __m512i word = _mm512_set1_epi32(words[row * 16 + pair]);
+                first[row] = dot_line(first[row], word, a);
+                second[row] = dot_line(second[row], word, b);
+            }
+        }
+    }
+    for (int row = 0; row < count; row++) {
+        _mm512_store_ps(sums[row], first[row]);
+        _mm512_store_ps(sums[row] + 16, second[row]);
+    }
+}
+
+static void multiply(Block *block, const element *x, const element *weight, int64_t num_lines, int64_t num_rows) {
+    for (int64_t first = 0; first < num_rows; first += GROUP_ROWS) {
+        const element *group = x + first * num_lines * LINE;
+        int64_t height = min64(GROUP_ROWS, num_rows - first);
+        for (int64_t row = 0; row < height;) {
+            float(*sums)[PAIR_OUTPUTS] = block->sums + first + row;
+            const element *at = group + row * LINE;
+            int64_t left = height - row;
+            if (left >= 8) multiply_rows(sums, at, height, weight, num_lines, 8), row += 8;
+            else if (left >= 4) multiply_rows(sums, at, height, weight, num_lines, 4), row += 4;
+            else if (left >= 2) multiply_rows(sums, at, height, weight, num_lines, 2), row += 2;
+            else multiply_rows(sums, at, height, weight, num_lines, 1), row += 1;
+        }
+    }
+}
+
+#endif
+
+/* ── what becomes of the sums ────────────────────────────────────────────────────────────────────────────────────── */
+
+INLINE void put(const Output *out, int64_t row, int64_t column, __mmask16 mask, __m512 v) {
+    if (out->kind == STORE_FLOAT) {
+        _mm512_mask_storeu_ps((float *)out->target.data + row * out->target.stride + column, mask, v);
+        return;
+    }
+    element *target = rows_at(&out->target, row, column);
+    if (out->kind == ADD) v = _mm512_add_ps(v, load16(target, mask));
+    store16(target, mask, v);
+}
+
+static void finish(const Linear *w, const Block *block, int64_t pair, int64_t first_row, int64_t num_rows,
+                   const Output *out) {
+    __m512 bias0 = _mm512_setzero_ps(), bias1 = bias0;
+    if (w->bias != NULL) {
+        bias0 = _mm512_loadu_ps(w->bias + pair * 32);
+        bias1 = _mm512_loadu_ps(w->bias + pair * 32 + 16);
+    }
+    if (w->is_gated) {
+        int64_t column = pair * 16, end = out->target.panel_rows ? out->target.stride : w->num_outputs;
+        for (int64_t row = 0; row < num_rows; row++) {
+            __m512 gate = _mm512_add_ps(_mm512_load_ps(block->sums[row]), bias0);
+            __m512 up = _mm512_add_ps(_mm512_load_ps(block->sums[row] + 16), bias1);
+            put(out, first_row + row, column, lanes(end - column), _mm512_mul_ps(silu_16(gate), up));
+        }
+        return;
+    }
+    int64_t column = pair * 32;
+    __mmask16 mask0 = lanes(w->num_outputs - column), mask1 = lanes(w->num_outputs - column - 16);
+    for (int64_t row = 0; row < num_rows; row++) {
+        put(out, first_row + row, column, mask0, _mm512_add_ps(_mm512_load_ps(block->sums[row]), bias0));
+        if (mask1)
+            put(out, first_row + row, column + 16, mask1, _mm512_add_ps(_mm512_load_ps(block->sums[row] + 16), bias1));
+    }
+}
+
+void linear(const Linear *w, const Rows *x, int64_t num_rows, const Output *out, const Team *team) {
+    int64_t row_bytes = w->num_lines * 64;
+    int64_t cached_rows = max64(BLOCK_ROWS, CACHED_BYTES / row_bytes / BLOCK_ROWS * BLOCK_ROWS);
+    int64_t num_parts = max64(1, divide_up(num_rows, cached_rows));
+    int64_t part_rows = round_up(divide_up(num_rows, num_parts), BLOCK_ROWS);
+    Range range = share_of(num_parts * w->num_pairs, team);
+    int64_t configured = 0;
+    Block block;
+    for (int64_t item = range.start; item < range.stop; item++) {
+        int64_t part = item / w->num_pairs, pair = item % w->num_pairs;
+        const element *weight = w->weight + pair * w->num_lines * 2 * TILE;
+        int64_t end = min64(num_rows, (part + 1) * part_rows);
+        for (int64_t row = part * part_rows; row < end; row += BLOCK_ROWS) {
+            int64_t count = min64(BLOCK_ROWS, end - row);
+#ifdef __AMX_BF16__
+            if (configured != count) configure_tiles(min64(count, GROUP_ROWS), count - min64(count, GROUP_ROWS));
+            configured = count;
+#endif
+            multiply(&block, x->data + row * x->stride, weight, w->num_lines, count);
+            finish(w, &block, pair, row, count, out);
+        }
+    }
+    (void)configured;
+}

@@ -1,0 +1,42 @@
+/* RMS norms, alone or after the residual addition that comes before one in a decoder. */
+#include "kernels.h"
+
+#include <math.h>
+
+/* x += delta where there is one; returns the sum of squares of what is now in x. */
+static float add_and_square(element *x, const element *delta, int64_t num_columns) {
+    __m512 even = _mm512_setzero_ps(), odd = even;
+    for (int64_t i = 0; i < num_columns; i += 32) {
+        int64_t left = min64(32, num_columns - i);
+        Floats32 v = load32(x + i, left);
+        if (delta != NULL) {
+            Floats32 d = load32(delta + i, left);
+            v.a = _mm512_add_ps(v.a, d.a);
+            v.b = _mm512_add_ps(v.b, d.b);
+            store32(x + i, left, v);
+            v = load32(x + i, left); /* as rounded */
+        }
+        even = _mm512_fmadd_ps(v.a, v.a, even);
+        odd = _mm512_fmadd_ps(v.b, v.b, odd);
+    }
+    return _mm512_reduce_add_ps(_mm512_add_ps(even, odd));
+}
+
+void rms_norm(element *x, int64_t stride, const element *delta, int64_t delta_stride, const element *weight,
+              float eps, int64_t num_rows, int64_t num_columns, const Rows *out, const Team *team) {
+    Range range = share_of(num_rows, team);
+    int64_t padded = out->panel_rows ? out->stride : num_columns;
+    for (int64_t row = range.start; row < range.stop; row++) {
+        element *from = x + row * stride;
+        float squares = add_and_square(from, delta ? delta + row * delta_stride : NULL, num_columns);
+        __m512 scale = _mm512_set1_ps(1.0f / sqrtf(squares / (float)num_columns + eps));
+        for (int64_t i = 0; i < padded; i += LINE) {
+            element *to = rows_at(out, row, i);
+            for (int64_t j = i; j < i + LINE; j += 16) {
+                __mmask16 mask = lanes(num_columns - j);
+                __m512 v = _mm512_mul_ps(_mm512_mul_ps(load16(from + j, mask), scale), load16(weight + j, mask));
+                store16(to + (j - i), lanes(padded - j), v);
+            }
+        }
+    }
+}

@@ -1,0 +1,303 @@
+"""Throw malformed frames at an engine, and see that it serves as before.
+
+    python scripts/fuzz_frames.py                            100,000 frames at a Frontend in this process
+    python scripts/fuzz_frames.py ADDRESS                    100,000 at the client socket of a running engine
+    python scripts/fuzz_frames.py ADDRESS --channel core     … at core.sock in its run directory
+    python scripts/fuzz_frames.py ADDRESS --channel results  … at results-0.sock there; likewise control
+
+Frames are valid messages of the channel with something broken: bits, lengths, types, fields, nesting. The messages are
+made from their definitions in ipc/messages.py, so that a new one is fuzzed without a change here. The same seed throws
+the same frames.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import zmq
+from msgspec import inspect
+
+from tokenloom.frontend.chat import ChatTemplate
+from tokenloom.frontend.service import Frontend
+from tokenloom.frontend.tokenizer import Tokenizer
+from tokenloom.ipc import messages
+from tokenloom.ipc.codec import Decoder, encode
+from tokenloom.ipc.config import EngineConfig
+from tokenloom.ipc.engine_spec import EngineSpec
+from tokenloom.ipc.errors import ProtocolError
+from tokenloom.ipc.model_config import ModelConfig
+from tokenloom.ipc.sockets import new_socket
+
+
+class Channel(NamedTuple):
+    """Who is thrown at: the messages that it takes, and the socket that reaches it."""
+
+    message_type: object
+    socket_kind: int
+
+
+CHANNELS = {
+    "client": Channel(messages.ClientMessage, zmq.DEALER),
+    "core": Channel(messages.FrontendToCore, zmq.DEALER),
+    "results": Channel(messages.WorkerToCore, zmq.PUSH),
+    "control": Channel(messages.ChildToSupervisor, zmq.DEALER),
+    "frontend": Channel(messages.CoreToFrontend, zmq.DEALER),
+    "workers": Channel(messages.CoreToWorker, zmq.PUB),
+    "child": Channel(messages.SupervisorToChild, zmq.DEALER),
+}
+DEADLINE_S = 30.0
+
+
+class FrameFuzzer:
+    """Frames of one channel, from a seed."""
+
+    def __init__(self, message_type: object, seed: int) -> None:
+        self._random = random.Random(seed)
+        info = inspect.type_info(message_type)
+        self._structs = [each for each in _members(info) if isinstance(each, inspect.StructType)]
+        self._decoder: Decoder[object] = Decoder(message_type)
+
+    def valid(self) -> bytes:
+        """A message of the channel with values at random, those that a validator refuses included."""
+        return msgspec.msgpack.encode(self._raw(self._random.choice(self._structs), 0))
+
+    def mutated(self) -> bytes:
+        """A message with something broken, which may still decode."""
+        return self._random.choice(_MUTATIONS)(self._random, self.valid(), self.valid())
+
+    def malformed(self) -> bytes:
+        """A frame that surely does not decode: for sockets whose peers are trusted not to lie."""
+        while True:
+            frame = self.mutated()
+            try:
+                self._decoder.decode(frame)
+            except ProtocolError:
+                return frame
+
+    def _raw(self, info: inspect.Type, depth: int) -> Any:
+        """A value of a type, in the form that msgpack carries."""
+        pick = self._random
+        if isinstance(info, inspect.StructType):
+            share = pick.choice([0.0, 0.1, 0.5])  # of the optional fields: with few, many messages are good ones
+            given = [field for field in info.fields if field.required or pick.random() < share]
+            fields = {field.encode_name: self._raw(field.type, depth + 1) for field in given}
+            return {info.tag_field: info.tag, **fields} if info.tag_field else fields
+        if isinstance(info, inspect.UnionType):
+            return self._raw(pick.choice(info.types), depth)
+        if isinstance(info, inspect.ListType):
+            return [self._raw(info.item_type, depth + 1) for _ in range(pick.randrange(4))]
+        if isinstance(info, inspect.LiteralType):
+            return pick.choice(list(info.values))
+        makers: dict[type[inspect.Type], Callable[[], object]] = {
+            inspect.IntType: lambda: pick.choice([0, 1, 2, -1, 7, 2**31, 2**63, pick.getrandbits(16)]),
+            inspect.FloatType: lambda: pick.choice([0.0, 0.5, 1.0, -1.0, float("nan"), float("inf"), 1e300]),
+            inspect.StrType: lambda: pick.choice(["", "r", "x" * 300, "The capital", "\x00", "漢\ufffd"]),
+            inspect.BytesType: lambda: pick.choice([b"", b"abc", b"\0\0\0\0", b"\1\0\0\0\2\0\0\0", pick.randbytes(64)]),
+            inspect.BoolType: lambda: pick.random() < 0.5,
+        }
+        maker = makers.get(type(info))
+        return None if maker is None else maker()
+
+
+def _members(info: inspect.Type) -> list[inspect.Type]:
+    return list(info.types) if isinstance(info, inspect.UnionType) else [info]
+
+
+# ── mutations: (random, frame, another frame) → frame ────────────────────────────────────────────────────────────────
+
+
+def _flip(pick: random.Random, frame: bytes, _: bytes) -> bytes:
+    data = bytearray(frame)
+    for _bit in range(pick.randrange(1, 4)):
+        data[pick.randrange(len(data))] ^= 1 << pick.randrange(8)
+    return bytes(data)
+
+
+def _truncate(pick: random.Random, frame: bytes, _: bytes) -> bytes:
+    return frame[: pick.randrange(len(frame))]
+
+
+def _insert(pick: random.Random, frame: bytes, _: bytes) -> bytes:
+    at = pick.randrange(len(frame) + 1)
+    return frame[:at] + pick.randbytes(pick.randrange(1, 9)) + frame[at:]
+
+
+def _splice(pick: random.Random, frame: bytes, other: bytes) -> bytes:
+    return frame[: pick.randrange(len(frame) + 1)] + other[pick.randrange(len(other) + 1) :]
+
+
+def _noise(pick: random.Random, frame: bytes, _: bytes) -> bytes:
+    return pick.randbytes(pick.randrange(64))
+
+
+def _inflate(pick: random.Random, frame: bytes, _: bytes) -> bytes:
+    """A header that promises far more than there is."""
+    at = pick.randrange(len(frame))
+    header = pick.choice([b"\xdb", b"\xdd", b"\xdf", b"\xc6", b"\xc9"]) + b"\xff" * 4
+    return frame[:at] + header + frame[at + 1 :]
+
+
+def _nest(pick: random.Random, frame: bytes, _: bytes) -> bytes:
+    at = pick.randrange(len(frame))
+    return frame[:at] + pick.choice([b"\x91", b"\x81\xa1x"]) * pick.randrange(1, 3000) + frame[at:]
+
+
+def _retype(pick: random.Random, frame: bytes, _: bytes) -> bytes:
+    """A field of another type, none at all, or one that nobody knows."""
+    raw = msgspec.msgpack.decode(frame)
+    strange = pick.choice([None, True, -1, 1.5, "x", b"\xff", [], {}, [[1]], {"type": "hello"}, 2**64 - 1])
+    keys = list(raw)
+    kind = pick.randrange(3)
+    if kind == 0:
+        del raw[pick.choice(keys)]
+    elif kind == 1:
+        raw[pick.choice(keys)] = strange
+    else:
+        raw[pick.choice(["", "x", "params", "token_ids"])] = strange
+    return msgspec.msgpack.encode(raw)
+
+
+def _as_it_is(pick: random.Random, frame: bytes, _: bytes) -> bytes:
+    return frame
+
+
+_MUTATIONS = (_flip, _truncate, _insert, _splice, _noise, _inflate, _nest, _retype, _as_it_is)
+
+
+# ── targets ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def throw_at_frontend(count: int, seed: int) -> dict[str, int]:
+    """`count` frames at the handlers of a Frontend for the demo model, from clients and from the core; its counts."""
+    spec = _spec()
+    folder = Path(spec.tokenizer_folder)
+    tokenizer = Tokenizer.load(folder)
+    assert tokenizer is not None
+    template = ChatTemplate.load(folder, tokenizer.config, tokenizer.special_tokens)
+    frontend = Frontend(spec, tokenizer, template, lambda: None)
+    frontend.connect()
+    frontend.on_core_message(messages.Welcome(protocol_version=messages.PROTOCOL_VERSION, run_id=""))
+    from_clients = FrameFuzzer(messages.ClientMessage, seed)
+    from_core = FrameFuzzer(messages.CoreToFrontend, seed + 1)
+    core_decoder: Decoder[messages.CoreToFrontend] = Decoder(messages.CoreToFrontend)
+    pick = random.Random(seed + 2)
+    for number in range(count):
+        if pick.random() < 0.2:
+            try:
+                message = core_decoder.decode(from_core.mutated())
+            except ProtocolError:
+                continue
+            if not isinstance(message, messages.Refused):  # which ends a frontend rightly
+                frontend.on_core_message(message)
+        else:
+            frontend.on_client_frame(b"client %d" % pick.randrange(4), from_clients.mutated())
+        if number % 16 == 0:
+            frontend.on_wakeup()
+            frontend.tick(time.monotonic())
+            frontend.outbox.to_clients.clear()
+            frontend.outbox.to_core.clear()
+    _ask_frontend(frontend.on_client_frame)
+    frontend.tick(time.monotonic())
+    answers = [msgspec.msgpack.decode(frame) for identity, frame in frontend.outbox.to_clients if identity == b"last"]
+    if [answer["type"] for answer in answers] != ["welcome", "health_is"]:
+        raise SystemExit(f"the frontend does not serve any more: {answers}")
+    return dict(frontend.counts)
+
+
+def _ask_frontend(on_client_frame: Callable[[bytes, bytes], None]) -> None:
+    on_client_frame(b"last", encode(messages.Hello(protocol_version=messages.PROTOCOL_VERSION)))
+    on_client_frame(b"last", encode(messages.GetHealth(query_id=1)))
+
+
+def throw_at_socket(address: str, channel: Channel, frames: Iterator[bytes], count: int) -> None:
+    """`count` frames at a socket, over a few connections, some of them in several parts."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    sockets = [new_socket(context, channel.socket_kind) for _ in range(4)]
+    try:
+        for socket in sockets:
+            socket.connect(address)
+            socket.setsockopt(zmq.SNDHWM, 1000)
+            socket.setsockopt(zmq.SNDTIMEO, int(DEADLINE_S * 1000))
+            socket.setsockopt(zmq.LINGER, int(DEADLINE_S * 1000))
+        for number in range(count):
+            socket = sockets[number % len(sockets)]
+            parts = [next(frames)] if number % 50 else [b"", next(frames), b"more"]
+            socket.send_multipart(parts)
+            while channel.socket_kind == zmq.DEALER and socket.poll(0):
+                socket.recv_multipart()
+    finally:
+        context.destroy()
+
+
+def check_alive(address: str, deadline_s: float = DEADLINE_S) -> messages.Health:
+    """A new client says Hello and asks for health; SystemExit when no good answer comes in time."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    socket = new_socket(context, zmq.DEALER)
+    decoder: Decoder[messages.FrontendMessage] = Decoder(messages.FrontendMessage)
+    deadline = time.monotonic() + deadline_s
+    try:
+        socket.connect(address)
+        socket.send(encode(messages.Hello(protocol_version=messages.PROTOCOL_VERSION)))
+        socket.send(encode(messages.GetHealth(query_id=1)))
+        while socket.poll(max(0, int((deadline - time.monotonic()) * 1000))):
+            answer = decoder.decode(socket.recv())
+            if isinstance(answer, messages.Health):
+                return answer
+    finally:
+        context.destroy(linger=0)
+    raise SystemExit(f"{address} does not answer within {deadline_s:g} s")
+
+
+def _spec() -> EngineSpec:
+    folder = Path(__file__).resolve().parent.parent / "demo"
+    model = ModelConfig.load(folder)
+    return EngineSpec(
+        run_id="fuzz",
+        run_directory="/nonexistent",
+        client_address="ipc:///nonexistent/client.sock",
+        config=EngineConfig(),
+        model=model,
+        model_folder=str(folder),
+        tokenizer_folder=str(folder),
+        served_model_name="fuzz",
+        dtype="float32",
+        device="cpu",
+        max_model_len=64,
+    )
+
+
+def main(arguments: list[str]) -> int:
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n")[0], epilog=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("address", nargs="?", help="where a running engine listens; none: a Frontend in this process")
+    parser.add_argument("--channel", choices=CHANNELS, default="client", help="what listens at ADDRESS")
+    parser.add_argument("--alive", help="client address to ask afterwards, if ADDRESS is not that one")
+    parser.add_argument("--count", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    begun = time.monotonic()
+    if options.address is None:
+        print(throw_at_frontend(options.count, options.seed))
+    else:
+        channel = CHANNELS[options.channel]
+        fuzzer = FrameFuzzer(channel.message_type, options.seed)
+        frame = fuzzer.mutated if options.channel == "client" else fuzzer.malformed
+        throw_at_socket(options.address, channel, iter(frame, None), options.count)
+        alive = options.alive or (options.address if options.channel == "client" else None)
+        if alive is not None:
+            print(check_alive(alive))
+    print(f"{options.count} frames in {time.monotonic() - begun:.1f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

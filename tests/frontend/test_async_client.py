@@ -1,0 +1,194 @@
+"""What a program can do with an AsyncClient, against a fake frontend."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tokenloom.frontend.async_client import AsyncClient
+from tokenloom.frontend.outputs import RequestOutput
+from tokenloom.ipc.errors import EngineDead, RequestError
+from tokenloom.ipc.sampling_params import SamplingParams
+
+from .fake_frontend import DEADLINE_S, FORBIDDEN, FakeFrontend, expected_text
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Iterator[FakeFrontend]:
+    frontend = FakeFrontend(f"ipc://{tmp_path}/f")
+    yield frontend
+    frontend.close()
+
+
+def run(fake: FakeFrontend, body: Callable[[AsyncClient], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with AsyncClient(fake.address) as client:
+            await body(client)
+
+    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+
+
+async def last(client: AsyncClient, prompt: str, max_tokens: int) -> RequestOutput:
+    return [output async for output in client.generate(prompt, params(max_tokens))][-1]
+
+
+def params(max_tokens: int = 40) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=max_tokens)
+
+
+def test_outputs_are_cumulative_and_the_last_one_is_finished(fake: FakeFrontend) -> None:
+    async def body(client: AsyncClient) -> None:
+        outputs = [output async for output in client.generate("p", params(), "mine")]
+        texts = [output.outputs[0].text for output in outputs]
+        assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
+        assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
+        assert texts[-1] == expected_text("p", 40)
+        assert outputs[-1].request_id == "mine"
+
+    run(fake, body)
+
+
+def test_many_tasks_at_once_get_their_own_answers(fake: FakeFrontend) -> None:
+    async def body(client: AsyncClient) -> None:
+        outputs = await asyncio.gather(*[last(client, f"p{index}", 1 + index % 50) for index in range(300)])
+        for index, output in enumerate(outputs):
+            assert output.outputs[0].text == expected_text(f"p{index}", 1 + index % 50)
+
+    run(fake, body)
+
+
+def test_a_slow_consumer_finds_all_news_in_one_output(fake: FakeFrontend) -> None:
+    async def body(client: AsyncClient) -> None:
+        fake.set(max_deltas=1)
+        stream = client.generate("p", params(400))
+        await anext(stream)
+        fake.set(max_deltas=None, is_paused=False)
+        await last(client, "another that ends later", 400)
+        output = await anext(stream)
+        assert output.finished
+        assert output.outputs[0].text == expected_text("p", 400)
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
+
+    run(fake, body)
+
+
+def test_cancelling_the_task_aborts_the_request(fake: FakeFrontend) -> None:
+    async def body(client: AsyncClient) -> None:
+        fake.set(is_paused=True)
+        task = asyncio.create_task(last(client, "p", 10))
+        await asyncio.to_thread(fake.until, lambda service: service.seen["Submit"] == 1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.to_thread(fake.until, lambda service: service.seen["Abort"] == 1)
+
+    run(fake, body)
+
+
+def test_leaving_the_loop_and_closing_the_generator_aborts_the_request(fake: FakeFrontend) -> None:
+    async def body(client: AsyncClient) -> None:
+        fake.set(max_deltas=1)
+        stream = client.generate("p", params())
+        async for _ in stream:
+            break
+        await stream.aclose()
+        await asyncio.to_thread(fake.until, lambda service: service.seen["Abort"] == 1)
+
+    run(fake, body)
+
+
+def test_abort_ends_a_request_for_whoever_waits(fake: FakeFrontend) -> None:
+    async def body(client: AsyncClient) -> None:
+        fake.set(max_deltas=1)
+        stream = client.generate("p", params(), "mine")
+        first = await anext(stream)
+        await client.abort("mine")
+        output = await anext(stream)
+        assert output.outputs[0].finish_reason == "abort"
+        assert output.outputs[0].text == first.outputs[0].text
+
+    run(fake, body)
+
+
+def test_chats_and_questions_are_answered(fake: FakeFrontend) -> None:
+    async def body(client: AsyncClient) -> None:
+        turns = [{"role": "user", "content": "hello"}]
+        for stream in (client.chat(turns, params(5)), client.generate(turns, params(5))):
+            outputs = [output async for output in stream]
+            assert outputs[-1].outputs[0].text == expected_text("hello", 5)
+        assert await client.tokenize("hi") == await client.tokenize([{"role": "user", "content": "hi"}]) == [104, 105]
+        assert await client.detokenize([104, 105]) == "hi"
+        assert (await client.health()).is_ready
+        assert (await client.info()).model == "fake"
+
+    run(fake, body)
+
+
+def test_errors_reach_the_task_that_asked(fake: FakeFrontend) -> None:
+    async def body(client: AsyncClient) -> None:
+        good = asyncio.create_task(last(client, "good", 20))
+        with pytest.raises(RequestError, match="forbidden"):
+            await last(client, FORBIDDEN, 1)
+        with pytest.raises(RequestError, match="empty"):
+            client.generate("")
+        with pytest.raises(RequestError, match="forbidden"):
+            await client.tokenize(FORBIDDEN)
+        assert (await good).finished
+
+    run(fake, body)
+
+
+def test_requests_go_on_after_the_frontend_was_replaced(fake: FakeFrontend) -> None:
+    async def body(client: AsyncClient) -> None:
+        fake.set(max_deltas=2)
+        task = asyncio.create_task(last(client, "p", 40))
+        await asyncio.to_thread(fake.until, lambda service: service.is_paused)
+        fake.hang_up()
+        fake.come_back()
+        fake.set(max_deltas=None, is_paused=False)
+        assert (await task).outputs[0].text == expected_text("p", 40)
+
+    run(fake, body)
+
+
+def test_one_client_serves_one_loop_after_the_other(fake: FakeFrontend) -> None:
+    before = set(threading.enumerate())
+    client = AsyncClient(fake.address)
+    for number in range(3):
+        output = asyncio.run(asyncio.wait_for(last(client, f"p{number}", 20), DEADLINE_S))
+        assert output.outputs[0].text == expected_text(f"p{number}", 20)
+    asyncio.run(client.close())
+    asyncio.run(client.close())
+    assert set(threading.enumerate()) == before
+
+
+def test_a_loop_that_ends_with_a_request_open_does_no_harm(fake: FakeFrontend) -> None:
+    with AsyncClient(fake.address) as client:
+        fake.set(max_deltas=1)
+
+        async def leave() -> None:
+            await anext(client.generate("p", params()))
+
+        asyncio.run(asyncio.wait_for(leave(), DEADLINE_S))
+        fake.until(lambda service: service.seen["Abort"] == 1)
+        fake.set(max_deltas=None, is_paused=False)
+        assert asyncio.run(asyncio.wait_for(last(client, "q", 5), DEADLINE_S)).finished
+
+
+def test_nobody_at_the_address_is_an_error_of_the_first_request(tmp_path: Path) -> None:
+    async def main() -> None:
+        client = AsyncClient(f"ipc://{tmp_path}/none", connect_timeout_s=0.2)
+        with pytest.raises(EngineDead, match="no engine answers"):
+            await last(client, "p", 1)
+        await client.close()
+        with pytest.raises(EngineDead):
+            async with AsyncClient(f"ipc://{tmp_path}/none", connect_timeout_s=0.2):
+                raise AssertionError("not reached")
+
+    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))

@@ -1,0 +1,274 @@
+"""The frontend as a process: the test is its supervisor, its core and its clients."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import psutil
+import pytest
+import zmq
+
+from tokenloom.ipc.addresses import RunDirectory
+from tokenloom.ipc.codec import Decoder, encode, encode_ids
+from tokenloom.ipc.engine_spec import EngineSpec
+from tokenloom.ipc.errors import ErrorInfo
+from tokenloom.ipc.messages import (
+    PROTOCOL_VERSION,
+    Accepted,
+    ChildHello,
+    ChildToSupervisor,
+    ClientMessage,
+    Deltas,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    Failed,
+    Finished,
+    FrontendMessage,
+    FrontendToCore,
+    GetHealth,
+    Health,
+    Hello,
+    Phase,
+    Ready,
+    Refused,
+    Stop,
+    Submit,
+    Tokenize,
+    Welcome,
+)
+from tokenloom.ipc.sampling_params import SamplingParams
+from tokenloom.ipc.sockets import MAX_CLIENT_MESSAGE_BYTES, new_socket
+
+from .samples import backend_json, new_spec
+
+DEADLINE_S = 30.0
+T = TypeVar("T")
+
+
+class Engine:
+    """All around one frontend process."""
+
+    def __init__(self, run_directory: RunDirectory, **changes: Any) -> None:
+        self.run_directory = run_directory
+        folder = run_directory.path / "model"
+        folder.mkdir()
+        (folder / "tokenizer.json").write_text(backend_json("byte_level"))
+        fields = {
+            "client_address": run_directory.address("client"),
+            "run_directory": str(run_directory.path),
+            **changes,
+        }
+        self.spec: EngineSpec = new_spec(tokenizer_folder=str(folder), max_model_len=100_000, **fields)
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.control = new_socket(self.context, zmq.ROUTER)
+        self.control.bind(self.spec.address("control"))
+        self.core = new_socket(self.context, zmq.ROUTER)
+        self.core.bind(self.spec.address("core"))
+        self._from_child: Decoder[ChildToSupervisor] = Decoder(ChildToSupervisor)
+        self._from_frontend: Decoder[FrontendToCore] = Decoder(FrontendToCore)
+        self._from_server: Decoder[FrontendMessage] = Decoder(FrontendMessage)
+        self._clients: list[zmq.Socket[bytes]] = []
+        self.identity = self.core_identity = b""
+        read_fd, self.lifeline = os.pipe()
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-P", "-m", "tokenloom.frontend.process"),
+                *("--spec", self.spec.to_argument(), "--lifeline-fd", str(read_fd)),
+            ],
+            pass_fds=[read_fd],
+            start_new_session=True,
+        )
+        os.close(read_fd)
+
+    def from_child(self, kind: type[T]) -> T:
+        """The next message of the process to its supervisor that is a `kind`."""
+        while True:
+            self.identity, frame = _receive(self.control)
+            message = self._from_child.decode(frame)
+            if isinstance(message, kind):
+                return message
+            assert not isinstance(message, Failed), message.error
+
+    def at_core(self, kind: type[T]) -> T:
+        while True:
+            self.core_identity, frame = _receive(self.core)
+            message = self._from_frontend.decode(frame)
+            if isinstance(message, kind):
+                return message
+
+    def supervisor_says(self, frame: bytes) -> None:
+        self.control.send_multipart([self.identity, frame])
+
+    def core_says(self, message: Welcome | EngineCoreOutputs) -> None:
+        self.core.send_multipart([self.core_identity, encode(message)])
+
+    def start(self) -> str:
+        """Bring the process to Ready; returns the address of its client socket."""
+        hello = self.from_child(ChildHello)
+        assert (hello.role, hello.run_id, hello.fingerprint) == ("frontend", self.spec.run_id, self.spec.fingerprint)
+        phase = self.from_child(Phase)
+        while phase.name != "listen":
+            phase = self.from_child(Phase)
+        core_hello = self.at_core(Hello)
+        assert (core_hello.run_id, core_hello.fingerprint) == (self.spec.run_id, self.spec.fingerprint)
+        self.core_says(Welcome(protocol_version=PROTOCOL_VERSION, run_id=self.spec.run_id))
+        self.from_child(Ready)
+        return phase.detail
+
+    def connect(self, address: str) -> zmq.Socket[bytes]:
+        socket = new_socket(self.context, zmq.DEALER)
+        socket.connect(address)
+        self._clients.append(socket)
+        return socket
+
+    def client(self, address: str) -> zmq.Socket[bytes]:
+        socket = self.connect(address)
+        say(socket, Hello(protocol_version=PROTOCOL_VERSION))
+        assert isinstance(self.hear(socket), Welcome)
+        return socket
+
+    def hear(self, client: zmq.Socket[bytes]) -> FrontendMessage:
+        return self._from_server.decode(_receive(client)[-1])
+
+    def close(self) -> None:
+        self.context.destroy(linger=0)
+        with contextlib.suppress(OSError):
+            os.close(self.lifeline)
+        self.process.wait(DEADLINE_S)
+        self.run_directory.remove()
+
+
+def _receive(socket: zmq.Socket[bytes]) -> list[bytes]:
+    assert socket.poll(int(DEADLINE_S * 1000)), "nothing came"
+    return socket.recv_multipart()
+
+
+def say(client: zmq.Socket[bytes], message: ClientMessage) -> None:
+    client.send(encode(message))
+
+
+@pytest.fixture
+def run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunDirectory]:
+    directory = RunDirectory.create()
+    yield directory
+    directory.remove()
+
+
+@pytest.fixture
+def engine(run_directory: RunDirectory) -> Iterator[Engine]:
+    engine = Engine(run_directory)
+    yield engine
+    engine.close()
+
+
+def test_text_goes_in_and_out_and_stop_ends_it(engine: Engine) -> None:
+    client = engine.client(engine.start())
+    assert psutil.Process(engine.process.pid).cmdline()[0].strip() == "tokenloom frontend"
+    say(client, Submit(request_id="r", params=SamplingParams(), prompt="The capital"))
+    key = engine.at_core(EngineCoreRequest).children[0].key
+    say(client, Submit(request_id="open", params=SamplingParams(), prompt="The capital"))
+    engine.at_core(EngineCoreRequest)
+    columns = {"keys": [key], "starts": [0], "counts": [2], "token_ids": [40, 41]}
+    frames = {name: encode_ids(values) for name, values in columns.items()}
+    engine.core_says(EngineCoreOutputs(accepted=[key], finished=[Finished(key=key, reason="length")], **frames))
+    assert isinstance(engine.hear(client), Accepted)
+    deltas = engine.hear(client)
+    assert isinstance(deltas, Deltas) and len(deltas.deltas) == 1
+    assert deltas.deltas[0].token_ids == encode_ids([40, 41]) and deltas.deltas[0].finish_reason == "length"
+    engine.supervisor_says(encode(Stop()))
+    last = engine.hear(client)
+    assert isinstance(last, Deltas) and last.deltas[0].error is not None and last.deltas[0].error.kind == "dead"
+    assert engine.process.wait(DEADLINE_S) == 0
+
+
+def test_a_long_prompt_wakes_the_loop_when_it_is_tokenized(engine: Engine) -> None:
+    client = engine.client(engine.start())
+    say(client, Submit(request_id="r", params=SamplingParams(), prompt="The capital of France " * 1000))
+    assert len(engine.at_core(EngineCoreRequest).prompt_token_ids) > 4000
+
+
+def test_strange_frames_are_answered_and_do_not_stop_it(engine: Engine) -> None:
+    address = engine.start()
+    client = engine.client(address)
+    client.send(b"\xff\xff")
+    assert isinstance(engine.hear(client), Refused)
+    client.send_multipart([b"", b"\x01", encode(GetHealth(query_id=1))])
+    assert isinstance(engine.hear(client), Health)
+    engine.supervisor_says(b"junk")
+    engine.core.send_multipart([engine.core_identity, b"junk"])
+    engine.connect(address).send(b"x" * (MAX_CLIENT_MESSAGE_BYTES + 1))
+    say(client, GetHealth(query_id=2))
+    assert isinstance(engine.hear(client), Health)
+
+
+def test_idle_it_sleeps(engine: Engine) -> None:
+    client = engine.client(engine.start())
+    say(client, Tokenize(query_id=1, prompt="x"))
+    engine.hear(client)
+    process = psutil.Process(engine.process.pid)
+    before = process.num_ctx_switches().voluntary, sum(process.cpu_times()[:2])
+    select.select([], [], [], 1.0)
+    assert process.num_ctx_switches().voluntary - before[0] <= 2
+    assert sum(process.cpu_times()[:2]) - before[1] <= 0.01
+
+
+def test_a_free_port_is_found_and_reported(run_directory: RunDirectory) -> None:
+    engine = Engine(run_directory, client_address="tcp://127.0.0.1:0")
+    try:
+        address = engine.start()
+        assert address.startswith("tcp://127.0.0.1:") and not address.endswith((":0", ":*"))
+        engine.client(address)
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("what", ["port", "tokenizer"])
+def test_what_cannot_be_served_is_one_line_and_exit_2(run_directory: RunDirectory, what: str) -> None:
+    with contextlib.ExitStack() as stack:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        stack.callback(context.destroy, 0)
+        taken = new_socket(context, zmq.ROUTER)
+        taken.bind("tcp://127.0.0.1:0")
+        address = taken.getsockopt_string(zmq.LAST_ENDPOINT)
+        changes = {"client_address": address} if what == "port" else {}
+        engine = Engine(run_directory, **changes)
+        stack.callback(engine.close)
+        if what == "tokenizer":
+            (run_directory.path / "model" / "tokenizer.json").write_text("{")
+        failed = engine.from_child(Failed)
+        assert failed.error.kind == "config" and "\n" not in failed.error.message
+        expected = f"cannot listen on {address}: Address already in use" if what == "port" else "tokenizer.json"
+        assert expected in failed.error.message
+        assert engine.process.wait(DEADLINE_S) == 2
+
+
+def test_it_dies_with_its_parent_and_takes_the_run_directory_along(engine: Engine) -> None:
+    engine.client(engine.start())
+    begun = time.monotonic()
+    os.close(engine.lifeline)
+    engine.process.wait(DEADLINE_S)
+    assert time.monotonic() - begun < 3 and not engine.run_directory.path.exists()
+
+
+def test_it_survives_a_keyboard_interrupt(engine: Engine) -> None:
+    client = engine.client(engine.start())
+    engine.process.send_signal(2)
+    say(client, GetHealth(query_id=1))
+    assert isinstance(engine.hear(client), Health)
+
+
+def test_a_refusal_of_the_core_ends_it_with_the_reason(engine: Engine) -> None:
+    engine.at_core(Hello)
+    refused = Refused(error=ErrorInfo("protocol", "another run"))
+    engine.core.send_multipart([engine.core_identity, msgspec.msgpack.encode(refused)])
+    assert engine.from_child(Failed).error == ErrorInfo("protocol", "another run")
+    assert engine.process.wait(DEADLINE_S) == 1

@@ -1,0 +1,315 @@
+"""LLM and AsyncLLM: an engine of one's own, its keywords, its end; with fake launchers and with the demo model."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from tokenloom.frontend import engine_handle
+from tokenloom.frontend.async_client import AsyncClient
+from tokenloom.frontend.client import Client
+from tokenloom.frontend.engine_handle import EngineHandle
+from tokenloom.frontend.engine_options import config_from_keywords
+from tokenloom.frontend.in_process_connection import InProcessConnection
+from tokenloom.frontend.llm import LLM
+from tokenloom.ipc.config import EngineConfig
+from tokenloom.ipc.errors import ConfigError, EngineDead, InternalError, RequestError, TokenloomError
+from tokenloom.ipc.messages import ClientMessage, FrontendMessage
+from tokenloom.ipc.sampling_params import SamplingParams
+
+from .fake_frontend import DEADLINE_S, FORBIDDEN, FakeService, expected_text
+
+LAUNCHER = """
+import json, os, sys, time
+argv = sys.argv
+config, lifeline, ready = argv[argv.index("--config-json") + 1 :: 2][:3]
+os.write(2, b"first words\\n")
+
+def tell(answer):
+    os.write(int(ready), json.dumps(answer).encode() + b"\\n")
+    os.close(int(ready))
+
+def serve():
+    tell({"address": "ipc://" + json.loads(config)["model"]})
+    while os.read(int(lifeline), 1):
+        pass
+"""
+LAUNCHERS = {
+    "serves": "serve()",
+    "is stubborn": "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); serve(); time.sleep(100)",
+    "dies": "os.write(2, b'out of luck\\n'); sys.exit(3)",
+    "refuses": "tell({'error': {'kind': 'config', 'message': 'no such model'}}); sys.exit(2)",
+    "hangs": "os.read(int(lifeline), 1)",
+}
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., EngineHandle]]:
+    handles = []
+
+    def start(launcher: str, **options: object) -> EngineHandle:
+        script = tmp_path / "launcher.py"
+        script.write_text(LAUNCHER + LAUNCHERS[launcher])
+        handle = EngineHandle(EngineConfig(model="x", **options), [sys.executable, str(script)])  # type: ignore[arg-type]
+        handles.append(handle)
+        return handle
+
+    before = set(threading.enumerate())
+    yield start
+    for handle in handles:
+        handle.stop()
+        assert not Path(f"/proc/{handle.pid}").exists()
+    assert set(threading.enumerate()) == before
+
+
+def test_an_engine_says_where_it_serves_and_ends_with_its_lifeline(start: Callable[..., EngineHandle]) -> None:
+    handle = start("serves")
+    assert handle.address == "ipc://x"
+    assert os.getsid(handle.pid) == handle.pid, "Ctrl-C in the terminal is the program's, not the engine's"
+    handle.stop()
+    assert not Path(f"/proc/{handle.pid}").exists()
+    handle.stop()
+
+
+def test_an_engine_that_does_not_listen_is_killed(
+    start: Callable[..., EngineHandle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_handle, "STOP_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(engine_handle, "TERMINATE_TIMEOUT_S", 0.1)
+    handle = start("is stubborn")
+    handle.stop()
+    handle._watcher.join(DEADLINE_S)
+    assert not Path(f"/proc/{handle.pid}").exists()
+
+
+@pytest.mark.parametrize(
+    ("launcher", "error_type", "words"),
+    [
+        ("dies", EngineDead, r"(?s)exited with code 3.*first words.*out of luck"),
+        ("refuses", ConfigError, "no such model"),
+        ("hangs", EngineDead, r"(?s)did not start within 0.3 s.*first words.*start_timeout_s"),
+    ],
+)
+def test_an_engine_that_cannot_start_says_why(
+    start: Callable[..., EngineHandle], launcher: str, error_type: type[Exception], words: str
+) -> None:
+    with pytest.raises(error_type, match=words):
+        start(launcher, **({"start_timeout_s": 0.3} if launcher == "hangs" else {}))
+
+
+def test_an_engine_that_is_killed_tells_the_signal_and_its_last_words(start: Callable[..., EngineHandle]) -> None:
+    handle = start("serves")
+    told: list[TokenloomError] = []
+    has_told = threading.Event()
+    handle.on_death(lambda error: (told.append(error), has_told.set()))  # type: ignore[func-returns-value]
+    os.kill(handle.pid, signal.SIGKILL)
+    assert has_told.wait(DEADLINE_S)
+    assert "killed by SIGKILL" in str(told[0]) and "first words" in str(told[0])
+    late: list[TokenloomError] = []
+    handle.on_death(late.append)
+    assert late == told
+
+
+def test_the_engines_words_reach_the_programs_stderr(
+    start: Callable[..., EngineHandle], capsys: pytest.CaptureFixture[str]
+) -> None:
+    start("serves").stop()
+    assert "first words" in capsys.readouterr().err
+
+
+# ── keywords ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_every_field_of_the_configuration_is_a_keyword(tmp_path: Path) -> None:
+    config = config_from_keywords("LLM", tmp_path, {"max_num_seqs": 16, "dtype": torch.bfloat16, "listen": None})
+    assert config == EngineConfig(model=str(tmp_path), max_num_seqs=16, dtype="bfloat16", log_level="warning")
+    assert config_from_keywords("LLM", None, {"log_level": "debug"}).log_level == "debug"
+
+
+def test_an_unknown_keyword_is_a_type_error_with_what_it_may_have_meant() -> None:
+    with pytest.raises(TypeError, match=r"LLM\(\) got an unexpected keyword argument 'tensor_paralel_size'.*parallel"):
+        LLM(tensor_paralel_size=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"max_num_seqs": "16"}, "max_num_seqs"), ({"block_size": 0}, "--block-size"), ({"dtype": "int4"}, "dtype")],
+)
+def test_a_bad_value_is_refused_before_anything_starts(options: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        LLM(**options)  # type: ignore[arg-type]
+
+
+# ── in process ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class FakeEngine:
+    """FakeService as an engine of this process."""
+
+    def __init__(self) -> None:
+        self.service = FakeService()
+        self.threads: set[threading.Thread] = set()
+        self.is_closed = False
+        self.error: Exception | None = None
+
+    def send(self, message: ClientMessage) -> None:
+        self.service.take(bytes(16), message)
+
+    def step(self, timeout_s: float) -> list[FrontendMessage]:
+        assert timeout_s > 0
+        self.threads.add(threading.current_thread())
+        if self.error is not None:
+            raise self.error
+        self.service.generate()
+        messages, self.service.outbox = [message for _, message in self.service.outbox], []
+        return messages
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class FakeLLM(Client):
+    def __init__(self, engine: FakeEngine) -> None:
+        connection = InProcessConnection(engine)
+        self._attach(connection, connection.close)
+
+
+class FakeAsyncLLM(AsyncClient):
+    def __init__(self, engine: FakeEngine) -> None:
+        connection = InProcessConnection(engine, in_background=True)
+        self._attach(connection, connection.close)
+
+
+def greedy(max_tokens: int) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=max_tokens)
+
+
+def test_in_process_the_waiting_thread_does_the_work() -> None:
+    engine = FakeEngine()
+    with FakeLLM(engine) as llm:
+        outputs = llm.generate(["a", "b"], [greedy(5), greedy(30)], use_tqdm=False)
+        assert [output.outputs[0].text for output in outputs] == [expected_text("a", 5), expected_text("b", 30)]
+        assert "".join(llm.stream("c", greedy(9))) == expected_text("c", 9)
+        futures = [llm.submit(prompt, greedy(7)) for prompt in "de"]
+        assert [future.result(DEADLINE_S).outputs[0].text for future in futures] == [
+            expected_text("d", 7),
+            expected_text("e", 7),
+        ]
+        assert llm.info().model == "fake"
+        with pytest.raises(RequestError, match="forbidden"):
+            llm.generate(FORBIDDEN, use_tqdm=False)
+    assert engine.threads == {threading.current_thread()}
+    assert engine.is_closed
+    with pytest.raises(RequestError, match="closed"):
+        llm.generate("p")
+
+
+def test_in_process_a_callback_may_use_the_engine_again() -> None:
+    with FakeLLM(FakeEngine()) as llm:
+        texts: list[str] = []
+        future = llm.submit("a", greedy(3))
+        future.add_done_callback(
+            lambda future: texts.append(llm.generate("b", greedy(4), use_tqdm=False)[0].outputs[0].text)
+        )
+        llm.generate("c", greedy(9), use_tqdm=False)
+        assert texts == [expected_text("b", 4)]
+
+
+def test_in_process_many_threads_share_the_work() -> None:
+    with FakeLLM(FakeEngine()) as llm:
+        texts: dict[str, str] = {}
+
+        def work(name: str) -> None:
+            for index in range(20):
+                prompt = f"{name}{index}"
+                texts[prompt] = llm.generate(prompt, greedy(20), use_tqdm=False)[0].outputs[0].text
+
+        threads = [threading.Thread(target=work, args=(name,)) for name in "abcd"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(DEADLINE_S)
+        assert len(texts) == 80
+        assert all(text == expected_text(prompt, 20) for prompt, text in texts.items())
+
+
+def test_in_process_a_bug_reaches_the_debugger_and_a_dead_engine_everybody() -> None:
+    engine = FakeEngine()
+    with FakeLLM(engine) as llm:
+        engine.error = ZeroDivisionError("a bug")
+        with pytest.raises(ZeroDivisionError):
+            llm.generate("p", use_tqdm=False)
+        engine.error = EngineDead("no memory")
+        for _ in range(2):
+            with pytest.raises(EngineDead, match="no memory"):
+                llm.generate("p", use_tqdm=False)
+
+
+def test_in_process_for_an_event_loop_works_in_the_background() -> None:
+    engine = FakeEngine()
+    before = set(threading.enumerate())
+
+    async def main() -> None:
+        async with FakeAsyncLLM(engine) as llm:
+            outputs = [output async for output in llm.generate("p", greedy(20))]
+            assert outputs[-1].outputs[0].text == expected_text("p", 20)
+            engine.error = ZeroDivisionError("a bug")
+            with pytest.raises(InternalError, match="ZeroDivisionError: a bug"):
+                await anext(llm.generate("p"))
+
+    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+    assert set(threading.enumerate()) == before
+    assert engine.threads.isdisjoint(before)
+
+
+# ── the demo model ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+SCRIPT = """
+import os, psutil, sys, tokenloom
+llm = tokenloom.LLM(num_threads=1, max_num_seqs=8, num_kv_blocks=256)
+(output,) = llm.generate(["The capital of France is"], tokenloom.SamplingParams(temperature=0, max_tokens=8))
+print(output.outputs[0].text, flush=True)
+print(psutil.Process().children()[0].pid, flush=True)
+sys.stdin.read()
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_script_without_a_guard_gets_its_answer_and_leaves_nothing_when_it_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    with subprocess.Popen(
+        [sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        assert "Paris" in process.stdout.readline()
+        engine = int(process.stdout.readline())
+        engine_fd = os.pidfd_open(engine)
+        process.stdin.close()
+        assert process.wait(DEADLINE_S) == -signal.SIGKILL
+    assert select.select([engine_fd], [], [], DEADLINE_S)[0], "the engine outlived the program"
+    os.close(engine_fd)
+
+
+def test_an_engine_that_dies_ends_every_wait_with_its_exit_code() -> None:
+    with LLM(num_threads=1, max_num_seqs=8, num_kv_blocks=256) as llm:
+        assert "Paris" in llm.generate("The capital of France is", greedy(8), use_tqdm=False)[0].outputs[0].text
+        stream = llm.stream("1 + 1", SamplingParams(max_tokens=1500, ignore_eos=True))
+        next(stream)
+        (engine,) = psutil.Process().children()
+        engine.kill()
+        with pytest.raises(EngineDead, match="SIGKILL"):
+            list(stream)
+        with pytest.raises(EngineDead, match="SIGKILL"):
+            llm.generate("p")

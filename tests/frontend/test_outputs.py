@@ -1,0 +1,83 @@
+"""Outputs are cumulative copies, and readable in a shell."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tokenloom.frontend.outputs import OutputBuilder
+from tokenloom.ipc.codec import encode_ids
+from tokenloom.ipc.errors import RequestError
+from tokenloom.ipc.messages import Accepted, Delta, Metrics, Submit
+from tokenloom.ipc.sampling_params import SamplingParams
+
+
+def new_builder(prompt: str | None = "hello", ids: bytes | None = None) -> OutputBuilder:
+    return OutputBuilder(Submit(request_id="r", prompt=prompt, prompt_token_ids=ids, params=SamplingParams()))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_however_the_deltas_are_cut_the_output_is_the_same(seed: int) -> None:
+    rng = random.Random(seed)
+    tokens = [rng.randrange(50_000) for _ in range(200)]
+    builder, start = new_builder(), 0
+    while start < len(tokens):
+        end = min(len(tokens), start + rng.randint(1, 30))
+        text = "".join(map(chr, tokens[start:end]))
+        finish = "stop" if end == len(tokens) else None
+        builder.add(
+            Delta(
+                request_id="r",
+                start=start,
+                token_ids=encode_ids(tokens[start:end]),
+                text=text,
+                finish_reason=finish,
+                stop_reason=7 if finish else None,
+                metrics=Metrics(num_preemptions=2, finished_time=5.0) if finish else None,
+            )
+        )
+        start = end
+    output = builder.result()
+    assert output.outputs[0].token_ids == tokens
+    assert output.outputs[0].text == "".join(map(chr, tokens))
+    assert (output.outputs[0].finish_reason, output.outputs[0].stop_reason, output.finished) == ("stop", 7, True)
+    assert (output.metrics.num_preemptions, output.metrics.finished_time) == (2, 5.0)
+
+
+def test_an_output_does_not_change_when_more_comes() -> None:
+    builder = new_builder()
+    builder.add(Delta(request_id="r", token_ids=encode_ids([1]), text="a", num_cached_tokens=4))
+    first = builder.build()
+    builder.add(Delta(request_id="r", start=1, token_ids=encode_ids([2]), text="b", finish_reason="length"))
+    second = builder.build()
+    assert (first.outputs[0].token_ids, first.outputs[0].text, first.finished) == ([1], "a", False)
+    assert (second.outputs[0].token_ids, second.outputs[0].text, second.finished) == ([1, 2], "ab", True)
+    assert second.num_cached_tokens == 4
+
+
+def test_the_prompt_is_what_the_core_holds() -> None:
+    builder = new_builder()
+    assert builder.build().prompt == "hello"
+    builder.add(Accepted(request_id="r", attempt=0, prompt_token_ids=encode_ids([5, 6]), prompt="<s>hello", seed=1))
+    builder.add(Accepted(request_id="r", attempt=1, prompt_token_ids=encode_ids([5, 6]), prompt=None, seed=1))
+    assert (builder.build().prompt, builder.build().prompt_token_ids) == ("<s>hello", [5, 6])
+    assert new_builder(None, encode_ids([9])).build().prompt_token_ids == [9]
+
+
+def test_a_failed_request_raises_its_error() -> None:
+    builder = new_builder()
+    builder.add(RequestError("too long"))
+    assert builder.is_finished
+    with pytest.raises(RequestError, match="too long"):
+        builder.result()
+
+
+def test_a_long_output_has_a_short_repr() -> None:
+    builder = new_builder("x" * 10_000, None)
+    builder.add(Delta(request_id="r", token_ids=encode_ids(range(10_000)), text="y" * 10_000))
+    text = repr(builder.build())
+    assert len(text) < 1000
+    assert "request_id='r'" in text and "10000 characters" in text and "10000 ids" in text
+    builder = new_builder("short", encode_ids([1, 2]))
+    assert "prompt='short', prompt_token_ids=[1, 2]" in repr(builder.build())

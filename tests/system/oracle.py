@@ -1,0 +1,50 @@
+"""What transformers says of an answer: one forward pass over prompt and answer, in fp32.
+
+If each token of the answer has the highest logit given all tokens before it, the answer is what greedy `generate`
+brings, by induction. A token may miss the maximum by at most NEAR_TIE (design §2); such excuses are counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM
+
+NEAR_TIE = 1e-4
+MAX_EXCUSES = 1e-3  # of all tokens
+
+
+class GreedyOracle:
+    """Counts what it has checked; `close` demands that excuses are as rare as they must be."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
+        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").eval()
+        self.num_tokens = self.num_excuses = 0
+
+    @torch.inference_mode()
+    def logits(self, prompt: Sequence[int], answer: Sequence[int]) -> torch.Tensor:
+        """[len(answer), vocab]: row i is what the model expects at answer[i]."""
+        ids = torch.tensor([[*prompt, *answer]])
+        hidden = self._model.model(ids).last_hidden_state[0, len(prompt) - 1 : -1]
+        return self._model.lm_head(hidden).float()
+
+    def check(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
+        logits = self.logits(prompt, answer)
+        best, found = logits.max(dim=-1).values, logits[torch.arange(len(answer)), torch.tensor(answer)]
+        misses = best - found
+        assert misses.max() <= NEAR_TIE, f"token {int(misses.argmax())} of {len(answer)} misses by {misses.max():.6f}"
+        self.num_tokens += len(answer)
+        self.num_excuses += int((logits.argmax(dim=-1) != torch.tensor(answer)).sum())
+
+    def check_rough(self, prompt: Sequence[int], answer: Sequence[int], tolerance: float) -> None:
+        """For bf16: up to the first token that is not the maximum, which may miss by `tolerance` in log probability."""
+        logprobs = self.logits(prompt, answer).log_softmax(dim=-1)
+        misses = logprobs.max(dim=-1).values - logprobs[torch.arange(len(answer)), torch.tensor(answer)]
+        wrong = (misses > 0).nonzero()
+        if len(wrong):
+            assert misses[wrong[0, 0]] <= tolerance, f"token {int(wrong[0, 0])} misses by {misses[wrong[0, 0]]:.3f}"
+
+    def close(self) -> None:
+        assert self.num_tokens and self.num_excuses <= max(MAX_EXCUSES * self.num_tokens, 1)

@@ -1,0 +1,193 @@
+"""A worker process keeps to the stream, survives what is not for it, and dies when and as it should."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tokenloom.ipc.messages import (
+    ChildHello,
+    Failed,
+    Measured,
+    Phase,
+    Probe,
+    ProbeAck,
+    Resend,
+    RowSampling,
+    WorkerError,
+)
+from tokenloom.tests.checkpoints import tiny_checkpoint
+from tokenloom.tests.workers.worker_harness import GENERATION, WorkerHarness, make_spec, new_row
+from tokenloom.workers.worker import Worker
+
+GREEDY = RowSampling(temperature=0.0)
+PROMPT = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38, 46, 26, 43, 38, 32, 79, 50, 28, 84]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoint") / "model"
+    return tiny_checkpoint(folder, hidden_size=128, num_attention_heads=4, num_key_value_heads=2)
+
+
+@pytest.fixture(scope="module")
+def running(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerHarness]:
+    """One process for all tests that leave it alive."""
+    harness = WorkerHarness(make_spec(checkpoint, tmp_path_factory.mktemp("run")))
+    try:
+        harness.start()
+        yield harness
+    finally:
+        harness.close()
+
+
+@pytest.fixture
+def core(running: WorkerHarness) -> WorkerHarness:
+    """A new core: the worker has no rows and expects step 1."""
+    running.new_core()
+    return running
+
+
+@pytest.fixture
+def fresh(checkpoint: Path, tmp_path: Path) -> Iterator[WorkerHarness]:
+    """A process of its own, just started."""
+    harness = WorkerHarness(make_spec(checkpoint, tmp_path))
+    yield harness
+    harness.close()
+
+
+def test_it_generates_and_chunks_do_not_matter(core: WorkerHarness) -> None:
+    sampled = RowSampling(temperature=0.8, top_p=0.95, seed=11)
+    for sampling in (GREEDY, sampled):
+        whole = core.generate(PROMPT, 12, sampling)
+        assert len(whole) == 12
+        assert core.generate(PROMPT, 12, sampling, chunk=5) == whole
+
+
+def test_its_title_names_its_role(running: WorkerHarness) -> None:
+    arguments = Path(f"/proc/{running.processes[0].pid}/cmdline").read_bytes()
+    assert arguments.rstrip(b"\0") == b"tokenloom worker 0"
+
+
+def test_a_gap_is_asked_for_and_mended(core: WorkerHarness) -> None:
+    first = core.next_step([0], [len(PROMPT)], [new_row(0, PROMPT)], [0, 0, 1, 0, 0, 2])
+    second, third = core.next_step([0], [1]), core.next_step([0], [1])
+    core.publish(second)
+    core.publish(third)
+    assert core.receive(Resend) == Resend(rank=0, generation=GENERATION, from_step=1)
+    answers = [core.execute(step) for step in (first, second, third)]
+    assert [token for answer in answers for token in answer] == core.generate(PROMPT, 3, GREEDY)
+
+
+def test_what_is_stale_or_malformed_is_dropped(core: WorkerHarness) -> None:
+    step = core.next_step([0], [len(PROMPT)], [new_row(0, PROMPT)], [0, 0, 1, 0, 0, 2])
+    old = type(step)(step=1, core_epoch=core.epoch - 1, generation=GENERATION, rows=b"", counts=b"")
+    other_group = type(step)(step=1, core_epoch=core.epoch, generation=GENERATION + 1, rows=b"", counts=b"")
+    core.publish(old)
+    core.publish(other_group)
+    core.publish(Probe(core_epoch=core.epoch + 5, generation=GENERATION - 1))
+    for payload in (b"", b"\xc1", b"\x81\xa4type\xa4step", os.urandom(200), b"\xff" * 5000):
+        core.publisher.send(payload)
+        core.tell_raw(payload)
+    core.publisher.send_multipart([b"two", b"frames"])
+    token = core.execute(step)
+    core.publish(step)  # done already
+    core.publish(Probe(core_epoch=core.epoch, generation=GENERATION))
+    assert core.receive(ProbeAck).core_epoch == core.epoch
+    assert token == core.generate(PROMPT, 1, GREEDY)
+
+
+def test_a_probe_of_the_same_core_keeps_rows_and_a_new_core_drops_them(core: WorkerHarness) -> None:
+    core.execute(core.next_step([0], [3], [new_row(0, PROMPT)], [0, 0, 1, 0, 0, 2]))
+    core.publish(Probe(core_epoch=core.epoch, generation=GENERATION))
+    assert core.execute(core.next_step([0], [len(PROMPT) - 3])) == core.generate(PROMPT, 1, GREEDY)
+    core.new_core()
+    # Row 0 was not freed: admitting it again is legal only if it is gone.
+    assert len(core.execute(core.next_step([0], [2], [new_row(0, [1, 2])], [0, 0, 1]))) == 1
+
+
+def test_interrupts_are_the_supervisors_business(core: WorkerHarness) -> None:
+    core.processes[0].send_signal(signal.SIGINT)
+    assert len(core.generate(PROMPT, 1, GREEDY)) == 1
+
+
+def test_the_process_gives_the_tokens_of_a_worker_in_this_process(
+    core: WorkerHarness, checkpoint: Path, tmp_path: Path
+) -> None:
+    worker = Worker(make_spec(checkpoint, tmp_path), rank=0, generation=0)
+    assert [phase.name for phase in worker.load()] == ["load weights"]
+    worker.initialize(worker.measure().max_blocks)
+    step = core.next_step([1], [len(PROMPT)], [new_row(1, PROMPT)], [1, 0, 1, 1, 0, 2])
+    result = worker.execute(step)
+    assert result is not None
+    assert np.frombuffer(result.token_ids, np.int32).tolist() == core.execute(step)
+
+
+def test_start_tells_who_it_is_what_it_did_and_what_it_measured_then_stop_ends_it(fresh: WorkerHarness) -> None:
+    messages = fresh.control_messages()
+    identity, hello = next(messages)
+    assert identity == b"worker-0-%d" % GENERATION
+    assert isinstance(hello, ChildHello)
+    assert (hello.role, hello.rank, hello.fingerprint) == ("worker", 0, fresh.spec.fingerprint)
+    for name in ("import torch", "load weights", "measure memory"):
+        phase = next(messages)[1]
+        assert isinstance(phase, Phase)
+        assert phase.name == name and phase.duration_s >= 0
+    measured = next(messages)[1]
+    assert isinstance(measured, Measured)
+    assert measured.max_blocks == 64
+    fresh.tell_raw(b"\xc1")
+    codes, words = fresh.stop()
+    assert codes == [0]
+    assert "dropped 1 malformed and 0 stale frames" in words
+
+
+def test_a_step_that_fails_is_reported_and_ends_the_process(fresh: WorkerHarness) -> None:
+    fresh.start()
+    fresh.publish(fresh.next_step([2], [1]))
+    error = fresh.receive(WorkerError)
+    assert (error.rank, error.step, error.phase) == (0, 1, "prepare inputs")
+    assert error.message.startswith("ProtocolError: row 2 is scheduled")
+    assert fresh.exit_codes() == [1]
+
+
+def test_it_dies_with_its_parent_within_a_second(fresh: WorkerHarness) -> None:
+    fresh.start()
+    begun = time.monotonic()
+    fresh.cut_lifelines()
+    fresh.exit_codes(timeout_s=5)
+    assert time.monotonic() - begun < 1
+
+
+def test_a_checkpoint_that_cannot_be_served_is_one_line_and_exit_code_2(checkpoint: Path, tmp_path: Path) -> None:
+    broken = tiny_checkpoint(tmp_path / "model")
+    weights = next(broken.glob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    harness = WorkerHarness(make_spec(broken, tmp_path / "run"))
+    try:
+        failed = harness.wait_for(Failed)
+        words = harness.processes[0].communicate(timeout=20)[1]
+        assert failed.error.kind == "config"
+        assert weights.name in failed.error.message
+        assert harness.exit_codes() == [2]
+        assert len(words.strip().splitlines()) <= 2, words
+    finally:
+        harness.close()
+
+
+def test_two_ranks_give_the_tokens_of_one(core: WorkerHarness, checkpoint: Path, tmp_path: Path) -> None:
+    sampled = RowSampling(temperature=0.8, seed=11)
+    expected = [core.generate(PROMPT, 10, sampling) for sampling in (GREEDY, sampled)]
+    pair = WorkerHarness(make_spec(checkpoint, tmp_path, tensor_parallel_size=2))
+    try:
+        pair.start()
+        assert [pair.generate(PROMPT, 10, sampling, chunk=7) for sampling in (GREEDY, sampled)] == expected
+        assert pair.stop()[0] == [0, 0]
+    finally:
+        pair.close()

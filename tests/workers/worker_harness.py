@@ -1,0 +1,238 @@
+"""WorkerHarness: supervisor and core of one worker group, as far as the workers can see, over real sockets."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import zmq
+
+from tokenloom.ipc.codec import Decoder, encode
+from tokenloom.ipc.config import EngineConfig
+from tokenloom.ipc.engine_spec import EngineSpec
+from tokenloom.ipc.messages import (
+    ChildToSupervisor,
+    CoreToWorker,
+    Failed,
+    Initialize,
+    Measured,
+    ModelRunnerOutput,
+    NewRow,
+    Probe,
+    ProbeAck,
+    Ready,
+    RowSampling,
+    SchedulerOutput,
+    Stop,
+    SupervisorToChild,
+    WorkerToCore,
+)
+from tokenloom.ipc.model_config import ModelConfig
+from tokenloom.ipc.sockets import new_socket
+
+START_S = 60.0
+ANSWER_S = 20.0
+GENERATION = 7
+
+M = TypeVar("M")
+
+
+def make_spec(model_folder: Path, run_directory: Path, **options: int | str) -> EngineSpec:
+    run_directory.mkdir(parents=True, exist_ok=True)
+    model = ModelConfig.load(model_folder)
+    return EngineSpec(
+        run_id="0123456789abcdef",
+        run_directory=str(run_directory),
+        client_address=f"ipc://{run_directory}/client.sock",
+        config=EngineConfig(**{"num_threads": 1, "num_kv_blocks": 64, "max_num_seqs": 4, **options}),  # type: ignore[arg-type]
+        model=model,
+        model_folder=str(model_folder),
+        tokenizer_folder=str(model_folder),
+        served_model_name="model",
+        dtype="float32",
+        device="cpu",
+        max_model_len=128,
+    )
+
+
+def frame(*values: int) -> bytes:
+    return np.array(values, np.int32).tobytes()
+
+
+class WorkerHarness:
+    """Starts one process per rank; every wait has a deadline."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self.spec = spec
+        self.size = spec.config.tensor_parallel_size
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._control = self._bind(zmq.ROUTER, "control")
+        self.publisher = self._bind(zmq.PUB, f"workers-{GENERATION}")
+        self._results = self._bind(zmq.PULL, f"results-{GENERATION}")
+        self._control_decoder: Decoder[ChildToSupervisor] = Decoder(ChildToSupervisor)
+        self._result_decoder: Decoder[WorkerToCore] = Decoder(WorkerToCore)
+        self.epoch = -1
+        self.step = 0
+        self.processes = list[subprocess.Popen[str]]()
+        self._lifelines = list[int]()
+        for rank in range(self.size):
+            self._spawn(rank)
+
+    def _bind(self, kind: int, name: str) -> zmq.Socket[bytes]:
+        socket = new_socket(self._context, kind)
+        socket.bind(self.spec.address(name))
+        return socket
+
+    def _spawn(self, rank: int) -> None:
+        read_fd, write_fd = os.pipe()
+        command = [sys.executable, "-P", "-m", "tokenloom.workers.process", "--spec", self.spec.to_argument()]
+        command += ["--rank", str(rank), "--generation", str(GENERATION), "--lifeline-fd", str(read_fd)]
+        process = subprocess.Popen(
+            command, pass_fds=[read_fd], stderr=subprocess.PIPE, text=True, start_new_session=True, cwd="/"
+        )
+        os.close(read_fd)
+        self.processes.append(process)
+        self._lifelines.append(write_fd)
+
+    # ── supervisor ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def control_messages(self) -> Iterator[tuple[bytes, ChildToSupervisor]]:
+        deadline = time.monotonic() + START_S
+        while self._control.poll(int(max(deadline - time.monotonic(), 0) * 1000)):
+            identity, payload = self._control.recv_multipart()
+            yield identity, self._control_decoder.decode(payload)
+        raise TimeoutError(f"no message within {START_S} s; exit codes {[p.poll() for p in self.processes]}")
+
+    def wait_for(self, kind: type[M]) -> M:
+        """The next message of this kind from any rank."""
+        for _, message in self.control_messages():
+            if isinstance(message, kind):
+                return message
+            assert not isinstance(message, Failed), message.error.message
+        raise AssertionError("control_messages ends by raising")
+
+    def tell(self, message: SupervisorToChild) -> None:
+        for rank in range(self.size):
+            self._control.send_multipart([b"worker-%d-%d" % (rank, GENERATION), encode(message)])
+
+    def tell_raw(self, payload: bytes) -> None:
+        self._control.send_multipart([b"worker-0-%d" % GENERATION, payload])
+
+    def start(self) -> None:
+        """Up to the answers to a first probe."""
+        blocks = min(self.wait_for(Measured).max_blocks for _ in range(self.size))
+        self.tell(Initialize(num_blocks=blocks))
+        for _ in range(self.size):
+            self.wait_for(Ready)
+        self.new_core()
+
+    # ── core ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def publish(self, message: CoreToWorker) -> None:
+        self.publisher.send(encode(message))
+
+    def new_core(self) -> None:
+        """Begin a core_epoch, in which steps count from 1."""
+        self.epoch, self.step = self.epoch + 1, 0
+        silent = set(range(self.size))
+        deadline = time.monotonic() + ANSWER_S
+        while silent:
+            assert time.monotonic() < deadline, f"ranks {silent} did not answer the probe"
+            self.publish(Probe(core_epoch=self.epoch, generation=GENERATION))
+            while self._results.poll(50):
+                message = self._result_decoder.decode(self._results.recv())
+                if isinstance(message, ProbeAck) and message.core_epoch == self.epoch:
+                    silent.discard(message.rank)
+
+    def next_step(
+        self,
+        rows: list[int],
+        counts: list[int],
+        new_rows: list[NewRow] | None = None,
+        appends: list[int] | None = None,
+        freed: list[int] | None = None,
+    ) -> SchedulerOutput:
+        self.step += 1
+        return SchedulerOutput(
+            step=self.step,
+            core_epoch=self.epoch,
+            generation=GENERATION,
+            rows=frame(*rows),
+            counts=frame(*counts),
+            freed_rows=frame(*freed or []),
+            new_rows=new_rows or [],
+            block_appends=frame(*appends or []),
+        )
+
+    def receive(self, kind: type[M]) -> M:
+        """The next result, which must be of this kind; late answers to repeated probes are passed over."""
+        deadline = time.monotonic() + ANSWER_S
+        while self._results.poll(int(max(deadline - time.monotonic(), 0) * 1000)):
+            message = self._result_decoder.decode(self._results.recv())
+            if isinstance(message, kind):
+                return message
+            assert isinstance(message, ProbeAck), f"unexpected {message}"
+        raise TimeoutError(f"no {kind.__name__} within {ANSWER_S} s")
+
+    def execute(self, step: SchedulerOutput) -> list[int]:
+        """Tokens that a step sampled."""
+        self.publish(step)
+        result = self.receive(ModelRunnerOutput)
+        assert (result.step, result.core_epoch, result.generation) == (step.step, self.epoch, GENERATION)
+        tokens: list[int] = np.frombuffer(result.token_ids, np.int32).tolist()
+        return tokens
+
+    def generate(self, prompt: list[int], num_tokens: int, sampling: RowSampling, chunk: int = 1000) -> list[int]:
+        """The answer to one prompt on row 1, prefilled in chunks."""
+        block_size = self.spec.config.block_size
+        tokens, num_computed, num_blocks = list(prompt), 0, 0
+        new_rows = [new_row(1, prompt, sampling)]
+        while len(tokens) < len(prompt) + num_tokens:
+            count = min(chunk, len(tokens) - num_computed)
+            num_computed += count
+            appends = [v for b in range(num_blocks, -(-num_computed // block_size)) for v in (1, 0, b + 1)]
+            num_blocks += len(appends) // 3
+            tokens += self.execute(self.next_step([1], [count], new_rows, appends))
+            new_rows = []
+        self.execute(self.next_step([], [], freed=[1]))
+        return tokens[len(prompt) :]
+
+    # ── end ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def cut_lifelines(self) -> None:
+        """As if the parent had been killed: the kernel closes its descriptors."""
+        while self._lifelines:
+            os.close(self._lifelines.pop())
+
+    def exit_codes(self, timeout_s: float = ANSWER_S) -> list[int]:
+        return [process.wait(timeout_s) for process in self.processes]
+
+    def stop(self) -> tuple[list[int], str]:
+        """Stop all ranks; exit codes and what rank 0 wrote to stderr."""
+        self.tell(Stop())
+        words = self.processes[0].communicate(timeout=ANSWER_S)[1]
+        return self.exit_codes(), words
+
+    def close(self) -> None:
+        self.cut_lifelines()
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+            process.communicate(timeout=ANSWER_S)
+        self._context.destroy(linger=0)
+
+
+def new_row(row: int, tokens: list[int], sampling: RowSampling | None = None) -> NewRow:
+    return NewRow(
+        row=row,
+        token_ids=frame(*tokens),
+        num_prompt_tokens=len(tokens),
+        num_computed_tokens=0,
+        sampling=sampling or RowSampling(temperature=0.0),
+    )
