@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .ipc.errors import (
         ConfigError,
         EngineDead,
+        InternalError,
         Overloaded,
         ProtocolError,
         RequestError,
@@ -40,6 +41,7 @@ _HOME_BY_NAME = {
     "ConfigError": "ipc.errors",
     "ProtocolError": "ipc.errors",
     "EngineDead": "ipc.errors",
+    "InternalError": "ipc.errors",
 }
 
 __version__ = "0.1.0"
@@ -51,6 +53,7 @@ __all__ = [
     "CompletionOutput",
     "ConfigError",
     "EngineDead",
+    "InternalError",
     "Overloaded",
     "ProtocolError",
     "RequestError",

@@ -32,7 +32,7 @@ class RequestFuture(Future[RequestOutput]):
         self._builder.add(update)
         if self._builder.is_finished:
             self._ended.put(None)
-            self._settle()
+            self._channel.call_later(self._settle)
 
     def cancel(self) -> bool:
         """Abort the request; False if it has ended already."""

@@ -16,7 +16,7 @@ MAX_UNANSWERED_BYTES = 16 << 20
 
 
 class SubmitWindow:
-    """Invariant: `is_waiting` ⇔ in `_waiting`; `_num_unanswered` requests, `_unanswered_bytes` long, `is_unanswered`."""
+    """Invariant: `is_waiting` ⇔ in `_waiting`; the two counts are those of the requests that are `is_unanswered`."""
 
     def __init__(self) -> None:
         self._waiting: deque[OpenRequest] = deque()

@@ -70,8 +70,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"--max-num-batched-tokens {self.max_num_batched_tokens} is below --max-num-seqs {self.max_num_seqs}: "
                 "a step could not hold one token of each running request; raise the first or lower the second"
             )
-        if self.listen is not None and not self.listen.startswith(("ipc://", "tcp://")):
-            raise ConfigError(f"--listen {self.listen} must begin with ipc:// or tcp://")
+        if self.listen is not None:
+            _check_address(self.listen)
 
 
 _INT_RANGES = (
@@ -89,6 +89,16 @@ _INT_RANGES = (
     ("num_threads", 1, 4096),
     ("seed", -(2**63), 2**63 - 1),
 )
+
+
+def _check_address(address: str) -> None:
+    """ipc://PATH or tcp://HOST:PORT; ZeroMQ itself would take any port modulo 65536."""
+    if address.startswith("tcp://"):
+        port = address.rpartition(":")[2]
+        if port != "*" and not (port.isdecimal() and int(port) <= 65535):
+            raise ConfigError(f"--listen {address}: the port must be in [0, 65535] (0: any free one), got {port!r}")
+    elif not address.startswith("ipc:///"):
+        raise ConfigError(f"--listen {address} must be ipc:///PATH or tcp://HOST:PORT")
 
 
 def _flag(name: str) -> str:

@@ -46,8 +46,9 @@ class Sampler:
         if len(drawn) == 0:
             return tokens
         draws = _row_draws(drawn, tokens[drawn], largest[drawn], columns.take(drawn), positions[drawn], logits.shape[1])
-        found = zip(self._find(logits, draws), draws, strict=True)
-        tokens[drawn] = _best([candidates.filtered(draw) for candidates, draw in found], draws)
+        with np.errstate(over="ignore"):  # logits of ±1e38 over a small temperature are infinite, and rightly so
+            found = zip(self._find(logits, draws), draws, strict=True)
+            tokens[drawn] = _best([candidates.filtered(draw) for candidates, draw in found], draws)
         return tokens
 
 

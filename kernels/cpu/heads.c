@@ -4,7 +4,7 @@
 #include <math.h>
 
 /* NaN and infinities become 0: what a request that overflowed leaves behind must not poison the block's next owner. */
-INLINE __m512 finite(__m512 v) {
+INLINE __m512 finite_or_zero(__m512 v) {
     __mmask16 is_finite = _mm512_cmp_ps_mask(_mm512_abs_ps(v), _mm512_set1_ps(INFINITY), _CMP_LT_OQ);
     return _mm512_maskz_mov_ps(is_finite, v);
 }
@@ -33,8 +33,8 @@ static void rotate_head(element *to, const element *from, int64_t head_dim, cons
         __m512 cosine = _mm512_maskz_loadu_ps(mask, cos_sin + i), sine = _mm512_maskz_loadu_ps(mask, cos_sin + half + i);
         __m512 low = _mm512_fmsub_ps(first, cosine, _mm512_mul_ps(second, sine));
         __m512 high = _mm512_fmadd_ps(second, cosine, _mm512_mul_ps(first, sine));
-        store16(to + i, mask, is_key ? finite(low) : low);
-        store16(to + half + i, mask, is_key ? finite(high) : high);
+        store16(to + i, mask, is_key ? finite_or_zero(low) : low);
+        store16(to + half + i, mask, is_key ? finite_or_zero(high) : high);
     }
 }
 
@@ -62,7 +62,7 @@ void prepare_heads(const Heads *heads, const HeadWork *work, const Cache *cache,
         }
         for (int64_t i = 0; i < head_dim; i += 16) {
             __mmask16 mask = lanes(head_dim - i);
-            store16(to + i, mask, finite(load16(from + i, mask)));
+            store16(to + i, mask, finite_or_zero(load16(from + i, mask)));
         }
     }
 }

@@ -15,6 +15,7 @@
 #define TOKENLOOM_KERNELS_H
 
 #include <immintrin.h>
+#include <omp.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -169,6 +170,15 @@ typedef struct {
     int64_t start, stop;
 } Range;
 
+/* The code between runs once in each of `num_threads` threads (the caller's variable), with `team`. */
+#define BEGIN_TEAM                                                                                                     \
+    Shared shared_ = {0};                                                                                              \
+    _Pragma("omp parallel num_threads(num_threads)") {                                                                 \
+        const Team team_ = {omp_get_thread_num(), omp_get_num_threads(), &shared_}, *team = &team_;
+#define END_TEAM                                                                                                       \
+        release_tiles();                                                                                               \
+    }
+
 /* Waits until all have come: spins, then yields the core to whoever needs it. */
 void team_wait(const Team *team);
 
@@ -279,9 +289,9 @@ typedef struct {
 typedef struct AttentionPlan AttentionPlan;
 
 /* The work of one step for layers of one shape and window (0: none), cut into tasks. NULL without memory. */
-AttentionPlan *make_attention_plan(const StepRows *rows, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
-                                   int64_t window, int num_threads);
-void free_attention_plan(AttentionPlan *plan);
+EXPORT AttentionPlan *make_attention_plan(const StepRows *rows, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
+                                   int64_t window);
+EXPORT void free_attention_plan(AttentionPlan *plan);
 
 /* Causal attention: query heads at `query` ([token * stride + head * head_dim]) to `out` [num_tokens][heads * dim].
  * All threads must have passed a barrier since the step's keys and values were written. */

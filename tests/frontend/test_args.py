@@ -69,7 +69,7 @@ def test_the_file_gives_options_and_the_command_line_wins(tmp_path: Path) -> Non
         ("- a list", "name: value"),
         ("a: [", "cannot be read"),
         ("max_num_seqs: 64\nmax_num_batched_tokens: 8", "max-num-batched-tokens 8 is below --max-num-seqs 64"),
-        ("listen: nowhere", "ipc:// or tcp://"),
+        ("listen: nowhere", "must be ipc:///PATH or tcp://HOST:PORT"),
     ],
 )
 def test_a_bad_file_is_one_line_with_the_mend(tmp_path: Path, text: str, message: str) -> None:

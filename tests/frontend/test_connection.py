@@ -68,6 +68,7 @@ def test_requests_go_on_after_the_frontend_was_replaced(fake: FakeFrontend, clie
 def test_an_idle_client_finds_the_new_frontend(fake: FakeFrontend, client: Client) -> None:
     fake.hang_up()
     fake.come_back()
+    fake.until(lambda service: service.seen["Hello"] == 2)
     assert client.generate("p", params(), use_tqdm=False)[0].outputs[0].text == expected_text("p", 40)
 
 

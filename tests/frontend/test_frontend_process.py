@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import subprocess
 import sys
@@ -48,7 +49,7 @@ from tokenloom.ipc.messages import (
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.ipc.sockets import MAX_CLIENT_MESSAGE_BYTES, new_socket
 
-from .samples import backend_json, new_spec
+from .samples import backend_json, new_spec, new_tokenizer
 
 DEADLINE_S = 30.0
 T = TypeVar("T")
@@ -188,6 +189,22 @@ def test_text_goes_in_and_out_and_stop_ends_it(engine: Engine) -> None:
     last = engine.hear(client)
     assert isinstance(last, Deltas) and last.deltas[0].error is not None and last.deltas[0].error.kind == "dead"
     assert engine.process.wait(DEADLINE_S) == 0
+
+
+def test_the_client_in_the_protocol_document_works_as_it_stands(engine: Engine) -> None:
+    document = Path(__file__).resolve().parents[2] / "docs" / "protocol.md"
+    (code,) = re.findall(r"```python\n(.*?)```", document.read_text(encoding="utf-8"), flags=re.DOTALL)
+    address = engine.start()
+    client = subprocess.Popen([sys.executable, "-P", "-c", code, address], stdout=subprocess.PIPE, text=True)
+    request = engine.at_core(EngineCoreRequest)
+    assert request.max_tokens == 32 and request.params.is_greedy
+    key, answer = request.children[0].key, new_tokenizer("byte_level").encode(" Paris, and that is it.")
+    for start, token_id in enumerate(answer):
+        columns = {"keys": [key], "starts": [start], "counts": [1], "token_ids": [token_id]}
+        engine.core_says(EngineCoreOutputs(**{name: encode_ids(values) for name, values in columns.items()}))
+    engine.core_says(EngineCoreOutputs(finished=[Finished(key=key, reason="stop")]))
+    output, _ = client.communicate(timeout=DEADLINE_S)
+    assert (output, client.returncode) == (" Paris, and that is it.", 0)
 
 
 def test_a_long_prompt_wakes_the_loop_when_it_is_tokenized(engine: Engine) -> None:

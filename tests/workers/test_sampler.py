@@ -196,3 +196,12 @@ def test_a_row_of_nan_disturbs_no_other_row() -> None:
     answer = SAMPLER.sample(logits, columns, np.arange(3)).tolist()
     assert (answer[0], answer[2]) == (calm[0], calm[2])
     assert 0 <= answer[1] < 500
+
+
+@pytest.mark.parametrize("sampler", [SAMPLER, ON_DEVICE], ids=["host", "device"])
+def test_logits_at_the_ends_of_float32_are_sampled(sampler: Sampler) -> None:
+    logits = torch.full((4, 300), torch.finfo(torch.float32).min)
+    logits[:, 33] = 1.0
+    logits[2:, 44] = 3e38
+    columns = columns_of([RowSampling(temperature=0.01, top_p=row % 2 * 0.5 + 0.5) for row in range(4)])
+    assert sampler.sample(logits, columns, np.arange(4)).tolist() == [33, 33, 44, 44]

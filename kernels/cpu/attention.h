@@ -1,0 +1,63 @@
+/* What attention.c and prefill.c share: the plan of a step. */
+#ifndef TOKENLOOM_ATTENTION_H
+#define TOKENLOOM_ATTENTION_H
+
+#include "kernels.h"
+
+#include <string.h>
+
+#define CHUNK 256 /* keys whose scores are held at once, and where contexts of decode rows are cut */
+#define TASK_ROWS 16 /* query rows of a task of attention.c */
+#define PREFILL_ROWS 512 /* query rows of a task of prefill.c */
+#define MAX_HEAD_DIM 256
+
+typedef struct {
+    int32_t row, kv_head;
+    int32_t first_head, num_heads; /* query heads, all of that KV head */
+    int32_t token, num_tokens; /* index of the first in the step */
+    int32_t position; /* of the first token in its request */
+    int32_t first_key, end_key;
+    int32_t num_partials; /* of the first of several tasks whose partials are to be merged; else 0 */
+    int64_t partial; /* number of its first partial row, -1: writes the output itself */
+} AttentionTask;
+
+struct AttentionPlan {
+    StepRows rows;
+    int64_t num_heads, num_kv_heads, head_dim, window;
+    AttentionTask *tasks;
+    int64_t num_tasks, capacity;
+    float *partials; /* [num_partial_rows]: largest, sum, 14 unused, values in the order of load32 */
+    int64_t num_partial_rows;
+};
+
+INLINE int64_t partial_floats(int64_t head_dim) { return 16 + round_up(head_dim, 32); }
+
+INLINE bool has_prefill(int64_t head_dim) {
+#ifdef __AMX_BF16__
+    return head_dim % 16 == 0;
+#else
+    (void)head_dim;
+    return false;
+#endif
+}
+
+/* A task of more than TASK_ROWS query rows. */
+void prefill_task(const AttentionPlan *plan, const AttentionTask *task, const element *query, int64_t query_stride,
+                  const Cache *cache, float scale, const Rows *out);
+
+/* Elements to columns [column, column + count) of a row, across the lines of a panel. */
+INLINE void write_row(const Rows *out, int64_t row, int64_t column, const element *from, int64_t count) {
+    while (count > 0) {
+        int64_t piece = out->panel_rows ? min64(count, LINE - column % LINE) : count;
+        memcpy(rows_at(out, row, column), from, (size_t)piece * sizeof(element));
+        from += piece, column += piece, count -= piece;
+    }
+}
+
+/* Zeros from `column` to the end of a panel's last line. */
+INLINE void clear_padding(const Rows *out, int64_t row, int64_t column) {
+    if (out->panel_rows && column % LINE)
+        memset(rows_at(out, row, column), 0, (size_t)(LINE - column % LINE) * sizeof(element));
+}
+
+#endif

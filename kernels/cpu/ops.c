@@ -1,0 +1,46 @@
+/* The single operations of ops.py, each a parallel region of its own; names begin with op_. */
+#include "kernels.h"
+
+EXPORT int64_t op_line(void) { return LINE; }
+
+/* panel: num_rows * num_lines * LINE elements of scratch. */
+EXPORT void op_linear(const Linear *w, const element *x, int64_t x_stride, int64_t num_rows, element *panel,
+                      const Output *out, int num_threads) {
+    BEGIN_TEAM
+    Rows rows = {panel, w->num_lines * LINE, num_rows};
+    fill_panel(&rows, x, x_stride, num_rows, w->num_inputs, team);
+    team_wait(team);
+    linear(w, &rows, num_rows, out, team);
+    END_TEAM
+}
+
+EXPORT void op_embed_packed(const Linear *w, const int64_t *token_ids, int64_t num_tokens, int64_t first_id,
+                            element *out, int num_threads) {
+    BEGIN_TEAM
+    Rows rows = {out, w->num_inputs, 0};
+    embed_packed(w, token_ids, num_tokens, first_id, &rows, team);
+    END_TEAM
+}
+
+EXPORT void op_rms_norm(element *x, int64_t stride, const element *delta, int64_t delta_stride, const element *weight,
+                        float eps, int64_t num_rows, int64_t num_columns, element *out, int num_threads) {
+    BEGIN_TEAM
+    Rows rows = {out, num_columns, 0};
+    rms_norm(x, stride, delta, delta_stride, weight, eps, num_rows, num_columns, &rows, team);
+    END_TEAM
+}
+
+EXPORT void op_prepare_heads(const Heads *heads, const HeadWork *work, const Cache *cache, int num_threads) {
+    BEGIN_TEAM
+    prepare_heads(heads, work, cache, team);
+    END_TEAM
+}
+
+/* out: [num_tokens][num_heads * head_dim]. */
+EXPORT void op_attend(AttentionPlan *plan, const element *query, int64_t query_stride, const Cache *cache, float scale,
+                      element *out, int64_t out_stride, int num_threads) {
+    BEGIN_TEAM
+    Rows rows = {out, out_stride, 0};
+    attend(plan, query, query_stride, cache, scale, &rows, team);
+    END_TEAM
+}

@@ -1,0 +1,148 @@
+/* One step of a whole decoder in one parallel region: what workers/models/decoder.py says, layer by layer.
+ *
+ *     embedding → [norm → qkv → heads → attention → output → norm → gated MLP → down] × num_layers → norm
+ *
+ * For one rank alone. Activations between the linears are panels; output and down projections add to the residual
+ * stream as they finish. Threads meet after each stage.
+ */
+#include "kernels.h"
+
+typedef struct {
+    Linear qkv, output, gate_up, down;
+    const element *input_norm, *post_norm, *query_norm, *key_norm; /* the last two NULL without norms of heads */
+    int64_t window; /* 0: none */
+} Layer;
+
+typedef struct {
+    const Layer *layers;
+    int64_t num_layers, hidden_size, num_heads, num_kv_heads, head_dim;
+    float eps, scale;
+    const element *final_norm;
+    const float *cos_sin;
+    const Linear *packed_table; /* the embedding, as the packed weight of the tied head */
+    const element *table; /* or as [vocabulary][hidden_size] */
+    int64_t num_ids;
+} Decoder;
+
+typedef struct {
+    const int64_t *token_ids, *positions, *slots; /* [num_tokens] */
+    int64_t num_tokens;
+    StepRows rows;
+    element *kv_cache;
+    int64_t block_size;
+} Step;
+
+/* Activations of a step, all in one piece of memory. */
+typedef struct {
+    Rows normed, attended, gated; /* panels */
+    element *qkv;
+    int64_t qkv_width;
+} Activations;
+
+static int64_t qkv_width(const Decoder *d) { return (d->num_heads + 2 * d->num_kv_heads) * d->head_dim; }
+
+/* Elements of scratch that a step of so many tokens needs. */
+EXPORT int64_t decoder_scratch(const Decoder *d, int64_t num_tokens) {
+    const Layer *layer = &d->layers[0];
+    int64_t lines = layer->qkv.num_lines + layer->output.num_lines + layer->down.num_lines;
+    return num_tokens * (lines * LINE + round_up(qkv_width(d), LINE));
+}
+
+static Activations lay_out(const Decoder *d, element *scratch, int64_t num_tokens) {
+    const Layer *layer = &d->layers[0];
+    Activations a;
+    Rows *panels[3] = {&a.normed, &a.attended, &a.gated};
+    int64_t lines[3] = {layer->qkv.num_lines, layer->output.num_lines, layer->down.num_lines};
+    for (int i = 0; i < 3; i++) {
+        *panels[i] = (Rows){scratch, lines[i] * LINE, num_tokens};
+        scratch += num_tokens * lines[i] * LINE;
+    }
+    a.qkv = scratch;
+    a.qkv_width = qkv_width(d);
+    return a;
+}
+
+static void embed(const Decoder *d, const Step *step, const Rows *out, const Team *team) {
+    if (d->packed_table != NULL) {
+        embed_packed(d->packed_table, step->token_ids, step->num_tokens, 0, out, team);
+        return;
+    }
+    Range range = share_of(step->num_tokens, team);
+    for (int64_t token = range.start; token < range.stop; token++)
+        for (int64_t i = 0; i < d->hidden_size; i += 16) {
+            __mmask16 mask = lanes(d->hidden_size - i);
+            int64_t id = step->token_ids[token];
+            if (id < 0 || id >= d->num_ids) mask = 0;
+            store16(rows_at(out, token, i), lanes(d->hidden_size - i), load16(d->table + (mask ? id : 0) * d->hidden_size + i, mask));
+        }
+}
+
+static void run_layer(const Decoder *d, int64_t index, const Step *step, AttentionPlan *plan, const Activations *a,
+                      const Rows *residual, const Team *team) {
+    const Layer *layer = &d->layers[index];
+    int64_t num_tokens = step->num_tokens, hidden = d->hidden_size;
+    Output to_qkv = {STORE, {a->qkv, a->qkv_width, 0}}, to_residual = {ADD, *residual}, to_gated = {STORE, a->gated};
+    int64_t layer_size = 2 * d->num_kv_heads * step->block_size * d->head_dim;
+    Cache cache = {step->kv_cache + index * layer_size, d->num_layers * layer_size, d->num_kv_heads, step->block_size,
+                   d->head_dim};
+    Heads heads = {a->qkv, a->qkv_width, num_tokens, d->num_heads, d->num_kv_heads, d->head_dim};
+    HeadWork work = {layer->query_norm, layer->key_norm, d->eps, d->cos_sin, step->positions, step->slots};
+
+    rms_norm(residual->data, hidden, NULL, 0, layer->input_norm, d->eps, num_tokens, hidden, &a->normed, team);
+    team_wait(team);
+    linear(&layer->qkv, &a->normed, num_tokens, &to_qkv, team);
+    team_wait(team);
+    prepare_heads(&heads, &work, &cache, team);
+    team_wait(team);
+    attend(plan, a->qkv, a->qkv_width, &cache, d->scale, &a->attended, team);
+    team_wait(team);
+    linear(&layer->output, &a->attended, num_tokens, &to_residual, team);
+    team_wait(team);
+    rms_norm(residual->data, hidden, NULL, 0, layer->post_norm, d->eps, num_tokens, hidden, &a->normed, team);
+    team_wait(team);
+    linear(&layer->gate_up, &a->normed, num_tokens, &to_gated, team);
+    team_wait(team);
+    linear(&layer->down, &a->gated, num_tokens, &to_residual, team);
+    team_wait(team);
+}
+
+#define MOST_WINDOWS 8 /* different sliding windows in one model */
+
+/* The plan of each window that the layers have; false without memory or with too many windows. */
+static bool make_plans(const Decoder *d, const Step *step, AttentionPlan **plans, int64_t *windows) {
+    for (int64_t i = 0; i < d->num_layers; i++) {
+        int at = 0;
+        while (at < MOST_WINDOWS && plans[at] != NULL && windows[at] != d->layers[i].window) at++;
+        if (at == MOST_WINDOWS) return false;
+        if (plans[at] != NULL) continue;
+        windows[at] = d->layers[i].window;
+        plans[at] = make_attention_plan(&step->rows, d->num_heads, d->num_kv_heads, d->head_dim, windows[at]);
+        if (plans[at] == NULL) return false;
+    }
+    return true;
+}
+
+/* residual: [num_tokens][hidden_size] of scratch; out: the hidden states after the final norm. Returns 0, or -1. */
+EXPORT int decoder_step(const Decoder *d, const Step *step, element *scratch, element *residual, element *out,
+                        int num_threads) {
+    AttentionPlan *plans[MOST_WINDOWS] = {NULL};
+    int64_t windows[MOST_WINDOWS] = {0};
+    bool is_ready = make_plans(d, step, plans, windows);
+    if (is_ready) {
+        Activations activations = lay_out(d, scratch, step->num_tokens);
+        Rows stream = {residual, d->hidden_size, 0}, hidden = {out, d->hidden_size, 0};
+        BEGIN_TEAM
+        embed(d, step, &stream, team);
+        team_wait(team);
+        for (int64_t i = 0; i < d->num_layers; i++) {
+            int at = 0;
+            while (windows[at] != d->layers[i].window) at++;
+            run_layer(d, i, step, plans[at], &activations, &stream, team);
+        }
+        rms_norm(residual, d->hidden_size, NULL, 0, d->final_norm, d->eps, step->num_tokens, d->hidden_size, &hidden,
+                 team);
+        END_TEAM
+    }
+    for (int i = 0; i < MOST_WINDOWS; i++) free_attention_plan(plans[i]);
+    return is_ready ? 0 : -1;
+}

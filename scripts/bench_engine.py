@@ -1,0 +1,171 @@
+"""The engine's own cost, without a model: real frontend and core, and a worker that answers every step at once.
+
+    python scripts/bench_engine.py --requests 256 --out 256
+
+Measured, for N requests that run together: CPU time of the frontend and of the core per answer token (psutil, over the
+whole of prompts, tokens, detokenization and delivery to one client), and tokens/s. Then, in this process and without
+sockets, the core's median step with 1 and with N decoding rows: schedule, a null result, update, messages for the
+frontend. All flags of engine-launch are taken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from tokenloom import Client, SamplingParams
+from tokenloom.core.engine import EngineCore
+from tokenloom.frontend.args import add_engine_arguments
+from tokenloom.frontend.engine_handle import EngineHandle
+from tokenloom.ipc.addresses import RunDirectory
+from tokenloom.frontend.resolve import resolve
+from tokenloom.ipc.codec import encode, encode_ids
+from tokenloom.ipc.config import EngineConfig
+from tokenloom.ipc.messages import CoreChild, EngineCoreRequest, SchedulerOutput
+from tokenloom.scripts.bench_report import Report, add_json_argument, median
+from tokenloom.scripts.bench_workload import Workload, engine_options, find_checkpoint, vocab_size
+from tokenloom.scripts.null_worker import NullWorker
+
+NULL_ENGINE = (sys.executable, "-m", "tokenloom.scripts.null_engine")
+ROLES = ("frontend", "core", "worker 0")
+NUM_STEPS = 500
+STEPS_AHEAD = 16  # decode steps before the first that is timed
+
+
+def measure_cpu(config: EngineConfig, workload: Workload, rounds: int, report: Report) -> None:
+    handle = EngineHandle(config, NULL_ENGINE)
+    try:
+        with Client(handle.address) as client:
+            processes = find_roles(handle.pid)
+            run(client, workload, seed=-1)
+            for round_number in range(rounds):
+                before = {role: cpu_s(process) for role, process in processes.items()}
+                seconds = run(client, workload, seed=round_number)
+                num_tokens = workload.num_requests * workload.num_out
+                used = {role: (cpu_s(process) - before[role]) / num_tokens for role, process in processes.items()}
+                report.add(
+                    round=round_number + 1,
+                    tokens_per_s=num_tokens / seconds,
+                    frontend_us_per_token=used["frontend"] * 1e6,
+                    core_us_per_token=used["core"] * 1e6,
+                    both_us_per_token=(used["frontend"] + used["core"]) * 1e6,
+                )
+    finally:
+        handle.stop()
+
+
+def run(client: Client, workload: Workload, seed: int) -> float:
+    """Seconds for the whole workload."""
+    params = SamplingParams(max_tokens=workload.num_out, ignore_eos=True, temperature=0.0)
+    begun = time.perf_counter()
+    outputs = client.generate(workload.prompts(seed), params, use_tqdm=False)
+    seconds = time.perf_counter() - begun
+    assert all(len(output.outputs[0].token_ids) == workload.num_out for output in outputs)
+    return seconds
+
+
+def find_roles(supervisor_pid: int) -> dict[str, psutil.Process]:
+    """The engine's processes by role, found by the module that they run or the title that they took."""
+    modules = ("tokenloom.frontend.process", "tokenloom.core.process", "tokenloom.scripts.null_worker")
+    found = {}
+    for process in psutil.Process(supervisor_pid).children():
+        line = " ".join(process.cmdline())
+        for role, module in zip(ROLES, modules, strict=True):
+            if line.startswith(f"tokenloom {role}") or f"-m {module}" in line:
+                found[role] = process
+    assert len(found) == len(ROLES), f"only {sorted(found)} are running"
+    return found
+
+
+def cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+class _Steps:
+    """The core's Executor: remembers the last step."""
+
+    def __init__(self) -> None:
+        self.waiting: list[SchedulerOutput] = []
+
+    def send(self, output: SchedulerOutput) -> None:
+        self.waiting.append(output)
+
+
+def median_step_s(config: EngineConfig, num_rows: int, num_steps: int) -> float:
+    """Seconds of the core's median step while `num_rows` rows decode; one step in flight."""
+    config = msgspec.structs.replace(config, steps_in_flight=1)
+    run_directory = RunDirectory.create()
+    try:
+        spec = resolve(config, run_directory)
+    finally:
+        run_directory.remove()
+    num_blocks = num_rows * (-(-(STEPS_AHEAD + num_steps + 8) // config.block_size) + 1) + 2
+    worker, steps = NullWorker(spec), _Steps()
+    core = EngineCore(spec, num_blocks, steps)
+    for key in range(num_rows):
+        core.add_request(0, decode_request(key, STEPS_AHEAD + num_steps + 4))
+    seconds = []
+    for number in range(STEPS_AHEAD + num_steps):
+        begun = time.perf_counter()
+        core.step()
+        encode(steps.waiting[-1])
+        scheduled_s = time.perf_counter() - begun
+        result = worker.execute(steps.waiting.pop())
+        begun = time.perf_counter()
+        core.on_result(result)
+        for _, outputs in core.take_outputs():
+            encode(outputs)
+        if number >= STEPS_AHEAD:
+            seconds.append(scheduled_s + time.perf_counter() - begun)
+    assert core.num_requests == num_rows, "no row may finish while steps are timed"
+    return median(seconds)
+
+
+def decode_request(key: int, max_tokens: int) -> EngineCoreRequest:
+    """One prompt token, so that all but the first steps decode."""
+    return EngineCoreRequest(
+        children=[CoreChild(key=key, seed=key)],
+        prompt_token_ids=encode_ids([key]),
+        params=SamplingParams(max_tokens=max_tokens, ignore_eos=True),
+        max_tokens=max_tokens,
+        stop_token_ids=[],
+        arrival_time=time.time(),
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--checkpoint", default="demo", metavar="MODEL", help="gives tokenizer and sizes, not weights")
+    parser.add_argument("--requests", type=int, default=256)
+    parser.add_argument("--in", type=int, default=16, dest="num_in")
+    parser.add_argument("--out", type=int, default=256, dest="num_out")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=NUM_STEPS, help="timed steps of the core alone")
+    add_engine_arguments(parser)
+    add_json_argument(parser)
+    arguments = parser.parse_args()
+    options = engine_options(parser, arguments)
+    folder = find_checkpoint(arguments.checkpoint)
+    options = {"log_level": "warning", "max_num_seqs": max(arguments.requests, 1), **options, "model": str(folder)}
+    options.setdefault("max_num_batched_tokens", max(2048, int(str(options["max_num_seqs"]))))
+    config = msgspec.convert(options, EngineConfig)
+    workload = Workload(arguments.requests, arguments.num_in, arguments.num_out, vocab_size(Path(folder)))
+    shape = {"requests": workload.num_requests, "in": workload.num_in, "out": workload.num_out}
+    report = Report("engine without a model", shape)
+    measure_cpu(config, workload, arguments.rounds, report)
+    one, many = (median_step_s(config, rows, arguments.steps) for rows in (1, workload.num_requests))
+    report.note("core's median step with 1 row, µs", one * 1e6)
+    report.note(f"core's median step with {workload.num_requests} rows, µs", many * 1e6)
+    report.note("ratio of the two", many / one)
+    report.publish(arguments.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

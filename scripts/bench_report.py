@@ -1,0 +1,155 @@
+"""Report: the rows of one benchmark as a table on stdout and as JSON, with the machine, the date and the commit.
+
+Knows no benchmark. A row is a mapping from column to number or text; columns appear in the order of their first use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+Cell: TypeAlias = float | int | str | None
+Json: TypeAlias = "Cell | bool | Sequence[Json] | Mapping[str, Json]"
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("tokenloom", "torch", "triton", "transformers", "numpy", "pyzmq", "msgspec", "tokenizers")
+
+
+class Report:
+    """What one run of one benchmark found."""
+
+    def __init__(self, name: str, settings: Mapping[str, Json]) -> None:
+        self._name = name
+        self._settings = settings
+        self._machine = machine()
+        self._rows: list[dict[str, Cell]] = []
+        self._notes: dict[str, Json] = {}
+
+    def add(self, **row: Cell) -> None:
+        self._rows.append(row)
+
+    def note(self, name: str, value: Json) -> None:
+        """A figure beside the table."""
+        self._notes[name] = value
+
+    def publish(self, path: Path | None) -> None:
+        """Print the table; write the JSON to `path` if there is one."""
+        settings = ", ".join(f"{name} {value}" for name, value in self._settings.items() if value is not None)
+        print(f"\n{self._name}: {settings}\n")
+        print(table(self._rows))
+        for name, value in self._notes.items():
+            print(f"{name}: {format_cell(value) if isinstance(value, (float, int, str)) else json.dumps(value)}")
+        if path is not None:
+            path.write_text(json.dumps(self.document(), indent=2, ensure_ascii=False) + "\n")
+
+    def document(self) -> dict[str, Json]:
+        return {
+            "benchmark": self._name,
+            "settings": self._settings,
+            "machine": self._machine,
+            "rows": self._rows,
+            "notes": self._notes,
+        }
+
+
+def add_json_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result as JSON")
+
+
+def table(rows: Sequence[Mapping[str, Cell]]) -> str:
+    """Rows in aligned columns, numbers to the right."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    cells = [columns, *([format_cell(row.get(name)) for name in columns] for row in rows)]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
+    is_number = [all(isinstance(row.get(name), (int, float, type(None))) for row in rows) for name in columns]
+
+    def format_line(line: Sequence[str]) -> str:
+        parts = (
+            text.rjust(width) if right else text.ljust(width)
+            for text, width, right in zip(line, widths, is_number, strict=True)
+        )
+        return "  ".join(parts).rstrip()
+
+    rule = "  ".join("-" * width for width in widths)
+    return "\n".join([format_line(cells[0]), rule, *map(format_line, cells[1:])])
+
+
+def format_cell(value: Json) -> str:
+    """Three significant digits at least, no more decimals than they need."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}" if abs(value) < 100 else f"{value:.1f}"
+    return str(value)
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """By linear interpolation between the nearest two; nan of nothing."""
+    if not values:
+        return float("nan")
+    ordered = sorted(values)
+    position = (len(ordered) - 1) * percent / 100
+    low = int(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+
+
+def median(values: Sequence[float]) -> float:
+    return statistics.median(values) if values else float("nan")
+
+
+def machine() -> dict[str, Json]:
+    """What a reader must know to place the figures. Absolute figures of a shared machine drift: see the load."""
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "cpu": _cpu_model(),
+        "num_cpus": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "load_average": os.getloadavg()[0],
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, Json]:
+    """Of the packages that matter; those that are not installed are left out."""
+    found: dict[str, Json] = {}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def commit() -> str:
+    """The checkout's commit, with a mark if files differ from it; "unknown" outside a checkout."""
+    try:
+        head = _git("rev-parse", "--short=12", "HEAD")
+        return head + ("+changes" if _git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(ROOT), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -1,0 +1,156 @@
+"""Serving: requests arrive at a running engine by a Poisson process, through one AsyncClient.
+
+    engine-launch --model … --listen tcp://127.0.0.1:5555
+    python scripts/bench_serve.py tcp://127.0.0.1:5555 --rate 2 --num-requests 100 --in 128 --out 64
+
+Measured at the client: TTFT (submit to first token), TPOT ((last - first token) / (tokens - 1), per request), ITL (time
+between two tokens of a request; those that arrive together have none), p50 and p99 each; output tokens/s from the
+first arrival to the last token; goodput: requests/s that met both --ttft-slo-ms and --tpot-slo-ms. One row per --rate,
+"inf" submits everything at once. --in and --out take N or LOW:HIGH, drawn uniformly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import sys
+import time
+from dataclasses import dataclass, field
+
+from tokenloom import AsyncClient, SamplingParams, TokenloomError
+from tokenloom.scripts.bench_report import Report, add_json_argument, percentile
+from tokenloom.scripts.bench_workload import FIRST_ID
+
+
+@dataclass
+class Call:
+    """One request: what is sent when, and when its tokens came (seconds since the start of the run)."""
+
+    arrival_s: float
+    prompt: list[int]
+    num_out: int
+    sent_s: float = 0.0
+    token_s: list[float] = field(default_factory=list)
+    error: str = ""
+
+    @property
+    def ttft_s(self) -> float:
+        return self.token_s[0] - self.sent_s
+
+    @property
+    def tpot_s(self) -> float:
+        """0 for a single token."""
+        return (self.token_s[-1] - self.token_s[0]) / max(len(self.token_s) - 1, 1)
+
+    @property
+    def between_s(self) -> list[float]:
+        return [after - before for before, after in zip(self.token_s[:-1], self.token_s[1:], strict=True)]
+
+
+def draw_calls(options: argparse.Namespace, rate: float, vocab_size: int) -> list[Call]:
+    """The same calls for the same seed; arrivals scale with the rate."""
+    draw = random.Random(options.workload_seed)
+    clock, calls = 0.0, []
+    ids = range(min(FIRST_ID, vocab_size - 1), vocab_size)
+    for _ in range(options.num_requests):
+        calls.append(Call(clock, draw.choices(ids, k=draw.randint(*options.num_in)), draw.randint(*options.num_out)))
+        clock += draw.expovariate(1.0) / rate
+    return calls
+
+
+async def run_call(client: AsyncClient, call: Call, begun: float) -> None:
+    await asyncio.sleep(max(call.arrival_s - (time.perf_counter() - begun), 0))
+    params = SamplingParams(temperature=0.0, max_tokens=call.num_out, ignore_eos=True)
+    call.sent_s = time.perf_counter() - begun
+    try:
+        async for output in client.generate(call.prompt, params):
+            now = time.perf_counter() - begun
+            call.token_s += [now] * (len(output.outputs[0].token_ids) - len(call.token_s))
+    except TokenloomError as error:
+        call.error = str(error)
+
+
+async def run_rate(client: AsyncClient, calls: list[Call]) -> None:
+    begun = time.perf_counter()
+    await asyncio.gather(*(run_call(client, call, begun) for call in calls))
+
+
+def summarize(rate: float, calls: list[Call], ttft_slo_s: float, tpot_slo_s: float) -> dict[str, float | int | None]:
+    """One row of the table; failed calls count as such and miss every objective."""
+    done = [call for call in calls if not call.error and call.token_s]
+    between = [gap for call in done for gap in call.between_s]
+    row: dict[str, float | int | None] = {"rate": rate, "finished": len(done), "failed": len(calls) - len(done)}
+    for name, values in (
+        ("ttft", [call.ttft_s for call in done]),
+        ("tpot", [call.tpot_s for call in done if len(call.token_s) > 1]),
+        ("itl", between),
+    ):
+        for percent in (50, 99):
+            row[f"{name}_p{percent}_ms"] = percentile(values, percent) * 1e3 if values else None
+    if done:
+        elapsed = max(call.token_s[-1] for call in done)
+        good = sum(call.ttft_s <= ttft_slo_s and call.tpot_s <= tpot_slo_s for call in done)
+        row["out_tokens_per_s"] = sum(len(call.token_s) for call in done) / elapsed
+        row["goodput_per_s"] = good / elapsed
+    return row
+
+
+async def measure(options: argparse.Namespace, report: Report) -> None:
+    async with AsyncClient(options.address) as client:
+        info = await client.info()
+        report.note("model", info.model)
+        longest = options.num_in[1] + options.num_out[1]
+        if longest > info.max_model_len:
+            raise SystemExit(f"--in and --out reach {longest} tokens, the engine's max_model_len is {info.max_model_len}")
+        await run_rate(client, draw_calls(options, float("inf"), info.vocab_size)[: options.warm_up])
+        for rate in options.rate:
+            calls = draw_calls(options, rate, info.vocab_size)
+            await run_rate(client, calls)
+            report.add(**summarize(rate, calls, options.ttft_slo_ms / 1e3, options.tpot_slo_ms / 1e3))
+            for error in sorted({call.error for call in calls if call.error})[:3]:
+                print(f"rate {rate}: {error}", file=sys.stderr)
+
+
+def number_or_range(text: str) -> tuple[int, int]:
+    low, _, high = text.partition(":")
+    bounds = int(low), int(high or low)
+    if not 1 <= bounds[0] <= bounds[1]:
+        raise argparse.ArgumentTypeError(f"{text} must be N or LOW:HIGH with 1 <= LOW <= HIGH")
+    return bounds
+
+
+def positive_rate(text: str) -> float:
+    rate = float(text)
+    if not rate > 0:
+        raise argparse.ArgumentTypeError(f"{text} must be above 0, in requests per second, or inf")
+    return rate
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("address", help="as engine-launch prints it")
+    parser.add_argument("--rate", type=positive_rate, nargs="+", default=[1.0], help="requests per second")
+    parser.add_argument("--num-requests", type=int, default=100)
+    parser.add_argument("--in", type=number_or_range, default=(128, 128), dest="num_in", metavar="N|LOW:HIGH")
+    parser.add_argument("--out", type=number_or_range, default=(64, 64), dest="num_out", metavar="N|LOW:HIGH")
+    parser.add_argument("--ttft-slo-ms", type=float, default=1000.0)
+    parser.add_argument("--tpot-slo-ms", type=float, default=100.0)
+    parser.add_argument("--warm-up", type=int, default=2, help="requests before anything is measured")
+    parser.add_argument("--workload-seed", type=int, default=0)
+    add_json_argument(parser)
+    options = parser.parse_args()
+    settings = {"requests": options.num_requests, "in": f"{options.num_in[0]}:{options.num_in[1]}"}
+    slo = {"ttft_slo_ms": options.ttft_slo_ms, "tpot_slo_ms": options.tpot_slo_ms}
+    report = Report("serve", {**settings, "out": f"{options.num_out[0]}:{options.num_out[1]}", **slo})
+    try:
+        asyncio.run(measure(options, report))
+    except TokenloomError as error:
+        print(f"bench_serve: {error}", file=sys.stderr)
+        return 1
+    report.publish(options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

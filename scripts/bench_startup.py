@@ -1,0 +1,149 @@
+"""Start-up: from the command to Ready, to the first token, and to the end.
+
+    python scripts/bench_startup.py 135m
+
+Measured with the clock of whoever types the command: `engine-launch --model …` is started, its lines are timed as they
+come, a Client asks for one token as soon as Ready is printed, SIGTERM ends it. The table has one row per round; the
+phases are those of the last round. Beside it: the memory of all processes after the first token (PSS, shared pages
+counted once) and the CPU time that they use while idle for --idle-s seconds. All flags of engine-launch are taken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import msgspec
+import psutil
+
+from tokenloom import Client, SamplingParams
+from tokenloom.ipc.config import EngineConfig
+from tokenloom.scripts.bench_report import Report, add_json_argument
+from tokenloom.scripts.bench_workload import add_model_arguments, engine_options, find_checkpoint
+
+STOP_TIMEOUT_S = 30.0
+
+
+class Launch:
+    """One `engine-launch` and the times of what it prints, in seconds since its start."""
+
+    def __init__(self, flags: list[str], timeout_s: float) -> None:
+        command = [sys.executable, "-m", "tokenloom.frontend.launch", *flags]
+        self.begun = time.perf_counter()
+        self._deadline = time.monotonic() + timeout_s
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd="/")
+        self.phases: list[str] = []
+
+    def wait_ready(self) -> str:
+        """The address that the line `Ready at ADDRESS …` holds."""
+        for line in self._lines():
+            if line.startswith("Ready at "):
+                return line.split()[2]
+            self.phases.append(line)
+        raise SystemExit(f"engine-launch ended with code {self._process.wait()} before it was ready")
+
+    def _lines(self) -> Iterator[str]:
+        assert self._process.stdout is not None
+        fd, unread = self._process.stdout.fileno(), b""
+        while True:
+            if not select.select([fd], [], [], max(self._deadline - time.monotonic(), 0))[0]:
+                raise SystemExit("engine-launch was not ready in time")
+            data = os.read(fd, 1 << 16)
+            if not data:
+                return
+            *lines, unread = (unread + data).split(b"\n")
+            yield from (line.decode() for line in lines)
+
+    def processes(self) -> list[psutil.Process]:
+        supervisor = psutil.Process(self._process.pid)
+        return [supervisor, *supervisor.children(recursive=True)]
+
+    def stop(self) -> float:
+        """SIGTERM; seconds until the command has ended."""
+        begun = time.perf_counter()
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(STOP_TIMEOUT_S)
+        finally:
+            self._process.kill()
+            assert self._process.stdout is not None
+            self._process.stdout.close()
+        return time.perf_counter() - begun
+
+
+def flags_of(options: dict[str, object]) -> list[str]:
+    """Keywords of LLM as flags of engine-launch."""
+    flags = []
+    for field in msgspec.structs.fields(EngineConfig):
+        if field.name in options:
+            value, flag = options[field.name], field.name.replace("_", "-")
+            flags += [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+    return flags
+
+
+def first_token_s(address: str, begun: float) -> float:
+    """Attach and ask for one token; seconds since `begun`."""
+    with Client(address) as client:
+        client.generate([[1, 2, 3]], SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True), use_tqdm=False)
+        return time.perf_counter() - begun
+
+
+def pss_bytes(processes: list[psutil.Process]) -> dict[str, int]:
+    """Proportional set size by process title."""
+    return {title(process): process.memory_full_info().pss for process in processes}
+
+
+def title(process: psutil.Process) -> str:
+    return " ".join(process.cmdline()).strip() or process.name()
+
+
+def idle_cpu(processes: list[psutil.Process], seconds: float) -> float:
+    """CPU seconds per second that all of them use together while nothing is asked."""
+
+    def used() -> float:
+        return sum(sum(process.cpu_times()[:2]) for process in processes)
+
+    before = used()
+    time.sleep(seconds)
+    return (used() - before) / seconds
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_model_arguments(parser)
+    parser.add_argument("--idle-s", type=float, default=10.0, help="how long idleness is watched; 0: not at all")
+    add_json_argument(parser)
+    arguments = parser.parse_args()
+    options = engine_options(parser, arguments)
+    options["model"] = str(find_checkpoint(arguments.checkpoint))
+    report = Report("start-up", {"model": arguments.checkpoint, "dtype": str(options.get("dtype", "auto"))})
+    for round_number in range(arguments.rounds):
+        launch = Launch(flags_of(options), float(str(options.get("start_timeout_s", 600))))
+        try:
+            address = launch.wait_ready()
+            ready_s = time.perf_counter() - launch.begun
+            token_s = first_token_s(address, launch.begun)
+            memory = pss_bytes(launch.processes())
+            is_last = round_number == arguments.rounds - 1
+            idle = idle_cpu(launch.processes(), arguments.idle_s) if is_last and arguments.idle_s else None
+        finally:
+            stop_s = launch.stop()
+        report.add(round=round_number + 1, ready_s=ready_s, first_token_s=token_s, stop_s=stop_s)
+        if is_last:
+            report.note("phases", launch.phases)
+            report.note("pss_mib", {name: round(size / 2**20, 1) for name, size in memory.items()})
+            report.note("pss_mib_in_all", sum(memory.values()) / 2**20)
+            report.note("idle_cpu_share_of_one_core", idle)
+    report.publish(arguments.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

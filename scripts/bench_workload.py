@@ -1,0 +1,87 @@
+"""Workload: what a benchmark asks for, and of which model. Nothing here imports torch or the engine.
+
+A model is a folder, `demo`, or a name of make_checkpoint.py (135m, 0.6b, …), which is written once to the user's
+cache. Prompts are random token ids, other ones for each seed, so that no prefix cache of anyone hits by chance.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from tokenloom.frontend.args import add_engine_arguments
+from tokenloom.frontend.resolve import DEMO_FOLDER
+from tokenloom.ipc.config import EngineConfig
+
+FIRST_ID = 10  # below lie special tokens of many vocabularies
+MAKE_TIMEOUT_S = 1800
+
+
+@dataclass(frozen=True)
+class Workload:
+    """`num_requests` requests of `num_in` random prompt tokens and exactly `num_out` answer tokens each."""
+
+    num_requests: int
+    num_in: int
+    num_out: int
+    vocab_size: int
+
+    def prompts(self, seed: int) -> list[list[int]]:
+        draw = random.Random(seed)
+        ids = range(min(FIRST_ID, self.vocab_size - 1), self.vocab_size)
+        return [draw.choices(ids, k=self.num_in) for _ in range(self.num_requests)]
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """MODEL, --rounds and every flag of the engine."""
+    parser.add_argument("checkpoint", metavar="MODEL", help="folder, demo, or a name of make_checkpoint.py such as 135m")
+    parser.add_argument("--rounds", type=int, default=2, help="how often everything is measured, in turn (default 2)")
+    add_engine_arguments(parser)
+
+
+def add_shape_arguments(parser: argparse.ArgumentParser, num_requests: int | None) -> None:
+    """[N] IN OUT as positional arguments after MODEL; without N for None."""
+    if num_requests is not None:
+        parser.add_argument("num_requests", metavar="N", type=int, nargs="?", default=num_requests)
+    parser.add_argument("num_in", metavar="IN", type=int, nargs="?", default=128, help="prompt tokens (default 128)")
+    parser.add_argument("num_out", metavar="OUT", type=int, nargs="?", default=64, help="answer tokens (default 64)")
+
+
+def engine_options(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> dict[str, object]:
+    """The engine's flags that were given, as keywords of LLM."""
+    names = {field.name for field in msgspec.structs.fields(EngineConfig)}
+    options = {name: value for name, value in vars(arguments).items() if name in names}
+    if "model" in options or arguments.config:
+        parser.error("the model is the first argument; --model and --config are not for benchmarks")
+    return options
+
+
+def find_checkpoint(name: str, dtype: str = "bfloat16") -> Path:
+    """The folder of a model; one that is known by name and not there yet is written first."""
+    if name == "demo":
+        return DEMO_FOLDER
+    if os.path.isdir(name):
+        return Path(name).resolve()
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tokenloom" / "checkpoints"
+    folder = cache / f"{name}-{dtype}"
+    if not folder.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        unfinished = cache / f".{folder.name}.{os.getpid()}"
+        command = [sys.executable, "-m", "tokenloom.scripts.make_checkpoint", name, str(unfinished), "--dtype", dtype]
+        subprocess.run(command, check=True, timeout=MAKE_TIMEOUT_S, cwd="/", stdout=sys.stderr)
+        unfinished.rename(folder)
+    return folder
+
+
+def vocab_size(folder: Path) -> int:
+    size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    assert isinstance(size, int)
+    return size

@@ -1,0 +1,78 @@
+"""A worker without a model: answers every step at once, for measuring everything else. Started by null_engine.py.
+
+Speaks the whole protocol of workers/process.py, whose loop it is; the sampled token is a printable byte.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import types
+
+import numpy as np
+
+from tokenloom.ipc.codec import decode_ids
+from tokenloom.ipc.engine_spec import EngineSpec
+from tokenloom.ipc.messages import Measured, ModelRunnerOutput, Phase, SchedulerOutput
+from tokenloom.workers import process
+
+DEFAULT_BLOCKS = 1 << 16
+FIRST_BYTE, NUM_BYTES = 32, 95  # printable ASCII
+
+
+class NullWorker:
+    """Stands in for workers.worker.Worker. Knows of each row only how many tokens it has and has computed."""
+
+    def __init__(self, spec: EngineSpec, rank: int = 0, generation: int = 0) -> None:
+        self.stage = "idle"
+        self._num_blocks = spec.config.num_kv_blocks or DEFAULT_BLOCKS
+        self._num_known = np.zeros(spec.config.max_num_seqs, np.int64)
+        self._num_computed = np.zeros(spec.config.max_num_seqs, np.int64)
+
+    def load(self) -> list[Phase]:
+        return []
+
+    def measure(self) -> Measured:
+        return Measured(max_blocks=self._num_blocks, block_bytes=0, device="none")
+
+    def initialize(self, num_blocks: int) -> None:
+        self.reset()
+
+    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        begun = time.monotonic()
+        for new in output.new_rows:
+            self._num_known[new.row] = len(decode_ids(new.token_ids))
+            self._num_computed[new.row] = new.num_computed_tokens
+        rows, counts = np.frombuffer(output.rows, np.int32), np.frombuffer(output.counts, np.int32)
+        ends = self._num_computed[rows] + counts
+        self._num_computed[rows] = ends
+        sampling = rows[ends >= self._num_known[rows]]
+        self._num_known[sampling] += 1
+        token_ids = ((output.step + sampling) % NUM_BYTES + FIRST_BYTE).astype(np.int32)
+        return ModelRunnerOutput(
+            step=output.step,
+            core_epoch=output.core_epoch,
+            generation=output.generation,
+            rows=sampling.tobytes(),
+            counts=np.ones(len(sampling), np.int32).tobytes(),
+            token_ids=token_ids.tobytes(),
+            execute_s=time.monotonic() - begun,
+        )
+
+    def reset(self) -> None:
+        self._num_known[:] = self._num_computed[:] = 0
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def main() -> int:
+    """The worker process with this module's Worker in the place of the real one, and so without torch."""
+    module = types.ModuleType("tokenloom.workers.worker")
+    module.__dict__["Worker"] = NullWorker
+    sys.modules[module.__name__] = module
+    return process.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+"""llama.cpp as a peer: python peer_llama_cpp.py MODEL.gguf --threads 2, where llama-cpp-python is installed.
+
+Requests run one after the other, as its Python API runs them. write_gguf.py makes the file. See peer_protocol.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import peer_protocol
+
+
+def load(options: argparse.Namespace) -> tuple[dict[str, Any], Callable[[dict[str, Any]], dict[str, Any]]]:
+    begun = time.perf_counter()
+    import llama_cpp
+
+    llm = llama_cpp.Llama(
+        options.model,
+        n_ctx=options.max_model_len,
+        n_threads=options.threads,
+        n_threads_batch=options.threads,
+        verbose=False,
+    )
+    facts = {"version": llama_cpp.__version__, "load_s": time.perf_counter() - begun}
+
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
+        num_tokens = 0
+        begun = time.perf_counter()
+        for ids in request["prompts"]:
+            answer_ids = llm.generate(ids, temp=0.0, reset=True)  # goes on after an end token
+            num_tokens += sum(1 for _ in itertools.islice(answer_ids, request["max_tokens"]))
+        return {"seconds": time.perf_counter() - begun, "num_tokens": num_tokens}
+
+    return facts, answer
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--max-model-len", type=int, default=2048)
+    options = parser.parse_args()
+    return peer_protocol.serve(lambda: load(options))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

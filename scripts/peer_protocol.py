@@ -1,0 +1,32 @@
+"""How a benchmark talks with a process that it compares: one JSON object per line.
+
+    the peer      {"ready": {…}}                                     once, when it can serve
+    benchmark     {"prompts": [[…], …], "max_tokens": 64}            again and again; end of file ends the peer
+    the peer      {"seconds": 1.5, "num_tokens": 2048}               or {"error": "…"}
+
+Standard library only: peers run in Python environments of their own, where tokenloom is not installed. What the peer's
+libraries print goes to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+def serve(load: Callable[[], tuple[dict[str, Any], Callable[[dict[str, Any]], dict[str, Any]]]]) -> int:
+    """Load, say ready, answer requests until stdin ends. `load` returns facts about itself and the answerer."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    facts, answer = load()
+    answers.write(json.dumps({"ready": facts}) + "\n")
+    for line in sys.stdin:
+        try:
+            reply = answer(json.loads(line))
+        except Exception as error:  # the benchmark reports it and ends us
+            reply = {"error": f"{type(error).__name__}: {error}"}
+        answers.write(json.dumps(reply) + "\n")
+    return 0

@@ -1,0 +1,54 @@
+"""transformers' generate as a peer: python peer_transformers.py MODEL --dtype bfloat16 --device cpu --threads 2
+
+One static batch of prompts of equal length, greedy, exactly max_tokens tokens each. See peer_protocol.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import peer_protocol
+
+
+def load(options: argparse.Namespace) -> tuple[dict[str, Any], Callable[[dict[str, Any]], dict[str, Any]]]:
+    begun = time.perf_counter()
+    import torch
+    import transformers
+
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    model = transformers.AutoModelForCausalLM.from_pretrained(options.model, dtype=getattr(torch, options.dtype))
+    model = model.to(options.device).eval()
+    model.generation_config.eos_token_id = None
+    facts = {"version": transformers.__version__, "load_s": time.perf_counter() - begun}
+
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
+        prompts = torch.tensor(request["prompts"], device=options.device)
+        num_out = request["max_tokens"]
+        config = transformers.GenerationConfig(
+            max_new_tokens=num_out, min_new_tokens=num_out, do_sample=False, pad_token_id=0
+        )
+        begun = time.perf_counter()
+        with torch.inference_mode():
+            output = model.generate(prompts, attention_mask=torch.ones_like(prompts), generation_config=config)
+        num_tokens = output[:, prompts.shape[1] :].cpu().numel()  # waits for the device
+        return {"seconds": time.perf_counter() - begun, "num_tokens": num_tokens}
+
+    return facts, answer
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int)
+    options = parser.parse_args()
+    return peer_protocol.serve(lambda: load(options))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

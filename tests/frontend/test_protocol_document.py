@@ -1,0 +1,119 @@
+"""docs/protocol.md is true: every message and field is in it, nothing else is, and its examples work as they stand."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from msgspec import inspect
+
+from tokenloom.ipc import messages
+from tokenloom.ipc.codec import Decoder, encode_ids
+from tokenloom.ipc.errors import ERROR_BY_KIND, ErrorInfo
+from tokenloom.ipc.messages import ClientMessage, Delta, Deltas, FrontendMessage, Hello, Submit
+from tokenloom.ipc.sampling_params import SamplingParams
+from tokenloom.ipc.sockets import MAX_CLIENT_MESSAGE_BYTES
+
+DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
+STRUCTS: dict[str, Any] = {
+    **{each.__struct_config__.tag: each for each in (*get_args(ClientMessage), *get_args(FrontendMessage))},
+    "chat_message": messages.ChatMessage,
+    "child": messages.Child,
+    "params": SamplingParams,
+    "delta": Delta,
+    "metrics": messages.Metrics,
+    "error": ErrorInfo,
+}
+
+
+def sections() -> dict[str, str]:
+    """The text below each third-level heading, by heading."""
+    messages_part = DOCUMENT[DOCUMENT.index("## Messages of the client") :]
+    parts = re.split(r"^### (\w+)$", messages_part, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def rows(section: str) -> dict[str, tuple[str, str]]:
+    """Field → (type, default) as the table of a section has them."""
+    table = section.split("| kind |")[0]
+    cells = [re.split(r"(?<!\\)\|", line) for line in table.splitlines() if line.startswith("| `")]
+    return {
+        name.strip().strip("`"): (kind.strip().replace("\\|", "|"), default.strip())
+        for _, name, kind, default, *_ in cells
+    }
+
+
+def type_name(info: inspect.Type) -> str:
+    if isinstance(info, inspect.UnionType):
+        members = sorted(info.types, key=lambda each: isinstance(each, inspect.NoneType))
+        return " | ".join(type_name(each) for each in members)
+    if isinstance(info, inspect.ListType):
+        return f"list of {type_name(info.item_type)}"
+    if isinstance(info, inspect.StructType):
+        return next(name for name, struct in STRUCTS.items() if struct is info.cls)
+    if isinstance(info, inspect.LiteralType):
+        return "str"
+    return {
+        inspect.IntType: "int",
+        inspect.StrType: "str",
+        inspect.BoolType: "bool",
+        inspect.FloatType: "float",
+        inspect.BytesType: "bin",
+        inspect.NoneType: "nil",
+    }[type(info)]
+
+
+def default_text(field: inspect.Field) -> str:
+    if field.required:
+        return ""
+    if field.default_factory is not msgspec.UNSET and field.default is msgspec.NODEFAULT:
+        return "`[]`"
+    value = field.default
+    known = {None: "nil", b"": "empty", "": '`""`'}
+    if value is None or value in (b"", ""):
+        return known[value]
+    return str(value).lower()
+
+
+def test_there_is_a_section_for_every_message_and_for_nothing_else() -> None:
+    assert sorted(sections()) == sorted(STRUCTS)
+
+
+@pytest.mark.parametrize("name", STRUCTS)
+def test_every_field_is_described_with_its_type_and_default(name: str) -> None:
+    info = inspect.type_info(STRUCTS[name])
+    assert isinstance(info, inspect.StructType)
+    expected = {
+        field.encode_name: (set(type_name(field.type).split(" | ")), default_text(field)) for field in info.fields
+    }
+    found = {name: (set(kind.split(" | ")), default) for name, (kind, default) in rows(sections()[name]).items()}
+    assert found == expected
+
+
+def test_every_kind_of_error_and_every_finish_reason_is_named() -> None:
+    kinds = re.findall(r"^\| `(\w+)` \| [^|]*\|$", sections()["error"].split("| kind |")[1], flags=re.MULTILINE)
+    assert sorted(kinds) == sorted(ERROR_BY_KIND)
+    assert all(f'`"{reason}"`' in sections()["delta"] for reason in get_args(messages.FinishReason))
+
+
+def test_the_numbers_are_those_of_the_code() -> None:
+    assert f"The client protocol, version {messages.PROTOCOL_VERSION}" in DOCUMENT
+    assert f"At most {messages.CREDIT_WINDOW} `deltas` messages" in DOCUMENT
+    assert f"After {messages.LEASE_S} s of silence" in DOCUMENT
+    assert f"at least every second ({messages.PING_INTERVAL_S} s)" in DOCUMENT
+    assert f"({MAX_CLIENT_MESSAGE_BYTES} bytes)" in DOCUMENT
+
+
+def test_the_frames_in_bytes_are_those_messages() -> None:
+    frames: dict[str, list[bytes]] = {"client": [], "frontend": []}
+    for who, block in re.findall(r"```hex (\w+)\n(.*?)```", DOCUMENT, flags=re.DOTALL):
+        lines = (re.match(r"(?:[0-9a-f]{2}(?:\s|$))*", line) for line in block.splitlines())
+        frames[who].append(bytes.fromhex("".join(match[0] for match in lines if match)))
+    hello, submit = (Decoder[object](ClientMessage).decode(frame) for frame in frames["client"])
+    assert hello == Hello(protocol_version=1)
+    assert submit == Submit(request_id="r1", params=SamplingParams(temperature=0.0, max_tokens=4), prompt="Hi")
+    (deltas,) = (Decoder[object](FrontendMessage).decode(frame) for frame in frames["frontend"])
+    assert deltas == Deltas(deltas=[Delta(request_id="r1", token_ids=encode_ids([72, 105]), text=" there")])

@@ -1,0 +1,149 @@
+"""engine-launch from the outside: what it prints, what `ps` shows, how it ends, and that nothing is left of it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tokenloom import Client, EngineDead, Overloaded, SamplingParams
+from tokenloom.ipc.errors import TokenloomError
+
+from .launched import LaunchedEngine
+
+GREEDY = SamplingParams(temperature=0, max_tokens=16)
+LONG = SamplingParams(temperature=0, max_tokens=300, ignore_eos=True)
+
+
+def test_the_command_serves_and_a_signal_ends_it_cleanly(tmp_path: Path) -> None:
+    with LaunchedEngine(tmp_path) as engine:
+        address = engine.wait_ready()
+        titles = sorted(" ".join(process.cmdline()).strip() for process in engine.children())
+        assert titles == ["tokenloom core", "tokenloom frontend", "tokenloom worker 0"]
+        for phase in ("tokenizer loaded", "load weights", "KV cache", "workers joined"):
+            assert any(phase in line for line in engine.lines), f"no line tells of {phase}"
+        with Client(address) as one, Client(address) as two:
+            assert one.generate("The capital of France is", GREEDY, use_tqdm=False)[0].outputs[0].text == " Paris."
+            assert "".join(two.stream("The capital of Japan is", GREEDY)) == " Tokyo."
+            assert two.health().is_ready and two.info().max_model_len >= 2048
+        engine.signal(signal.SIGINT)
+        assert engine.wait_exit() == 0
+        engine.check_nothing_is_left()
+
+
+def test_a_first_signal_drains_and_a_second_aborts(tmp_path: Path) -> None:
+    with LaunchedEngine(tmp_path, "--max-num-seqs", "4", "--max-num-batched-tokens", "64") as engine:
+        with Client(engine.wait_ready()) as client:
+            running = client.submit("The capital of France is", LONG)
+            deltas = client.stream("The capital of Japan is", LONG)
+            next(deltas)
+            engine.signal(signal.SIGTERM)
+            engine.wait_line("Draining")
+            with pytest.raises(TokenloomError) as refused:
+                client.generate("The capital of Italy is", GREEDY, use_tqdm=False)
+            assert isinstance(refused.value, (Overloaded, EngineDead))
+            assert len(running.result(timeout=60).outputs[0].token_ids) == 300
+            assert sum(1 for _ in deltas) > 0
+        assert engine.wait_exit() == 0
+        engine.check_nothing_is_left()
+
+
+@pytest.mark.parametrize("role", ["supervisor", "frontend", "core", "worker 0"])
+def test_a_kill_during_the_start_leaves_nothing(tmp_path: Path, role: str) -> None:
+    with LaunchedEngine(tmp_path) as engine:
+        engine.wait_line("  ")
+        engine.known = [psutil.Process(engine.process.pid), *engine.children()]
+        victim = psutil.Process(engine.process.pid) if role == "supervisor" else engine.child(role)
+        victim.kill()
+        code = engine.wait_exit()
+        assert code == (-signal.SIGKILL if role == "supervisor" else 1)
+        engine.check_nothing_is_left()
+
+
+def test_a_killed_supervisor_takes_everything_with_it(tmp_path: Path) -> None:
+    with LaunchedEngine(tmp_path, "--listen", f"ipc://{tmp_path}/mine.sock") as engine:
+        address = engine.wait_ready()
+        assert address == f"ipc://{tmp_path}/mine.sock"
+        with Client(address) as client:
+            stream = client.stream("The capital of France is", LONG)
+            next(stream)
+            engine.signal(signal.SIGKILL)
+            begun = time.monotonic()
+            engine.check_nothing_is_left(within_s=2.0)
+            assert time.monotonic() - begun < 2.0
+        assert not (tmp_path / "mine.sock").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "/nowhere"], "neither a folder nor a hub id"),
+        (["--block-size", "0"], "--block-size must be in [1, 1024], got 0"),
+        (["--tp", "64"], "do not divide among --tensor-parallel-size 64"),
+        (["--num-kv-blocks", "1"], "--num-kv-blocks must be in [2,"),
+        (["--listen", "tcp://127.0.0.1:99999"], "99999"),
+        (["--max-model-len", "9999999"], "above the model's max_position_embeddings"),
+        (["--config", "/nowhere.yaml"], "/nowhere.yaml cannot be read"),
+    ],
+)
+def test_what_cannot_be_served_exits_2_with_one_line(tmp_path: Path, arguments: list[str], message: str) -> None:
+    with LaunchedEngine(tmp_path, *arguments) as engine:
+        _, errors = engine.process.communicate(timeout=60)
+        assert engine.process.returncode == 2
+        lines = [line for line in errors.splitlines() if line.startswith("engine-launch:")]
+        assert len(lines) == 1 and message in lines[0], errors
+        assert "Traceback" not in errors
+
+
+def test_an_address_in_use_is_refused_and_the_first_engine_goes_on(tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/one.sock"
+    with LaunchedEngine(tmp_path, "--listen", address) as first:
+        first.wait_ready()
+        with LaunchedEngine(tmp_path / "", "--listen", address) as second:
+            _, errors = second.process.communicate(timeout=60)
+            assert second.process.returncode == 2 and "in use by another engine" in errors
+            with Client(address) as client:
+                assert client.generate("The capital of Italy is", GREEDY, use_tqdm=False)[0].outputs[0].text == " Rome."
+            first.signal(signal.SIGTERM)
+            assert first.wait_exit() == 0
+
+
+def test_a_tcp_port_in_use_is_refused(tmp_path: Path) -> None:
+    with LaunchedEngine(tmp_path, "--listen", "tcp://127.0.0.1:0") as first:
+        address = first.wait_ready()
+        assert address.startswith("tcp://127.0.0.1:") and not address.endswith(":0")
+        second = LaunchedEngine(tmp_path, "--listen", address)
+        _, errors = second.process.communicate(timeout=60)
+        assert second.process.returncode == 2 and "cannot listen on" in errors
+        with Client(address) as client:
+            assert client.info().vocab_size > 0
+        first.signal(signal.SIGTERM)
+        assert first.wait_exit() == 0
+
+
+def test_an_idle_engine_uses_next_to_nothing(tmp_path: Path) -> None:
+    with LaunchedEngine(tmp_path) as engine:
+        with Client(engine.wait_ready()) as client:
+            client.generate("The capital of France is", GREEDY, use_tqdm=False)
+            time.sleep(0.5)  # what a request leaves to be done settles
+
+            def cpu_s() -> float:
+                return sum(sum(process.cpu_times()[:2]) for process in engine.known)
+
+            before, begun = cpu_s(), time.monotonic()
+            time.sleep(4.0)  # measuring idleness takes time
+            assert (cpu_s() - before) / (time.monotonic() - begun) <= 0.005
+        engine.signal(signal.SIGTERM)
+        assert engine.wait_exit() == 0
+
+
+def test_the_module_and_the_command_are_the_same() -> None:
+    script = Path(sys.executable).with_name("engine-launch")
+    text = subprocess.run([script, "--help"], capture_output=True, text=True, timeout=30, check=True).stdout
+    for flag in ("--tensor-parallel-size", "--tp", "--max-model-len", "--listen", "--config"):
+        assert flag in text

@@ -1,0 +1,67 @@
+"""A token is ruled out exactly when even the luckiest noise could not lift it to the score that is reached."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tokenloom.kernels.noise import MAX_GUMBEL, gumbel, vocabulary_bits
+from tokenloom.workers.candidates import Candidates, RowDraw, find_on_device, find_on_host
+
+
+def draw_of(reached_noise: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> RowDraw:
+    return RowDraw(
+        row=0,
+        position=17,
+        temperature=np.float32(1.0),
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=np.array([1, 2], np.uint32),
+        largest=np.float32(0.0),
+        reached_noise=reached_noise,
+    )
+
+
+@pytest.mark.parametrize("reached_noise", [-3.1, 0.0, 2.5, 11.0, MAX_GUMBEL])
+def test_the_floor_is_where_the_most_noise_reaches_the_score(reached_noise: float) -> None:
+    floor = draw_of(reached_noise).least_winning_weight
+    assert math.log(floor) + MAX_GUMBEL < reached_noise, "a token under the floor could have won"
+    assert math.log(floor * 1.01) + MAX_GUMBEL > reached_noise, "the floor lets in tokens that cannot win"
+
+
+@pytest.mark.parametrize("reached_noise", [-3.1, 0.0, 2.5, 11.0])
+def test_no_bits_beyond_the_scale_reach_the_score(reached_noise: float) -> None:
+    weights = np.exp(-np.linspace(0, 20, 50))
+    bits = np.floor(weights * draw_of(reached_noise).noise_scale()) + 1
+    is_possible = bits < 2**32
+    scores = np.log(weights[is_possible]) + gumbel(bits[is_possible].astype(np.uint32))
+    assert is_possible.any() and (scores < reached_noise).all()
+
+
+@pytest.mark.parametrize("find", [find_on_host, find_on_device])
+def test_a_row_in_which_most_tokens_could_win_is_thinned_by_its_noise(
+    find: Callable[[Tensor, list[RowDraw]], list[Candidates]],
+) -> None:
+    vocab_size, reached = 20_000, 3.0
+    logits = torch.zeros(1, vocab_size)
+    found = find(logits, [draw_of(reached)])[0].token_ids
+    winners = np.flatnonzero(gumbel(vocabulary_bits(vocab_size, 17, np.array([1, 2], np.uint32))) >= reached)
+    assert set(winners) <= set(found)
+    assert len(found) < 1.2 * len(winners) + 10
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 40, 156, 157, 9000])
+def test_top_k_keeps_the_k_largest_and_their_ties_on_host_and_device(top_k: int) -> None:
+    values = np.random.default_rng(top_k).normal(0, 3, 10_003).round(2).astype(np.float32)
+    values -= values.max()
+    logits = torch.from_numpy(values)[None]
+    cut = np.sort(values)[-top_k]
+    on_host = find_on_host(logits, [draw_of(0.0, top_k=top_k)])[0]
+    on_device = find_on_device(logits, [draw_of(0.0, top_k=top_k)])[0]
+    assert on_host.token_ids.tolist() == on_device.token_ids.tolist() == np.flatnonzero(values >= cut).tolist()
