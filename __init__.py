@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .frontend.outputs import CompletionOutput, RequestMetrics, RequestOutput
     from .ipc.errors import (
         ConfigError,
+        Draining,
         EngineDead,
         InternalError,
         Overloaded,
@@ -38,6 +39,7 @@ _HOME_BY_NAME = {
     "TokenloomError": "ipc.errors",
     "RequestError": "ipc.errors",
     "Overloaded": "ipc.errors",
+    "Draining": "ipc.errors",
     "ConfigError": "ipc.errors",
     "ProtocolError": "ipc.errors",
     "EngineDead": "ipc.errors",
@@ -52,6 +54,7 @@ __all__ = [
     "Client",
     "CompletionOutput",
     "ConfigError",
+    "Draining",
     "EngineDead",
     "InternalError",
     "Overloaded",

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..ipc.codec import num_ids
 from ..ipc.engine_spec import EngineSpec
-from ..ipc.errors import ErrorInfo, InternalError, Overloaded, RequestError, TokenloomError, error_info
+from ..ipc.errors import Draining, ErrorInfo, InternalError, Overloaded, RequestError, TokenloomError, error_info
 from ..ipc.messages import (
     CoreChild,
     EngineCoreOutputs,
@@ -107,7 +107,7 @@ class EngineCore:
         if any(child.output_token_ids for child in message.children):
             return
         if self._is_draining:
-            raise Overloaded("the engine is shutting down and takes no new requests: ask another one", 5.0)
+            raise Draining("the engine is shutting down and takes no new requests: ask another one", 5.0)
         waiting = self.scheduler.waiting
         if (
             len(waiting) + len(message.children) > config.max_waiting_requests

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from time import monotonic
 
-from ..ipc.errors import Overloaded, RequestError, TokenloomError
+from ..ipc.errors import Draining, Overloaded, RequestError, TokenloomError
 from ..ipc.messages import Submit
 from .channel import Channel, Update
 from .outputs import OutputBuilder, RequestOutput
@@ -83,7 +83,7 @@ class Batch:
 
     def _finish(self, index: int) -> None:
         builder = self._builders[index]
-        if isinstance(builder.error, Overloaded):
+        if isinstance(builder.error, Overloaded) and not isinstance(builder.error, Draining):
             self._builders[index] = OutputBuilder(self._submits[index])
             self._todo.appendleft(index)
             self._limit = max(1, len(self._open))

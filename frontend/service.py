@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from ..ipc.codec import Decoder, encode
 from ..ipc.engine_spec import EngineSpec
-from ..ipc.errors import ErrorInfo, Overloaded, ProtocolError, TokenloomError, error_info
+from ..ipc.errors import Draining, ErrorInfo, ProtocolError, TokenloomError, error_info
 from ..ipc.messages import (
     PING_INTERVAL_S,
     PROTOCOL_VERSION,
@@ -212,7 +212,7 @@ class Frontend:
                 return
             self._forget(session, known)
         if self._is_draining and submit.attempt == 0 and not submit.children:
-            error = Overloaded("the engine is shutting down and takes no new requests: ask another one", 5.0)
+            error = Draining("the engine is shutting down and takes no new requests: ask another one", 5.0)
             self._refuse(session, submit.request_id, error_info(error))
             return
         self.counts["requests"] += 1

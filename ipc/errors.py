@@ -3,6 +3,7 @@
     TokenloomError
     ├── RequestError      the caller       400: mend the request
     ├── Overloaded        nobody           503: retry after `retry_after_s`
+    │   └── Draining      nobody           the same, but elsewhere: this engine is shutting down
     ├── ConfigError       the operator     one line, exit code 2
     ├── ProtocolError     us, or a client of another version
     ├── EngineDead        a process        which one, its exit code, its last words
@@ -32,6 +33,10 @@ class Overloaded(TokenloomError):
         self.retry_after_s = retry_after_s
 
 
+class Draining(Overloaded):
+    """The engine is shutting down: it finishes what it has and takes nothing new."""
+
+
 class ConfigError(TokenloomError, ValueError):
     """The operator's configuration cannot be served."""
 
@@ -56,13 +61,15 @@ class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     retry_after_s: float = 0.0
 
     def to_exception(self) -> TokenloomError:
-        if self.kind == "overloaded":
-            return Overloaded(self.message, self.retry_after_s)
-        return ERROR_BY_KIND.get(self.kind, InternalError)(self.message)
+        error_type = ERROR_BY_KIND.get(self.kind, InternalError)
+        if issubclass(error_type, Overloaded):
+            return error_type(self.message, self.retry_after_s)
+        return error_type(self.message)
 
 
 ERROR_BY_KIND: dict[str, type[TokenloomError]] = {
     "request": RequestError,
+    "draining": Draining,  # before its base: error_info takes the first that fits
     "overloaded": Overloaded,
     "config": ConfigError,
     "protocol": ProtocolError,

@@ -52,25 +52,74 @@ class PackedLinear(Protocol):
     def nbytes(self) -> int: ...
 
 
+@dataclass(frozen=True, eq=False)
+class LayerWeights:
+    """One decoder layer: norm → attention → norm → gated MLP, each pair's result added to the residual stream."""
+
+    input_norm: Tensor  # [hidden]
+    qkv: PackedLinear  # query heads | key heads | value heads
+    query_norm: Tensor | None  # [D]
+    key_norm: Tensor | None
+    output: PackedLinear
+    post_norm: Tensor  # [hidden]
+    gate_up: PackedLinear  # gated
+    down: PackedLinear
+    sliding_window: int | None
+
+
+@dataclass(frozen=True, eq=False)
+class DecoderWeights:
+    """A whole decoder of one rank, from token ids to hidden states."""
+
+    table: Tensor | PackedLinear  # the embedding, as in Ops.embedding
+    layers: list[LayerWeights]
+    norm: Tensor  # [hidden]
+    eps: float  # of all norms
+    cos_sin: Tensor  # as in Ops.prepare_heads
+    scale: float  # of attention scores
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+class FusedDecoder(Protocol):
+    """A whole decoder as one operation."""
+
+    def __call__(self, token_ids: Tensor, metadata: AttentionMetadata, kv_cache: Tensor) -> Tensor:
+        """token_ids [T] → hidden states [T, hidden] after the final norm; writes the step's keys and values."""
+        ...
+
+
 class Ops(Protocol):
     """What a decoder layer needs. Tensors lie on one device and have the model's dtype unless stated otherwise.
 
     Shapes are the caller's duty: a wrong one is a fault of ours and raises whatever torch raises.
     """
 
-    def embedding(self, token_ids: Tensor, weight: Tensor, first_id: int) -> Tensor:
-        """Rows of `weight` [n, hidden] for ids in [first_id, first_id + n), zeros for all others.
+    def embedding(self, token_ids: Tensor, table: Tensor | PackedLinear, first_id: int) -> Tensor:
+        """Rows of `table` [n, hidden] for ids in [first_id, first_id + n), zeros for all others.
 
-        token_ids: [T] int32 or int64. Returns [T, hidden].
+        A table that is also the weight of a linear (a tied head) is given as packed. token_ids: [T] int32 or int64.
+        Returns [T, hidden].
         """
         ...
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
-        """Take weight [out, in] and bias [out]: keep them or copy them reordered. Neither is ever written to."""
+    def pack_linear(self, weight: Tensor, bias: Tensor | None, is_gated: bool = False) -> PackedLinear:
+        """Take weight [out, in] and bias [out]: keep them or copy them reordered. Neither is ever written to.
+
+        `is_gated`: the first half of the rows are gates, the second what they let through (out_features is out / 2).
+        """
         ...
 
     def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
-        """x [T, in] times the packed weight, plus its bias: [T, out]. `packed` was made by the same Ops."""
+        """x [T, in] times the packed weight, plus its bias: [T, out]. `packed` was made by the same Ops.
+
+        Of a gated one silu(first half) * second half: [T, out / 2].
+        """
+        ...
+
+    def logits(self, x: Tensor, packed: PackedLinear) -> Tensor:
+        """`linear` in float32, which may be more precise than the model's dtype: [T, out]."""
         ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -81,23 +130,24 @@ class Ops(Protocol):
         """Add x to `residual` in place, then return rms_norm(residual). Both [T, n]."""
         ...
 
-    def silu_and_mul(self, x: Tensor) -> Tensor:
-        """x [T, 2n] holds gate and up side by side: silu(gate) * up, [T, n]."""
-        ...
+    def prepare_heads(
+        self,
+        heads: Tensor,
+        norms: tuple[Tensor, Tensor] | None,
+        eps: float,
+        cos_sin: Tensor,
+        kv_cache: Tensor,
+        layer: int,
+        metadata: AttentionMetadata,
+    ) -> Tensor:
+        """Normalize and rotate query and key heads, store keys and values; return the query heads [T, H, D].
 
-    def rotary(self, heads: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
-        """Rotate `heads` [T, H, D] in place (neox halves: element i goes with i + D/2); any strides, last one 1.
-
-        positions: [T] int64, each < P. cos_sin: [P, D] float32: D/2 cosines then D/2 sines for each position.
-        Query and key heads are neighbours in a fused projection, so one call rotates both.
-        """
-        ...
-
-    def store_kv(self, key: Tensor, value: Tensor, kv_cache: Tensor, layer: int, metadata: AttentionMetadata) -> None:
-        """Write key and value [T, num_kv_heads, D] to `metadata.slots` of `layer`; slot -1 writes nothing that counts.
-
-        NaN and infinities are stored as 0, so that a request that overflowed cannot poison the one that gets its block
-        next (masked attention multiplies stale values by 0, and 0 * NaN is NaN).
+        heads: [T, H + 2 * num_kv_heads, D], query | key | value; overwritten, and the answer may be a part of it.
+        norms: weights [D] of the RMS norms of query and key heads. cos_sin: [P, D] float32, D/2 cosines then D/2 sines
+        for each position < P (neox halves: element i goes with i + D/2). Keys and values go to `metadata.slots` of
+        `layer`; slot -1 writes nothing that counts. NaN and infinities are stored as 0, so that a request that
+        overflowed cannot poison the one that gets its block next (masked attention multiplies stale values by 0, and
+        0 * NaN is NaN).
         """
         ...
 
@@ -117,9 +167,17 @@ class Ops(Protocol):
         """
         ...
 
+    def fuse_decoder(self, weights: DecoderWeights) -> FusedDecoder | None:
+        """The decoder as one operation, equal to its layers within rounding; None: run them one by one."""
+        ...
 
-def select_ops(device: torch.device) -> Ops:
-    """The implementation for `device`."""
+
+def select_ops(device: torch.device, dtype: torch.dtype, enforce_reference: bool = False) -> Ops:
+    """The implementation for models of this dtype on `device`."""
     from .reference import ReferenceOps
 
+    if device.type == "cpu" and not enforce_reference:
+        from .cpu.cpu_ops import load_cpu_ops
+
+        return load_cpu_ops(dtype) or ReferenceOps()
     return ReferenceOps()

@@ -22,8 +22,8 @@ from tokenloom import Client, SamplingParams
 from tokenloom.core.engine import EngineCore
 from tokenloom.frontend.args import add_engine_arguments
 from tokenloom.frontend.engine_handle import EngineHandle
-from tokenloom.ipc.addresses import RunDirectory
 from tokenloom.frontend.resolve import resolve
+from tokenloom.ipc.addresses import RunDirectory
 from tokenloom.ipc.codec import encode, encode_ids
 from tokenloom.ipc.config import EngineConfig
 from tokenloom.ipc.messages import CoreChild, EngineCoreRequest, SchedulerOutput

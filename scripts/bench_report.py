@@ -124,13 +124,8 @@ def machine() -> dict[str, Json]:
 
 def versions() -> dict[str, Json]:
     """Of the packages that matter; those that are not installed are left out."""
-    found: dict[str, Json] = {}
-    for name in PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+    installed = {each.name.lower(): each.version for each in importlib.metadata.distributions() if each.name}
+    return {name: installed[name] for name in PACKAGES if name in installed}
 
 
 def commit() -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import random
 import sys
 import time
@@ -45,7 +46,7 @@ class Call:
 
     @property
     def between_s(self) -> list[float]:
-        return [after - before for before, after in zip(self.token_s[:-1], self.token_s[1:], strict=True)]
+        return [after - before for before, after in itertools.pairwise(self.token_s)]
 
 
 def draw_calls(options: argparse.Namespace, rate: float, vocab_size: int) -> list[Call]:
@@ -102,7 +103,9 @@ async def measure(options: argparse.Namespace, report: Report) -> None:
         report.note("model", info.model)
         longest = options.num_in[1] + options.num_out[1]
         if longest > info.max_model_len:
-            raise SystemExit(f"--in and --out reach {longest} tokens, the engine's max_model_len is {info.max_model_len}")
+            raise SystemExit(
+                f"--in and --out reach {longest} tokens, the engine's max_model_len is {info.max_model_len}"
+            )
         await run_rate(client, draw_calls(options, float("inf"), info.vocab_size)[: options.warm_up])
         for rate in options.rate:
             calls = draw_calls(options, rate, info.vocab_size)

@@ -42,7 +42,9 @@ class Workload:
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """MODEL, --rounds and every flag of the engine."""
-    parser.add_argument("checkpoint", metavar="MODEL", help="folder, demo, or a name of make_checkpoint.py such as 135m")
+    parser.add_argument(
+        "checkpoint", metavar="MODEL", help="folder, demo, or a name of make_checkpoint.py such as 135m"
+    )
     parser.add_argument("--rounds", type=int, default=2, help="how often everything is measured, in turn (default 2)")
     add_engine_arguments(parser)
 

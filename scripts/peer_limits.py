@@ -21,6 +21,7 @@ MATMUL_TOKENS = {"cpu": 1024, "cuda": 8192}
 
 def load(options: argparse.Namespace) -> tuple[dict[str, Any], Callable[[dict[str, Any]], dict[str, Any]]]:
     import torch
+
     from tokenloom.ipc.model_config import ModelConfig
     from tokenloom.scripts.bench_limits import Limits, linear_shapes
 

@@ -1,0 +1,194 @@
+"""Us beside what a user would run instead, in turn within one run, and beside what the machine allows.
+
+    python scripts/bench_compare.py 135m 32 128 64 --vllm ~/vllm/bin/python --llama-cpp ~/llama/bin/python
+
+Each round: the limits (bench_limits.py), then every contestant with N requests of IN random prompt tokens and OUT
+answer tokens, then the same with one answer token; all greedy, ignore_eos, new prompts each time. Measured per
+contestant: seconds, output tokens/s, and decode tokens/s = N (OUT - 1) / (seconds - seconds with one token). Printed:
+medians, the median over the rounds of our throughput relative to theirs (x_ours), and each one's share of the limit.
+
+Contestants: ours in its processes; transformers' generate of this Python (--no-transformers: without); with --vllm the
+vLLM of another Python, as it comes and tuned (all cores, tcmalloc and Intel's OpenMP preloaded); with --llama-cpp
+llama.cpp, one request after the other, on a GGUF file that write_gguf.py makes. --cpu adds the CPU time per process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from tokenloom.scripts.bench_contestant import SCRIPTS, Contestant, Ours, Peer, transformers_peer
+from tokenloom.scripts.bench_limits import LimitsPeer
+from tokenloom.scripts.bench_report import Json, Report, add_json_argument, median
+from tokenloom.scripts.bench_workload import (
+    Workload,
+    add_model_arguments,
+    add_shape_arguments,
+    engine_options,
+    find_checkpoint,
+    vocab_size,
+)
+from tokenloom.workers.cpu_threads import num_cpu_threads
+
+CONVERT_TIMEOUT_S = 900
+DEFAULT_BUDGET = 2048
+
+
+@dataclass
+class Result:
+    """What was measured of one contestant, one entry per round."""
+
+    contestant: Contestant
+    seconds: list[float] = field(default_factory=list)
+    decode_s: list[float] = field(default_factory=list)  # without the prompts; empty for OUT = 1
+    shares: list[float] = field(default_factory=list)  # of the limit
+    cpu_s: dict[str, float] = field(default_factory=dict)  # of the last round's long run, by process
+
+    def run(self, workload: Workload, seed: int, limit_s: float, watch_cpu: bool) -> None:
+        before = cpu_by_process(self.contestant) if watch_cpu else {}
+        self.seconds.append(self.contestant.generate(workload.prompts(seed), workload.num_out))
+        if watch_cpu:
+            self.cpu_s = {name: used - before.get(name, 0) for name, used in cpu_by_process(self.contestant).items()}
+        self.shares.append(limit_s / self.seconds[-1])
+        if workload.num_out > 1:
+            self.decode_s.append(self.seconds[-1] - self.contestant.generate(workload.prompts(seed + 1), 1))
+
+
+def cpu_by_process(contestant: Contestant) -> dict[str, float]:
+    """CPU seconds so far of a contestant's processes; ours are all children of this one that are tokenloom's."""
+    if isinstance(contestant, Peer):
+        root = psutil.Process(contestant.pid)
+        processes = [root, *root.children(recursive=True)]
+    else:
+        processes = [each for each in psutil.Process().children(recursive=True) if "tokenloom" in title(each)]
+    return {f"{title(each)} ({each.pid})": sum(each.cpu_times()[:2]) for each in processes}
+
+
+def title(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error):
+        return " ".join(process.cmdline())[:60]
+    return "ended"
+
+
+def openers(
+    arguments: argparse.Namespace, folder: Path, options: Mapping[str, object]
+) -> Iterator[Callable[[], Contestant]]:
+    """How to start each contestant that was asked for, ours first."""
+    dtype, threads = str(options["dtype"]), num_cpu_threads(None, 1)
+    yield lambda: Ours(folder, options)
+    if arguments.transformers:
+        device = "cuda" if options.get("device") == "cuda" else "cpu"
+        yield lambda: transformers_peer(folder, dtype, device, threads)
+    if arguments.vllm:
+        command = [arguments.vllm, str(SCRIPTS / "peer_vllm.py"), str(folder), "--dtype", dtype]
+        yield lambda: Peer("vLLM as it comes", command)
+        yield lambda: Peer("vLLM tuned", command, tuned_environment(arguments.vllm))
+    if arguments.llama_cpp:
+        yield lambda: llama_cpp_peer(arguments.llama_cpp, folder, threads)
+
+
+def tuned_environment(python: str) -> dict[str, str]:
+    """vLLM's CPU build with all cores of this process and the allocator and OpenMP that its documentation names."""
+    cpus = sorted(os.sched_getaffinity(0))
+    libraries = [
+        *Path("/usr/lib").glob("*/libtcmalloc_minimal.so.4"),
+        *(Path(python).absolute().parent.parent / "lib").rglob("libiomp5.so"),
+    ]
+    names = {library.name: str(library) for library in libraries}
+    missing = {"libtcmalloc_minimal.so.4", "libiomp5.so"} - names.keys()
+    if missing:
+        raise SystemExit(f"vLLM cannot be tuned: {', '.join(sorted(missing))} not found in /usr/lib or beside {python}")
+    return {"VLLM_CPU_OMP_THREADS_BIND": f"{cpus[0]}-{cpus[-1]}", "LD_PRELOAD": ":".join(names.values())}
+
+
+def llama_cpp_peer(python: str, folder: Path, threads: int) -> Peer:
+    file = folder / "model.gguf"
+    if not file.exists():
+        convert = [python, str(SCRIPTS / "write_gguf.py"), str(folder), str(file)]
+        subprocess.run(convert, check=True, timeout=CONVERT_TIMEOUT_S, stdout=sys.stderr)
+    return Peer("llama.cpp", [python, str(SCRIPTS / "peer_llama_cpp.py"), str(file), "--threads", str(threads)])
+
+
+def compare(results: list[Result], workload: Workload, limits: LimitsPeer, arguments: argparse.Namespace) -> list[Json]:
+    """Fill `results` over the rounds; returns the rates of the machine in each."""
+    for result in results:
+        result.contestant.generate(workload.prompts(seed=-1), min(2, workload.num_out))
+    rates_by_round: list[Json] = []
+    budget = getattr(arguments, "max_num_batched_tokens", DEFAULT_BUDGET)
+    for round_number in range(arguments.rounds):
+        rates = limits.measure()
+        limit_s = limits.limits.seconds(workload, rates, budget)
+        rates_by_round.append(
+            {
+                "read_GB_per_s": rates.read_bytes_per_s / 1e9,
+                "matmul_GFLOP_per_s": rates.flops_per_s / 1e9,
+                "limit_out_tokens_per_s": workload.num_requests * workload.num_out / limit_s,
+            }
+        )
+        for result in results:
+            result.run(workload, 2 * round_number, limit_s, arguments.cpu)
+    return rates_by_round
+
+
+def add_rows(report: Report, results: list[Result], workload: Workload) -> None:
+    ours = results[0]
+    num_tokens = workload.num_requests * workload.num_out
+    for result in results:
+        ratios = [theirs / mine for mine, theirs in zip(ours.seconds, result.seconds, strict=True)]
+        decode_ratios = [theirs / mine for mine, theirs in zip(ours.decode_s, result.decode_s, strict=True)]
+        has_decode = bool(result.decode_s)
+        report.add(
+            engine=result.contestant.name,
+            seconds=median(result.seconds),
+            out_tokens_per_s=num_tokens / median(result.seconds),
+            decode_tokens_per_s=(num_tokens - workload.num_requests) / median(result.decode_s) if has_decode else None,
+            x_ours=median(ratios),
+            x_ours_decode=median(decode_ratios) if has_decode else None,
+            share_of_limit=median(result.shares),
+        )
+        if result.cpu_s:
+            report.note(f"CPU seconds of {result.contestant.name}", result.cpu_s)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_model_arguments(parser)
+    add_shape_arguments(parser, num_requests=32)
+    parser.add_argument("--transformers", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--vllm", metavar="PYTHON", help="the Python of an environment with vLLM")
+    parser.add_argument("--llama-cpp", metavar="PYTHON", help="of one with llama-cpp-python, gguf and safetensors")
+    parser.add_argument("--cpu", action="store_true", help="also print the CPU seconds of every process")
+    add_json_argument(parser)
+    arguments = parser.parse_args()
+    options = engine_options(parser, arguments)
+    folder = find_checkpoint(arguments.checkpoint)
+    dtype = str(options.setdefault("dtype", "bfloat16"))
+    workload = Workload(arguments.num_requests, arguments.num_in, arguments.num_out, vocab_size(folder))
+    settings = {"model": arguments.checkpoint, "dtype": dtype, "N": workload.num_requests, "in": workload.num_in}
+    report = Report("compare", {**settings, "out": workload.num_out, "rounds": arguments.rounds})
+    device = "cuda" if options.get("device") == "cuda" else "cpu"
+    with contextlib.ExitStack() as stack:
+        limits = LimitsPeer(folder, dtype, device, num_cpu_threads(None, 1))
+        stack.callback(limits.close)
+        results: list[Result] = []
+        for open_contestant in openers(arguments, folder, options):
+            contestant = open_contestant()
+            stack.callback(contestant.close)
+            results.append(Result(contestant))
+        rates_by_round = compare(results, workload, limits, arguments)
+    add_rows(report, results, workload)
+    report.note("machine by round", rates_by_round)
+    report.publish(arguments.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
