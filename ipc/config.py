@@ -45,6 +45,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_waiting_requests: Annotated[int, _help("requests that may wait; beyond: Overloaded")] = 65536
     max_waiting_tokens: Annotated[int, _help("prompt tokens that may wait; beyond: Overloaded")] = 1 << 26
     enforce_eager: Annotated[bool, _help("no CUDA graphs")] = False
+    enforce_reference: Annotated[bool, _help("plain torch instead of our own kernels")] = False
     num_threads: Annotated[int | None, _help("CPU threads of a worker; none: cores / local ranks")] = None
     seed: Annotated[int, _help("seeds the seeds of unseeded requests")] = 0
     chat_template: Annotated[str | None, _help("file with a Jinja chat template, if not the model's")] = None

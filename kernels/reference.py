@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .attention_plan import TILE_BYTES, CacheLayout, Tile, make_plan
-from .ops import AttentionMetadata, PackedLinear
+from .ops import AttentionMetadata, DecoderWeights, FusedDecoder, PackedLinear
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class PlainLinear:
 
     weight: Tensor
     bias: Tensor | None
+    is_gated: bool = False
 
     @property
     def in_features(self) -> int:
@@ -28,7 +29,7 @@ class PlainLinear:
 
     @property
     def out_features(self) -> int:
-        return self.weight.shape[0]
+        return self.weight.shape[0] // (2 if self.is_gated else 1)
 
     @property
     def nbytes(self) -> int:
@@ -53,17 +54,23 @@ class ReferenceOps:
         self._tile_bytes = tile_bytes  # bound on the keys and values gathered at once
         self._step: _Step | None = None
 
-    def embedding(self, token_ids: Tensor, weight: Tensor, first_id: int) -> Tensor:
+    def embedding(self, token_ids: Tensor, table: Tensor | PackedLinear, first_id: int) -> Tensor:
+        weight = table.weight if isinstance(table, PlainLinear) else table
+        assert isinstance(weight, Tensor)
         rows = token_ids.long() - first_id
         is_foreign = (rows < 0) | (rows >= weight.shape[0])
         return F.embedding(rows.masked_fill(is_foreign, 0), weight).masked_fill(is_foreign[:, None], 0)
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
-        return PlainLinear(weight, bias)
+    def pack_linear(self, weight: Tensor, bias: Tensor | None, is_gated: bool = False) -> PackedLinear:
+        return PlainLinear(weight, bias, is_gated)
 
     def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
         assert isinstance(packed, PlainLinear)
-        return F.linear(x, packed.weight, packed.bias)
+        outputs = F.linear(x, packed.weight, packed.bias)
+        return self.silu_and_mul(outputs) if packed.is_gated else outputs
+
+    def logits(self, x: Tensor, packed: PackedLinear) -> Tensor:
+        return self.linear(x, packed).float()
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return F.rms_norm(x, weight.shape, weight, eps)
@@ -73,10 +80,32 @@ class ReferenceOps:
         return F.rms_norm(residual, weight.shape, weight, eps)
 
     def silu_and_mul(self, x: Tensor) -> Tensor:
+        """x [..., 2n] holds gate and up side by side: silu(gate) * up, [..., n]."""
         gate, up = x.chunk(2, dim=-1)
         return F.silu(gate).mul_(up)
 
+    def prepare_heads(
+        self,
+        heads: Tensor,
+        norms: tuple[Tensor, Tensor] | None,
+        eps: float,
+        cos_sin: Tensor,
+        kv_cache: Tensor,
+        layer: int,
+        metadata: AttentionMetadata,
+    ) -> Tensor:
+        num_kv_heads = kv_cache.shape[3]
+        num_heads = heads.shape[1] - 2 * num_kv_heads
+        query, key, value = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
+        if norms is not None:
+            query.copy_(self.rms_norm(query, norms[0], eps))
+            key.copy_(self.rms_norm(key, norms[1], eps))
+        self.rotary(heads[:, : num_heads + num_kv_heads], metadata.positions, cos_sin)
+        self.store_kv(key, value, kv_cache, layer, metadata)
+        return query
+
     def rotary(self, heads: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
+        """Rotate `heads` [T, H, D] in place; any strides, last one 1. positions: [T] int64, each < P."""
         cos, sin = cos_sin.index_select(0, positions)[:, None].chunk(2, dim=-1)  # [T, 1, D / 2] each
         first, second = heads.chunk(2, dim=-1)
         rotated_first = first * cos - second * sin
@@ -84,6 +113,7 @@ class ReferenceOps:
         first.copy_(rotated_first)
 
     def store_kv(self, key: Tensor, value: Tensor, kv_cache: Tensor, layer: int, metadata: AttentionMetadata) -> None:
+        """Write key and value [T, num_kv_heads, D] to the step's slots, NaN and infinities as 0."""
         step = self._step_of(metadata, kv_cache)
         rows = kv_cache.view(-1, kv_cache.shape[-1])
         rows_per_side = step.layout.num_kv_heads * step.layout.block_size
@@ -114,6 +144,9 @@ class ReferenceOps:
             heads_at_once = self._tile_bytes // tile.bytes_per_kv_head(step.layout)
             output[tile.tokens] = _attend(query[tile.tokens], kv_cache, layer, tile, scale, heads_at_once)
         return output
+
+    def fuse_decoder(self, weights: DecoderWeights) -> FusedDecoder | None:
+        return None
 
     def _step_of(self, metadata: AttentionMetadata, kv_cache: Tensor) -> _Step:
         layout = CacheLayout.of(kv_cache)

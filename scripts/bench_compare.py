@@ -68,13 +68,15 @@ def cpu_by_process(contestant: Contestant) -> dict[str, float]:
         root = psutil.Process(contestant.pid)
         processes = [root, *root.children(recursive=True)]
     else:
-        processes = [each for each in psutil.Process().children(recursive=True) if "tokenloom" in title(each)]
+        processes = [each for each in psutil.Process().children(recursive=True) if title(each).startswith("tokenloom")]
     return {f"{title(each)} ({each.pid})": sum(each.cpu_times()[:2]) for each in processes}
 
 
 def title(process: psutil.Process) -> str:
+    """The title that a process took, or the script that its Python runs."""
     with contextlib.suppress(psutil.Error):
-        return " ".join(process.cmdline())[:60]
+        words = " ".join(process.cmdline()).split()
+        return next((Path(word).name for word in words if word.endswith(".py")), " ".join(words[:4]))
     return "ended"
 
 

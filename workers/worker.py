@@ -66,7 +66,7 @@ class Worker:
             self._spec.max_model_len,
             self._dtype,
             self._device,
-            select_ops(self._device),
+            select_ops(self._device, self._dtype, self._spec.config.enforce_reference),
             self._group,
         )
         size = gib(self._model.weight_bytes)

@@ -10,6 +10,7 @@ import ctypes
 from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_int64, c_void_p
 from pathlib import Path
 
+from ..ops import AttentionMetadata
 from .compiler import Unavailable
 
 
@@ -121,6 +122,17 @@ class Step(Structure):
         ("rows", StepRows),
         ("kv_cache", c_void_p),
         ("block_size", c_int64),
+    )
+
+
+def step_rows(metadata: AttentionMetadata) -> StepRows:
+    """The rows of a step; the metadata must outlive the answer."""
+    return StepRows(
+        metadata.block_tables.data_ptr(),
+        metadata.block_tables.stride(0),
+        metadata.seq_lens.data_ptr(),
+        metadata.query_starts.data_ptr(),
+        len(metadata.seq_lens_host),
     )
 
 

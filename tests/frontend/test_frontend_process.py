@@ -229,7 +229,7 @@ def test_strange_frames_are_answered_and_do_not_stop_it(engine: Engine) -> None:
 
 def test_idle_it_sleeps(engine: Engine) -> None:
     client = engine.client(engine.start())
-    say(client, Tokenize(query_id=1, prompt="x"))
+    say(client, Tokenize(query_id=1, prompt="x" * 5000))  # comes back from a thread
     engine.hear(client)
     process = psutil.Process(engine.process.pid)
     before = process.num_ctx_switches().voluntary, sum(process.cpu_times()[:2])

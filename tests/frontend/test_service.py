@@ -344,6 +344,15 @@ def test_silence_counts_only_while_requests_are_open(bench: Bench) -> None:
     assert bench.say(Ping()) == [Unknown()]
 
 
+def test_a_client_without_requests_outlives_the_leases_of_others(bench: Bench) -> None:
+    bench.hello(b"idle")
+    bench.submit()
+    for _ in range(10):
+        bench.now += 1
+        bench.say(Ping())
+    assert bench.say(Ping(), client=b"idle") == [Pong()]
+
+
 def test_no_client_is_silent_before_all_is_read(bench: Bench) -> None:
     bench.submit()
     bench.now += LEASE_S * 2
@@ -403,6 +412,17 @@ def test_a_higher_attempt_replaces_silently(bench: Bench) -> None:
     assert bench.aborted() == [first]
     bench.tokens((first, 0, ids("x")), (second, 0, ids("The")), finished=[Finished(key=first, reason="abort")])
     assert [delta.text for delta in bench.deltas()] == ["The"]
+
+
+def test_news_of_a_replaced_attempt_that_were_not_sent_yet_are_never_sent(bench: Bench) -> None:
+    first = bench.submit()
+    for start in range(CREDIT_WINDOW + 1):
+        bench.tokens((first, start, [40]))
+    bench.heard()
+    second = bench.submit(attempt=1)
+    bench.tokens((second, 0, ids("The")))
+    (delta,) = _deltas(bench.say(Credit(count=CREDIT_WINDOW)))
+    assert delta.start == 0 and delta.text == "The"
 
 
 def test_the_same_id_of_two_clients_is_two_requests(bench: Bench) -> None:
@@ -626,7 +646,7 @@ def test_a_request_error_touches_no_other_request(bench: Bench) -> None:
 def test_while_draining_only_resumed_requests_are_taken(bench: Bench) -> None:
     bench.frontend.on_control_message(Drain())
     (delta,) = _deltas(bench.say(new_submit()))
-    assert delta.error is not None and delta.error.kind == "overloaded" and delta.error.retry_after_s > 0
+    assert delta.error is not None and delta.error.kind == "draining" and delta.error.retry_after_s > 0
     bench.submit("resumed", attempt=1, children=[Child(seed=1, output_token_ids=encode_ids([40]))])
 
 

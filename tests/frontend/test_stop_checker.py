@@ -73,6 +73,8 @@ def test_an_occurrence_that_ends_too_early_counts_for_nothing() -> None:
             if match.stop is not None:
                 stop = match.stop
                 break
+            seen = "".join(pieces[: index + 1])
+            assert len(seen) - len(shown) == held_back(seen, stops)
         if expected is None:
             assert stop is None and shown + checker.finish() == text
         else:

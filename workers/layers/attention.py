@@ -48,12 +48,13 @@ class Attention:
         self._ops = ops
         self._shape = shape
         self._layer = layer
-        self._qkv = qkv
-        self._norms = norms  # of query heads and of key heads
+        self.qkv = qkv
+        self.norms = norms  # of query heads and of key heads
+        self._norm_eps = 0.0 if norms is None else norms[0].eps
         self._rotary = rotary
-        self._output = output
-        self._num_heads, self._num_kv_heads = num_local_heads
-        self._scale = shape.head_dim**-0.5
+        self.output = output
+        self.num_heads, self.num_kv_heads = num_local_heads
+        self.scale = shape.head_dim**-0.5
 
     @classmethod
     def load(
@@ -95,23 +96,24 @@ class Attention:
         return cls(ops, shape, layer, qkv, norms, rotary, output, (len(heads), len(kv_heads)))
 
     @property
+    def sliding_window(self) -> int | None:
+        return self._shape.sliding_window
+
+    @property
     def nbytes(self) -> int:
-        return self._qkv.nbytes + self._output.nbytes + sum(norm.nbytes for norm in self._norms or ())
+        return self.qkv.nbytes + self.output.nbytes + sum(norm.nbytes for norm in self.norms or ())
 
     def __call__(self, x: Tensor, metadata: AttentionMetadata, kv_cache: Tensor) -> Tensor:
-        num_rotated = self._num_heads + self._num_kv_heads
         # [T, query heads | key heads | value heads, head_dim]
-        qkv = self._qkv(x).view(x.shape[0], num_rotated + self._num_kv_heads, self._shape.head_dim)
-        query, key, value = torch.split(qkv, [self._num_heads, self._num_kv_heads, self._num_kv_heads], dim=1)
-        if self._norms is not None:
-            query.copy_(self._norms[0](query))
-            key.copy_(self._norms[1](key))
-        self._rotary(qkv[:, :num_rotated], metadata.positions)
-        self._ops.store_kv(key, value, kv_cache, self._layer, metadata)
-        attended = self._ops.paged_attention(
-            query, kv_cache, self._layer, metadata, self._scale, self._shape.sliding_window
+        heads = self.qkv(x).view(x.shape[0], self.num_heads + 2 * self.num_kv_heads, self._shape.head_dim)
+        norms = None if self.norms is None else (self.norms[0].weight, self.norms[1].weight)
+        query = self._ops.prepare_heads(
+            heads, norms, self._norm_eps, self._rotary.cos_sin, kv_cache, self._layer, metadata
         )
-        return self._output(attended.flatten(1))
+        attended = self._ops.paged_attention(
+            query, kv_cache, self._layer, metadata, self.scale, self._shape.sliding_window
+        )
+        return self.output(attended.flatten(1))
 
 
 def _elements(heads: range, head_dim: int) -> range:

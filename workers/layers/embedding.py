@@ -19,18 +19,19 @@ def load_vocab_shard(
 class VocabParallelEmbedding:
     """token ids [T] → vectors [T, hidden_size]: each rank looks up its own ids, the sum is everyone's."""
 
-    def __init__(self, ops: Ops, group: ParallelGroup, weight: Tensor) -> None:
+    def __init__(self, ops: Ops, group: ParallelGroup, table: Tensor | PackedLinear) -> None:
         self._ops = ops
         self._group = group
-        self._weight = weight  # [this rank's ids, hidden_size]
-        self._first_id = group.rank * weight.shape[0]
+        self.table = table  # [this rank's ids, hidden_size]; packed if it is the weight of the head, too
+        num_ids = table.shape[0] if isinstance(table, Tensor) else table.out_features
+        self._first_id = group.rank * num_ids
 
     @property
     def nbytes(self) -> int:
-        return self._weight.nbytes
+        return self.table.nbytes
 
     def __call__(self, token_ids: Tensor) -> Tensor:
-        return self._group.all_reduce(self._ops.embedding(token_ids, self._weight, self._first_id))
+        return self._group.all_reduce(self._ops.embedding(token_ids, self.table, self._first_id))
 
 
 class LMHead:
@@ -48,8 +49,8 @@ class LMHead:
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """[n, vocab_size] float32 on rank 0, [0, vocab_size] on the others, which must call too."""
-        shard = self._ops.linear(hidden, self._packed)
+        shard = self._ops.logits(hidden, self._packed)
         scores = self._group.gather(shard)
         if scores is None:
-            return shard.new_empty((0, self._vocab_size)).float()
-        return scores[:, : self._vocab_size].float()
+            return shard.new_empty((0, self._vocab_size))
+        return scores[:, : self._vocab_size]

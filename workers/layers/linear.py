@@ -24,30 +24,37 @@ class Projection:
 
 
 class ColumnParallelLinear:
-    """x [T, in] → [T, sum of the projections' shares], side by side in their order."""
+    """x [T, in] → [T, sum of the projections' shares], side by side in their order; gated: the second half times silu(first)."""
 
     def __init__(self, ops: Ops, packed: PackedLinear) -> None:
         self._ops = ops
-        self._packed = packed
+        self.packed = packed
 
     @classmethod
     def load(
-        cls, checkpoint: Checkpoint, ops: Ops, num_inputs: int, projections: list[Projection], has_bias: bool
+        cls,
+        checkpoint: Checkpoint,
+        ops: Ops,
+        num_inputs: int,
+        projections: list[Projection],
+        has_bias: bool,
+        is_gated: bool = False,
     ) -> ColumnParallelLinear:
+        """`is_gated`: the second of two projections passes through the first, and half as many outputs are left."""
         weight = checkpoint.load(
             *(Piece(f"{p.name}.weight", (p.num_outputs, num_inputs), 0, p.share) for p in projections)
         )
         bias = None
         if has_bias:
             bias = checkpoint.load(*(Piece(f"{p.name}.bias", (p.num_outputs,), 0, p.share) for p in projections))
-        return cls(ops, ops.pack_linear(weight, bias))
+        return cls(ops, ops.pack_linear(weight, bias, is_gated))
 
     @property
     def nbytes(self) -> int:
-        return self._packed.nbytes
+        return self.packed.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._ops.linear(x, self._packed)
+        return self._ops.linear(x, self.packed)
 
 
 class RowParallelLinear:
@@ -56,7 +63,7 @@ class RowParallelLinear:
     def __init__(self, ops: Ops, group: ParallelGroup, packed: PackedLinear) -> None:
         self._ops = ops
         self._group = group
-        self._packed = packed
+        self.packed = packed
 
     @classmethod
     def load(
@@ -78,7 +85,7 @@ class RowParallelLinear:
 
     @property
     def nbytes(self) -> int:
-        return self._packed.nbytes
+        return self.packed.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._group.all_reduce(self._ops.linear(x, self._packed))
+        return self._group.all_reduce(self._ops.linear(x, self.packed))

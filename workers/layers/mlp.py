@@ -13,10 +13,9 @@ from .linear import ColumnParallelLinear, Projection, RowParallelLinear
 class GatedMLP:
     """x [T, hidden_size] → [T, hidden_size]."""
 
-    def __init__(self, ops: Ops, gate_up: ColumnParallelLinear, down: RowParallelLinear) -> None:
-        self._ops = ops
-        self._gate_up = gate_up
-        self._down = down
+    def __init__(self, gate_up: ColumnParallelLinear, down: RowParallelLinear) -> None:
+        self.gate_up = gate_up
+        self.down = down
 
     @classmethod
     def load(
@@ -34,15 +33,15 @@ class GatedMLP:
             Projection(f"{name}.gate_proj", intermediate_size, share),
             Projection(f"{name}.up_proj", intermediate_size, share),
         ]
-        gate_up = ColumnParallelLinear.load(checkpoint, ops, hidden_size, projections, has_bias)
+        gate_up = ColumnParallelLinear.load(checkpoint, ops, hidden_size, projections, has_bias, is_gated=True)
         down = RowParallelLinear.load(
             checkpoint, ops, group, f"{name}.down_proj", (hidden_size, intermediate_size), share, has_bias
         )
-        return cls(ops, gate_up, down)
+        return cls(gate_up, down)
 
     @property
     def nbytes(self) -> int:
-        return self._gate_up.nbytes + self._down.nbytes
+        return self.gate_up.nbytes + self.down.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._down(self._ops.silu_and_mul(self._gate_up(x)))
+        return self.down(self.gate_up(x))

@@ -13,8 +13,8 @@ class RMSNorm:
 
     def __init__(self, ops: Ops, weight: Tensor, eps: float) -> None:
         self._ops = ops
-        self._weight = weight
-        self._eps = eps
+        self.weight = weight
+        self.eps = eps
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, ops: Ops, name: str, size: int, eps: float) -> RMSNorm:
@@ -22,11 +22,11 @@ class RMSNorm:
 
     @property
     def nbytes(self) -> int:
-        return self._weight.nbytes
+        return self.weight.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._ops.rms_norm(x, self._weight, self._eps)
+        return self._ops.rms_norm(x, self.weight, self.eps)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         """residual += x, then its norm."""
-        return self._ops.add_rms_norm(x, residual, self._weight, self._eps)
+        return self._ops.add_rms_norm(x, residual, self.weight, self.eps)

@@ -14,33 +14,27 @@ from torch import Tensor
 
 from ...ipc.errors import ConfigError
 from ...ipc.model_config import RopeConfig
-from ...kernels.ops import Ops
 
 
 class RotaryEmbedding:
-    """Rotates query and key heads by their positions in [0, max_model_len)."""
+    """By what angles query and key heads are rotated at each position in [0, max_model_len)."""
 
     def __init__(
         self,
-        ops: Ops,
         rope: RopeConfig,
         head_dim: int,
         max_position_embeddings: int,
         max_model_len: int,
         device: torch.device,
     ) -> None:
-        self._ops = ops
         frequencies, magnitude = rotary_frequencies(rope, head_dim, max_position_embeddings, max_model_len)
         angles = torch.arange(max_model_len, dtype=torch.float32)[:, None] * frequencies
-        self._cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1).mul_(magnitude).to(device)
+        # [max_model_len, head_dim] float32: cosines, then sines, of each position
+        self.cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1).mul_(magnitude).to(device)
 
     @property
     def nbytes(self) -> int:
-        return self._cos_sin.nbytes
-
-    def __call__(self, heads: Tensor, positions: Tensor) -> None:
-        """heads [T, H, head_dim], rotated in place; positions [T] int64."""
-        self._ops.rotary(heads, positions, self._cos_sin)
+        return self.cos_sin.nbytes
 
 
 def rotary_frequencies(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...ipc.model_config import ModelConfig
-from ...kernels.ops import AttentionMetadata, Ops
+from ...kernels.ops import AttentionMetadata, DecoderWeights, FusedDecoder, LayerWeights, Ops, PackedLinear
 from ..layers.attention import Attention, AttentionShape
 from ..layers.embedding import LMHead, VocabParallelEmbedding, load_vocab_shard
 from ..layers.mlp import GatedMLP
@@ -28,20 +28,35 @@ class DecoderLayer:
 
     def __init__(self, input_norm: RMSNorm, attention: Attention, post_norm: RMSNorm, mlp: GatedMLP) -> None:
         self._input_norm = input_norm
-        self._attention = attention
+        self.attention = attention
         self._post_norm = post_norm
         self._mlp = mlp
 
     @property
+    def weights(self) -> LayerWeights:
+        query_norm, key_norm = self.attention.norms or (None, None)
+        return LayerWeights(
+            input_norm=self._input_norm.weight,
+            qkv=self.attention.qkv.packed,
+            query_norm=None if query_norm is None else query_norm.weight,
+            key_norm=None if key_norm is None else key_norm.weight,
+            output=self.attention.output.packed,
+            post_norm=self._post_norm.weight,
+            gate_up=self._mlp.gate_up.packed,
+            down=self._mlp.down.packed,
+            sliding_window=self.attention.sliding_window,
+        )
+
+    @property
     def nbytes(self) -> int:
-        return self._input_norm.nbytes + self._attention.nbytes + self._post_norm.nbytes + self._mlp.nbytes
+        return self._input_norm.nbytes + self.attention.nbytes + self._post_norm.nbytes + self._mlp.nbytes
 
     def __call__(
         self, hidden: Tensor | None, residual: Tensor, metadata: AttentionMetadata, kv_cache: Tensor
     ) -> Tensor:
         """hidden [T, hidden_size] is what the block before gives to `residual` (in place); None before the first."""
         normed = self._input_norm(residual) if hidden is None else self._input_norm.add(hidden, residual)
-        attended = self._attention(normed, metadata, kv_cache)
+        attended = self.attention(normed, metadata, kv_cache)
         return self._mlp(self._post_norm.add(attended, residual))
 
 
@@ -57,6 +72,7 @@ class DecoderModel:
         num_kv_heads_local: int,
         head_dim: int,
         weight_bytes: int,
+        fused: FusedDecoder | None = None,
     ) -> None:
         self._embedding = embedding
         self._layers = layers
@@ -66,6 +82,7 @@ class DecoderModel:
         self.head_dim = head_dim
         self.num_layers = len(layers)
         self.weight_bytes = weight_bytes  # of this rank
+        self._fused = fused  # the same from embedding to norm, as one operation
 
     def forward(self, token_ids: Tensor, metadata: AttentionMetadata, kv_cache: Tensor) -> Tensor:
         """One step: token_ids [T] int → hidden states [T, hidden] after the final norm. Writes the step's K/V.
@@ -73,6 +90,8 @@ class DecoderModel:
         kv_cache: [num_blocks, num_layers, 2, num_kv_heads_local, block_size, head_dim], the model's dtype, zeroed when
         it was made. T may be 0.
         """
+        if self._fused is not None:
+            return self._fused(token_ids, metadata, kv_cache)
         residual = self._embedding(token_ids)
         hidden: Tensor | None = None
         for layer in self._layers:
@@ -99,20 +118,45 @@ def load_model(
     ConfigError if the checkpoint lacks a tensor, has one of another shape, is damaged, or does not divide by the group.
     """
     num_kv_heads_local = len(group.share_kv_heads(config.num_kv_heads))
-    rotary = RotaryEmbedding(ops, config.rope, config.head_dim, config.max_position_embeddings, max_model_len, device)
+    rotary = RotaryEmbedding(config.rope, config.head_dim, config.max_position_embeddings, max_model_len, device)
     with Checkpoint(folder, dtype, device) as checkpoint:
         table = load_vocab_shard(checkpoint, group, "model.embed_tokens", config.vocab_size, config.hidden_size)
         layers = [_load_layer(checkpoint, config, layer, ops, group, rotary) for layer in range(config.num_layers)]
         norm = RMSNorm.load(checkpoint, ops, "model.norm", config.hidden_size, config.rms_norm_eps)
-        head_weight = table
-        if not config.tie_word_embeddings:
+        if config.tie_word_embeddings:
+            head = table = ops.pack_linear(table, None)
+        else:
             head_weight = load_vocab_shard(checkpoint, group, "lm_head", config.vocab_size, config.hidden_size)
-    embedding = VocabParallelEmbedding(ops, group, table)
-    lm_head = LMHead(ops, group, ops.pack_linear(head_weight, None), config.vocab_size)
+            head = ops.pack_linear(head_weight, None)
+            del head_weight
+    embedding, lm_head = VocabParallelEmbedding(ops, group, table), LMHead(ops, group, head, config.vocab_size)
     weight_bytes = embedding.nbytes + sum(layer.nbytes for layer in layers) + norm.nbytes + rotary.nbytes
     if not config.tie_word_embeddings:
         weight_bytes += lm_head.nbytes
-    return DecoderModel(embedding, layers, norm, lm_head, num_kv_heads_local, config.head_dim, weight_bytes)
+    fused = None
+    if group.size == 1:  # ranks must meet after each layer's halves
+        fused = ops.fuse_decoder(_decoder_weights(config, table, layers, norm, rotary))
+    return DecoderModel(embedding, layers, norm, lm_head, num_kv_heads_local, config.head_dim, weight_bytes, fused)
+
+
+def _decoder_weights(
+    config: ModelConfig,
+    table: Tensor | PackedLinear,
+    layers: list[DecoderLayer],
+    norm: RMSNorm,
+    rotary: RotaryEmbedding,
+) -> DecoderWeights:
+    return DecoderWeights(
+        table=table,
+        layers=[layer.weights for layer in layers],
+        norm=norm.weight,
+        eps=config.rms_norm_eps,
+        cos_sin=rotary.cos_sin,
+        scale=layers[0].attention.scale,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+    )
 
 
 def _load_layer(

@@ -1,0 +1,258 @@
+"""CpuOps: the operations of `ops.py` on an x86-64 processor with AVX-512, by the C kernels beside this file.
+
+Weights are packed once; every operation is one call without the GIL, on torch's own threads. `load_cpu_ops` says once
+in the log what is used, or why nothing is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+from ctypes import byref
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..ops import AttentionMetadata, DecoderWeights, FusedDecoder, PackedLinear
+from ..reference import ReferenceOps
+from . import library as c
+from .arena import PackedMemory
+from .compiler import Unavailable, compiled_library, instruction_levels
+from .fused_decoder import CpuDecoder
+
+logger = logging.getLogger("tokenloom.kernels")
+
+MAX_HEAD_DIM = 256  # of the attention kernels
+
+
+@dataclass(frozen=True, eq=False)
+class CpuLinear:
+    """A weight in tiles (see kernels.h), without its original."""
+
+    struct: c.Linear
+    owner: object  # of the memory
+    in_features: int
+    out_features: int
+    nbytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """The attention plan of one step and window, freed with this object."""
+
+    library: c.KernelLibrary
+    address: int
+    metadata: AttentionMetadata
+
+    def __del__(self) -> None:
+        self.library.free_attention_plan(self.address)
+
+
+class CpuOps(ReferenceOps):
+    """What has no kernel of its own here is the reference's. Not for two threads at once: it keeps scratch memory."""
+
+    def __init__(self, library: c.KernelLibrary, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._library = library
+        self._dtype = dtype
+        self._line = int(library.op_line())  # elements of 64 bytes
+        self._memory = PackedMemory()
+        self._scratch = torch.empty(0, dtype=dtype)
+        self._plans: dict[tuple[int, int, int, int], _Plan] = {}
+
+    def embedding(self, token_ids: Tensor, table: Tensor | PackedLinear, first_id: int) -> Tensor:
+        if isinstance(table, Tensor):
+            return super().embedding(token_ids, table, first_id)
+        assert isinstance(table, CpuLinear)
+        ids = token_ids.long().contiguous()
+        rows = torch.empty((len(ids), table.in_features), dtype=self._dtype)
+        self._library.op_embed_packed(
+            byref(table.struct), ids.data_ptr(), len(ids), first_id, rows.data_ptr(), torch.get_num_threads()
+        )
+        return rows
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None, is_gated: bool = False) -> PackedLinear:
+        num_rows, num_inputs = weight.shape
+        num_outputs = num_rows // 2 if is_gated else num_rows
+        num_lines = -(-num_inputs // self._line)
+        num_pairs = int(self._library.linear_num_pairs(num_outputs, is_gated))
+        weight_bytes, bias_bytes = num_pairs * num_lines * 2048, 0 if bias is None else num_pairs * 128
+        address, owner = self._memory.allocate(weight_bytes + bias_bytes)
+        struct = c.Linear(
+            weight=address,
+            bias=None if bias is None else address + weight_bytes,
+            num_inputs=num_inputs,
+            num_outputs=num_outputs,
+            num_lines=num_lines,
+            num_pairs=num_pairs,
+            is_gated=is_gated,
+        )
+        weight = weight.contiguous()
+        bias = None if bias is None else bias.contiguous()
+        self._library.pack_linear(
+            byref(struct), weight.data_ptr(), None if bias is None else bias.data_ptr(), torch.get_num_threads()
+        )
+        return CpuLinear(struct, owner, num_inputs, num_outputs, weight_bytes + bias_bytes)
+
+    def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
+        return self._multiply(x, packed, c.STORE, self._dtype)
+
+    def logits(self, x: Tensor, packed: PackedLinear) -> Tensor:
+        return self._multiply(x, packed, c.STORE_FLOAT, torch.float32)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        out = torch.empty(x.shape, dtype=self._dtype)
+        self._norm(_with_dense_rows(rows), None, weight, eps, out)
+        return out
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        if residual.stride(-1) != 1:
+            return super().add_rms_norm(x, residual, weight, eps)
+        out = torch.empty(residual.shape, dtype=self._dtype)
+        self._norm(residual, _with_dense_rows(x), weight, eps, out)
+        return out
+
+    def prepare_heads(
+        self,
+        heads: Tensor,
+        norms: tuple[Tensor, Tensor] | None,
+        eps: float,
+        cos_sin: Tensor,
+        kv_cache: Tensor,
+        layer: int,
+        metadata: AttentionMetadata,
+    ) -> Tensor:
+        num_tokens, num_all, head_dim = heads.shape
+        num_kv_heads = kv_cache.shape[3]
+        num_heads = num_all - 2 * num_kv_heads
+        assert heads.stride(1) == head_dim and heads.stride(2) == 1
+        query_norm, key_norm = (None, None) if norms is None else (norms[0].data_ptr(), norms[1].data_ptr())
+        work = c.HeadWork(
+            query_norm=query_norm,
+            key_norm=key_norm,
+            eps=eps,
+            cos_sin=cos_sin.data_ptr(),
+            positions=metadata.positions.data_ptr(),
+            slots=metadata.slots.data_ptr(),
+        )
+        fused = c.Heads(heads.data_ptr(), heads.stride(0), num_tokens, num_heads, num_kv_heads, head_dim)
+        cache = _cache_of(kv_cache, layer)
+        self._library.op_prepare_heads(byref(fused), byref(work), byref(cache), torch.get_num_threads())
+        return heads[:, :num_heads]
+
+    def paged_attention(
+        self,
+        query: Tensor,
+        kv_cache: Tensor,
+        layer: int,
+        metadata: AttentionMetadata,
+        scale: float,
+        sliding_window: int | None,
+    ) -> Tensor:
+        num_tokens, num_heads, head_dim = query.shape
+        if head_dim > MAX_HEAD_DIM or head_dim % 2:
+            return super().paged_attention(query, kv_cache, layer, metadata, scale, sliding_window)
+        if query.stride(1) != head_dim or query.stride(2) != 1:
+            query = query.contiguous()
+        plan = self._plan_of(metadata, num_heads, kv_cache.shape[3], head_dim, sliding_window or 0)
+        is_padded = num_tokens != metadata.query_starts_host[-1] or 0 in metadata.seq_lens_host
+        output = (torch.zeros if is_padded else torch.empty)(query.shape, dtype=self._dtype)
+        cache = _cache_of(kv_cache, layer)
+        self._library.op_attend(
+            plan.address,
+            query.data_ptr(),
+            query.stride(0),
+            byref(cache),
+            scale,
+            output.data_ptr(),
+            num_heads * head_dim,
+            torch.get_num_threads(),
+        )
+        return output
+
+    def fuse_decoder(self, weights: DecoderWeights) -> FusedDecoder | None:
+        if weights.head_dim > MAX_HEAD_DIM or weights.head_dim % 2:
+            return None
+        return CpuDecoder(self._library, weights, self._dtype)
+
+    def _multiply(self, x: Tensor, packed: PackedLinear, kind: int, dtype: torch.dtype) -> Tensor:
+        assert isinstance(packed, CpuLinear)
+        x = _with_dense_rows(x)
+        num_rows = x.shape[0]
+        out = torch.empty((num_rows, packed.out_features), dtype=dtype)
+        num_elements = num_rows * packed.struct.num_lines * self._line
+        if self._scratch.numel() < num_elements:
+            self._scratch = torch.empty(num_elements, dtype=self._dtype)
+        output = c.Output(kind, c.Rows(out.data_ptr(), packed.out_features, 0))
+        self._library.op_linear(
+            byref(packed.struct),
+            x.data_ptr(),
+            x.stride(0),
+            num_rows,
+            self._scratch.data_ptr(),
+            byref(output),
+            torch.get_num_threads(),
+        )
+        return out
+
+    def _norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, out: Tensor) -> None:
+        num_rows, num_columns = x.shape
+        self._library.op_rms_norm(
+            x.data_ptr(),
+            x.stride(0),
+            None if delta is None else delta.data_ptr(),
+            0 if delta is None else delta.stride(0),
+            weight.data_ptr(),
+            eps,
+            num_rows,
+            num_columns,
+            out.data_ptr(),
+            torch.get_num_threads(),
+        )
+
+    def _plan_of(
+        self, metadata: AttentionMetadata, num_heads: int, num_kv_heads: int, head_dim: int, window: int
+    ) -> _Plan:
+        key = (num_heads, num_kv_heads, head_dim, window)
+        plan = self._plans.get(key)
+        if plan is None or plan.metadata is not metadata:
+            if any(plan.metadata is not metadata for plan in self._plans.values()):
+                self._plans.clear()
+            rows = c.step_rows(metadata)
+            address = self._library.make_attention_plan(byref(rows), num_heads, num_kv_heads, head_dim, window)
+            if address is None:
+                raise MemoryError(f"no memory for the attention plan of {len(metadata.seq_lens_host)} rows")
+            plan = self._plans[key] = _Plan(self._library, address, metadata)
+        return plan
+
+
+@functools.cache
+def load_cpu_ops(dtype: torch.dtype, cache_folder: Path | None = None) -> CpuOps | None:
+    """The fast operations for this dtype, or None (and a line in the log) where there are none."""
+    if dtype not in (torch.bfloat16, torch.float32):
+        logger.info("CPU kernels: none for %s, the reference takes their place", dtype)
+        return None
+    try:
+        levels = instruction_levels()
+        if not levels:
+            raise Unavailable("the processor has no AVX-512")
+        library = c.KernelLibrary(compiled_library(dtype == torch.bfloat16, levels[0], cache_folder))
+    except (Unavailable, OSError) as error:
+        logger.info("CPU kernels: %s, the reference takes their place", error)
+        return None
+    logger.info("CPU kernels: %s for %s", levels[0], dtype)
+    return CpuOps(library, dtype)
+
+
+def _with_dense_rows(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def _cache_of(kv_cache: Tensor, layer: int) -> c.Cache:
+    _, _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
+    address = kv_cache.data_ptr() + layer * kv_cache.stride(1) * kv_cache.element_size()
+    return c.Cache(address, kv_cache.stride(0), num_kv_heads, block_size, head_dim)

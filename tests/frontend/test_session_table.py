@@ -1,0 +1,35 @@
+"""The table of clients has a limit, and makes room by forgetting those that need nothing."""
+
+from __future__ import annotations
+
+from tokenloom.frontend.session_table import MAX_SESSIONS, SessionTable
+from tokenloom.ipc.messages import Delta
+
+
+def test_the_longest_silent_without_requests_are_forgotten_first() -> None:
+    table = SessionTable()
+    for number in range(MAX_SESSIONS):
+        session = table.add(b"%d" % number, now=float(number))
+        if number % 2:
+            session.refusals.append(Delta(request_id="r"))  # it is owed something
+    table.add(b"one more", now=1e6)
+    assert len(list(table)) == MAX_SESSIONS - MAX_SESSIONS // 4 + 1
+    assert table.get(b"0") is None and table.get(b"1") is not None
+    assert table.get(b"%d" % (MAX_SESSIONS - 2)) is not None
+
+
+def test_clients_come_and_go_without_end_in_bounded_memory() -> None:
+    table = SessionTable()
+    for number in range(3 * MAX_SESSIONS):
+        table.add(b"%d" % number, now=float(number))
+    assert len(list(table)) <= MAX_SESSIONS
+
+
+def test_a_session_is_sent_to_only_after_it_was_marked_with_news() -> None:
+    table = SessionTable()
+    session = table.add(b"c", now=0.0)
+    table.mark(session)
+    assert table.take_frames() == []
+    session.refusals.append(Delta(request_id="r"))
+    table.mark(session)
+    assert [identity for identity, _ in table.take_frames()] == [b"c"] and table.take_frames() == []
