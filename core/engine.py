@@ -260,6 +260,7 @@ class EngineCore:
             num_running=scheduler.rows.num_active,
             num_waiting=len(scheduler.waiting),
             num_free_blocks=scheduler.kv_cache.pool.num_free,
+            num_recomputed_tokens=scheduler.num_recomputed_tokens,
         )
 
     def log_line(self, now: float) -> str | None:

@@ -19,6 +19,7 @@ from ..ipc import log
 from ..ipc.codec import Decoder, encode
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import EngineDead, ProtocolError, error_info
+from ..ipc.faults import maybe_fail
 from ..ipc.lifeline import start_lifeline
 from ..ipc.messages import (
     PROTOCOL_VERSION,
@@ -143,6 +144,7 @@ class CoreProcess:
     def turn(self) -> None:
         """One turn of the loop: results, intake, orders, the next steps, the news."""
         assert self._engine is not None
+        maybe_fail("core.turn")
         try:
             self._take_results()
             self._take_requests()

@@ -73,6 +73,7 @@ class Scheduler:
         self.ledger = StepLedger()
         self.num_steps = 0
         self.num_preemptions = 0
+        self.num_recomputed_tokens = 0  # given up by preemptions; what the prefix cache still has counts too
         self._budget = max_num_batched_tokens
         self._max_chunk = long_prefill_token_threshold or max(max_num_batched_tokens // 4, 1)
         self._core_epoch, self._generation = core_epoch, generation
@@ -195,6 +196,7 @@ class Scheduler:
     def _preempt(self, request: Request) -> None:
         """Back to the queue; what it computed is recomputed from its tokens, or found in the prefix cache."""
         self._counts[request.row] = 0
+        self.num_recomputed_tokens += int(self.rows.num_scheduled[request.row])
         self._release(request)
         request.move(State.WAITING)
         request.num_preemptions += 1

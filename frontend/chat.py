@@ -28,6 +28,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: dict[str, str], origin: str = "the chat template") -> None:
         """Raises ConfigError, naming `origin`, when `source` is not a template."""
+        self.source = source
         self._special_tokens = special_tokens
         try:
             self._template = _ENVIRONMENT.from_string(source)
@@ -52,11 +53,13 @@ class ChatTemplate:
         """The prompt up to where the assistant's next turn begins. RequestError when the template refuses."""
         if not messages:
             raise RequestError("the chat has no messages: give at least one")
-        turns = [{"role": message.role, "content": message.content} for message in messages]
+        return self.render_turns([{"role": message.role, "content": message.content} for message in messages], {})
+
+    def render_turns(self, turns: Sequence[JsonObject], variables: JsonObject) -> str:
+        """Likewise for turns that hold more than text; `variables`, such as tools, are what the template may use."""
+        names: JsonObject = {"tools": None, "documents": None, "add_generation_prompt": True}
         try:
-            return self._template.render(
-                messages=turns, tools=None, documents=None, add_generation_prompt=True, **self._special_tokens
-            )
+            return self._template.render(names | self._special_tokens | variables | {"messages": turns})
         except RecursionError:
             raise RequestError("the chat template recurses without end") from None
         except Exception as error:  # a template may fail in any way that Python can

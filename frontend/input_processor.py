@@ -19,7 +19,7 @@ from ..ipc.errors import ProtocolError, RequestError
 from ..ipc.messages import ChatMessage, Child, Submit
 from ..ipc.sampling_params import SamplingParams
 from .chat import ChatTemplate
-from .tokenizer import Tokenizer
+from .tokenizer import JsonObject, Tokenizer
 
 HEAVY_CHARACTERS = 4096  # longer texts are tokenized in a thread: 1 ms and more
 MAX_REQUEST_ID_CHARACTERS = 256  # it comes back in every delta
@@ -58,6 +58,19 @@ class InputProcessor:
         self.eos_token_ids = frozenset(spec.model.eos_token_ids or fallback)
         self._seeds = random.Random(spec.config.seed)
 
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        return self._chat_template
+
+    def encode_chat(self, turns: Sequence[JsonObject], variables: JsonObject) -> Prompt:
+        """The prompt of a chat whose turns may hold more than text (tool calls); `variables` go to the template."""
+        text = self._template().render_turns(turns, variables)
+        return Prompt(encode_ids(self._text_tokenizer().encode(text, add_special_tokens=False)), text)
+
+    def encode(self, text: str, add_special_tokens: bool) -> Prompt:
+        """The prompt of a text, with or without what the checkpoint puts around one."""
+        return Prompt(encode_ids(self._text_tokenizer().encode(text, add_special_tokens=add_special_tokens)), text)
+
     # ── prompts ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def tokenize(self, prompt: str | None, token_ids: bytes | None, chat: Sequence[ChatMessage] | None) -> Prompt:
@@ -82,9 +95,12 @@ class InputProcessor:
         return self._text_tokenizer().decode(ids, skip_special_tokens=False)
 
     def _render(self, chat: Sequence[ChatMessage]) -> str:
+        return self._template().render(chat)
+
+    def _template(self) -> ChatTemplate:
         if self._chat_template is None:
             raise RequestError("this model has no chat template: send a prompt, or start with --chat-template FILE")
-        return self._chat_template.render(chat)
+        return self._chat_template
 
     def _text_tokenizer(self) -> Tokenizer:
         if self._tokenizer is None:

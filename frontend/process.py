@@ -24,6 +24,7 @@ from ..ipc.addresses import unlink_ipc_address
 from ..ipc.codec import Decoder, encode
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import ConfigError, ProtocolError, error_info
+from ..ipc.faults import maybe_fail
 from ..ipc.lifeline import start_lifeline
 from ..ipc.messages import (
     PROTOCOL_VERSION,
@@ -48,25 +49,28 @@ logger = logging.getLogger("tokenloom.frontend")
 
 INTAKE_S = 0.002  # longest intake from clients in one turn
 MAX_UNREAD_MESSAGES = 1 << 17  # to one client, beyond what the kernel buffers: one Accepted for each open request
+MAX_UNTAKEN_MESSAGES = 1024  # of one client; beyond, ZeroMQ stops reading from it until the loop has caught up
 FAREWELL_MS = 200  # how long last messages may take when the engine stops
 
 
 class FrontendProcess:
     """Owns the sockets; `run` serves until the supervisor says Stop."""
 
-    def __init__(self, spec: EngineSpec, identity: bytes, address: str) -> None:
-        """`identity` names this frontend to supervisor and core; `address` is where clients find it."""
-        self._spec, self._address = spec, address
+    def __init__(self, spec: EngineSpec, identity: bytes, address: str, http: str | None = None) -> None:
+        """`identity` names this frontend to supervisor and core; `address` is where clients find it, and `http`,
+        [HOST:]PORT, where HTTP clients do."""
+        self._spec, self._address, self._http = spec, address, http
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._control = new_socket(self._context, zmq.DEALER, identity=identity)
         self._control.connect(spec.address("control"))
         self._clients = new_socket(self._context, zmq.ROUTER, max_message_bytes=MAX_CLIENT_MESSAGE_BYTES)
         self._clients.setsockopt(zmq.SNDHWM, MAX_UNREAD_MESSAGES)
+        self._clients.setsockopt(zmq.RCVHWM, MAX_UNTAKEN_MESSAGES)
         self._core = new_socket(self._context, zmq.DEALER, identity=identity)
-        self._wakeup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.wakeup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._from_core: Decoder[CoreToFrontend] = Decoder(CoreToFrontend)
         self._from_supervisor: Decoder[SupervisorToChild] = Decoder(SupervisorToChild)
-        self._is_stopping = False
+        self.is_stopping = False
         self._has_told_ready = False
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -86,13 +90,42 @@ class FrontendProcess:
         self._core.connect(spec.address("core"))
         self._frontend.connect()
         self._send()
+        if self._http is None:
+            self._serve()
+        else:
+            self._serve_http(self._http)
+
+    def _serve(self) -> None:
         poller = zmq.Poller()
-        for source in (self._control, self._clients, self._core, self._wakeup_fd):
+        for source in (*self.sockets, self.wakeup_fd):
             poller.register(source, zmq.POLLIN)
-        while not self._is_stopping:
-            timeout_s = self._frontend.seconds_to_tick(time.monotonic())
+        while not self.is_stopping:
+            timeout_s = self.seconds_to_tick(time.monotonic())
             poller.poll(None if timeout_s is None else int(timeout_s * 1000) + 1)
             self.turn()
+        self.stop()
+
+    def _serve_http(self, address: str) -> None:
+        """The same turns, on the event loop of the HTTP server, which is imported only here."""
+        from .server import run_with_http
+
+        begun = time.monotonic()
+
+        def on_listening(url: str) -> None:
+            self._tell(Phase(name="http", duration_s=time.monotonic() - begun, detail=url))
+
+        run_with_http(self, self._frontend, self._spec, address, on_listening)
+
+    @property
+    def sockets(self) -> tuple[zmq.Socket[bytes], ...]:
+        return (self._control, self._clients, self._core)
+
+    def seconds_to_tick(self, now: float) -> float | None:
+        """How long nothing may happen; `now` in monotonic seconds."""
+        return self._frontend.seconds_to_tick(now)
+
+    def stop(self) -> None:
+        """Tell everybody that this is the end."""
         self._frontend.stop("the engine was stopped: start it again and repeat the request")
         self._send()
 
@@ -122,6 +155,7 @@ class FrontendProcess:
 
     def turn(self) -> None:
         """One turn of the loop: intake from all sides, then everything that is due."""
+        maybe_fail("frontend.turn")
         self._take_orders()
         self._take_outputs()
         has_read_all = self._take_requests()
@@ -142,7 +176,7 @@ class FrontendProcess:
                 self._frontend.count_malformed("supervisor", error)
                 continue
             if isinstance(message, Stop):
-                self._is_stopping = True
+                self.is_stopping = True
             elif isinstance(message, Ping):
                 self._tell(Pong())
             else:
@@ -168,11 +202,11 @@ class FrontendProcess:
 
     def _take_background(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._wakeup_fd)
+            os.eventfd_read(self.wakeup_fd)
             self._frontend.on_wakeup()
 
     def _wake(self) -> None:
-        os.eventfd_write(self._wakeup_fd, 1)
+        os.eventfd_write(self.wakeup_fd, 1)
 
     # ── out ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -229,6 +263,7 @@ def main() -> int:
     parser.add_argument("--spec", required=True)
     parser.add_argument("--identity", default="frontend-0")
     parser.add_argument("--address", help="where to listen, if not the spec's client address")
+    parser.add_argument("--http", help="[HOST:]PORT, if not the spec's")
     parser.add_argument("--lifeline-fd", type=int, required=True)
     arguments = parser.parse_args()
     spec = EngineSpec.from_argument(arguments.spec)
@@ -236,7 +271,8 @@ def main() -> int:
     start_lifeline(arguments.lifeline_fd, lambda: _remove_files(spec))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     log.configure("frontend", spec.config.log_level)
-    process = FrontendProcess(spec, arguments.identity.encode(), arguments.address or spec.client_address)
+    address, http = arguments.address or spec.client_address, arguments.http or spec.config.http
+    process = FrontendProcess(spec, arguments.identity.encode(), address, http)
     try:
         process.run()
         code = 0

@@ -103,6 +103,8 @@ class QueryProcessor:
             step_age_s=progress.step_age_s + since,
             num_running=progress.num_running,
             num_waiting=progress.num_waiting,
+            num_free_blocks=progress.num_free_blocks,
+            num_recomputed_tokens=progress.num_recomputed_tokens,
             num_restarts=progress.num_restarts,
             last_failure=progress.last_failure,
         )

@@ -36,6 +36,10 @@ class SessionTable:
         session = self._session_by_identity[identity] = ClientSession(identity, now)
         return session
 
+    def adopt(self, session: ClientSession) -> None:
+        """A session that was made elsewhere and is never forgotten."""
+        self._session_by_identity[session.identity] = session
+
     def remove(self, session: ClientSession) -> None:
         self._session_by_identity.pop(session.identity, None)
         self._with_news.pop(session.identity, None)
@@ -53,6 +57,11 @@ class SessionTable:
     def open_lease(self, session: ClientSession) -> None:
         """The session owns a request from now on: its silence counts."""
         self.next_lease_end = min(self.next_lease_end, session.lease_end)
+
+    def renew_leases(self, now: float) -> None:
+        """Nobody could be heard up to now."""
+        for session in self:
+            session.last_seen = now
 
     def take_silent(self, now: float) -> list[ClientSession]:
         """Those whose lease is over."""

@@ -53,9 +53,9 @@ from .restart_policy import RestartPolicy
 
 logger = logging.getLogger("tokenloom.supervisor")
 
+RETRY_S = 0.1  # between looks at whether the workers that a core needs are up
 STOP_TIMEOUT_S = 3.0  # from Stop to SIGKILL
-PING_INTERVAL_S = 2.0
-PONG_TIMEOUT_S = 6.0  # core and frontend answer within milliseconds unless they hang
+PINGS_PER_TIMEOUT = 3  # core and frontend answer within milliseconds unless they hang
 
 
 @dataclass(eq=False)
@@ -76,6 +76,7 @@ class Supervisor:
     def __init__(self, spec: EngineSpec, run_directory: RunDirectory, announce: Callable[[str], None]) -> None:
         self.spec = spec
         self.address = spec.client_address
+        self._http_address: str | None = None  # as it was bound, with the port that a 0 became
         self._run_directory = run_directory
         self._announce = announce
         self._begun = time.monotonic()
@@ -94,6 +95,7 @@ class Supervisor:
         self._progress = Progress(step=0, step_age_s=0.0, num_running=0, num_waiting=0)
         self._last_failure = ""
         self._failure: TokenloomError | None = None
+        self._ping_interval_s = spec.config.hang_timeout_s / PINGS_PER_TIMEOUT
         self._next_ping_at = 0.0
         self._num_signals = 0
         self._has_drained = False
@@ -118,7 +120,8 @@ class Supervisor:
                 late = [child.process.name for child in self._children if not child.is_ready]
                 raise EngineDead(f"{', '.join(late)} not ready after --start-timeout-s {deadline - self._begun:g} s")
         self._is_serving = True
-        self._announce(f"Ready at {self.address} after {time.monotonic() - self._begun:.2f} s")
+        places = " and ".join(each for each in (self.address, self._http_address) if each is not None)
+        self._announce(f"Ready at {places} after {time.monotonic() - self._begun:.2f} s")
 
     def _start(self, role: str) -> None:
         """Start the processes of a role: all ranks of the present generation, the core, or the frontend."""
@@ -133,6 +136,8 @@ class Supervisor:
         else:
             identity = f"frontend-{self._num_frontends}"
             arguments = ["--identity", identity, "--address", self.address]
+            if self._http_address is not None:
+                arguments += ["--http", self._http_address.removeprefix("http://")]
             self._spawn(role, "frontend", "tokenloom.frontend.process", identity, arguments)
 
     def _spawn(self, role: str, name: str, module: str, identity: str, arguments: list[str]) -> None:
@@ -242,6 +247,8 @@ class Supervisor:
     def _on_phase(self, child: Child, phase: Phase) -> None:
         if phase.name == "listen":
             self.address = phase.detail
+        elif phase.name == "http":
+            self._http_address = phase.detail
         since = time.monotonic() - self._begun
         detail = f" ({phase.detail})" if phase.detail else ""
         self._announce(f"{since:6.2f} s  {child.process.name}: {phase.name} in {phase.duration_s:.2f} s{detail}")
@@ -326,15 +333,15 @@ class Supervisor:
                 del self._pending_start[role]
                 self._start(role)
             elif when <= now:
-                self._pending_start[role] = now + PING_INTERVAL_S  # looked at again when the workers are up
+                self._pending_start[role] = now + RETRY_S  # looked at again when the workers are up
 
     def _ask_for_signs_of_life(self) -> None:
         now = time.monotonic()
         if not self._is_serving or now < self._next_ping_at:
             return
-        self._next_ping_at = now + PING_INTERVAL_S
+        self._next_ping_at = now + self._ping_interval_s
         for child in self._of("core") + self._of("frontend"):
-            if child.is_ready and now - child.heard_at > PONG_TIMEOUT_S:
+            if child.is_ready and now - child.heard_at > self.spec.config.hang_timeout_s:
                 self._on_loss(child, f"{child.process.name} hangs: no sign of life for {now - child.heard_at:.1f} s")
             elif child.is_ready:
                 self._tell(child, Ping())

@@ -44,6 +44,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     steps_in_flight: Annotated[int, _help("steps sent ahead of their results: 1 or 2")] = 2
     max_waiting_requests: Annotated[int, _help("requests that may wait; beyond: Overloaded")] = 65536
     max_waiting_tokens: Annotated[int, _help("prompt tokens that may wait; beyond: Overloaded")] = 1 << 26
+    max_logprobs: Annotated[int, _help("most likeliest tokens that a request may ask logprobs of")] = 20
+    allowed_logits_processors: Annotated[
+        str | None, _help("import paths module:function that requests may name, separated by commas; none: no others")
+    ] = None
+    deterministic: Annotated[
+        bool, _help("the same bits for a request in any batch, chunk or restart; slower, on the CPU only")
+    ] = False
     enforce_eager: Annotated[bool, _help("no CUDA graphs")] = False
     enforce_reference: Annotated[bool, _help("plain torch instead of our own kernels")] = False
     num_threads: Annotated[int | None, _help("CPU threads of a worker; none: cores / local ranks")] = None
@@ -51,9 +58,21 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     chat_template: Annotated[str | None, _help("file with a Jinja chat template, if not the model's")] = None
     served_model_name: Annotated[str | None, _help("the name that clients see; none: --model as given")] = None
     listen: Annotated[str | None, _help("ipc:// or tcp:// address for clients; none: in the run directory")] = None
+    http: Annotated[str | None, _help("[HOST:]PORT of the HTTP server with OpenAI's API; none: no HTTP")] = None
+    api_key: Annotated[str | None, _help("what HTTP requests must carry as a Bearer token; none: anyone may")] = None
+    cors_origins: Annotated[str | None, _help("web origins that may call, with commas between; *: any")] = None
+    max_body_bytes: Annotated[int, _help("largest HTTP body that is read")] = 32 << 20
+    metrics_names: Annotated[Literal["tokenloom", "vllm"], _help("prefix of the metrics")] = "tokenloom"
+    tool_call_parser: Annotated[
+        Literal["auto", "hermes", "llama", "none"], _help("how answers write tool calls; auto: as the template shows")
+    ] = "auto"
+    reasoning_parser: Annotated[
+        Literal["auto", "think", "none"], _help("split <think> from answers; auto: if the template has it")
+    ] = "auto"
     step_timeout_s: Annotated[
         float | None, _help("a step without a result for so long proves a hang; none: learned from the steps before")
     ] = None
+    hang_timeout_s: Annotated[float, _help("core or frontend without a sign of life for so long are replaced")] = 6.0
     start_timeout_s: Annotated[float, _help("longest start, weights included")] = 600.0
     drain_timeout_s: Annotated[float, _help("how long running requests may finish after SIGTERM")] = 30.0
     disable_log_stats: Annotated[bool, _help("no stats line every 10 s")] = False
@@ -73,12 +92,17 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             )
         if self.listen is not None:
             _check_address(self.listen)
+        if self.http is not None:
+            http_endpoint(self.http)
+        if self.api_key is not None and not (self.api_key and self.api_key.isascii() and self.api_key.isprintable()):
+            raise ConfigError("--api-key must be at least 1 printable ASCII character")
 
 
 _INT_RANGES = (
     ("tensor_parallel_size", 1, 64),
     ("max_model_len", 1, 1 << 24),
     ("max_num_seqs", 1, 16384),
+    ("max_body_bytes", 1, 1 << 30),
     ("max_num_batched_tokens", 1, 1 << 20),
     ("long_prefill_token_threshold", 0, 1 << 20),
     ("block_size", 1, 1024),
@@ -88,6 +112,7 @@ _INT_RANGES = (
     ("max_waiting_requests", 1, 1 << 30),
     ("max_waiting_tokens", 1, 1 << 40),
     ("num_threads", 1, 4096),
+    ("max_logprobs", 0, 1 << 20),
     ("seed", -(2**63), 2**63 - 1),
 )
 
@@ -100,6 +125,14 @@ def _check_address(address: str) -> None:
             raise ConfigError(f"--listen {address}: the port must be in [0, 65535] (0: any free one), got {port!r}")
     elif not address.startswith("ipc:///"):
         raise ConfigError(f"--listen {address} must be ipc:///PATH or tcp://HOST:PORT")
+
+
+def http_endpoint(address: str) -> tuple[str, int]:
+    """(host, port) of `[HOST:]PORT`; without a host, this machine only. An IPv6 host stands in brackets."""
+    host, _, port = address.rpartition(":")
+    if not (port.isdecimal() and int(port) <= 65535):
+        raise ConfigError(f"--http {address} must be [HOST:]PORT with a port in [0, 65535] (0: any free one)")
+    return host.strip("[]") or "127.0.0.1", int(port)
 
 
 def _flag(name: str) -> str:

@@ -64,6 +64,7 @@ class Submit(Message, frozen=True, kw_only=True, tag="submit"):
     attempt: int = 0  # a higher one replaces what runs under this id, an equal one is ignored
     children: list[Child] = []  # a resumed request: what was delivered before; empty: a new one
     arrival_time: float = 0.0  # unix seconds of the first submit; 0: now
+    num_prompt_logprobs: int = 0  # a resumed request: prompt tokens whose logprobs were delivered
 
 
 class Abort(Message, frozen=True, kw_only=True, tag="abort"):
@@ -147,6 +148,19 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_preemptions: int = 0
 
 
+class Logprobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Of m tokens in a row, each with k others: the token itself, then the k likeliest at its place by falling logprob.
+
+    The likeliest have the ranks 1 to k; the token may be among them.
+    """
+
+    num_top: int  # k
+    token_ids: bytes  # int32 [m, k + 1]
+    logprobs: bytes  # float32 [m, k + 1]
+    ranks: bytes  # int32 [m]: of the tokens themselves; 1 = likeliest
+    texts: dict[int, str] = {}  # of each token id in here by itself; empty without a tokenizer
+
+
 class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is new of one answer: tokens [start, start + n) and the text they add."""
 
@@ -160,6 +174,9 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_cached_tokens: int = 0
     metrics: Metrics | None = None  # with the first and the last delta
     error: ErrorInfo | None = None  # with finish_reason error
+    logprobs: Logprobs | None = None  # of the tokens here, if asked for
+    prompt_logprobs: Logprobs | None = None  # if asked for: of the prompt's tokens from prompt_start on
+    prompt_start: int = 0  # the first token of a prompt has none, so the first of these is 1
 
 
 class Deltas(Message, frozen=True, kw_only=True, tag="deltas"):
@@ -192,6 +209,8 @@ class Health(Message, frozen=True, kw_only=True, tag="health_is"):
     step_age_s: float  # since the last finished step
     num_running: int
     num_waiting: int
+    num_free_blocks: int = 0  # of the KV pool; as many as Info.num_kv_blocks when no request holds any
+    num_recomputed_tokens: int = 0  # computed once more after a preemption or the loss of workers
     num_restarts: int = 0
     last_failure: str = ""
 
@@ -243,6 +262,9 @@ class EngineCoreRequest(Message, frozen=True, kw_only=True, tag="request"):
     arrival_time: float
     kind: Literal["generate", "pool"] = "generate"
     attempt: int = 0
+    bad_words: list[bytes] = []  # int32: the tokens of each
+    logits_processors: list[int] = []  # their places in --allowed-logits-processors
+    num_prompt_logprobs: int = 0  # prompt tokens, the first included, whose logprobs are known already
 
 
 class AbortRequests(Message, frozen=True, kw_only=True, tag="abort_requests"):
@@ -271,6 +293,17 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_cached_tokens: int = 0
 
 
+class LogprobColumns(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Logprobs of n tokens of any rows, each the token itself and then the likeliest by falling logprob."""
+
+    owners: bytes = b""  # int32 [n]: row or, from core to frontend, key
+    positions: bytes = b""  # int32 [n]: index of the token in prompt + output; to the frontend: in prompt or output
+    widths: bytes = b""  # int32 [n]: 1 + how many of the likeliest
+    ranks: bytes = b""  # int32 [n]: of the token itself; 1 = likeliest
+    token_ids: bytes = b""  # int32, flat: sum(widths)
+    logprobs: bytes = b""  # float32, flat
+
+
 class EngineCoreOutputs(Message, frozen=True, kw_only=True, tag="outputs"):
     """All that one turn of the core brought for one frontend, in columns: one entry per answer that got tokens."""
 
@@ -281,6 +314,8 @@ class EngineCoreOutputs(Message, frozen=True, kw_only=True, tag="outputs"):
     accepted: list[int] = []  # keys of first children, each once per submit
     started: list[Started] = []
     finished: list[Finished] = []  # after their last tokens
+    logprobs: LogprobColumns | None = None  # of tokens in here; a later entry of a key is of a later token
+    prompt_logprobs: LogprobColumns | None = None  # of the prompts of first children
 
 
 CoreToFrontend: TypeAlias = Welcome | Refused | Unknown | EngineCoreOutputs | Pong
@@ -297,6 +332,19 @@ class RowSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    bias_ids: bytes = b""  # int32
+    bias_values: bytes = b""  # float32
+    allowed_token_ids: bytes = b""  # int32; empty: all
+    bad_words: list[bytes] = []  # int32: the tokens of each
+    min_tokens: int = 0  # output tokens before one of stop_token_ids may be drawn
+    stop_token_ids: bytes = b""  # int32
+    logits_processors: list[int] = []  # their places in --allowed-logits-processors
+    num_logprobs: int = -1  # likeliest tokens beside each sampled one; -1: no logprobs
+    num_prompt_logprobs: int = -1  # the same for the prompt's tokens
+    prompt_logprobs_start: int = 1  # the first prompt token whose logprobs are wanted
 
 
 class NewRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -355,6 +403,8 @@ class ModelRunnerOutput(Message, frozen=True, kw_only=True, tag="result"):
     counts: bytes  # int32: tokens per row (1; more with speculation)
     token_ids: bytes  # int32, flat
     execute_s: float = 0.0  # seconds that the step took on this rank
+    logprobs: LogprobColumns | None = None  # of sampled tokens, for rows that asked; positions are not filled in
+    prompt_logprobs: LogprobColumns | None = None
 
 
 class Resend(Message, frozen=True, kw_only=True, tag="resend"):
@@ -434,6 +484,7 @@ class Progress(Message, frozen=True, kw_only=True, tag="progress"):
     num_running: int
     num_waiting: int
     num_free_blocks: int = 0
+    num_recomputed_tokens: int = 0
     num_restarts: int = 0
     last_failure: str = ""
     is_core_up: bool = True

@@ -18,6 +18,7 @@ import torch
 
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import ConfigError
+from ..ipc.faults import maybe_fail
 from ..ipc.messages import Measured, ModelRunnerOutput, Phase, SchedulerOutput
 from ..kernels.ops import select_ops
 from .cpu_threads import num_cpu_threads
@@ -105,6 +106,7 @@ class Worker:
         """Run one step. Rank 0 returns what it sampled, the others None."""
         assert self._runner is not None, "initialize comes before execute"
         begun = time.monotonic()
+        maybe_fail("worker.execute")
         sampled = self._runner.execute_model(output)
         if self._rank != 0:
             return None

@@ -125,7 +125,7 @@ typedef struct {
     _Alignas(64) float scores[TASK_ROWS][CHUNK]; /* then weights */
     _Alignas(64) float values[TASK_ROWS][MAX_HEAD_DIM]; /* weighted; in the order of load32 */
     const element *keys[CHUNK], *value_rows[CHUNK]; /* where each of the chunk's keys lies */
-#ifdef __AMX_BF16__
+#ifdef HAS_TILES
     _Alignas(64) uint32_t query_tiles[MAX_HEAD_DIM / LINE][16][16]; /* [pair][query row] */
 #endif
 } Task;
@@ -142,7 +142,7 @@ static void begin_task(Task *t, const AttentionPlan *plan, const AttentionTask *
         t->sum[row] = 0;
     }
     memset(t->values, 0, (size_t)t->num_rows * sizeof t->values[0]);
-#ifdef __AMX_BF16__
+#ifdef HAS_TILES
     int64_t num_lines = divide_up(plan->head_dim, LINE);
     memset(t->query_tiles, 0, (size_t)num_lines * sizeof t->query_tiles[0]);
     for (int64_t row = 0; row < t->num_rows; row++)
@@ -193,7 +193,7 @@ static void score_16(Task *t, int64_t at, int64_t count, int64_t head_dim) {
     }
 }
 
-#ifdef __AMX_BF16__
+#ifdef HAS_TILES
 /* Tile 0: scores [16 keys][16 query rows]; 1, 2: a line of 16 keys, of queries; 3, 4: the same for half a line. */
 static void configure_tiles(void) {
     TileConfig config = {.palette = 1};
@@ -301,7 +301,7 @@ static void attend_chunk(Task *t, const Cache *cache, int64_t first, int64_t cou
             if (i + 32 < count) prefetch(t->keys[i + 32], bytes);
             prefetch(t->value_rows[i], bytes);
         }
-#ifdef __AMX_BF16__
+#ifdef HAS_TILES
         if (cache->block_size % 16 == 0 && (first + at) % 16 == 0 && head_dim % 16 == 0) {
             score_tile(t, at, head_dim); /* reads to the end of the block: what lies there is finite and not seen */
             continue;
@@ -332,7 +332,7 @@ static void run_task(AttentionPlan *plan, const AttentionTask *task, const eleme
                      const Cache *cache, float scale, const Rows *out) {
     Task t;
     begin_task(&t, plan, task, query, query_stride);
-#ifdef __AMX_BF16__
+#ifdef HAS_TILES
     configure_tiles();
 #endif
     /* Chunks begin at multiples of 16 keys, so that they are neighbours in a block; what is too early is not seen. */
@@ -368,7 +368,7 @@ static void merge_partials(const AttentionPlan *plan, const AttentionTask *task,
             if (partial[0] == -INFINITY && partial[1] == 0) continue;
             __m512 fade = exp2_16(_mm512_set1_ps(partial[0] - largest));
             sum += partial[1] * _mm512_cvtss_f32(fade);
-            for (int64_t d = 0; d < plan->head_dim; d += 16)
+            for (int64_t d = 0; d < round_up(plan->head_dim, 32); d += 16)
                 _mm512_store_ps(values + d, _mm512_fmadd_ps(fade, _mm512_load_ps(partial + 16 + d),
                                                             _mm512_load_ps(values + d)));
         }

@@ -33,7 +33,7 @@ struct AttentionPlan {
 INLINE int64_t partial_floats(int64_t head_dim) { return 16 + round_up(head_dim, 32); }
 
 INLINE bool has_prefill(int64_t head_dim) {
-#ifdef __AMX_BF16__
+#ifdef HAS_TILES
     return head_dim % 16 == 0;
 #else
     (void)head_dim;

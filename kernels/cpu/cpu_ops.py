@@ -7,7 +7,6 @@ in the log what is used, or why nothing is.
 from __future__ import annotations
 
 import ctypes
-import functools
 import logging
 from ctypes import byref
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from . import library as c
 from .arena import PackedMemory
 from .compiler import Unavailable, compiled_library, instruction_levels
 from .fused_decoder import CpuDecoder
+from .library import load_library
 
 logger = logging.getLogger("tokenloom.kernels")
 
@@ -57,7 +57,7 @@ class CpuOps(ReferenceOps):
     def __init__(self, library: c.KernelLibrary, dtype: torch.dtype) -> None:
         super().__init__()
         self._library = library
-        self._dtype = dtype
+        self.dtype = dtype
         self._line = int(library.op_line())  # elements of 64 bytes
         self._memory = PackedMemory()
         self._scratch = torch.empty(0, dtype=dtype)
@@ -68,7 +68,7 @@ class CpuOps(ReferenceOps):
             return super().embedding(token_ids, table, first_id)
         assert isinstance(table, CpuLinear)
         ids = token_ids.long().contiguous()
-        rows = torch.empty((len(ids), table.in_features), dtype=self._dtype)
+        rows = torch.empty((len(ids), table.in_features), dtype=self.dtype)
         self._library.op_embed_packed(
             byref(table.struct), ids.data_ptr(), len(ids), first_id, rows.data_ptr(), torch.get_num_threads()
         )
@@ -98,21 +98,21 @@ class CpuOps(ReferenceOps):
         return CpuLinear(struct, owner, num_inputs, num_outputs, weight_bytes + bias_bytes)
 
     def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
-        return self._multiply(x, packed, c.STORE, self._dtype)
+        return self._multiply(x, packed, c.STORE, self.dtype)
 
     def logits(self, x: Tensor, packed: PackedLinear) -> Tensor:
         return self._multiply(x, packed, c.STORE_FLOAT, torch.float32)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
-        out = torch.empty(x.shape, dtype=self._dtype)
+        out = torch.empty(x.shape, dtype=self.dtype)
         self._norm(_with_dense_rows(rows), None, weight, eps, out)
         return out
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
         if residual.stride(-1) != 1:
             return super().add_rms_norm(x, residual, weight, eps)
-        out = torch.empty(residual.shape, dtype=self._dtype)
+        out = torch.empty(residual.shape, dtype=self.dtype)
         self._norm(residual, _with_dense_rows(x), weight, eps, out)
         return out
 
@@ -160,7 +160,7 @@ class CpuOps(ReferenceOps):
             query = query.contiguous()
         plan = self._plan_of(metadata, num_heads, kv_cache.shape[3], head_dim, sliding_window or 0)
         is_padded = num_tokens != metadata.query_starts_host[-1] or 0 in metadata.seq_lens_host
-        output = (torch.zeros if is_padded else torch.empty)(query.shape, dtype=self._dtype)
+        output = (torch.zeros if is_padded else torch.empty)(query.shape, dtype=self.dtype)
         cache = _cache_of(kv_cache, layer)
         self._library.op_attend(
             plan.address,
@@ -177,7 +177,7 @@ class CpuOps(ReferenceOps):
     def fuse_decoder(self, weights: DecoderWeights) -> FusedDecoder | None:
         if weights.head_dim > MAX_HEAD_DIM or weights.head_dim % 2:
             return None
-        return CpuDecoder(self._library, weights, self._dtype)
+        return CpuDecoder(self._library, weights, self.dtype)
 
     def _multiply(self, x: Tensor, packed: PackedLinear, kind: int, dtype: torch.dtype) -> Tensor:
         assert isinstance(packed, CpuLinear)
@@ -186,7 +186,7 @@ class CpuOps(ReferenceOps):
         out = torch.empty((num_rows, packed.out_features), dtype=dtype)
         num_elements = num_rows * packed.struct.num_lines * self._line
         if self._scratch.numel() < num_elements:
-            self._scratch = torch.empty(num_elements, dtype=self._dtype)
+            self._scratch = torch.empty(num_elements, dtype=self.dtype)
         output = c.Output(kind, c.Rows(out.data_ptr(), packed.out_features, 0))
         self._library.op_linear(
             byref(packed.struct),
@@ -230,22 +230,25 @@ class CpuOps(ReferenceOps):
         return plan
 
 
-@functools.cache
-def load_cpu_ops(dtype: torch.dtype, cache_folder: Path | None = None) -> CpuOps | None:
-    """The fast operations for this dtype, or None (and a line in the log) where there are none."""
-    if dtype not in (torch.bfloat16, torch.float32):
-        logger.info("CPU kernels: none for %s, the reference takes their place", dtype)
-        return None
+def load_cpu_ops(dtype: torch.dtype) -> CpuOps | None:
+    """The best operations for models of this dtype; None, with a line in the log, where there are none."""
     try:
         levels = instruction_levels()
         if not levels:
             raise Unavailable("the processor has no AVX-512")
-        library = c.KernelLibrary(compiled_library(dtype == torch.bfloat16, levels[0], cache_folder))
-    except (Unavailable, OSError) as error:
-        logger.info("CPU kernels: %s, the reference takes their place", error)
+        ops = make_cpu_ops(dtype, levels[0])
+    except Unavailable as error:
+        logger.info("CPU kernels: %s; plain torch takes their place", error)
         return None
     logger.info("CPU kernels: %s for %s", levels[0], dtype)
-    return CpuOps(library, dtype)
+    return ops
+
+
+def make_cpu_ops(dtype: torch.dtype, level: str, cache_folder: Path | None = None) -> CpuOps:
+    """The operations for one of `instruction_levels()`, compiled if need be. Raises Unavailable."""
+    if dtype not in (torch.bfloat16, torch.float32):
+        raise Unavailable(f"there are none for {dtype}")
+    return CpuOps(load_library(compiled_library(dtype == torch.bfloat16, level, cache_folder)), dtype)
 
 
 def _with_dense_rows(x: Tensor) -> Tensor:

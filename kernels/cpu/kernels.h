@@ -32,6 +32,10 @@ typedef float element;
 #define LINE 16
 #endif
 
+#if defined(ELEMENT_BF16) && defined(__AMX_BF16__)
+#define HAS_TILES
+#endif
+
 #define GROUP_ROWS 16 /* rows of a panel's group, outputs of a tile */
 #define TILE (LINE * 16) /* elements of a tile */
 #define PAIR_OUTPUTS 32 /* outputs of two neighbouring tiles, the unit of work of a linear */
@@ -303,7 +307,7 @@ INLINE int64_t take_task(const Team *team, int turn) { return atomic_fetch_add(&
 
 /* ── AMX ─────────────────────────────────────────────────────────────────────────────────────────────────────────── */
 
-#ifdef __AMX_BF16__
+#ifdef HAS_TILES
 typedef struct {
     uint8_t palette, start_row, reserved[14];
     uint16_t row_bytes[16];
@@ -319,7 +323,7 @@ INLINE void shape_tile(TileConfig *config, int index, int64_t rows, int64_t byte
 
 /* To be called by each thread before it leaves a parallel region. */
 INLINE void release_tiles(void) {
-#ifdef __AMX_BF16__
+#ifdef HAS_TILES
     _tile_release();
 #endif
 }

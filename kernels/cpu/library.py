@@ -166,6 +166,14 @@ class KernelLibrary(ctypes.CDLL):
             function.restype, function.argtypes = result, arguments
 
 
+def load_library(path: Path) -> KernelLibrary:
+    """Raises Unavailable if it cannot be loaded."""
+    try:
+        return KernelLibrary(path)
+    except (OSError, AttributeError) as error:
+        raise Unavailable(f"the compiled library does not load: {error}") from None
+
+
 def loaded_openmp() -> Path:
     """The GNU OpenMP library that this process has mapped: torch's own. Raises Unavailable."""
     with open("/proc/self/maps") as file:

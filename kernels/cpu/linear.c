@@ -96,7 +96,7 @@ typedef struct {
     _Alignas(64) float sums[BLOCK_ROWS][PAIR_OUTPUTS];
 } Block;
 
-#ifdef __AMX_BF16__
+#ifdef HAS_TILES
 
 /* Tiles 0 to 3: sums of (upper, lower group) x (first, second tile); 4, 5: rows of the groups; 6, 7: the weight. */
 static void configure_tiles(int64_t upper, int64_t lower) {
@@ -240,7 +240,7 @@ void linear(const Linear *w, const Rows *x, int64_t num_rows, const Output *out,
         int64_t end = min64(num_rows, (part + 1) * part_rows);
         for (int64_t row = part * part_rows; row < end; row += BLOCK_ROWS) {
             int64_t count = min64(BLOCK_ROWS, end - row);
-#ifdef __AMX_BF16__
+#ifdef HAS_TILES
             if (configured != count) configure_tiles(min64(count, GROUP_ROWS), count - min64(count, GROUP_ROWS));
             configured = count;
 #endif

@@ -9,7 +9,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#ifdef __AMX_BF16__
+#ifdef HAS_TILES
 
 #define STRIP 32 /* query rows at once: two groups */
 #define CHUNK_GROUPS (CHUNK / 16)

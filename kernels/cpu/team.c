@@ -3,7 +3,7 @@
 
 #include <sched.h>
 
-#define SPINS 20000 /* pauses of about 40 ns: a thread that is late by more has lost its core */
+#define SPINS 2000 /* pauses of about 40 ns: a thread that is late by more may have lost its core */
 
 void team_wait(const Team *team) {
     if (team->size == 1) return;

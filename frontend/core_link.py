@@ -1,0 +1,47 @@
+"""CoreLink: what the frontend says to the core, and whether the core knows it.
+
+Knows no client. A core that is new, or has forgotten this frontend, must be greeted and told everything again; until it
+says Welcome nothing else is said to it.
+"""
+
+from __future__ import annotations
+
+from ..ipc.engine_spec import EngineSpec
+from ..ipc.messages import (
+    PING_INTERVAL_S,
+    PROTOCOL_VERSION,
+    AbortRequests,
+    EngineCoreRequest,
+    Hello,
+    Ping,
+)
+from .outbox import Outbox
+
+
+class CoreLink:
+    """Its messages wait in the outbox."""
+
+    def __init__(self, spec: EngineSpec, outbox: Outbox) -> None:
+        self._hello = Hello(protocol_version=PROTOCOL_VERSION, run_id=spec.run_id, fingerprint=spec.fingerprint)
+        self._outbox = outbox
+        self.is_up = False  # set by whoever hears the Welcome
+        self.next_ping_at = 0.0  # monotonic seconds
+
+    def connect(self) -> None:
+        """Say Hello: at the start, and to a core that does not know us."""
+        self.is_up = False
+        self._outbox.to_core.append(self._hello)
+
+    def submit(self, request: EngineCoreRequest) -> None:
+        if self.is_up:
+            self._outbox.to_core.append(request)
+
+    def abort(self, keys: list[int]) -> None:
+        if keys and self.is_up:
+            self._outbox.to_core.append(AbortRequests(keys=keys))
+
+    def keep_alive(self, now: float) -> None:
+        """To be called in each turn in which the core has requests of ours."""
+        if self.is_up and now >= self.next_ping_at:
+            self.next_ping_at = now + PING_INTERVAL_S
+            self._outbox.to_core.append(Ping())

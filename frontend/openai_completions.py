@@ -1,0 +1,188 @@
+"""/v1/completions: texts or token ids in, answers out, whole or as events."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from typing import cast
+
+from ..ipc.codec import decode_ids, encode_ids
+from ..ipc.errors import RequestError
+from ..ipc.messages import Delta, Submit
+from ..ipc.sampling_params import SamplingParams
+from .input_processor import InputProcessor
+from .openai_errors import encode_json
+from .openai_ids import answer_id, submit_ids
+from .openai_logprobs import CompletionLogprobs
+from .openai_params import logit_bias, num_choices, sampling_params, structured_params
+from .openai_run import Run
+from .openai_schema import CompletionRequest
+from .prompts import check_text, check_token_ids
+from .server_engine import LocalEngine
+from .server_events import event
+from .tokenizer import JsonObject
+
+MAX_PROMPTS = 1024  # of one request
+
+
+class Completion:
+    """One request to the endpoint. `whole` or `events` is used once."""
+
+    def __init__(self, engine: LocalEngine, body: CompletionRequest, model: str) -> None:
+        self._engine = engine
+        self._body = body
+        self._model = model
+        self.id = answer_id("cmpl", body.request_id)
+        self._created = int(time.time())
+        self._n = num_choices(body)
+        self._params = sampling_params(
+            body,
+            n=self._n if self._n > 1 else None,
+            max_tokens=body.max_tokens,
+            logprobs=body.logprobs,
+            logit_bias=logit_bias(body),
+            **structured_params(body),
+        )
+        self._submits = _submits(self.id, body, self._params)
+
+    def _run(self) -> Run:
+        return Run(self._engine, self._submits, self._n)
+
+    async def whole(self) -> bytes:
+        async with self._run() as run:
+            choices = [_Choice(self._body, self._engine.inputs) for _ in range(run.num_choices)]
+            async for news in run.news():
+                for index, delta in news:
+                    choices[index].add(delta)
+            built = [choice.build(index, run) for index, choice in enumerate(choices)]
+            return encode_json(self._envelope(built, run.usage()))
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        body, inputs = self._body, self._engine.inputs
+        options = body.stream_options
+        with_usage = bool(options and options.include_usage)
+        in_every = bool(options and options.continuous_usage_stats)
+        async with self._run() as run:
+            logprobs = [CompletionLogprobs(inputs) for _ in range(run.num_choices)]
+            has_begun = [False] * run.num_choices
+            async for news in run.news():
+                chunks = []
+                for index, delta in news:
+                    choice = _chunk_choice(index, delta, body, logprobs[index], inputs)
+                    if not has_begun[index]:
+                        has_begun[index] = True
+                        _begin(choice, run, index, body, inputs)
+                    usage = run.usage() if in_every else None
+                    chunks.append(event(self._envelope([choice], usage, with_null=with_usage)))
+                if chunks:
+                    yield b"".join(chunks)
+            if with_usage:
+                yield event(self._envelope([], run.usage()))
+
+    def _envelope(self, choices: list[JsonObject], usage: JsonObject | None, with_null: bool = False) -> JsonObject:
+        envelope: JsonObject = {
+            "id": self.id,
+            "object": "text_completion",
+            "created": self._created,
+            "model": self._model,
+            "choices": choices,
+        }
+        if usage is not None or with_null:
+            envelope["usage"] = usage
+        return envelope
+
+
+class _Choice:
+    """An answer that is collected to be sent whole."""
+
+    def __init__(self, body: CompletionRequest, inputs: InputProcessor) -> None:
+        self._body = body
+        self._inputs = inputs
+        self._text: list[str] = []
+        self._token_ids: list[int] = []
+        self._logprobs = CompletionLogprobs(inputs)
+        self._last: Delta | None = None
+
+    def add(self, delta: Delta) -> None:
+        self._text.append(delta.text)
+        self._last = delta
+        if self._body.return_token_ids:
+            self._token_ids += decode_ids(delta.token_ids)
+        if self._body.logprobs is not None:
+            self._logprobs.add(delta)
+
+    def build(self, index: int, run: Run) -> JsonObject:
+        assert self._last is not None, "every choice has ended"
+        text = "".join(self._text)
+        prompt = run.prompt_of(index)
+        if self._body.echo and prompt is not None:
+            text = _prompt_text(prompt.prompt, prompt.prompt_token_ids, self._inputs) + text
+        choice: JsonObject = {
+            "index": index,
+            "text": text,
+            "logprobs": self._logprobs.take() if self._body.logprobs is not None else None,
+            "finish_reason": self._last.finish_reason,
+            "stop_reason": self._last.stop_reason,
+        }
+        if self._body.return_token_ids:
+            choice["token_ids"] = self._token_ids
+            choice["prompt_token_ids"] = None if prompt is None else decode_ids(prompt.prompt_token_ids).tolist()
+        return choice
+
+
+def _chunk_choice(
+    index: int, delta: Delta, body: CompletionRequest, logprobs: CompletionLogprobs, inputs: InputProcessor
+) -> JsonObject:
+    choice: JsonObject = {"index": index, "text": delta.text, "logprobs": None, "finish_reason": delta.finish_reason}
+    if delta.finish_reason is not None:
+        choice["stop_reason"] = delta.stop_reason
+    if body.logprobs is not None:
+        logprobs.add(delta)
+        choice["logprobs"] = logprobs.take()
+    if body.return_token_ids:
+        choice["token_ids"] = decode_ids(delta.token_ids).tolist()
+    return choice
+
+
+def _begin(choice: JsonObject, run: Run, index: int, body: CompletionRequest, inputs: InputProcessor) -> None:
+    """What stands in the first chunk of a choice alone."""
+    prompt = run.prompt_of(index)
+    if prompt is None:
+        return
+    if body.echo:
+        text = _prompt_text(prompt.prompt, prompt.prompt_token_ids, inputs)
+        choice["text"] = text + cast(str, choice["text"])
+    if body.return_token_ids:
+        choice["prompt_token_ids"] = decode_ids(prompt.prompt_token_ids).tolist()
+
+
+def _prompt_text(text: str | None, token_ids: bytes, inputs: InputProcessor) -> str:
+    return inputs.detokenize(token_ids) if text is None else text
+
+
+def _submits(request_id: str, body: CompletionRequest, params: SamplingParams) -> list[Submit]:
+    prompts = _prompts(body.prompt)
+    if len(prompts) > MAX_PROMPTS:
+        raise RequestError(f"prompt holds {len(prompts)} prompts, at most {MAX_PROMPTS} are served at once")
+    submits = []
+    for each, prompt in zip(submit_ids(request_id, len(prompts)), prompts, strict=True):
+        if isinstance(prompt, list):
+            submits.append(Submit(request_id=each, params=params, prompt_token_ids=check_token_ids(prompt)))
+        else:
+            submits.append(Submit(request_id=each, params=params, prompt=check_text(prompt)))
+    return submits
+
+
+def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise RequestError("prompt is empty: give text, token ids, or a list of these")
+    if isinstance(prompt[0], int):
+        return [cast("list[int]", prompt)]
+    return cast("list[str | list[int]]", prompt)
+
+
+def unterminated_ids(body: CompletionRequest) -> bytes:
+    """The ids of a prompt that came as ids."""
+    return encode_ids(cast("list[int]", body.prompt))

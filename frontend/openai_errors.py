@@ -1,0 +1,74 @@
+"""Errors as OpenAI's clients expect them: a status and {"error": {message, type, param, code}}."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import msgspec
+from starlette.responses import Response
+
+from ..ipc.errors import EngineDead, Overloaded, RequestError, TokenloomError
+
+_BACKTICKED = re.compile(r"`([^`]+)`")
+_LEADING_NAME = re.compile(r"([a-z_]+)(?:\[\d+\])? (?:is|must|has|holds|cannot|needs)\b")
+
+
+class HttpError(Exception):
+    """An answer other than 200, on purpose."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        kind: str = "invalid_request_error",
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+        self.headers = headers or {}
+
+    def response(self) -> Response:
+        return Response(encode_json(self.body), self.status, self.headers, "application/json")
+
+
+_encoder = msgspec.json.Encoder()
+encode_json = _encoder.encode
+
+
+def to_http_error(error: BaseException) -> HttpError:
+    """The answer to a request that failed; what is unforeseen is a 500 that names its type."""
+    if isinstance(error, HttpError):
+        return error
+    if isinstance(error, RequestError):
+        return HttpError(400, str(error), param=_param(str(error)))
+    if isinstance(error, Overloaded):
+        retry = {"retry-after": str(max(1, math.ceil(error.retry_after_s)))}
+        return HttpError(503, str(error), "overloaded_error", code="overloaded", headers=retry)
+    if isinstance(error, EngineDead):
+        return HttpError(503, str(error), "server_error", code="engine_unavailable", headers={"retry-after": "1"})
+    if isinstance(error, TokenloomError):
+        return HttpError(500, str(error), "server_error")
+    return HttpError(500, f"{type(error).__name__}: {error}", "server_error")
+
+
+def invalid_body(error: Exception) -> HttpError:
+    """A body that is no JSON, or not of the schema: msgspec's text says which field and why."""
+    cause = error.__cause__
+    if isinstance(cause, RequestError):
+        return to_http_error(cause)
+    message = f"the body cannot be read: {error}"
+    if "unknown field" in message:
+        found = _BACKTICKED.search(message)
+        return HttpError(400, message, param=found.group(1) if found else None, code="unknown_field")
+    found = re.search(r"at `\$\.?([^`]*)`", message) or _BACKTICKED.search(message)
+    return HttpError(400, message, param=found.group(1) if found else None)
+
+
+def _param(message: str) -> str | None:
+    found = _LEADING_NAME.match(message)
+    return found.group(1) if found else None

@@ -1,0 +1,201 @@
+"""The bodies of HTTP requests: OpenAI's fields, and those beyond them as vLLM names them.
+
+Structs that refuse unknown fields by name. A null counts as not given. What a field means for the engine is said in
+`openai_params.py`; a field that is listed here and cannot be served is refused there, by name.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from .tokenizer import JsonObject
+
+Json: TypeAlias = dict[str, object]
+
+
+class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Root of all bodies."""
+
+
+class StreamOptions(Body, frozen=True, kw_only=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # vLLM's: usage in every chunk
+    include_obfuscation: bool | None = None  # OpenAI's padding against traffic analysis; none is sent
+
+
+class JsonSchemaFormat(Body, frozen=True, kw_only=True):
+    name: str = "schema"
+    description: str | None = None
+    schema: JsonObject | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Body, frozen=True, kw_only=True):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+class Generation(Body, frozen=True, kw_only=True):
+    """What completions and chats share."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    user: str | None = None
+    response_format: ResponseFormat | None = None
+    # beyond OpenAI
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    prompt_logprobs: int | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    priority: int | None = None
+    timeout_s: float | None = None
+    queue_timeout_s: float | None = None
+    cache_salt: str | None = None
+    request_id: str | None = None
+    return_token_ids: bool | None = None
+    structured_outputs: JsonObject | None = None
+    guided_json: JsonObject | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    best_of: int | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+
+
+class CompletionRequest(Generation, frozen=True, kw_only=True):
+    """POST /v1/completions."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    max_tokens: int | None = None
+    echo: bool | None = None
+    logprobs: int | None = None
+    suffix: str | None = None
+    add_special_tokens: bool | None = None
+
+
+class TextPart(Body, frozen=True, kw_only=True):
+    """A part of a message: text, or what must be refused by its type."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class FunctionCall(Body, frozen=True, kw_only=True):
+    name: str
+    arguments: str
+
+
+class ToolCall(Body, frozen=True, kw_only=True):
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+    index: int | None = None
+
+
+class Message(Body, frozen=True, kw_only=True):
+    """One turn. Roles are the template's business, but `developer`, which is OpenAI's later word for system."""
+
+    role: str
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    annotations: list[JsonObject] | None = None
+    audio: JsonObject | None = None
+    function_call: JsonObject | None = None
+
+
+class Function(Body, frozen=True, kw_only=True):
+    name: str
+    description: str | None = None
+    parameters: JsonObject | None = None
+    strict: bool | None = None
+
+
+class Tool(Body, frozen=True, kw_only=True):
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(Body, frozen=True, kw_only=True):
+    name: str
+
+
+class NamedTool(Body, frozen=True, kw_only=True):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class ChatRequest(Generation, frozen=True, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: list[Message]
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    modalities: list[str] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    verbosity: str | None = None
+    # beyond OpenAI
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: JsonObject | None = None
+    include_reasoning: bool | None = None
+
+
+class TokenizeRequest(Body, frozen=True, kw_only=True):
+    """POST /tokenize: a text, or a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    tools: list[Tool] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    chat_template_kwargs: JsonObject | None = None
+
+
+class DetokenizeRequest(Body, frozen=True, kw_only=True):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+class AbortRequest(Body, frozen=True, kw_only=True):
+    """POST /abort: the id of an answer (cmpl-…, chatcmpl-…, resp_…)."""
+
+    request_id: str

@@ -1,0 +1,222 @@
+"""RequestDesk: opens, resumes, ends and refuses the requests of clients.
+
+Between a client's Submit and the core's columns stands one request: its prompt is tokenized (in a thread, if it is
+long), checked, given to the core, and its news marked for its session until the last. Knows no frame and no socket.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+
+from ..ipc.errors import Draining, ErrorInfo, TokenloomError, error_info
+from ..ipc.messages import Accepted, Delta, EngineCoreOutputs, FinishReason, FrontendMessage, Refused, Submit
+from .background import Background, Completion
+from .client_session import ClientSession
+from .core_link import CoreLink
+from .input_processor import MAX_REQUEST_ID_CHARACTERS, InputProcessor, Prompt, is_heavy
+from .output_processor import OutputProcessor, RequestState
+from .session_table import SessionTable
+
+logger = logging.getLogger("tokenloom.frontend")
+
+MAX_REFUSALS = 1 << 17  # ends of requests that wait for a client's credit; beyond, it is taken for dead
+
+
+class RequestDesk:
+    """Owns every open request.
+
+    Invariant: a request is open in exactly one session; its unfinished answers are in `outputs`; while the core is up,
+    it has been told of every one of them.
+    """
+
+    def __init__(
+        self,
+        sessions: SessionTable,
+        inputs: InputProcessor,
+        outputs: OutputProcessor,
+        background: Background,
+        core: CoreLink,
+        counts: Counter[str],
+        send: Callable[[bytes, FrontendMessage], None],
+        unix_time: Callable[[], float],
+    ) -> None:
+        """`send` takes a client's identity and a message; `counts` is what the frontend counts for its metrics."""
+        self._sessions = sessions
+        self._inputs = inputs
+        self._outputs = outputs
+        self._background = background
+        self._core = core
+        self._counts = counts
+        self._send = send
+        self._unix_time = unix_time
+        self.is_draining = False  # refuse what is new, finish what is open
+
+    # ── in ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def submit(self, session: ClientSession, submit: Submit) -> None:
+        if not 0 < len(submit.request_id) <= MAX_REQUEST_ID_CHARACTERS:
+            reason = (
+                f"request_id has {len(submit.request_id)} characters, it must have 1 to {MAX_REQUEST_ID_CHARACTERS}"
+            )
+            self.refuse(session, submit.request_id[:MAX_REQUEST_ID_CHARACTERS], ErrorInfo("request", reason))
+            return
+        known = session.request_by_id.get(submit.request_id)
+        if known is not None:
+            if submit.attempt <= known.submit.attempt:
+                self._repeat(session, known, submit)
+                return
+            self.forget(session, known)
+        if self.is_draining and submit.attempt == 0 and not submit.children:
+            error = Draining("the engine is shutting down and takes no new requests: ask another one", 5.0)
+            self.refuse(session, submit.request_id, error_info(error))
+            return
+        self._counts["requests"] += 1
+        request = RequestState(session.identity, submit)
+        session.request_by_id[submit.request_id] = request
+        self._sessions.open_lease(session)
+        try:
+            self._tokenize(session, request)
+        except TokenloomError as error:
+            self._fail(session, request, error)
+
+    def _repeat(self, session: ClientSession, known: RequestState, submit: Submit) -> None:
+        """The id is open. A message sent twice, or overtaken by a later attempt, is fine; another request is not."""
+        if not known.is_same(submit):
+            reason = f"request_id {submit.request_id} is open already with another prompt or other parameters"
+            self._send(session.identity, Refused(error=ErrorInfo("request", reason)))
+        elif known.is_accepted and submit.attempt == known.submit.attempt:
+            self._tell_accepted(known)
+
+    def _tokenize(self, session: ClientSession, request: RequestState) -> None:
+        submit, inputs = request.submit, self._inputs
+        if not is_heavy(submit.prompt, submit.chat):
+            self._start(session, request, inputs.tokenize(submit.prompt, submit.prompt_token_ids, submit.chat))
+            return
+
+        def job() -> Completion:
+            try:
+                result: Prompt | TokenloomError = inputs.tokenize(submit.prompt, submit.prompt_token_ids, submit.chat)
+            except TokenloomError as error:
+                result = error
+            return lambda: self._on_tokenized(session, request, result)
+
+        self._background.submit(job)
+
+    def _on_tokenized(self, session: ClientSession, request: RequestState, result: Prompt | TokenloomError) -> None:
+        if session.request_by_id.get(request.request_id) is not request:
+            return  # aborted or replaced meanwhile
+        try:
+            if isinstance(result, TokenloomError):
+                raise result
+            self._start(session, request, result)
+        except TokenloomError as error:
+            self._fail(session, request, error)
+
+    def _start(self, session: ClientSession, request: RequestState, prompt: Prompt) -> None:
+        now = self._unix_time()
+        processed = self._inputs.process(request.submit, prompt, now)
+        ended = self._outputs.add(request, processed, now)
+        for answer in ended:
+            session.unsent[answer.key] = answer
+        self._sessions.mark(session)
+        if request.is_finished:
+            self._tell_accepted(request)
+            del session.request_by_id[request.request_id]
+        else:
+            self._core.submit(request.to_core())
+
+    def _tell_accepted(self, request: RequestState) -> None:
+        processed = request.processed
+        assert processed is not None
+        accepted = Accepted(
+            request_id=request.request_id,
+            attempt=request.submit.attempt,
+            prompt_token_ids=processed.prompt.token_ids,
+            prompt=processed.prompt.text,
+            seed=processed.children[0].seed,
+        )
+        self._send(request.identity, accepted)
+
+    # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def abort(self, session: ClientSession, request_id: str) -> None:
+        request = session.request_by_id.get(request_id)
+        if request is not None:
+            self.end(session, request, "abort")
+
+    def end(
+        self, session: ClientSession, request: RequestState, reason: FinishReason, error: ErrorInfo | None = None
+    ) -> None:
+        """End every answer of a request here and now; the client gets what it has not got, and the reason."""
+        del session.request_by_id[request.request_id]
+        self._core.abort(self._outputs.remove(request))
+        now = self._unix_time()
+        for answer in request.answers:
+            if answer.finish_reason is None:
+                answer.finish(reason, now, error)
+                session.unsent[answer.key] = answer
+        self._sessions.mark(session)
+        if not request.answers:
+            self._end_unanswered(session, request.request_id, reason, error)
+
+    def _fail(self, session: ClientSession, request: RequestState, error: TokenloomError) -> None:
+        self._counts["refused_requests"] += 1
+        self.end(session, request, "error", error_info(error))
+
+    def refuse(self, session: ClientSession, request_id: str, error: ErrorInfo) -> None:
+        """End a request that was never opened."""
+        self._counts["refused_requests"] += 1
+        self._end_unanswered(session, request_id, "error", error)
+
+    def _end_unanswered(
+        self, session: ClientSession, request_id: str, reason: FinishReason, error: ErrorInfo | None
+    ) -> None:
+        session.refusals.append(Delta(request_id=request_id, finish_reason=reason, error=error))
+        self._sessions.mark(session)
+        self._sessions.open_lease(session)
+        if len(session.refusals) > MAX_REFUSALS:
+            self.drop(session, "slow")
+
+    def forget(self, session: ClientSession, request: RequestState) -> None:
+        """Drop a request without a word to its client, which has replaced it or is gone."""
+        del session.request_by_id[request.request_id]
+        self._core.abort(self._outputs.remove(request))
+        for answer in request.answers:
+            session.unsent.pop(answer.key, None)
+
+    def drop(self, session: ClientSession, cause: str) -> None:
+        """A client is no more: end what it owned."""
+        num_requests = len(session.request_by_id)
+        self._counts[f"clients_{cause}"] += 1
+        self._counts[f"requests_aborted_{cause}"] += num_requests
+        if num_requests:
+            logger.warning("a client is %s: its %d requests end", cause, num_requests)
+        for request in list(session.request_by_id.values()):
+            self.forget(session, request)
+        self._sessions.remove(session)
+
+    # ── the core ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def submit_all(self) -> None:
+        """A core that does not know us gets every open request, with the tokens that it has."""
+        for session in self._sessions:
+            for request in session.request_by_id.values():
+                if request.processed is not None:
+                    self._core.submit(request.to_core())
+
+    def on_outputs(self, outputs: EngineCoreOutputs) -> None:
+        """Take in what the core brought. ProtocolError, and no change, when it makes no sense."""
+        news = self._outputs.process(outputs, self._unix_time())
+        self._counts["gaps"] += news.num_gaps
+        for request in news.accepted:
+            self._tell_accepted(request)
+        for answer in news.answers:
+            session = self._sessions.get(answer.request.identity)
+            assert session is not None, "an answer leaves the output processor with its session"
+            session.unsent[answer.key] = answer
+            self._sessions.mark(session)
+            if answer.finish_reason is not None and answer.request.is_finished:
+                session.request_by_id.pop(answer.request.request_id, None)
+        self._core.abort(news.to_abort)

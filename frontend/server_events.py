@@ -1,0 +1,83 @@
+"""EventStream: server-sent events, one write for all that a turn brought, and nothing after a disconnect.
+
+The first chunk is awaited before the headers go out, so that a request which is refused gets its status. An error
+after that is an event. No task groups and no per-chunk objects: this is the path of every token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from typing import TypeVar
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from .openai_errors import encode_json, to_http_error
+
+T = TypeVar("T")
+
+DONE = b"data: [DONE]\n\n"
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would hold events back
+]
+
+
+def event(body: object) -> bytes:
+    """One event of the chat and completions streams."""
+    return b"data: " + encode_json(body) + b"\n\n"
+
+
+class EventStream(Response):
+    """Sends what `chunks` yields: bytes of whole events. A client that goes away ends the generator at once."""
+
+    def __init__(self, chunks: AsyncGenerator[bytes, None], end: bytes = DONE) -> None:
+        self._chunks = chunks
+        self._end = end
+        self.background = None
+        self.headers_to_add: list[tuple[bytes, bytes]] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await until_disconnect(receive, self._serve(scope, receive, send))
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with contextlib.aclosing(self._chunks):
+            try:
+                first = await anext(self._chunks)
+            except StopAsyncIteration:
+                first = b""
+            except Exception as error:
+                await to_http_error(error).response()(scope, receive, send)
+                return
+            await send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
+            await send({"type": "http.response.body", "body": first, "more_body": True})
+            try:
+                async for chunk in self._chunks:
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            except Exception as error:
+                await send({"type": "http.response.body", "body": event(to_http_error(error).body), "more_body": True})
+            await send({"type": "http.response.body", "body": self._end, "more_body": False})
+
+
+async def until_disconnect(receive: Callable[[], Awaitable[object]], work: Coroutine[object, object, T]) -> T | None:
+    """The result of `work`; None if the client went away first, and then `work` has been cancelled."""
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_wait_disconnect(receive))
+    try:
+        await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        for each in (task, watcher):
+            each.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await task
+
+
+async def _wait_disconnect(receive: Callable[[], Awaitable[object]]) -> None:
+    while True:
+        message = await receive()
+        if isinstance(message, dict) and message.get("type") == "http.disconnect":
+            return

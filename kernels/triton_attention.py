@@ -1,0 +1,83 @@
+"""What decode and prefill attention share: one tile of keys met by a block of queries, in Triton.
+
+Online softmax in base 2 (Milakov & Gimelshein, arXiv 1805.02867; FlashAttention-2, arXiv 2307.08691): `peak` is the
+largest score so far, `total` the sum of 2^(score − peak), `acc` the weighted values, all float32. Keys are found
+through the block table; offsets are 64 bits wide. Knows no grid.
+
+    M  query rows of a program (tokens × query heads of one KV head)    TILE  keys met at once
+"""
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2_E = 1.4426950408889634
+NO_SCORE = tl.constexpr(-1e30)  # below every score, and finite: a query that has met no key yet makes no NaN
+
+
+@triton.jit
+def key_offsets(table, start, end, block_stride, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, TILE: tl.constexpr):
+    """[TILE] int64: where keys start … start + TILE − 1 begin, from the first key of block 0; those ≥ end: block 0."""
+    steps = tl.arange(0, TILE)
+    if BLOCK_SIZE % TILE == 0:
+        block = tl.load(table + start // BLOCK_SIZE).to(tl.int64)
+        return block * block_stride + (start % BLOCK_SIZE + steps) * HEAD_DIM
+    keys = start + steps
+    blocks = tl.load(table + keys // BLOCK_SIZE, mask=keys < end, other=0).to(tl.int64)
+    return blocks * block_stride + (keys % BLOCK_SIZE) * HEAD_DIM
+
+
+@triton.jit
+def attend_tile(
+    query,  # [M, DIM_PAD]
+    positions,  # [M]
+    acc,  # [M, DIM_PAD]
+    peak,  # [M]
+    total,  # [M]
+    keys_base,  # of this layer and KV head in block 0
+    values_base,
+    table,  # of this row
+    start,  # first key of the tile
+    end,  # keys before this exist
+    scale,  # of scores, times log2(e)
+    cap,  # soft cap, times log2(e)
+    window,
+    block_stride,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM_PAD: tl.constexpr,
+    TILE: tl.constexpr,
+    IS_MASKED: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+):
+    """acc, peak and total after one more tile. Unmasked: every query sees every key of the tile."""
+    dims = tl.arange(0, DIM_PAD)
+    keys = start + tl.arange(0, TILE)
+    offsets = key_offsets(table, start, end, block_stride, BLOCK_SIZE, HEAD_DIM, TILE)[:, None] + dims[None, :]
+    if IS_MASKED or HEAD_DIM != DIM_PAD:
+        exists = (keys < end)[:, None] & (dims < HEAD_DIM)[None, :]
+        key = tl.load(keys_base + offsets, mask=exists, other=0.0)
+    else:
+        key = tl.load(keys_base + offsets)
+    score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+    if HAS_CAP:  # cap · tanh(score / cap), with tanh x = 1 − 2 / (1 + e^2x)
+        score = cap * (1.0 - 2.0 / (1.0 + tl.exp2(score * (2.0 * 1.4426950408889634 / cap))))
+    if IS_MASKED:
+        is_seen = (keys[None, :] <= positions[:, None]) & (keys[None, :] < end)
+        if HAS_WINDOW:
+            is_seen = is_seen & (keys[None, :] > positions[:, None] - window)
+        score = tl.where(is_seen, score, float("-inf"))
+    new_peak = tl.maximum(peak, tl.max(score, axis=1))
+    weight = tl.exp2(score - new_peak[:, None])
+    fade = tl.exp2(peak - new_peak)
+    total = total * fade + tl.sum(weight, axis=1)
+    if IS_MASKED or HEAD_DIM != DIM_PAD:
+        exists = (keys < end)[:, None] & (dims < HEAD_DIM)[None, :]
+        value = tl.load(values_base + offsets, mask=exists, other=0.0)
+    else:
+        value = tl.load(values_base + offsets)
+    acc = tl.dot(weight.to(value.dtype), value, acc * fade[:, None], input_precision="ieee")
+    return acc, new_peak, total

@@ -1,0 +1,262 @@
+"""Attention of rows with one query token over the paged cache: split into chunks of keys, then merged.
+
+All query heads of a KV head are one program's rows, so that keys and values are read once. A row's keys are cut into
+at most MAX_CHUNKS chunks by its own length alone; a list of (row, chunk) made on the device, once per step, is shared
+out over a static grid. So one CUDA graph serves all lengths, long rows are spread over the chip, and a row's result
+depends on nothing but the row.
+
+    seq_lens → plan_kernel → items → decode_kernel → output of rows with one chunk, else partials → merge_kernel
+"""
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .triton_attention import LOG2_E, NO_SCORE, attend_tile
+from .triton_table import DecodeShape
+
+MAX_CHUNKS = 16  # of one row: bounds the partials
+MAX_PROGRAMS = 2048  # over items and KV heads: some waves on any chip; more items are shared out among them
+
+
+@triton.jit
+def chunk_tiles(length, window, TILE: tl.constexpr, MIN_TILES: tl.constexpr, CHUNKS: tl.constexpr, HAS_WINDOW: tl.constexpr):
+    """First tile that a row's last token sees, tiles from there on, tiles in each chunk; elementwise over lengths."""
+    first = length * 0
+    if HAS_WINDOW:
+        first = tl.maximum(length - window, 0) // TILE
+    num_tiles = (length + TILE - 1) // TILE - first
+    return first, num_tiles, tl.maximum((num_tiles + CHUNKS - 1) // CHUNKS, MIN_TILES)
+
+
+@triton.jit
+def plan_kernel(
+    seq_lens,  # [R]
+    items,  # [1 + R * CHUNKS] int32: their number, then row * CHUNKS + chunk of each
+    num_rows,
+    window,
+    TILE: tl.constexpr,
+    MIN_TILES: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    ROWS_PAD: tl.constexpr,
+):
+    """One program per row; each counts the chunks of the rows before it."""
+    row = tl.program_id(0)
+    rows = tl.arange(0, ROWS_PAD)
+    lengths = tl.load(seq_lens + rows, mask=rows < num_rows, other=0)
+    _, num_tiles, tiles = chunk_tiles(lengths, window, TILE, MIN_TILES, CHUNKS, HAS_WINDOW)
+    counts = (num_tiles + tiles - 1) // tiles
+    before = tl.sum(tl.where(rows < row, counts, 0), axis=0)
+    mine = tl.sum(tl.where(rows == row, counts, 0), axis=0)
+    chunks = tl.arange(0, CHUNKS)
+    tl.store(items + 1 + before + chunks, row * CHUNKS + chunks, mask=chunks < mine)
+    if row == num_rows - 1:
+        tl.store(items, before + mine)
+
+
+@triton.jit
+def decode_kernel(
+    query,  # [T, H, D], token stride given
+    kv_cache,
+    block_tables,  # [R, table_stride]
+    seq_lens,
+    items,
+    output,  # [T, H, D] contiguous
+    partials,  # [R, H, CHUNKS, D] float32
+    partial_logs,  # [R, H, CHUNKS] float32: log2 of the sum of 2^score
+    scale,
+    cap,
+    window,
+    layer_offset,  # of this layer's keys in a block
+    block_stride,
+    query_stride,
+    table_stride,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUP_PAD: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM_PAD: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    MIN_TILES: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+):
+    kv_head = tl.program_id(1)
+    members = tl.arange(0, GROUP_PAD)
+    heads = kv_head * GROUP + members
+    dims = tl.arange(0, DIM_PAD)
+    exists = (members < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
+    keys_base = kv_cache + layer_offset + kv_head * (BLOCK_SIZE * HEAD_DIM)
+    values_base = keys_base + NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM
+    num_items = tl.load(items)
+    for index in range(tl.program_id(0), num_items, tl.num_programs(0)):
+        item = tl.load(items + 1 + index)
+        row = (item // CHUNKS).to(tl.int64)
+        chunk = item % CHUNKS
+        length = tl.load(seq_lens + row)
+        first, num_tiles, tiles = chunk_tiles(length, window, TILE, MIN_TILES, CHUNKS, HAS_WINDOW)
+        start = (first + chunk * tiles) * TILE
+        stop = tl.minimum(start + tiles * TILE, length)
+        q = tl.load(query + row * query_stride + heads[:, None] * HEAD_DIM + dims[None, :], mask=exists, other=0.0)
+        positions = tl.full([GROUP_PAD], 0, tl.int32) + (length - 1)
+        table = block_tables + row * table_stride
+        acc = tl.zeros([GROUP_PAD, DIM_PAD], tl.float32)
+        peak = tl.full([GROUP_PAD], NO_SCORE, tl.float32)
+        total = tl.zeros([GROUP_PAD], tl.float32)
+        body_start = start
+        if HAS_WINDOW:
+            if (start <= length - 1 - window) & (start + TILE <= stop):
+                acc, peak, total = attend_tile(
+                    q, positions, acc, peak, total, keys_base, values_base, table, start, length, scale, cap, window,
+                    block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True, HAS_WINDOW, HAS_CAP,
+                )  # fmt: skip
+                body_start = start + TILE
+        body_stop = stop // TILE * TILE
+        for tile_start in range(body_start, body_stop, TILE):
+            acc, peak, total = attend_tile(
+                q, positions, acc, peak, total, keys_base, values_base, table, tile_start, length, scale, cap, window,
+                block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, False, HAS_WINDOW, HAS_CAP,
+            )  # fmt: skip
+        if body_stop < stop:
+            acc, peak, total = attend_tile(
+                q, positions, acc, peak, total, keys_base, values_base, table, body_stop, length, scale, cap, window,
+                block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True, HAS_WINDOW, HAS_CAP,
+            )  # fmt: skip
+        acc = acc / total[:, None]
+        at = row * (NUM_KV_HEADS * GROUP) + heads
+        if num_tiles <= tiles:
+            tl.store(output + at[:, None] * HEAD_DIM + dims[None, :], acc.to(output.dtype.element_ty), mask=exists)
+        else:
+            slot = at * CHUNKS + chunk
+            tl.store(partials + slot[:, None] * HEAD_DIM + dims[None, :], acc, mask=exists)
+            tl.store(partial_logs + slot, peak + tl.log2(total), mask=members < GROUP)
+
+
+@triton.jit
+def merge_kernel(
+    partials,
+    partial_logs,
+    seq_lens,
+    output,
+    window,
+    NUM_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM_PAD: tl.constexpr,
+    TILE: tl.constexpr,
+    MIN_TILES: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+):
+    """One program per (row, query head): join the row's chunks; zeros for a row without tokens."""
+    row = tl.program_id(0).to(tl.int64)
+    at = row * NUM_HEADS + tl.program_id(1)
+    length = tl.load(seq_lens + row)
+    _, num_tiles, tiles = chunk_tiles(length, window, TILE, MIN_TILES, CHUNKS, HAS_WINDOW)
+    num_chunks = (num_tiles + tiles - 1) // tiles
+    if num_chunks != 1:
+        dims = tl.arange(0, DIM_PAD)
+        chunks = tl.arange(0, CHUNKS)
+        logs = tl.load(partial_logs + at * CHUNKS + chunks, mask=chunks < num_chunks, other=NO_SCORE)
+        weights = tl.where(chunks < num_chunks, tl.exp2(logs - tl.max(logs, axis=0)), 0.0)
+        exists = (chunks < num_chunks)[:, None] & (dims < HEAD_DIM)[None, :]
+        rows = tl.load(partials + (at * CHUNKS + chunks)[:, None] * HEAD_DIM + dims[None, :], mask=exists, other=0.0)
+        merged = tl.sum(rows * weights[:, None], axis=0) / tl.maximum(tl.sum(weights, axis=0), 1e-30)
+        tl.store(output + at * HEAD_DIM + dims, merged.to(output.dtype.element_ty), mask=dims < HEAD_DIM)
+
+
+def plan_decode(seq_lens: Tensor, sliding_window: int | None, shape: DecodeShape) -> Tensor:
+    """The items of one step's decode rows, for all layers of this window. seq_lens: [R] int32 → [1 + R · 16] int32."""
+    num_rows = seq_lens.shape[0]
+    items = torch.empty(1 + num_rows * MAX_CHUNKS, dtype=torch.int32, device=seq_lens.device)
+    plan_kernel[(num_rows,)](
+        seq_lens,
+        items,
+        num_rows,
+        sliding_window or 0,
+        TILE=shape.tile,
+        MIN_TILES=shape.min_tiles,
+        CHUNKS=MAX_CHUNKS,
+        HAS_WINDOW=sliding_window is not None,
+        ROWS_PAD=max(16, triton.next_power_of_2(num_rows)),
+        num_warps=4,
+    )
+    return items
+
+
+def decode_attention(
+    query: Tensor,
+    kv_cache: Tensor,
+    layer: int,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    items: Tensor,
+    output: Tensor,
+    scale: float,
+    sliding_window: int | None,
+    shape: DecodeShape,
+    soft_cap: float | None = None,
+) -> None:
+    """Attention of query [R, H, D] (rows may be strided) into output [R, H, D]: row r over seq_lens[r] keys.
+
+    `items` come from plan_decode with the same lengths, window and shape. A row of length 0 gives zeros.
+    """
+    num_rows, num_heads, head_dim = query.shape
+    _, num_layers, _, num_kv_heads, block_size, _ = kv_cache.shape
+    group = num_heads // num_kv_heads
+    layer_stride = 2 * num_kv_heads * block_size * head_dim
+    dim_pad = triton.next_power_of_2(head_dim)
+    partials = torch.empty((num_rows, num_heads, MAX_CHUNKS, head_dim), dtype=torch.float32, device=query.device)
+    partial_logs = torch.empty((num_rows, num_heads, MAX_CHUNKS), dtype=torch.float32, device=query.device)
+    num_programs = min(num_rows * MAX_CHUNKS, max(1, MAX_PROGRAMS // num_kv_heads))
+    decode_kernel[(num_programs, num_kv_heads)](
+        query,
+        kv_cache,
+        block_tables,
+        seq_lens,
+        items,
+        output,
+        partials,
+        partial_logs,
+        scale * LOG2_E,
+        (soft_cap or 0.0) * LOG2_E,
+        sliding_window or 0,
+        layer * layer_stride,
+        num_layers * layer_stride,
+        query.stride(0),
+        block_tables.stride(0),
+        NUM_KV_HEADS=num_kv_heads,
+        GROUP=group,
+        GROUP_PAD=max(16, triton.next_power_of_2(group)),
+        HEAD_DIM=head_dim,
+        DIM_PAD=dim_pad,
+        BLOCK_SIZE=block_size,
+        TILE=shape.tile,
+        MIN_TILES=shape.min_tiles,
+        CHUNKS=MAX_CHUNKS,
+        HAS_WINDOW=sliding_window is not None,
+        HAS_CAP=soft_cap is not None,
+        num_warps=shape.num_warps,
+        num_stages=shape.num_stages,
+    )
+    merge_kernel[(num_rows, num_heads)](
+        partials,
+        partial_logs,
+        seq_lens,
+        output,
+        sliding_window or 0,
+        NUM_HEADS=num_heads,
+        HEAD_DIM=head_dim,
+        DIM_PAD=dim_pad,
+        TILE=shape.tile,
+        MIN_TILES=shape.min_tiles,
+        CHUNKS=MAX_CHUNKS,
+        HAS_WINDOW=sliding_window is not None,
+        num_warps=2,
+    )

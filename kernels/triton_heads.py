@@ -1,0 +1,144 @@
+"""From the QKV projection to attention in one launch: norm and rotate query and key heads, store keys and values.
+
+A program takes a few heads of one token, all of one kind: query, key or value.
+"""
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_HEADS = 4  # of one program
+
+
+@triton.jit
+def finite_or_zero(values):
+    return tl.where(tl.abs(values.to(tl.float32)) < float("inf"), values, 0.0)  # of NaN the comparison is false
+
+
+@triton.jit
+def rotated_halves(
+    first, second, exists, weight, cos_sin, position, eps, HEAD_DIM: tl.constexpr, HALF_PAD: tl.constexpr, HAS_NORM: tl.constexpr
+):
+    """Norm (over both halves) and rotation of heads [n, D / 2] + [n, D / 2], float32."""
+    HALF: tl.constexpr = HEAD_DIM // 2
+    dims = tl.arange(0, HALF_PAD)
+    is_dim = dims < HALF
+    if HAS_NORM:
+        squares = tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)
+        scale = 1.0 / tl.sqrt(squares / HEAD_DIM + eps)
+        low = tl.load(weight + dims, mask=is_dim, other=0.0).to(tl.float32)
+        high = tl.load(weight + HALF + dims, mask=is_dim, other=0.0).to(tl.float32)
+        first = first * scale[:, None] * low[None, :]
+        second = second * scale[:, None] * high[None, :]
+    cos = tl.load(cos_sin + position * HEAD_DIM + dims, mask=is_dim, other=0.0)[None, :]
+    sin = tl.load(cos_sin + position * HEAD_DIM + HALF + dims, mask=is_dim, other=0.0)[None, :]
+    return first * cos - second * sin, second * cos + first * sin
+
+
+@triton.jit
+def prepare_heads_kernel(
+    heads,  # [T, H + 2 * num_kv_heads, D], overwritten
+    query_norm,
+    key_norm,
+    cos_sin,  # [P, D] float32
+    kv_cache,
+    positions,  # [T] int64
+    slots,  # [T] int64
+    eps,
+    layer_offset,
+    block_stride,
+    token_stride,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HALF_PAD: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEADS: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+):
+    HALF: tl.constexpr = HEAD_DIM // 2
+    QUERY_PARTS: tl.constexpr = (NUM_HEADS + HEADS - 1) // HEADS
+    KV_PARTS: tl.constexpr = (NUM_KV_HEADS + HEADS - 1) // HEADS
+    token = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    dims = tl.arange(0, HALF_PAD)
+    position = tl.load(positions + token)
+    slot = tl.load(slots + token)
+    if part < QUERY_PARTS:
+        head = part * HEADS + tl.arange(0, HEADS)
+        exists = (head < NUM_HEADS)[:, None] & (dims < HALF)[None, :]
+        at = heads + token * token_stride + head[:, None] * HEAD_DIM + dims[None, :]
+        first = tl.load(at, mask=exists, other=0.0).to(tl.float32)
+        second = tl.load(at + HALF, mask=exists, other=0.0).to(tl.float32)
+        first, second = rotated_halves(
+            first, second, exists, query_norm, cos_sin, position, eps, HEAD_DIM, HALF_PAD, HAS_NORM
+        )
+        tl.store(at, first.to(heads.dtype.element_ty), mask=exists)
+        tl.store(at + HALF, second.to(heads.dtype.element_ty), mask=exists)
+    elif slot >= 0:
+        is_value = part >= QUERY_PARTS + KV_PARTS
+        side = is_value.to(tl.int32)
+        head = (part - QUERY_PARTS - side * KV_PARTS) * HEADS + tl.arange(0, HEADS)
+        exists = (head < NUM_KV_HEADS)[:, None] & (dims < HALF)[None, :]
+        source = head + NUM_HEADS + side * NUM_KV_HEADS
+        at = heads + token * token_stride + source[:, None] * HEAD_DIM + dims[None, :]
+        first = tl.load(at, mask=exists, other=0.0)
+        second = tl.load(at + HALF, mask=exists, other=0.0)
+        if not is_value:
+            rotated_first, rotated_second = rotated_halves(
+                first.to(tl.float32), second.to(tl.float32), exists, key_norm, cos_sin, position, eps,
+                HEAD_DIM, HALF_PAD, HAS_NORM,
+            )  # fmt: skip
+            first = rotated_first.to(heads.dtype.element_ty)
+            second = rotated_second.to(heads.dtype.element_ty)
+        tile = (side * NUM_KV_HEADS + head) * (BLOCK_SIZE * HEAD_DIM)
+        block = slot // BLOCK_SIZE
+        target = kv_cache + layer_offset + block * block_stride + (slot % BLOCK_SIZE) * HEAD_DIM
+        target = target + tile[:, None] + dims[None, :]
+        tl.store(target, finite_or_zero(first), mask=exists)
+        tl.store(target + HALF, finite_or_zero(second), mask=exists)
+
+
+def prepare_heads(
+    heads: Tensor,
+    norms: tuple[Tensor, Tensor] | None,
+    eps: float,
+    cos_sin: Tensor,
+    kv_cache: Tensor,
+    layer: int,
+    positions: Tensor,
+    slots: Tensor,
+) -> Tensor:
+    """Ops.prepare_heads; the answer is the query part of `heads`."""
+    num_tokens, num_all_heads, head_dim = heads.shape
+    _, num_layers, _, num_kv_heads, block_size, _ = kv_cache.shape
+    num_heads = num_all_heads - 2 * num_kv_heads
+    layer_stride = 2 * num_kv_heads * block_size * head_dim
+    query_norm, key_norm = norms if norms is not None else (cos_sin, cos_sin)
+    if num_tokens:
+        grid = (num_tokens, triton.cdiv(num_heads, _HEADS) + 2 * triton.cdiv(num_kv_heads, _HEADS))
+        prepare_heads_kernel[grid](
+            heads,
+            query_norm,
+            key_norm,
+            cos_sin,
+            kv_cache,
+            positions,
+            slots,
+            eps,
+            layer * layer_stride,
+            num_layers * layer_stride,
+            heads.stride(0),
+            NUM_HEADS=num_heads,
+            NUM_KV_HEADS=num_kv_heads,
+            HEAD_DIM=head_dim,
+            HALF_PAD=triton.next_power_of_2(head_dim // 2),
+            BLOCK_SIZE=block_size,
+            HEADS=_HEADS,
+            HAS_NORM=norms is not None,
+            num_warps=2,
+        )
+    return heads[:, :num_heads]

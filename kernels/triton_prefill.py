@@ -1,0 +1,151 @@
+"""Causal attention of rows with several query tokens over the paged cache: prompts, chunks of them, whatever is left.
+
+A program takes BLOCK_M query rows: the tokens of one request times the query heads of one KV head, at least 64 so that
+sm_90 multiplies with wgmma. It walks over the request's keys in three parts: masked where the window begins, unmasked,
+masked along the diagonal. Earlier chunks are read from the cache as they lie.
+"""
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .ops import AttentionMetadata
+from .triton_attention import LOG2_E, NO_SCORE, attend_tile
+from .triton_table import PrefillShape
+
+
+@triton.jit
+def prefill_kernel(
+    query,  # [T, H, D], token stride given
+    kv_cache,
+    block_tables,
+    seq_lens,
+    query_starts,
+    tiles,  # [n, 2] int32: row, index of the tile's first token in the row's step
+    output,  # [T, H, D] contiguous
+    scale,
+    cap,
+    window,
+    layer_offset,
+    block_stride,
+    query_stride,
+    table_stride,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM_PAD: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    TILE: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+):
+    TOKENS: tl.constexpr = BLOCK_M // GROUP  # of a tile; rows past TOKENS * GROUP are idle
+    kv_head = tl.program_id(0)
+    row = tl.load(tiles + 2 * tl.program_id(1)).to(tl.int64)
+    first = tl.load(tiles + 2 * tl.program_id(1) + 1)
+    query_start = tl.load(query_starts + row)
+    count = tl.load(query_starts + row + 1) - query_start
+    offset = tl.load(seq_lens + row) - count  # position of the step's first token of this row
+    lanes = tl.arange(0, BLOCK_M)
+    tokens = first + lanes // GROUP
+    heads = kv_head * GROUP + lanes % GROUP
+    dims = tl.arange(0, DIM_PAD)
+    exists = ((lanes < TOKENS * GROUP) & (tokens < count))[:, None] & (dims < HEAD_DIM)[None, :]
+    global_tokens = (query_start + tokens).to(tl.int64)
+    rows = global_tokens * query_stride + heads * HEAD_DIM
+    q = tl.load(query + rows[:, None] + dims[None, :], mask=exists, other=0.0)
+    positions = offset + tokens
+    last = offset + tl.minimum(first + TOKENS, count) - 1  # position of the tile's last token
+    end = last + 1
+    keys_base = kv_cache + layer_offset + kv_head * (BLOCK_SIZE * HEAD_DIM)
+    values_base = keys_base + NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM
+    table = block_tables + row * table_stride
+    acc = tl.zeros([BLOCK_M, DIM_PAD], tl.float32)
+    peak = tl.full([BLOCK_M], NO_SCORE, tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    diagonal = (offset + first + 1) // TILE * TILE  # keys before it are seen by every token, as far as windows reach
+    body_start = first * 0
+    if HAS_WINDOW:
+        left = tl.maximum(offset + first - window + 1, 0) // TILE * TILE
+        body_start = tl.minimum((tl.maximum(last - window + 1, 0) + TILE - 1) // TILE * TILE, diagonal)
+        for start in range(left, body_start, TILE):
+            acc, peak, total = attend_tile(
+                q, positions, acc, peak, total, keys_base, values_base, table, start, end, scale, cap, window,
+                block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True, HAS_WINDOW, HAS_CAP,
+            )  # fmt: skip
+    for start in range(body_start, diagonal, TILE):
+        acc, peak, total = attend_tile(
+            q, positions, acc, peak, total, keys_base, values_base, table, start, end, scale, cap, window,
+            block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, False, HAS_WINDOW, HAS_CAP,
+        )  # fmt: skip
+    for start in range(diagonal, end, TILE):
+        acc, peak, total = attend_tile(
+            q, positions, acc, peak, total, keys_base, values_base, table, start, end, scale, cap, window,
+            block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True, HAS_WINDOW, HAS_CAP,
+        )  # fmt: skip
+    acc = acc / total[:, None]
+    at = global_tokens * (NUM_KV_HEADS * GROUP) + heads
+    tl.store(output + at[:, None] * HEAD_DIM + dims[None, :], acc.to(output.dtype.element_ty), mask=exists)
+
+
+def plan_prefill(metadata: AttentionMetadata, group: int, shape: PrefillShape) -> Tensor:
+    """The tiles of one step's prefill rows, longest context first: [n, 2] int32 on the step's device."""
+    tokens = shape.block_m // group
+    starts = metadata.query_starts_host
+    tiles = []
+    for row in range(metadata.num_decode_rows, len(metadata.seq_lens_host)):
+        offset = metadata.seq_lens_host[row] - starts[row + 1] + starts[row]
+        tiles.extend((offset + first, row, first) for first in range(0, starts[row + 1] - starts[row], tokens))
+    tiles.sort(key=lambda tile: -tile[0])
+    host = torch.tensor([tile[1:] for tile in tiles], dtype=torch.int32).view(-1, 2)
+    return host.to(metadata.seq_lens.device, non_blocking=True)
+
+
+def prefill_attention(
+    query: Tensor,
+    kv_cache: Tensor,
+    layer: int,
+    metadata: AttentionMetadata,
+    tiles: Tensor,
+    output: Tensor,
+    scale: float,
+    sliding_window: int | None,
+    shape: PrefillShape,
+    soft_cap: float | None = None,
+) -> None:
+    """Attention of the tokens in `tiles` (of plan_prefill); query and output are the whole step's [T, H, D]."""
+    _, num_heads, head_dim = query.shape
+    _, num_layers, _, num_kv_heads, block_size, _ = kv_cache.shape
+    layer_stride = 2 * num_kv_heads * block_size * head_dim
+    prefill_kernel[(num_kv_heads, tiles.shape[0])](
+        query,
+        kv_cache,
+        metadata.block_tables,
+        metadata.seq_lens,
+        metadata.query_starts,
+        tiles,
+        output,
+        scale * LOG2_E,
+        (soft_cap or 0.0) * LOG2_E,
+        sliding_window or 0,
+        layer * layer_stride,
+        num_layers * layer_stride,
+        query.stride(0),
+        metadata.block_tables.stride(0),
+        NUM_KV_HEADS=num_kv_heads,
+        GROUP=num_heads // num_kv_heads,
+        HEAD_DIM=head_dim,
+        DIM_PAD=triton.next_power_of_2(head_dim),
+        BLOCK_SIZE=block_size,
+        BLOCK_M=shape.block_m,
+        TILE=shape.tile,
+        HAS_WINDOW=sliding_window is not None,
+        HAS_CAP=soft_cap is not None,
+        num_warps=shape.num_warps,
+        num_stages=shape.num_stages,
+    )

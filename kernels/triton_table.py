@@ -1,0 +1,73 @@
+"""LaunchTable: the shapes of attention programs per (architecture, head_dim, group, bytes of an element).
+
+No tuning at run time: `gpu_table.json` beside this file is written by scripts/tune_kernels.py on a GPU. An entry
+that is missing falls back to the nearest rule that fits into shared memory. Knows no kernel.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+
+TABLE_PATH = Path(__file__).with_name("gpu_table.json")
+
+
+@dataclass(frozen=True)
+class DecodeShape:
+    """tile: keys at once; min_tiles: fewest tiles of a chunk, so that partials stay small beside keys and values."""
+
+    tile: int
+    min_tiles: int
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True)
+class PrefillShape:
+    """block_m: query rows of a program; tile: keys at once."""
+
+    block_m: int
+    tile: int
+    num_warps: int
+    num_stages: int
+
+
+def table_key(architecture: int, head_dim: int, group: int, element_size: int) -> str:
+    return f"sm_{architecture}/dim {head_dim}/group {group}/bytes {element_size}"
+
+
+@lru_cache
+def _entries(path: Path) -> dict[str, dict[str, dict[str, int]]]:
+    entries: dict[str, dict[str, dict[str, int]]] = json.loads(path.read_text()) if path.exists() else {}
+    return entries
+
+
+def decode_shape(architecture: int, head_dim: int, group: int, element_size: int) -> DecodeShape:
+    """How decode attention is launched; a chunk holds at least 256 keys."""
+    entry = _entries(TABLE_PATH).get(table_key(architecture, head_dim, group, element_size), {}).get("decode")
+    if entry is not None:
+        return DecodeShape(**entry)
+    tile = 64 if head_dim * element_size <= 256 else 32
+    return DecodeShape(tile, 256 // tile, num_warps=4, num_stages=3)
+
+
+def prefill_shape(architecture: int, head_dim: int, group: int, element_size: int) -> PrefillShape:
+    """How prefill attention is launched."""
+    entry = _entries(TABLE_PATH).get(table_key(architecture, head_dim, group, element_size), {}).get("prefill")
+    if entry is not None:
+        return PrefillShape(**entry)
+    if element_size > 2:  # no tensor cores for float32: small blocks, or registers spill
+        return PrefillShape(64 if head_dim <= 64 else 32, 32, num_warps=4, num_stages=2)
+    if head_dim <= 128:
+        return PrefillShape(128, 64, num_warps=8, num_stages=3 if architecture >= 90 else 2)
+    return PrefillShape(128, 32, num_warps=8, num_stages=2)
+
+
+def write_table(entries: dict[str, tuple[DecodeShape, PrefillShape]], path: Path = TABLE_PATH) -> None:
+    """Replace these entries of the table, keep the others."""
+    merged = dict(_entries(path))
+    merged.update({key: {"decode": asdict(d), "prefill": asdict(p)} for key, (d, p) in entries.items()})
+    path.write_text(json.dumps(dict(sorted(merged.items())), indent=1) + "\n")
+    _entries.cache_clear()

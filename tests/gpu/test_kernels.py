@@ -1,0 +1,129 @@
+"""The operations that a GPU gets agree with the reference on the CPU, and its noise is the CPU's bit for bit.
+
+Tolerances are relative to the largest element of the reference in float32 of the rounded inputs: TOLERANCE[dtype].
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tokenloom.kernels import noise
+from tokenloom.kernels.ops import AttentionMetadata, Ops, select_ops
+from tokenloom.kernels.reference import ReferenceOps
+from tokenloom.tests.kernels.test_reference import scatter_rows
+from tokenloom.tests.workers.paged_run import make_metadata
+
+pytestmark = pytest.mark.gpu
+
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+DTYPES = list(TOLERANCE)
+EPS = 1e-5
+
+
+def assert_near(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    bound = TOLERANCE[dtype] * max(float(expected.abs().max()), 1.0)
+    torch.testing.assert_close(actual.cpu().float(), expected.float(), atol=bound, rtol=0)
+
+
+def rounded(*shape: int, dtype: torch.dtype) -> Tensor:
+    """Random float32 values that `dtype` holds exactly."""
+    return torch.randn(*shape).to(dtype).float()
+
+
+@pytest.fixture(params=DTYPES, ids=str)
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    torch.manual_seed(0)
+    kind: torch.dtype = request.param
+    return kind
+
+
+@pytest.fixture
+def ops(device: torch.device, dtype: torch.dtype) -> Ops:
+    return select_ops(device, dtype)
+
+
+def to_device(metadata: AttentionMetadata, device: torch.device) -> AttentionMetadata:
+    tensors = {
+        field.name: getattr(metadata, field.name).to(device)
+        for field in dataclasses.fields(metadata)
+        if isinstance(getattr(metadata, field.name), Tensor)
+    }
+    return dataclasses.replace(metadata, **tensors)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("num_tokens", [1, 7, 300])
+def test_linears_and_norms_agree_with_the_reference(
+    num_tokens: int, ops: Ops, device: torch.device, dtype: torch.dtype
+) -> None:
+    reference = ReferenceOps()
+    x, residual, scale = (rounded(*shape, dtype=dtype) for shape in ((num_tokens, 96), (num_tokens, 96), (96,)))
+    weight, bias = rounded(130, 96, dtype=dtype) / 8, rounded(130, dtype=dtype)
+    here = [tensor.to(device, dtype, copy=True) for tensor in (x, residual, scale, weight, bias)]
+    for is_gated in (False, True):
+        packed = reference.pack_linear(weight, bias, is_gated)
+        actual = ops.linear(here[0], ops.pack_linear(here[3], here[4], is_gated))
+        assert_near(actual, reference.linear(x, packed), dtype)
+    plain = reference.pack_linear(weight, None)
+    assert_near(ops.logits(here[0], ops.pack_linear(here[3], None)), reference.logits(x, plain), dtype)
+    assert_near(ops.rms_norm(here[0], here[2], EPS), reference.rms_norm(x, scale, EPS), dtype)
+    normed = ops.add_rms_norm(here[0], here[1], here[2], EPS)
+    assert_near(normed, reference.add_rms_norm(x, residual, scale, EPS), dtype)
+    assert_near(here[1], residual, dtype)
+
+
+@torch.inference_mode()
+def test_embedding_is_the_tables_rows_and_zero_for_foreign_ids(
+    ops: Ops, device: torch.device, dtype: torch.dtype
+) -> None:
+    table, ids = rounded(50, 24, dtype=dtype), torch.tensor([9, 10, 59, 60, 33], dtype=torch.int32)
+    actual = ops.embedding(ids.to(device), table.to(device, dtype), 10)
+    assert torch.equal(actual.cpu().float(), ReferenceOps().embedding(ids, table, 10))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("seed", range(24))
+def test_heads_and_attention_agree_with_the_reference_over_random_schedules(
+    seed: int, ops: Ops, device: torch.device, dtype: torch.dtype
+) -> None:
+    draw = random.Random(seed)
+    num_kv_heads, group = draw.choice([1, 2, 3, 8]), draw.choice([1, 2, 3, 4, 8])
+    head_dim, block_size = draw.choice([64, 80, 96, 128]), draw.choice([16, 32, 64])
+    window = draw.choice([None, None, draw.randint(1, 90)])
+    decode = [(draw.choice([0, 1, 15, 16, draw.randint(0, 700)]), 1) for _ in range(draw.randint(0, 12))]
+    prefill = [(draw.choice([0, draw.randint(0, 300)]), draw.randint(2, 260)) for _ in range(draw.randint(0, 3))]
+    rows = scatter_rows([*decode, *prefill] or [(3, 1)], block_size, 900, seed)
+    metadata = make_metadata(rows, block_size)
+    num_tokens, num_heads = metadata.query_starts_host[-1], num_kv_heads * group
+    kv_cache = rounded(900, 2, 2, num_kv_heads, block_size, head_dim, dtype=dtype)
+    heads = rounded(num_tokens, num_heads + 2 * num_kv_heads, head_dim, dtype=dtype)
+    norms = None if seed % 2 else (rounded(head_dim, dtype=dtype), rounded(head_dim, dtype=dtype))
+    angles = torch.rand(1024, head_dim // 2) * 7
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
+
+    results = []
+    for each, where, kind in ((ReferenceOps(), torch.device("cpu"), torch.float32), (ops, device, dtype)):
+        cache, step = kv_cache.to(where, kind, copy=True), to_device(metadata, where)
+        scales = None if norms is None else (norms[0].to(where, kind), norms[1].to(where, kind))
+        copied = heads.to(where, kind, copy=True)
+        query = each.prepare_heads(copied, scales, EPS, cos_sin.to(where), cache, 1, step)
+        query = query.clone()
+        results.append((query, each.paged_attention(query, cache, 1, step, head_dim**-0.5, window), cache))
+    (query, attended, cache), (query_here, attended_here, cache_here) = results
+    assert_near(query_here, query, dtype)
+    assert_near(attended_here, attended, dtype)
+    assert_near(cache_here[1:], cache[1:], dtype)  # what is not to be written may land in the null block
+
+
+@torch.inference_mode()
+def test_noise_is_the_hosts_bit_for_bit(device: torch.device) -> None:
+    positions, seeds = torch.tensor([0, 7, 100_000]), torch.tensor([[1, 0], [0xFFFFFFFF, 5], [123456789, 0x80000000]])
+    actual = noise.vocabulary_bits_torch(151_936, positions.to(device), seeds.to(device)).cpu().numpy()
+    for row, (position, seed) in enumerate(zip(positions.tolist(), seeds.numpy().astype(np.uint32), strict=True)):
+        assert np.array_equal(actual[row].astype(np.uint32), noise.vocabulary_bits(151_936, position, seed))

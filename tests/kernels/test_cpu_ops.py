@@ -1,0 +1,218 @@
+"""CpuOps against ReferenceOps in float32 on the same numbers, for every instruction level that this machine has."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from tokenloom.kernels.cpu.compiler import instruction_levels
+from tokenloom.kernels.cpu.cpu_ops import CpuOps, make_cpu_ops
+from tokenloom.kernels.ops import AttentionMetadata
+from tokenloom.kernels.reference import ReferenceOps
+from tokenloom.tests.workers.paged_run import make_metadata
+
+LEVELS = instruction_levels()
+BF16_EPS = 2.0**-8  # one unit in the last place of a number near 1: results may round to either neighbour
+
+pytestmark = pytest.mark.skipif(not LEVELS, reason="the processor has no AVX-512")
+
+
+@pytest.fixture(autouse=True)
+def inference() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+def kinds() -> list[tuple[torch.dtype, str]]:
+    return [(torch.float32, level) for level in LEVELS[-1:]] + [(torch.bfloat16, level) for level in LEVELS]
+
+
+@pytest.fixture(scope="module", params=kinds(), ids=lambda kind: f"{kind[0]}-{kind[1]}")
+def ops(request: pytest.FixtureRequest) -> CpuOps:
+    return make_cpu_ops(*request.param)
+
+
+def check(answer: Tensor, exact: Tensor, atol: float = 1e-4) -> None:
+    """`exact` is float32. Each element may be off by its rounding and by `atol` for sums in another order."""
+    rtol = BF16_EPS if answer.dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(answer.float(), exact, rtol=rtol, atol=atol)
+
+
+def draw_shape(seed: int) -> tuple[int, int, int]:
+    draw = random.Random(seed)
+    num_rows = draw.choice([1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 48, draw.randint(1, 300)])
+    return num_rows, draw.randint(1, 200), draw.choice([1, 15, 32, 33, 64, draw.randint(1, 400)])
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_linear_is_the_reference_linear(ops: CpuOps, seed: int) -> None:
+    torch.manual_seed(seed)
+    num_rows, num_outputs, num_inputs = draw_shape(seed)
+    x = torch.randn(num_rows, num_inputs + 5, dtype=ops.dtype)[:, :num_inputs]  # rows apart
+    weight = (torch.randn(2 * num_outputs, num_inputs) / num_inputs**0.5).to(ops.dtype)
+    bias = torch.randn(2 * num_outputs, dtype=ops.dtype) if seed % 2 else None
+    reference = ReferenceOps()
+    for is_gated in (False, True):
+        exact = reference.linear(
+            x.float(), reference.pack_linear(weight.float(), None if bias is None else bias.float(), is_gated)
+        )
+        packed = ops.pack_linear(weight, bias, is_gated)
+        assert (packed.in_features, packed.out_features) == (num_inputs, exact.shape[1])
+        check(ops.linear(x, packed), exact)
+        check(ops.logits(x, packed), exact)
+
+
+def test_a_large_linear_is_the_reference_linear(ops: CpuOps) -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(700, 2048, dtype=ops.dtype), (torch.randn(160, 2048) / 45).to(ops.dtype)
+    check(ops.linear(x, ops.pack_linear(weight, None)), x.float() @ weight.float().T)  # several blocks of rows
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 16, 29, 300])
+def test_a_rows_result_does_not_depend_on_the_rows_beside_it(ops: CpuOps, num_rows: int) -> None:
+    torch.manual_seed(num_rows)
+    x, weight = torch.randn(num_rows, 200, dtype=ops.dtype), torch.randn(70, 200, dtype=ops.dtype)
+    packed = ops.pack_linear(weight, None)
+    together = ops.logits(x, packed)
+    for row in range(0, num_rows, 13):
+        assert torch.equal(ops.logits(x[row : row + 1], packed)[0], together[row])
+
+
+def test_a_row_of_nan_or_infinity_disturbs_no_other_row(ops: CpuOps) -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(20, 64, dtype=ops.dtype), torch.randn(64, 64, dtype=ops.dtype)
+    packed = ops.pack_linear(weight, None, is_gated=True)
+    calm = ops.linear(x, packed)
+    x[7, 3], x[8, 3] = torch.nan, torch.inf
+    answer = ops.linear(x, packed)
+    assert answer[7].isnan().all() and not answer[8].isfinite().all()
+    x[7:9] = 0
+    answer[7:9] = calm[7:9]
+    assert torch.equal(answer, calm)
+
+
+@pytest.mark.parametrize(("num_ids", "hidden"), [(1, 1), (50, 33), (307, 96)])
+def test_embedding_reads_the_packed_head(ops: CpuOps, num_ids: int, hidden: int) -> None:
+    table = torch.randn(num_ids, hidden, dtype=ops.dtype)
+    token_ids = torch.randint(90, 110 + num_ids, (40,), dtype=torch.int32)
+    expected = ReferenceOps().embedding(token_ids, table, 100)
+    assert torch.equal(ops.embedding(token_ids, ops.pack_linear(table, None), 100), expected)
+    assert torch.equal(ops.embedding(token_ids, table, 100), expected)
+
+
+@pytest.mark.parametrize(("num_rows", "size"), [(1, 576), (5, 16), (33, 1000), (7, 31)])
+def test_norms_are_the_reference_norms(ops: CpuOps, num_rows: int, size: int) -> None:
+    torch.manual_seed(size)
+    x, residual, weight = (torch.randn(num_rows, size, dtype=ops.dtype) for _ in range(3))
+    check(ops.rms_norm(x, weight[0], 1e-5), ReferenceOps().rms_norm(x.float(), weight[0].float(), 1e-5))
+    expected_residual = residual + x
+    expected = ReferenceOps().rms_norm(expected_residual.float(), weight[0].float(), 1e-5)
+    check(ops.add_rms_norm(x, residual, weight[0], 1e-5), expected)
+    assert torch.equal(residual, expected_residual)
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "head_dim", "block_size", "has_norms"),
+    [(3, 1, 64, 16, False), (8, 8, 128, 8, True), (6, 2, 80, 32, True), (2, 1, 6, 5, False)],
+)
+def test_heads_are_prepared_as_by_the_reference(
+    ops: CpuOps, num_heads: int, num_kv_heads: int, head_dim: int, block_size: int, has_norms: bool
+) -> None:
+    torch.manual_seed(head_dim)
+    metadata = make_metadata([(9, 1, [3, 4, 5]), (0, 11, [2, 6, 7])], block_size)
+    metadata.slots[3] = -1
+    heads = torch.randn(12, num_heads + 2 * num_kv_heads, head_dim, dtype=ops.dtype)
+    angles = torch.rand(50, head_dim // 2) * 7
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
+    norms = (torch.randn(head_dim, dtype=ops.dtype), torch.randn(head_dim, dtype=ops.dtype)) if has_norms else None
+    heads[5, -1, 3], heads[6, num_heads, 1] = torch.nan, torch.inf  # a value, a key
+    kv_cache = torch.randn(8, 3, 2, num_kv_heads, block_size, head_dim, dtype=ops.dtype)
+    exact_cache, exact_norms = kv_cache.float(), None if norms is None else (norms[0].float(), norms[1].float())
+    exact = ReferenceOps().prepare_heads(
+        heads.float(), exact_norms, 1e-6, cos_sin, exact_cache, 1, metadata
+    )
+    before = kv_cache.clone()
+    query = ops.prepare_heads(heads, norms, 1e-6, cos_sin, kv_cache, 1, metadata)
+    check(query, exact, atol=1e-5)
+    check(kv_cache, exact_cache, atol=1e-5)
+    assert kv_cache.isfinite().all()
+    assert torch.equal(kv_cache[:, ::2], before[:, ::2])  # other layers
+    assert torch.equal(kv_cache[0], before[0])  # slot -1
+
+
+def draw_attention(
+    seed: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, AttentionMetadata, int | None, list[tuple[int, int, list[int]]], int]:
+    """Query, cache, metadata, window, rows, block size of a random step."""
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    num_kv_heads, group = draw.choice([1, 2, 3]), draw.choice([1, 3, 8, 20])
+    head_dim, block_size = draw.choice([16, 32, 40, 64, 80, 128, 256]), draw.choice([5, 8, 16, 24, 32])
+    lengths = [draw.choice([1, 2, 16, 255, 256, 257, draw.randint(1, 1000)]) for _ in range(draw.randint(1, 6))]
+    counts = [1 if draw.random() < 0.5 else draw.randint(1, length) for length in lengths]
+    num_blocks = 1 + sum(-(-length // block_size) for length in lengths)
+    free = list(range(1, num_blocks))
+    draw.shuffle(free)
+    rows = sorted(
+        (
+            (length - count, count, [free.pop() for _ in range(-(-length // block_size))])
+            for length, count in zip(lengths, counts, strict=True)
+        ),
+        key=lambda row: row[1] != 1,
+    )
+    query = torch.randn(sum(counts), num_kv_heads * group, head_dim, dtype=dtype)
+    kv_cache = torch.randn(num_blocks, 2, 2, num_kv_heads, block_size, head_dim).to(dtype)
+    window = draw.choice([None, None, 1, 48, 300])
+    return query, kv_cache, make_metadata(rows, block_size), window, rows, block_size
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_paged_attention_is_the_reference_attention(ops: CpuOps, seed: int) -> None:
+    query, kv_cache, metadata, window, _, _ = draw_attention(seed, ops.dtype)
+    scale = query.shape[2] ** -0.5
+    exact = ReferenceOps().paged_attention(query.float(), kv_cache.float(), 1, metadata, scale, window)
+    answer = ops.paged_attention(query, kv_cache, 1, metadata, scale, window)
+    # In prefill the weights of a sum are rounded to bf16, too, before values of deviation 1 are added.
+    check(answer, exact, atol=2 * BF16_EPS if ops.dtype == torch.bfloat16 else 1e-5)
+
+
+@pytest.mark.parametrize("seed", range(40, 52))
+def test_a_decode_rows_attention_does_not_depend_on_the_rows_beside_it(ops: CpuOps, seed: int) -> None:
+    query, kv_cache, metadata, window, rows, block_size = draw_attention(seed, ops.dtype)
+    together = ops.paged_attention(query, kv_cache, 0, metadata, 0.1, window)
+    for row in range(metadata.num_decode_rows):
+        alone = make_metadata([rows[row]], block_size)
+        assert torch.equal(
+            ops.paged_attention(query[row : row + 1], kv_cache, 0, alone, 0.1, window)[0], together[row]
+        )
+
+
+def test_long_contexts_and_prompts(ops: CpuOps) -> None:
+    torch.manual_seed(0)
+    rows = [(4999, 1, list(range(1, 314))), (3000, 900, list(range(400, 644)))]
+    metadata = make_metadata(rows, 16)
+    query = torch.randn(901, 4, 64, dtype=ops.dtype)
+    kv_cache = torch.randn(650, 1, 2, 2, 16, 64).to(ops.dtype)
+    exact = ReferenceOps().paged_attention(query.float(), kv_cache.float(), 0, metadata, 0.125, None)
+    check(ops.paged_attention(query, kv_cache, 0, metadata, 0.125, None), exact, atol=2e-3)
+
+
+def test_tokens_beyond_the_rows_and_empty_rows_get_zeros(ops: CpuOps) -> None:
+    metadata = make_metadata([(4, 1, [3]), (0, 5, [2]), (0, 0, [])], 8)
+    query, kv_cache = torch.randn(9, 2, 16, dtype=ops.dtype), torch.randn(20, 1, 2, 1, 8, 16).to(ops.dtype)
+    output = ops.paged_attention(query, kv_cache, 0, metadata, 1.0, None)
+    assert output[:6].abs().amin() > 0
+    assert output[6:].abs().amax() == 0
+
+
+def test_a_poisoned_query_disturbs_no_other_token(ops: CpuOps) -> None:
+    query, kv_cache, metadata, _, _, _ = draw_attention(3, ops.dtype)
+    calm = ops.paged_attention(query, kv_cache, 0, metadata, 0.1, None)
+    query[0] = torch.nan
+    answer = ops.paged_attention(query, kv_cache, 0, metadata, 0.1, None)
+    assert answer[0].isnan().all()
+    assert torch.equal(answer[1:], calm[1:])

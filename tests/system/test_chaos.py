@@ -1,0 +1,40 @@
+"""The short form of scripts/chaos.py: processes are killed, stopped and made to fail while clients stream."""
+
+from __future__ import annotations
+
+import pytest
+
+from tokenloom.scripts import chaos
+
+
+@pytest.mark.timeout(180)
+def test_no_fault_loses_or_changes_an_answer() -> None:
+    assert chaos.main(["--faults", "8", "--clients", "3", "--seed", "3"]) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_300_faults_lose_nothing() -> None:
+    assert chaos.main(["--faults", "300", "--clients", "8"]) == 0
+
+
+def test_the_harness_sees_what_is_lost() -> None:
+    clean: dict[str, object] = {
+        "differences": [],
+        "tokens": 5000,
+        "failures": [],
+        "hung clients": 0,
+        "blocks held at the end": 0,
+        "exit code": 0,
+        "left behind": [],
+    }
+    assert chaos.is_clean(clean)
+    for spoiled in (
+        {"differences": ["x"] * 6},
+        {"failures": ["EngineDead"]},
+        {"hung clients": 1},
+        {"blocks held at the end": 2},
+        {"exit code": 1},
+        {"left behind": ["core.sock"]},
+    ):
+        assert not chaos.is_clean(clean | spoiled)

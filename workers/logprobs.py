@@ -1,0 +1,112 @@
+"""Logprobs: how likely the model found a token, beside the likeliest others, whatever the sampler did.
+
+log_softmax of the logits as the model gives them. A rank is 1 + the number of larger logits, and of equal ones with a
+lower id, so that ranks are a strict order and the likeliest token has rank 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ..ipc.messages import LogprobColumns
+from .candidates import largest_ids
+
+I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
+F32 = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Of n tokens; `top_ids[i]` begins with token i itself, then its place's likeliest by falling logprob."""
+
+    ranks: list[int]  # [n]
+    top_ids: list[I64]  # [n] of [1 + k]
+    logprobs: list[F32]  # likewise
+
+    def to_columns(self, rows: Sequence[int], positions: Sequence[int]) -> LogprobColumns:
+        """rows, positions: [n]."""
+        return LogprobColumns(
+            owners=np.array(rows, np.int32).tobytes(),
+            positions=np.array(positions, np.int32).tobytes(),
+            widths=np.array([len(ids) for ids in self.top_ids], np.int32).tobytes(),
+            ranks=np.array(self.ranks, np.int32).tobytes(),
+            token_ids=np.concatenate(self.top_ids).astype(np.int32).tobytes(),
+            logprobs=np.concatenate(self.logprobs).tobytes(),
+        )
+
+
+def score_tokens(logits: Tensor, token_ids: I64, num_top: Sequence[int]) -> TokenLogprobs:
+    """logits: [n, vocab] float32, left unchanged. token_ids, num_top: [n]."""
+    scored = TokenLogprobs([], [], [])
+    if logits.device.type == "cpu":
+        array, scratch = logits.numpy(), np.empty(logits.shape[1], np.float32)
+        for i, (token_id, k) in enumerate(zip(token_ids.tolist(), num_top, strict=True)):
+            _add(scored, _score_row(array[i], scratch, token_id, k))
+    elif len(token_ids):
+        _score_on_device(logits, token_ids, num_top, scored)
+    return scored
+
+
+def _add(scored: TokenLogprobs, row: tuple[int, I64, F32]) -> None:
+    scored.ranks.append(row[0])
+    scored.top_ids.append(row[1])
+    scored.logprobs.append(row[2])
+
+
+def _score_row(logits: F32, scratch: F32, token_id: int, k: int) -> tuple[int, I64, F32]:
+    """logits: [vocab]; scratch: [vocab], overwritten."""
+    largest, value = logits.max(), logits[token_id]
+    with np.errstate(invalid="ignore"):  # a row of infinities or NaN has no distribution, and gets NaN
+        np.subtract(logits, largest, out=scratch)
+        np.exp(scratch, out=scratch)
+        total = np.float32(largest + np.log(scratch.sum()))
+        rank = 1
+        if value < largest:
+            rank += int(np.count_nonzero(logits > value))
+        rank += int(np.count_nonzero(logits[:token_id] == value))
+        ids = np.empty(0, np.int64) if k == 0 else _ordered(largest_ids(logits, min(k, len(logits))), logits)[:k]
+        if len(ids) < min(k, len(logits)):
+            ids = np.arange(min(k, len(logits)))
+        ids = np.concatenate([np.array([token_id]), ids])
+        return rank, ids, logits[ids] - total
+
+
+def _ordered(token_ids: I64, logits: F32) -> I64:
+    """By falling logit, ties by rising id."""
+    return token_ids[np.lexsort((token_ids, -logits[token_ids]))]
+
+
+def _score_on_device(logits: Tensor, token_ids: I64, num_top: Sequence[int], scored: TokenLogprobs) -> None:
+    index = torch.from_numpy(token_ids).to(logits.device)[:, None]
+    values = logits.gather(1, index)
+    ties_before = (logits == values) & (torch.arange(logits.shape[1], device=logits.device) < index)
+    ranks = 1 + (logits > values).sum(-1) + ties_before.sum(-1)
+    totals = logits.logsumexp(-1, keepdim=True)
+    top_logits, top_ids = logits.topk(min(max(num_top), logits.shape[1]), dim=-1)
+    logprobs = (torch.cat([values, top_logits], dim=-1) - totals).cpu().numpy()
+    ids = torch.cat([index, top_ids], dim=-1).cpu().numpy()
+    for i, (rank, k) in enumerate(zip(ranks.tolist(), num_top, strict=True)):
+        order = np.lexsort((ids[i, 1:], -logprobs[i, 1:]))[:k] + 1
+        kept = np.concatenate([np.zeros(1, np.int64), order])
+        _add(scored, (rank, ids[i, kept], logprobs[i, kept]))
+
+
+def join_columns(parts: list[LogprobColumns]) -> LogprobColumns | None:
+    """All of them in one, in this order; None for none."""
+    if len(parts) <= 1:
+        return parts[0] if parts else None
+    return LogprobColumns(
+        owners=b"".join(part.owners for part in parts),
+        positions=b"".join(part.positions for part in parts),
+        widths=b"".join(part.widths for part in parts),
+        ranks=b"".join(part.ranks for part in parts),
+        token_ids=b"".join(part.token_ids for part in parts),
+        logprobs=b"".join(part.logprobs for part in parts),
+    )

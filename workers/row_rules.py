@@ -1,0 +1,103 @@
+"""RowRules: what one request wants done to its logits before a token is drawn.
+
+Made from the row's parameters and tokens, so that a row that comes back after a preemption or a restart has the same
+rules; follows the output token by token.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from ..ipc.errors import ProtocolError
+from ..ipc.messages import NewRow, RowSampling
+from .token_counts import TokenCounts
+
+I64 = npt.NDArray[np.int64]
+F32 = npt.NDArray[np.float32]
+
+# (prompt token ids, output token ids, logits [vocab] float32) → logits [vocab]; may change its argument in place
+LogitsProcessor: TypeAlias = Callable[[Sequence[int], Sequence[int], Tensor], Tensor]
+
+
+def has_rules(sampling: RowSampling) -> bool:
+    """Whether a row's logits are changed by anything but temperature and filters."""
+    return bool(
+        sampling.presence_penalty
+        or sampling.frequency_penalty
+        or sampling.repetition_penalty != 1
+        or sampling.bias_ids
+        or sampling.allowed_token_ids
+        or sampling.bad_words
+        or (sampling.min_tokens and sampling.stop_token_ids)
+        or sampling.logits_processors
+    )
+
+
+class RowRules:
+    """Invariant: `outputs` are the row's output tokens, as `append` and the constructor were told them."""
+
+    def __init__(self, new_row: NewRow, processors: Sequence[LogitsProcessor], vocab_size: int) -> None:
+        sampling = new_row.sampling
+        tokens = np.frombuffer(new_row.token_ids, np.int32)
+        prompt, outputs = tokens[: new_row.num_prompt_tokens], tokens[new_row.num_prompt_tokens :]
+        self.outputs: list[int] = outputs.tolist()
+        self.presence_penalty = sampling.presence_penalty
+        self.frequency_penalty = sampling.frequency_penalty
+        self.repetition_penalty = sampling.repetition_penalty
+        has_penalty = self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1
+        self.counts = TokenCounts(prompt, outputs) if has_penalty else None
+        self.bias_ids = _ids(sampling.bias_ids, vocab_size)
+        self.bias_values: F32 = np.frombuffer(sampling.bias_values, np.float32)
+        self.allowed = _ids(sampling.allowed_token_ids, vocab_size)
+        self._min_tokens = sampling.min_tokens
+        self._stop_ids = _ids(sampling.stop_token_ids, vocab_size)
+        words = [_ids(frame, vocab_size).tolist() for frame in sampling.bad_words]
+        self._bad_ids: I64 = np.array([word[0] for word in words if len(word) == 1], np.int64)
+        self._bad_words: dict[int, list[list[int]]] = defaultdict(list)  # by the last token before the banned one
+        for word in words:
+            if len(word) > 1:
+                self._bad_words[word[-2]].append(word)
+        self._prompt: list[int] = prompt.tolist() if sampling.logits_processors else []
+        self._processors = [processors[index] for index in sampling.logits_processors]
+        if len(self.bias_ids) != len(self.bias_values):
+            raise ProtocolError(f"row {new_row.row} has {len(self.bias_ids)} bias ids, {len(self.bias_values)} values")
+
+    def append(self, token_id: int) -> None:
+        """One more token of the output."""
+        self.outputs.append(token_id)
+        if self.counts is not None:
+            self.counts.append(token_id)
+
+    def banned(self) -> I64:
+        """Ids that must not come next: bad words that they would complete, ends of the answer before min_tokens."""
+        banned = [self._bad_ids]
+        if self._bad_words and self.outputs:
+            ends = [
+                word[-1] for word in self._bad_words.get(self.outputs[-1], ()) if _ends_with(self.outputs, word[:-1])
+            ]
+            banned.append(np.array(ends, np.int64))
+        if len(self.outputs) < self._min_tokens:
+            banned.append(self._stop_ids)
+        return np.concatenate(banned)
+
+    def process(self, logits: Tensor) -> None:
+        """Run the operator's own processors over the row's logits [vocab], in place."""
+        for processor in self._processors:
+            logits.copy_(processor(self._prompt, self.outputs, logits))
+
+
+def _ends_with(tokens: list[int], end: list[int]) -> bool:
+    return tokens[-len(end) :] == end
+
+
+def _ids(frame: bytes, vocab_size: int) -> I64:
+    ids = np.frombuffer(frame, np.int32).astype(np.int64)
+    if len(ids) and not (ids.min() >= 0 and ids.max() < vocab_size):
+        raise ProtocolError(f"a row's parameters name the tokens [{ids.min()}, {ids.max()}], ids are [0, {vocab_size})")
+    return ids

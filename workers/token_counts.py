@@ -1,0 +1,46 @@
+"""TokenCounts: which tokens a row has, and how often its output has each. What penalties look at.
+
+Sparse, so that a step costs the distinct tokens of a row and not the vocabulary; kept as tokens come, and made anew
+from the row's tokens when it is admitted again.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+I64 = npt.NDArray[np.int64]
+F32 = npt.NDArray[np.float32]
+
+
+class TokenCounts:
+    """`token_ids[i]` stands `counts[i]` times in the output; 0: in the prompt alone."""
+
+    def __init__(self, prompt: npt.NDArray[np.int32], outputs: npt.NDArray[np.int32]) -> None:
+        distinct = np.unique(np.concatenate([prompt, outputs]))
+        self._size = len(distinct)
+        self._token_ids: I64 = np.zeros(self._size + 64, np.int64)
+        self._counts: F32 = np.zeros(self._size + 64, np.float32)
+        self._token_ids[: self._size] = distinct
+        self._counts[: self._size] = np.bincount(np.searchsorted(distinct, outputs), minlength=self._size)
+        self._index_by_token = dict(zip(distinct.tolist(), range(self._size), strict=True))
+
+    @property
+    def token_ids(self) -> I64:
+        return self._token_ids[: self._size]
+
+    @property
+    def counts(self) -> F32:
+        return self._counts[: self._size]
+
+    def append(self, token_id: int) -> None:
+        """One more token of the output."""
+        index = self._index_by_token.get(token_id)
+        if index is None:
+            index = self._index_by_token[token_id] = self._size
+            if index == len(self._token_ids):
+                self._token_ids = np.concatenate([self._token_ids, np.zeros_like(self._token_ids)])
+                self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
+            self._token_ids[index] = token_id
+            self._size += 1
+        self._counts[index] += 1
