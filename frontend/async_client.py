@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import weakref
 from collections.abc import AsyncGenerator, Callable, Sequence
 from types import TracebackType
@@ -29,13 +30,25 @@ AsyncClientType = TypeVar("AsyncClientType", bound="AsyncClient")
 class AsyncClient:
     """A program's side of an engine. Close it, or use it as a context manager; what is open then is aborted."""
 
-    def __init__(self, address: str, *, connect_timeout_s: float = 10.0, reconnect_timeout_s: float = 30.0) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        connect_timeout_s: float = 10.0,
+        reconnect_timeout_s: float = 30.0,
+        key_file: str | os.PathLike[str] | None = None,
+    ) -> None:
         """Attach to the engine at `address`, as engine-launch prints it.
 
         Does not wait: the first request, or entering the context, raises EngineDead if nobody answers within
         `connect_timeout_s`.
         """
-        connection = Connection(address, connect_timeout_s=connect_timeout_s, reconnect_timeout_s=reconnect_timeout_s)
+        connection = Connection(
+            address,
+            connect_timeout_s=connect_timeout_s,
+            reconnect_timeout_s=reconnect_timeout_s,
+            key_file=key_file,
+        )
         self._attach(connection, connection.close)
 
     def _attach(self, channel: Channel, close: Callable[[], None]) -> None:

@@ -7,6 +7,7 @@ prompt may look like is `prompts.py`'s.
 from __future__ import annotations
 
 import itertools
+import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -44,13 +45,25 @@ ClientType = TypeVar("ClientType", bound="Client")
 class Client:
     """A program's side of an engine. Close it, or use it as a context manager; what is open then is aborted."""
 
-    def __init__(self, address: str, *, connect_timeout_s: float = 10.0, reconnect_timeout_s: float = 30.0) -> None:
-        """Attach to the engine at `address`, as engine-launch prints it.
+    def __init__(
+        self,
+        address: str,
+        *,
+        connect_timeout_s: float = 10.0,
+        reconnect_timeout_s: float = 30.0,
+        key_file: str | os.PathLike[str] | None = None,
+    ) -> None:
+        """Attach to the engine at `address`, as engine-launch prints it; `key_file` is what it got as --key-file.
 
         Raises EngineDead if nobody answers within `connect_timeout_s`. When the engine's frontend is lost later, open
         requests go on as soon as it is back, and fail with EngineDead after `reconnect_timeout_s`.
         """
-        connection = Connection(address, connect_timeout_s=connect_timeout_s, reconnect_timeout_s=reconnect_timeout_s)
+        connection = Connection(
+            address,
+            connect_timeout_s=connect_timeout_s,
+            reconnect_timeout_s=reconnect_timeout_s,
+            key_file=key_file,
+        )
         self._attach(connection, connection.close)
         try:
             connection.wait_connected()

@@ -26,6 +26,7 @@ import zmq
 
 from ..ipc.codec import Decoder, encode
 from ..ipc.errors import ConfigError, InternalError, ProtocolError, RequestError, TokenloomError
+from ..ipc.keys import Keys
 from ..ipc.messages import ClientMessage, FrontendMessage, GetInfo, Submit
 from ..ipc.sockets import MAX_CLIENT_MESSAGE_BYTES, new_socket
 from .channel import Query, Reply, ReplySink, Sink
@@ -43,7 +44,15 @@ _MONITORED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 class Connection:
     """A Channel over ZeroMQ. The constructor does not wait; `wait_connected` does."""
 
-    def __init__(self, address: str, *, connect_timeout_s: float = 10.0, reconnect_timeout_s: float = 30.0) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        connect_timeout_s: float = 10.0,
+        reconnect_timeout_s: float = 30.0,
+        key_file: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self._keys = None if key_file is None else Keys.load(os.fspath(key_file))
         self.address = _check_address(address)
         self._identity = secrets.token_bytes(16)
         self._conversation = Conversation(address, self._send, connect_timeout_s, reconnect_timeout_s)
@@ -235,6 +244,8 @@ class Connection:
         socket = new_socket(
             self._context, zmq.DEALER, identity=self._identity, max_message_bytes=MAX_CLIENT_MESSAGE_BYTES
         )
+        if self._keys is not None:
+            self._keys.secure_client(socket)
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         self._socket = socket

@@ -50,6 +50,7 @@ class InputProcessor:
 
     def __init__(self, spec: EngineSpec, tokenizer: Tokenizer | None, chat_template: ChatTemplate | None) -> None:
         self._vocab_size = spec.model.vocab_size
+        self._default_timeout_s, self._max_timeout_s = spec.config.default_timeout_s, spec.config.max_timeout_s
         self._max_model_len = spec.max_model_len
         self._tokenizer = tokenizer
         self._chat_template = chat_template
@@ -139,6 +140,7 @@ class InputProcessor:
                 f"min_tokens is {params.min_tokens}, but after a prompt of {num_prompt_tokens} tokens max_model_len "
                 f"{self._max_model_len} leaves room for {room}: lower it or shorten the prompt"
             )
+        params = self._with_timeout(params)
         self._check_stops(params)
         if not math.isfinite(submit.arrival_time) or submit.arrival_time < 0:
             raise RequestError(f"arrival_time must be unix seconds or 0, got {submit.arrival_time}")
@@ -152,6 +154,16 @@ class InputProcessor:
             children=self._children(submit, max_tokens),
             arrival_time=submit.arrival_time or now,
         )
+
+    def _with_timeout(self, params: SamplingParams) -> SamplingParams:
+        """The request's own timeout_s, else the engine's default, never beyond the engine's maximum."""
+        default_s, max_s = self._default_timeout_s, self._max_timeout_s
+        if params.timeout_s is not None:
+            if max_s is not None and params.timeout_s > max_s:
+                raise RequestError(f"timeout_s is {params.timeout_s:g}, this engine allows at most {max_s:g}: lower it")
+            return params
+        timeout_s = max_s if default_s is None else default_s
+        return params if timeout_s is None else params.replace(timeout_s=timeout_s)
 
     def _check_stops(self, params: SamplingParams) -> None:
         strings = params.stop_strings

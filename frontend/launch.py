@@ -11,6 +11,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
@@ -19,17 +20,41 @@ from ..ipc import log
 from ..ipc.addresses import RunDirectory
 from ..ipc.config import EngineConfig
 from ..ipc.errors import ConfigError, TokenloomError, error_info
+from ..ipc.keys import Keys
 from ..ipc.lifeline import start_lifeline
 from ..ipc.title import set_title
 from .args import add_engine_arguments, engine_config
 from .resolve import resolve
 from .supervisor import Supervisor
 
-
 Report: TypeAlias = Callable[[str | None, Exception | None], None]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Serve, or run the subcommand that the first argument names."""
+    argv = sys.argv[1:] if argv is None else argv
+    command = COMMANDS.get(argv[0]) if argv else None
+    return serve(argv) if command is None else command(argv[1:])
+
+
+def keygen(argv: Sequence[str]) -> int:
+    """Write a key file for --key-file and Client(key_file=…)."""
+    parser = argparse.ArgumentParser(prog="engine-launch keygen", description=keygen.__doc__)
+    parser.add_argument("file", type=Path, help="where to write it; only you will be able to read it")
+    arguments = parser.parse_args(argv)
+    try:
+        Keys.generate().save(arguments.file)
+    except ConfigError as error:
+        print(f"engine-launch keygen: {error}", file=sys.stderr)
+        return 2
+    print(f"{arguments.file}: give it to the engine as --key-file, and to each client as key_file")
+    return 0
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"keygen": keygen}
+
+
+def serve(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="engine-launch",
         description="Serve a model: starts one frontend, one core and one worker per rank.",

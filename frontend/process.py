@@ -25,6 +25,7 @@ from ..ipc.codec import Decoder, encode
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import ConfigError, ProtocolError, error_info
 from ..ipc.faults import maybe_fail
+from ..ipc.keys import Keys
 from ..ipc.lifeline import start_lifeline
 from ..ipc.messages import (
     PROTOCOL_VERSION,
@@ -44,6 +45,7 @@ from ..ipc.title import set_title
 from .chat import ChatTemplate
 from .service import Frontend
 from .tokenizer import Tokenizer, read_tokenizer_config
+from .zap import DOMAIN, ZapHandler
 
 logger = logging.getLogger("tokenloom.frontend")
 
@@ -66,12 +68,21 @@ class FrontendProcess:
         self._clients = new_socket(self._context, zmq.ROUTER, max_message_bytes=MAX_CLIENT_MESSAGE_BYTES)
         self._clients.setsockopt(zmq.SNDHWM, MAX_UNREAD_MESSAGES)
         self._clients.setsockopt(zmq.RCVHWM, MAX_UNTAKEN_MESSAGES)
+        self._zap = self._secure()
         self._core = new_socket(self._context, zmq.DEALER, identity=identity)
         self.wakeup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._from_core: Decoder[CoreToFrontend] = Decoder(CoreToFrontend)
         self._from_supervisor: Decoder[SupervisorToChild] = Decoder(SupervisorToChild)
         self.is_stopping = False
         self._has_told_ready = False
+
+    def _secure(self) -> ZapHandler | None:
+        """Encrypt the clients' socket and admit only the client key of --key-file, if there is one."""
+        if self._spec.config.key_file is None:
+            return None
+        keys = Keys.load(self._spec.config.key_file)
+        keys.secure_server(self._clients, DOMAIN)
+        return ZapHandler(self._context, keys.client_public)
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -118,7 +129,8 @@ class FrontendProcess:
 
     @property
     def sockets(self) -> tuple[zmq.Socket[bytes], ...]:
-        return (self._control, self._clients, self._core)
+        zap = () if self._zap is None else (self._zap.socket,)
+        return (self._control, self._clients, self._core, *zap)
 
     def seconds_to_tick(self, now: float) -> float | None:
         """How long nothing may happen; `now` in monotonic seconds."""
@@ -156,6 +168,8 @@ class FrontendProcess:
     def turn(self) -> None:
         """One turn of the loop: intake from all sides, then everything that is due."""
         maybe_fail("frontend.turn")
+        if self._zap is not None:
+            self._zap.answer()
         self._take_orders()
         self._take_outputs()
         has_read_all = self._take_requests()

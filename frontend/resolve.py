@@ -11,10 +11,13 @@ import secrets
 from pathlib import Path
 from typing import Literal
 
+import msgspec
+
 from ..ipc.addresses import RunDirectory
 from ..ipc.config import EngineConfig
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import ConfigError
+from ..ipc.keys import Keys
 from ..ipc.model_config import ModelConfig
 
 DEMO_FOLDER = Path(__file__).resolve().parent.parent / "demo"
@@ -24,6 +27,9 @@ _HUB_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", 
 
 def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
     """Raises ConfigError for whatever can be known to fail before a process is started."""
+    config = _with_absolute_paths(config)  # the children run in another folder
+    if config.key_file is not None:
+        Keys.load(config.key_file)
     folder = find_checkpoint(config.model, config.revision)
     model = ModelConfig.load(folder)
     check_parallel(model, config.tensor_parallel_size)
@@ -39,6 +45,15 @@ def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
         dtype=_dtype(config, model),
         device=_device(config),
         max_model_len=_max_model_len(config, model),
+    )
+
+
+def _with_absolute_paths(config: EngineConfig) -> EngineConfig:
+    def absolute(path: str | None) -> str | None:
+        return None if path is None else os.path.abspath(path)
+
+    return msgspec.structs.replace(
+        config, key_file=absolute(config.key_file), chat_template=absolute(config.chat_template)
     )
 
 

@@ -69,10 +69,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     reasoning_parser: Annotated[
         Literal["auto", "think", "none"], _help("split <think> from answers; auto: if the template has it")
     ] = "auto"
+    key_file: Annotated[str | None, _help("keys made by `engine-launch keygen`: who may use a tcp:// address")] = None
+    insecure: Annotated[bool, _help("let anyone who can reach a tcp:// address use the engine")] = False
+    default_timeout_s: Annotated[float | None, _help("timeout_s of requests that name none")] = None
+    max_timeout_s: Annotated[float | None, _help("longest timeout_s that a request may ask for")] = None
     step_timeout_s: Annotated[
         float | None, _help("a step without a result for so long proves a hang; none: learned from the steps before")
     ] = None
     hang_timeout_s: Annotated[float, _help("core or frontend without a sign of life for so long are replaced")] = 6.0
+    grammar_timeout_s: Annotated[float, _help("longest compilation of a structured output's grammar")] = 2.0
     start_timeout_s: Annotated[float, _help("longest start, weights included")] = 600.0
     drain_timeout_s: Annotated[float, _help("how long running requests may finish after SIGTERM")] = 30.0
     disable_log_stats: Annotated[bool, _help("no stats line every 10 s")] = False
@@ -83,6 +88,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
                 raise ConfigError(f"{_flag(name)} must be in [{low}, {high}], got {value}")
+        if not 0 < self.grammar_timeout_s <= 600:
+            raise ConfigError(f"--grammar-timeout-s must be in (0, 600], got {self.grammar_timeout_s}")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(f"--gpu-memory-utilization must be in (0, 1], got {self.gpu_memory_utilization}")
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -90,8 +97,21 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"--max-num-batched-tokens {self.max_num_batched_tokens} is below --max-num-seqs {self.max_num_seqs}: "
                 "a step could not hold one token of each running request; raise the first or lower the second"
             )
+        for name in ("default_timeout_s", "max_timeout_s", "step_timeout_s", "hang_timeout_s"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value <= 1e9:
+                raise ConfigError(f"{_flag(name)} must be in (0, 1e9] seconds, got {value}")
+        if None not in (self.default_timeout_s, self.max_timeout_s) and self.default_timeout_s > self.max_timeout_s:
+            raise ConfigError(
+                f"--default-timeout-s {self.default_timeout_s} is above --max-timeout-s {self.max_timeout_s}: lower it"
+            )
         if self.listen is not None:
             _check_address(self.listen)
+            if self.listen.startswith("tcp://") and self.key_file is None and not self.insecure:
+                raise ConfigError(
+                    f"--listen {self.listen} would admit anyone: give --key-file (made by `engine-launch keygen FILE`), "
+                    "or say --insecure"
+                )
         if self.http is not None:
             http_endpoint(self.http)
         if self.api_key is not None and not (self.api_key and self.api_key.isascii() and self.api_key.isprintable()):

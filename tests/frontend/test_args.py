@@ -23,7 +23,7 @@ def test_the_names_that_vllm_users_know() -> None:
     line = (
         "--tensor-parallel-size 2 --max-model-len 512 --max-num-seqs 4 --max-num-batched-tokens 64 --block-size 8 "
         "--gpu-memory-utilization 0.5 --num-kv-blocks 99 --dtype bfloat16 --enforce-eager --no-enable-prefix-caching "
-        "--scheduling-policy priority --seed 7 --listen tcp://127.0.0.1:1"
+        "--scheduling-policy priority --seed 7 --listen tcp://127.0.0.1:1 --insecure"
     )
     config = parse(*line.split())
     assert config == EngineConfig(
@@ -40,6 +40,7 @@ def test_the_names_that_vllm_users_know() -> None:
         scheduling_policy="priority",
         seed=7,
         listen="tcp://127.0.0.1:1",
+        insecure=True,
     )
     assert parse("--tp", "3").tensor_parallel_size == 3
 

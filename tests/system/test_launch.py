@@ -85,6 +85,9 @@ def test_a_killed_supervisor_takes_everything_with_it(tmp_path: Path) -> None:
         (["--tp", "64"], "do not divide among --tensor-parallel-size 64"),
         (["--num-kv-blocks", "1"], "--num-kv-blocks must be in [2,"),
         (["--listen", "tcp://127.0.0.1:99999"], "99999"),
+        (["--listen", "tcp://127.0.0.1:0"], "would admit anyone: give --key-file"),
+        (["--listen", "tcp://127.0.0.1:0", "--key-file", "/nowhere"], "cannot read the key file /nowhere"),
+        (["--default-timeout-s", "9", "--max-timeout-s", "3"], "is above --max-timeout-s 3"),
         (["--max-model-len", "9999999"], "above the model's max_position_embeddings"),
         (["--config", "/nowhere.yaml"], "/nowhere.yaml cannot be read"),
     ],
@@ -112,10 +115,10 @@ def test_an_address_in_use_is_refused_and_the_first_engine_goes_on(tmp_path: Pat
 
 
 def test_a_tcp_port_in_use_is_refused(tmp_path: Path) -> None:
-    with LaunchedEngine(tmp_path, "--listen", "tcp://127.0.0.1:0") as first:
+    with LaunchedEngine(tmp_path, "--listen", "tcp://127.0.0.1:0", "--insecure") as first:
         address = first.wait_ready()
         assert address.startswith("tcp://127.0.0.1:") and not address.endswith(":0")
-        second = LaunchedEngine(tmp_path, "--listen", address)
+        second = LaunchedEngine(tmp_path, "--listen", address, "--insecure")
         _, errors = second.process.communicate(timeout=60)
         assert second.process.returncode == 2 and "cannot listen on" in errors
         with Client(address) as client:

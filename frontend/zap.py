@@ -1,0 +1,44 @@
+"""ZapHandler: admits clients by their CURVE key (ZeroMQ's authentication protocol, RFC 27).
+
+ZeroMQ asks over an inproc socket during each handshake; the frontend's loop answers, so that no thread is needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+
+import zmq
+from zmq.utils import z85
+
+logger = logging.getLogger("tokenloom.frontend")
+
+ADDRESS = "inproc://zeromq.zap.01"
+DOMAIN = b"tokenloom"
+
+
+class ZapHandler:
+    """Answers every pending handshake in `answer`; `socket` is for the poller."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], client_public: str) -> None:
+        self._admitted = z85.decode(client_public.encode())
+        self.num_refused = 0
+        self.socket = context.socket(zmq.ROUTER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.bind(ADDRESS)
+
+    def answer(self) -> None:
+        with contextlib.suppress(zmq.Again):
+            while True:
+                identity, empty, *request = self.socket.recv_multipart(zmq.NOBLOCK)
+                reply = self._judge(request)
+                self.socket.send_multipart([identity, empty, *reply])
+
+    def _judge(self, request: list[bytes]) -> list[bytes]:
+        """request: version, id, domain, address, identity, mechanism, credentials …"""
+        version, request_id, domain, address, _, mechanism, *credentials = request
+        if (version, domain, mechanism, credentials) == (b"1.0", DOMAIN, b"CURVE", [self._admitted]):
+            return [b"1.0", request_id, b"200", b"OK", b"client", b""]
+        self.num_refused += 1
+        logger.warning("a client at %s was refused: it has another key", address.decode(errors="replace"))
+        return [b"1.0", request_id, b"400", b"this key is not admitted", b"", b""]

@@ -1,0 +1,69 @@
+"""CURVE keys for tcp endpoints: one file with the server's pair and the one client pair that it admits.
+
+CURVE alone admits anyone who knows the server's public key; the frontend's ZAP handler (frontend/zap.py) admits only
+the client key of the file. The file is JSON with Z85 texts, mode 0600, the same for engine and clients.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from .errors import ConfigError
+
+
+class Keys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Four Z85 texts of 40 characters each."""
+
+    server_public: str
+    server_secret: str
+    client_public: str
+    client_secret: str
+
+    @classmethod
+    def generate(cls) -> Keys:
+        server, client = zmq.curve_keypair(), zmq.curve_keypair()
+        return cls(*(key.decode() for key in (*server, *client)))
+
+    def save(self, path: Path) -> None:
+        """Write a new file that only this user can read; ConfigError if there is one already."""
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            raise ConfigError(f"{path} exists already: remove it first, or choose another name") from None
+        except OSError as error:
+            raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+        with os.fdopen(fd, "wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Keys:
+        """Read a file that `engine-launch keygen` made; ConfigError if others can read it or it is not one."""
+        try:
+            with open(path, "rb") as file:
+                if os.fstat(file.fileno()).st_mode & 0o077:
+                    raise ConfigError(f"{path} can be read by others: chmod 600 {path}")
+                keys = msgspec.json.decode(file.read(), type=cls)
+        except OSError as error:
+            raise ConfigError(f"cannot read the key file {path}: {error.strerror}") from None
+        except msgspec.MsgspecError as error:
+            raise ConfigError(f"{path} is not a key file of `engine-launch keygen`: {error}") from None
+        if any(len(text) != 40 for text in msgspec.structs.astuple(keys)):
+            raise ConfigError(f"{path}: each key must have 40 characters")
+        return keys
+
+    def secure_server(self, socket: zmq.Socket[bytes], zap_domain: bytes) -> None:
+        """Before bind: speak CURVE only, and ask the ZAP handler about every client."""
+        socket.setsockopt(zmq.ZAP_DOMAIN, zap_domain)
+        socket.curve_server = True
+        socket.curve_publickey = self.server_public.encode()
+        socket.curve_secretkey = self.server_secret.encode()
+
+    def secure_client(self, socket: zmq.Socket[bytes]) -> None:
+        """Before connect."""
+        socket.curve_serverkey = self.server_public.encode()
+        socket.curve_publickey = self.client_public.encode()
+        socket.curve_secretkey = self.client_secret.encode()

@@ -1,0 +1,54 @@
+"""A tcp endpoint admits the client key of its key file and nobody else."""
+
+from __future__ import annotations
+
+import signal
+import stat
+from pathlib import Path
+
+import pytest
+
+from tokenloom import Client, ConfigError, EngineDead, SamplingParams
+from tokenloom.frontend.launch import main
+from tokenloom.ipc.keys import Keys
+
+from .launched import LaunchedEngine
+
+GREEDY = SamplingParams(temperature=0, max_tokens=4)
+
+
+def test_only_the_key_of_the_file_is_admitted(tmp_path: Path) -> None:
+    file, other, stranger = tmp_path / "keys", tmp_path / "other", tmp_path / "stranger"
+    assert main(["keygen", str(file)]) == 0 and main(["keygen", str(other)]) == 0
+    mine, theirs = Keys.load(file), Keys.load(other)
+    knows_server = Keys(mine.server_public, theirs.server_secret, theirs.client_public, theirs.client_secret)
+    knows_server.save(stranger)
+    with LaunchedEngine(tmp_path, "--listen", "tcp://127.0.0.1:0", "--key-file", str(file)) as engine:
+        address = engine.wait_ready()
+        for key_file in (None, other, stranger):
+            with pytest.raises(EngineDead):
+                Client(address, key_file=key_file, connect_timeout_s=0.7)
+        with Client(address, key_file=file) as client:
+            assert client.generate("The capital of Italy is", GREEDY, use_tqdm=False)[0].outputs[0].text == " Rome."
+        engine.signal(signal.SIGTERM)
+        assert engine.wait_exit() == 0
+
+
+def test_a_key_file_is_private_and_never_overwritten(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    assert main(["keygen", str(file)]) == 0
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    before = file.read_bytes()
+    assert main(["keygen", str(file)]) == 2 and file.read_bytes() == before
+    file.chmod(0o640)
+    with pytest.raises(ConfigError, match="can be read by others"):
+        Keys.load(file)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"server_public": 1}', "\x00\x01"])
+def test_what_is_no_key_file_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "keys"
+    file.write_text(text)
+    file.chmod(0o600)
+    with pytest.raises(ConfigError, match="not a key file"):
+        Keys.load(file)
