@@ -11,6 +11,11 @@ import sys
 logger = logging.getLogger("tokenloom")
 
 
+def is_worth_a_line(count: int) -> bool:
+    """Whether to log the `count`-th event of a kind: the 1st, 2nd, 4th, 8th …, so that no flood fills a disk."""
+    return count & (count - 1) == 0
+
+
 def configure(process: str, level: str = "info") -> None:
     """Send this process's records to stderr, marked with `process` (core, frontend, worker 0 …)."""
     handler = logging.StreamHandler(sys.stderr)

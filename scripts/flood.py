@@ -1,0 +1,104 @@
+"""Many clients ask for far more than the engine takes at once: nothing accepted is lost, memory stays bounded.
+
+    python scripts/flood.py --requests 50000 --clients 20
+
+The engine's queue is small, so most submits are first refused as Overloaded and repeated by the client. Besides, one
+client never reads its answers. Prints what came back and how core and frontend grew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import zmq
+
+from tokenloom import Client, SamplingParams
+from tokenloom.ipc.codec import encode, encode_ids
+from tokenloom.ipc.messages import PROTOCOL_VERSION, Hello, Submit
+from tokenloom.scripts.chaos import Engine
+
+QUEUE = 512  # requests that may wait
+
+
+def ask(address: str, count: int, results: list[int]) -> None:
+    """One client's share: short greedy requests, all of whose answers must have their four tokens."""
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    with Client(address) as client:
+        outputs = client.generate([[5 + i % 50, 6, 7] for i in range(count)], params, use_tqdm=False)
+        results.append(sum(len(output.outputs[0].token_ids) == 4 for output in outputs))
+
+
+class DeafClient:
+    """Submits a long answer and keeps its lease, but takes nothing from its socket."""
+
+    def __init__(self, address: str) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.IDENTITY, secrets.token_bytes(16))
+        self._socket.setsockopt(zmq.RCVHWM, 1)
+        self._socket.connect(address)
+        self._socket.send(encode(Hello(protocol_version=PROTOCOL_VERSION)))
+        params = SamplingParams(temperature=0, max_tokens=1500, ignore_eos=True)
+        for i in range(4):
+            submit = Submit(request_id=f"deaf-{i}", params=params, prompt_token_ids=encode_ids([5, 6, 7]))
+            self._socket.send(encode(submit))
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+def flood(num_requests: int, num_clients: int) -> dict[str, object]:
+    with tempfile.TemporaryDirectory() as runtime:
+        engine = Engine(Path(runtime), ["--max-waiting-requests", str(QUEUE), "--max-num-seqs", "128"], "")
+        try:
+            roles = {role: engine.find(role) for role in ("core", "frontend")}
+            before = {role: _megabytes(process) for role, process in roles.items()}
+            deaf = DeafClient(engine.address)
+            results: list[int] = []
+            share = num_requests // num_clients
+            threads = [threading.Thread(target=ask, args=(engine.address, share, results)) for _ in range(num_clients)]
+            begun = time.monotonic()
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            elapsed = time.monotonic() - begun
+            growth = {role: round(_megabytes(process) - before[role], 1) for role, process in roles.items()}
+            deaf.close()
+            code = engine.stop()
+        finally:
+            engine.process.kill()
+            engine.process.wait()
+    return {
+        "requests": share * num_clients,
+        "answered in full": sum(results),
+        "requests/s": round(share * num_clients / elapsed, 1),
+        "growth in MB": growth,
+        "exit code": code,
+    }
+
+
+def _megabytes(process: psutil.Process | None) -> float:
+    return 0.0 if process is None else float(process.memory_info().rss) / 2**20
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=50_000)
+    parser.add_argument("--clients", type=int, default=20)
+    arguments = parser.parse_args(argv)
+    report = flood(arguments.requests, arguments.clients)
+    print(json.dumps(report, indent=2))
+    return 0 if report["requests"] == report["answered in full"] and report["exit code"] == 0 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

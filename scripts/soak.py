@@ -1,0 +1,107 @@
+"""Mixed traffic with aborts for a long time; core, frontend and worker must not grow.
+
+    python scripts/soak.py --minutes 30
+
+Prints how much each process grew between one third of the time and its end, and its sockets and descriptors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import psutil
+
+from tokenloom import Client
+from tokenloom.scripts.chaos import Engine, make_work
+
+ROLES = ("core", "frontend", "worker 0")
+LIMIT_MB = {"core": 2.0, "frontend": 2.0, "worker 0": 16.0}
+
+
+def traffic(address: str, seed: int, stop: threading.Event, counts: list[int]) -> None:
+    """Stream, abort in the middle, or ask in batches; a new client now and then."""
+    rng = random.Random(seed)
+    work = make_work(rng)
+    while not stop.is_set():
+        with Client(address) as client:
+            for _ in range(50):
+                if stop.is_set():
+                    return
+                each = rng.choice(work)
+                kind = rng.random()
+                if kind < 0.4:
+                    stream = client.stream(each.prompt, each.params)
+                    for _, _ in zip(range(rng.randrange(20)), stream, strict=False):
+                        pass
+                    stream.close()  # type: ignore[attr-defined]
+                    counts[1] += 1
+                elif kind < 0.8:
+                    "".join(client.stream(each.prompt, each.params))
+                else:
+                    chosen = [rng.choice(work) for _ in range(16)]
+                    client.generate([one.prompt for one in chosen], [one.params for one in chosen], use_tqdm=False)
+                counts[0] += 1
+
+
+def measure(processes: dict[str, psutil.Process]) -> dict[str, tuple[float, int]]:
+    """Of each process: private memory in MB and how many descriptors it has."""
+    return {role: (process.memory_full_info().uss / 2**20, process.num_fds()) for role, process in processes.items()}
+
+
+def soak(minutes: float, num_clients: int) -> dict[str, object]:
+    with tempfile.TemporaryDirectory() as runtime:
+        engine = Engine(Path(runtime), ["--max-num-seqs", "32", "--kv-cache-memory-bytes", str(64 << 20)], "")
+        stop, counts = threading.Event(), [0, 0]
+        threads = [
+            threading.Thread(target=traffic, args=(engine.address, seed, stop, counts)) for seed in range(num_clients)
+        ]
+        try:
+            processes = {role: process for role in ROLES if (process := engine.find(role)) is not None}
+            for thread in threads:
+                thread.start()
+            time.sleep(minutes * 60 / 3)
+            middle = measure(processes)
+            time.sleep(minutes * 60 * 2 / 3)
+            end = measure(processes)
+            stop.set()
+            for thread in threads:
+                thread.join(60)
+            code = engine.stop()
+        finally:
+            engine.process.kill()
+            engine.process.wait()
+    return {
+        "minutes": minutes,
+        "requests": counts[0],
+        "aborted": counts[1],
+        "growth in MB over the last two thirds": {role: round(end[role][0] - middle[role][0], 2) for role in ROLES},
+        "descriptors": {role: [middle[role][1], end[role][1]] for role in ROLES},
+        "exit code": code,
+    }
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args(argv)
+    report = soak(arguments.minutes, arguments.clients)
+    text = json.dumps(report, indent=2)
+    print(text)
+    if arguments.json:
+        arguments.json.write_text(text + "\n")
+    growth = report["growth in MB over the last two thirds"]
+    assert isinstance(growth, dict)
+    return 0 if all(growth[role] <= LIMIT_MB[role] for role in ROLES) and report["exit code"] == 0 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
