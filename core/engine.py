@@ -10,22 +10,24 @@ from typing import Protocol
 
 import numpy as np
 
-from ..ipc.codec import num_ids
+from ..ipc.codec import encode_ids, num_ids
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import Draining, ErrorInfo, InternalError, Overloaded, RequestError, TokenloomError, error_info
 from ..ipc.messages import (
-    CoreChild,
     EngineCoreOutputs,
     EngineCoreRequest,
     Finished,
     FinishReason,
     ModelRunnerOutput,
+    PauseMode,
     Progress,
     SchedulerOutput,
     Started,
+    TokenMask,
 )
 from .block_hash import random_namespace
 from .deadlines import Deadlines
+from .grammar import GrammarHost, Grammars, Masks
 from .kv_cache import KVCacheManager
 from .outbox import Outbox
 from .policy import order_of
@@ -39,14 +41,21 @@ from .step_watch import StepWatch
 class Executor(Protocol):
     """The workers, as the core sees them: steps go in, results come back through EngineCore.on_result."""
 
-    def send(self, output: SchedulerOutput) -> None: ...
+    def send(self, message: SchedulerOutput | TokenMask) -> None: ...
 
 
 class EngineCore:
     """`step` sends as many steps as may be in flight; `take_outputs` says what is new for each frontend."""
 
     def __init__(
-        self, spec: EngineSpec, num_blocks: int, executor: Executor, *, core_epoch: int = 0, generation: int = 0
+        self,
+        spec: EngineSpec,
+        num_blocks: int,
+        executor: Executor,
+        grammar_host: GrammarHost,
+        *,
+        core_epoch: int = 0,
+        generation: int = 0,
     ) -> None:
         config = spec.config
         self._config = config
@@ -54,6 +63,7 @@ class EngineCore:
         self._executor = executor
         self._outbox = Outbox()
         self._is_draining = False
+        self._pause_mode: PauseMode | None = None
         self._deadlines = Deadlines()
         self._quarantine = Quarantine()
         self._step_watch = StepWatch(config.step_timeout_s)
@@ -67,8 +77,12 @@ class EngineCore:
             long_prefill_token_threshold=config.long_prefill_token_threshold,
             core_epoch=core_epoch,
             generation=generation,
-            is_held=self._quarantine.is_held,
+            is_held=self._is_held,
         )
+        self._core_epoch, self._generation = core_epoch, generation
+        self._grammars = Grammars(grammar_host, config.grammar_timeout_s, self.scheduler.output_tokens)
+        self._masked_step = 0  # the last step whose masks were asked for
+        self._mask_sent_at = 0.0
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -85,8 +99,11 @@ class EngineCore:
             for child in message.children:
                 self._outbox.finish(owner, Finished(key=child.key, reason="error", error=error_info(error)))
             return
-        for child in message.children:
-            self._add_child(owner, message, child)
+        is_private = len(message.children) > 1 and not self._config.enable_prefix_caching
+        root = random_namespace() if is_private else None
+        added = [self._add_child(owner, message, i, root) for i in range(len(message.children))]
+        if requests := [request for request in added if request is not None]:
+            self.scheduler.add_siblings(requests)
         self._outbox.accept(owner, first)
 
     def _check(self, message: EngineCoreRequest) -> None:
@@ -119,10 +136,13 @@ class EngineCore:
                 retry_after_s=self.stats.seconds_to_drain(waiting.num_tokens),
             )
 
-    def _add_child(self, owner: int, message: EngineCoreRequest, child: CoreChild) -> None:
+    def _add_child(self, owner: int, message: EngineCoreRequest, index: int, root: bytes | None) -> Request | None:
+        """Note one of the answers of a request; None if it is at its end already. `root` as in Request."""
+        child = message.children[index]
         stale = self._request_by_id.pop((owner, child.key), None)
         if stale is not None:
             self.scheduler.abort(stale)
+            self._grammars.drop(stale)
         prompt = np.frombuffer(message.prompt_token_ids, np.int32)
         tokens = np.concatenate([prompt, np.frombuffer(child.output_token_ids, np.int32)])
         priority = message.params.priority if self._config.scheduling_policy == "priority" else 0
@@ -140,14 +160,21 @@ class EngineCore:
             order=order_of(priority, message.arrival_time),
             tokens=tokens,
             num_tokens=len(tokens),
+            bad_words=message.bad_words,
+            logits_processors=message.logits_processors,
+            private_root=root,
         )
+        if index == 0 and message.params.prompt_logprobs is not None:
+            request.note_prompt_logprobs(message.num_prompt_logprobs)
         reason = _reason_to_stop(request)
         if reason is not None:
             self._outbox.finish(owner, Finished(key=child.key, reason=reason))
-            return
+            return None
         self._request_by_id[owner, child.key] = request
         self._deadlines.add(request)
-        self.scheduler.add_request(request)
+        if request.params.structured_outputs is not None:
+            self._grammars.add(request, time.monotonic())
+        return request
 
     def abort(self, owner: int, keys: list[int]) -> None:
         """End requests; unknown keys have finished already and are answered by that."""
@@ -177,13 +204,49 @@ class EngineCore:
         for request in requests:
             del self._request_by_id[owner, request.key]
             self.scheduler.abort(request)
+            self._grammars.drop(request)
         self._outbox.drop(owner)
         return len(requests)
 
     def _finish(self, request: Request, reason: FinishReason, error: ErrorInfo | None = None) -> None:
         finished = Finished(key=request.key, reason=reason, num_preemptions=request.num_preemptions, error=error)
         self._outbox.finish(request.owner, finished)
+        self._grammars.drop(request)
         self.stats.num_finished += 1
+
+    # ── pause and resume ─────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def is_paused(self) -> bool:
+        return self._pause_mode is not None
+
+    def pause(self, mode: PauseMode) -> None:
+        """Begin nothing new. keep: running requests stop where they are; wait: they finish first; abort: all end."""
+        self._pause_mode = mode
+        if mode == "abort":
+            for request in list(self._request_by_id.values()):
+                self._end(request, "abort")
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether a pause has come about: nothing is in flight and, if it waits, nothing that had begun is left."""
+        if self._pause_mode == "wait" and any(r.num_cached_tokens >= 0 for r in self._request_by_id.values()):
+            return False
+        return len(self.scheduler.ledger) == 0
+
+    def resume(self) -> None:
+        self._pause_mode = None
+
+    def forget_computed(self) -> None:
+        """The weights are others: all that was computed or cached is void; requests go on from their tokens."""
+        self.scheduler.reset()
+        self.scheduler.kv_cache.change_namespace(random_namespace())
+        for request in self._request_by_id.values():
+            request.block_keys = []
+
+    def _is_held(self, request: Request) -> bool:
+        is_new = request.num_cached_tokens < 0
+        return self._quarantine.is_held(request) or (self._pause_mode == "wait" and is_new)
 
     def refuse_new_work(self) -> None:
         """From now on only resubmissions are taken."""
@@ -199,13 +262,19 @@ class EngineCore:
         """Schedule and send steps until enough are in flight or nothing can be computed; returns how many."""
         scheduler = self.scheduler
         num_sent = 0
+        if self._pause_mode in ("keep", "abort"):
+            return 0
         while len(scheduler.ledger) < self._config.steps_in_flight and scheduler.has_work():
+            begun_at = time.monotonic()
             output = scheduler.schedule()
             if output is None:
                 break
+            scheduled_at = time.monotonic()
             self._announce_started(output)
             self._executor.send(output)
+            self.stats.on_sent(scheduled_at - begun_at, time.monotonic() - scheduled_at)
             num_sent += 1
+        self._want_masks()
         return num_sent
 
     def _announce_started(self, output: SchedulerOutput) -> None:
@@ -228,20 +297,72 @@ class EngineCore:
             del self._request_by_id[done.request.owner, done.request.key]
             self._finish(done.request, done.reason)
         self.stats.on_step(entry.num_tokens, len(new_tokens.token_ids), output.execute_s, time.monotonic())
+        has_grammar = new_tokens.grammar_ids > 0
+        if has_grammar.any():
+            self._grammars.advance(
+                new_tokens.grammar_ids[has_grammar].tolist(), new_tokens.token_ids[has_grammar].tolist()
+            )
+        self._want_masks()
+
+    # ── grammars ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _want_masks(self) -> None:
+        """Ask for the masks of the oldest step in flight: all tokens before those that it samples are known by now."""
+        entry = self.scheduler.ledger.oldest
+        if entry is not None and entry.step > self._masked_step and len(entry.grammar_ids):
+            self._masked_step = entry.step
+            self._grammars.want_masks(entry.grammar_ids.tolist())
+        self._grammars.flush(time.monotonic())
+
+    def take_grammars(self) -> None:
+        """Act on what the grammar host has done: requests may run, end or fail, and the oldest step gets its masks."""
+        news = self._grammars.take(time.monotonic())
+        for request in news.ready:
+            self.scheduler.waiting.unblock(request)
+        for request in news.complete:
+            if request.state is not State.FINISHED:
+                self._end(request, "stop")
+        for request, error in news.failed:
+            if request.state is not State.FINISHED:
+                self._end(request, "error", error)
+        if news.masks is not None:
+            self._send_masks(news.masks)
+        self._grammars.flush(time.monotonic())
+
+    def _send_masks(self, masks: Masks) -> None:
+        """A row that changed hands since the step was sent gets a mask in vain, and a request without a row none."""
+        width = len(masks.bits) // max(len(masks.requests), 1)
+        placed = [(request.row, i * width) for i, request in enumerate(masks.requests) if request.row >= 0]
+        self._mask_sent_at = time.monotonic()
+        self._executor.send(
+            TokenMask(
+                step=self._masked_step,
+                core_epoch=self._core_epoch,
+                generation=self._generation,
+                rows=encode_ids(row for row, _ in placed),
+                bits=b"".join(masks.bits[start : start + width] for _, start in placed),
+            )
+        )
+
+    @property
+    def next_grammar_deadline(self) -> float | None:
+        """Monotonic seconds of the next `take_grammars` though the host says nothing."""
+        return self._grammars.next_deadline
 
     @property
     def overdue_at(self) -> float | None:
         """Monotonic seconds at which the oldest step in flight proves that the workers hang."""
         entry = self.scheduler.ledger.oldest
-        if entry is None:
+        if entry is None or self._grammars.is_awaiting_masks:
             return None
-        return max(entry.sent_at, self.stats.last_result_at) + self._step_watch.limit_s(entry.num_tokens)
+        return max(entry.sent_at, self.stats.last_result_at, self._mask_sent_at) + self._step_watch.limit_s(entry.num_tokens)
 
     def lose_workers(self, reason: str) -> None:
         """Steps in flight are lost with the workers: every running request waits again with nothing computed, except
         one that has proved to kill them."""
         culprit = self._quarantine.on_loss(self.scheduler.requests_in_oldest_step())
         self.scheduler.reset()
+        self._grammars.forget_masks()
         if culprit is not None:
             message = f"this request has ended the workers {CRASHES_TO_CONVICT} times and was given up; last: {reason}"
             self._end(culprit, "error", error_info(InternalError(message)))
@@ -250,6 +371,7 @@ class EngineCore:
         """A new group is there; its steps count from 1."""
         self._executor = executor
         self.scheduler.begin_generation(generation)
+        self._generation, self._masked_step = generation, 0
 
     def progress(self, now: float) -> Progress:
         """What the supervisor and the frontends' health answers need; `now` in monotonic seconds."""
@@ -261,6 +383,14 @@ class EngineCore:
             num_waiting=len(scheduler.waiting),
             num_free_blocks=scheduler.kv_cache.pool.num_free,
             num_recomputed_tokens=scheduler.num_recomputed_tokens,
+            is_paused=self.is_paused,
+            num_preemptions=scheduler.num_preemptions,
+            num_queried_tokens=scheduler.kv_cache.num_queried_tokens,
+            num_hit_tokens=scheduler.kv_cache.num_hit_tokens,
+            num_scheduled_tokens=self.stats.num_scheduled_tokens,
+            schedule_s=self.stats.schedule_s,
+            send_s=self.stats.send_s,
+            execute_s=self.stats.execute_s,
         )
 
     def log_line(self, now: float) -> str | None:

@@ -31,11 +31,12 @@ class KVCacheManager:
 
     def get_computed_blocks(self, request: Request) -> list[int]:
         """The longest chain of indexed blocks that begins the request's tokens, short of its last token: at least one
-        token must be computed to sample the next."""
-        if not self._is_caching:
+        token must be computed to sample the next, and each before a prompt token whose logprobs are wanted."""
+        if not self._is_shared(request):
             return []
+        num_usable = min(request.num_tokens, request.num_prompt_logprobs) - 1
         blocks = []
-        for i in range((request.num_tokens - 1) // self.block_size):
+        for i in range(num_usable // self.block_size):
             block = self.pool.lookup(self._key(request, i))
             if block is None:
                 break
@@ -68,7 +69,7 @@ class KVCacheManager:
 
     def publish(self, request: Request, num_blocks: int) -> None:
         """Index the first `num_blocks` blocks: all their tokens are known and the steps that write them are sent."""
-        if self._is_caching:
+        if self._is_shared(request):
             for i in range(request.num_published, num_blocks):
                 self.pool.publish(request.block_ids[i], self._key(request, i))
         request.num_published = max(request.num_published, num_blocks)
@@ -79,17 +80,29 @@ class KVCacheManager:
         request.block_ids = []
         request.num_published = 0
 
+    def change_namespace(self, namespace: bytes) -> None:
+        """From now on nothing that was cached before is found. `reset` came before; keys made before are void."""
+        self._namespace = namespace
+
     def reset(self) -> None:
         """Forget all cached content. Tables must be empty."""
         assert self.pool.num_free == self.num_usable_blocks, "a request still holds blocks"
         self.pool.clear_index()
+
+    def _is_shared(self, request: Request) -> bool:
+        return self._is_caching or request.private_root is not None
 
     def _key(self, request: Request, i: int) -> bytes:
         """Key of the request's block i; earlier keys are made first and kept."""
         keys = request.block_keys
         size = self.block_size
         while len(keys) <= i:
-            parent = keys[-1] if keys else salted_root(self._namespace, request.params.cache_salt)
+            parent = keys[-1] if keys else self._root(request)
             start = len(keys) * size
             keys.append(block_key(parent, request.tokens[start : start + size].tobytes()))
         return keys[i]
+
+    def _root(self, request: Request) -> bytes:
+        if not self._is_caching and request.private_root is not None:
+            return request.private_root
+        return salted_root(self._namespace, request.params.cache_salt)

@@ -23,6 +23,7 @@ class LedgerEntry:
     ends: Ids  # num_scheduled of each row after this step
     samples: npt.NDArray[np.bool_]  # which rows' last known token is computed here
     num_tokens: int  # computed by the step, all rows together
+    grammar_ids: Ids  # of the rows that sample by a grammar: the step waits for their masks
     sent_at: float = field(default_factory=time.monotonic)
 
     @property

@@ -5,11 +5,13 @@ Columns come in as arrays that may mix frontends; here they are parted by owner.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ..ipc.messages import EngineCoreOutputs, Finished, Started
+from .logprob_table import LogprobTable, to_columns
 from .scheduler import NewTokens
 
 
@@ -19,6 +21,8 @@ class _Draft:
     accepted: list[int] = field(default_factory=list)
     started: list[Started] = field(default_factory=list)
     finished: list[Finished] = field(default_factory=list)
+    logprobs: list[LogprobTable] = field(default_factory=list)
+    prompt_logprobs: list[LogprobTable] = field(default_factory=list)
 
 
 class Outbox:
@@ -40,6 +44,10 @@ class Outbox:
         self._draft(owner).finished.append(finished)
 
     def add_tokens(self, tokens: NewTokens) -> None:
+        for owner, table in _by_owner(tokens.logprobs):
+            self._draft(owner).logprobs.append(table)
+        for owner, table in _by_owner(tokens.prompt_logprobs):
+            self._draft(owner).prompt_logprobs.append(table)
         if not len(tokens.owner):
             return
         first = int(tokens.owner[0])
@@ -48,7 +56,8 @@ class Outbox:
             return
         for owner in np.unique(tokens.owner).tolist():
             mine = tokens.owner == owner
-            part = NewTokens(tokens.owner[mine], tokens.key[mine], tokens.start[mine], tokens.token_ids[mine])
+            columns = (tokens.owner, tokens.key, tokens.start, tokens.token_ids, tokens.grammar_ids)
+            part = NewTokens(*(column[mine] for column in columns))
             self._draft(owner).tokens.append(part)
 
     def drop(self, owner: int) -> None:
@@ -61,6 +70,12 @@ class Outbox:
         return [(owner, _message(draft)) for owner, draft in drafts.items()]
 
 
+def _by_owner(table: LogprobTable | None) -> Iterator[tuple[int, LogprobTable]]:
+    if table is not None:
+        for owner in np.unique(table.owners).tolist():
+            yield owner, table.select(table.owners == owner)
+
+
 def _message(draft: _Draft) -> EngineCoreOutputs:
     tokens = draft.tokens
     return EngineCoreOutputs(
@@ -71,4 +86,6 @@ def _message(draft: _Draft) -> EngineCoreOutputs:
         accepted=draft.accepted,
         started=draft.started,
         finished=draft.finished,
+        logprobs=to_columns(draft.logprobs),
+        prompt_logprobs=to_columns(draft.prompt_logprobs),
     )

@@ -29,12 +29,14 @@ from ..ipc.messages import (
     CoreToFrontend,
     Drain,
     Drained,
+    EngineControl,
     EngineCoreRequest,
     Failed,
     FrontendDown,
     FrontendToCore,
     Hello,
     Initialize,
+    ModelReloaded,
     Phase,
     Ping,
     Pong,
@@ -50,7 +52,9 @@ from ..ipc.messages import (
 )
 from ..ipc.sockets import new_socket
 from ..ipc.title import set_title
+from .control_desk import ControlDesk
 from .engine import EngineCore
+from .grammar_host import GrammarProcessHost
 from .worker_group import WorkerGroup
 
 logger = logging.getLogger("tokenloom.core")
@@ -70,7 +74,9 @@ class CoreProcess:
         self._frontends = new_socket(self._context, zmq.ROUTER)
         self._frontends.bind(spec.address("core"))
         self._workers: WorkerGroup | None = WorkerGroup(self._context, spec, core_epoch, generation)
+        self._grammar_host = GrammarProcessHost(self._context, spec, core_epoch)
         self._engine: EngineCore | None = None
+        self._desk: ControlDesk | None = None
         self._from_frontend: Decoder[FrontendToCore] = Decoder(FrontendToCore)
         self._from_supervisor: Decoder[SupervisorToChild] = Decoder(SupervisorToChild)
         self._owner_by_identity: dict[bytes, int] = {}
@@ -98,11 +104,12 @@ class CoreProcess:
         poller.register(self._frontends, zmq.POLLIN)
         while not self._is_stopping:
             workers = self._workers
-            if workers is not None:
-                poller.register(workers.results, zmq.POLLIN)
+            sources = [*self._grammar_host.wakers, *([] if workers is None else [workers.results])]
+            for source in sources:
+                poller.register(source, zmq.POLLIN)
             poller.poll(self._patience_ms())
-            if workers is not None:
-                poller.unregister(workers.results)
+            for source in sources:
+                poller.unregister(source)
             self.turn()
 
     def _wait_for_initialize(self) -> bool:
@@ -125,9 +132,11 @@ class CoreProcess:
             self._spec,
             message.num_blocks,
             self._workers,
+            self._grammar_host,
             core_epoch=self._core_epoch,
             generation=self._workers.generation,
         )
+        self._desk = ControlDesk(self._engine, self._answer_owner, self._reload)
         self._tell(Phase(name="workers joined", duration_s=time.monotonic() - begun))
         self._tell(Ready())
 
@@ -139,6 +148,8 @@ class CoreProcess:
             waits.append(deadline - time.time())
         if self._workers is not None and (overdue_at := self._engine.overdue_at) is not None:
             waits.append(overdue_at - time.monotonic())
+        if (grammar_deadline := self._engine.next_grammar_deadline) is not None:
+            waits.append(grammar_deadline - time.monotonic())
         return max(int(min(waits) * 1000) + 1, 0) if waits else None
 
     def turn(self) -> None:
@@ -149,8 +160,10 @@ class CoreProcess:
             self._take_results()
             self._take_requests()
             self._take_orders()
+            self._engine.take_grammars()
             self._engine.expire(time.time())
             self._check_overdue()
+            self._go_on_with_controls()
             if self._workers is not None:
                 self._engine.step()
         except EngineDead as error:
@@ -176,6 +189,18 @@ class CoreProcess:
             age = time.monotonic() - self._engine.stats.last_result_at
             raise EngineDead(f"the workers hang: no step has ended for {age:.1f} s")
 
+    def _reload(self, model_folder: str) -> None:
+        """The control desk's order: all ranks read other weights in place of the next step."""
+        assert self._engine is not None and self._workers is not None, "the desk goes on only with workers"
+        self._workers.reload(self._engine.scheduler.take_step(), model_folder)
+
+    def _go_on_with_controls(self) -> None:
+        assert self._desk is not None
+        if self._workers is not None and self._workers.take_reloaded():
+            self._tell(ModelReloaded(model_folder=self._desk.on_reloaded()))
+        if self._workers is not None:
+            self._desk.tick()
+
     def _lose_workers(self, reason: str) -> None:
         """The group is of no use any more: every running request waits for the next group."""
         assert self._engine is not None and self._workers is not None
@@ -183,8 +208,14 @@ class CoreProcess:
         generation = self._workers.generation
         self._workers.close()
         self._workers = None
-        self._engine.lose_workers(reason)
+        self._forget_workers(reason)
         self._tell(ReplaceWorkers(generation=generation, reason=reason))
+
+    def _forget_workers(self, reason: str) -> None:
+        """What was in flight is lost: requests wait again, an order that was under way fails."""
+        assert self._engine is not None and self._desk is not None
+        self._engine.lose_workers(reason)
+        self._desk.on_workers_lost(reason)
 
     def _on_workers_down(self, message: WorkersDown) -> None:
         """The supervisor saw a worker end before its silence could tell us."""
@@ -193,13 +224,13 @@ class CoreProcess:
             self._take_results()  # what was sent before the end counts
             self._workers.close()
             self._workers = None
-            self._engine.lose_workers(message.reason)
+            self._forget_workers(message.reason)
 
     def _gain_workers(self, generation: int) -> None:
         assert self._engine is not None
         if self._workers is not None:
             self._workers.close()
-            self._engine.lose_workers("replaced by the supervisor")
+            self._forget_workers("replaced by the supervisor")
         self._workers = WorkerGroup(self._context, self._spec, self._core_epoch, generation)
         self._workers.probe(time.monotonic() + self._spec.config.start_timeout_s)
         self._engine.gain_workers(self._workers, generation)
@@ -215,7 +246,8 @@ class CoreProcess:
                     self._on_frontend(identity, self._from_frontend.decode(frame))
                 except ProtocolError as error:
                     self.num_malformed += 1
-                    logger.warning("from a frontend: %s", error)
+                    if log.is_worth_a_line(self.num_malformed):
+                        logger.warning("%d malformed from frontends; the last: %s", self.num_malformed, error)
 
     def _on_frontend(self, identity: bytes, message: FrontendToCore) -> None:
         assert self._engine is not None
@@ -228,6 +260,9 @@ class CoreProcess:
             self._engine.add_request(owner, message)
         elif isinstance(message, AbortRequests):
             self._engine.abort(owner, message.keys)
+        elif isinstance(message, EngineControl):
+            assert self._desk is not None
+            self._desk.add(owner, message)
         elif isinstance(message, Ping):
             self._answer(identity, Pong())
 
@@ -253,6 +288,10 @@ class CoreProcess:
         assert self._engine is not None
         for owner, outputs in self._engine.take_outputs():
             self._answer(self._identity_by_owner[owner], outputs)
+
+    def _answer_owner(self, owner: int, message: CoreToFrontend) -> None:
+        if (identity := self._identity_by_owner.get(owner)) is not None:
+            self._answer(identity, message)
 
     def _answer(self, identity: bytes, message: CoreToFrontend) -> None:
         try:
@@ -311,6 +350,7 @@ class CoreProcess:
         self.close()
 
     def close(self) -> None:
+        self._grammar_host.stop()
         self._context.destroy(linger=200)
 
 

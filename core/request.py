@@ -16,6 +16,8 @@ from ..ipc.sampling_params import SamplingParams
 
 Ids: TypeAlias = npt.NDArray[np.int32]
 
+ALL_KNOWN = 1 << 30
+
 
 class State(Enum):
     WAITING = auto()
@@ -48,6 +50,12 @@ class Request:
     order: float  # the policy's: lower runs first
     tokens: Ids
     num_tokens: int
+    bad_words: list[bytes] = field(default_factory=list)  # int32: the tokens of each
+    logits_processors: list[int] = field(default_factory=list)
+    num_prompt_logprobs: int = ALL_KNOWN  # prompt tokens, the first included, whose logprobs need not be told any more
+    private_root: bytes | None = None  # of its block keys: shared with its siblings alone
+    grammar_id: int = 0  # its place in its grammar (grammar.py); 0: it has none
+    waits_for: set[str] = field(default_factory=set)  # it is not admitted before this is empty
     state: State = State.WAITING
     row: int = -1
     block_ids: list[int] = field(default_factory=list)
@@ -62,6 +70,10 @@ class Request:
         if (self.state, state) not in LEGAL_MOVES:
             raise AssertionError(f"request {self.key}: {self.state.name} → {state.name} is not a legal move")
         self.state = state
+
+    def note_prompt_logprobs(self, num_known: int) -> None:
+        """Logprobs of the first `num_known` prompt tokens have been told; the first has none."""
+        self.num_prompt_logprobs = max(num_known, 1) if num_known < self.num_prompt_tokens else ALL_KNOWN
 
     @property
     def token_limit(self) -> int:

@@ -38,6 +38,7 @@ class Rows:
         self.num_published = column()  # blocks of its table in the index
         self.token_limit = column()
         self.min_tokens_end = column()  # no stop by token below this many tokens
+        self.grammar_id = column()  # 0: none
         self.owner = column()
         self.key = column()
         self.order: npt.NDArray[np.float64] = np.zeros(max_num_seqs, np.float64)
@@ -77,6 +78,7 @@ class Rows:
         self.num_published[row] = request.num_published
         self.token_limit[row] = request.token_limit
         self.min_tokens_end[row] = request.num_prompt_tokens + request.params.min_tokens
+        self.grammar_id[row] = request.grammar_id
         self.owner[row], self.key[row], self.order[row] = request.owner, request.key, request.order
         self._set_stop_ids(row, request.stop_token_ids)
         return row

@@ -15,11 +15,13 @@ import numpy.typing as npt
 
 from ..ipc.codec import encode_ids
 from ..ipc.errors import ProtocolError
-from ..ipc.messages import FinishReason, ModelRunnerOutput, NewRow, RowSampling, SchedulerOutput
+from ..ipc.messages import FinishReason, LogprobColumns, ModelRunnerOutput, NewRow, RowSampling, SchedulerOutput
 from .kv_cache import KVCacheManager
 from .ledger import LedgerEntry, StepLedger
+from .logprob_table import LogprobTable
 from .request import Ids, Request, State
 from .rows import Rows
+from .siblings import Siblings
 from .waiting_queue import WaitingQueue
 
 MAX_OVERTAKES = 64  # admissions of later requests that one which does not fit lets pass
@@ -43,6 +45,9 @@ class NewTokens:
     key: Ids
     start: Ids  # output index of the token
     token_ids: Ids
+    grammar_ids: Ids  # 0: no grammar
+    logprobs: LogprobTable | None = None  # of those that asked
+    prompt_logprobs: LogprobTable | None = None
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,7 @@ class Scheduler:
         """`is_held` names waiting requests that must not run now."""
         self.kv_cache = kv_cache
         self.waiting = WaitingQueue()
+        self.siblings = Siblings()
         self.rows = Rows(max_num_seqs, max_model_len, kv_cache.block_size)
         self.ledger = StepLedger()
         self.num_steps = 0
@@ -88,14 +94,34 @@ class Scheduler:
         """Queue a request that the engine has validated; it fits into an empty pool."""
         self.waiting.add(request)
 
+    def add_siblings(self, requests: list[Request]) -> None:
+        """Queue requests of one prompt: the first computes it, the others wait until they find its blocks."""
+        leader, *followers = requests
+        if followers and leader.num_prompt_tokens > self.kv_cache.block_size:  # else there is no block to share
+            self.siblings.add(leader, followers)
+        for request in requests:
+            self.waiting.add(request)
+
+    def _release_siblings(self) -> None:
+        """Queue the siblings of rows whose prompt is computed when the steps that were sent are done."""
+        size = self.kv_cache.block_size
+        for leader in self.siblings.leaders:
+            if leader.row >= 0 and self.rows.num_scheduled[leader.row] >= leader.num_prompt_tokens:
+                for follower in self.siblings.release(leader):
+                    follower.block_keys = leader.block_keys[: leader.num_prompt_tokens // size]
+                    self.waiting.unblock(follower)
+
     def abort(self, request: Request) -> None:
         """End a waiting or running request; its blocks are free at once."""
+        successor = self.siblings.forget(request)
         if request.state is State.RUNNING:
             self._release(request)
             request.move(State.FINISHED)
         elif request.state is State.WAITING:
             request.move(State.FINISHED)
             self.waiting.forget(request)
+        if successor is not None:
+            self.waiting.unblock(successor)
 
     def requests_in_oldest_step(self) -> list[Request]:
         """Who was being computed when the oldest unanswered step was sent, and still is."""
@@ -105,9 +131,19 @@ class Scheduler:
         is_live = self.rows.epoch[entry.rows] == entry.epochs
         return [self.rows.request(row) for row in entry.rows[is_live].tolist()]
 
+    def output_tokens(self, request: Request) -> Ids:
+        """What a request has generated so far."""
+        end = int(self.rows.num_tokens[request.row]) if request.state is State.RUNNING else request.num_tokens
+        return request.tokens[request.num_prompt_tokens : end]
+
     def known_tokens(self) -> dict[Request, int]:
         """Of each running request: how many tokens it has."""
         return {request: int(self.rows.num_tokens[request.row]) for request in self.rows.requests()}
+
+    def take_step(self) -> int:
+        """The number of the next message in the workers' stream, for one that is no step. Nothing is in flight."""
+        self.num_steps += 1
+        return self.num_steps
 
     def reset(self) -> None:
         """Nothing that was computed or sent holds any more: all running requests wait again, the cache is empty."""
@@ -272,7 +308,12 @@ class Scheduler:
         state.num_scheduled[rows] = ends
         self.num_steps += 1
         samples = ends >= state.num_tokens[rows]
-        self.ledger.add(LedgerEntry(self.num_steps, rows, state.epoch[rows], ends, samples, int(counts.sum())))
+        grammar_ids = state.grammar_id[rows[samples]]
+        grammar_ids = grammar_ids[grammar_ids > 0]
+        num_tokens = int(counts.sum())
+        self.ledger.add(LedgerEntry(self.num_steps, rows, state.epoch[rows], ends, samples, num_tokens, grammar_ids))
+        if self.siblings:
+            self._release_siblings()
         changes, self._changes = self._changes, Changes()
         return SchedulerOutput(
             step=self.num_steps,
@@ -283,6 +324,7 @@ class Scheduler:
             freed_rows=encode_ids(changes.freed_rows),
             new_rows=changes.new_rows,
             block_appends=encode_ids(changes.block_appends),
+            is_mask_pending=len(grammar_ids) > 0,
         )
 
     def _publish_computed_blocks(self, rows: Ids) -> None:
@@ -318,9 +360,29 @@ class Scheduler:
             key=state.key[rows],
             start=state.num_tokens[rows] - state.num_prompt_tokens[rows],
             token_ids=token_ids,
+            grammar_ids=state.grammar_id[rows],
+            logprobs=self._labelled(output.logprobs, entry, is_of_prompt=False),
+            prompt_logprobs=self._labelled(output.prompt_logprobs, entry, is_of_prompt=True),
         )
         state.append(rows, token_ids)
         return new_tokens, self._finish_stopped(rows, token_ids)
+
+    def _labelled(self, columns: LogprobColumns | None, entry: LedgerEntry, is_of_prompt: bool) -> LogprobTable | None:
+        """Logprobs of rows that still belong to the same request, under its key."""
+        if columns is None:
+            return None
+        table, state = LogprobTable.of(columns), self.rows
+        index = np.searchsorted(entry.rows, table.keys)
+        if (index == len(entry.rows)).any() or (entry.rows[index] != table.keys).any():
+            raise ProtocolError(f"step {entry.step}: logprobs came for rows that were not in it")
+        table = table.select(state.epoch[table.keys] == entry.epochs[index])
+        rows, positions = table.keys, table.positions
+        if is_of_prompt:
+            for row in np.unique(rows).tolist():
+                state.request(row).note_prompt_logprobs(int(positions[rows == row].max()) + 1)
+        else:
+            positions = positions - state.num_prompt_tokens[rows]
+        return table.label(state.owner[rows], state.key[rows], positions)
 
     def _finish_stopped(self, rows: Ids, token_ids: Ids) -> list[FinishedRequest]:
         state = self.rows
@@ -354,6 +416,7 @@ class Scheduler:
 
 def _new_row(request: Request, row: int, num_computed_tokens: int) -> NewRow:
     params = request.params
+    wants_prompt = request.num_prompt_logprobs < request.num_prompt_tokens
     return NewRow(
         row=row,
         token_ids=request.tokens[: request.num_tokens].tobytes(),
@@ -365,5 +428,18 @@ def _new_row(request: Request, row: int, num_computed_tokens: int) -> NewRow:
             top_p=params.top_p,
             min_p=params.min_p,
             seed=request.seed,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            repetition_penalty=params.repetition_penalty,
+            bias_ids=encode_ids(params.logit_bias or ()),
+            bias_values=np.array(list((params.logit_bias or {}).values()), np.float32).tobytes(),
+            allowed_token_ids=encode_ids(params.allowed_token_ids or ()),
+            bad_words=request.bad_words,
+            min_tokens=params.min_tokens,
+            stop_token_ids=encode_ids(request.stop_token_ids) if params.min_tokens else b"",
+            logits_processors=request.logits_processors,
+            num_logprobs=-1 if params.logprobs is None else params.logprobs,
+            num_prompt_logprobs=params.prompt_logprobs if wants_prompt and params.prompt_logprobs is not None else -1,
+            prompt_logprobs_start=request.num_prompt_logprobs if wants_prompt else 1,
         ),
     )

@@ -15,7 +15,9 @@ class CoreStats:
         self.num_generated_tokens = 0
         self.num_scheduled_tokens = 0
         self.num_results = 0
-        self.execute_s = 0.0
+        self.execute_s = 0.0  # on the device, as rank 0 measures it
+        self.schedule_s = 0.0
+        self.send_s = 0.0
         self.last_result_at = time.monotonic()
         self._started_at = time.monotonic()
         self._logged_at = self._started_at
@@ -28,6 +30,11 @@ class CoreStats:
         self.num_generated_tokens += num_new_tokens
         self.execute_s += execute_s
         self.last_result_at = now
+
+    def on_sent(self, schedule_s: float, send_s: float) -> None:
+        """A step was made and sent, and how long each took."""
+        self.schedule_s += schedule_s
+        self.send_s += send_s
 
     def seconds_to_drain(self, num_tokens: int) -> float:
         """How long the workers need for `num_tokens` at their mean rate so far, within [0.1, 60] s."""

@@ -1,6 +1,7 @@
 """Requests that wait for a row, in the policy's order.
 
-A heap with lazy removal: a request that left (aborted) is skipped when it surfaces.
+A heap with lazy removal: a request that left (aborted) is skipped when it surfaces. A request that waits for something
+else first (`waits_for`) stands beside the heap until `unblock`.
 """
 
 from __future__ import annotations
@@ -18,19 +19,30 @@ class WaitingQueue:
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Request]] = []
         self._tie = itertools.count()
+        self._blocked: set[Request] = set()
         self._num_left = 0  # entries in the heap whose request has left
         self.num_tokens = 0
 
     def __len__(self) -> int:
-        return len(self._heap) - self._num_left
+        return len(self._heap) - self._num_left + len(self._blocked)
 
     def __iter__(self) -> Iterator[Request]:
         """In heap order, not sorted."""
-        return (request for _, _, request in self._heap if request.state is State.WAITING)
+        queued = (request for _, _, request in self._heap if request.state is State.WAITING)
+        return itertools.chain(queued, self._blocked)
 
     def add(self, request: Request) -> None:
-        heapq.heappush(self._heap, (request.order, next(self._tie), request))
         self.num_tokens += request.num_tokens
+        if request.waits_for:
+            self._blocked.add(request)
+        else:
+            heapq.heappush(self._heap, (request.order, next(self._tie), request))
+
+    def unblock(self, request: Request) -> None:
+        """`request` waits for nothing but a row any more. One that is not here is not touched."""
+        if request in self._blocked and not request.waits_for:
+            self._blocked.remove(request)
+            heapq.heappush(self._heap, (request.order, next(self._tie), request))
 
     def pop(self) -> Request | None:
         """The first in order, or None."""
@@ -44,8 +56,11 @@ class WaitingQueue:
 
     def forget(self, request: Request) -> None:
         """`request`, which is in the queue, has just finished: it no longer counts."""
-        self._num_left += 1
         self.num_tokens -= request.num_tokens
+        if request in self._blocked:
+            self._blocked.remove(request)
+            return
+        self._num_left += 1
         if self._num_left > 64 and 2 * self._num_left > len(self._heap):
             self._heap = [entry for entry in self._heap if entry[2].state is State.WAITING]
             heapq.heapify(self._heap)

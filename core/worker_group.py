@@ -17,13 +17,25 @@ import zmq
 from ..ipc.codec import Decoder, encode
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import EngineDead, ProtocolError
-from ..ipc.messages import ModelRunnerOutput, Probe, ProbeAck, Resend, SchedulerOutput, WorkerError, WorkerToCore
+from ..ipc.log import is_worth_a_line
+from ..ipc.messages import (
+    ControlAck,
+    ModelRunnerOutput,
+    Probe,
+    ProbeAck,
+    ReloadWeights,
+    Resend,
+    SchedulerOutput,
+    TokenMask,
+    WorkerError,
+    WorkerToCore,
+)
 from ..ipc.sockets import new_socket
 
 logger = logging.getLogger("tokenloom.core")
 
 PROBE_INTERVAL_MS = 20
-MAX_UNANSWERED = 8  # steps kept for resending; more are never in flight
+MAX_UNANSWERED = 16  # steps and masks kept for resending; more are never in flight
 
 
 class WorkerGroup:
@@ -41,6 +53,7 @@ class WorkerGroup:
         self.results.bind(spec.address(f"results-{generation}"))
         self._decoder: Decoder[WorkerToCore] = Decoder(WorkerToCore)
         self._unanswered: deque[tuple[int, bytes]] = deque(maxlen=MAX_UNANSWERED)
+        self._unreloaded: set[int] | None = None  # ranks that are still reading other weights; None: no reload
         self.num_dropped = 0  # stale or malformed frames
 
     def probe(self, deadline: float) -> None:
@@ -54,10 +67,28 @@ class WorkerGroup:
             if self.results.poll(PROBE_INTERVAL_MS):
                 silent -= {message.rank for message in self._receive() if isinstance(message, ProbeAck)}
 
-    def send(self, output: SchedulerOutput) -> None:
-        frame = encode(output)
-        self._unanswered.append((output.step, frame))
+    def send(self, message: SchedulerOutput | TokenMask) -> None:
+        frame = encode(message)
+        self._unanswered.append((message.step, frame))
         self._publisher.send(frame)
+
+    def reload(self, step: int, model_folder: str) -> None:
+        """Let every rank read other weights, as step `step` of the stream; `take_reloaded` tells when all have."""
+        message = ReloadWeights(
+            step=step, core_epoch=self._core_epoch, generation=self.generation, model_folder=model_folder
+        )
+        self._unreloaded = set(range(self.size))
+        frame = encode(message)
+        self._unanswered.append((step, frame))
+        self._publisher.send(frame)
+
+    def take_reloaded(self) -> bool:
+        """True once, when the last rank has acknowledged a reload."""
+        if self._unreloaded is None or self._unreloaded:
+            return False
+        self._unreloaded = None
+        self._unanswered.clear()
+        return True
 
     def receive(self) -> Iterator[ModelRunnerOutput]:
         """All results that have come. A WorkerError raises EngineDead; a gap is mended by sending again."""
@@ -66,6 +97,9 @@ class WorkerGroup:
                 while self._unanswered and self._unanswered[0][0] <= message.step:
                     self._unanswered.popleft()
                 yield message
+            elif isinstance(message, ControlAck):
+                if self._unreloaded is not None:
+                    self._unreloaded.discard(message.rank)
             elif isinstance(message, Resend):
                 self._resend(message)
             elif isinstance(message, WorkerError):
@@ -81,7 +115,8 @@ class WorkerGroup:
                     message = self._decoder.decode(frame)
                 except ProtocolError as error:
                     self.num_dropped += 1
-                    logger.warning("from a worker: %s", error)
+                    if is_worth_a_line(self.num_dropped):
+                        logger.warning("%d dropped from workers; the last: %s", self.num_dropped, error)
                     continue
                 if self._is_stale(message):
                     self.num_dropped += 1
@@ -91,7 +126,7 @@ class WorkerGroup:
     def _is_stale(self, message: WorkerToCore) -> bool:
         if message.generation != self.generation:
             return True
-        return isinstance(message, (ModelRunnerOutput, ProbeAck)) and message.core_epoch != self._core_epoch
+        return isinstance(message, (ModelRunnerOutput, ProbeAck, ControlAck)) and message.core_epoch != self._core_epoch
 
     def _resend(self, request: Resend) -> None:
         frames = [frame for step, frame in self._unanswered if step >= request.from_step]

@@ -15,7 +15,20 @@ from types import TracebackType
 from typing import TypeVar
 
 from ..ipc.codec import decode_ids
-from ..ipc.messages import Detokenize, GetHealth, GetInfo, Health, Info, Submit, Text, TokenIds, Tokenize
+from ..ipc.messages import (
+    Control,
+    Detokenize,
+    Done,
+    GetHealth,
+    GetInfo,
+    Health,
+    Info,
+    PauseMode,
+    Submit,
+    Text,
+    TokenIds,
+    Tokenize,
+)
 from ..ipc.sampling_params import SamplingParams
 from .async_stream import AsyncStream, LoopWaker
 from .channel import Channel, Query, Reply
@@ -107,6 +120,19 @@ class AsyncClient:
     async def info(self) -> Info:
         """What the engine serves: model, sizes, version."""
         return await self._ask(lambda query_id: GetInfo(query_id=query_id), Info)
+
+    async def pause(self, mode: PauseMode = "keep") -> None:
+        """As Client.pause."""
+        await self._ask(lambda query_id: Control(query_id=query_id, action="pause", mode=mode), Done)
+
+    async def resume(self) -> None:
+        """As Client.resume."""
+        await self._ask(lambda query_id: Control(query_id=query_id, action="resume"), Done)
+
+    async def reload(self, model: str | os.PathLike[str]) -> None:
+        """As Client.reload."""
+        folder = os.fspath(model)
+        await self._ask(lambda query_id: Control(query_id=query_id, action="reload", model=folder), Done)
 
     # ── its life ──
 

@@ -60,13 +60,19 @@ class AsyncStream:
         self._event.set()
 
     async def next(self) -> RequestOutput | None:
-        """The output with all that has come; None if there is nothing to see yet. Raises the request's error."""
+        """The output with what has come, as output_kind asks; None if there is nothing to see yet. Raises the
+        request's error."""
         await self._event.wait()
         self._event.clear()
         self._has_news = False  # before the queue is emptied: what comes later notifies again
-        num_tokens = self._builder.num_tokens
+        builder = self._builder
+        num_tokens = builder.num_tokens
         while self._updates:
-            self._builder.add(self._updates.popleft())
-        if self._builder.is_finished:
-            return self._builder.result()
-        return self._builder.build() if self._builder.num_tokens > num_tokens else None
+            builder.add(self._updates.popleft())
+        if builder.error is not None:
+            raise builder.error
+        if builder.output_kind == "delta":
+            return builder.take_new() if builder.has_news else None
+        if builder.is_finished:
+            return builder.build()
+        return builder.build() if builder.num_tokens > num_tokens and builder.output_kind == "cumulative" else None

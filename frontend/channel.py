@@ -13,8 +13,10 @@ from typing import Protocol, TypeAlias, TypeVar
 from ..ipc.errors import TokenloomError
 from ..ipc.messages import (
     Accepted,
+    Control,
     Delta,
     Detokenize,
+    Done,
     GetHealth,
     GetInfo,
     Health,
@@ -30,8 +32,8 @@ T = TypeVar("T")
 Update: TypeAlias = Accepted | Delta | TokenloomError  # immutable; an error is always the last
 Sink: TypeAlias = Callable[[Update], None]  # called in the channel's thread: must be cheap and never block
 
-Query: TypeAlias = Tokenize | Detokenize | GetHealth | GetInfo
-Reply: TypeAlias = TokenIds | Text | Health | Info | TokenloomError
+Query: TypeAlias = Tokenize | Detokenize | GetHealth | GetInfo | Control
+Reply: TypeAlias = TokenIds | Text | Health | Info | Done | TokenloomError
 ReplySink: TypeAlias = Callable[[Reply], None]
 
 MAX_OPEN_REQUESTS = 1 << 17  # on one channel; a submit beyond raises Overloaded

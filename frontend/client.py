@@ -16,8 +16,22 @@ from types import TracebackType
 from typing import TypeVar
 
 from ..ipc.codec import decode_ids
-from ..ipc.errors import ProtocolError, TokenloomError
-from ..ipc.messages import Delta, Detokenize, GetHealth, GetInfo, Health, Info, Submit, Text, TokenIds, Tokenize
+from ..ipc.errors import ProtocolError, RequestError, TokenloomError
+from ..ipc.messages import (
+    Control,
+    Delta,
+    Detokenize,
+    Done,
+    GetHealth,
+    GetInfo,
+    Health,
+    Info,
+    PauseMode,
+    Submit,
+    Text,
+    TokenIds,
+    Tokenize,
+)
 from ..ipc.sampling_params import SamplingParams
 from .batch import Batch
 from .channel import Channel, Query, Reply, Update
@@ -38,7 +52,7 @@ from .prompts import (
 )
 from .request_future import RequestFuture
 
-ReplyType = TypeVar("ReplyType", TokenIds, Text, Health, Info)
+ReplyType = TypeVar("ReplyType", TokenIds, Text, Health, Info, Done)
 ClientType = TypeVar("ClientType", bound="Client")
 
 
@@ -119,7 +133,12 @@ class Client:
         self, prompt: Prompt | Chat, sampling_params: SamplingParams | None = None, *, request_id: str | None = None
     ) -> Iterator[str]:
         """The answer's text, piece by piece as it is made. Closing the iterator aborts the request."""
-        return self._stream(self._prompt_submit(prompt, check_params(sampling_params), request_id))
+        params = check_params(sampling_params)
+        if params.n > 1:
+            raise RequestError(
+                f"a stream of text shows one answer, n is {params.n}: use submit, or AsyncClient.generate"
+            )
+        return self._stream(self._prompt_submit(prompt, params, request_id))
 
     def abort(self, request_id: str) -> None:
         """End a request: whoever waits for it gets what there is, with finish_reason abort."""
@@ -148,6 +167,22 @@ class Client:
     def info(self) -> Info:
         """What the engine serves: model, sizes, version."""
         return self._ask(lambda query_id: GetInfo(query_id=query_id), Info)
+
+    # ── control ──
+
+    def pause(self, mode: PauseMode = "keep") -> None:
+        """Begin nothing new until `resume`; returns when it is so. keep: running requests stop where they are; wait:
+        they finish first; abort: all end with finish_reason abort."""
+        self._ask(lambda query_id: Control(query_id=query_id, action="pause", mode=mode), Done)
+
+    def resume(self) -> None:
+        """Go on after a pause; without one, nothing happens."""
+        self._ask(lambda query_id: Control(query_id=query_id, action="resume"), Done)
+
+    def reload(self, model: str | os.PathLike[str]) -> None:
+        """Take the weights of another checkpoint of the same architecture; open requests go on with them."""
+        folder = os.fspath(model)
+        self._ask(lambda query_id: Control(query_id=query_id, action="reload", model=folder), Done)
 
     # ── its life ──
 

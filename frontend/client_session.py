@@ -60,6 +60,9 @@ class ClientSession:
             del self.unsent[key]
             deltas.append(delta)
             num_bytes += len(delta.token_ids) + len(delta.text)
+            num_bytes += sum(
+                4 * len(logprobs.token_ids) for logprobs in (delta.logprobs, delta.prompt_logprobs) if logprobs
+            )
             if num_bytes > MAX_DELTAS_BYTES:
                 break
         return deltas

@@ -25,6 +25,7 @@ from ..ipc.messages import (
     Credit,
     Delta,
     Deltas,
+    Done,
     FrontendMessage,
     Health,
     Hello,
@@ -158,7 +159,7 @@ class Conversation:
                 self.greet(now)
             case Refused():
                 self.end(self._refusal(message.error))
-            case TokenIds() | Text() | Health() | Info():
+            case TokenIds() | Text() | Health() | Info() | Done():
                 self._answer(message.query_id, message)
             case QueryFailed():
                 self._answer(message.query_id, message.error.to_exception())
@@ -247,10 +248,12 @@ class Conversation:
     def _take(self, request: OpenRequest, delta: Delta) -> None:
         if delta.finish_reason == "error":
             error = delta.error or ErrorInfo("internal", "the request failed and the engine did not say why")
+            if len(request.open_answers) > 1:  # the others may still run
+                self._send_abort(request.request_id)
             self._finish(request, error.to_exception())
             return
         verdict = request.take(delta)
-        if verdict == "new" and delta.finish_reason is not None:
+        if verdict == "new" and not request.open_answers:
             self._finish(request, delta)
         elif verdict == "new":
             request.sink(delta)
@@ -284,7 +287,18 @@ class Conversation:
 
     def _finish_aborted(self, request: OpenRequest) -> None:
         """The frontend does not hold this aborted request (any more), so that its end is made here."""
-        self._finish(request, Delta(request_id=request.request_id, start=request.num_tokens, finish_reason="abort"))
+        *others, last = [
+            Delta(
+                request_id=request.request_id,
+                index=index,
+                start=request.answers[index].num_tokens,
+                finish_reason="abort",
+            )
+            for index in request.open_answers
+        ]
+        for delta in others:
+            request.sink(delta)
+        self._finish(request, last)
 
     def _fail_all(self, error: TokenloomError) -> None:
         for request in list(self._requests.values()):

@@ -11,6 +11,7 @@ from ..ipc.messages import (
     PING_INTERVAL_S,
     PROTOCOL_VERSION,
     AbortRequests,
+    EngineControl,
     EngineCoreRequest,
     Hello,
     Ping,
@@ -39,6 +40,9 @@ class CoreLink:
     def abort(self, keys: list[int]) -> None:
         if keys and self.is_up:
             self._outbox.to_core.append(AbortRequests(keys=keys))
+
+    def control(self, order: EngineControl) -> None:
+        self._outbox.to_core.append(order)
 
     def keep_alive(self, now: float) -> None:
         """To be called in each turn in which the core has requests of ours."""

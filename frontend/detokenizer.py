@@ -23,6 +23,7 @@ from codecs import utf_8_decode
 from collections.abc import Sequence
 from typing import Protocol
 
+from .logprob_buffer import TokenTexts
 from .tokenizer import JsonObject, Tokenizer
 
 REPLACEMENT = "\ufffd"
@@ -44,13 +45,22 @@ class DetokenizerFactory:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        self.texts = TokenTexts(tokenizer)
         self._tables: dict[bool, PieceTable] = {}
         probe = find_probe(tokenizer)
         if probe is not None:
             self._tables = {skip: PieceTable(tokenizer, probe, skip) for skip in (False, True)}
 
-    def new(self, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> Detokenizer:
+    def new(
+        self, prompt_token_ids: Sequence[int], skip_special_tokens: bool, spaces_between_special_tokens: bool = True
+    ) -> Detokenizer:
         """A detokenizer for what follows the prompt."""
+        detokenizer = self._new(prompt_token_ids, skip_special_tokens)
+        if skip_special_tokens or spaces_between_special_tokens or self._tokenizer.backend is None:
+            return detokenizer
+        return TightDetokenizer(detokenizer, self._tokenizer)
+
+    def _new(self, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> Detokenizer:
         if self._tables:
             return PieceDetokenizer(self._tables[skip_special_tokens], prompt_token_ids)
         return WindowDetokenizer(self._tokenizer, prompt_token_ids, skip_special_tokens)
@@ -141,6 +151,28 @@ class PieceDetokenizer:
             if len(data) >= 3:
                 break
         return data[utf_8_decode(data, "replace", False)[1] :]
+
+
+class TightDetokenizer:
+    """Another one's text, but a special token that follows a special token stands there without a space before it."""
+
+    def __init__(self, detokenizer: Detokenizer, tokenizer: Tokenizer) -> None:
+        assert tokenizer.backend is not None
+        self._detokenizer = detokenizer
+        self._special_ids = tokenizer.special_ids
+        self._id_to_token = tokenizer.backend.id_to_token
+        self._is_after_special = False
+
+    def append(self, token_id: int) -> str:
+        text = self._detokenizer.append(token_id)
+        is_special = token_id in self._special_ids
+        if is_special and self._is_after_special:
+            text = self._id_to_token(token_id) or text
+        self._is_after_special = is_special
+        return text
+
+    def finish(self) -> str:
+        return self._detokenizer.finish()
 
 
 class WindowDetokenizer:

@@ -11,7 +11,9 @@ import time
 from collections import deque
 from pathlib import Path
 
+from ..core.control_desk import ControlDesk
 from ..core.engine import EngineCore
+from ..core.grammar_local import GrammarLocalHost
 from ..ipc.addresses import RunDirectory
 from ..ipc.codec import Decoder, encode
 from ..ipc.config import EngineConfig
@@ -20,6 +22,7 @@ from ..ipc.messages import (
     PROTOCOL_VERSION,
     AbortRequests,
     ClientMessage,
+    EngineControl,
     EngineCoreRequest,
     FrontendMessage,
     FrontendToCore,
@@ -28,6 +31,7 @@ from ..ipc.messages import (
     Ping,
     Pong,
     SchedulerOutput,
+    TokenMask,
     Welcome,
 )
 from ..workers.worker import Worker
@@ -41,13 +45,21 @@ _OWNER = 0
 
 
 class _Steps:
-    """The core's Executor: steps wait here until `step` runs them."""
+    """The core's Executor: steps and the mask of the oldest wait here until `step` runs them."""
 
     def __init__(self) -> None:
         self.waiting: deque[SchedulerOutput] = deque()
+        self._mask: TokenMask | None = None
 
-    def send(self, output: SchedulerOutput) -> None:
-        self.waiting.append(output)
+    def send(self, message: SchedulerOutput | TokenMask) -> None:
+        if isinstance(message, TokenMask):
+            self._mask = message
+        else:
+            self.waiting.append(message)
+
+    def take_mask(self) -> TokenMask | None:
+        mask, self._mask = self._mask, None
+        return mask
 
 
 class InProcessEngine:
@@ -68,7 +80,9 @@ class InProcessEngine:
                 pass
             num_blocks = self._worker.measure().max_blocks
             self._worker.initialize(num_blocks)
-            self._core = EngineCore(self.spec, num_blocks, self._steps)
+            self._core = EngineCore(self.spec, num_blocks, self._steps, GrammarLocalHost(self.spec))
+            self._desk = ControlDesk(self._core, lambda _, done: self._frontend.on_core_message(done), self._reload)
+            self._is_reloaded = False
             self._frontend = self._make_frontend()
         except BaseException:
             self._run_directory.remove()
@@ -103,9 +117,12 @@ class InProcessEngine:
             self._frontend.on_wakeup()
         self._frontend.tick(time.monotonic())
         self._talk_to_core()
+        self._core.take_grammars()
+        self._go_on_with_controls()
         self._core.step()
+        self._core.take_grammars()
         if self._steps.waiting:
-            result = self._worker.execute(self._steps.waiting.popleft())
+            result = self._worker.execute(self._steps.waiting.popleft(), self._steps.take_mask)
             assert result is not None, "rank 0 answers every step"
             self._core.on_result(result)
         for _, outputs in self._core.take_outputs():
@@ -126,11 +143,24 @@ class InProcessEngine:
         for message in messages:
             self._tell_core(message)
 
+    def _reload(self, model_folder: str) -> None:
+        self._core.scheduler.take_step()
+        self._worker.reload(Path(model_folder))
+        self._is_reloaded = True
+
+    def _go_on_with_controls(self) -> None:
+        self._desk.tick()
+        if self._is_reloaded:
+            self._is_reloaded = False
+            self._desk.on_reloaded()
+
     def _tell_core(self, message: FrontendToCore) -> None:
         if isinstance(message, EngineCoreRequest):
             self._core.add_request(_OWNER, message)
         elif isinstance(message, AbortRequests):
             self._core.abort(_OWNER, message.keys)
+        elif isinstance(message, EngineControl):
+            self._desk.add(_OWNER, message)
         elif isinstance(message, Hello):
             self._frontend.on_core_message(Welcome(protocol_version=PROTOCOL_VERSION, run_id=self.spec.run_id))
         elif isinstance(message, Ping):

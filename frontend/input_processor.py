@@ -17,14 +17,13 @@ from ..ipc.codec import decode_ids, encode_ids, num_ids
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import ProtocolError, RequestError
 from ..ipc.messages import ChatMessage, Child, Submit
-from ..ipc.sampling_params import SamplingParams
+from ..ipc.sampling_params import MAX_CHILDREN, SamplingParams, child_seed
 from .chat import ChatTemplate
 from .tokenizer import JsonObject, Tokenizer
 
 HEAVY_CHARACTERS = 4096  # longer texts are tokenized in a thread: 1 ms and more
 MAX_REQUEST_ID_CHARACTERS = 256  # it comes back in every delta
 MAX_STOP_CHARACTERS = 4096  # of all stop strings of a request together
-MAX_CHILDREN = 128
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -43,6 +42,8 @@ class ProcessedRequest(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: list[int]  # the model's end tokens included, unless ignored
     children: list[Child]  # at least one, with their seeds
     arrival_time: float
+    bad_words: list[bytes] = []  # the tokens of each, as int32
+    logits_processors: list[int] = []  # their places in --allowed-logits-processors
 
 
 class InputProcessor:
@@ -57,6 +58,8 @@ class InputProcessor:
         eos_token_id = None if tokenizer is None else tokenizer.eos_token_id
         fallback = () if eos_token_id is None else (eos_token_id,)
         self.eos_token_ids = frozenset(spec.model.eos_token_ids or fallback)
+        self._max_logprobs = spec.config.max_logprobs
+        self._processor_paths = [path.strip() for path in (spec.config.allowed_logits_processors or "").split(",")]
         self._seeds = random.Random(spec.config.seed)
 
     @property
@@ -129,6 +132,7 @@ class InputProcessor:
     def process(self, submit: Submit, prompt: Prompt, now: float) -> ProcessedRequest:
         """Check and complete `submit`, whose prompt has been tokenized; `now` in unix seconds."""
         params = submit.params
+        prompt = self._truncated(prompt, params)
         num_prompt_tokens = num_ids(prompt.token_ids)
         if not prompt.token_ids:
             raise RequestError("the prompt has no tokens: give at least one")
@@ -142,6 +146,7 @@ class InputProcessor:
             )
         params = self._with_timeout(params)
         self._check_stops(params)
+        self._check_tokens(params)
         if not math.isfinite(submit.arrival_time) or submit.arrival_time < 0:
             raise RequestError(f"arrival_time must be unix seconds or 0, got {submit.arrival_time}")
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
@@ -153,7 +158,62 @@ class InputProcessor:
             stop_token_ids=sorted(eos_token_ids.union(params.stop_token_ids or ())),
             children=self._children(submit, max_tokens),
             arrival_time=submit.arrival_time or now,
+            bad_words=self._bad_words(params),
+            logits_processors=[self._processor_place(path) for path in params.logits_processors or ()],
         )
+
+    def _truncated(self, prompt: Prompt, params: SamplingParams) -> Prompt:
+        """The prompt's last tokens, as truncate_prompt_tokens asks."""
+        if params.truncate_prompt_tokens is None:
+            return prompt
+        num_kept = params.truncate_prompt_tokens
+        if num_kept == -1:
+            num_kept = max(self._max_model_len - (params.max_tokens or 1), 1)
+        return Prompt(prompt.token_ids[-4 * num_kept :], prompt.text)
+
+    def _check_tokens(self, params: SamplingParams) -> None:
+        """That parameters name tokens of this model, and no more logprobs than the operator allows."""
+        for name, token_ids in (
+            ("logit_bias", params.logit_bias or ()),
+            ("allowed_token_ids", params.allowed_token_ids or ()),
+        ):
+            for token_id in token_ids:
+                if token_id >= self._vocab_size:
+                    raise RequestError(f"{name} has {token_id}, the model's ids are 0 to {self._vocab_size - 1}")
+        allowed = frozenset(params.allowed_token_ids or ())
+        if allowed and params.min_tokens and allowed <= self.eos_token_ids.union(params.stop_token_ids or ()):
+            raise RequestError(
+                f"allowed_token_ids has only tokens that end the answer and min_tokens is {params.min_tokens}: "
+                "allow others too, or lower min_tokens to 0"
+            )
+        for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
+            if count is not None and count > self._max_logprobs:
+                raise RequestError(
+                    f"{name} is {count}, this engine gives [0, {self._max_logprobs}]: lower it or raise --max-logprobs"
+                )
+
+    def _bad_words(self, params: SamplingParams) -> list[bytes]:
+        """The tokens of each bad word, as it stands at the beginning of a text and after a space."""
+        if not params.bad_words:
+            return []
+        if self._tokenizer is None:
+            raise RequestError("this model has no tokenizer, so that bad_words have no tokens: use logit_bias")
+        words: list[bytes] = []
+        for word in params.bad_words:
+            for text in (word.lstrip(), " " + word.lstrip()):
+                token_ids = encode_ids(self._tokenizer.encode(text, add_special_tokens=False))
+                self._check_ids(token_ids, "bad_words")
+                if token_ids and token_ids not in words:
+                    words.append(token_ids)
+        return words
+
+    def _processor_place(self, path: str) -> int:
+        if path not in self._processor_paths:
+            raise RequestError(
+                f"logits_processors has {path!r:.200}, which this engine does not run: the operator may allow it with "
+                "--allowed-logits-processors"
+            )
+        return self._processor_paths.index(path)
 
     def _with_timeout(self, params: SamplingParams) -> SamplingParams:
         """The request's own timeout_s, else the engine's default, never beyond the engine's maximum."""
@@ -181,10 +241,10 @@ class InputProcessor:
                 )
 
     def _children(self, submit: Submit, max_tokens: int) -> list[Child]:
-        """The answers of a resumed request as they came, or the one of a new request with its seed."""
+        """The answers of a resumed request as they came, or the n of a new request with their seeds."""
         if not submit.children:
-            seed = submit.params.seed
-            return [Child(index=0, seed=self._seeds.getrandbits(63) if seed is None else seed)]
+            seed = self._seeds.getrandbits(63) if submit.params.seed is None else submit.params.seed
+            return [Child(index=i, seed=child_seed(seed, i)) for i in range(submit.params.n)]
         indices = [child.index for child in submit.children]
         if len(indices) > MAX_CHILDREN or len(set(indices)) < len(indices) or min(indices) < 0:
             raise RequestError(f"children have the indices {indices[:8]}…: give each of at most {MAX_CHILDREN} once")

@@ -10,27 +10,43 @@ from typing import Literal
 
 from ..ipc.codec import num_ids
 from ..ipc.messages import Accepted, Child, Delta, Submit
+from ..ipc.sampling_params import child_seed
 from .channel import Sink
 
 Verdict = Literal["new", "old", "gap"]
 
 
+class OpenAnswer:
+    """One of the n answers: `chunks` are exactly the tokens that the sink has seen, `num_tokens` their number."""
+
+    __slots__ = ("chunks", "is_finished", "num_tokens")
+
+    def __init__(self) -> None:
+        self.chunks: list[bytes] = []
+        self.num_tokens = 0
+        self.is_finished = False
+
+    def joined(self) -> bytes:
+        self.chunks = [b"".join(self.chunks)]
+        return self.chunks[0]
+
+
 class OpenRequest:
-    """Invariant: `_chunks` are exactly the tokens that the sink has seen, `num_tokens` their number."""
+    """Invariant: `answers` hold exactly what the sink has seen."""
 
     __slots__ = (
         "_arrival_time",
-        "_chunks",
         "_is_accepted",
+        "_num_prompt_logprobs",
         "_num_sent",
         "_seed",
         "_submit",
+        "answers",
         "is_aborted",
         "is_finished",
         "is_unanswered",
         "is_waiting",
         "num_faults",
-        "num_tokens",
         "sink",
         "unanswered_bytes",
     )
@@ -38,12 +54,12 @@ class OpenRequest:
     def __init__(self, submit: Submit, sink: Sink) -> None:
         self._submit = submit
         self.sink = sink
-        self._chunks: list[bytes] = []
+        self.answers = [OpenAnswer() for _ in range(submit.params.n)]
+        self._num_prompt_logprobs = 0  # prompt tokens whose logprobs are here, the first, which has none, included
         self._seed = submit.params.seed
         self._num_sent = 0
         self._is_accepted = False  # the newest attempt
         self._arrival_time = time.time()
-        self.num_tokens = 0
         self.num_faults = 0  # times that what came did not follow what is here, since something did
         self.is_aborted = False
         self.is_finished = False
@@ -54,6 +70,15 @@ class OpenRequest:
     @property
     def request_id(self) -> str:
         return self._submit.request_id
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(answer.num_tokens for answer in self.answers)
+
+    @property
+    def open_answers(self) -> list[int]:
+        """Indices of the answers that have not finished."""
+        return [index for index, answer in enumerate(self.answers) if not answer.is_finished]
 
     @property
     def was_sent(self) -> bool:
@@ -75,9 +100,16 @@ class OpenRequest:
         if attempt == 0:
             return submit
         children: list[Child] = []
-        if self.num_tokens and self._seed is not None:
-            self._chunks = [b"".join(self._chunks)]
-            children = [Child(index=0, seed=self._seed, output_token_ids=self._chunks[0])]
+        has_something = self.num_tokens or self._num_prompt_logprobs or len(self.open_answers) < len(self.answers)
+        if has_something and self._seed is not None:
+            children = [
+                Child(
+                    index=index,
+                    seed=child_seed(self._seed, index),
+                    output_token_ids=self.answers[index].joined(),
+                )
+                for index in self.open_answers
+            ]
         return Submit(
             request_id=submit.request_id,
             params=submit.params,
@@ -87,6 +119,7 @@ class OpenRequest:
             attempt=attempt,
             children=children,
             arrival_time=self._arrival_time,
+            num_prompt_logprobs=self._num_prompt_logprobs if children else 0,
         )
 
     def accept(self, accepted: Accepted) -> bool:
@@ -107,16 +140,22 @@ class OpenRequest:
     def take(self, delta: Delta) -> Verdict:
         """Hold the delta's tokens if they follow those that are here."""
         num_new = num_ids(delta.token_ids)
-        if not self._is_accepted:  # it belongs to an older attempt
+        if not self._is_accepted or not 0 <= delta.index < len(self.answers):  # it belongs to an older attempt
             return "old"
-        if delta.start == self.num_tokens:
-            self._chunks.append(delta.token_ids)
-            self.num_tokens += num_new
+        answer = self.answers[delta.index]
+        if answer.is_finished:
+            return "old"
+        if delta.start == answer.num_tokens:
+            answer.chunks.append(delta.token_ids)
+            answer.num_tokens += num_new
+            answer.is_finished = delta.finish_reason is not None
+            if delta.prompt_logprobs is not None:
+                self._num_prompt_logprobs = delta.prompt_start + num_ids(delta.prompt_logprobs.ranks)
             if delta.metrics is not None and delta.metrics.arrival_time:
                 self._arrival_time = delta.metrics.arrival_time
             self.num_faults = 0
             return "new"
-        if delta.start + num_new <= self.num_tokens and delta.finish_reason is None:
+        if delta.start + num_new <= answer.num_tokens and delta.finish_reason is None:
             return "old"
         # Tokens are missing; or it overlaps in part, and its text cannot be cut where the tokens are. A new attempt
         # mends both.

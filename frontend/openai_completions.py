@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncGenerator
 from typing import cast
 
-from ..ipc.codec import decode_ids, encode_ids
+from ..ipc.codec import decode_ids
 from ..ipc.errors import RequestError
 from ..ipc.messages import Delta, Submit
 from ..ipc.sampling_params import SamplingParams
@@ -37,13 +37,12 @@ class Completion:
         self._n = num_choices(body)
         self._params = sampling_params(
             body,
-            n=self._n if self._n > 1 else None,
             max_tokens=body.max_tokens,
             logprobs=body.logprobs,
             logit_bias=logit_bias(body),
             **structured_params(body),
         )
-        self._submits = _submits(self.id, body, self._params)
+        self._submits = _submits(self.id, body, self._params, engine.inputs)
 
     def _run(self) -> Run:
         return Run(self._engine, self._submits, self._n)
@@ -63,12 +62,12 @@ class Completion:
         with_usage = bool(options and options.include_usage)
         in_every = bool(options and options.continuous_usage_stats)
         async with self._run() as run:
-            logprobs = [CompletionLogprobs(inputs) for _ in range(run.num_choices)]
+            logprobs = [CompletionLogprobs() for _ in range(run.num_choices)]
             has_begun = [False] * run.num_choices
             async for news in run.news():
                 chunks = []
                 for index, delta in news:
-                    choice = _chunk_choice(index, delta, body, logprobs[index], inputs)
+                    choice = _chunk_choice(index, delta, body, logprobs[index])
                     if not has_begun[index]:
                         has_begun[index] = True
                         _begin(choice, run, index, body, inputs)
@@ -100,7 +99,7 @@ class _Choice:
         self._inputs = inputs
         self._text: list[str] = []
         self._token_ids: list[int] = []
-        self._logprobs = CompletionLogprobs(inputs)
+        self._logprobs = CompletionLogprobs()
         self._last: Delta | None = None
 
     def add(self, delta: Delta) -> None:
@@ -130,9 +129,7 @@ class _Choice:
         return choice
 
 
-def _chunk_choice(
-    index: int, delta: Delta, body: CompletionRequest, logprobs: CompletionLogprobs, inputs: InputProcessor
-) -> JsonObject:
+def _chunk_choice(index: int, delta: Delta, body: CompletionRequest, logprobs: CompletionLogprobs) -> JsonObject:
     choice: JsonObject = {"index": index, "text": delta.text, "logprobs": None, "finish_reason": delta.finish_reason}
     if delta.finish_reason is not None:
         choice["stop_reason"] = delta.stop_reason
@@ -160,7 +157,7 @@ def _prompt_text(text: str | None, token_ids: bytes, inputs: InputProcessor) -> 
     return inputs.detokenize(token_ids) if text is None else text
 
 
-def _submits(request_id: str, body: CompletionRequest, params: SamplingParams) -> list[Submit]:
+def _submits(request_id: str, body: CompletionRequest, params: SamplingParams, inputs: InputProcessor) -> list[Submit]:
     prompts = _prompts(body.prompt)
     if len(prompts) > MAX_PROMPTS:
         raise RequestError(f"prompt holds {len(prompts)} prompts, at most {MAX_PROMPTS} are served at once")
@@ -168,21 +165,22 @@ def _submits(request_id: str, body: CompletionRequest, params: SamplingParams) -
     for each, prompt in zip(submit_ids(request_id, len(prompts)), prompts, strict=True):
         if isinstance(prompt, list):
             submits.append(Submit(request_id=each, params=params, prompt_token_ids=check_token_ids(prompt)))
+        elif body.add_special_tokens is False:
+            token_ids = inputs.encode(check_text(prompt), add_special_tokens=False).token_ids
+            submits.append(Submit(request_id=each, params=params, prompt_token_ids=token_ids))
         else:
             submits.append(Submit(request_id=each, params=params, prompt=check_text(prompt)))
     return submits
 
 
-def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
+def _prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:
         raise RequestError("prompt is empty: give text, token ids, or a list of these")
-    if isinstance(prompt[0], int):
+    num_ids = sum(isinstance(each, int) for each in prompt)
+    if num_ids == len(prompt):
         return [cast("list[int]", prompt)]
+    if num_ids:
+        raise RequestError("prompt holds token ids beside texts or lists: give one prompt of ids, or a list of prompts")
     return cast("list[str | list[int]]", prompt)
-
-
-def unterminated_ids(body: CompletionRequest) -> bytes:
-    """The ids of a prompt that came as ids."""
-    return encode_ids(cast("list[int]", body.prompt))

@@ -1,63 +1,45 @@
 """From a request's fields to SamplingParams. What the engine has no parameter for is refused by name, not swallowed.
 
-A field reaches the engine if SamplingParams has one of its name; a value that asks for nothing (a penalty of 0, n = 1)
-is left out, so that a client which always sends it is served by any engine.
+OpenAI's bookkeeping fields (user, metadata, store …) change nothing and are let through.
 """
 
 from __future__ import annotations
 
-import msgspec
-
 from ..ipc.errors import RequestError
 from ..ipc.sampling_params import SamplingParams
+from ..ipc.structured_outputs import StructuredOutputsParams
 from .openai_schema import ChatRequest, Generation
 
-_OURS = frozenset(SamplingParams.__struct_fields__)
+_PASSED = (  # to the engine as they are, under the same names
+    *("temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "include_stop_str_in_output"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty", "allowed_token_ids", "bad_words"),
+    *("min_tokens", "ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "truncate_prompt_tokens"),
+    *("priority", "timeout_s", "queue_timeout_s", "cache_salt"),
+)
 
-_NOTHING_ASKED: dict[str, tuple[object, ...]] = {  # values that mean the same as leaving the field out
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
-    "bad_words": ([],),
-    "best_of": (1,),
+_REFUSED: dict[str, tuple[object, ...]] = {  # and the values with which they ask for nothing
+    "suffix": ("",),
+    "prompt_logprobs": (),
     "use_beam_search": (False,),
     "length_penalty": (1,),
-    "spaces_between_special_tokens": (True,),
-    "suffix": ("",),
-    "truncate_prompt_tokens": (-1,),
     "modalities": (["text"],),
 }
-
-_HANDLED = frozenset(  # by the HTTP layer; OpenAI's bookkeeping fields change nothing here
-    "model stream stream_options n user response_format request_id return_token_ids prompt echo add_special_tokens "
-    "messages max_tokens max_completion_tokens logprobs top_logprobs tools tool_choice parallel_tool_calls "
-    "reasoning_effort metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention "
-    "verbosity add_generation_prompt chat_template_kwargs include_reasoning structured_outputs guided_json "
-    "guided_regex guided_choice guided_grammar logit_bias".split()
-)
 
 MAX_CHOICES = 128
 
 
 def sampling_params(body: Generation, **more: object) -> SamplingParams:
-    """The parameters that `body` asks for; `more`, which wins, is what the endpoint has worked out itself."""
-    values: dict[str, object] = {}
-    for name in body.__struct_fields__:
-        value = getattr(body, name)
-        if value is None or name in _HANDLED or value in _NOTHING_ASKED.get(name, ()):
-            continue
-        if name not in _OURS:
+    """The parameters that `body` asks for; `more` is what the endpoint has worked out itself, None: not given."""
+    for name, harmless in _REFUSED.items():
+        value = getattr(body, name, None)
+        if value is not None and value not in harmless:
             raise RequestError(f"{name} is not served by this engine: leave it out")
-        values[name] = value
-    for name, value in more.items():
-        if value is None:
-            continue
-        if name not in _OURS:
-            raise RequestError(f"{name} is not served by this engine: leave it out")
-        values[name] = value
+    num_answers = num_choices(body)
+    if body.best_of is not None and body.best_of != num_answers:
+        raise RequestError(f"best_of is {body.best_of} and n is {num_answers}: ask for n answers and choose yourself")
+    given = {name: getattr(body, name) for name in _PASSED} | {"n": num_answers} | more
     try:
-        return SamplingParams(**values)  # type: ignore[arg-type]  # decoded by the schema, checked by the struct
+        return SamplingParams(**{name: value for name, value in given.items() if value is not None})
     except TypeError as error:
         raise RequestError(str(error)) from None
 
@@ -85,7 +67,8 @@ def structured(body: Generation) -> dict[str, object]:
     found: dict[str, object] = dict(body.structured_outputs or {})
     for name in ("guided_json", "guided_regex", "guided_choice", "guided_grammar"):
         if getattr(body, name) is not None:
-            found[name.removeprefix("guided_")] = getattr(body, name)
+            value = getattr(body, name)
+            found[name.removeprefix("guided_")] = value
     form = body.response_format
     if form is not None and form.type == "json_object":
         found["json_object"] = True
@@ -98,10 +81,12 @@ def structured(body: Generation) -> dict[str, object]:
     return found
 
 
+def structured_params(body: Generation) -> dict[str, object]:
+    """Likewise as keywords of SamplingParams."""
+    found = structured(body)
+    return {"structured_outputs": StructuredOutputsParams.of(found)} if found else {}
+
+
 def chat_max_tokens(body: ChatRequest) -> int | None:
     """The newer name wins; OpenAI counts reasoning too, as we do."""
     return body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-
-
-def is_given(value: object) -> bool:
-    return value is not None and value is not msgspec.UNSET

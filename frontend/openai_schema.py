@@ -86,7 +86,7 @@ class Generation(Body, frozen=True, kw_only=True):
 class CompletionRequest(Generation, frozen=True, kw_only=True):
     """POST /v1/completions."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | list[str | int | list[int]]  # one prompt as text or ids, or a list of prompts
     max_tokens: int | None = None
     echo: bool | None = None
     logprobs: int | None = None

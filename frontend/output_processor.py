@@ -25,13 +25,14 @@ from ..ipc.messages import (
 )
 from .detokenizer import Detokenizer, DetokenizerFactory
 from .input_processor import ProcessedRequest
+from .logprob_buffer import LogprobBuffer, LogprobRun, TokenTexts, runs_of
 from .stop_checker import StopChecker
 
 
 class RequestState:
     """A request that is open: from its submit until every answer has finished."""
 
-    __slots__ = ("answers", "identity", "is_accepted", "processed", "submit")
+    __slots__ = ("answers", "identity", "is_accepted", "processed", "prompt_logprobs", "submit")
 
     def __init__(self, identity: bytes, submit: Submit) -> None:
         self.identity = identity  # of the client
@@ -39,6 +40,7 @@ class RequestState:
         self.processed: ProcessedRequest | None = None  # None while its prompt is tokenized
         self.answers: list[Answer] = []
         self.is_accepted = False
+        self.prompt_logprobs = LogprobBuffer(max(submit.num_prompt_logprobs, 1))
 
     @property
     def request_id(self) -> str:
@@ -74,6 +76,9 @@ class RequestState:
             stop_token_ids=processed.stop_token_ids,
             arrival_time=processed.arrival_time,
             attempt=self.submit.attempt,
+            bad_words=processed.bad_words,
+            logits_processors=processed.logits_processors,
+            num_prompt_logprobs=self.prompt_logprobs.end,
         )
 
 
@@ -90,12 +95,14 @@ class Answer:
         "_error",
         "_first_token_time",
         "_has_told_start",
+        "_logprobs",
         "_min_tokens",
         "_num_preemptions",
         "_num_taken",
         "_stop_checker",
         "_stop_token_ids",
         "_text",
+        "_texts",
         "finish_reason",
         "finished_time",
         "index",
@@ -115,6 +122,7 @@ class Answer:
         child: Child,
         detokenizer: Detokenizer | None,
         eos_token_ids: frozenset[int],
+        texts: TokenTexts | None = None,
     ) -> None:
         params = processed.params
         self.request = request
@@ -134,6 +142,8 @@ class Answer:
         self._stop_token_ids = frozenset(processed.stop_token_ids)
         self._eos_token_ids = eos_token_ids
         self._counts_stop_text = params.include_stop_str_in_output
+        self._logprobs = LogprobBuffer(0)
+        self._texts = texts
         self._text = ""
         self._num_taken = 0
         self._num_preemptions = 0
@@ -146,6 +156,12 @@ class Answer:
         self.append(0, token_ids, 0.0)
         self._text = ""
         self._num_taken = len(self.token_ids)
+        self._logprobs.restart(self._num_taken)
+
+    def append_logprobs(self, run: LogprobRun) -> None:
+        """Take the logprobs of tokens that have just been appended."""
+        self._logprobs.append(run)
+        self._logprobs.trim(len(self.token_ids))  # what came after the end is not part of the answer
 
     def append(self, start: int, token_ids: Sequence[int], now: float) -> bool:
         """Take the output tokens from index `start` on; returns whether any was new. ProtocolError on a gap."""
@@ -199,19 +215,27 @@ class Answer:
             self._text += self._stop_checker.finish()
         self.finish_reason = reason
         self._error = error
-        if reason == "stop" and self.token_ids and self.token_ids[-1] not in self._eos_token_ids:
-            self.stop_reason = self.token_ids[-1]
+        last = self.token_ids[-1] if self.token_ids else -1
+        if reason == "stop" and last in self._stop_token_ids - self._eos_token_ids:  # else its grammar is complete
+            self.stop_reason = last
 
     def take_delta(self) -> Delta:
         """Everything that was not taken yet, as one delta."""
         start, text = self._num_taken, self._text
         self._num_taken, self._text = len(self.token_ids), ""
         token_ids = self.token_ids[start:].tobytes()
+        logprobs, prompt_start = self._logprobs.take(self._texts), self.request.prompt_logprobs.start
+        prompt_logprobs = self.request.prompt_logprobs.take(self._texts)
         if self._has_told_start and self.finish_reason is None:
             return Delta(
-                request_id=self.request.submit.request_id, index=self.index, start=start, token_ids=token_ids, text=text
+                request_id=self.request.submit.request_id,
+                index=self.index,
+                start=start,
+                token_ids=token_ids,
+                text=text,
+                logprobs=logprobs,
             )
-        self._has_told_start = True
+        self._has_told_start = bool(self.token_ids)
         processed = self.request.processed
         return Delta(
             request_id=self.request.submit.request_id,
@@ -229,6 +253,9 @@ class Answer:
                 num_preemptions=self._num_preemptions,
             ),
             error=self._error,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            prompt_start=0 if prompt_logprobs is None else prompt_start,
         )
 
 
@@ -247,6 +274,7 @@ class OutputProcessor:
 
     def __init__(self, detokenizers: DetokenizerFactory | None, eos_token_ids: frozenset[int]) -> None:
         self._detokenizers = detokenizers
+        self._texts = None if detokenizers is None else detokenizers.texts
         self._eos_token_ids = eos_token_ids
         self._next_key = 0
         self.answer_by_key: dict[int, Answer] = {}
@@ -259,8 +287,11 @@ class OutputProcessor:
         for child in processed.children:
             detokenizer = None
             if self._detokenizers is not None:
-                detokenizer = self._detokenizers.new(prompt_token_ids, processed.params.skip_special_tokens)
-            answer = Answer(request, processed, self._new_key(), child, detokenizer, self._eos_token_ids)
+                params = processed.params
+                detokenizer = self._detokenizers.new(
+                    prompt_token_ids, params.skip_special_tokens, params.spaces_between_special_tokens
+                )
+            answer = Answer(request, processed, self._new_key(), child, detokenizer, self._eos_token_ids, self._texts)
             request.answers.append(answer)
             answer.replay(decode_ids(child.output_token_ids))
             if answer.finish_reason is None:
@@ -283,14 +314,24 @@ class OutputProcessor:
                 f"columns of {len(keys)} keys, {len(starts)} starts, {len(counts)} counts and {len(token_ids)} tokens "
                 f"(counted: {sum(counts)}) do not belong together"
             )
+        runs, prompt_runs = list(runs_of(outputs.logprobs)), list(runs_of(outputs.prompt_logprobs))
         news = News()
         self._accept(outputs, news)
         answer_by_key, position = self.answer_by_key, 0
+        for run in prompt_runs:
+            answer = answer_by_key.get(run.key)
+            if answer is not None and answer.request.prompt_logprobs.append(run):
+                news.answers.append(answer)
+        scored = {run.key: answer_by_key.get(run.key) for run in runs}  # an answer may end in this very message
         for key, start, count in zip(keys, starts, counts, strict=True):
             answer = answer_by_key.get(key)
             if answer is not None:
                 self._append(answer, start, token_ids[position : position + count], now, news)
             position += count
+        for run in runs:
+            answer = scored[run.key]
+            if answer is not None:
+                answer.append_logprobs(run)
         for finished in outputs.finished:
             self._finish(finished, now, news)
         return news

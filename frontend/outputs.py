@@ -11,8 +11,9 @@ import msgspec
 
 from ..ipc.codec import decode_ids
 from ..ipc.errors import TokenloomError
-from ..ipc.messages import Accepted, FinishReason, Metrics, Submit
+from ..ipc.messages import Accepted, Delta, FinishReason, Metrics, Submit
 from .channel import Update
+from .logprobs import TokenLogprobs, unpack_logprobs
 
 _SHOWN_IDS = 8
 _SHOWN_CHARACTERS = 120
@@ -26,6 +27,8 @@ class CompletionOutput(msgspec.Struct, kw_only=True):
     token_ids: list[int]
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    cumulative_logprob: float | None = None  # of token_ids; None unless logprobs were asked for
+    logprobs: list[TokenLogprobs] | None = None  # one for each of token_ids
 
     def __repr__(self) -> str:
         return (
@@ -55,6 +58,7 @@ class RequestOutput(msgspec.Struct, kw_only=True):
     outputs: list[CompletionOutput]
     finished: bool
     num_cached_tokens: int = 0
+    prompt_logprobs: list[TokenLogprobs | None] | None = None  # one for each prompt token; the first has none
     metrics: RequestMetrics = msgspec.field(default_factory=RequestMetrics)
 
     def __repr__(self) -> str:
@@ -73,7 +77,10 @@ class OutputBuilder:
         self._request_id = submit.request_id
         self._prompt = submit.prompt
         self._prompt_token_ids = submit.prompt_token_ids or b""
-        self._answer = _Answer()
+        self._answers = [_Answer(index, submit.params.logprobs is not None) for index in range(submit.params.n)]
+        wants_prompt = submit.params.prompt_logprobs is not None
+        self._prompt_logprobs: list[TokenLogprobs | None] | None = [None] if wants_prompt else None
+        self.output_kind = submit.params.output_kind
         self._metrics = Metrics()
         self._num_cached_tokens = 0
         self.error: TokenloomError | None = None
@@ -81,11 +88,16 @@ class OutputBuilder:
     @property
     def is_finished(self) -> bool:
         """Nothing more will come: the answer has a finish reason or the request failed."""
-        return self.error is not None or self._answer.finish_reason is not None
+        return self.error is not None or all(answer.finish_reason is not None for answer in self._answers)
 
     @property
     def num_tokens(self) -> int:
-        return len(self._answer.token_ids)
+        return sum(len(answer.token_ids) for answer in self._answers)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `take_new` would show anything."""
+        return any(answer.has_news for answer in self._answers)
 
     def add(self, update: Update) -> None:
         if isinstance(update, TokenloomError):
@@ -94,31 +106,31 @@ class OutputBuilder:
             self._prompt = update.prompt if update.prompt is not None else self._prompt
             self._prompt_token_ids = update.prompt_token_ids
         else:
-            self._answer.token_ids.frombytes(update.token_ids)
-            self._answer.text += update.text
-            self._answer.finish_reason = update.finish_reason
-            self._answer.stop_reason = update.stop_reason
+            self._answers[update.index].add(update)
+            if update.prompt_logprobs is not None and self._prompt_logprobs is not None:
+                del self._prompt_logprobs[update.prompt_start :]
+                self._prompt_logprobs += unpack_logprobs(update.prompt_logprobs)
             self._metrics = update.metrics or self._metrics
             self._num_cached_tokens = update.num_cached_tokens or self._num_cached_tokens
 
     def build(self) -> RequestOutput:
-        answer = self._answer
+        """All that there is so far."""
+        return self._build([answer.build() for answer in self._answers])
+
+    def take_new(self) -> RequestOutput:
+        """What has come since the last call: of each answer with news its new tokens, text and logprobs."""
+        return self._build([answer.take_new() for answer in self._answers if answer.has_news])
+
+    def _build(self, outputs: list[CompletionOutput]) -> RequestOutput:
         metrics = self._metrics
         return RequestOutput(
             request_id=self._request_id,
             prompt=self._prompt,
             prompt_token_ids=decode_ids(self._prompt_token_ids).tolist(),
-            outputs=[
-                CompletionOutput(
-                    index=0,
-                    text=answer.text,
-                    token_ids=answer.token_ids.tolist(),
-                    finish_reason=answer.finish_reason,
-                    stop_reason=answer.stop_reason,
-                )
-            ],
-            finished=answer.finish_reason is not None,
+            outputs=outputs,
+            finished=self.is_finished,
             num_cached_tokens=self._num_cached_tokens,
+            prompt_logprobs=None if self._prompt_logprobs is None else list(self._prompt_logprobs),
             metrics=RequestMetrics(
                 arrival_time=metrics.arrival_time,
                 first_token_time=metrics.first_token_time,
@@ -135,13 +147,53 @@ class OutputBuilder:
 
 
 class _Answer:
-    __slots__ = ("finish_reason", "stop_reason", "text", "token_ids")
+    """One of the n answers: what has come, and how much of it `take_new` has shown."""
 
-    def __init__(self) -> None:
+    def __init__(self, index: int, has_logprobs: bool) -> None:
+        self.index = index
         self.text = ""
         self.token_ids = array("i")
+        self.logprobs: list[TokenLogprobs] | None = [] if has_logprobs else None
+        self.cumulative_logprob = 0.0
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
+        self._num_tokens_shown = self._num_characters_shown = 0
+        self._has_shown_finish = False
+
+    def add(self, delta: Delta) -> None:
+        self.token_ids.frombytes(delta.token_ids)
+        self.text += delta.text
+        self.finish_reason = delta.finish_reason
+        self.stop_reason = delta.stop_reason
+        if delta.logprobs is not None and self.logprobs is not None:
+            new = unpack_logprobs(delta.logprobs)
+            self.logprobs += new
+            self.cumulative_logprob += sum(next(iter(token.values())).logprob for token in new)
+
+    @property
+    def has_news(self) -> bool:
+        return (
+            len(self.token_ids) > self._num_tokens_shown
+            or len(self.text) > self._num_characters_shown
+            or (self.finish_reason is not None and not self._has_shown_finish)
+        )
+
+    def build(self, first_token: int = 0, first_character: int = 0) -> CompletionOutput:
+        return CompletionOutput(
+            index=self.index,
+            text=self.text[first_character:],
+            token_ids=self.token_ids[first_token:].tolist(),
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+            cumulative_logprob=None if self.logprobs is None else self.cumulative_logprob,
+            logprobs=None if self.logprobs is None else self.logprobs[first_token:],
+        )
+
+    def take_new(self) -> CompletionOutput:
+        new = self.build(self._num_tokens_shown, self._num_characters_shown)
+        self._num_tokens_shown, self._num_characters_shown = len(self.token_ids), len(self.text)
+        self._has_shown_finish = self.finish_reason is not None
+        return new
 
 
 def _short(text: str) -> str:

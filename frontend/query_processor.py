@@ -107,6 +107,7 @@ class QueryProcessor:
             num_recomputed_tokens=progress.num_recomputed_tokens,
             num_restarts=progress.num_restarts,
             last_failure=progress.last_failure,
+            is_paused=progress.is_paused,
         )
 
     def _info(self, query_id: int) -> Info:

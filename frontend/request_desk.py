@@ -16,6 +16,7 @@ from .background import Background, Completion
 from .client_session import ClientSession
 from .core_link import CoreLink
 from .input_processor import MAX_REQUEST_ID_CHARACTERS, InputProcessor, Prompt, is_heavy
+from .metrics_engine import EngineMetrics
 from .output_processor import OutputProcessor, RequestState
 from .session_table import SessionTable
 
@@ -39,6 +40,7 @@ class RequestDesk:
         background: Background,
         core: CoreLink,
         counts: Counter[str],
+        metrics: EngineMetrics,
         send: Callable[[bytes, FrontendMessage], None],
         unix_time: Callable[[], float],
     ) -> None:
@@ -49,6 +51,7 @@ class RequestDesk:
         self._background = background
         self._core = core
         self._counts = counts
+        self._metrics = metrics
         self._send = send
         self._unix_time = unix_time
         self.is_draining = False  # refuse what is new, finish what is open
@@ -118,6 +121,7 @@ class RequestDesk:
         now = self._unix_time()
         processed = self._inputs.process(request.submit, prompt, now)
         ended = self._outputs.add(request, processed, now)
+        self._metrics.on_open(request)
         for answer in ended:
             session.unsent[answer.key] = answer
         self._sessions.mark(session)
@@ -156,6 +160,7 @@ class RequestDesk:
         for answer in request.answers:
             if answer.finish_reason is None:
                 answer.finish(reason, now, error)
+                self._metrics.on_end(answer)
                 session.unsent[answer.key] = answer
         self._sessions.mark(session)
         if not request.answers:
@@ -163,11 +168,13 @@ class RequestDesk:
 
     def _fail(self, session: ClientSession, request: RequestState, error: TokenloomError) -> None:
         self._counts["refused_requests"] += 1
+        self._metrics.on_refused(error_info(error).kind)
         self.end(session, request, "error", error_info(error))
 
     def refuse(self, session: ClientSession, request_id: str, error: ErrorInfo) -> None:
         """End a request that was never opened."""
         self._counts["refused_requests"] += 1
+        self._metrics.on_refused(error.kind)
         self._end_unanswered(session, request_id, "error", error)
 
     def _end_unanswered(
@@ -184,6 +191,7 @@ class RequestDesk:
         del session.request_by_id[request.request_id]
         self._core.abort(self._outputs.remove(request))
         for answer in request.answers:
+            self._metrics.on_end(answer)
             session.unsent.pop(answer.key, None)
 
     def drop(self, session: ClientSession, cause: str) -> None:
@@ -209,6 +217,7 @@ class RequestDesk:
     def on_outputs(self, outputs: EngineCoreOutputs) -> None:
         """Take in what the core brought. ProtocolError, and no change, when it makes no sense."""
         news = self._outputs.process(outputs, self._unix_time())
+        self._metrics.on_outputs(outputs)
         self._counts["gaps"] += news.num_gaps
         for request in news.accepted:
             self._tell_accepted(request)
@@ -217,6 +226,8 @@ class RequestDesk:
             assert session is not None, "an answer leaves the output processor with its session"
             session.unsent[answer.key] = answer
             self._sessions.mark(session)
+            if answer.finish_reason is not None:
+                self._metrics.on_end(answer)
             if answer.finish_reason is not None and answer.request.is_finished:
                 session.request_by_id.pop(answer.request.request_id, None)
         self._core.abort(news.to_abort)

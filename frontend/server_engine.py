@@ -74,7 +74,7 @@ class LocalEngine:
     def __init__(self, frontend: Frontend, wake: Callable[[], None]) -> None:
         """`wake` makes the frontend have a turn soon."""
         self._frontend = frontend
-        self._wake = wake
+        self.wake = wake
         self._session = frontend.open_local(self._deliver)
         self._stream_by_id: dict[str, tuple[Stream, int]] = {}
         self._num_answers_by_id: dict[str, int] = {}
@@ -100,7 +100,7 @@ class LocalEngine:
             self._num_answers_by_id[submit.request_id] = num_answers
         for submit in submits:
             self._frontend.on_local_message(self._session, submit)
-        self._wake()
+        self.wake()
         return stream
 
     def close(self, submits: Sequence[Submit]) -> None:
@@ -109,7 +109,7 @@ class LocalEngine:
             if self._stream_by_id.pop(submit.request_id, None) is not None:
                 del self._num_answers_by_id[submit.request_id]
                 self._frontend.on_local_message(self._session, Abort(request_id=submit.request_id))
-                self._wake()
+                self.wake()
 
     def abort(self, request_id: str) -> int:
         """End a request, given by the id of its answer; its caller gets what there is. Returns how many submits."""
@@ -117,7 +117,7 @@ class LocalEngine:
         for each in found:
             self._frontend.on_local_message(self._session, Abort(request_id=each))
         if found:
-            self._wake()
+            self.wake()
         return len(found)
 
     async def health(self) -> Health:

@@ -49,7 +49,7 @@ class TurnLoop:
             self._loop.call_soon(self._turn)
 
     async def run(self) -> None:
-        fds = [socket.getsockopt(zmq.FD) for socket in self._process.sockets]
+        fds = [int(socket.getsockopt(zmq.FD)) for socket in self._process.sockets]
         fds.append(self._process.wakeup_fd)
         for fd in fds:
             self._loop.add_reader(fd, self.wake)
@@ -73,7 +73,7 @@ class TurnLoop:
             return
         if self._process.is_stopping:
             self._end.set_result(None)
-        elif any(socket.getsockopt(zmq.EVENTS) & zmq.POLLIN for socket in self._process.sockets):
+        elif any(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN for socket in self._process.sockets):
             self.wake()
         else:
             self._set_timer()

@@ -22,6 +22,8 @@ from ..ipc.messages import (
     PROTOCOL_VERSION,
     Abort,
     ClientMessage,
+    Control,
+    ControlDone,
     CoreToFrontend,
     CoreUp,
     Credit,
@@ -46,11 +48,13 @@ from ..ipc.messages import (
 from .background import Background
 from .chat import ChatTemplate
 from .client_session import ClientSession
+from .control_relay import ControlRelay
 from .core_link import CoreLink
 from .detokenizer import DetokenizerFactory
 from .input_processor import InputProcessor
 from .local_session import LocalSession
 from .malformed import read_request_id
+from .metrics_engine import EngineMetrics
 from .outbox import Outbox
 from .output_processor import OutputProcessor
 from .query_processor import QueryProcessor
@@ -87,6 +91,8 @@ class Frontend:
         self._decoder: Decoder[ClientMessage] = Decoder(ClientMessage)
         self._sessions = SessionTable()
         self._core = CoreLink(spec, self.outbox)
+        self._controls = ControlRelay(spec, self._core, self._background)
+        self.metrics = EngineMetrics(spec)
         self._desk = RequestDesk(
             self._sessions,
             self._inputs,
@@ -94,6 +100,7 @@ class Frontend:
             self._background,
             self._core,
             self.counts,
+            self.metrics,
             self._send,
             unix_time,
         )
@@ -141,6 +148,8 @@ class Frontend:
             self._desk.abort(session, message.request_id)
         elif isinstance(message, Ping):
             self._send(session.identity, Pong())
+        elif isinstance(message, Control):
+            self._controls.ask(message, lambda reply: self._send(session.identity, reply))
         elif isinstance(message, (Tokenize, Detokenize, GetHealth, GetInfo)):
             self._queries.answer(
                 message, self._core.is_up, self._monotonic(), lambda reply: self._send(session.identity, reply)
@@ -163,6 +172,15 @@ class Frontend:
 
     def on_local_message(self, session: LocalSession, message: ClientMessage) -> None:
         self._on_message(session, message)
+
+    def abort_answer(self, key: int) -> bool:
+        """End the request that an open answer belongs to, whoever asked for it; False if there is none of this key."""
+        answer = self._outputs.answer_by_key.get(key)
+        session = None if answer is None else self._sessions.get(answer.request.identity)
+        if answer is None or session is None:
+            return False
+        self._desk.abort(session, answer.request.request_id)
+        return True
 
     def on_client_gone(self, identity: bytes) -> None:
         """A send found no such peer, or one that does not read."""
@@ -228,6 +246,9 @@ class Frontend:
             if self._core.is_up:
                 self.counts["core_lost"] += 1
                 self._core.connect()
+                self._controls.on_core_lost()
+        elif isinstance(message, ControlDone):
+            self._controls.on_done(message)
         elif isinstance(message, Refused):
             raise message.error.to_exception()
 
@@ -237,10 +258,13 @@ class Frontend:
         """Stop is the process's own business, after `stop`; the rest is not for a frontend."""
         if isinstance(message, Initialize):
             self._queries.on_initialize(message)
+            self.metrics.num_kv_blocks = message.num_blocks - 1  # one block is the null block
         elif isinstance(message, Progress):
             self._queries.on_progress(message, self._monotonic())
+            self.metrics.on_progress(message)
         elif isinstance(message, CoreUp):
             self._core.connect()
+            self._controls.on_core_lost()
         elif isinstance(message, Drain):
             self._desk.is_draining = True
 

@@ -25,6 +25,7 @@ from ..ipc.addresses import RunDirectory, lock_ipc_address, unlink_ipc_address
 from ..ipc.codec import Decoder, encode
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import EngineDead, ProtocolError, TokenloomError
+from ..ipc.log import is_worth_a_line
 from ..ipc.messages import (
     PROTOCOL_VERSION,
     ChildHello,
@@ -36,6 +37,7 @@ from ..ipc.messages import (
     FrontendDown,
     Initialize,
     Measured,
+    ModelReloaded,
     Phase,
     Ping,
     Pong,
@@ -88,6 +90,7 @@ class Supervisor:
         self._poller.register(self._control, zmq.POLLIN)
         self._children: list[Child] = []
         self._generation = self._core_epoch = self._num_frontends = 0
+        self._model_folder = spec.model_folder  # a reload changes it
         self._num_blocks = 0  # 0: not settled yet
         self._is_serving = False
         self._policy_by_role = {role: RestartPolicy() for role in ("worker", "core", "frontend")}
@@ -97,7 +100,7 @@ class Supervisor:
         self._failure: TokenloomError | None = None
         self._ping_interval_s = spec.config.hang_timeout_s / PINGS_PER_TIMEOUT
         self._next_ping_at = 0.0
-        self._num_signals = 0
+        self._num_signals = self._num_malformed = 0
         self._has_drained = False
         self._wakeup_fds: tuple[int, int] | None = None
         self._lock_fd: int | None = None
@@ -129,6 +132,7 @@ class Supervisor:
             for rank in range(self.spec.config.tensor_parallel_size):
                 identity = f"worker-{rank}-{self._generation}"
                 arguments = ["--rank", str(rank), "--generation", str(self._generation)]
+                arguments += ["--model-folder", self._model_folder]
                 self._spawn(role, f"worker {rank}", "tokenloom.workers.process", identity, arguments)
         elif role == "core":
             arguments = ["--epoch", str(self._core_epoch), "--generation", str(self._generation)]
@@ -206,7 +210,9 @@ class Supervisor:
                 try:
                     yield identity, self._decoder.decode(frame)
                 except ProtocolError as error:
-                    logger.warning("on the control socket: %s", error)
+                    self._num_malformed += 1
+                    if is_worth_a_line(self._num_malformed):
+                        logger.warning("%d malformed on the control socket; the last: %s", self._num_malformed, error)
 
     def _on_message(self, identity: bytes, message: ChildToSupervisor) -> None:
         child = next((child for child in self._children if child.identity == identity), None)
@@ -230,6 +236,9 @@ class Supervisor:
                 self._on_loss(self._of("worker")[0], message.reason)
         elif isinstance(message, Drained):
             self._has_drained = True
+        elif isinstance(message, ModelReloaded):
+            self._model_folder = message.model_folder
+            logger.info("serves the weights in %s now", message.model_folder)
         elif isinstance(message, Progress):
             self._on_progress(message)
         else:

@@ -4,6 +4,7 @@
     frontend ⇄ core        DEALER/ROUTER   EngineCoreRequest in, columns out
     core → workers         PUB/SUB         numbered SchedulerOutput, the same to every rank
     workers → core         PUSH/PULL       ModelRunnerOutput of rank 0, errors of every rank
+    core ⇄ grammar process PAIR            grammars in, masks out
     supervisor ⇄ children  ROUTER/DEALER   start, readiness, progress, stop
 
 Structs are msgpack maps with a `type` tag; token, row and block ids are `bytes`: raw little-endian int32 (codec.py).
@@ -17,9 +18,12 @@ import msgspec
 
 from .errors import ErrorInfo
 from .sampling_params import SamplingParams
+from .structured_outputs import GrammarKind
 
 PROTOCOL_VERSION = 1
 
+ControlAction: TypeAlias = Literal["pause", "resume", "reload"]
+PauseMode: TypeAlias = Literal["keep", "wait", "abort"]  # running requests stop and stay, finish first, or end
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "timeout", "error"]
 
 
@@ -102,7 +106,18 @@ class GetInfo(Message, frozen=True, kw_only=True, tag="info"):
     query_id: int
 
 
-ClientMessage: TypeAlias = Hello | Submit | Abort | Credit | Ping | Tokenize | Detokenize | GetHealth | GetInfo
+class Control(Message, frozen=True, kw_only=True, tag="control"):
+    """Pause, resume, or reload weights of the same architecture in place; answered by Done when it is so."""
+
+    query_id: int
+    action: ControlAction
+    mode: PauseMode = "keep"
+    model: str = ""  # for reload: folder or hub id
+
+
+ClientMessage: TypeAlias = (
+    Hello | Submit | Abort | Credit | Ping | Tokenize | Detokenize | GetHealth | GetInfo | Control
+)
 
 CREDIT_WINDOW = 128  # Deltas messages in flight to one client
 LEASE_S = 3.0  # a client with open requests that is silent for longer is taken for dead
@@ -213,6 +228,7 @@ class Health(Message, frozen=True, kw_only=True, tag="health_is"):
     num_recomputed_tokens: int = 0  # computed once more after a preemption or the loss of workers
     num_restarts: int = 0
     last_failure: str = ""
+    is_paused: bool = False
 
 
 class Info(Message, frozen=True, kw_only=True, tag="info_is"):
@@ -230,13 +246,19 @@ class Info(Message, frozen=True, kw_only=True, tag="info_is"):
     device: str = ""
 
 
+class Done(Message, frozen=True, kw_only=True, tag="done"):
+    """Answers Control."""
+
+    query_id: int
+
+
 class QueryFailed(Message, frozen=True, kw_only=True, tag="query_failed"):
     query_id: int
     error: ErrorInfo
 
 
 FrontendMessage: TypeAlias = (
-    Welcome | Refused | Unknown | Accepted | Deltas | Pong | TokenIds | Text | Health | Info | QueryFailed
+    Welcome | Refused | Unknown | Accepted | Deltas | Pong | TokenIds | Text | Health | Info | Done | QueryFailed
 )
 
 
@@ -267,13 +289,22 @@ class EngineCoreRequest(Message, frozen=True, kw_only=True, tag="request"):
     num_prompt_logprobs: int = 0  # prompt tokens, the first included, whose logprobs are known already
 
 
+class EngineControl(Message, frozen=True, kw_only=True, tag="engine_control"):
+    """A client's Control, checked; answered by ControlDone."""
+
+    control_id: int
+    action: ControlAction
+    mode: PauseMode = "keep"
+    model_folder: str = ""
+
+
 class AbortRequests(Message, frozen=True, kw_only=True, tag="abort_requests"):
     """Free these answers; each is answered by Finished(abort) unless it is unknown or finished already."""
 
     keys: list[int]
 
 
-FrontendToCore: TypeAlias = Hello | EngineCoreRequest | AbortRequests | Ping
+FrontendToCore: TypeAlias = Hello | EngineCoreRequest | AbortRequests | EngineControl | Ping
 
 
 # ── core → frontend ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -318,7 +349,14 @@ class EngineCoreOutputs(Message, frozen=True, kw_only=True, tag="outputs"):
     prompt_logprobs: LogprobColumns | None = None  # of the prompts of first children
 
 
-CoreToFrontend: TypeAlias = Welcome | Refused | Unknown | EngineCoreOutputs | Pong
+class ControlDone(Message, frozen=True, kw_only=True, tag="control_done"):
+    """Answers EngineControl once it is so."""
+
+    control_id: int
+    error: ErrorInfo | None = None
+
+
+CoreToFrontend: TypeAlias = Welcome | Refused | Unknown | EngineCoreOutputs | ControlDone | Pong
 
 
 # ── core → workers ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -372,6 +410,26 @@ class SchedulerOutput(Message, frozen=True, kw_only=True, tag="step"):
     freed_rows: bytes = b""  # int32
     new_rows: list[NewRow] = []
     block_appends: bytes = b""  # int32 [m, 3]: row, KV group (0), block id; in table order for each row
+    is_mask_pending: bool = False  # a TokenMask for this step follows: rank 0 waits for it before it samples
+
+
+class TokenMask(Message, frozen=True, kw_only=True, tag="mask"):
+    """Which tokens rows with a grammar may sample in `step`; other rows are left out, and rows that were lost since."""
+
+    step: int
+    core_epoch: int
+    generation: int
+    rows: bytes  # int32 [n]
+    bits: bytes  # uint32 [n, ceil(vocab_size / 32)]: bit t % 32 of word t / 32 is set where token t is allowed
+
+
+class ReloadWeights(Message, frozen=True, kw_only=True, tag="reload_weights"):
+    """Takes the place of a step: every rank drops its rows, reads the weights in `model_folder` and says ControlAck."""
+
+    step: int
+    core_epoch: int
+    generation: int
+    model_folder: str
 
 
 class Probe(Message, frozen=True, kw_only=True, tag="probe"):
@@ -381,7 +439,7 @@ class Probe(Message, frozen=True, kw_only=True, tag="probe"):
     generation: int
 
 
-CoreToWorker: TypeAlias = SchedulerOutput | Probe
+CoreToWorker: TypeAlias = SchedulerOutput | TokenMask | ReloadWeights | Probe
 
 
 # ── workers → core ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -389,6 +447,13 @@ CoreToWorker: TypeAlias = SchedulerOutput | Probe
 
 class ProbeAck(Message, frozen=True, kw_only=True, tag="probe_ack"):
     rank: int
+    core_epoch: int
+    generation: int
+
+
+class ControlAck(Message, frozen=True, kw_only=True, tag="control_ack"):
+    rank: int
+    step: int
     core_epoch: int
     generation: int
 
@@ -425,7 +490,62 @@ class WorkerError(Message, frozen=True, kw_only=True, tag="worker_error"):
     message: str
 
 
-WorkerToCore: TypeAlias = ProbeAck | ModelRunnerOutput | Resend | WorkerError
+WorkerToCore: TypeAlias = ProbeAck | ModelRunnerOutput | ControlAck | Resend | WorkerError
+
+
+# ── core → grammar process ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+class OpenGrammar(Message, frozen=True, kw_only=True, tag="open_grammar"):
+    """Compile a grammar and take it past the tokens that the answer already has; answered by GrammarOpened."""
+
+    grammar_id: int  # the core's number for one answer's place in its grammar
+    kind: GrammarKind
+    text: str
+    token_ids: bytes = b""  # int32: output tokens so far
+
+
+class CloseGrammars(Message, frozen=True, kw_only=True, tag="close_grammars"):
+    grammar_ids: list[int]
+
+
+class AdvanceGrammars(Message, frozen=True, kw_only=True, tag="advance_grammars"):
+    """Take in one token each, then make the masks of `mask_ids`; answered by GrammarsAdvanced."""
+
+    grammar_ids: bytes  # int32 [n]
+    token_ids: bytes  # int32 [n]
+    serial: int  # comes back with the answer
+    mask_ids: bytes = b""  # int32 [m]
+
+
+CoreToGrammar: TypeAlias = OpenGrammar | CloseGrammars | AdvanceGrammars
+
+
+# ── grammar process → core ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+class GrammarOpened(Message, frozen=True, kw_only=True, tag="grammar_opened"):
+    grammar_id: int
+    is_complete: bool = False  # the tokens it has are all that it can have
+    error: ErrorInfo | None = None
+
+
+class GrammarFailure(msgspec.Struct, frozen=True):
+    grammar_id: int
+    error: ErrorInfo
+
+
+class GrammarsAdvanced(Message, frozen=True, kw_only=True, tag="grammars_advanced"):
+    """Masks in the order asked for; complete and failed grammars have none."""
+
+    serial: int
+    mask_ids: bytes = b""  # int32 [m]
+    bits: bytes = b""  # uint32 [m, ceil(vocab_size / 32)], as in TokenMask
+    complete_ids: bytes = b""  # int32: nothing can follow the tokens taken in
+    failures: list[GrammarFailure] = []
+
+
+GrammarToCore: TypeAlias = GrammarOpened | GrammarsAdvanced
 
 
 # ── supervisor ⇄ children ────────────────────────────────────────────────────────────────────────────────────────────
@@ -476,6 +596,12 @@ class ReplaceWorkers(Message, frozen=True, kw_only=True, tag="replace_workers"):
     reason: str
 
 
+class ModelReloaded(Message, frozen=True, kw_only=True, tag="model_reloaded"):
+    """From now on new workers read this checkpoint."""
+
+    model_folder: str
+
+
 class Progress(Message, frozen=True, kw_only=True, tag="progress"):
     """The core's state, passed on to the frontends."""
 
@@ -485,13 +611,21 @@ class Progress(Message, frozen=True, kw_only=True, tag="progress"):
     num_waiting: int
     num_free_blocks: int = 0
     num_recomputed_tokens: int = 0
+    num_preemptions: int = 0  # this and what follows: totals since this core's start, for the metrics
+    num_queried_tokens: int = 0  # looked up in the prefix cache
+    num_hit_tokens: int = 0
+    num_scheduled_tokens: int = 0
+    schedule_s: float = 0.0
+    send_s: float = 0.0
+    execute_s: float = 0.0
     num_restarts: int = 0
     last_failure: str = ""
     is_core_up: bool = True
+    is_paused: bool = False
 
 
 ChildToSupervisor: TypeAlias = (
-    ChildHello | Phase | Measured | Ready | Failed | Drained | ReplaceWorkers | Progress | Pong
+    ChildHello | Phase | Measured | Ready | Failed | Drained | ReplaceWorkers | ModelReloaded | Progress | Pong
 )
 
 

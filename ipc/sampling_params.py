@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from .errors import RequestError
+from .structured_outputs import StructuredOutputsParams
 
 MAX_CHILDREN = 128
 MAX_STOP_STRINGS = 64
@@ -29,7 +30,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     exponential noise from a counter-based generator keyed by `seed`, token id and position: the same seed draws the
     same tokens in any batch, after any restart. Names and meanings are vLLM's, and so is the order of operations:
 
-        1. logprobs are taken from the logits as the model gives them, before anything below
+        1. logprobs are taken from the logits as the model gives them, before anything below;
+           structured_outputs: tokens that cannot continue a conforming text become −∞
         2. allowed_token_ids: all others become −∞
         3. bad_words: the token that would complete one becomes −∞
         4. min_tokens: until then the tokens that would end the answer become −∞
@@ -66,12 +68,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     spaces_between_special_tokens: bool = True  # between special tokens that are shown, where the tokenizer puts one
     logprobs: int | None = None  # ≥ 0: of each token, and of this many likeliest at its place
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
-    truncate_prompt_tokens: int | None = None  # ≥ 1: the prompt's last so many; -1: as many as leave room for max_tokens
+    truncate_prompt_tokens: int | None = (
+        None  # ≥ 1: the prompt's last so many; -1: as many as leave room for max_tokens
+    )
     output_kind: OutputKind = "cumulative"  # of a stream's outputs: all so far, what is new, or one at the end
     priority: int = 0  # lower runs first, with --scheduling-policy priority
     timeout_s: float | None = None  # > 0: end with finish_reason timeout this long after arrival
     queue_timeout_s: float | None = None  # > 0: the same for a request that has not begun to run
     cache_salt: str | None = None  # prefixes are shared only among requests of the same salt
+    structured_outputs: StructuredOutputsParams | None = (
+        None  # what the text must conform to; a dict of its fields does too
+    )
 
     def __post_init__(self) -> None:
         for name, (low, high, low_open) in _FLOAT_RANGES.items():
@@ -93,6 +100,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise RequestError("cache_salt must be a string of 1 to 1024 characters")
         self._check_stops()
         self._check_logit_rules()
+        if self.structured_outputs is not None:
+            structured = StructuredOutputsParams.of(self.structured_outputs)
+            msgspec.structs.force_setattr(self, "structured_outputs", structured)
 
     def _check_counts(self) -> None:
         _check_int("n", self.n, 1, MAX_CHILDREN)

@@ -180,4 +180,8 @@ def select_ops(device: torch.device, dtype: torch.dtype, enforce_reference: bool
         from .cpu.cpu_ops import load_cpu_ops
 
         return load_cpu_ops(dtype) or ReferenceOps()
+    if device.type == "cuda" and not enforce_reference:
+        from .gpu_ops import load_gpu_ops
+
+        return load_gpu_ops(device) or ReferenceOps()
     return ReferenceOps()

@@ -6,7 +6,7 @@ through the block table; offsets are 64 bits wide. Knows no grid.
 
     M  query rows of a program (tokens × query heads of one KV head)    TILE  keys met at once
 """
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
 from __future__ import annotations
 

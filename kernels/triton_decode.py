@@ -7,7 +7,7 @@ depends on nothing but the row.
 
     seq_lens → plan_kernel → items → decode_kernel → output of rows with one chunk, else partials → merge_kernel
 """
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ MAX_PROGRAMS = 2048  # over items and KV heads: some waves on any chip; more ite
 
 
 @triton.jit
-def chunk_tiles(length, window, TILE: tl.constexpr, MIN_TILES: tl.constexpr, CHUNKS: tl.constexpr, HAS_WINDOW: tl.constexpr):
+def chunk_tiles(
+    length, window, TILE: tl.constexpr, MIN_TILES: tl.constexpr, CHUNKS: tl.constexpr, HAS_WINDOW: tl.constexpr
+):
     """First tile that a row's last token sees, tiles from there on, tiles in each chunk; elementwise over lengths."""
     first = length * 0
     if HAS_WINDOW:
@@ -111,7 +113,7 @@ def decode_kernel(
         peak = tl.full([GROUP_PAD], NO_SCORE, tl.float32)
         total = tl.zeros([GROUP_PAD], tl.float32)
         body_start = start
-        if HAS_WINDOW:
+        if HAS_WINDOW:  # noqa: SIM102  (known when compiling)
             if (start <= length - 1 - window) & (start + TILE <= stop):
                 acc, peak, total = attend_tile(
                     q, positions, acc, peak, total, keys_base, values_base, table, start, length, scale, cap, window,

@@ -2,7 +2,7 @@
 
 A program takes a few heads of one token, all of one kind: query, key or value.
 """
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ def finite_or_zero(values):
 
 @triton.jit
 def rotated_halves(
-    first, second, exists, weight, cos_sin, position, eps, HEAD_DIM: tl.constexpr, HALF_PAD: tl.constexpr, HAS_NORM: tl.constexpr
-):
+    first, second, weight, cos_sin, position, eps,
+    HEAD_DIM: tl.constexpr, HALF_PAD: tl.constexpr, HAS_NORM: tl.constexpr,
+):  # fmt: skip
     """Norm (over both halves) and rotation of heads [n, D / 2] + [n, D / 2], float32."""
     HALF: tl.constexpr = HEAD_DIM // 2
     dims = tl.arange(0, HALF_PAD)
@@ -73,9 +74,7 @@ def prepare_heads_kernel(
         at = heads + token * token_stride + head[:, None] * HEAD_DIM + dims[None, :]
         first = tl.load(at, mask=exists, other=0.0).to(tl.float32)
         second = tl.load(at + HALF, mask=exists, other=0.0).to(tl.float32)
-        first, second = rotated_halves(
-            first, second, exists, query_norm, cos_sin, position, eps, HEAD_DIM, HALF_PAD, HAS_NORM
-        )
+        first, second = rotated_halves(first, second, query_norm, cos_sin, position, eps, HEAD_DIM, HALF_PAD, HAS_NORM)
         tl.store(at, first.to(heads.dtype.element_ty), mask=exists)
         tl.store(at + HALF, second.to(heads.dtype.element_ty), mask=exists)
     elif slot >= 0:
@@ -89,7 +88,7 @@ def prepare_heads_kernel(
         second = tl.load(at + HALF, mask=exists, other=0.0)
         if not is_value:
             rotated_first, rotated_second = rotated_halves(
-                first.to(tl.float32), second.to(tl.float32), exists, key_norm, cos_sin, position, eps,
+                first.to(tl.float32), second.to(tl.float32), key_norm, cos_sin, position, eps,
                 HEAD_DIM, HALF_PAD, HAS_NORM,
             )  # fmt: skip
             first = rotated_first.to(heads.dtype.element_ty)

@@ -1,5 +1,5 @@
 """RMS norm, alone or with the addition to the residual stream before it: one program per row, one pass."""
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ A program takes BLOCK_M query rows: the tokens of one request times the query he
 sm_90 multiplies with wgmma. It walks over the request's keys in three parts: masked where the window begins, unmasked,
 masked along the diagonal. Earlier chunks are read from the cache as they lie.
 """
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def prefill_kernel(
             q, positions, acc, peak, total, keys_base, values_base, table, start, end, scale, cap, window,
             block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True, HAS_WINDOW, HAS_CAP,
         )  # fmt: skip
-    acc = acc / total[:, None]
+    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # idle lanes have met no key
     at = global_tokens * (NUM_KV_HEADS * GROUP) + heads
     tl.store(output + at[:, None] * HEAD_DIM + dims[None, :], acc.to(output.dtype.element_ty), mask=exists)
 
@@ -97,7 +97,7 @@ def plan_prefill(metadata: AttentionMetadata, group: int, shape: PrefillShape) -
     """The tiles of one step's prefill rows, longest context first: [n, 2] int32 on the step's device."""
     tokens = shape.block_m // group
     starts = metadata.query_starts_host
-    tiles = []
+    tiles: list[tuple[int, int, int]] = []  # first position, row, first token
     for row in range(metadata.num_decode_rows, len(metadata.seq_lens_host)):
         offset = metadata.seq_lens_host[row] - starts[row + 1] + starts[row]
         tiles.extend((offset + first, row, first) for first in range(0, starts[row + 1] - starts[row], tokens))

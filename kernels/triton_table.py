@@ -49,8 +49,11 @@ def decode_shape(architecture: int, head_dim: int, group: int, element_size: int
     entry = _entries(TABLE_PATH).get(table_key(architecture, head_dim, group, element_size), {}).get("decode")
     if entry is not None:
         return DecodeShape(**entry)
-    tile = 64 if head_dim * element_size <= 256 else 32
-    return DecodeShape(tile, 256 // tile, num_warps=4, num_stages=3)
+    if element_size > 2:  # no tensor cores for float32: larger tiles spill registers
+        return DecodeShape(16, 16, num_warps=4, num_stages=2)
+    tile = 64 if head_dim <= 128 else 32
+    # A key's block is loaded before the key: of 5 stages each load has 2, so that a tile arrives while one is computed.
+    return DecodeShape(tile, 256 // tile, num_warps=4, num_stages=5)
 
 
 def prefill_shape(architecture: int, head_dim: int, group: int, element_size: int) -> PrefillShape:
@@ -58,11 +61,11 @@ def prefill_shape(architecture: int, head_dim: int, group: int, element_size: in
     entry = _entries(TABLE_PATH).get(table_key(architecture, head_dim, group, element_size), {}).get("prefill")
     if entry is not None:
         return PrefillShape(**entry)
-    if element_size > 2:  # no tensor cores for float32: small blocks, or registers spill
-        return PrefillShape(64 if head_dim <= 64 else 32, 32, num_warps=4, num_stages=2)
+    if element_size > 2:  # likewise
+        return PrefillShape(32, 16, num_warps=4, num_stages=2)
     if head_dim <= 128:
-        return PrefillShape(128, 64, num_warps=8, num_stages=3 if architecture >= 90 else 2)
-    return PrefillShape(128, 32, num_warps=8, num_stages=2)
+        return PrefillShape(128, 64, num_warps=8, num_stages=5 if architecture >= 90 else 3)
+    return PrefillShape(128 if architecture >= 90 else 64, 32, num_warps=8, num_stages=3)
 
 
 def write_table(entries: dict[str, tuple[DecodeShape, PrefillShape]], path: Path = TABLE_PATH) -> None:

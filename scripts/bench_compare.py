@@ -32,6 +32,7 @@ from tokenloom.scripts.bench_workload import (
     Workload,
     add_model_arguments,
     add_shape_arguments,
+    device_of,
     engine_options,
     find_checkpoint,
     vocab_size,
@@ -87,7 +88,7 @@ def openers(
     dtype, threads = str(options["dtype"]), num_cpu_threads(None, 1)
     yield lambda: Ours(folder, options)
     if arguments.transformers:
-        device = "cuda" if options.get("device") == "cuda" else "cpu"
+        device = device_of(options)
         yield lambda: transformers_peer(folder, dtype, device, threads)
     if arguments.vllm:
         command = [arguments.vllm, str(SCRIPTS / "peer_vllm.py"), str(folder), "--dtype", dtype]
@@ -176,7 +177,7 @@ def main() -> int:
     workload = Workload(arguments.num_requests, arguments.num_in, arguments.num_out, vocab_size(folder))
     settings = {"model": arguments.checkpoint, "dtype": dtype, "N": workload.num_requests, "in": workload.num_in}
     report = Report("compare", {**settings, "out": workload.num_out, "rounds": arguments.rounds})
-    device = "cuda" if options.get("device") == "cuda" else "cpu"
+    device = device_of(options)
     with contextlib.ExitStack() as stack:
         limits = LimitsPeer(folder, dtype, device, num_cpu_threads(None, 1))
         stack.callback(limits.close)

@@ -20,13 +20,14 @@ import psutil
 
 from tokenloom import Client, SamplingParams
 from tokenloom.core.engine import EngineCore
+from tokenloom.core.grammar_local import GrammarLocalHost
 from tokenloom.frontend.args import add_engine_arguments
 from tokenloom.frontend.engine_handle import EngineHandle
 from tokenloom.frontend.resolve import resolve
 from tokenloom.ipc.addresses import RunDirectory
 from tokenloom.ipc.codec import encode, encode_ids
 from tokenloom.ipc.config import EngineConfig
-from tokenloom.ipc.messages import CoreChild, EngineCoreRequest, SchedulerOutput
+from tokenloom.ipc.messages import CoreChild, EngineCoreRequest, SchedulerOutput, TokenMask
 from tokenloom.scripts.bench_report import Report, add_json_argument, median
 from tokenloom.scripts.bench_workload import Workload, engine_options, find_checkpoint, vocab_size
 from tokenloom.scripts.null_worker import NullWorker
@@ -93,8 +94,9 @@ class _Steps:
     def __init__(self) -> None:
         self.waiting: list[SchedulerOutput] = []
 
-    def send(self, output: SchedulerOutput) -> None:
-        self.waiting.append(output)
+    def send(self, message: SchedulerOutput | TokenMask) -> None:
+        if isinstance(message, SchedulerOutput):
+            self.waiting.append(message)
 
 
 def median_step_s(config: EngineConfig, num_rows: int, num_steps: int) -> float:
@@ -107,7 +109,7 @@ def median_step_s(config: EngineConfig, num_rows: int, num_steps: int) -> float:
         run_directory.remove()
     num_blocks = num_rows * (-(-(STEPS_AHEAD + num_steps + 8) // config.block_size) + 1) + 2
     worker, steps = NullWorker(spec), _Steps()
-    core = EngineCore(spec, num_blocks, steps)
+    core = EngineCore(spec, num_blocks, steps, GrammarLocalHost(spec))
     for key in range(num_rows):
         core.add_request(0, decode_request(key, STEPS_AHEAD + num_steps + 4))
     seconds = []

@@ -32,6 +32,7 @@ from tokenloom.scripts.bench_workload import (
     Workload,
     add_model_arguments,
     add_shape_arguments,
+    device_of,
     engine_options,
     find_checkpoint,
     vocab_size,
@@ -119,7 +120,7 @@ def main() -> int:
     workload = Workload(1, arguments.num_in, arguments.num_out, vocab_size(folder))
     settings = {"model": arguments.checkpoint, "dtype": dtype, "in": workload.num_in, "out": workload.num_out}
     report = Report("latency", {**settings, "rounds": arguments.rounds})
-    device = "cuda" if options.get("device") == "cuda" else "cpu"
+    device = device_of(options)
     limits = LimitsPeer(folder, dtype, device, num_cpu_threads(None, 1)) if arguments.with_limits else None
     try:
         modes = measure(config_from_keywords("LLM", folder, options), workload, arguments.rounds, limits)

@@ -1,7 +1,7 @@
 """Serving: requests arrive at a running engine by a Poisson process, through one AsyncClient.
 
-    engine-launch --model … --listen tcp://127.0.0.1:5555
-    python scripts/bench_serve.py tcp://127.0.0.1:5555 --rate 2 --num-requests 100 --in 128 --out 64
+    engine-launch --model … --listen ipc:///tmp/engine.sock
+    python scripts/bench_serve.py ipc:///tmp/engine.sock --rate 2 --num-requests 100 --in 128 --out 64
 
 Measured at the client: TTFT (submit to first token), TPOT ((last - first token) / (tokens - 1), per request), ITL (time
 between two tokens of a request; those that arrive together have none), p50 and p99 each; output tokens/s from the
@@ -98,7 +98,7 @@ def summarize(rate: float, calls: list[Call], ttft_slo_s: float, tpot_slo_s: flo
 
 
 async def measure(options: argparse.Namespace, report: Report) -> None:
-    async with AsyncClient(options.address) as client:
+    async with AsyncClient(options.address, key_file=options.key_file) as client:
         info = await client.info()
         report.note("model", info.model)
         longest = options.num_in[1] + options.num_out[1]
@@ -133,6 +133,7 @@ def positive_rate(text: str) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("address", help="as engine-launch prints it")
+    parser.add_argument("--key-file", help="for a tcp:// address, made by `engine-launch keygen`")
     parser.add_argument("--rate", type=positive_rate, nargs="+", default=[1.0], help="requests per second")
     parser.add_argument("--num-requests", type=int, default=100)
     parser.add_argument("--in", type=number_or_range, default=(128, 128), dest="num_in", metavar="N|LOW:HIGH")

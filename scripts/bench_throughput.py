@@ -18,6 +18,7 @@ from tokenloom.scripts.bench_workload import (
     Workload,
     add_model_arguments,
     add_shape_arguments,
+    device_of,
     engine_options,
     find_checkpoint,
     vocab_size,
@@ -66,7 +67,7 @@ def main() -> int:
         contestants.append(Ours(folder, options, arguments.in_process))
         if arguments.with_transformers:
             threads = num_cpu_threads(arguments.num_threads if "num_threads" in options else None, 1)
-            device = "cuda" if options.get("device") == "cuda" else "cpu"
+            device = device_of(options)
             contestants.append(transformers_peer(folder, dtype, device, threads))
         seconds = measure(contestants, workload, arguments.rounds, report)
     finally:

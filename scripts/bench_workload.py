@@ -12,6 +12,7 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,6 +65,12 @@ def engine_options(parser: argparse.ArgumentParser, arguments: argparse.Namespac
     if "model" in options or arguments.config:
         parser.error("the model is the first argument; --model and --config are not for benchmarks")
     return options
+
+
+def device_of(options: Mapping[str, object]) -> str:
+    """Where an engine with these options runs: cpu or cuda, as frontend/resolve.py decides it."""
+    device = str(options.get("device", "auto"))
+    return device if device != "auto" else "cuda" if os.path.exists("/dev/nvidiactl") else "cpu"
 
 
 def find_checkpoint(name: str, dtype: str = "bfloat16") -> Path:

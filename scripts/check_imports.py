@@ -19,7 +19,8 @@ ROOMS = {  # room: (rooms it may import, third parties it may import)
     "workers": ({"workers", "kernels", "ipc"}, {"msgspec", "zmq", "numpy", "torch", "safetensors", "psutil"}),
     "frontend": (
         {"frontend", "ipc"},
-        {"msgspec", "zmq", "numpy", "tokenizers", "transformers", "jinja2", "yaml", "tqdm", "huggingface_hub"},
+        {"msgspec", "zmq", "numpy", "tokenizers", "transformers", "jinja2", "yaml", "tqdm", "huggingface_hub"}
+        | {"starlette", "uvicorn", "uvloop"},  # the HTTP server
     ),
 }
 COMPOSERS = {"frontend/in_process.py": {"core", "workers", "kernels"}}  # puts the rooms together in one process

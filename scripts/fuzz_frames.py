@@ -93,6 +93,8 @@ class FrameFuzzer:
             return self._raw(pick.choice(info.types), depth)
         if isinstance(info, inspect.ListType):
             return [self._raw(info.item_type, depth + 1) for _ in range(pick.randrange(4))]
+        if isinstance(info, inspect.DictType):
+            return {self._raw(info.key_type, depth + 1): self._raw(info.value_type, depth + 1)}
         if isinstance(info, inspect.LiteralType):
             return pick.choice(list(info.values))
         makers: dict[type[inspect.Type], Callable[[], object]] = {

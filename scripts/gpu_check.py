@@ -49,6 +49,7 @@ markers =
     slow: long forms
     gpu: needs a CUDA device
 """
+MARK = re.compile(r"^(pytestmark = |\s*@)pytest\.mark\.gpu\b", re.MULTILINE)
 OUTCOME = re.compile(r"^(\S*\.py::.*?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b")
 NUM_LAST_LINES = 200
 
@@ -85,11 +86,12 @@ def run_streamed(command: list[str], folder: Path, environment: dict[str, str], 
     timer = threading.Timer(timeout_s, stop)
     timer.start()
     lines: deque[str] = deque(maxlen=20_000)
+    assert process.stdout is not None
     try:
-        assert process.stdout is not None
-        for line in process.stdout:
-            print(line, end="", flush=True)
-            lines.append(line.rstrip("\n"))
+        with process.stdout as output:
+            for line in output:
+                print(line, end="", flush=True)
+                lines.append(line.rstrip("\n"))
         code = process.wait()
     finally:
         timer.cancel()
@@ -99,12 +101,13 @@ def run_streamed(command: list[str], folder: Path, environment: dict[str, str], 
 def gpu_test_files() -> list[str]:
     """Files with a gpu mark, as paths below the temporary folder."""
     files = sorted((ROOT / "tests").rglob("test_*.py"))
-    return [f"tokenloom/{file.relative_to(ROOT)}" for file in files if "mark.gpu" in file.read_text()]
+    return [f"tokenloom/{file.relative_to(ROOT)}" for file in files if MARK.search(file.read_text())]
 
 
-def run_tests(folder: Path, environment: dict[str, str], timeout_s: float) -> dict[str, Any]:
+def run_tests(folder: Path, environment: dict[str, str], timeout_s: float, files: list[str]) -> dict[str, Any]:
+    """Names of the gpu-marked tests in `files` by outcome; good if all ran and none failed."""
     command = [sys.executable, "-m", "pytest", "-c", "pytest.ini", "--rootdir", str(folder), "-v", "-m", "gpu"]
-    result = run_streamed([*command, *gpu_test_files()], folder, environment, timeout_s)
+    result = run_streamed([*command, *files], folder, environment, timeout_s)
     names: dict[str, list[str]] = {"passed": [], "failed": [], "skipped": []}
     for line in result["lines"]:
         if found := OUTCOME.match(line):
@@ -156,7 +159,7 @@ def main() -> int:
         print(f"gpu_check: {document['gpu']['name']}, commit {document['commit']}")
         with bare_package() as (folder, environment):
             if options.only != "benchmark":
-                document["tests"] = run_tests(folder, environment, options.tests_timeout_s)
+                document["tests"] = run_tests(folder, environment, options.tests_timeout_s, gpu_test_files())
             if options.only != "tests":
                 document["benchmark"] = run_benchmark(folder, environment, options.bench_timeout_s)
     text = json.dumps(document, indent=2) + "\n"

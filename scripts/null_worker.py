@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import time
 import types
+from pathlib import Path
 
 import numpy as np
 
@@ -29,8 +30,12 @@ class NullWorker:
         self._num_known = np.zeros(spec.config.max_num_seqs, np.int64)
         self._num_computed = np.zeros(spec.config.max_num_seqs, np.int64)
 
-    def load(self) -> list[Phase]:
+    def load(self, folder: Path | None = None) -> list[Phase]:
+        """There is nothing to load."""
         return []
+
+    def reload(self, folder: Path) -> None:
+        self.reset()
 
     def measure(self) -> Measured:
         return Measured(max_blocks=self._num_blocks, block_bytes=0, device="none")
@@ -38,7 +43,8 @@ class NullWorker:
     def initialize(self, num_blocks: int) -> None:
         self.reset()
 
-    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+    def execute(self, output: SchedulerOutput, receive_mask: object = None) -> ModelRunnerOutput:
+        """Requests with a grammar are not for it: masks are not waited for."""
         begun = time.monotonic()
         for new in output.new_rows:
             self._num_known[new.row] = len(decode_ids(new.token_ids))

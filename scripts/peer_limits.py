@@ -2,7 +2,7 @@
 
 Answers every request of peer_protocol.py with two rates. read_bytes_per_s: a buffer as large as the model's weights is
 read once (on a GPU copied; read and written bytes count). flops_per_s: the matmuls of one layer, weights packed for
-oneDNN where that is faster, at MATMUL_TOKENS tokens. The best of REPEATS each: a limit is what the machine can do.
+oneDNN where that is faster, at MATMUL_TOKENS tokens. The best of many: a limit is what the machine can do.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import peer_protocol
 
-REPEATS = 5
+MIN_REPEATS, MIN_SECONDS = 5, 0.2  # of each measurement: small models need many repeats on a shared machine
 MATMUL_TOKENS = {"cpu": 1024, "cuda": 8192}
 
 
@@ -73,12 +73,12 @@ def make_linear(shape: tuple[int, int], num_tokens: int, dtype: Any, device: Any
 
 
 def shortest(function: Callable[[], object], device: Any) -> float:
-    """Seconds of the fastest of REPEATS calls after one to warm up."""
+    """Seconds of the fastest of many calls after one to warm up."""
     import torch
 
     function()
-    seconds = []
-    for _ in range(REPEATS):
+    seconds: list[float] = []
+    while len(seconds) < MIN_REPEATS or sum(seconds) < MIN_SECONDS:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         begun = time.perf_counter()

@@ -2,9 +2,9 @@
 
 A token's weight is exp((logit − largest) / T), so the likeliest weighs 1. The filters, in this order, each on what
 the one before left:
+    min_p        tokens at least min_p times as likely as the likeliest
     top_k        the k largest logits
     top_p        the likeliest tokens, down to the one with which their probability reaches top_p
-    min_p        tokens at least min_p times as likely as the likeliest
 Each cuts at a value, so tokens that tie with the last one kept are kept too: the set does not depend on a sort.
 
 A row in which a large share of the vocabulary could win gets the noise of the whole vocabulary at once, and only the
@@ -59,6 +59,13 @@ class RowDraw(NamedTuple):
         """No token gains more than MAX_GUMBEL: one that weighs less than this cannot win."""
         return math.exp(self.reached_noise - noise.MAX_GUMBEL) * (1 - _SLACK)
 
+    def total(self, logits: F32) -> float:
+        """Weight of those of these tokens that min_p keeps; 0 without top_p, which alone asks for it."""
+        if self.top_p == 1:
+            return 0.0
+        weights = self.weights(logits)
+        return float(weights[weights >= self.min_p].sum())
+
     def weight_floor(self, total: float, vocab_size: int) -> float:
         """Under this weight, without top_k, a token cannot win or is sure to fall to a filter.
 
@@ -81,14 +88,16 @@ class Candidates:
 
     token_ids: I64
     logits: F32
-    total: float  # weight of all tokens that top_k keeps, candidates or not; 0 without top_p
+    total: float  # weight of all tokens that min_p and top_k keep, candidates or not; 0 without top_p
 
     def filtered(self, draw: RowDraw) -> Candidates:
-        """Those that top_p and min_p keep and that can win."""
-        kept = self
+        """Those that min_p and top_p keep and that can win."""
+        weights = draw.weights(self.logits)
+        kept = self._keep(weights >= draw.min_p) if draw.min_p else self
+        mask = draw.weights(kept.logits) >= draw.least_winning_weight
         if draw.top_p < 1:
-            kept = kept._keep(kept.logits >= kept._top_p_cut(draw))
-        return kept._keep(draw.weights(kept.logits) >= max(draw.min_p, draw.least_winning_weight))
+            mask &= kept.logits >= kept._top_p_cut(draw)
+        return kept._keep(mask)
 
     def _top_p_cut(self, draw: RowDraw) -> np.float32:
         """The least logit that top_p keeps."""
@@ -110,13 +119,15 @@ def find_on_host(logits: Tensor, draws: list[RowDraw]) -> list[Candidates]:
 def _find_in_row(logits: F32, draw: RowDraw, weights: F32) -> Candidates:
     """logits: [vocab]. weights: [vocab], overwritten."""
     if draw.top_k:
-        token_ids = _largest_ids(logits, draw.top_k)
+        token_ids = largest_ids(logits, draw.top_k)
         kept = logits[token_ids]
-        return Candidates(token_ids, kept, float(draw.weights(kept).sum()) if draw.top_p < 1 else 0.0)
+        return Candidates(token_ids, kept, draw.total(kept))
     np.subtract(logits, draw.largest, out=weights)
     np.divide(weights, draw.temperature, out=weights)
     np.exp(weights, out=weights)
-    total = float(weights.sum()) if draw.top_p < 1 else 0.0
+    total = 0.0
+    if draw.top_p < 1:
+        total = float(weights[weights >= draw.min_p].sum() if draw.min_p else weights.sum())
     mask = weights >= np.float32(draw.weight_floor(total, len(logits)))
     if draw.is_wide(int(np.count_nonzero(mask)), len(logits)):
         bits = noise.vocabulary_bits(len(logits), draw.position, draw.seed)
@@ -126,7 +137,7 @@ def _find_in_row(logits: F32, draw: RowDraw, weights: F32) -> Candidates:
     return Candidates(token_ids, logits[token_ids], total)
 
 
-def _largest_ids(logits: F32, k: int) -> I64:
+def largest_ids(logits: F32, k: int) -> I64:
     """Ids of the k largest logits and of those that tie with the k-th.
 
     The k-th largest of the maxima of disjoint groups is no more than the k-th largest logit: most fall to it.
@@ -150,7 +161,8 @@ def find_on_device(logits: Tensor, draws: list[RowDraw]) -> list[Candidates]:
     largest = torch.tensor(np.array([draw.largest for draw in draws]), device=device)[:, None]
     temperature = torch.tensor(np.array([draw.temperature for draw in draws]), device=device)[:, None]
     weights = logits.sub(largest).div_(temperature).exp_()
-    totals = weights.sum(-1, dtype=torch.float64).tolist()
+    min_p = torch.tensor([draw.min_p for draw in draws], dtype=torch.float32, device=device)[:, None]
+    totals = weights.where(weights >= min_p, 0).sum(-1, dtype=torch.float64).tolist()
     floors = [0.0 if d.top_k else d.weight_floor(t, vocab_size) for d, t in zip(draws, totals, strict=True)]
     mask = weights >= torch.tensor(floors, dtype=torch.float32, device=device)[:, None]
     mask &= logits >= _top_k_cuts(logits, draws)[:, None]
@@ -189,7 +201,4 @@ def _split(logits: Tensor, mask: Tensor, draws: list[RowDraw], totals: list[floa
     values = logits[rows, token_ids].cpu().numpy()
     ends = np.cumsum(np.bincount(rows.cpu().numpy(), minlength=len(draws)))[:-1]
     parts = zip(np.split(token_ids.cpu().numpy(), ends), np.split(values, ends), draws, totals, strict=True)
-    return [
-        Candidates(ids, kept, float(draw.weights(kept).sum()) if draw.top_k and draw.top_p < 1 else total)
-        for ids, kept, draw, total in parts
-    ]
+    return [Candidates(ids, kept, draw.total(kept) if draw.top_k else total) for ids, kept, draw, total in parts]

@@ -10,6 +10,7 @@ written, since a wrong slot would silently spoil another request's cache.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,8 @@ import numpy.typing as npt
 
 from ..ipc.errors import ProtocolError
 from ..ipc.messages import NewRow
+from .logits_rules import LogitsRules
+from .row_rules import LogitsProcessor, RowRules
 from .sampling_columns import SamplingColumns
 
 I32 = npt.NDArray[np.int32]
@@ -27,6 +30,7 @@ I64 = npt.NDArray[np.int64]
 class StepInputs:
     """One step, ready to be computed: n rows in compute order (those with one token first), T tokens."""
 
+    rows: I32  # [n]
     token_ids: I32  # [T]
     positions: I64  # [T] index of each token in its row
     slots: I64  # [T] block_id * block_size + offset
@@ -39,10 +43,30 @@ class StepInputs:
     sampled_tokens: I64  # [s] index into the T tokens of each one's last
 
 
+@dataclass(frozen=True)
+class PromptSpan:
+    """Prompt tokens of one row whose logprobs this step can tell: each is judged by the hidden state before it."""
+
+    row: int
+    num_top: int  # how many of the likeliest beside each
+    first_token: int  # index into the T tokens of the one before the first
+    first_position: int  # of the first in the prompt
+    token_ids: I32  # [m]
+
+
 class InputBatch:
     """The rows of one worker. Invariant: num_computed_tokens < num_tokens for each active row between two steps."""
 
-    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int, num_blocks: int) -> None:
+    def __init__(
+        self,
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+        num_blocks: int,
+        vocab_size: int = 1 << 31,
+        processors: Sequence[LogitsProcessor] = (),
+    ) -> None:
+        """`processors` are those that rows may name, by their places."""
         self._block_size = block_size
         self._num_blocks = num_blocks
         max_blocks_per_row = -(-max_model_len // block_size)
@@ -55,6 +79,9 @@ class InputBatch:
         self._num_prompt_tokens: I64 = np.zeros(max_num_seqs, np.int64)
         self._num_blocks_of_row: I64 = np.zeros(max_num_seqs, np.int64)
         self._sampling = SamplingColumns.greedy(max_num_seqs)
+        self._rules = LogitsRules(vocab_size, processors)
+        self._num_logprobs: I32 = np.full(max_num_seqs, -1, np.int32)
+        self._prompt_logprobs: dict[int, tuple[int, int]] = {}  # row: how many likeliest, the first token
 
     @property
     def num_active(self) -> int:
@@ -68,14 +95,43 @@ class InputBatch:
     def sampling(self, rows: I32) -> SamplingColumns:
         return self._sampling.take(rows)
 
+    def rules(self, rows: I32) -> dict[int, RowRules]:
+        """What these rows want done to their logits, by their place; rows that want nothing are left out."""
+        return self._rules.of(rows)
+
+    def num_logprobs(self, rows: I32) -> I32:
+        """[n] how many of the likeliest tokens each row wants beside a sampled one; -1: no logprobs."""
+        return self._num_logprobs[rows]
+
+    def prompt_spans(self, inputs: StepInputs) -> list[PromptSpan]:
+        """The prompt tokens of this step whose logprobs are wanted. Rows that want none cost nothing."""
+        if not self._prompt_logprobs:
+            return []
+        spans = []
+        for i, row in enumerate(inputs.rows.tolist()):
+            if row in self._prompt_logprobs:
+                num_top, start = self._prompt_logprobs[row]
+                end = int(inputs.seq_lens[i])
+                begin = end - int(inputs.query_starts[i + 1] - inputs.query_starts[i])
+                first, last = max(begin + 1, start), min(end + 1, int(self._num_prompt_tokens[row]))
+                if first < last:
+                    index = int(inputs.query_starts[i]) + first - 1 - begin
+                    spans.append(PromptSpan(row, num_top, index, first, self._token_ids[row, first:last].copy()))
+        return spans
+
     def clear(self) -> None:
         """Forget all rows."""
         self._is_active[:] = False
+        self._rules.clear()
+        self._prompt_logprobs.clear()
 
     def free(self, rows: I32) -> None:
         """Forget these rows."""
         self._check_active(rows, "freed")
         self._is_active[rows] = False
+        self._rules.free(rows.tolist())
+        for row in rows.tolist():
+            self._prompt_logprobs.pop(row, None)
 
     def admit(self, new_row: NewRow) -> None:
         """Start or resume a request on a free row. Its blocks follow in `append_blocks`."""
@@ -89,6 +145,7 @@ class InputBatch:
                 f"row {row} is admitted with {len(token_ids)} tokens, {new_row.num_computed_tokens} of them computed: "
                 f"it must have one to compute and at most {self._token_ids.shape[1] - 1} in all"
             )
+        self._rules.admit(new_row)
         self._is_active[row] = True
         self._token_ids[row, : len(token_ids)] = token_ids
         self._num_tokens[row] = len(token_ids)
@@ -96,6 +153,9 @@ class InputBatch:
         self._num_prompt_tokens[row] = new_row.num_prompt_tokens
         self._num_blocks_of_row[row] = 0
         self._sampling.put(row, new_row.sampling)
+        self._num_logprobs[row] = new_row.sampling.num_logprobs
+        if new_row.sampling.num_prompt_logprobs >= 0:
+            self._prompt_logprobs[row] = new_row.sampling.num_prompt_logprobs, new_row.sampling.prompt_logprobs_start
 
     def append_blocks(self, appends: I32) -> None:
         """Append block ids to the tables of rows. appends: [m, 3] row, KV group, block id; in table order per row."""
@@ -144,6 +204,7 @@ class InputBatch:
         last_tokens = np.empty(len(rows), np.int64)
         last_tokens[order] = query_starts[1:] - 1
         return StepInputs(
+            rows=rows,
             token_ids=self._token_ids[token_rows, positions],
             positions=positions,
             slots=self._slots(token_rows, positions),
@@ -164,6 +225,7 @@ class InputBatch:
         """Each row's sampled token becomes its last known one."""
         self._token_ids[rows, self._num_tokens[rows]] = token_ids
         self._num_tokens[rows] += 1
+        self._rules.append(rows, token_ids)
 
     def _slots(self, token_rows: I32, positions: I64) -> I64:
         block_indices, offsets = np.divmod(positions, self._block_size)

@@ -1,6 +1,7 @@
 """The ModelRunner: one step from SchedulerOutput to sampled tokens.
 
-    apply changes → prepare inputs → forward → hidden states of last tokens → logits → Sampler → row state
+    apply changes → prepare inputs → forward → hidden states of last tokens → logits → mask, rules → Sampler → row state
+                                             ↘ hidden states of prompts, chunk by chunk → logits → logprobs
 
 Knows the model as a Protocol and the rows as InputBatch; knows no socket, no step number and no epoch. Every rank of a
 group runs the same steps: rank 0 samples and broadcasts the ids, so that row state is equal on all.
@@ -8,6 +9,7 @@ group runs the same steps: rank 0 samples and broadcasts the ids, so that row st
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,11 +19,16 @@ import torch
 from torch import Tensor
 
 from ..ipc.errors import ProtocolError
-from ..ipc.messages import SchedulerOutput
+from ..ipc.messages import LogprobColumns, SchedulerOutput, TokenMask
 from ..kernels.ops import AttentionMetadata
-from .input_batch import InputBatch, StepInputs, ids_of
+from .input_batch import InputBatch, PromptSpan, StepInputs, ids_of
+from .logits_rules import apply_rules
+from .logprobs import join_columns, score_tokens
 from .parallel import ParallelGroup
 from .sampler import Sampler
+from .token_mask import MaskSource, apply_mask, no_mask
+
+LOGITS_BYTES = 48 << 20  # of one chunk of a prompt's logits; scoring takes as much again, and on a GPU twice that
 
 
 class Model(Protocol):
@@ -43,13 +50,18 @@ class SampledTokens:
 
     rows: npt.NDArray[np.int32]  # [s]
     token_ids: npt.NDArray[np.int64]  # [s]
+    logprobs: LogprobColumns | None = None  # of those whose rows asked
+    prompt_logprobs: LogprobColumns | None = None
 
 
 class ModelRunner:
     """Owns the rows and runs the model over its KV cache. `stage` says what it does, for the report of an error."""
 
-    def __init__(self, model: Model, batch: InputBatch, kv_cache: Tensor, group: ParallelGroup) -> None:
+    def __init__(
+        self, model: Model, batch: InputBatch, kv_cache: Tensor, group: ParallelGroup, vocab_size: int = 1 << 17
+    ) -> None:
         self._model = model
+        self._vocab_size = vocab_size  # bounds what a chunk of a prompt's logits takes
         self._batch = batch
         self._kv_cache = kv_cache
         self._group = group
@@ -57,8 +69,19 @@ class ModelRunner:
         self.stage = "idle"
 
     @torch.inference_mode()
-    def execute_model(self, output: SchedulerOutput) -> SampledTokens:
-        """Run one step; one without rows only applies its changes. ProtocolError if the rows do not allow it."""
+    def drop_model(self) -> None:
+        """Let go of the weights; `take_model` must follow before the next step."""
+        del self._model
+
+    def take_model(self, model: Model) -> None:
+        """Go on with other weights of the same shape. No row is there: `clear` came before."""
+        self._model = model
+
+    def execute_model(self, output: SchedulerOutput, receive_mask: MaskSource = no_mask) -> SampledTokens:
+        """Run one step; one without rows only applies its changes. ProtocolError if the rows do not allow it.
+
+        `receive_mask` is called, on rank 0, once the logits of a step with a pending mask are made.
+        """
         self.stage = "update rows"
         self._apply_changes(output)
         rows, counts = ids_of(output.rows), ids_of(output.counts)
@@ -72,10 +95,10 @@ class ModelRunner:
         hidden = self._model.forward(token_ids, metadata_of(inputs, device), self._kv_cache)
         self._batch.advance(rows, counts)
         self.stage = "sample"
-        sampled = self._sample(hidden, inputs)
-        self._batch.append_tokens(inputs.sampled_rows, sampled)
+        sampled = self._sample(hidden, inputs, receive_mask if output.is_mask_pending else no_mask)
+        self._batch.append_tokens(inputs.sampled_rows, sampled.token_ids)
         self.stage = "idle"
-        return SampledTokens(inputs.sampled_rows, sampled)
+        return sampled
 
     def clear(self) -> None:
         """Forget all rows."""
@@ -90,20 +113,61 @@ class ModelRunner:
             raise ProtocolError(f"block_appends holds {len(appends)} numbers, which make no triples")
         self._batch.append_blocks(appends.reshape(-1, 3))
 
-    def _sample(self, hidden: Tensor, inputs: StepInputs) -> npt.NDArray[np.int64]:
-        """The token of each sampled row, on every rank. hidden: [T, hidden_size]."""
-        if len(inputs.sampled_rows) == 0:
-            return np.empty(0, np.int64)
+    def _sample(self, hidden: Tensor, inputs: StepInputs, receive_mask: MaskSource) -> SampledTokens:
+        """The token of each sampled row, on every rank, and what rank 0 was asked to tell about tokens.
+
+        hidden: [T, hidden_size].
+        """
+        parts = [part for span in self._batch.prompt_spans(inputs) for part in self._score_prompt(hidden, span)]
+        prompt_logprobs, rows = join_columns(parts), inputs.sampled_rows
+        if len(rows) == 0:
+            return SampledTokens(rows, np.empty(0, np.int64), None, prompt_logprobs)
         logits = self._model.compute_logits(hidden[torch.from_numpy(inputs.sampled_tokens).to(hidden.device)])
+        token_ids, logprobs = np.empty(len(rows), np.int64), None
         if self._group.rank == 0:
-            columns = self._batch.sampling(inputs.sampled_rows)
-            token_ids = self._sampler.sample(logits, columns, inputs.sampled_positions)
-        else:
-            token_ids = np.empty(len(inputs.sampled_rows), np.int64)
+            self.stage = "wait for mask"
+            mask = receive_mask()
+            self.stage = "sample"
+            token_ids, logprobs = self._draw(logits, inputs, mask)
         if self._group.size > 1:
             shared = self._group.broadcast(torch.from_numpy(token_ids).to(hidden.device))
             token_ids = shared.cpu().numpy()
-        return token_ids
+        return SampledTokens(rows, token_ids, logprobs, prompt_logprobs)
+
+    def _draw(
+        self, logits: Tensor, inputs: StepInputs, mask: TokenMask | None
+    ) -> tuple[npt.NDArray[np.int64], LogprobColumns | None]:
+        """Tokens of rank 0, and the logprobs that rows asked for. logits: [s, vocab] float32, overwritten by rules."""
+        rows = inputs.sampled_rows
+        rules, num_top = self._batch.rules(rows), self._batch.num_logprobs(rows)
+        asking = np.flatnonzero(num_top >= 0)
+        original = logits
+        if rules or mask is not None:
+            logits = logits.clone() if len(asking) else logits.contiguous()
+        if mask is not None:
+            apply_mask(logits, rows, mask)
+        if rules:
+            apply_rules(logits, rules)
+        token_ids = self._sampler.sample(logits, self._batch.sampling(rows), inputs.sampled_positions)
+        if not len(asking):
+            return token_ids, None
+        if len(asking) < len(rows):
+            original = original[torch.from_numpy(asking).to(logits.device)]
+        scored = score_tokens(original, token_ids[asking], num_top[asking].tolist())
+        return token_ids, scored.to_columns(rows[asking].tolist(), inputs.sampled_positions[asking].tolist())
+
+    def _score_prompt(self, hidden: Tensor, span: PromptSpan) -> Iterator[LogprobColumns]:
+        """Logprobs of a prompt's tokens in chunks of bounded memory; every rank takes part, rank 0 has the answer."""
+        num_rows = max(1, LOGITS_BYTES // (4 * self._vocab_size))
+        for start in range(0, len(span.token_ids), num_rows):
+            token_ids = span.token_ids[start : start + num_rows].astype(np.int64)
+            first = span.first_token + start
+            logits = self._model.compute_logits(hidden[first : first + len(token_ids)])
+            if self._group.rank == 0:
+                scored = score_tokens(logits, token_ids, [span.num_top] * len(token_ids))
+                first_position = span.first_position + start
+                positions = range(first_position, first_position + len(token_ids))
+                yield scored.to_columns([span.row] * len(token_ids), positions)
 
 
 def metadata_of(inputs: StepInputs, device: torch.device) -> AttentionMetadata:

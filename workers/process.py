@@ -17,6 +17,7 @@ import os
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,16 +33,19 @@ from ..ipc.messages import (
     PROTOCOL_VERSION,
     ChildHello,
     ChildToSupervisor,
+    ControlAck,
     CoreToWorker,
     Failed,
     Initialize,
     Phase,
     ProbeAck,
     Ready,
+    ReloadWeights,
     Resend,
     SchedulerOutput,
     Stop,
     SupervisorToChild,
+    TokenMask,
     WorkerError,
     WorkerToCore,
 )
@@ -66,11 +70,14 @@ Socket = zmq.Socket[bytes]
 class WorkerProcess:
     """Owns the sockets and the order of things; the work is the Worker's."""
 
-    def __init__(self, spec: EngineSpec, rank: int, generation: int) -> None:
+    def __init__(self, spec: EngineSpec, rank: int, generation: int, model_folder: Path) -> None:
         self._spec = spec
+        self._model_folder = model_folder
         self._rank = rank
         self._generation = generation
         self._fence = StepFence(generation)
+        self._backlog: deque[CoreToWorker] = deque()  # came while a mask was waited for
+        self._is_stopping = False
         self._num_malformed = 0
         self._num_stale = 0
         self._context: zmq.Context[Socket] = zmq.Context()
@@ -106,13 +113,13 @@ class WorkerProcess:
     def _start(self) -> Worker | None:
         """A worker that is ready for steps; None if the supervisor says Stop before."""
         self._say_hello()
-        start_readahead(Path(self._spec.model_folder))
+        start_readahead(self._model_folder)
         begun = time.monotonic()
         from .worker import Worker
 
         self._tell(Phase(name="import torch", duration_s=time.monotonic() - begun))
         worker = Worker(self._spec, self._rank, self._generation)
-        for phase in worker.load():
+        for phase in worker.load(self._model_folder):
             self._tell(phase)
         begun = time.monotonic()
         measured = worker.measure()
@@ -157,20 +164,25 @@ class WorkerProcess:
         poller.register(self._control, zmq.POLLIN)
         poller.register(self._steps, zmq.POLLIN)
         while True:
-            ready = dict(poller.poll())
-            if self._control in ready and isinstance(self._receive_control(zmq.NOBLOCK), Stop):
+            while self._backlog:
+                if not self._obey(worker, self._backlog.popleft()):
+                    return EXIT_FAULT
+            if self._is_stopping:
                 worker.close()
                 return 0
-            if self._steps in ready:
-                message = self._receive_step()
-                if message is not None and not self._obey(worker, message):
-                    return EXIT_FAULT
+            ready = dict(poller.poll())
+            if self._control in ready and isinstance(self._receive_control(zmq.NOBLOCK), Stop):
+                self._is_stopping = True
+            elif self._steps in ready and (message := self._receive_step()) is not None:
+                self._backlog.append(message)
 
     def _obey(self, worker: Worker, message: CoreToWorker) -> bool:
         """Act on a message of the core. False if a step failed: this worker's state can no longer be trusted."""
         verdict = self._fence.judge(message)
         if verdict is Verdict.EXECUTE and isinstance(message, SchedulerOutput):
             return self._execute(worker, message)
+        if verdict is Verdict.EXECUTE and isinstance(message, ReloadWeights):
+            return self._reload(worker, message)
         if verdict is Verdict.RESET:
             worker.reset()
         if verdict in (Verdict.RESET, Verdict.ACKNOWLEDGE):
@@ -183,23 +195,53 @@ class WorkerProcess:
 
     def _execute(self, worker: Worker, step: SchedulerOutput) -> bool:
         try:
-            result = worker.execute(step)
+            result = worker.execute(step, lambda: self._wait_for_mask(step))
         except Exception as error:
-            message = f"{type(error).__name__}: {error}"
-            logger.exception("step %d failed at %s: %s", step.step, worker.stage, message)
-            self._push(
-                WorkerError(
-                    rank=self._rank,
-                    generation=self._generation,
-                    step=step.step,
-                    phase=worker.stage,
-                    message=message,
-                )
-            )
+            self._report(error, step.step, worker.stage)
             return False
         if result is not None:
             self._push(result)
         return True
+
+    def _reload(self, worker: Worker, order: ReloadWeights) -> bool:
+        try:
+            worker.reload(Path(order.model_folder))
+        except Exception as error:
+            self._report(error, order.step, "reload")
+            return False
+        self._push(
+            ControlAck(
+                rank=self._rank, step=order.step, core_epoch=order.core_epoch, generation=self._generation
+            )
+        )
+        return True
+
+    def _report(self, error: Exception, step: int, phase: str) -> None:
+        """Tell the core that this rank cannot go on."""
+        message = f"{type(error).__name__}: {error}"
+        logger.exception("step %d failed at %s: %s", step, phase, message)
+        self._push(
+            WorkerError(rank=self._rank, generation=self._generation, step=step, phase=phase, message=message)
+        )
+
+    def _wait_for_mask(self, step: SchedulerOutput) -> TokenMask | None:
+        """The mask that `step` samples by. None when its result is not wanted any more: the core was replaced, or this
+        process is to stop; then the step still ends, so that other ranks are not left waiting for its tokens."""
+        poller = zmq.Poller()
+        poller.register(self._control, zmq.POLLIN)
+        poller.register(self._steps, zmq.POLLIN)
+        while not self._is_stopping:
+            ready = dict(poller.poll())
+            if self._control in ready and isinstance(self._receive_control(zmq.NOBLOCK), Stop):
+                self._is_stopping = True
+            if self._steps not in ready or (message := self._receive_step()) is None:
+                continue
+            if isinstance(message, TokenMask) and self._fence.is_mask_of(step, message):
+                return message
+            self._backlog.append(message)
+            if self._fence.has_replaced(step, message):
+                return None
+        return None
 
     # ── frames ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -238,6 +280,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--spec", required=True)
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--generation", type=int, required=True)
+    parser.add_argument("--model-folder", help="where the weights are, if they were reloaded from elsewhere")
     parser.add_argument("--lifeline-fd", type=int, required=True)
     options = parser.parse_args(arguments)
     set_title(f"tokenloom worker {options.rank}")
@@ -247,7 +290,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     log.configure(f"worker {options.rank}", spec.config.log_level)
     if spec.device == "cpu":
         prepare_openmp(num_cpu_threads(spec.config.num_threads, spec.config.tensor_parallel_size))
-    process = WorkerProcess(spec, options.rank, options.generation)
+    process = WorkerProcess(spec, options.rank, options.generation, Path(options.model_folder or spec.model_folder))
     try:
         return process.run()
     finally:

@@ -25,6 +25,7 @@ def dummy_step(counts: Sequence[int], seq_lens: Sequence[int], block_size: int) 
     spans = [np.arange(length - count, length) for count, length in zip(counts, seq_lens, strict=True)]
     rows = np.arange(len(counts), dtype=np.int32)
     return StepInputs(
+        rows=rows,
         token_ids=np.zeros(num_tokens, np.int32),
         positions=np.concatenate(spans).astype(np.int64),
         slots=np.full(num_tokens, -1, np.int64),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from ..ipc.messages import Probe, SchedulerOutput
+from ..ipc.messages import CoreToWorker, Probe, SchedulerOutput, TokenMask
 
 
 class Verdict(Enum):
@@ -29,21 +29,30 @@ class StepFence:
         self._asked_from = 0
         self.next_step = 1
 
-    def judge(self, message: SchedulerOutput | Probe) -> Verdict:
-        """What to do with a message; a step that is to be executed counts as taken."""
+    def judge(self, message: CoreToWorker) -> Verdict:
+        """What to do with a message; a step that is to be executed counts as taken. A mask is taken where it is waited
+        for (`is_mask_of`); here it can only be late, or tell that its step was lost."""
         if message.generation != self._generation or message.core_epoch < self._core_epoch:
             return Verdict.STALE
         if isinstance(message, Probe):
             return self._judge_probe(message)
         if message.core_epoch != self._core_epoch or message.step < self.next_step:
             return Verdict.STALE
-        if message.step == self.next_step:
+        if message.step == self.next_step and not isinstance(message, TokenMask):
             self.next_step += 1
             return Verdict.EXECUTE
         if self._asked_from == self.next_step:
             return Verdict.DROP
         self._asked_from = self.next_step
         return Verdict.RESEND
+
+    def is_mask_of(self, step: SchedulerOutput, mask: TokenMask) -> bool:
+        place = (mask.generation, mask.core_epoch, mask.step)
+        return place == (step.generation, step.core_epoch, step.step)
+
+    def has_replaced(self, step: SchedulerOutput, message: CoreToWorker) -> bool:
+        """Whether `message` shows that the core which sent `step` is gone, so that no mask will come."""
+        return message.generation == step.generation and message.core_epoch > step.core_epoch
 
     def _judge_probe(self, probe: Probe) -> Verdict:
         if probe.core_epoch == self._core_epoch:

@@ -23,11 +23,14 @@ from ..ipc.messages import Measured, ModelRunnerOutput, Phase, SchedulerOutput
 from ..kernels.ops import select_ops
 from .cpu_threads import num_cpu_threads
 from .input_batch import InputBatch
+from .logits_rules import load_processors
 from .memory import KVCacheLimits, allocate_kv_cache, fit_on_cpu, fit_on_gpu, gib
 from .model_runner import ModelRunner
 from .models.decoder import DecoderModel, load_model
 from .parallel import ParallelGroup
 from .profile import activation_bytes, dummy_step, largest_steps, run_dummy
+from .row_rules import LogitsProcessor
+from .token_mask import MaskSource, no_mask
 
 logger = logging.getLogger("tokenloom.worker")
 
@@ -47,29 +50,26 @@ class Worker:
         self._group = ParallelGroup(rank, self._size)
         self._model: DecoderModel | None = None
         self._runner: ModelRunner | None = None
+        self._processors: list[LogitsProcessor] = []
 
     @property
     def stage(self) -> str:
         """What a step is at, for the report of an error."""
         return "idle" if self._runner is None else self._runner.stage
 
-    def load(self) -> Iterator[Phase]:
-        """Join the group and read the weights; yields each phase when it is over. ConfigError for a bad checkpoint."""
+    def load(self, folder: Path | None = None) -> Iterator[Phase]:
+        """Join the group and read the weights, from `folder` if not the spec's; yields each phase when it is over.
+
+        ConfigError for a bad checkpoint.
+        """
         begun = time.monotonic()
+        self._processors = load_processors(self._spec.config.allowed_logits_processors)
         self._prepare_device()
         if self._size > 1:
             self._group = self._join_group()
             yield Phase(name="join group", duration_s=time.monotonic() - begun, detail=f"{self._size} ranks")
             begun = time.monotonic()
-        self._model = load_model(
-            Path(self._spec.model_folder),
-            self._spec.model,
-            self._spec.max_model_len,
-            self._dtype,
-            self._device,
-            select_ops(self._device, self._dtype, self._spec.config.enforce_reference),
-            self._group,
-        )
+        self._model = self._load_model(folder or Path(self._spec.model_folder))
         size = gib(self._model.weight_bytes)
         detail = f"{size} as {self._spec.dtype} on {self._device}"
         yield Phase(name="load weights", duration_s=time.monotonic() - begun, detail=detail)
@@ -95,19 +95,29 @@ class Worker:
         assert self._model is not None, "load comes before initialize"
         spec = self._spec
         kv_cache = allocate_kv_cache((num_blocks, *self._block_shape), self._dtype, self._device)
-        batch = InputBatch(spec.config.max_num_seqs, spec.max_model_len, spec.config.block_size, num_blocks)
-        self._runner = ModelRunner(self._model, batch, kv_cache, self._group)
+        batch = InputBatch(
+            spec.config.max_num_seqs,
+            spec.max_model_len,
+            spec.config.block_size,
+            num_blocks,
+            spec.model.vocab_size,
+            self._processors,
+        )
+        self._runner = ModelRunner(self._model, batch, kv_cache, self._group, spec.model.vocab_size)
         run_dummy(self._model, dummy_step([1], [1], spec.config.block_size), kv_cache, self._rank == 0)
         num_tokens = (num_blocks - 1) * spec.config.block_size
         size = gib(kv_cache.numel() * kv_cache.element_size())
         logger.info("KV cache: %d blocks, %d tokens, %s of %s", num_blocks, num_tokens, size, spec.dtype)
 
-    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput | None:
-        """Run one step. Rank 0 returns what it sampled, the others None."""
+    def execute(self, output: SchedulerOutput, receive_mask: MaskSource = no_mask) -> ModelRunnerOutput | None:
+        """Run one step. Rank 0 returns what it sampled, the others None.
+
+        `receive_mask` waits for the TokenMask of a step that says it is pending.
+        """
         assert self._runner is not None, "initialize comes before execute"
         begun = time.monotonic()
         maybe_fail("worker.execute")
-        sampled = self._runner.execute_model(output)
+        sampled = self._runner.execute_model(output, receive_mask)
         if self._rank != 0:
             return None
         return ModelRunnerOutput(
@@ -117,8 +127,30 @@ class Worker:
             rows=sampled.rows.tobytes(),
             counts=np.ones(len(sampled.rows), np.int32).tobytes(),
             token_ids=sampled.token_ids.astype(np.int32).tobytes(),
+            logprobs=sampled.logprobs,
+            prompt_logprobs=sampled.prompt_logprobs,
             execute_s=time.monotonic() - begun,
         )
+
+    def _load_model(self, folder: Path) -> DecoderModel:
+        return load_model(
+            folder,
+            self._spec.model,
+            self._spec.max_model_len,
+            self._dtype,
+            self._device,
+            select_ops(self._device, self._dtype, self._spec.config.enforce_reference),
+            self._group,
+        )
+
+    def reload(self, folder: Path) -> None:
+        """Forget all rows and take the weights in `folder` instead; never holds both at once. A failure is final."""
+        assert self._runner is not None, "initialize comes before reload"
+        self._runner.clear()
+        self._model = None
+        self._runner.drop_model()
+        self._model = self._load_model(folder)
+        self._runner.take_model(self._model)
 
     def reset(self) -> None:
         """Forget all rows: a new core knows none of them."""

@@ -1,119 +1,13 @@
-/* Attention of few query rows at a time over the paged cache, and the plan that cuts a step into such tasks.
+/* Attention of few query rows at a time over the paged cache: decode rows, and all rows where there are no tiles.
  *
- * A task is one KV head with all query heads that read it (up to 16 query rows) over a range of keys. The context of
- * a decode row is cut every CHUNK keys, at the same places whatever else is in the step; where that gives more than
- * one piece, each leaves its maximum, sum and weighted values, and a second round merges them. A prefill row is cut
- * into blocks of queries; those with many rows go to prefill.c where the processor has tiles.
+ * A task (see plan.c) has up to 16 query rows. Its keys are taken CHUNK at a time: scores, weights (an online softmax),
+ * weighted values, all in float32. Memory decides the speed: while one task's values are added, the next task's keys
+ * are already on their way. Pieces of one decode row leave their largest score, sum and weighted values; a second
+ * round merges them.
  */
 #include "attention.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
-/* ── the plan ────────────────────────────────────────────────────────────────────────────────────────────────────── */
-
-static bool add_task(AttentionPlan *plan, AttentionTask task) {
-    if (plan->num_tasks == plan->capacity) {
-        int64_t capacity = plan->capacity ? 2 * plan->capacity : 64;
-        AttentionTask *tasks = realloc(plan->tasks, (size_t)capacity * sizeof *tasks);
-        if (tasks == NULL) return false;
-        plan->tasks = tasks;
-        plan->capacity = capacity;
-    }
-    plan->tasks[plan->num_tasks++] = task;
-    return true;
-}
-
-/* Tasks of tokens [first, first + count) of a row for one KV head, `most_heads` query heads at a time. */
-static bool add_head_tasks(AttentionPlan *plan, AttentionTask task, int64_t position, int64_t count,
-                           int64_t most_heads) {
-    int64_t group = plan->num_heads / plan->num_kv_heads;
-    int64_t low = plan->window ? max64(0, position - plan->window + 1) : 0, high = position + count;
-    bool is_cut = count == 1 && low / CHUNK != (high - 1) / CHUNK;
-    task.position = (int32_t)position;
-    task.num_tokens = (int32_t)count;
-    for (int64_t head = 0; head < group; head += most_heads) {
-        task.first_head = (int32_t)(task.kv_head * group + head);
-        task.num_heads = (int32_t)min64(most_heads, group - head);
-        task.partial = -1;
-        task.num_partials = 0;
-        task.first_key = (int32_t)low;
-        task.end_key = (int32_t)high;
-        if (!is_cut) {
-            if (!add_task(plan, task)) return false;
-            continue;
-        }
-        int64_t first_task = plan->num_tasks;
-        for (int64_t key = low; key < high; key = (key / CHUNK + 1) * CHUNK) {
-            task.first_key = (int32_t)key;
-            task.end_key = (int32_t)min64(high, (key / CHUNK + 1) * CHUNK);
-            task.partial = plan->num_partial_rows;
-            plan->num_partial_rows += task.num_heads;
-            if (!add_task(plan, task)) return false;
-        }
-        plan->tasks[first_task].num_partials = (int32_t)(plan->num_tasks - first_task);
-    }
-    return true;
-}
-
-static bool add_prefill_row(AttentionPlan *plan, const StepRows *rows, int64_t row) {
-    int64_t start = rows->query_starts[row], count = rows->query_starts[row + 1] - start;
-    int64_t group = plan->num_heads / plan->num_kv_heads;
-    int64_t block = max64(1, TASK_ROWS / group), most_heads = min64(group, TASK_ROWS);
-    if (has_prefill(plan->head_dim) && count * group > TASK_ROWS && group <= PREFILL_ROWS)
-        block = PREFILL_ROWS / group, most_heads = group;
-    int64_t num_blocks = divide_up(count, block);
-    for (int64_t i = num_blocks - 1; i >= 0; i--) /* the longest first */
-        for (int64_t head = 0; head < plan->num_kv_heads; head++) {
-            int64_t first = i * block;
-            AttentionTask task = {.row = (int32_t)row, .kv_head = (int32_t)head, .token = (int32_t)(start + first)};
-            int64_t position = rows->seq_lens[row] - count + first;
-            if (!add_head_tasks(plan, task, position, min64(block, count - first), most_heads)) return false;
-        }
-    return true;
-}
-
-static bool add_decode_row(AttentionPlan *plan, const StepRows *rows, int64_t row) {
-    int64_t group = plan->num_heads / plan->num_kv_heads;
-    for (int64_t head = 0; head < plan->num_kv_heads; head++) {
-        AttentionTask task = {.row = (int32_t)row, .kv_head = (int32_t)head, .token = rows->query_starts[row]};
-        if (!add_head_tasks(plan, task, rows->seq_lens[row] - 1, 1, min64(group, TASK_ROWS))) return false;
-    }
-    return true;
-}
-
-AttentionPlan *make_attention_plan(const StepRows *rows, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
-                                   int64_t window) {
-    AttentionPlan *plan = calloc(1, sizeof *plan);
-    if (plan == NULL) return NULL;
-    plan->rows = *rows;
-    plan->num_heads = num_heads;
-    plan->num_kv_heads = num_kv_heads;
-    plan->head_dim = head_dim;
-    plan->window = window;
-    bool is_whole = true;
-    for (int64_t row = rows->num_rows - 1; row >= 0 && is_whole; row--) { /* prefill rows, the largest tasks, first */
-        int64_t count = rows->query_starts[row + 1] - rows->query_starts[row];
-        if (rows->seq_lens[row] <= 0 || count <= 0) continue;
-        is_whole = count == 1 ? add_decode_row(plan, rows, row) : add_prefill_row(plan, rows, row);
-    }
-    if (is_whole && plan->num_partial_rows) {
-        int64_t floats = plan->num_partial_rows * partial_floats(head_dim);
-        plan->partials = aligned_alloc(64, (size_t)floats * sizeof(float));
-        is_whole = plan->partials != NULL;
-    }
-    if (is_whole) return plan;
-    free_attention_plan(plan);
-    return NULL;
-}
-
-void free_attention_plan(AttentionPlan *plan) {
-    if (plan == NULL) return;
-    free(plan->tasks);
-    free(plan->partials);
-    free(plan);
-}
 
 /* ── one task ────────────────────────────────────────────────────────────────────────────────────────────────────── */
 
@@ -124,7 +18,9 @@ typedef struct {
     float largest[TASK_ROWS], sum[TASK_ROWS]; /* of the scores so far, and of 2^(score - largest) */
     _Alignas(64) float scores[TASK_ROWS][CHUNK]; /* then weights */
     _Alignas(64) float values[TASK_ROWS][MAX_HEAD_DIM]; /* weighted; in the order of load32 */
-    const element *keys[CHUNK], *value_rows[CHUNK]; /* where each of the chunk's keys lies */
+    const element *keys[CHUNK], *value_rows[CHUNK]; /* where each of the chunk's keys and values lies */
+    const element *next_keys[CHUNK]; /* and those of the next task's first ones */
+    int64_t num_next;
 #ifdef HAS_TILES
     _Alignas(64) uint32_t query_tiles[MAX_HEAD_DIM / LINE][16][16]; /* [pair][query row] */
 #endif
@@ -151,23 +47,22 @@ static void begin_task(Task *t, const AttentionPlan *plan, const AttentionTask *
 #endif
 }
 
-/* Find the keys [first, first + count) of the task's row. */
-static void locate(Task *t, const AttentionPlan *plan, const AttentionTask *task, const Cache *cache, int64_t first,
-                   int64_t count) {
+/* Where the row's keys (side 0) or values (1) [first, first + count) lie. */
+static void locate(const element **at, const AttentionPlan *plan, const AttentionTask *task, const Cache *cache,
+                   int side, int64_t first, int64_t count) {
     const int32_t *table = plan->rows.block_tables + task->row * plan->rows.table_stride;
     for (int64_t i = 0; i < count;) {
         int64_t block = (first + i) / cache->block_size, offset = (first + i) % cache->block_size;
-        const element *keys = cache_at(cache, table[block], 0, task->kv_head);
-        const element *values = cache_at(cache, table[block], 1, task->kv_head);
-        for (; offset < cache->block_size && i < count; offset++, i++) {
-            t->keys[i] = keys + offset * cache->head_dim;
-            t->value_rows[i] = values + offset * cache->head_dim;
-        }
+        const element *from = cache_at(cache, table[block], side, task->kv_head) + offset * cache->head_dim;
+        for (; offset < cache->block_size && i < count; offset++, i++, from += cache->head_dim) at[i] = from;
     }
 }
 
+/* Chunks begin at multiples of 16 keys, so that 16 are neighbours in a block; what is too early is not seen. */
+INLINE int64_t first_chunk(const AttentionTask *task) { return task->first_key / 16 * 16; }
+
 INLINE void prefetch(const element *from, int64_t bytes) {
-    for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch((const char *)from + i, _MM_HINT_T0);
+    for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch((const char *)from + i, _MM_HINT_T1);
 }
 
 INLINE __m512i query_line(const element *p, int64_t left) {
@@ -267,6 +162,7 @@ INLINE void add_values(Task *t, int64_t first, int64_t count, int64_t head_dim, 
             b[row] = _mm512_load_ps(t->values[first + row] + d + 16);
         }
         for (int64_t i = 0; i < count; i++) {
+            if (i < t->num_next) _mm_prefetch((const char *)(t->next_keys[i] + d), _MM_HINT_T1);
             Floats32 value = load32(t->value_rows[i] + d, head_dim - d);
 #pragma GCC unroll 8
             for (int row = 0; row < rows; row++) {
@@ -295,12 +191,8 @@ static void add_all_values(Task *t, int64_t count, int64_t head_dim) {
 
 static void attend_chunk(Task *t, const Cache *cache, int64_t first, int64_t count, float scale) {
     int64_t head_dim = cache->head_dim, bytes = head_dim * (int64_t)sizeof(element);
-    for (int64_t i = 0; i < min64(32, count); i++) prefetch(t->keys[i], bytes);
     for (int64_t at = 0; at < count; at += 16) {
-        for (int64_t i = at; i < min64(at + 16, count); i++) {
-            if (i + 32 < count) prefetch(t->keys[i + 32], bytes);
-            prefetch(t->value_rows[i], bytes);
-        }
+        for (int64_t i = at; i < min64(at + 16, count); i++) prefetch(t->value_rows[i], bytes);
 #ifdef HAS_TILES
         if (cache->block_size % 16 == 0 && (first + at) % 16 == 0 && head_dim % 16 == 0) {
             score_tile(t, at, head_dim); /* reads to the end of the block: what lies there is finite and not seen */
@@ -329,16 +221,20 @@ static void write_head(const AttentionPlan *plan, const Rows *out, int64_t token
 }
 
 static void run_task(AttentionPlan *plan, const AttentionTask *task, const element *query, int64_t query_stride,
-                     const Cache *cache, float scale, const Rows *out) {
+                     const Cache *cache, float scale, const Rows *out, const AttentionTask *next) {
     Task t;
     begin_task(&t, plan, task, query, query_stride);
 #ifdef HAS_TILES
     configure_tiles();
 #endif
-    /* Chunks begin at multiples of 16 keys, so that they are neighbours in a block; what is too early is not seen. */
-    for (int64_t key = task->first_key / 16 * 16; key < task->end_key; key += CHUNK) {
-        int64_t count = min64(CHUNK, task->end_key - key);
-        locate(&t, plan, task, cache, key, count);
+    for (int64_t key = first_chunk(task); key < task->end_key; key += CHUNK) {
+        int64_t count = min64(CHUNK, task->end_key - key), after = key + CHUNK;
+        const AttentionTask *follower = after < task->end_key ? task : next;
+        if (follower == next && next != NULL) after = first_chunk(next);
+        t.num_next = follower == NULL ? 0 : min64(CHUNK, follower->end_key - after);
+        locate(t.keys, plan, task, cache, 0, key, count);
+        locate(t.value_rows, plan, task, cache, 1, key, count);
+        if (follower != NULL) locate(t.next_keys, plan, follower, cache, 0, after, t.num_next);
         attend_chunk(&t, cache, key, count, scale);
     }
     for (int64_t row = 0; row < t.num_rows; row++) {
@@ -378,12 +274,13 @@ static void merge_partials(const AttentionPlan *plan, const AttentionTask *task,
 
 void attend(AttentionPlan *plan, const element *query, int64_t query_stride, const Cache *cache, float scale,
             const Rows *out, const Team *team) {
-    for (int64_t i; (i = take_task(team, 0)) < plan->num_tasks;) {
-        const AttentionTask *task = &plan->tasks[i];
+    for (int64_t i = take_task(team, 0), after; i < plan->num_tasks; i = after) {
+        after = take_task(team, 0);
+        const AttentionTask *task = &plan->tasks[i], *next = after < plan->num_tasks ? &plan->tasks[after] : NULL;
         if (task->num_tokens * task->num_heads > TASK_ROWS)
             prefill_task(plan, task, query, query_stride, cache, scale, out);
         else
-            run_task(plan, task, query, query_stride, cache, scale, out);
+            run_task(plan, task, query, query_stride, cache, scale, out, next);
     }
     team_wait(team);
     if (team->id == 0) atomic_store(&team->shared->next_task[0], 0);

@@ -137,8 +137,12 @@ INLINE __m512 exp2_16(__m512 x) {
 
 /* x / (1 + e^-x) */
 INLINE __m512 silu_16(__m512 x) {
-    __m512 one = _mm512_set1_ps(1.0f);
-    return _mm512_div_ps(x, _mm512_add_ps(one, exp2_16(_mm512_mul_ps(x, _mm512_set1_ps(-LOG2_E)))));
+    __m512 divisor = _mm512_add_ps(_mm512_set1_ps(1.0f), exp2_16(_mm512_mul_ps(x, _mm512_set1_ps(-LOG2_E))));
+#ifdef ELEMENT_BF16
+    return _mm512_mul_ps(x, _mm512_rcp14_ps(divisor)); /* within 2^-14 */
+#else
+    return _mm512_div_ps(x, divisor);
+#endif
 }
 
 /* Lane i of the answer is the sum of all lanes of v[i]. */

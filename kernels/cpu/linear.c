@@ -89,12 +89,67 @@ void fill_panel(const Rows *panel, const element *x, int64_t stride, int64_t num
         }
 }
 
-/* ── a block of rows times a pair of tiles ───────────────────────────────────────────────────────────────────────── */
+/* What is fetched into the second-level cache meanwhile: `step` lines with each line of the rows. */
+typedef struct {
+    const char *next;
+    int64_t step;
+} Ahead;
 
-/* Sums of at most BLOCK_ROWS rows and 32 outputs. */
+INLINE void fetch_ahead(Ahead *ahead) {
+    for (int64_t i = 0; i < ahead->step; i++, ahead->next += 64) _mm_prefetch(ahead->next, _MM_HINT_T1);
+}
+
+/* ── sums of a block of rows and a pair of tiles, and what becomes of them ───────────────────────────────────────── */
+
 typedef struct {
     _Alignas(64) float sums[BLOCK_ROWS][PAIR_OUTPUTS];
+    __m512 bias[2];
+    __mmask16 masks[2]; /* of the outputs that exist */
+    int64_t column; /* of the first output */
+    int64_t first_row, num_rows, num_finished;
+    bool is_gated;
+    Output out;
 } Block;
+
+static void describe(Block *block, const Linear *w, const Output *out, int64_t pair) {
+    int64_t width = w->is_gated ? 16 : 32, end = w->num_outputs;
+    if (w->is_gated && out->target.panel_rows) end = out->target.stride; /* its padding becomes 0, as the weight's is */
+    block->out = *out;
+    block->is_gated = w->is_gated;
+    block->column = pair * width;
+    for (int side = 0; side < 2; side++) {
+        block->bias[side] = w->bias ? _mm512_loadu_ps(w->bias + pair * 32 + side * 16) : _mm512_setzero_ps();
+        block->masks[side] = lanes(end - block->column - side * 16);
+    }
+}
+
+INLINE void put(const Output *out, int64_t row, int64_t column, __mmask16 mask, __m512 v) {
+    if (out->kind == STORE_FLOAT) {
+        _mm512_mask_storeu_ps((float *)out->target.data + row * out->target.stride + column, mask, v);
+        return;
+    }
+    element *target = rows_at(&out->target, row, column);
+    if (out->kind == ADD) v = _mm512_add_ps(v, load16(target, mask));
+    store16(target, mask, v);
+}
+
+/* Bring the next `count` rows, or what is left of them, to their place. */
+INLINE void finish_rows(Block *block, int64_t count) {
+    for (int64_t end = min64(block->num_rows, block->num_finished + count); block->num_finished < end;) {
+        const float *sums = block->sums[block->num_finished];
+        int64_t row = block->first_row + block->num_finished++;
+        __m512 first = _mm512_add_ps(_mm512_load_ps(sums), block->bias[0]);
+        __m512 second = _mm512_add_ps(_mm512_load_ps(sums + 16), block->bias[1]);
+        if (block->is_gated) {
+            put(&block->out, row, block->column, block->masks[0], _mm512_mul_ps(silu_16(first), second));
+            continue;
+        }
+        put(&block->out, row, block->column, block->masks[0], first);
+        if (block->masks[1]) put(&block->out, row, block->column + 16, block->masks[1], second);
+    }
+}
+
+/* ── a block of rows times a pair of tiles ───────────────────────────────────────────────────────────────────────── */
 
 #ifdef HAS_TILES
 
@@ -111,25 +166,31 @@ static void configure_tiles(int64_t upper, int64_t lower) {
     _tile_loadconfig(&config);
 }
 
-/* x: the first group's lines; the second group's follow them. */
-static void multiply(Block *block, const element *x, const element *weight, int64_t num_lines, int64_t num_rows) {
+/* x: the first group's lines; the second group's follow them. The block `before` is finished meanwhile, row by row:
+ * tiles and vectors have units of their own. */
+static void multiply(Block *block, const element *x, const element *weight, int64_t num_lines, int64_t num_rows,
+                     Ahead *ahead, Block *before) {
+    int64_t rows_per_line = divide_up(before->num_rows, num_lines);
     const element *lower = x + GROUP_ROWS * num_lines * LINE;
     _tile_zero(0);
     _tile_zero(1);
     if (num_rows <= GROUP_ROWS) {
         int64_t step = num_rows * LINE;
         for (int64_t line = 0; line < num_lines; line++, weight += 2 * TILE) {
+            fetch_ahead(ahead);
             _tile_loadd(4, x + line * step, 64);
             _tile_loadd(6, weight, 64);
             _tile_dpbf16ps(0, 4, 6);
             _tile_loadd(7, weight + TILE, 64);
             _tile_dpbf16ps(1, 4, 7);
+            finish_rows(before, rows_per_line);
         }
     } else {
         int64_t step = (num_rows - GROUP_ROWS) * LINE;
         _tile_zero(2);
         _tile_zero(3);
         for (int64_t line = 0; line < num_lines; line++, weight += 2 * TILE) {
+            fetch_ahead(ahead);
             _tile_loadd(4, x + line * TILE, 64);
             _tile_loadd(6, weight, 64);
             _tile_loadd(7, weight + TILE, 64);
@@ -138,6 +199,7 @@ static void multiply(Block *block, const element *x, const element *weight, int6
             _tile_loadd(5, lower + line * step, 64);
             _tile_dpbf16ps(2, 5, 6);
             _tile_dpbf16ps(3, 5, 7);
+            finish_rows(before, rows_per_line);
         }
         _tile_stored(2, block->sums[16], sizeof block->sums[0]);
         _tile_stored(3, block->sums[16] + 16, sizeof block->sums[0]);
@@ -171,7 +233,10 @@ INLINE void multiply_rows(float (*sums)[PAIR_OUTPUTS], const element *x, int64_t
     }
 }
 
-static void multiply(Block *block, const element *x, const element *weight, int64_t num_lines, int64_t num_rows) {
+static void multiply(Block *block, const element *x, const element *weight, int64_t num_lines, int64_t num_rows,
+                     Ahead *ahead, Block *before) {
+    (void)ahead;
+    finish_rows(before, BLOCK_ROWS);
     for (int64_t first = 0; first < num_rows; first += GROUP_ROWS) {
         const element *group = x + first * num_lines * LINE;
         int64_t height = min64(GROUP_ROWS, num_rows - first);
@@ -189,43 +254,6 @@ static void multiply(Block *block, const element *x, const element *weight, int6
 
 #endif
 
-/* ── what becomes of the sums ────────────────────────────────────────────────────────────────────────────────────── */
-
-INLINE void put(const Output *out, int64_t row, int64_t column, __mmask16 mask, __m512 v) {
-    if (out->kind == STORE_FLOAT) {
-        _mm512_mask_storeu_ps((float *)out->target.data + row * out->target.stride + column, mask, v);
-        return;
-    }
-    element *target = rows_at(&out->target, row, column);
-    if (out->kind == ADD) v = _mm512_add_ps(v, load16(target, mask));
-    store16(target, mask, v);
-}
-
-static void finish(const Linear *w, const Block *block, int64_t pair, int64_t first_row, int64_t num_rows,
-                   const Output *out) {
-    __m512 bias0 = _mm512_setzero_ps(), bias1 = bias0;
-    if (w->bias != NULL) {
-        bias0 = _mm512_loadu_ps(w->bias + pair * 32);
-        bias1 = _mm512_loadu_ps(w->bias + pair * 32 + 16);
-    }
-    if (w->is_gated) {
-        int64_t column = pair * 16, end = out->target.panel_rows ? out->target.stride : w->num_outputs;
-        for (int64_t row = 0; row < num_rows; row++) {
-            __m512 gate = _mm512_add_ps(_mm512_load_ps(block->sums[row]), bias0);
-            __m512 up = _mm512_add_ps(_mm512_load_ps(block->sums[row] + 16), bias1);
-            put(out, first_row + row, column, lanes(end - column), _mm512_mul_ps(silu_16(gate), up));
-        }
-        return;
-    }
-    int64_t column = pair * 32;
-    __mmask16 mask0 = lanes(w->num_outputs - column), mask1 = lanes(w->num_outputs - column - 16);
-    for (int64_t row = 0; row < num_rows; row++) {
-        put(out, first_row + row, column, mask0, _mm512_add_ps(_mm512_load_ps(block->sums[row]), bias0));
-        if (mask1)
-            put(out, first_row + row, column + 16, mask1, _mm512_add_ps(_mm512_load_ps(block->sums[row] + 16), bias1));
-    }
-}
-
 void linear(const Linear *w, const Rows *x, int64_t num_rows, const Output *out, const Team *team) {
     int64_t row_bytes = w->num_lines * 64;
     int64_t cached_rows = max64(BLOCK_ROWS, CACHED_BYTES / row_bytes / BLOCK_ROWS * BLOCK_ROWS);
@@ -233,20 +261,28 @@ void linear(const Linear *w, const Rows *x, int64_t num_rows, const Output *out,
     int64_t part_rows = round_up(divide_up(num_rows, num_parts), BLOCK_ROWS);
     Range range = share_of(num_parts * w->num_pairs, team);
     int64_t configured = 0;
-    Block block;
+    Block blocks[2], *block = &blocks[0], *before = &blocks[1];
+    before->num_rows = before->num_finished = 0;
     for (int64_t item = range.start; item < range.stop; item++) {
         int64_t part = item / w->num_pairs, pair = item % w->num_pairs;
         const element *weight = w->weight + pair * w->num_lines * 2 * TILE;
         int64_t end = min64(num_rows, (part + 1) * part_rows);
+        int64_t num_blocks = divide_up(end - part * part_rows, BLOCK_ROWS);
+        Ahead ahead = {(const char *)(weight + w->num_lines * 2 * TILE), divide_up(32, num_blocks)};
         for (int64_t row = part * part_rows; row < end; row += BLOCK_ROWS) {
             int64_t count = min64(BLOCK_ROWS, end - row);
 #ifdef HAS_TILES
             if (configured != count) configure_tiles(min64(count, GROUP_ROWS), count - min64(count, GROUP_ROWS));
             configured = count;
 #endif
-            multiply(&block, x->data + row * x->stride, weight, w->num_lines, count);
-            finish(w, &block, pair, row, count, out);
+            describe(block, w, out, pair);
+            block->first_row = row, block->num_rows = count, block->num_finished = 0;
+            multiply(block, x->data + row * x->stride, weight, w->num_lines, count, &ahead, before);
+            Block *other = before;
+            before = block;
+            block = other;
         }
     }
+    finish_rows(before, BLOCK_ROWS);
     (void)configured;
 }

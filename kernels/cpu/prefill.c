@@ -1,7 +1,7 @@
 /* Attention of many query rows at a time with AMX: the blocks of a prefill row.
  *
  * A task is up to PREFILL_ROWS query rows of one KV head, token by token, each with its heads. Keys and values are
- * taken CHUNK at a time from the cache's blocks into tiles (for AMX's second operand); then, 32 query rows at a time:
+ * taken KEYS at a time from the cache's blocks into tiles (for AMX's second operand); then, 32 query rows at a time:
  * scores, weights (an online softmax), weighted values. Sums are float32, weights bf16.
  */
 #include "attention.h"
@@ -12,15 +12,16 @@
 #ifdef HAS_TILES
 
 #define STRIP 32 /* query rows at once: two groups */
-#define CHUNK_GROUPS (CHUNK / 16)
+#define KEYS 512 /* at once */
+#define HIDDEN -1e30f /* the score of a key that a query may not see; finite, so that differences are */
 
 /* Kept by each thread for the next task. */
 typedef struct {
     _Alignas(64) element queries[PREFILL_ROWS / 16 * MAX_HEAD_DIM / LINE * TILE]; /* [group][line][16 rows][LINE] */
-    _Alignas(64) element keys[CHUNK_GROUPS * MAX_HEAD_DIM / LINE * TILE]; /* [16 keys][line] tiles: [pair][key][2] */
-    _Alignas(64) element values[CHUNK / LINE * MAX_HEAD_DIM / 16 * TILE]; /* [LINE keys][16 elements] tiles */
-    _Alignas(64) float scores[STRIP][CHUNK];
-    _Alignas(64) element weights[2][CHUNK / LINE][16][LINE]; /* of two groups */
+    _Alignas(64) element keys[KEYS / 16 * MAX_HEAD_DIM / LINE * TILE]; /* [16 keys][line] tiles: [pair][key][2] */
+    _Alignas(64) element values[KEYS / LINE * MAX_HEAD_DIM / 16 * TILE]; /* [LINE keys][16 elements] tiles */
+    _Alignas(64) float scores[STRIP][KEYS];
+    _Alignas(64) element weights[2][KEYS / LINE][16][LINE]; /* of two groups */
     _Alignas(64) float sums[PREFILL_ROWS][MAX_HEAD_DIM]; /* weighted values */
     float largest[PREFILL_ROWS], sum[PREFILL_ROWS];
 } Scratch;
@@ -133,37 +134,49 @@ static void score_strip(Scratch *s, int64_t strip, int64_t start, int64_t stop, 
     }
 }
 
+/* 2^x for finite x <= 0, within 2^-13: half a bit more than bf16 can hold. */
+INLINE __m512 weight_of(__m512 x) {
+    __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m512 f = _mm512_sub_ps(x, whole);
+    __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(0.05517132f), f, _mm512_set1_ps(0.24261054f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.69326099f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.99992811f));
+    return _mm512_scalef_ps(p, whole);
+}
+
 /* Scores of a query row to weights for keys [start, stop) of the chunk, of which it sees [low, high). */
 static void weigh_row(Scratch *s, int64_t strip, int64_t row, int64_t start, int64_t stop, int64_t low, int64_t high,
                       float scale, int64_t padded) {
-    const __m512 nothing = _mm512_set1_ps(-INFINITY), factor = _mm512_set1_ps(scale * LOG2_E);
     int64_t index = strip * STRIP + row;
     float *scores = s->scores[row];
-    __m512 highest = nothing;
-    for (int64_t i = start; i < stop; i += 16) {
-        __mmask16 seen = lanes(high - i) & (__mmask16)~lanes(low - i);
-        __m512 score = _mm512_mask_mov_ps(nothing, seen, _mm512_load_ps(scores + i));
-        _mm512_store_ps(scores + i, score);
-        highest = _mm512_max_ps(highest, score);
-    }
-    float before = s->largest[index];
-    float largest = fmaxf(before, _mm512_reduce_max_ps(highest) * (scale * LOG2_E));
-    __m512 offset = _mm512_set1_ps(largest == -INFINITY ? 0 : largest), sum = _mm512_setzero_ps();
-    for (int64_t i = start; i < stop; i += 32) {
-        __m512 a = exp2_16(_mm512_fmsub_ps(_mm512_load_ps(scores + i), factor, offset));
-        __m512 b = exp2_16(_mm512_fmsub_ps(_mm512_load_ps(scores + i + 16), factor, offset));
-        sum = _mm512_add_ps(sum, _mm512_add_ps(a, b));
-        element *weights = s->weights[row / 16][i / LINE][row % 16];
+    if (low > start || high < stop)
+        for (int64_t i = start; i < stop; i += 16) {
+            __mmask16 seen = lanes(high - i) & (__mmask16)~lanes(low - i);
+            _mm512_mask_storeu_ps(scores + i, (__mmask16)~seen, _mm512_set1_ps(HIDDEN));
+        }
+    __m512 highest = _mm512_max_ps(_mm512_load_ps(scores + start), _mm512_load_ps(scores + start + 16));
+    for (int64_t i = start + 32; i < stop; i += 32)
+        highest = _mm512_max_ps(highest, _mm512_max_ps(_mm512_load_ps(scores + i), _mm512_load_ps(scores + i + 16)));
+    float before = s->largest[index], largest = fmaxf(before, _mm512_reduce_max_ps(highest) * (scale * LOG2_E));
+    __m512 factor = _mm512_set1_ps(scale * LOG2_E), offset = _mm512_set1_ps(largest);
+    __m512 sum_a = _mm512_setzero_ps(), sum_b = sum_a;
+    element *weights = s->weights[row / 16][start / LINE][row % 16];
+    for (int64_t i = start; i < stop; i += 32, weights += TILE) {
+        __m512 a = weight_of(_mm512_fmsub_ps(_mm512_load_ps(scores + i), factor, offset));
+        __m512 b = weight_of(_mm512_fmsub_ps(_mm512_load_ps(scores + i + 16), factor, offset));
+        sum_a = _mm512_add_ps(sum_a, a);
+        sum_b = _mm512_add_ps(sum_b, b);
         _mm512_store_si512(weights, (__m512i)_mm512_cvtne2ps_pbh(b, a));
     }
-    if (before != -INFINITY && before != largest) {
+    float sum = _mm512_reduce_add_ps(_mm512_add_ps(sum_a, sum_b));
+    if (before != largest) { /* what was summed before weighs less now */
         __m512 fade = exp2_16(_mm512_set1_ps(before - largest));
         s->sum[index] *= _mm512_cvtss_f32(fade);
         for (int64_t i = 0; i < padded; i += 16)
             _mm512_store_ps(s->sums[index] + i, _mm512_mul_ps(fade, _mm512_load_ps(s->sums[index] + i)));
     }
     s->largest[index] = largest;
-    s->sum[index] += _mm512_reduce_add_ps(sum);
+    s->sum[index] += sum;
 }
 
 /* sums of the strip += weights @ values over keys [start, stop). */
@@ -215,12 +228,12 @@ void prefill_task(const AttentionPlan *plan, const AttentionTask *task, const el
     configure_tiles();
     stage_queries(s, task, query, query_stride, plan->head_dim);
     for (int64_t row = 0; row < num_strips * STRIP; row++) {
-        s->largest[row] = -INFINITY;
+        s->largest[row] = HIDDEN;
         s->sum[row] = 0;
         memset(s->sums[row], 0, (size_t)padded * sizeof(float));
     }
-    for (int64_t first = task->first_key / 32 * 32; first < task->end_key; first += CHUNK) {
-        int64_t count = min64(CHUNK, task->end_key - first);
+    for (int64_t first = task->first_key / 32 * 32; first < task->end_key; first += KEYS) {
+        int64_t count = min64(KEYS, task->end_key - first);
         stage_keys(s, plan, task, cache, first, count);
         for (int64_t strip = 0; strip < num_strips; strip++) {
             int64_t last_row = min64(num_rows, (strip + 1) * STRIP) - 1;

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tokenloom.ipc.codec import decode_ids, encode_ids
-from tokenloom.ipc.messages import ModelRunnerOutput, SchedulerOutput
+from tokenloom.ipc.messages import LogprobColumns, ModelRunnerOutput, NewRow, SchedulerOutput
 
 VOCAB_SIZE = 997
 
@@ -36,10 +36,23 @@ def expected_tokens(prompt: Sequence[int], seed: int, max_tokens: int, stop_ids:
     return outputs
 
 
+def fake_logprob(position: int, token: int, seed: int = 0) -> float:
+    """What this worker answers for a token of a prompt (seed 0) or of an output; exact in float32."""
+    return -(position * 1000 + token + seed) / 1024
+
+
 class Row:
-    def __init__(self, tokens: list[int], num_computed: int, seed: int) -> None:
-        self.tokens, self.num_computed, self.seed = tokens, num_computed, seed
+    def __init__(self, new: NewRow) -> None:
+        self.tokens, self.num_computed = list(decode_ids(new.token_ids)), new.num_computed_tokens
+        self.num_prompt_tokens, self.sampling, self.seed = new.num_prompt_tokens, new.sampling, new.sampling.seed
         self.blocks: list[int] = []
+
+    def prompt_positions(self, count: int) -> range:
+        """Prompt tokens whose logprobs the next `count` computed tokens tell."""
+        if self.sampling.num_prompt_logprobs < 0:
+            return range(0)
+        first = max(self.num_computed + 1, self.sampling.prompt_logprobs_start)
+        return range(first, min(self.num_computed + count + 1, self.num_prompt_tokens))
 
 
 class FakeWorker:
@@ -68,6 +81,11 @@ class FakeWorker:
         assert len(set(rows)) == len(rows) and all(count >= 1 for count in counts)
         for row_id, count in zip(rows, counts, strict=True):  # all writes of a step come before its reads
             self._write(self.rows[row_id], count)
+        told = [
+            (row_id, position, self.rows[row_id].tokens[position], 0)
+            for row_id, count in zip(rows, counts, strict=True)
+            for position in self.rows[row_id].prompt_positions(count)
+        ]
         sampled = [(row_id, self._read(self.rows[row_id], count)) for row_id, count in zip(rows, counts, strict=True)]
         sampled = [(row_id, token) for row_id, token in sampled if token is not None]
         return ModelRunnerOutput(
@@ -77,6 +95,14 @@ class FakeWorker:
             rows=encode_ids([row_id for row_id, _ in sampled]),
             counts=encode_ids([1] * len(sampled)),
             token_ids=encode_ids([token for _, token in sampled if token is not None]),
+            logprobs=_columns(
+                [
+                    (row_id, len(row.tokens) - 1, row.tokens[-1], row.seed)
+                    for row_id, row in ((row_id, self.rows[row_id]) for row_id, _ in sampled)
+                    if row.sampling.num_logprobs >= 0
+                ]
+            ),
+            prompt_logprobs=_columns(told),
         )
 
     def _apply(self, output: SchedulerOutput) -> None:
@@ -84,7 +110,7 @@ class FakeWorker:
             self.rows.pop(row_id, None)
         for new in output.new_rows:
             assert new.row not in self.rows, "a row was admitted twice"
-            self.rows[new.row] = Row(list(decode_ids(new.token_ids)), new.num_computed_tokens, new.sampling.seed)
+            self.rows[new.row] = Row(new)
         appends = decode_ids(output.block_appends)
         for row_id, group, block in zip(appends[0::3], appends[1::3], appends[2::3], strict=True):
             assert group == 0 and 0 < block < self.num_blocks
@@ -110,6 +136,23 @@ class FakeWorker:
 
     def _slot(self, row: Row, position: int) -> int:
         return row.blocks[position // self.block_size] * self.block_size + position % self.block_size
+
+
+def _columns(told: list[tuple[int, int, int, int]]) -> LogprobColumns | None:
+    """Of (row, position, token, seed): the token itself and another one."""
+    if not told:
+        return None
+    return LogprobColumns(
+        owners=encode_ids([row for row, _, _, _ in told]),
+        positions=encode_ids([position for _, position, _, _ in told]),
+        widths=encode_ids([2] * len(told)),
+        ranks=encode_ids([1] * len(told)),
+        token_ids=encode_ids([each for _, _, token, _ in told for each in (token, 996 - token)]),
+        logprobs=np.array(
+            [each for _, position, token, seed in told for each in (fake_logprob(position, token, seed), -99.0)],
+            np.float32,
+        ).tobytes(),
+    )
 
 
 def _history(tokens: list[int], position: int) -> bytes:

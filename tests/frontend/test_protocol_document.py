@@ -24,6 +24,7 @@ STRUCTS: dict[str, Any] = {
     "child": messages.Child,
     "params": SamplingParams,
     "delta": Delta,
+    "logprobs": messages.Logprobs,
     "metrics": messages.Metrics,
     "error": ErrorInfo,
 }
@@ -53,7 +54,9 @@ def type_name(info: inspect.Type) -> str:
     if isinstance(info, inspect.ListType):
         return f"list of {type_name(info.item_type)}"
     if isinstance(info, inspect.StructType):
-        return next(name for name, struct in STRUCTS.items() if struct is info.cls)
+        return next((name for name, struct in STRUCTS.items() if struct is info.cls), info.cls.__name__.lower())
+    if isinstance(info, inspect.DictType):
+        return f"map of {type_name(info.key_type)} to {type_name(info.value_type)}"
     if isinstance(info, inspect.LiteralType):
         return "str"
     return {
@@ -69,13 +72,12 @@ def type_name(info: inspect.Type) -> str:
 def default_text(field: inspect.Field) -> str:
     if field.required:
         return ""
-    if field.default_factory is not msgspec.UNSET and field.default is msgspec.NODEFAULT:
-        return "`[]`"
+    if field.default is msgspec.NODEFAULT:
+        return "`[]`" if field.default_factory is list else "empty"
     value = field.default
-    known = {None: "nil", b"": "empty", "": '`""`'}
-    if value is None or value in (b"", ""):
-        return known[value]
-    return str(value).lower()
+    if value is None or value == b"":
+        return "nil" if value is None else "empty"
+    return f'`"{value}"`' if isinstance(value, str) else str(value).lower()
 
 
 def test_there_is_a_section_for_every_message_and_for_nothing_else() -> None:

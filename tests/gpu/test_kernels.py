@@ -98,10 +98,12 @@ def test_heads_and_attention_agree_with_the_reference_over_random_schedules(
     window = draw.choice([None, None, draw.randint(1, 90)])
     decode = [(draw.choice([0, 1, 15, 16, draw.randint(0, 700)]), 1) for _ in range(draw.randint(0, 12))]
     prefill = [(draw.choice([0, draw.randint(0, 300)]), draw.randint(2, 260)) for _ in range(draw.randint(0, 3))]
-    rows = scatter_rows([*decode, *prefill] or [(3, 1)], block_size, 900, seed)
+    sizes = [*decode, *prefill] or [(3, 1)]
+    num_blocks = 2 + sum(-(-(computed + new) // block_size) for computed, new in sizes)
+    rows = scatter_rows(sizes, block_size, num_blocks, seed)
     metadata = make_metadata(rows, block_size)
     num_tokens, num_heads = metadata.query_starts_host[-1], num_kv_heads * group
-    kv_cache = rounded(900, 2, 2, num_kv_heads, block_size, head_dim, dtype=dtype)
+    kv_cache = rounded(num_blocks, 2, 2, num_kv_heads, block_size, head_dim, dtype=dtype)
     heads = rounded(num_tokens, num_heads + 2 * num_kv_heads, head_dim, dtype=dtype)
     norms = None if seed % 2 else (rounded(head_dim, dtype=dtype), rounded(head_dim, dtype=dtype))
     angles = torch.rand(1024, head_dim // 2) * 7

@@ -30,8 +30,10 @@ def columns_of(rows: list[RowSampling]) -> SamplingColumns:
 
 
 def filtered_distribution(logits: F64, sampling: RowSampling) -> F64:
-    """The oracle: temperature, top_k, top_p, min_p over one row, by sorting, as vLLM means them."""
+    """The oracle: temperature, min_p, top_k, top_p over one row, by sorting, as vLLM means them."""
     scaled = logits / sampling.temperature
+    if sampling.min_p:
+        scaled = np.where(np.exp(scaled - scaled.max()) >= sampling.min_p, scaled, -np.inf)
     if 0 < sampling.top_k < len(logits):
         scaled = np.where(scaled >= np.sort(scaled)[-sampling.top_k], scaled, -np.inf)
     probabilities = np.exp(scaled - scaled.max())
@@ -41,7 +43,6 @@ def filtered_distribution(logits: F64, sampling: RowSampling) -> F64:
         num_kept = 1 + int(np.searchsorted(np.cumsum(probabilities[order]), sampling.top_p))
         least = probabilities[order[min(num_kept, len(order)) - 1]]
         probabilities = np.where(probabilities >= least, probabilities, 0)
-    probabilities = np.where(probabilities >= sampling.min_p * probabilities.max(), probabilities, 0)
     return np.asarray(probabilities / probabilities.sum())
 
 

@@ -1,0 +1,326 @@
+"""Grammars: the core's side of structured output, from a request's submit to its finish.
+
+    queued ──open──▶ opening ──opened──▶ ready: masks and tokens until the request ends
+      ▲                 └─ error, or longer than the deadline: the request fails
+      └── the host was lost: all are opened again with the tokens they have
+
+Compiling and masking are a GrammarHost's (grammar_host.py), which answers when it is done; nothing here waits. A
+request waits for "grammar" until its first answer. A host that dies or hangs is replaced: what was compiling alone is
+to blame and fails, what was not alone is tried again alone, all others go on from their tokens.
+
+Tokens that a grammar forces are sampled one by one like others: their mask leaves one choice. Appending them without
+sampling would make known tokens that no worker has reported, while a step that samples the first of them is already
+in flight; it saves less than it risks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Protocol
+
+from ..ipc.codec import decode_ids, encode_ids
+from ..ipc.errors import ErrorInfo, InternalError, RequestError, error_info
+from ..ipc.messages import (
+    AdvanceGrammars,
+    CloseGrammars,
+    CoreToGrammar,
+    GrammarOpened,
+    GrammarsAdvanced,
+    GrammarToCore,
+    OpenGrammar,
+)
+from .request import Ids, Request
+
+WAITS_FOR_GRAMMAR = "grammar"
+NUM_COMPILERS = 2  # grammars that are compiled at once
+START_TIMEOUT_S = 60.0  # until a new host has read the vocabulary; compilation times count from then
+ADVANCE_TIMEOUT_S = 5.0  # the library's fuel ends a mask after some 20 ms
+HOST_IS_UP = 0  # the grammar id of a host's first answer
+MAX_LOSSES = 3  # of the host, without a token in between, before a request is given up
+
+
+class GrammarHostLost(Exception):
+    """The host has ended; it starts anew with the next message and knows nothing."""
+
+
+class GrammarHost(Protocol):
+    """Where grammars live. `send` does not wait; `receive` brings what has been answered so far."""
+
+    def send(self, message: CoreToGrammar) -> None: ...
+
+    def receive(self) -> list[GrammarToCore]:
+        """Raises GrammarHostLost, once, when the host has ended."""
+        ...
+
+    def stop(self) -> None:
+        """End the host at once; it starts anew with the next message."""
+        ...
+
+
+class Place(Enum):
+    QUEUED = auto()
+    OPENING = auto()
+    READY = auto()
+
+
+@dataclass(eq=False)
+class _Entry:
+    request: Request
+    place: Place = Place.QUEUED
+    has_begun: bool = False  # was ready once: its request does not wait any more
+    is_suspect: bool = False  # was compiling when a host was lost: to be compiled alone
+    num_losses: int = 0
+    late_tokens: list[int] = field(default_factory=list)  # got while it was opened
+
+
+@dataclass
+class _Fill:
+    """The masks that the oldest step in flight waits for."""
+
+    serial: int
+    grammar_ids: list[int]
+    is_sent: bool = False
+
+
+@dataclass(frozen=True)
+class Masks:
+    """One row of bits for each request. Requests that were lost since they were asked for are left out."""
+
+    requests: list[Request]
+    bits: bytes
+
+
+@dataclass
+class GrammarNews:
+    """What has happened since the last look, in the order in which it is to be acted on."""
+
+    ready: list[Request] = field(default_factory=list)
+    complete: list[Request] = field(default_factory=list)  # nothing can follow their tokens
+    failed: list[tuple[Request, ErrorInfo]] = field(default_factory=list)
+    masks: Masks | None = None
+
+
+class Grammars:
+    """One entry per request with a grammar that has not finished. `now` is monotonic seconds everywhere."""
+
+    def __init__(self, host: GrammarHost, timeout_s: float, output_tokens: Callable[[Request], Ids]) -> None:
+        """`output_tokens` tells what a request has generated so far."""
+        self._host = host
+        self._timeout_s = timeout_s
+        self._output_tokens = output_tokens
+        self._entry_by_id: dict[int, _Entry] = {}
+        self._queue: deque[int] = deque()
+        self._deadline_by_opening: dict[int, float] = {}  # what the host compiles, wanted or not
+        self._next_id = HOST_IS_UP + 1
+        self._is_host_up = False
+        self._advances: list[tuple[int, int]] = []  # grammar id, token: not yet told to the host
+        self._serial = 0
+        self._fill: _Fill | None = None
+        self._num_unanswered = 0
+        self._answer_deadline = 0.0
+
+    # ── requests come and go ─────────────────────────────────────────────────────────────────────────────────────
+
+    def add(self, request: Request, now: float) -> None:
+        """The request waits until its grammar is ready."""
+        request.grammar_id, self._next_id = self._next_id, self._next_id + 1
+        request.waits_for.add(WAITS_FOR_GRAMMAR)
+        self._entry_by_id[request.grammar_id] = _Entry(request)
+        self._queue.append(request.grammar_id)
+        self._open_queued(now)
+
+    def drop(self, request: Request) -> None:
+        """The request has finished. What compiles for it goes on and is thrown away."""
+        entry = self._entry_by_id.pop(request.grammar_id, None)
+        if entry is not None and entry.place is Place.READY:
+            self._host.send(CloseGrammars(grammar_ids=[request.grammar_id]))
+
+    # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def advance(self, grammar_ids: Sequence[int], token_ids: Sequence[int]) -> None:
+        """These answers have got a token each; told to the host with the next `flush`."""
+        for grammar_id, token_id in zip(grammar_ids, token_ids, strict=True):
+            entry = self._entry_by_id.get(grammar_id)
+            if entry is None or entry.place is Place.QUEUED:  # it will be opened with all tokens
+                continue
+            entry.num_losses = 0
+            if entry.place is Place.READY:
+                self._advances.append((grammar_id, token_id))
+            else:
+                entry.late_tokens.append(token_id)
+
+    def want_masks(self, grammar_ids: Iterable[int]) -> None:
+        """Ask, with the next `flush`, for the masks of these answers' next tokens; they come once, in the news."""
+        self._serial += 1
+        self._fill = _Fill(self._serial, list(grammar_ids))
+
+    def forget_masks(self) -> None:
+        """The step that the masks were for is lost."""
+        self._fill = None
+
+    @property
+    def is_awaiting_masks(self) -> bool:
+        return self._fill is not None
+
+    def flush(self, now: float) -> None:
+        """Tell the host what has gathered. Masks are asked for once all their grammars are open."""
+        serial, mask_ids = 0, [grammar_id for grammar_id in self._unsent_fill() if grammar_id in self._entry_by_id]
+        if self._fill is not None and not self._fill.is_sent:
+            if all(self._entry_by_id[grammar_id].place is Place.READY for grammar_id in mask_ids):
+                self._fill.is_sent, serial = True, self._fill.serial
+            else:
+                mask_ids = []
+        if not self._advances and not serial:
+            return
+        advances, self._advances = self._advances, []
+        self._host.send(
+            AdvanceGrammars(
+                grammar_ids=encode_ids(grammar_id for grammar_id, _ in advances),
+                token_ids=encode_ids(token_id for _, token_id in advances),
+                serial=serial,
+                mask_ids=encode_ids(mask_ids),
+            )
+        )
+        self._num_unanswered += 1
+        self._answer_deadline = now + ADVANCE_TIMEOUT_S
+
+    def _unsent_fill(self) -> list[int]:
+        return [] if self._fill is None or self._fill.is_sent else self._fill.grammar_ids
+
+    # ── what the host has done ───────────────────────────────────────────────────────────────────────────────────
+
+    def take(self, now: float) -> GrammarNews:
+        """Act on the host's answers and on deadlines."""
+        news = GrammarNews()
+        if not self._entry_by_id and not self._deadline_by_opening and not self._num_unanswered:
+            return news
+        try:
+            for message in self._host.receive():
+                if isinstance(message, GrammarOpened):
+                    self._on_opened(message, now, news)
+                else:
+                    self._on_advanced(message, news)
+        except GrammarHostLost as error:
+            self._on_loss(str(error), news)
+        self._expire(now, news)
+        self._open_queued(now)
+        self.flush(now)
+        return news
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When to look again though the host says nothing."""
+        deadlines = [self._deadline_by_opening[each] for each in self._deadline_by_opening if each in self._entry_by_id]
+        if self._num_unanswered:
+            deadlines.append(self._answer_deadline)
+        return min(deadlines, default=None)
+
+    def _on_opened(self, message: GrammarOpened, now: float, news: GrammarNews) -> None:
+        if message.grammar_id == HOST_IS_UP:
+            self._is_host_up = True
+            self._deadline_by_opening = dict.fromkeys(self._deadline_by_opening, now + self._timeout_s)
+            return
+        self._deadline_by_opening.pop(message.grammar_id, None)
+        entry = self._entry_by_id.get(message.grammar_id)
+        if entry is None:
+            if message.error is None:
+                self._host.send(CloseGrammars(grammar_ids=[message.grammar_id]))
+            return
+        entry.place, entry.is_suspect = Place.READY, False
+        if message.error is not None:
+            news.failed.append((entry.request, message.error))
+        elif message.is_complete:
+            news.complete.append(entry.request)
+        elif not entry.has_begun:
+            entry.has_begun = True
+            entry.request.waits_for.discard(WAITS_FOR_GRAMMAR)
+            news.ready.append(entry.request)
+        self._advances += [(message.grammar_id, token_id) for token_id in entry.late_tokens]
+        entry.late_tokens = []
+
+    def _on_advanced(self, message: GrammarsAdvanced, news: GrammarNews) -> None:
+        self._num_unanswered -= 1
+        for failure in message.failures:
+            if failure.grammar_id in self._entry_by_id:
+                news.failed.append((self._entry_by_id[failure.grammar_id].request, failure.error))
+        for grammar_id in decode_ids(message.complete_ids):
+            if grammar_id in self._entry_by_id:
+                news.complete.append(self._entry_by_id[grammar_id].request)
+        if self._fill is None or message.serial != self._fill.serial:
+            return
+        self._fill = None
+        ids, row_bytes = decode_ids(message.mask_ids), len(message.bits) // max(len(message.mask_ids) // 4, 1)
+        rows = [message.bits[i * row_bytes : (i + 1) * row_bytes] for i in range(len(ids))]
+        kept = [(self._entry_by_id[each], bits) for each, bits in zip(ids, rows, strict=True) if each in self._entry_by_id]
+        news.masks = Masks([entry.request for entry, _ in kept], b"".join(bits for _, bits in kept))
+
+    # ── trouble ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _expire(self, now: float, news: GrammarNews) -> None:
+        """Fail what has compiled for too long; replace a host that does nothing else, or that hangs."""
+        failed = {request for request, _ in news.failed}
+        for grammar_id, deadline in self._deadline_by_opening.items():
+            entry = self._entry_by_id.get(grammar_id)
+            if entry is not None and now >= deadline and entry.request not in failed:
+                limit = self._timeout_s if self._is_host_up else START_TIMEOUT_S
+                error = RequestError(
+                    f"structured_outputs was not compiled within {limit:g} s: simplify it or raise --grammar-timeout-s"
+                )
+                news.failed.append((entry.request, error_info(error)))
+        overdue = [each for each, deadline in self._deadline_by_opening.items() if now >= deadline]
+        if len(overdue) == NUM_COMPILERS or (self._num_unanswered and now >= self._answer_deadline):
+            self._host.stop()
+            for grammar_id in overdue:
+                del self._deadline_by_opening[grammar_id]
+            self._on_loss("it did not answer in time", news)
+
+    def _on_loss(self, reason: str, news: GrammarNews) -> None:
+        """All grammars are to be opened again; those to blame fail."""
+        suspects, self._deadline_by_opening = list(self._deadline_by_opening), {}
+        self._is_host_up, self._num_unanswered, self._advances = False, 0, []
+        if self._fill is not None:
+            self._fill.is_sent = False
+        failed = {request for request, _ in news.failed}
+        self._queue.clear()
+        for grammar_id, entry in self._entry_by_id.items():
+            entry.place, entry.late_tokens = Place.QUEUED, []
+            entry.is_suspect |= grammar_id in suspects
+            entry.num_losses += not suspects
+            if entry.request in failed:
+                continue
+            if suspects == [grammar_id]:
+                error: Exception = RequestError(
+                    f"structured_outputs ended its compiler ({reason}): it is nested too deep or too large; simplify it"
+                )
+                news.failed.append((entry.request, error_info(error)))
+            elif entry.num_losses >= MAX_LOSSES:
+                error = InternalError(f"the grammar process has ended {MAX_LOSSES} times at this request; last: {reason}")
+                news.failed.append((entry.request, error_info(error)))
+            elif entry.has_begun:
+                self._queue.appendleft(grammar_id)  # a step may wait for it
+            else:
+                self._queue.append(grammar_id)
+
+    def _open_queued(self, now: float) -> None:
+        """Let the host compile as many as it may; a suspect only alone."""
+        while self._queue and len(self._deadline_by_opening) < NUM_COMPILERS:
+            entry = self._entry_by_id.get(self._queue[0])
+            opening = (self._entry_by_id.get(grammar_id) for grammar_id in self._deadline_by_opening)
+            if any(each is not None and each.is_suspect for each in opening):
+                return
+            if entry is not None and entry.is_suspect and self._deadline_by_opening:
+                return
+            grammar_id = self._queue.popleft()
+            if entry is not None:
+                self._open(grammar_id, entry, now)
+
+    def _open(self, grammar_id: int, entry: _Entry, now: float) -> None:
+        params = entry.request.params.structured_outputs
+        assert params is not None, "only requests with a grammar come here"
+        tokens = self._output_tokens(entry.request).tobytes()
+        self._host.send(OpenGrammar(grammar_id=grammar_id, kind=params.kind, text=params.text, token_ids=tokens))
+        entry.place = Place.OPENING
+        self._deadline_by_opening[grammar_id] = now + (self._timeout_s if self._is_host_up else START_TIMEOUT_S)

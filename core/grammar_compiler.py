@@ -1,0 +1,188 @@
+"""GrammarCompiler: from the text of a grammar to a matcher that knows which tokens may come next.
+
+The library is llguidance. Measured against xgrammar 0.2.8 (scripts/bench_grammar.py says how): llguidance compiles a
+schema in under 1 ms where xgrammar takes up to seconds, makes a mask in 2 to 100 µs, is bounded by fuel instead of by
+time, and imports in 40 ms without torch, which xgrammar needs and the core must not have.
+
+Knows texts, tokens and bits; no request, no step and no process. Its calls release the GIL and may come from several
+threads; one matcher belongs to one thread at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.gbnf_to_lark import any_to_lark
+
+from ..ipc.errors import RequestError
+from ..ipc.structured_outputs import GrammarKind
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+CACHE_SIZE = 64  # compiled grammars; one may take 10 MB
+MAX_ERROR_CHARACTERS = 1000
+MAX_LOCATE_TRIES = 200  # parts of a bad schema that are compiled alone to find where it is wrong
+# A space, or a line break with its indent: what a schema's text looks like in the wild. Unbounded, it need never end.
+JSON_OPTIONS: JsonCompileOptions = {"whitespace_pattern": r" |\n( {0,32}|\t{0,8})"}
+
+Words = npt.NDArray[np.uint32]
+
+
+class Matcher:
+    """Where one answer stands in its grammar. `error` is None until a token is refused or a limit of the library met."""
+
+    def __init__(self, inner: LLMatcher) -> None:
+        self.inner = inner
+
+    def consume(self, token_ids: Sequence[int]) -> None:
+        self.inner.consume_tokens(list(token_ids))
+
+    def fill(self, words: Words) -> None:
+        """Write which tokens may come next. words: one bit per token of the compiler's vocabulary, contiguous."""
+        self.inner.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+
+    @property
+    def is_complete(self) -> bool:
+        """Nothing but an end token can follow."""
+        return self.inner.is_stopped() and not self.inner.is_error()
+
+    @property
+    def error(self) -> str | None:
+        return _first_lines(self.inner.get_error()) if self.inner.is_error() else None
+
+    def copy(self) -> Matcher:
+        return Matcher(self.inner.deep_copy())
+
+
+class GrammarCompiler:
+    """Owns the vocabulary in bytes and the last CACHE_SIZE grammars. `num_words` is the width of a mask."""
+
+    def __init__(self, tokenizer_folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        """RequestError if the folder has no tokenizer.json that says which bytes a token stands for."""
+        self._tokenizer = _load_tokenizer(tokenizer_folder, vocab_size, eos_token_ids)
+        self.num_words = -(-self._tokenizer.vocab_size // 32)
+        self._limits = LLParserLimits(verbose_errors=False)
+        self._cache: OrderedDict[tuple[GrammarKind, str], Matcher] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def compile(self, kind: GrammarKind, text: str) -> Matcher:
+        """A matcher at the grammar's start. RequestError says where a bad grammar is wrong."""
+        with self._lock:
+            known = self._cache.get((kind, text))
+            if known is not None:
+                self._cache.move_to_end((kind, text))
+                return known.copy()
+        inner = self._compile(kind, text)
+        if inner.is_error():
+            reason = _first_lines(inner.get_error())
+            where = self._locate(text, reason) if kind == "json" else ""
+            raise RequestError(f"structured_outputs.{_FIELD_BY_KIND[kind]}{where}: {reason}")
+        matcher = Matcher(inner)
+        self._warm(matcher, kind)
+        with self._lock:
+            self._cache[kind, text] = matcher
+            if len(self._cache) > CACHE_SIZE:
+                self._cache.popitem(last=False)
+        return matcher.copy()
+
+    def _compile(self, kind: GrammarKind, text: str) -> LLMatcher:
+        try:
+            return LLMatcher(self._tokenizer, _to_llguidance(kind, text), log_level=0, limits=self._limits)
+        except Exception as error:  # the converters raise what they like
+            raise RequestError(f"structured_outputs.{_FIELD_BY_KIND[kind]}: {_first_lines(str(error))}") from None
+
+    def _warm(self, matcher: Matcher, kind: GrammarKind) -> None:
+        """Make the first mask, which fills the lexer's tables; a grammar that allows no token at all is refused."""
+        words = np.zeros(self.num_words, np.uint32)
+        matcher.fill(words)
+        if matcher.error is not None or not words.any():
+            reason = matcher.error or "no text conforms to it"
+            raise RequestError(f"structured_outputs.{_FIELD_BY_KIND[kind]}: {reason}")
+
+    def _locate(self, text: str, reason: str) -> str:
+        """The JSON pointer of the smallest part of a schema that fails alone for the same reason; "" if unknown."""
+        try:
+            schema = json.loads(text)
+        except (ValueError, RecursionError):
+            return ""
+        pointer, budget = "", MAX_LOCATE_TRIES
+        while True:
+            for step, part in _subschemas(schema):
+                budget -= 1
+                if budget < 0:
+                    return f" at #{pointer} or below" if pointer else ""
+                inner = self._compile("json", json.dumps(part))
+                if inner.is_error() and _first_lines(inner.get_error()) == reason:
+                    pointer, schema = pointer + step, part
+                    break
+            else:
+                return f" at #{pointer}" if pointer else ""
+
+
+_FIELD_BY_KIND: dict[GrammarKind, str] = {"json": "json", "regex": "regex", "choice": "choice", "lark": "grammar"}
+_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_ONES = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
+
+
+def _subschemas(schema: object) -> Iterator[tuple[str, object]]:
+    """(pointer step, part) of each schema directly inside a schema."""
+    if not isinstance(schema, dict):
+        return
+    for name in _MAPS:
+        if isinstance(schema.get(name), dict):
+            yield from ((f"/{name}/{_escape(key)}", part) for key, part in schema[name].items())
+    for name in _LISTS:
+        if isinstance(schema.get(name), list):
+            yield from ((f"/{name}/{i}", part) for i, part in enumerate(schema[name]))
+    for name in _ONES:
+        if isinstance(schema.get(name), dict):
+            yield f"/{name}", schema[name]
+
+
+def _escape(key: str) -> str:
+    return key.replace("~", "~0").replace("/", "~1")
+
+
+def _to_llguidance(kind: GrammarKind, text: str) -> str:
+    if kind == "json":
+        return str(LLMatcher.grammar_from_json_schema(text, overrides=JSON_OPTIONS))
+    if kind == "regex":
+        return str(LLMatcher.grammar_from_regex(text))
+    if kind == "choice":
+        return str(LLMatcher.grammar_from_lark("start: " + " | ".join(_quote(each) for each in json.loads(text))))
+    return str(LLMatcher.grammar_from_lark(any_to_lark(text)))
+
+
+def _quote(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _first_lines(error: str) -> str:
+    """An error without the parser's state, which says nothing about the grammar."""
+    lines = [line.rstrip() for line in error.split("<state>")[0].replace("<non-verbose/>", "").splitlines()]
+    text = "\n".join(line for line in lines if line)
+    text = {"NoExtensionBias": "no text of finite length conforms to it"}.get(text, text)
+    return text if len(text) <= MAX_ERROR_CHARACTERS else text[:MAX_ERROR_CHARACTERS] + " …"
+
+
+def _load_tokenizer(folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> LLTokenizer:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise RequestError(f"structured_outputs needs a tokenizer.json and {folder} has none: serve a model that has")
+    text = path.read_text(encoding="utf-8")
+    try:
+        size = max(LLTokenizer(text).vocab_size, vocab_size)
+        eos = [token_id for token_id in eos_token_ids if token_id < size]
+        return LLTokenizer(text, n_vocab=size, eos_token=eos or None)
+    except ValueError as error:
+        raise RequestError(f"structured_outputs cannot be served with {path}: {_first_lines(str(error))}") from None

@@ -1,0 +1,90 @@
+"""The grammar process as the core reaches it: a GrammarHost (grammar.py) behind a socket."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+
+import zmq
+
+from ..ipc.codec import Decoder, encode
+from ..ipc.engine_spec import EngineSpec
+from ..ipc.messages import CloseGrammars, CoreToGrammar, GrammarToCore
+from ..ipc.sockets import new_socket
+from .grammar import GrammarHostLost
+
+logger = logging.getLogger("tokenloom.core")
+
+
+class GrammarProcessHost:
+    """The grammar process, started with the first message. Owns the socket to it, its pid and its lifeline."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], spec: EngineSpec, core_epoch: int) -> None:
+        self._context, self._spec, self._core_epoch = context, spec, core_epoch
+        self._num_starts = 0
+        self._socket: zmq.Socket[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pid_fd = self._lifeline_fd = -1
+        self._decoder: Decoder[GrammarToCore] = Decoder(GrammarToCore)
+
+    @property
+    def wakers(self) -> list[zmq.Socket[bytes] | int]:
+        """What a poller must watch: answers, and the end of the process."""
+        return [] if self._socket is None else [self._socket, self._pid_fd]
+
+    def send(self, message: CoreToGrammar) -> None:
+        if self._socket is None:
+            if isinstance(message, CloseGrammars):
+                return
+            self._start()
+        assert self._socket is not None
+        self._socket.send(encode(message))
+
+    def receive(self) -> list[GrammarToCore]:
+        messages: list[GrammarToCore] = []
+        if self._socket is None or self._process is None:
+            return messages
+        has_ended = self._process.poll() is not None  # asked first: what it sent before its end counts
+        with contextlib.suppress(zmq.Again):
+            while True:
+                messages.append(self._decoder.decode(self._socket.recv(zmq.NOBLOCK)))
+        if has_ended and not messages:
+            code = self._process.returncode
+            self.stop()
+            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+            logger.warning("the grammar process ended by %s; another one is started when it is needed", how)
+            raise GrammarHostLost(how)
+        return messages
+
+    def stop(self) -> None:
+        """Kill it; the next message starts another one."""
+        if self._socket is None or self._process is None:
+            return
+        self._process.kill()
+        self._process.wait()
+        self._socket.close()
+        os.close(self._pid_fd)
+        os.close(self._lifeline_fd)
+        self._socket = self._process = None
+
+    def _start(self) -> None:
+        address = self._spec.address(f"grammar-{self._core_epoch}-{self._num_starts}")
+        self._num_starts += 1
+        self._socket = new_socket(self._context, zmq.PAIR)
+        self._socket.bind(address)
+        read_fd, self._lifeline_fd = os.pipe()
+        arguments = ["--spec", self._spec.to_argument(), "--address", address, "--lifeline-fd", str(read_fd)]
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tokenloom.core.grammar_process", *arguments],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[read_fd],
+                start_new_session=True,
+                cwd="/",  # `-m` puts the working folder on sys.path: our room folders must not be found there
+            )
+        finally:
+            os.close(read_fd)
+        self._pid_fd = os.pidfd_open(self._process.pid)

@@ -1,0 +1,111 @@
+"""The grammar process: python -m tokenloom.core.grammar_process --spec JSON --address A --lifeline-fd N
+
+Compiles grammars and makes masks outside the core's loop. The core starts it with the first grammar, and replaces it
+when a grammar ends it or keeps it busy past its deadline: a stack overflow or an endless search in a library costs
+the request that brought it and nothing else.
+
+Compilations run in threads with large stacks (the compilers recurse; a grammar of MAX_GRAMMAR_CHARACTERS needs up to
+60 MB) and release the GIL; masks are made in the loop, between them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import signal
+import sys
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import zmq
+
+from ..ipc import log
+from ..ipc.codec import Decoder, encode
+from ..ipc.engine_spec import EngineSpec
+from ..ipc.errors import ErrorInfo, InternalError, error_info
+from ..ipc.lifeline import start_lifeline
+from ..ipc.messages import CloseGrammars, CoreToGrammar, GrammarOpened, GrammarToCore, OpenGrammar
+from ..ipc.sockets import new_socket
+from ..ipc.title import set_title
+from .grammar import HOST_IS_UP, NUM_COMPILERS
+from .grammar_compiler import Matcher
+from .grammar_server import GrammarServer
+
+STACK_BYTES = 512 << 20  # of address space; pages are touched as they are needed
+ADDRESS_SPACE_BYTES = 8 << 30  # what a grammar can eat before it ends this process
+
+
+class GrammarProcess:
+    """Owns the socket to the core and the compiling threads; `run` serves until the core ends it."""
+
+    def __init__(self, spec: EngineSpec, address: str) -> None:
+        self._server = GrammarServer(spec)
+        self._decoder: Decoder[CoreToGrammar] = Decoder(CoreToGrammar)
+        self._core = new_socket(zmq.Context.instance(), zmq.PAIR)
+        self._core.connect(address)
+        threading.stack_size(STACK_BYTES)
+        self._pool = ThreadPoolExecutor(NUM_COMPILERS, thread_name_prefix="compile")
+        self._wake_read, self._wake_write = os.pipe()
+        self._compiling: dict[int, Future[Matcher | ErrorInfo]] = {}
+
+    def run(self) -> None:
+        self._server.prepare()
+        self._tell(GrammarOpened(grammar_id=HOST_IS_UP))
+        poller = zmq.Poller()
+        poller.register(self._core, zmq.POLLIN)
+        poller.register(self._wake_read, zmq.POLLIN)
+        while True:
+            ready = dict(poller.poll())
+            if self._core in ready:
+                self._obey(self._decoder.decode(self._core.recv()))
+            if self._wake_read in ready:
+                os.read(self._wake_read, 4096)
+                self._take_compiled()
+
+    def _obey(self, message: CoreToGrammar) -> None:
+        if isinstance(message, OpenGrammar):
+            future = self._pool.submit(self._server.compile, message)
+            self._compiling[message.grammar_id] = future
+            future.add_done_callback(lambda _: os.write(self._wake_write, b"."))
+        elif isinstance(message, CloseGrammars):
+            self._server.close(message.grammar_ids)
+        else:
+            self._tell(self._server.advance(message))
+
+    def _take_compiled(self) -> None:
+        for grammar_id, future in list(self._compiling.items()):
+            if future.done():
+                del self._compiling[grammar_id]
+                self._tell(self._server.open(grammar_id, _result_of(future)))
+
+    def _tell(self, message: GrammarToCore) -> None:
+        self._core.send(encode(message))
+
+
+def _result_of(future: Future[Matcher | ErrorInfo]) -> Matcher | ErrorInfo:
+    error = future.exception()
+    if error is not None:
+        return error_info(InternalError(f"the grammar compiler failed: {type(error).__name__}: {error}"))
+    return future.result()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="tokenloom grammar", description="Makes token masks; started by the core.")
+    parser.add_argument("--spec", required=True)
+    parser.add_argument("--address", required=True)
+    parser.add_argument("--lifeline-fd", type=int, required=True)
+    arguments = parser.parse_args()
+    set_title("tokenloom grammar")
+    start_lifeline(arguments.lifeline_fd)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, ADDRESS_SPACE_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    spec = EngineSpec.from_argument(arguments.spec)
+    log.configure("grammar", spec.config.log_level)
+    GrammarProcess(spec, arguments.address).run()
+
+
+if __name__ == "__main__":
+    main()
+    sys.exit(0)

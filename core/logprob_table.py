@@ -1,0 +1,75 @@
+"""LogprobTable: the logprobs of a step's tokens between the workers' rows and the frontends' keys.
+
+Columns in, columns out; nothing here looks at a probability.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..ipc.errors import ProtocolError
+from ..ipc.messages import LogprobColumns
+from .request import Ids
+
+
+@dataclass(frozen=True)
+class LogprobTable:
+    """n tokens; token i has widths[i] entries in the two flat columns."""
+
+    owners: Ids  # [n] frontend
+    keys: Ids  # [n]; rows until `label`
+    positions: Ids  # [n]
+    widths: Ids  # [n]
+    ranks: Ids  # [n]
+    token_ids: Ids  # [sum of widths]
+    logprobs: npt.NDArray[np.float32]  # likewise
+
+    @classmethod
+    def of(cls, columns: LogprobColumns) -> LogprobTable:
+        """A worker's columns; ProtocolError if they do not belong together."""
+        rows, positions, widths, ranks, token_ids = (
+            np.frombuffer(frame, np.int32)
+            for frame in (columns.owners, columns.positions, columns.widths, columns.ranks, columns.token_ids)
+        )
+        logprobs = np.frombuffer(columns.logprobs, np.float32)
+        if not len(rows) == len(positions) == len(widths) == len(ranks) or len(token_ids) != len(logprobs):
+            raise ProtocolError(f"logprobs of {len(rows)} rows have {len(ranks)} ranks and {len(widths)} widths")
+        if (widths < 1).any() or int(widths.sum()) != len(token_ids):
+            raise ProtocolError(f"logprobs have {len(token_ids)} entries, their widths sum to {int(widths.sum())}")
+        return cls(rows, rows, positions, widths, ranks, token_ids, logprobs)
+
+    def select(self, mask: npt.NDArray[np.bool_]) -> LogprobTable:
+        """Those tokens alone. mask: [n]."""
+        if mask.all():
+            return self
+        entries = np.repeat(mask, self.widths)
+        return LogprobTable(
+            self.owners[mask],
+            self.keys[mask],
+            self.positions[mask],
+            self.widths[mask],
+            self.ranks[mask],
+            self.token_ids[entries],
+            self.logprobs[entries],
+        )
+
+    def label(self, owners: Ids, keys: Ids, positions: Ids) -> LogprobTable:
+        """The same tokens, known to the frontends by these. Each [n]."""
+        return LogprobTable(owners, keys, positions, self.widths, self.ranks, self.token_ids, self.logprobs)
+
+
+def to_columns(tables: list[LogprobTable]) -> LogprobColumns | None:
+    """What a frontend gets, in this order; None for nothing."""
+    if not tables:
+        return None
+    return LogprobColumns(
+        owners=b"".join(table.keys.tobytes() for table in tables),
+        positions=b"".join(table.positions.tobytes() for table in tables),
+        widths=b"".join(table.widths.tobytes() for table in tables),
+        ranks=b"".join(table.ranks.tobytes() for table in tables),
+        token_ids=b"".join(table.token_ids.tobytes() for table in tables),
+        logprobs=b"".join(table.logprobs.tobytes() for table in tables),
+    )

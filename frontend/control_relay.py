@@ -1,0 +1,87 @@
+"""ControlRelay: a client's pause, resume or reload, checked and passed to the core; its answer comes back the same way.
+
+A reload's checkpoint is found and read in a thread: a hub id may have to be fetched.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import TypeAlias
+
+import msgspec
+
+from ..ipc.engine_spec import EngineSpec
+from ..ipc.errors import EngineDead, ErrorInfo, RequestError, TokenloomError, error_info
+from ..ipc.messages import Control, ControlDone, Done, EngineControl, QueryFailed
+from ..ipc.model_config import ModelConfig
+from .background import Background, Completion
+from .core_link import CoreLink
+from .resolve import find_checkpoint
+
+Reply: TypeAlias = Done | QueryFailed
+Send: TypeAlias = Callable[[Reply], None]
+
+
+class ControlRelay:
+    """Owns the orders that the core has not answered yet."""
+
+    def __init__(self, spec: EngineSpec, link: CoreLink, background: Background) -> None:
+        self._spec, self._link, self._background = spec, link, background
+        self._numbers = itertools.count()
+        self._asker_by_id: dict[int, tuple[int, Send]] = {}  # control id: query id, who gets the answer
+
+    def ask(self, control: Control, send: Send) -> None:
+        """Pass an order on; `send` is called once, from the frontend's own thread."""
+        if control.action != "reload":
+            self._tell(control, "", send)
+            return
+
+        def job() -> Completion:
+            try:
+                folder = self._find(control.model)
+            except TokenloomError as error:
+                info = error_info(RequestError(str(error)))
+                return lambda: send(QueryFailed(query_id=control.query_id, error=info))
+            return lambda: self._tell(control, folder, send)
+
+        try:
+            self._background.submit(job)
+        except TokenloomError as error:
+            send(QueryFailed(query_id=control.query_id, error=error_info(error)))
+
+    def _find(self, model: str) -> str:
+        """The folder of a checkpoint that this engine could serve in place of its own."""
+        folder = find_checkpoint(model or None, None) if model else None
+        if folder is None:
+            raise RequestError("reload needs a model: a folder or a hub id")
+        if _shape(ModelConfig.load(folder)) != _shape(self._spec.model):
+            raise RequestError(f"{folder} has another architecture or shape than the model that is served: start anew")
+        return str(folder)
+
+    def _tell(self, control: Control, folder: str, send: Send) -> None:
+        if not self._link.is_up:
+            info = error_info(EngineDead("the core is being replaced just now: ask again in a second"))
+            send(QueryFailed(query_id=control.query_id, error=info))
+            return
+        control_id = next(self._numbers)
+        self._asker_by_id[control_id] = (control.query_id, send)
+        self._link.control(
+            EngineControl(control_id=control_id, action=control.action, mode=control.mode, model_folder=folder)
+        )
+
+    def on_done(self, done: ControlDone) -> None:
+        query_id, send = self._asker_by_id.pop(done.control_id, (0, None))
+        if send is not None:
+            send(Done(query_id=query_id) if done.error is None else QueryFailed(query_id=query_id, error=done.error))
+
+    def on_core_lost(self) -> None:
+        """A new core knows nothing of the orders of the old one, and is not paused."""
+        askers, self._asker_by_id = self._asker_by_id, {}
+        for query_id, send in askers.values():
+            send(QueryFailed(query_id=query_id, error=ErrorInfo("dead", "the core was replaced: ask again")))
+
+
+def _shape(model: ModelConfig) -> ModelConfig:
+    """What must be equal for weights to be exchanged in place."""
+    return msgspec.structs.replace(model, eos_token_ids=[], bos_token_id=None, dtype="")

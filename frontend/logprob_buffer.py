@@ -1,0 +1,121 @@
+"""LogprobBuffer: logprobs of tokens in a row that came from the core and were not taken by their client yet.
+
+Keeps the frames as they came; only the texts of single tokens are looked up, once per token id and process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..ipc.codec import decode_ids
+from ..ipc.errors import ProtocolError
+from ..ipc.messages import LogprobColumns, Logprobs
+from .tokenizer import Tokenizer
+
+
+class TokenTexts(dict[int, str]):
+    """Token id → the text that it decodes to by itself."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+
+    def __missing__(self, token_id: int) -> str:
+        text = self[token_id] = self._tokenizer.decode([token_id], skip_special_tokens=False)
+        return text
+
+
+class LogprobBuffer:
+    """Of the tokens [start, end); what comes twice is dropped."""
+
+    def __init__(self, start: int) -> None:
+        self.restart(start)
+
+    def restart(self, start: int) -> None:
+        """Nothing is kept; the next token is `start`."""
+        self.start = self.end = start
+        self._num_top = 0
+        self._token_ids, self._logprobs, self._ranks = bytearray(), bytearray(), bytearray()
+
+    def append(self, run: LogprobRun) -> bool:
+        """Take what follows `end`; returns whether anything did."""
+        num_known = self.end - run.position
+        if not 0 <= num_known < run.num_tokens:
+            return False
+        self._num_top = run.width - 1
+        self._token_ids += run.token_ids[4 * num_known * run.width :]
+        self._logprobs += run.logprobs[4 * num_known * run.width :]
+        self._ranks += run.ranks[4 * num_known :]
+        self.end += run.num_tokens - num_known
+        return True
+
+    def trim(self, end: int) -> None:
+        """Tokens from `end` on are not part of the answer."""
+        if end < self.end:
+            num_kept = max(end - self.start, 0)
+            del self._token_ids[4 * num_kept * (self._num_top + 1) :]
+            del self._logprobs[4 * num_kept * (self._num_top + 1) :]
+            del self._ranks[4 * num_kept :]
+            self.end = self.start + num_kept
+
+    def take(self, texts: TokenTexts | None) -> Logprobs | None:
+        """Everything that is kept, which then is not any more; None if there is nothing."""
+        if self.start == self.end:
+            return None
+        token_ids = bytes(self._token_ids)
+        taken = Logprobs(
+            num_top=self._num_top,
+            token_ids=token_ids,
+            logprobs=bytes(self._logprobs),
+            ranks=bytes(self._ranks),
+            texts={} if texts is None else {token_id: texts[token_id] for token_id in set(decode_ids(token_ids))},
+        )
+        self.restart(self.end)
+        return taken
+
+
+class LogprobRun:
+    """Consecutive tokens of one key in the core's columns."""
+
+    __slots__ = ("key", "logprobs", "num_tokens", "position", "ranks", "token_ids", "width")
+
+    def __init__(
+        self, key: int, position: int, num_tokens: int, width: int, ranks: bytes, token_ids: bytes, logprobs: bytes
+    ) -> None:
+        self.key = key
+        self.position = position  # of the first
+        self.num_tokens = num_tokens
+        self.width = width
+        self.ranks = ranks
+        self.token_ids = token_ids
+        self.logprobs = logprobs
+
+
+def runs_of(columns: LogprobColumns | None) -> Iterator[LogprobRun]:
+    """The runs in order. ProtocolError, before the first, when the columns disagree."""
+    if columns is None:
+        return
+    keys, positions, widths = (decode_ids(frame) for frame in (columns.owners, columns.positions, columns.widths))
+    if not len(keys) == len(positions) == len(widths) == len(columns.ranks) // 4 or min(widths, default=1) < 1:
+        raise ProtocolError(f"logprobs of {len(keys)} tokens have {len(widths)} widths, {len(positions)} positions")
+    if not len(columns.token_ids) == len(columns.logprobs) == 4 * sum(widths):
+        raise ProtocolError(f"logprobs have {len(columns.token_ids) // 4} entries, their widths sum to {sum(widths)}")
+    first = offset = 0
+    while first < len(keys):
+        key, position, width = keys[first], positions[first], widths[first]
+        end = first + 1
+        while (
+            end < len(keys) and keys[end] == key and widths[end] == width and positions[end] - position == end - first
+        ):
+            end += 1
+        stop = offset + 4 * width * (end - first)
+        yield LogprobRun(
+            key,
+            position,
+            end - first,
+            width,
+            columns.ranks[4 * first : 4 * end],
+            columns.token_ids[offset:stop],
+            columns.logprobs[offset:stop],
+        )
+        first, offset = end, stop

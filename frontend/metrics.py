@@ -1,0 +1,134 @@
+"""Counters, gauges and histograms, and how Prometheus reads them. Numbers only: knows nothing of requests.
+
+Written for one thread, so that counting costs an addition and observing a bisection; the text is made when it is asked
+for. Values that live elsewhere are read at that moment by a function.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+Labels = tuple[tuple[str, str], ...]  # (name, value)
+
+
+class Metric(Protocol):
+    """One family: a name, a type and its samples."""
+
+    name: str
+    kind: str
+    help: str
+
+    def samples(self) -> list[tuple[str, Labels, float]]: ...
+
+
+class Counter:
+    """A total for each value of its labels; only grows."""
+
+    kind = "counter"
+
+    def __init__(self, name: str, help: str, label_names: Sequence[str] = ()) -> None:
+        """`name` ends in _total."""
+        self.name, self.help = name, help
+        self._label_names = tuple(label_names)
+        self._values: dict[tuple[str, ...], float] = {} if label_names else {(): 0.0}
+
+    def add(self, amount: float, *label_values: str) -> None:
+        self._values[label_values] = self._values.get(label_values, 0.0) + amount
+
+    def raise_to(self, total: float, *label_values: str) -> None:
+        """The total as whoever counts it says; a fall is ignored."""
+        self._values[label_values] = max(total, self._values.get(label_values, 0.0))
+
+    def get(self, *label_values: str) -> float:
+        return self._values.get(label_values, 0.0)
+
+    @property
+    def sum(self) -> float:
+        return sum(self._values.values())
+
+    def samples(self) -> list[tuple[str, Labels, float]]:
+        return [
+            (self.name, tuple(zip(self._label_names, values, strict=True)), total)
+            for values, total in self._values.items()
+        ]
+
+
+class Gauge:
+    """What a function says now."""
+
+    kind = "gauge"
+
+    def __init__(self, name: str, help: str, read: Callable[[], float]) -> None:
+        self.name, self.help = name, help
+        self._read = read
+
+    def samples(self) -> list[tuple[str, Labels, float]]:
+        return [(self.name, (), self._read())]
+
+
+class Histogram:
+    """How many observations are at most each bound."""
+
+    kind = "histogram"
+
+    def __init__(self, name: str, help: str, bounds: Sequence[float]) -> None:
+        self.name, self.help = name, help
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self._counts[bisect_left(self._bounds, value)] += times
+        self.sum += value * times
+
+    @property
+    def count(self) -> int:
+        return sum(self._counts)
+
+    @property
+    def cumulative(self) -> list[int]:
+        """Observations at or below each bound, and all of them last."""
+        total, found = 0, []
+        for count in self._counts:
+            total += count
+            found.append(total)
+        return found
+
+    def samples(self) -> list[tuple[str, Labels, float]]:
+        names = [*(_number(bound) for bound in self._bounds), "+Inf"]
+        buckets: list[tuple[str, Labels, float]] = [
+            (f"{self.name}_bucket", (("le", bound),), count)
+            for bound, count in zip(names, self.cumulative, strict=True)
+        ]
+        return [*buckets, (f"{self.name}_sum", (), self.sum), (f"{self.name}_count", (), self.count)]
+
+
+class Registry:
+    """The families in the order in which they were added, under one prefix and with labels that all samples carry."""
+
+    def __init__(self, prefix: str, labels: Labels) -> None:
+        self._prefix = prefix
+        self._labels = labels
+        self.metrics: list[Metric] = []
+
+    def render(self) -> str:
+        """The text format 0.0.4."""
+        lines: list[str] = []
+        for metric in self.metrics:
+            name = self._prefix + metric.name
+            lines.append(f"# HELP {name} {metric.help}")
+            lines.append(f"# TYPE {name} {metric.kind}")
+            for sample, labels, value in metric.samples():
+                written = ",".join(f'{key}="{_escape(text)}"' for key, text in (*self._labels, *labels))
+                lines.append(f"{self._prefix}{sample}{{{written}}} {_number(value)}")
+        return "\n".join(lines) + "\n"
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) else repr(float(value))
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -1,0 +1,234 @@
+"""EngineMetrics: what the frontend counts of its requests and what the core reports of its steps.
+
+Each number is made where its event happens: the request desk calls this as answers start, grow and end; the core's
+totals come with its Progress. Names are vLLM's where vLLM has one. When nothing runs these hold exactly:
+
+    prompt_tokens = Σ prompt_tokens_by_source              generation_tokens = request_generation_tokens_sum
+    Σ request_success = count of e2e_request_latency, request_prompt_tokens and request_generation_tokens
+"""
+
+from __future__ import annotations
+
+import time
+from itertools import islice
+from typing import Literal
+
+import msgspec
+
+from ..ipc.codec import decode_ids, num_ids
+from ..ipc.engine_spec import EngineSpec
+from ..ipc.messages import EngineCoreOutputs, Progress
+from .metrics import Counter, Gauge, Histogram, Metric, Registry
+from .output_processor import Answer, RequestState
+
+SECONDS = (
+    *(0.0005, 0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3),
+    *(0.4, 0.6, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
+
+
+class OpenAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer that is waited for, as the dashboard shows it."""
+
+    key: int
+    request_id: str
+    state: Literal["running", "waiting"]
+    age_s: float
+    num_prompt_tokens: int
+    num_tokens: int
+    tokens_per_s: float
+
+
+class _Timeline:
+    """When things happened to an answer, in monotonic seconds; 0 = not yet."""
+
+    __slots__ = ("arrived_at", "first_at", "last_at", "num_prompt_tokens", "num_tokens", "request_id", "started_at")
+
+    def __init__(self, request_id: str, arrived_at: float, num_prompt_tokens: int) -> None:
+        self.request_id = request_id
+        self.arrived_at = arrived_at
+        self.num_prompt_tokens = num_prompt_tokens
+        self.started_at = self.first_at = self.last_at = 0.0
+        self.num_tokens = 0
+
+
+class EngineMetrics:
+    """Owns every metric and the timelines of the answers that are open."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self.prompt_tokens = Counter("prompt_tokens_total", "Prompt tokens of answers that have started.")
+        self.prompt_tokens_by_source = Counter(
+            "prompt_tokens_by_source_total", "The same by where their KV came from.", ["source"]
+        )
+        self.generation_tokens = Counter("generation_tokens_total", "Tokens generated.")
+        self.finished = Counter("request_success_total", "Answers that have ended, by reason.", ["finished_reason"])
+        self.refused = Counter("requests_refused_total", "Requests refused before they ran, by blame.", ["kind"])
+        self.preemptions = Counter("num_preemptions_total", "Running requests sent back to wait for memory.")
+        self.recomputed = Counter("recomputed_tokens_total", "Tokens given up by preemptions and losses.")
+        self.cache_queries = Counter("prefix_cache_queries_total", "Tokens looked up in the prefix cache.")
+        self.cache_hits = Counter("prefix_cache_hits_total", "Tokens found in the prefix cache.")
+        self.steps = Counter("engine_steps_total", "Steps of the model.")
+        self.scheduled_tokens = Counter("scheduled_tokens_total", "Tokens computed in steps, prompts included.")
+        self.step_seconds = Counter("step_seconds_total", "Time that steps took, by phase.", ["phase"])
+        self.restarts = Counter("process_restarts_total", "Processes of the engine that were replaced.")
+        self.events = Counter("frontend_events_total", "What else the frontend counted.", ["event"])
+        self.first_token = Histogram("time_to_first_token_seconds", "From arrival to the first token.", SECONDS)
+        self.inter_token = Histogram("inter_token_latency_seconds", "Between tokens of an answer.", SECONDS)
+        self.per_token = Histogram(
+            "request_time_per_output_token_seconds", "Mean time per token after the first.", SECONDS
+        )
+        self.end_to_end = Histogram("e2e_request_latency_seconds", "From arrival to the end.", SECONDS)
+        self.queue = Histogram("request_queue_time_seconds", "From arrival to the first step.", SECONDS)
+        self.inference = Histogram("request_inference_time_seconds", "From the first step to the end.", SECONDS)
+        self.prefill = Histogram("request_prefill_time_seconds", "From the first step to the first token.", SECONDS)
+        self.decode = Histogram("request_decode_time_seconds", "From the first token to the end.", SECONDS)
+        self.prompt_lengths = Histogram("request_prompt_tokens", "Prompt tokens of ended answers.", TOKENS)
+        self.output_lengths = Histogram("request_generation_tokens", "Tokens of ended answers.", TOKENS)
+        self.batch = Histogram("frontend_batch_size", "Answers that got tokens in one message of the core.", TOKENS)
+        self.progress = Progress(step=0, step_age_s=0.0, num_running=0, num_waiting=0)
+        self.num_kv_blocks = 0
+        self._progress_at = time.monotonic()
+        self._core_totals: dict[int, float] = {}  # by id of a counter: what the present core has reported
+        self._timelines: dict[int, _Timeline] = {}  # by key of the answer
+        model = (("model_name", spec.served_model_name), ("engine", "0"))
+        self.registry = Registry("vllm:" if spec.config.metrics_names == "vllm" else "tokenloom_", model)
+        self.registry.metrics += [*self._gauges(), *(each for each in vars(self).values() if _is_metric(each))]
+
+    def _gauges(self) -> list[Metric]:
+        return [
+            Gauge("num_requests_running", "Requests in the running batch.", lambda: self.progress.num_running),
+            Gauge(
+                "num_requests_waiting", "Requests that wait for a step.", lambda: self.progress.num_waiting
+            ),
+            Gauge("kv_cache_usage_perc", "Share of the KV blocks in use, 1 = all.", lambda: self.kv_use),
+            Gauge("kv_cache_blocks", "KV blocks of the pool.", lambda: self.num_kv_blocks),
+            Gauge("step_age_seconds", "Since the last step ended.", lambda: self.step_age_s),
+            Gauge("engine_up", "1 while the core is there.", lambda: float(self.progress.is_core_up)),
+            Gauge("num_open_answers", "Answers that the frontend waits for.", lambda: self.num_open),
+        ]
+
+    @property
+    def kv_use(self) -> float:
+        return 1 - self.progress.num_free_blocks / self.num_kv_blocks if self.num_kv_blocks else 0.0
+
+    @property
+    def step_age_s(self) -> float:
+        return self.progress.step_age_s + time.monotonic() - self._progress_at
+
+    @property
+    def num_open(self) -> int:
+        return len(self._timelines)
+
+    def open_answers(self, limit: int) -> list[OpenAnswer]:
+        """The first `limit` answers that are open, the oldest first."""
+        now = time.monotonic()
+        return [
+            OpenAnswer(
+                key=key,
+                request_id=each.request_id,
+                state="running" if each.started_at else "waiting",
+                age_s=now - each.arrived_at,
+                num_prompt_tokens=each.num_prompt_tokens,
+                num_tokens=each.num_tokens,
+                tokens_per_s=each.num_tokens / (now - each.started_at) if each.num_tokens and each.started_at else 0.0,
+            )
+            for key, each in islice(self._timelines.items(), limit)
+        ]
+
+    # ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def on_open(self, request: RequestState) -> None:
+        """The prompt is checked; what follows is the core's."""
+        assert request.processed is not None
+        now, num_prompt_tokens = time.monotonic(), num_ids(request.processed.prompt.token_ids)
+        for answer in request.answers:
+            self._timelines[answer.key] = _Timeline(request.request_id, now, num_prompt_tokens)
+            if answer.finish_reason is not None:
+                self.on_end(answer)
+
+    def on_outputs(self, outputs: EngineCoreOutputs) -> None:
+        """After the answers took them in, and before their ends are told; answers that ended earlier are unknown."""
+        now, timelines = time.monotonic(), self._timelines
+        for started in outputs.started:
+            timeline = timelines.get(started.key)
+            if timeline is not None and not timeline.started_at:
+                self._start(timeline, now, started.num_cached_tokens)
+        keys = decode_ids(outputs.keys)
+        for key, count in zip(keys, decode_ids(outputs.counts), strict=False):
+            timeline = timelines.get(key)
+            if timeline is None or not count:
+                continue
+            if timeline.first_at:
+                self.inter_token.observe((now - timeline.last_at) / count, count)
+            else:
+                timeline.first_at = now
+                self.first_token.observe(now - timeline.arrived_at)
+                if count > 1:
+                    self.inter_token.observe(0.0, count - 1)
+            timeline.last_at = now
+            timeline.num_tokens += count
+            self.generation_tokens.add(count)
+        if keys:
+            self.batch.observe(len(keys))
+
+    def _start(self, timeline: _Timeline, now: float, num_cached: int) -> None:
+        timeline.started_at = now
+        self.queue.observe(now - timeline.arrived_at)
+        self.prompt_tokens.add(timeline.num_prompt_tokens)
+        self.prompt_tokens_by_source.add(num_cached, "local_cache_hit")
+        self.prompt_tokens_by_source.add(timeline.num_prompt_tokens - num_cached, "local_compute")
+
+    def on_end(self, answer: Answer) -> None:
+        """An answer has ended, for whatever reason; a second call does nothing."""
+        timeline = self._timelines.pop(answer.key, None)
+        if timeline is None:
+            return
+        now = time.monotonic()
+        self.finished.add(1, answer.finish_reason or "abort")
+        self.end_to_end.observe(now - timeline.arrived_at)
+        self.prompt_lengths.observe(timeline.num_prompt_tokens)
+        self.output_lengths.observe(timeline.num_tokens)
+        if timeline.started_at:
+            self.inference.observe(now - timeline.started_at)
+        if timeline.first_at:
+            self.prefill.observe(timeline.first_at - (timeline.started_at or timeline.arrived_at))
+            self.decode.observe(now - timeline.first_at)
+        if timeline.num_tokens > 1:
+            self.per_token.observe((timeline.last_at - timeline.first_at) / (timeline.num_tokens - 1))
+
+    def on_refused(self, kind: str) -> None:
+        """A request was refused before it was opened; `kind` as in ErrorInfo."""
+        self.refused.add(1, kind)
+
+    # ── the core ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def on_progress(self, progress: Progress) -> None:
+        """The core's totals count from its own start: only what it adds is added here."""
+        self.progress, self._progress_at = progress, time.monotonic()
+        self.restarts.raise_to(progress.num_restarts)
+        for counter, total in (
+            (self.steps, progress.step),
+            (self.preemptions, progress.num_preemptions),
+            (self.recomputed, progress.num_recomputed_tokens),
+            (self.cache_queries, progress.num_queried_tokens),
+            (self.cache_hits, progress.num_hit_tokens),
+            (self.scheduled_tokens, progress.num_scheduled_tokens),
+        ):
+            counter.add(self._new(id(counter), total))
+        self.step_seconds.add(self._new(1, progress.schedule_s), "schedule")
+        self.step_seconds.add(self._new(2, progress.send_s), "send")
+        self.step_seconds.add(self._new(3, progress.execute_s), "device")
+
+    def _new(self, name: int, total: float) -> float:
+        """What `total` adds to what was known; of a new core, which counts from 0 again, all of it."""
+        known = self._core_totals.get(name, 0.0)
+        self._core_totals[name] = total
+        return total - known if total >= known else total
+
+    def render(self) -> str:
+        return self.registry.render()
+
+
+def _is_metric(value: object) -> bool:
+    return isinstance(value, (Counter, Gauge, Histogram))

@@ -1,0 +1,70 @@
+"""Log probabilities in the two forms that OpenAI gives them: columns for completions, objects for chats."""
+
+from __future__ import annotations
+
+from array import array
+
+from ..ipc.codec import decode_ids
+from ..ipc.messages import Delta, Logprobs
+from .tokenizer import JsonObject
+
+LOWEST = -9999.0  # JSON has no −∞; OpenAI writes this
+
+
+class CompletionLogprobs:
+    """The columns {tokens, token_logprobs, top_logprobs, text_offset}; `take` gives what was added since the last."""
+
+    def __init__(self, offset: int = 0) -> None:
+        self._offset = offset  # in characters of the answer's text
+        self._clear()
+
+    def _clear(self) -> None:
+        self._tokens: list[str] = []
+        self._logprobs: list[float] = []
+        self._top: list[dict[str, float]] = []
+        self._offsets: list[int] = []
+
+    def add(self, delta: Delta) -> None:
+        for tokens in _rows(delta.logprobs):
+            text, logprob = tokens[0]
+            self._tokens.append(text)
+            self._logprobs.append(logprob)
+            self._top.append(dict(reversed(tokens[1:])) | {text: logprob})
+            self._offsets.append(self._offset)
+            self._offset += len(text)
+
+    def take(self) -> JsonObject:
+        taken: JsonObject = {
+            "tokens": self._tokens,
+            "token_logprobs": self._logprobs,
+            "top_logprobs": self._top,
+            "text_offset": self._offsets,
+        }
+        self._clear()
+        return taken
+
+
+def chat_logprobs(delta: Delta) -> list[JsonObject]:
+    """One object for each token of the delta: the token itself and the likeliest at its place."""
+    return [
+        _token(*tokens[0]) | {"top_logprobs": [_token(*each) for each in tokens[1:]]}
+        for tokens in _rows(delta.logprobs)
+    ]
+
+
+def _rows(logprobs: Logprobs | None) -> list[list[tuple[str, float]]]:
+    """Per token: (text, logprob) of itself and then of the likeliest."""
+    if logprobs is None:
+        return []
+    width = logprobs.num_top + 1
+    ids = decode_ids(logprobs.token_ids)
+    values = array("f")
+    values.frombytes(logprobs.logprobs)
+    cells = [
+        (logprobs.texts.get(token_id, ""), max(value, LOWEST)) for token_id, value in zip(ids, values, strict=True)
+    ]
+    return [cells[start : start + width] for start in range(0, len(cells), width)]
+
+
+def _token(text: str, logprob: float) -> JsonObject:
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}

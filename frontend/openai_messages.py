@@ -1,0 +1,96 @@
+"""Messages of a chat request → the turns that a chat template takes, and from there the prompt.
+
+Templates know role and content as text, and for tools `tool_calls` (arguments as objects), `tool_call_id` and `name`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+
+from ..ipc.errors import RequestError
+from .input_processor import HEAVY_CHARACTERS, InputProcessor, Prompt
+from .openai_schema import ChatRequest, Message, TextPart, TokenizeRequest, Tool
+from .tokenizer import JsonObject
+
+_RESERVED = frozenset(("messages", "tools", "documents", "add_generation_prompt"))
+
+
+async def encode_messages(inputs: InputProcessor, body: ChatRequest | TokenizeRequest, has_tools: bool) -> Prompt:
+    """The prompt of a chat; a long one is made in a thread."""
+    turns = [_turn(position, message) for position, message in enumerate(body.messages or ())]
+    if not turns:
+        raise RequestError("messages is empty: give at least one")
+    variables: JsonObject = dict(body.chat_template_kwargs or {})
+    if _RESERVED & variables.keys():
+        raise RequestError(
+            f"chat_template_kwargs holds {', '.join(sorted(_RESERVED & variables.keys()))}: use the fields"
+        )
+    if isinstance(body, ChatRequest) and body.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", body.reasoning_effort)
+    if has_tools and body.tools:
+        variables["tools"] = tools_for_template(body.tools)
+    variables["add_generation_prompt"] = body.add_generation_prompt is not False
+    if sum(len(str(turn["content"])) + 16 for turn in turns) > HEAVY_CHARACTERS:
+        return await asyncio.to_thread(inputs.encode_chat, turns, variables)
+    return inputs.encode_chat(turns, variables)
+
+
+def tools_for_template(tools: Sequence[Tool]) -> list[JsonObject]:
+    """As Hugging Face's templates expect them: the request's own objects without what was not given."""
+    listed: list[JsonObject] = []
+    for tool in tools:
+        function: JsonObject = {"name": tool.function.name}
+        if tool.function.description is not None:
+            function["description"] = tool.function.description
+        function["parameters"] = tool.function.parameters or {"type": "object", "properties": {}}
+        listed.append({"type": "function", "function": function})
+    return listed
+
+
+def _turn(position: int, message: Message) -> JsonObject:
+    where = f"messages[{position}]"
+    if message.function_call is not None or message.audio is not None:
+        raise RequestError(f"{where} holds function_call or audio, which are not served: use tool_calls and text")
+    role = "system" if message.role == "developer" else message.role
+    turn: JsonObject = {"role": role, "content": _text(where, message.content)}
+    if message.name is not None:
+        turn["name"] = message.name
+    if message.reasoning_content is not None:
+        turn["reasoning_content"] = message.reasoning_content
+    if message.tool_call_id is not None:
+        turn["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        turn["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.function.name, "arguments": _arguments(where, call.function.arguments)},
+            }
+            for call in message.tool_calls
+        ]
+    elif message.content is None and message.role != "assistant":
+        raise RequestError(f"{where} has no content")
+    return turn
+
+
+def _text(where: str, content: str | list[TextPart] | None) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = []
+    for part in content:
+        text = part.refusal if part.type == "refusal" else part.text
+        if part.type not in ("text", "input_text", "output_text", "refusal") or text is None:
+            raise RequestError(f"{where} holds a part of type {part.type!r:.40}: only text is served")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _arguments(where: str, text: str) -> object:
+    """Clients send arguments as JSON text; templates write them themselves."""
+    try:
+        return msgspec.json.decode(text or "{}")
+    except (msgspec.DecodeError, RecursionError):
+        raise RequestError(f"{where} has a tool call whose arguments are not JSON: {text!r:.80}") from None

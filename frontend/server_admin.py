@@ -1,0 +1,129 @@
+"""The endpoints beside generating: health, models, tokens, aborts."""
+
+from __future__ import annotations
+
+import time
+from importlib.metadata import PackageNotFoundError, version
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ..ipc.codec import decode_ids
+from ..ipc.engine_spec import EngineSpec
+from ..ipc.errors import RequestError
+from .openai_errors import HttpError, encode_json
+from .openai_messages import encode_messages
+from .openai_schema import AbortRequest, DetokenizeRequest, TokenizeRequest
+from .prompts import check_text, check_token_ids
+from .server_body import check_model, read_body
+from .server_engine import LocalEngine
+from .service import Frontend
+from .tokenizer import JsonObject
+
+
+class AdminEndpoints:
+    """Cheap answers; none of them waits for the core."""
+
+    def __init__(self, engine: LocalEngine, frontend: Frontend, spec: EngineSpec) -> None:
+        self._engine = engine
+        self._frontend = frontend
+        self._spec = spec
+        self._begun = int(time.time())
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/v1/models", self.models),
+            Route("/v1/models/{model:path}", self.model),
+            Route("/tokenize", self.tokenize, methods=["POST"]),
+            Route("/detokenize", self.detokenize, methods=["POST"]),
+            Route("/abort", self.abort, methods=["POST"]),
+            Route("/health", self.health),
+            Route("/ready", self.ready),
+            Route("/version", self.version),
+            Route("/metrics", self.metrics),
+        ]
+
+    async def models(self, request: Request) -> Response:
+        return _json({"object": "list", "data": [self._model()]})
+
+    async def model(self, request: Request) -> Response:
+        check_model(request.path_params["model"], self._spec.served_model_name)
+        return _json(self._model())
+
+    def _model(self) -> JsonObject:
+        return {
+            "id": self._spec.served_model_name,
+            "object": "model",
+            "created": self._begun,
+            "owned_by": "tokenloom",
+            "root": self._spec.model_folder,
+            "parent": None,
+            "max_model_len": self._spec.max_model_len,
+        }
+
+    async def tokenize(self, request: Request) -> Response:
+        body = await read_body(request, TokenizeRequest)
+        check_model(body.model, self._spec.served_model_name)
+        if (body.prompt is None) == (body.messages is None):
+            raise RequestError("prompt and messages: give exactly one")
+        inputs = self._engine.inputs
+        if body.prompt is None:
+            prompt = await encode_messages(inputs, body, has_tools=True)
+        else:
+            prompt = inputs.encode(check_text(body.prompt), body.add_special_tokens)
+        tokens = decode_ids(prompt.token_ids).tolist()
+        return _json({"tokens": tokens, "count": len(tokens), "max_model_len": self._spec.max_model_len})
+
+    async def detokenize(self, request: Request) -> Response:
+        body = await read_body(request, DetokenizeRequest)
+        check_model(body.model, self._spec.served_model_name)
+        text = self._engine.inputs.detokenize(check_token_ids(body.tokens)) if body.tokens else ""
+        return _json({"prompt": text})
+
+    async def abort(self, request: Request) -> Response:
+        body = await read_body(request, AbortRequest)
+        num_aborted = self._engine.abort(body.request_id)
+        if not num_aborted:
+            raise HttpError(404, f"no request {body.request_id!r:.200} is open", param="request_id")
+        return _json({"request_id": body.request_id, "aborted": num_aborted})
+
+    async def health(self, request: Request) -> Response:
+        """200 while this answers and steps end; 503 when requests are there and no step ends."""
+        health = await self._engine.health()
+        body: JsonObject = {
+            "status": "stalled" if health.is_stalled else "ok" if health.is_ready else "starting",
+            "step": health.step,
+            "step_age_s": round(health.step_age_s, 3),
+            "running": health.num_running,
+            "waiting": health.num_waiting,
+            "restarts": health.num_restarts,
+            "last_failure": health.last_failure,
+        }
+        return _json(body, 503 if health.is_stalled else 200)
+
+    async def ready(self, request: Request) -> Response:
+        """200 when a request would be served now."""
+        health = await self._engine.health()
+        return _json({"ready": health.is_ready}, 200 if health.is_ready else 503)
+
+    async def metrics(self, request: Request) -> Response:
+        """What Prometheus scrapes; open to all, as its scrapers expect."""
+        metrics = self._frontend.metrics
+        for event, count in self._frontend.counts.items():
+            metrics.events.raise_to(count, event)
+        return Response(metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def version(self, request: Request) -> Response:
+        return _json({"version": tokenloom_version()})
+
+
+def _json(body: object, status: int = 200) -> Response:
+    return Response(encode_json(body), status, media_type="application/json")
+
+
+def tokenloom_version() -> str:
+    try:
+        return version("tokenloom")
+    except PackageNotFoundError:  # run from a checkout that was never installed
+        return "unknown"

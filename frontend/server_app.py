@@ -1,0 +1,113 @@
+"""The routes of the HTTP server, and how a body becomes a call of an endpoint.
+
+Knows no field of any body (`openai_schema.py`) and no protocol of the engine (`server_engine.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Protocol
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from ..ipc.engine_spec import EngineSpec
+from .openai_chat import ChatCompletion
+from .openai_completions import Completion
+from .openai_errors import HttpError
+from .openai_reasoning import has_markers
+from .openai_schema import ChatRequest, CompletionRequest
+from .openai_tools import ParserName, find_parser
+from .server_admin import AdminEndpoints
+from .server_body import check_model, read_body
+from .server_dashboard import Dashboard
+from .server_engine import LocalEngine
+from .server_events import EventStream, until_disconnect
+from .server_gate import Gate
+from .service import Frontend
+
+CLIENT_CLOSED_REQUEST = 499  # nobody reads it; nginx's number, for the metrics
+
+
+class Generating(Protocol):
+    """A request of one of the endpoints that generate."""
+
+    async def whole(self) -> bytes: ...
+
+    def events(self) -> AsyncGenerator[bytes, None]: ...
+
+
+class OpenAIEndpoints:
+    """The endpoints that generate."""
+
+    def __init__(self, engine: LocalEngine, spec: EngineSpec) -> None:
+        self._engine = engine
+        self._model = spec.served_model_name
+        template = "" if engine.inputs.chat_template is None else engine.inputs.chat_template.source
+        parser = spec.config.tool_call_parser
+        self._tool_parser: ParserName = find_parser(template) if parser == "auto" else parser
+        reasoning = spec.config.reasoning_parser
+        self._has_reasoning = has_markers(template) if reasoning == "auto" else reasoning == "think"
+
+    async def completions(self, request: Request) -> Response:
+        body = await read_body(request, CompletionRequest)
+        check_model(body.model, self._model)
+        return await _answer(request, Completion(self._engine, body, self._model), bool(body.stream))
+
+    async def chat_completions(self, request: Request) -> Response:
+        body = await read_body(request, ChatRequest)
+        check_model(body.model, self._model)
+        chat = await ChatCompletion.start(self._engine, body, self._model, self._tool_parser, self._has_reasoning)
+        return await _answer(request, chat, bool(body.stream))
+
+    async def embeddings(self, request: Request) -> Response:
+        raise HttpError(
+            501,
+            "embeddings are not served: this engine's workers have no pooling yet; use a server of embedding models",
+            "not_implemented_error",
+            code="not_implemented",
+        )
+
+
+async def _answer(request: Request, work: Generating, is_stream: bool) -> Response:
+    if is_stream:
+        return EventStream(work.events())
+    body = await until_disconnect(request.receive, work.whole())
+    if body is None:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    return Response(body, media_type="application/json")
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    """Starlette's own: no such path, a method that the path has not."""
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path}: {error.detail.lower()}; /openapi.json lists what there is"
+    return HttpError(error.status_code, message, headers=dict(error.headers or {})).response()
+
+
+def new_app(engine: LocalEngine, frontend: Frontend, spec: EngineSpec) -> ASGIApp:
+    """The whole application: routes, then CORS, then the gate around all of it."""
+    openai, admin = OpenAIEndpoints(engine, spec), AdminEndpoints(engine, frontend, spec)
+    routes = [
+        Route("/v1/completions", openai.completions, methods=["POST"]),
+        Route("/v1/chat/completions", openai.chat_completions, methods=["POST"]),
+        Route("/v1/embeddings", openai.embeddings, methods=["POST"]),
+        *admin.routes(),
+        *Dashboard(engine, frontend, spec).routes(),
+    ]
+    app: ASGIApp = Starlette(routes=routes, exception_handlers={HTTPException: _on_http_exception})
+    if spec.config.cors_origins is not None:
+        origins = [origin.strip() for origin in spec.config.cors_origins.split(",") if origin.strip()]
+        app = CORSMiddleware(
+            app,
+            allow_origins=origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "traceparent"],
+        )
+    return Gate(app, spec.config.api_key, spec.config.max_body_bytes)

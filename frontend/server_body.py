@@ -1,0 +1,28 @@
+"""A request's body, decoded by its schema; and the one check that all bodies share."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import Request
+
+from .openai_errors import HttpError, invalid_body
+
+BodyT = TypeVar("BodyT")
+
+
+async def read_body(request: Request, body_type: type[BodyT]) -> BodyT:
+    """The decoded body; the HttpError for one that is not of the schema names the field."""
+    raw = await request.body()
+    try:
+        return msgspec.json.decode(raw, type=body_type)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise invalid_body(error) from None
+
+
+def check_model(asked: str | None, served: str) -> None:
+    """404 for a model that is not the one which is served."""
+    if asked is not None and asked != served:
+        message = f"the model {asked!r:.200} is not served here: this engine serves {served}"
+        raise HttpError(404, message, param="model", code="model_not_found")

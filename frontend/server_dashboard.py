@@ -1,0 +1,107 @@
+"""/dashboard: one page that is served from a file and asks for its numbers once a second.
+
+The page has no external asset; a policy forbids it to load any. The numbers are the metrics' own, totals and cumulative
+buckets, of which the page makes rates and quantiles over the time that it looks at.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ..ipc.engine_spec import EngineSpec
+from .metrics_engine import SECONDS
+from .openai_errors import HttpError, encode_json
+from .server_admin import tokenloom_version
+from .server_body import read_body
+from .server_engine import LocalEngine
+from .service import Frontend
+from .tokenizer import JsonObject
+
+PAGE = Path(__file__).resolve().parent / "dashboard" / "index.html"
+MAX_SHOWN = 100  # open answers in the table
+
+_HEADERS = {
+    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+}
+
+
+class AbortAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which row of the table."""
+
+    key: int
+
+
+class Dashboard:
+    """The page, its data and its one button."""
+
+    def __init__(self, engine: LocalEngine, frontend: Frontend, spec: EngineSpec) -> None:
+        self._engine = engine
+        self._frontend = frontend
+        self._spec = spec
+        self._begun_at = time.monotonic()
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/dashboard", self.page),
+            Route("/dashboard/data", self.data),
+            Route("/dashboard/abort", self.abort, methods=["POST"]),
+        ]
+
+    @cached_property
+    def _html(self) -> bytes:
+        return PAGE.read_bytes()
+
+    async def page(self, request: Request) -> Response:
+        return Response(self._html, headers=_HEADERS, media_type="text/html; charset=utf-8")
+
+    async def data(self, request: Request) -> Response:
+        health = await self._engine.health()
+        metrics = self._frontend.metrics
+        body: JsonObject = {
+            "model": self._spec.served_model_name,
+            "version": tokenloom_version(),
+            "uptime_s": time.monotonic() - self._begun_at,
+            "state": "stalled" if health.is_stalled else "ready" if health.is_ready else "starting",
+            "running": health.num_running,
+            "waiting": health.num_waiting,
+            "restarts": health.num_restarts,
+            "last_failure": health.last_failure,
+            "kv_use": metrics.kv_use,
+            "kv_blocks": metrics.num_kv_blocks,
+            "block_size": self._spec.config.block_size,
+            "totals": {
+                "generation_tokens": metrics.generation_tokens.sum,
+                "prompt_tokens": metrics.prompt_tokens.sum,
+                "prefix_cache_queries": metrics.cache_queries.sum,
+                "prefix_cache_hits": metrics.cache_hits.sum,
+                "preemptions": metrics.preemptions.sum,
+            },
+            "ended": {labels[0][1]: count for _, labels, count in metrics.finished.samples()},
+            "bounds": SECONDS,
+            "histograms": {
+                "ttft": metrics.first_token.cumulative,
+                "itl": metrics.inter_token.cumulative,
+                "queue": metrics.queue.cumulative,
+                "e2e": metrics.end_to_end.cumulative,
+            },
+            "num_open": metrics.num_open,
+            "open": metrics.open_answers(MAX_SHOWN),
+        }
+        return Response(encode_json(body), headers={"cache-control": "no-store"}, media_type="application/json")
+
+    async def abort(self, request: Request) -> Response:
+        body = await read_body(request, AbortAnswer)
+        if not self._frontend.abort_answer(body.key):
+            raise HttpError(404, f"no answer {body.key} is open", param="key")
+        self._engine.wake()
+        return Response(encode_json({"key": body.key, "aborted": 1}), media_type="application/json")

@@ -1,0 +1,104 @@
+"""Gate: what every HTTP request passes first: its id, the key, the size of its body.
+
+Pure ASGI, since this wraps the path of every token. Adds `x-request-id` (the caller's, or a new one) and the caller's
+W3C `traceparent` to the answer, and turns whatever an endpoint raises into an answer in OpenAI's form.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import re
+import secrets
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .openai_errors import HttpError, to_http_error
+
+logger = logging.getLogger("tokenloom.http")
+
+OPEN_PATHS = frozenset(("/health", "/ready", "/version", "/dashboard", "/openapi.json", "/metrics"))
+_TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
+_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,200}")
+
+
+class Gate:
+    """Wraps `app`. Without a key everyone may call; with one, all but OPEN_PATHS need it."""
+
+    def __init__(self, app: ASGIApp, api_key: str | None, max_body_bytes: int) -> None:
+        self._app = app
+        self._authorization = None if api_key is None else b"Bearer " + api_key.encode()
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        extra = _headers_to_add(headers)
+        has_started = False
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal has_started
+            if message["type"] == "http.response.start":
+                has_started = True
+                message["headers"] = [*message.get("headers", ()), *extra]
+            await send(message)
+
+        try:
+            self._check(scope, headers)
+            await self._app(scope, self._limited(receive), send_with_headers)
+        except HttpError as error:
+            if not has_started:
+                await error.response()(scope, receive, send_with_headers)
+        except Exception as error:
+            answer = to_http_error(error)
+            if answer.status == 500:
+                logger.exception("%s %s failed", scope["method"], scope["path"])
+            if not has_started:
+                await answer.response()(scope, receive, send_with_headers)
+
+    def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+        if self._authorization is not None and scope["path"] not in OPEN_PATHS and scope["method"] != "OPTIONS":
+            given = headers.get(b"authorization", b"")
+            if not hmac.compare_digest(given, self._authorization):
+                what = "the API key is wrong" if given else "no API key was given"
+                raise HttpError(
+                    401,
+                    f"{what}: send the header `Authorization: Bearer KEY`",
+                    code="invalid_api_key",
+                    headers={"www-authenticate": "Bearer"},
+                )
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length) > self._max_body_bytes:
+            raise self._too_large()
+
+    def _limited(self, receive: Receive) -> Receive:
+        """For bodies that come without a length."""
+        num_bytes = 0
+
+        async def limited() -> Message:
+            nonlocal num_bytes
+            message = await receive()
+            if message["type"] == "http.request":
+                num_bytes += len(message.get("body", b""))
+                if num_bytes > self._max_body_bytes:
+                    raise self._too_large()
+            return message
+
+        return limited
+
+    def _too_large(self) -> HttpError:
+        limit = self._max_body_bytes
+        return HttpError(413, f"the body has more than {limit} bytes: send less or raise --max-body-bytes")
+
+
+def _headers_to_add(headers: dict[bytes, bytes]) -> list[tuple[bytes, bytes]]:
+    request_id = headers.get(b"x-request-id", b"")
+    if not _REQUEST_ID.fullmatch(request_id):
+        request_id = secrets.token_hex(16).encode()
+    added = [(b"x-request-id", request_id)]
+    traceparent = headers.get(b"traceparent", b"")
+    if _TRACEPARENT.fullmatch(traceparent):
+        added.append((b"traceparent", traceparent))
+    return added

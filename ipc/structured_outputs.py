@@ -1,0 +1,100 @@
+"""What the text of an answer must conform to: StructuredOutputsParams, validated where it is made.
+
+Knows the shape of a request for structure, not the grammar languages: whether a schema, regex or grammar makes sense
+is found by its compiler (core/grammar_compiler.py).
+"""
+
+from __future__ import annotations
+
+import json as json_module
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from .errors import RequestError
+
+GrammarKind: TypeAlias = Literal["json", "regex", "choice", "lark"]
+
+MAX_GRAMMAR_CHARACTERS = 1 << 18  # of a schema, regex, grammar or all choices together
+MAX_CHOICES = 4096
+
+_ANY_OBJECT = '{"type":"object"}'
+
+
+class StructuredOutputsParams(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """Exactly one of these. Names and meanings are vLLM's; after construction `json` is text."""
+
+    json: str | dict[str, object] | None = None  # a JSON schema; the answer is a JSON text that it accepts
+    json_object: bool = False  # any JSON object
+    regex: str | None = None  # the whole answer matches it; syntax of Rust's regex crate
+    choice: list[str] | None = None  # the answer is one of these
+    grammar: str | None = None  # Lark, or EBNF as llama.cpp writes it (GBNF)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.json, dict):
+            msgspec.structs.force_setattr(self, "json", _json_text(self.json))
+        given = [name for name in _NAMES if getattr(self, name)]
+        if len(given) != 1:
+            found = ", ".join(given) or "none that is not empty"
+            raise RequestError(f"structured_outputs needs exactly one of {', '.join(_NAMES)}; it has {found}")
+        for name in ("json", "regex", "grammar"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise RequestError(f"structured_outputs.{name} must be text, got {type(value).__name__}")
+        if self.choice is not None:
+            _check_choice(self.choice)
+        if len(self.text) > MAX_GRAMMAR_CHARACTERS:
+            raise RequestError(
+                f"structured_outputs.{given[0]} has {len(self.text)} characters, at most {MAX_GRAMMAR_CHARACTERS} are "
+                "allowed: split or simplify it"
+            )
+
+    @classmethod
+    def of(cls, value: StructuredOutputsParams | dict[str, object]) -> StructuredOutputsParams:
+        """`value`, or one made from a dict of its fields."""
+        if isinstance(value, cls):
+            return value
+        try:
+            return msgspec.convert(value, cls)
+        except msgspec.ValidationError as error:
+            raise RequestError(str(error.__cause__ or f"structured_outputs: {error}")) from None
+
+    @property
+    def kind(self) -> GrammarKind:
+        """The language of `text`."""
+        if self.regex is not None:
+            return "regex"
+        if self.choice is not None:
+            return "choice"
+        return "lark" if self.grammar is not None else "json"
+
+    @property
+    def text(self) -> str:
+        """The constraint as one text in the language `kind`; choices are a JSON list."""
+        if self.choice is not None:
+            return json_module.dumps(self.choice)
+        if self.json_object:
+            return _ANY_OBJECT
+        text = self.json or self.regex or self.grammar
+        assert isinstance(text, str)
+        return text
+
+
+_NAMES = ("json", "json_object", "regex", "choice", "grammar")
+
+
+def _json_text(schema: dict[str, object]) -> str:
+    try:
+        return json_module.dumps(schema, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(f"structured_outputs.json is not a JSON schema: {error}") from None
+
+
+def _check_choice(choice: list[str]) -> None:
+    if not isinstance(choice, list) or len(choice) > MAX_CHOICES:
+        raise RequestError(f"structured_outputs.choice must be a list of 1 to {MAX_CHOICES} strings")
+    for each in choice:
+        if not isinstance(each, str) or not each:
+            raise RequestError(f"structured_outputs.choice holds {repr(each)[:80]}: each must be a non-empty string")

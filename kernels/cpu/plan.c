@@ -1,0 +1,112 @@
+/* The plan of a step's attention: its work cut into tasks.
+ *
+ * A task is one KV head with the query heads that read it over a range of keys. The context of a decode row is cut
+ * every CHUNK keys, at the same places whatever else is in the step; where that gives more than one piece, each leaves
+ * a partial result. A prefill row is cut into blocks of queries: of up to PREFILL_ROWS query rows where the processor
+ * has tiles, else of TASK_ROWS.
+ */
+#include "attention.h"
+
+#include <stdlib.h>
+
+static bool add_task(AttentionPlan *plan, AttentionTask task) {
+    if (plan->num_tasks == plan->capacity) {
+        int64_t capacity = plan->capacity ? 2 * plan->capacity : 64;
+        AttentionTask *tasks = realloc(plan->tasks, (size_t)capacity * sizeof *tasks);
+        if (tasks == NULL) return false;
+        plan->tasks = tasks;
+        plan->capacity = capacity;
+    }
+    plan->tasks[plan->num_tasks++] = task;
+    return true;
+}
+
+/* Tasks of tokens [first, first + count) of a row for one KV head, `most_heads` query heads at a time. */
+static bool add_head_tasks(AttentionPlan *plan, AttentionTask task, int64_t position, int64_t count,
+                           int64_t most_heads) {
+    int64_t group = plan->num_heads / plan->num_kv_heads;
+    int64_t low = plan->window ? max64(0, position - plan->window + 1) : 0, high = position + count;
+    bool is_cut = count == 1 && low / CHUNK != (high - 1) / CHUNK;
+    task.position = (int32_t)position;
+    task.num_tokens = (int32_t)count;
+    for (int64_t head = 0; head < group; head += most_heads) {
+        task.first_head = (int32_t)(task.kv_head * group + head);
+        task.num_heads = (int32_t)min64(most_heads, group - head);
+        task.partial = -1;
+        task.num_partials = 0;
+        task.first_key = (int32_t)low;
+        task.end_key = (int32_t)high;
+        if (!is_cut) {
+            if (!add_task(plan, task)) return false;
+            continue;
+        }
+        int64_t first_task = plan->num_tasks;
+        for (int64_t key = low; key < high; key = (key / CHUNK + 1) * CHUNK) {
+            task.first_key = (int32_t)key;
+            task.end_key = (int32_t)min64(high, (key / CHUNK + 1) * CHUNK);
+            task.partial = plan->num_partial_rows;
+            plan->num_partial_rows += task.num_heads;
+            if (!add_task(plan, task)) return false;
+        }
+        plan->tasks[first_task].num_partials = (int32_t)(plan->num_tasks - first_task);
+    }
+    return true;
+}
+
+static bool add_prefill_row(AttentionPlan *plan, const StepRows *rows, int64_t row) {
+    int64_t start = rows->query_starts[row], count = rows->query_starts[row + 1] - start;
+    int64_t group = plan->num_heads / plan->num_kv_heads;
+    int64_t block = max64(1, TASK_ROWS / group), most_heads = min64(group, TASK_ROWS);
+    if (has_prefill(plan->head_dim) && count * group > TASK_ROWS && group <= PREFILL_ROWS)
+        block = PREFILL_ROWS / group, most_heads = group;
+    int64_t num_blocks = divide_up(count, block);
+    for (int64_t i = num_blocks - 1; i >= 0; i--) /* the longest first */
+        for (int64_t head = 0; head < plan->num_kv_heads; head++) {
+            int64_t first = i * block;
+            AttentionTask task = {.row = (int32_t)row, .kv_head = (int32_t)head, .token = (int32_t)(start + first)};
+            int64_t position = rows->seq_lens[row] - count + first;
+            if (!add_head_tasks(plan, task, position, min64(block, count - first), most_heads)) return false;
+        }
+    return true;
+}
+
+static bool add_decode_row(AttentionPlan *plan, const StepRows *rows, int64_t row) {
+    int64_t group = plan->num_heads / plan->num_kv_heads;
+    for (int64_t head = 0; head < plan->num_kv_heads; head++) {
+        AttentionTask task = {.row = (int32_t)row, .kv_head = (int32_t)head, .token = rows->query_starts[row]};
+        if (!add_head_tasks(plan, task, rows->seq_lens[row] - 1, 1, min64(group, TASK_ROWS))) return false;
+    }
+    return true;
+}
+
+AttentionPlan *make_attention_plan(const StepRows *rows, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
+                                   int64_t window) {
+    AttentionPlan *plan = calloc(1, sizeof *plan);
+    if (plan == NULL) return NULL;
+    plan->rows = *rows;
+    plan->num_heads = num_heads;
+    plan->num_kv_heads = num_kv_heads;
+    plan->head_dim = head_dim;
+    plan->window = window;
+    bool is_whole = true;
+    for (int64_t row = rows->num_rows - 1; row >= 0 && is_whole; row--) { /* prefill rows, the largest tasks, first */
+        int64_t count = rows->query_starts[row + 1] - rows->query_starts[row];
+        if (rows->seq_lens[row] <= 0 || count <= 0) continue;
+        is_whole = count == 1 ? add_decode_row(plan, rows, row) : add_prefill_row(plan, rows, row);
+    }
+    if (is_whole && plan->num_partial_rows) {
+        int64_t floats = plan->num_partial_rows * partial_floats(head_dim);
+        plan->partials = aligned_alloc(64, (size_t)floats * sizeof(float));
+        is_whole = plan->partials != NULL;
+    }
+    if (is_whole) return plan;
+    free_attention_plan(plan);
+    return NULL;
+}
+
+void free_attention_plan(AttentionPlan *plan) {
+    if (plan == NULL) return;
+    free(plan->tasks);
+    free(plan->partials);
+    free(plan);
+}

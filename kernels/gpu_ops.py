@@ -1,0 +1,30 @@
+"""Whether this GPU gets the Triton kernels: the choice, and one line in the log when it does not."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from .triton_ops import TritonOps
+
+logger = logging.getLogger("tokenloom.kernels")
+
+MIN_CAPABILITY = (8, 0)  # bfloat16 products and asynchronous copies
+
+
+def load_gpu_ops(device: torch.device) -> TritonOps | None:
+    """The Triton kernels for `device`; None where they cannot run."""
+    capability = torch.cuda.get_device_capability(device)
+    if capability < MIN_CAPABILITY:
+        logger.warning("%s has compute capability %d.%d, the kernels need 8.0: plain torch", device, *capability)
+        return None
+    if importlib.util.find_spec("triton") is None:
+        logger.warning("triton is not installed: plain torch. `pip install triton` for the kernels")
+        return None
+    from .triton_ops import TritonOps
+
+    return TritonOps(10 * capability[0] + capability[1])

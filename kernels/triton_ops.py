@@ -1,0 +1,138 @@
+"""TritonOps: the operations of `ops.py` on CUDA, in Triton; matrix products are torch's (cuBLAS).
+
+What it does not override is the reference. No operation reads the device back, so that a decode step can be captured
+in a CUDA graph: everything that depends on lengths is found by the kernels.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from .ops import AttentionMetadata, PackedLinear
+from .reference import PlainLinear, ReferenceOps
+from .triton_activation import silu_and_mul
+from .triton_decode import decode_attention, plan_decode
+from .triton_embedding import embedding
+from .triton_heads import prepare_heads
+from .triton_norm import MAX_WIDTH, rms_norm
+from .triton_prefill import plan_prefill, prefill_attention
+from .triton_table import DecodeShape, PrefillShape, decode_shape, prefill_shape
+
+logger = logging.getLogger("tokenloom.kernels")
+
+MIN_HEAD_DIM = 16  # the least that tl.dot multiplies
+MAX_HEAD_DIM = 256
+MAX_GROUP = 16
+
+
+@dataclass
+class _Plans:
+    """What the attention kernels need of one step, for all layers."""
+
+    metadata: AttentionMetadata
+    items_by_window: dict[int | None, Tensor] = field(default_factory=dict)
+    prefill_tiles: Tensor | None = None
+
+
+class TritonOps(ReferenceOps):
+    """`architecture`: compute capability, 90 for Hopper. Remembers the plans of the last step's metadata only."""
+
+    def __init__(self, architecture: int) -> None:
+        super().__init__()
+        self._architecture = architecture
+        self._plans: _Plans | None = None
+        self._has_said_so = False
+
+    def embedding(self, token_ids: Tensor, table: Tensor | PackedLinear, first_id: int) -> Tensor:
+        weight = table.weight if isinstance(table, PlainLinear) else table
+        assert isinstance(weight, Tensor)
+        return embedding(token_ids, weight, first_id)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        if x.shape[-1] > MAX_WIDTH:
+            return super().rms_norm(x, weight, eps)
+        return rms_norm(x.reshape(-1, x.shape[-1]), None, weight, eps).view(x.shape)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        if x.shape[-1] > MAX_WIDTH:
+            return super().add_rms_norm(x, residual, weight, eps)
+        return rms_norm(x, residual, weight, eps)
+
+    def silu_and_mul(self, x: Tensor) -> Tensor:
+        return silu_and_mul(x)
+
+    def prepare_heads(
+        self,
+        heads: Tensor,
+        norms: tuple[Tensor, Tensor] | None,
+        eps: float,
+        cos_sin: Tensor,
+        kv_cache: Tensor,
+        layer: int,
+        metadata: AttentionMetadata,
+    ) -> Tensor:
+        return prepare_heads(heads, norms, eps, cos_sin, kv_cache, layer, metadata.positions, metadata.slots)
+
+    def paged_attention(
+        self,
+        query: Tensor,
+        kv_cache: Tensor,
+        layer: int,
+        metadata: AttentionMetadata,
+        scale: float,
+        sliding_window: int | None,
+    ) -> Tensor:
+        head_dim, group = query.shape[2], query.shape[1] // kv_cache.shape[3]
+        if not self._is_supported(head_dim, group):
+            return super().paged_attention(query, kv_cache, layer, metadata, scale, sliding_window)
+        key = (self._architecture, head_dim, group, query.element_size())
+        is_padded = query.shape[0] != metadata.query_starts_host[-1]
+        output = (torch.zeros if is_padded else torch.empty)(query.shape, dtype=query.dtype, device=query.device)
+        plans = self._plans_of(metadata)
+        num_decode_rows = metadata.num_decode_rows
+        if num_decode_rows:
+            shape = decode_shape(*key)
+            lengths, tables = metadata.seq_lens[:num_decode_rows], metadata.block_tables[:num_decode_rows]
+            items = self._items(plans, lengths, sliding_window, shape)
+            rows = query[:num_decode_rows]
+            decode_attention(
+                rows, kv_cache, layer, tables, lengths, items, output[:num_decode_rows], scale, sliding_window, shape
+            )
+        if num_decode_rows < len(metadata.seq_lens_host):
+            prefill = prefill_shape(*key)
+            tiles = self._tiles(plans, group, prefill)
+            if tiles.shape[0]:
+                prefill_attention(query, kv_cache, layer, metadata, tiles, output, scale, sliding_window, prefill)
+        return output
+
+    def _is_supported(self, head_dim: int, group: int) -> bool:
+        if MIN_HEAD_DIM <= head_dim <= MAX_HEAD_DIM and group <= MAX_GROUP:
+            return True
+        if not self._has_said_so:
+            self._has_said_so = True
+            logger.warning(
+                "attention with head_dim %d and %d query heads per KV head runs in plain torch: the kernels take "
+                "head_dim %d to %d and at most %d",
+                *(head_dim, group, MIN_HEAD_DIM, MAX_HEAD_DIM, MAX_GROUP),
+            )
+        return False
+
+    def _plans_of(self, metadata: AttentionMetadata) -> _Plans:
+        if self._plans is None or self._plans.metadata is not metadata:
+            self._plans = _Plans(metadata)
+        return self._plans
+
+    def _items(self, plans: _Plans, lengths: Tensor, window: int | None, shape: DecodeShape) -> Tensor:
+        items = plans.items_by_window.get(window)
+        if items is None:
+            items = plans.items_by_window[window] = plan_decode(lengths, window, shape)
+        return items
+
+    def _tiles(self, plans: _Plans, group: int, shape: PrefillShape) -> Tensor:
+        if plans.prefill_tiles is None:
+            plans.prefill_tiles = plan_prefill(plans.metadata, group, shape)
+        return plans.prefill_tiles

@@ -1,0 +1,276 @@
+"""The token of each row in one launch: filters by threshold search instead of sorting, then the Gumbel-max draw.
+
+One program per row, over its logits at most three times:
+
+    1  the largest logit                                      → the answer of a greedy row
+    2  sum of weights and a histogram of logits               for rows with top_p or top_k
+    3  list of the tokens that can win or that a filter must see
+    4  over that short list: k-th largest and top_p cut by bisection of the bits of a float, min_p, scores, argmax
+
+A weight is exp((logit − largest) / T). Meanings and order of the filters are those of workers/candidates.py, with
+ties kept; the bounds of pass 3 are its as well, so what they drop cannot change the answer.
+"""
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .triton_noise import gumbel, run_bits, token_bits
+
+BLOCK = 8192  # logits at once in passes 1 to 3
+PART = 2048  # listed tokens at once in pass 4
+NUM_WARPS = 16
+MIN_TEMPERATURE = 1e-5  # less is greedy, as in workers/sampler.py
+
+_MIN_TEMPERATURE = tl.constexpr(MIN_TEMPERATURE)
+_SLACK = tl.constexpr(1e-3)  # relative error granted to float32 weights where they only rule tokens out
+_MAX_GUMBEL = tl.constexpr(22.873)  # just over noise.MAX_GUMBEL: no token gains more
+_NUM_BINS = tl.constexpr(256)
+_BINS_PER_UNIT = tl.constexpr(8.0)  # of logit: the bins reach 32 below the largest, the last one holds the rest
+_NO_ID = tl.constexpr(2147483647)
+
+
+@triton.jit
+def ordered_key(values):
+    """int32 in the order of the floats; NaN above all, −0 equal to 0."""
+    bits = tl.where(values == 0.0, 0.0, values).to(tl.int32, bitcast=True)
+    return tl.where(values != values, 0x7FFFFFFF, bits ^ ((bits >> 31) & 0x7FFFFFFF))
+
+
+@triton.jit
+def largest_token(logits, vocab_size, BLOCK: tl.constexpr):
+    """The lowest id of the largest logit; a NaN counts as larger than all."""
+    steps = tl.arange(0, BLOCK)
+    best_key = tl.full([BLOCK], -2147483648, tl.int32)
+    best_id = tl.full([BLOCK], 0, tl.int32) + steps
+    for start in tl.range(0, vocab_size, BLOCK):
+        ids = start + steps
+        key = ordered_key(tl.load(logits + ids, mask=ids < vocab_size, other=float("-inf")))
+        is_better = key > best_key
+        best_key = tl.where(is_better, key, best_key)
+        best_id = tl.where(is_better, ids, best_id)
+    return tl.min(tl.where(best_key == tl.max(best_key, axis=0), best_id, _NO_ID), axis=0)
+
+
+@triton.jit
+def bin_of(logit, largest):
+    """Histogram bin: how far below the largest. int32."""
+    distance = tl.minimum((largest - logit) * _BINS_PER_UNIT, _NUM_BINS - 1.0)
+    return distance.to(tl.int32)
+
+
+@triton.jit
+def weight_sum_and_histogram(logits, vocab_size, largest, temperature, BLOCK: tl.constexpr):
+    steps = tl.arange(0, BLOCK)
+    total = tl.zeros([1], tl.float64)
+    histogram = tl.zeros([_NUM_BINS], tl.int32)
+    for start in tl.range(0, vocab_size, BLOCK):
+        ids = start + steps
+        logit = tl.load(logits + ids, mask=ids < vocab_size, other=float("-inf"))
+        total += tl.sum(tl.exp((logit - largest) / temperature), axis=0).to(tl.float64)
+        histogram += tl.histogram(bin_of(logit, largest), _NUM_BINS)  # what lies past the end falls in the last bin
+    return tl.sum(total, axis=0), histogram
+
+
+@triton.jit
+def list_candidates(
+    logits, vocab_size, listed, largest, temperature, floor, last_bin, noise_scale, position, seed_low, seed_high,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write the ids of the tokens that count to `listed`, by rising id; returns how many.
+
+    last_bin ≥ 0: those in bins up to it, for top_k. noise_scale > 0: only those that their noise can make win.
+    """
+    steps = tl.arange(0, BLOCK)
+    count = vocab_size * 0
+    for start in tl.range(0, vocab_size, BLOCK):
+        ids = start + steps
+        logit = tl.load(logits + ids, mask=ids < vocab_size, other=float("-inf"))
+        weight = tl.exp((logit - largest) / temperature)
+        is_kept = tl.where(last_bin >= 0, bin_of(logit, largest) <= last_bin, weight >= floor) & (ids < vocab_size)
+        if noise_scale > 0.0:
+            bits = run_bits(start, position, seed_low, seed_high, BLOCK)
+            is_kept = is_kept & (bits.to(tl.float32) <= weight * noise_scale)
+        ordinals = tl.cumsum(is_kept.to(tl.int32), axis=0)
+        tl.store(listed + count + ordinals - 1, ids, mask=is_kept)
+        count += tl.sum(is_kept.to(tl.int32), axis=0)
+    return count
+
+
+@triton.jit
+def measure_from(logits, listed, count, largest, temperature, low_key, PART: tl.constexpr):
+    """Number and weight of the listed tokens with keys ≥ low_key."""
+    steps = tl.arange(0, PART)
+    number = count * 0
+    total = tl.zeros([1], tl.float64)
+    for start in tl.range(0, count, PART):
+        exists = start + steps < count
+        ids = tl.load(listed + start + steps, mask=exists, other=0)
+        logit = tl.load(logits + ids, mask=exists, other=float("-inf"))
+        is_in = exists & (ordered_key(logit).to(tl.int64) >= low_key)
+        weight = tl.exp((logit - largest).to(tl.float64) / temperature)
+        number += tl.sum(is_in.to(tl.int32), axis=0)
+        total += tl.sum(tl.where(is_in, weight, 0.0), axis=0)
+    return number, tl.sum(total, axis=0)
+
+
+@triton.jit
+def highest_cut(logits, listed, count, largest, temperature, low, high, min_number, min_weight, PART: tl.constexpr):
+    """The highest key in [low, high] from which there are min_number tokens that weigh min_weight; low if none is."""
+    while low < high:
+        middle = low + (high - low + 1) // 2
+        number, weight = measure_from(logits, listed, count, largest, temperature, middle, PART)
+        if (number >= min_number) & (weight >= min_weight):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+@triton.jit
+def best_candidate(
+    logits, listed, count, largest, temperature, cut, min_weight, position, seed_low, seed_high, PART: tl.constexpr
+):
+    """The listed token with the highest logit / T + noise among those from the cut that weigh enough."""
+    steps = tl.arange(0, PART)
+    best_score = tl.full([1], float("-inf"), tl.float64)
+    best_id = tl.full([1], _NO_ID, tl.int32)
+    for start in tl.range(0, count, PART):
+        exists = start + steps < count
+        ids = tl.load(listed + start + steps, mask=exists, other=0)
+        logit = tl.load(logits + ids, mask=exists, other=float("-inf"))
+        weight = tl.exp((logit - largest).to(tl.float64) / temperature)
+        is_in = exists & (ordered_key(logit).to(tl.int64) >= cut) & (weight >= min_weight)
+        score = tl.div_rn(logit, temperature).to(tl.float64) + gumbel(token_bits(ids, position, seed_low, seed_high))
+        score = tl.where(is_in, score, float("-inf"))
+        part_score = tl.max(score, axis=0)
+        part_id = tl.min(tl.where(is_in & (score == part_score), ids, _NO_ID), axis=0)
+        is_better = part_score > best_score
+        best_score = tl.where(is_better, part_score, best_score)
+        best_id = tl.where(is_better, part_id, best_id)
+    return tl.min(best_id, axis=0)
+
+
+@triton.jit
+def sample_kernel(
+    logits,  # [n, vocab_size] float32, contiguous
+    row_ids,  # [n] int32: which row's parameters; negative: none, the answer is 0
+    temperatures,  # [rows] float32
+    top_ks,  # [rows] int32
+    top_ps,  # [rows] float64
+    min_ps,  # [rows] float64
+    seeds,  # [rows, 2] int32 (the bits of the words)
+    positions,  # [n] int64
+    listed,  # [n, vocab_size] int32, scratch
+    output,  # [n] int64
+    vocab_size,
+    BLOCK: tl.constexpr,
+    PART: tl.constexpr,
+):
+    index = tl.program_id(0).to(tl.int64)
+    row = tl.load(row_ids + index)
+    if row < 0:
+        tl.store(output + index, 0)
+    else:
+        logits += index * vocab_size
+        listed += index * vocab_size
+        temperature = tl.load(temperatures + row)
+        token = largest_token(logits, vocab_size, BLOCK)
+        largest = tl.load(logits + token)
+        if (temperature >= _MIN_TEMPERATURE) & (tl.abs(largest) < float("inf")):
+            top_k = tl.load(top_ks + row)
+            top_k = tl.where(top_k < vocab_size, tl.maximum(top_k, 0), 0)
+            top_p = tl.load(top_ps + row)
+            min_p = tl.load(min_ps + row)
+            position = tl.load(positions + index).to(tl.uint32)
+            seed_low = tl.load(seeds + 2 * row).to(tl.uint32, bitcast=True)
+            seed_high = tl.load(seeds + 2 * row + 1).to(tl.uint32, bitcast=True)
+            reached = tl.sum(gumbel(token_bits(token + tl.zeros([1], tl.int32), position, seed_low, seed_high)), axis=0)
+            least = tl.exp(reached - _MAX_GUMBEL) * (1.0 - _SLACK)  # a token that weighs less cannot win
+            total = tl.zeros([1], tl.float64)
+            total = tl.sum(total, axis=0)
+            floor = tl.maximum(least, min_p * (1.0 - _SLACK))
+            last_bin = -1
+            noise_scale = tl.exp(-reached) * (4294967296.0 * (1.0 + _SLACK))
+            if (top_k > 0) | (top_p < 1.0):
+                noise_scale = noise_scale * 0.0
+                total, histogram = weight_sum_and_histogram(logits, vocab_size, largest, temperature, BLOCK)
+                floor = tl.maximum(floor, (1.0 - top_p) * total / vocab_size * (1.0 - _SLACK))
+                if top_k > 0:
+                    last_bin = tl.sum((tl.cumsum(histogram, axis=0) < top_k).to(tl.int32), axis=0)
+            tl.debug_barrier()
+            count = list_candidates(
+                logits, vocab_size, listed, largest, temperature, floor.to(tl.float32), last_bin,
+                noise_scale.to(tl.float32), position, seed_low, seed_high, BLOCK,
+            )  # fmt: skip
+            tl.debug_barrier()  # what some threads listed, others read
+            high = tl.max(ordered_key(largest + tl.zeros([1], tl.float32)), axis=0).to(tl.int64)
+            cut = tl.full([1], -2147483648, tl.int64)
+            cut = tl.min(cut, axis=0)
+            if top_k > 0:
+                cut = highest_cut(logits, listed, count, largest, temperature, cut, high, top_k, 0.0, PART)
+                _, total = measure_from(logits, listed, count, largest, temperature, cut, PART)
+            if top_p < 1.0:
+                cut = highest_cut(logits, listed, count, largest, temperature, cut, high, 1, top_p * total, PART)
+            token = best_candidate(
+                logits, listed, count, largest, temperature, cut, tl.maximum(min_p, least), position, seed_low,
+                seed_high, PART,
+            )  # fmt: skip
+        tl.store(output + index, token.to(tl.int64))
+
+
+ARGUMENT_TYPES = {
+    "logits": "*fp32",
+    "row_ids": "*i32",
+    "temperatures": "*fp32",
+    "top_ks": "*i32",
+    "top_ps": "*fp64",
+    "min_ps": "*fp64",
+    "seeds": "*i32",
+    "positions": "*i64",
+    "listed": "*i32",
+    "output": "*i64",
+    "vocab_size": "i32",
+}
+
+
+def sample(
+    logits: Tensor,
+    row_ids: Tensor,
+    temperatures: Tensor,
+    top_ks: Tensor,
+    top_ps: Tensor,
+    min_ps: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+) -> Tensor:
+    """Draw a token for each of n rows: [n] int64. logits: [n, vocab] float32, contiguous, left unchanged.
+
+    row_ids: [n] int32, which entry of the parameter columns is whose; negative gives token 0. Columns as in
+    workers/sampling_columns.py, seeds as int32 words. positions: [n] int64, of the token to draw.
+    """
+    num_rows, vocab_size = logits.shape
+    output = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
+    listed = torch.empty((num_rows, vocab_size), dtype=torch.int32, device=logits.device)
+    if num_rows:
+        sample_kernel[(num_rows,)](
+            logits,
+            row_ids,
+            temperatures,
+            top_ks,
+            top_ps,
+            min_ps,
+            seeds,
+            positions,
+            listed,
+            output,
+            vocab_size,
+            BLOCK=BLOCK,
+            PART=PART,
+            num_warps=NUM_WARPS,
+        )
+    return output

@@ -1,0 +1,129 @@
+"""A GrammarHost without a library: grammars are arithmetic, answers come when the test says so, and it can die.
+
+The text of a grammar is "m,k": after the outputs o, token t may come iff (t + last + len(o)) % m == 0, and k tokens
+complete it. "bad" does not compile, "slow" never answers, "deadly" ends the host. Masks are of VOCAB_SIZE tokens.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+
+from tokenloom.core.grammar import HOST_IS_UP, GrammarHostLost
+from tokenloom.ipc.codec import decode_ids, encode_ids
+from tokenloom.ipc.errors import RequestError, error_info
+from tokenloom.ipc.messages import (
+    AdvanceGrammars,
+    CloseGrammars,
+    CoreToGrammar,
+    GrammarFailure,
+    GrammarOpened,
+    GrammarsAdvanced,
+    GrammarToCore,
+    OpenGrammar,
+)
+
+VOCAB_SIZE = 997
+
+
+def allowed_tokens(text: str, outputs: Sequence[int]) -> list[int]:
+    modulus = int(text.split(",")[0])
+    last = outputs[-1] if outputs else 0
+    return [token for token in range(VOCAB_SIZE) if (token + last + len(outputs)) % modulus == 0]
+
+
+def is_complete(text: str, outputs: Sequence[int]) -> bool:
+    return len(outputs) >= int(text.split(",")[1])
+
+
+class FakeGrammarHost:
+    """Takes `num_answers` messages with each `work`."""
+
+    def __init__(self) -> None:
+        self.inbox: deque[CoreToGrammar] = deque()
+        self.outbox: list[GrammarToCore] = []
+        self.open_grammars: dict[int, tuple[str, list[int]]] = {}
+        self.is_lost = False
+        self.num_starts = 0
+        self.is_started = False
+
+    def send(self, message: CoreToGrammar) -> None:
+        if not self.is_started and not self.is_lost:
+            self.is_started = True
+            self.num_starts += 1
+            self.outbox.append(GrammarOpened(grammar_id=HOST_IS_UP))
+        self.inbox.append(message)
+
+    def receive(self) -> list[GrammarToCore]:
+        answers, self.outbox = self.outbox, []
+        if not answers and self.is_lost:
+            self.stop()
+            raise GrammarHostLost("a test")
+        return answers
+
+    def stop(self) -> None:
+        self.inbox.clear()
+        self.outbox.clear()
+        self.open_grammars.clear()
+        self.is_lost = self.is_started = False
+
+    def die(self) -> None:
+        """What was answered stays readable, as in a socket."""
+        if self.is_started:
+            self.inbox.clear()
+            self.open_grammars.clear()
+            self.is_lost = True
+
+    def work(self, num_messages: int = 1 << 30) -> None:
+        while self.inbox and num_messages and not self.is_lost:
+            num_messages -= 1
+            message = self.inbox.popleft()
+            if isinstance(message, OpenGrammar):
+                self._open(message)
+            elif isinstance(message, CloseGrammars):
+                for grammar_id in message.grammar_ids:
+                    self.open_grammars.pop(grammar_id, None)
+            else:
+                self._advance(message)
+
+    def _open(self, message: OpenGrammar) -> None:
+        if message.text == "deadly":
+            self.die()
+        elif message.text == "bad":
+            error = error_info(RequestError("it is bad at 1"))
+            self.outbox.append(GrammarOpened(grammar_id=message.grammar_id, error=error))
+        elif message.text != "slow":
+            outputs = decode_ids(message.token_ids).tolist()
+            self.open_grammars[message.grammar_id] = message.text, outputs
+            complete = is_complete(message.text, outputs)
+            self.outbox.append(GrammarOpened(grammar_id=message.grammar_id, is_complete=complete))
+
+    def _advance(self, message: AdvanceGrammars) -> None:
+        complete, failures = [], []
+        for grammar_id, token_id in zip(decode_ids(message.grammar_ids), decode_ids(message.token_ids), strict=True):
+            if grammar_id not in self.open_grammars:
+                continue
+            text, outputs = self.open_grammars[grammar_id]
+            if token_id not in allowed_tokens(text, outputs):
+                failures.append(GrammarFailure(grammar_id, error_info(RequestError(f"{token_id} is not allowed"))))
+                del self.open_grammars[grammar_id]
+                continue
+            outputs.append(token_id)
+            if is_complete(text, outputs):
+                complete.append(grammar_id)
+                del self.open_grammars[grammar_id]
+        mask_ids = [grammar_id for grammar_id in decode_ids(message.mask_ids) if grammar_id in self.open_grammars]
+        masks = np.zeros((len(mask_ids), -(-VOCAB_SIZE // 32) * 32), np.uint8)
+        for i, grammar_id in enumerate(mask_ids):
+            masks[i, allowed_tokens(*self.open_grammars[grammar_id])] = 1
+        self.outbox.append(
+            GrammarsAdvanced(
+                serial=message.serial,
+                mask_ids=encode_ids(mask_ids),
+                bits=np.packbits(masks, axis=1, bitorder="little").tobytes(),
+                complete_ids=encode_ids(complete),
+                failures=failures,
+            )
+        )

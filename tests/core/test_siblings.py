@@ -1,0 +1,212 @@
+"""n answers of one prompt: computed once, shared, each with the tokens of its seed alone; logprobs told exactly once."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from tokenloom.ipc.codec import decode_ids, encode_ids
+from tokenloom.ipc.messages import CoreChild, EngineCoreOutputs, EngineCoreRequest, LogprobColumns
+from tokenloom.ipc.sampling_params import SamplingParams
+
+from .fake_worker import fake_logprob
+from .test_engine import Harness, prompt_of
+
+
+class GroupHarness(Harness):
+    """Also submits several answers at once, and keeps the logprobs that each key was told."""
+
+    def __init__(self, num_blocks: int = 64, **options: object) -> None:
+        super().__init__(num_blocks, **options)
+        self.told: dict[int, dict[int, tuple[int, float]]] = defaultdict(dict)
+        self.prompt_told: dict[int, list[tuple[int, int, float]]] = defaultdict(list)
+        take_outputs = self.core.take_outputs
+
+        def listen() -> list[tuple[int, EngineCoreOutputs]]:
+            outputs = take_outputs()
+            for _, message in outputs:
+                for key, position, token, logprob in entries(message.logprobs):
+                    assert position not in self.told[key], "a logprob came twice"
+                    self.told[key][position] = token, logprob
+                for key, position, token, logprob in entries(message.prompt_logprobs):
+                    self.prompt_told[key].append((position, token, logprob))
+            return outputs
+
+        self.core.take_outputs = listen  # type: ignore[method-assign]
+
+    def add_group(
+        self,
+        keys: range,
+        prompt: list[int],
+        max_tokens: int = 8,
+        outputs: dict[int, list[int]] | None = None,
+        num_prompt_logprobs: int = 0,
+        **params: object,
+    ) -> None:
+        self.clock += 1.0
+        sampling = SamplingParams(max_tokens=max_tokens, n=len(keys), **params)  # type: ignore[arg-type]
+        for key in keys:
+            self.prompts[key] = (prompt, sampling, key, [])
+            self.tokens[key] = list((outputs or {}).get(key, []))
+        children = [CoreChild(key=key, seed=key, output_token_ids=encode_ids(self.tokens[key])) for key in keys]
+        self.core.add_request(
+            0,
+            EngineCoreRequest(
+                children=children,
+                prompt_token_ids=encode_ids(prompt),
+                params=sampling,
+                max_tokens=max_tokens,
+                stop_token_ids=[],
+                arrival_time=self.clock,
+                num_prompt_logprobs=num_prompt_logprobs,
+            ),
+        )
+
+    def check_told(self, key: int, num_had: int = 0) -> None:
+        """Each output token from `num_had` on has its logprob."""
+        prompt, tokens = self.prompts[key][0], self.tokens[key]
+        expected = {i: (tokens[i], fake_logprob(len(prompt) + i, tokens[i], key)) for i in range(num_had, len(tokens))}
+        assert self.told[key] == expected
+
+    def check_prompt_told(self, key: int, start: int = 1) -> None:
+        prompt = self.prompts[key][0]
+        expected = [(i, prompt[i], fake_logprob(i, prompt[i])) for i in range(start, len(prompt))]
+        assert self.prompt_told[key] == expected
+
+
+def entries(columns: LogprobColumns | None) -> list[tuple[int, int, int, float]]:
+    if columns is None:
+        return []
+    keys, positions = decode_ids(columns.owners), decode_ids(columns.positions)
+    ends = np.cumsum(np.frombuffer(columns.widths, np.int32))
+    token_ids, logprobs = decode_ids(columns.token_ids), np.frombuffer(columns.logprobs, np.float32)
+    assert ends[-1] == len(token_ids) == len(logprobs) and len(keys) == len(positions) == len(columns.ranks) // 4
+    starts = [start for start, _ in pairwise([0, *ends.tolist()])]
+    return [
+        (key, position, token_ids[start], float(logprobs[start]))
+        for key, position, start in zip(keys, positions, starts, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("options", [{}, {"enable_prefix_caching": False}, {"steps_in_flight": 1}], ids=str)
+@pytest.mark.parametrize("budget", [16, 2048])
+def test_the_prompt_of_n_answers_is_computed_once(options: dict[str, object], budget: int) -> None:
+    harness = GroupHarness(num_blocks=128, max_num_seqs=16, max_num_batched_tokens=budget, block_size=4, **options)
+    prompt = prompt_of(random.Random(1), 62)
+    harness.add_group(range(5), prompt)
+    harness.run()
+    for key in range(5):
+        harness.check(key)
+    assert harness.worker.num_computed_tokens == 62 + 4 * 2 + 5 * 7, "2 tokens stand in no full block"
+    assert [harness.cached[key] for key in range(5)] == [0, 60, 60, 60, 60]
+
+
+def test_without_caching_only_siblings_share() -> None:
+    harness = GroupHarness(num_blocks=128, block_size=4, enable_prefix_caching=False)
+    prompt = prompt_of(random.Random(2), 40)
+    harness.add_group(range(3), prompt)
+    harness.run()
+    harness.add_group(range(10, 13), prompt)
+    harness.add(20, prompt)
+    harness.run()
+    assert harness.cached[10] == harness.cached[20] == 0 and harness.cached[11] == 36
+    for key in (0, 1, 2, 10, 11, 12, 20):
+        harness.check(key)
+
+
+@pytest.mark.parametrize("ended", [[0], [1], [0, 1], [0, 1, 2], [3], [2, 0]])
+@pytest.mark.parametrize("turns", [0, 1, 2, 3])
+def test_an_aborted_answer_keeps_no_other_from_its_end(ended: list[int], turns: int) -> None:
+    harness = GroupHarness(max_num_seqs=4, max_num_batched_tokens=8, block_size=4)
+    prompt = prompt_of(random.Random(3), 30)
+    harness.add_group(range(4), prompt, prompt_logprobs=1)
+    for _ in range(turns):
+        harness.turn()
+    harness.core.abort(0, ended)
+    harness.run()
+    for key in set(range(4)) - set(ended):
+        harness.check(key)
+    told = [entry for key in range(4) for entry in harness.prompt_told[key]]
+    assert told == [(i, prompt[i], fake_logprob(i, prompt[i])) for i in range(1, 30)]
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 4, 8])
+def test_an_aborted_parent_frees_everything(turns: int) -> None:
+    harness = GroupHarness(max_num_seqs=4, max_num_batched_tokens=8, block_size=4)
+    harness.add_group(range(6), prompt_of(random.Random(4), 30))
+    for _ in range(turns):
+        harness.turn()
+    harness.core.abort(0, list(range(6)))
+    assert harness.core.num_requests == 0 and not harness.core.scheduler.has_work()
+    assert len(harness.core.scheduler.siblings) == 0 and not harness.core.scheduler.siblings.leaders
+    harness.core.scheduler.check_invariants()
+    harness.run()
+    assert {finished.reason for finished in harness.finished.values()} == {"abort"}
+
+
+def test_a_parked_answer_ends_at_its_deadline() -> None:
+    harness = GroupHarness(max_num_seqs=2, max_num_batched_tokens=4, block_size=4)
+    harness.add_group(range(3), [1] * 40, timeout_s=5.0)
+    harness.turn()
+    harness.core.expire(harness.clock + 6)
+    harness.run()
+    assert [harness.finished[key].reason for key in range(3)] == ["timeout"] * 3
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_groups_survive_preemption_and_lost_workers_and_each_logprob_is_told_once(seed: int) -> None:
+    rng = random.Random(seed)
+    harness = GroupHarness(num_blocks=24, max_num_seqs=8, max_num_batched_tokens=16, block_size=4)
+    groups = [range(10 * group, 10 * group + rng.randrange(1, 5)) for group in range(6)]
+    for keys in groups:
+        length = rng.randrange(2, 40)
+        harness.add_group(keys, prompt_of(rng, length), rng.randrange(1, 30), logprobs=1, prompt_logprobs=1)
+    for turn in range(200):
+        harness.turn(answers=rng.randrange(2))
+        if turn in (30, 90):
+            harness.worker.queue.clear()
+            harness.worker.rows.clear()
+            harness.worker.num_steps = 0
+            harness.core.lose_workers("lost")
+            harness.core.gain_workers(harness.worker, 0)
+    harness.run()
+    assert harness.core.scheduler.num_preemptions > 4
+    for keys in groups:
+        harness.check_prompt_told(keys[0])
+        for key in keys:
+            harness.check(key)
+            harness.check_told(key)
+
+
+def test_a_resumed_group_goes_on_where_each_answer_was_and_tells_only_what_is_missing() -> None:
+    whole = GroupHarness(block_size=4)
+    prompt = prompt_of(random.Random(6), 21)
+    whole.add_group(range(3), prompt, 12)
+    whole.run()
+    resumed = GroupHarness(block_size=4)
+    had = {0: whole.tokens[0][:5], 1: [], 2: whole.tokens[2][:11]}
+    resumed.add_group(range(3), prompt, 12, had, num_prompt_logprobs=9, logprobs=1, prompt_logprobs=1)
+    resumed.run()
+    resumed.check_prompt_told(0, start=9)
+    for key in range(3):
+        resumed.check(key)
+        resumed.check_told(key, len(had[key]))
+
+
+def test_prompt_logprobs_use_the_cache_only_before_the_first_that_is_wanted() -> None:
+    harness = GroupHarness(block_size=4)
+    prompt = prompt_of(random.Random(7), 33)
+    harness.add(0, prompt)
+    harness.run()
+    harness.add_group(range(1, 2), prompt, prompt_logprobs=1)
+    harness.add_group(range(2, 3), prompt, num_prompt_logprobs=18, prompt_logprobs=1)
+    harness.add_group(range(3, 4), prompt, num_prompt_logprobs=33, prompt_logprobs=1)
+    harness.run()
+    assert harness.cached == {0: 0, 1: 0, 2: 16, 3: 32}
+    harness.check_prompt_told(1)
+    harness.check_prompt_told(2, start=18)
+    assert harness.prompt_told[3] == []

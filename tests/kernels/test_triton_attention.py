@@ -1,0 +1,150 @@
+"""Attention in Triton against the reference, over random steps, in the interpreter.
+
+Tolerances: float32 1e-5 (sums in another order), float16 4e-3 (weights are rounded to it before the second product,
+outputs are of size 1). bfloat16 is not tried: its tl.dot is wrong in the interpreter of triton 3.9.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tokenloom.kernels.reference import ReferenceOps
+from tokenloom.kernels.triton_decode import MAX_CHUNKS, decode_attention, plan_decode
+from tokenloom.kernels.triton_ops import TritonOps
+from tokenloom.kernels.triton_prefill import plan_prefill, prefill_attention
+from tokenloom.kernels.triton_table import DecodeShape, PrefillShape
+
+from .triton_shapes import PagedStep, paged_step
+
+TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3}
+HEAD_DIMS = [64, 80, 96, 128, 256]
+GROUPS = [1, 2, 3, 4, 7, 8, 16]
+BLOCK_SIZES = [16, 32, 64, 128]
+WINDOWS = [None, None, 1, 5, 64, 100]
+LENGTHS = [1, 2, 15, 16, 17, 63, 64, 65, 127, 129, 257, 300]
+
+
+@pytest.fixture(autouse=True)
+def inference() -> Iterator[None]:
+    torch.set_num_threads(1)
+    with torch.inference_mode():
+        yield
+
+
+def expected(step: PagedStep) -> torch.Tensor:
+    query, kv_cache = step.query.float(), step.kv_cache.float()
+    return ReferenceOps().paged_attention(query, kv_cache, 1, step.metadata, step.scale, step.window)
+
+
+def random_step(seed: int) -> PagedStep:
+    rng = random.Random(seed)
+    decode_lengths = [rng.choice([*LENGTHS, rng.randrange(1, 700)]) for _ in range(rng.randrange(0, 4))]
+    prefill_rows = [
+        (rng.choice([0, 0, 1, 63, 64, rng.randrange(200)]), rng.choice([2, 3, 33, 64, 65]))
+        for _ in range(rng.randrange(0 if decode_lengths else 1, 3))
+    ]
+    return paged_step(
+        rng,
+        decode_lengths,
+        prefill_rows,
+        dtype=rng.choice([torch.float32, torch.float16]),
+        head_dim=rng.choice(HEAD_DIMS),
+        group=rng.choice(GROUPS),
+        num_kv_heads=rng.choice([1, 2]),
+        block_size=rng.choice(BLOCK_SIZES),
+        window=rng.choice(WINDOWS),
+    )
+
+
+def check_step(step: PagedStep) -> None:
+    result = TritonOps(90).paged_attention(step.query, step.kv_cache, 1, step.metadata, step.scale, step.window)
+    tolerance = TOLERANCES[step.query.dtype]
+    torch.testing.assert_close(result.float(), expected(step), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_attention_is_the_references_over_random_steps(seed: int) -> None:
+    check_step(random_step(seed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 320))
+def test_attention_is_the_references_over_many_random_steps(seed: int) -> None:
+    check_step(random_step(seed))
+
+
+def decode_alone(step: PagedStep, rows: list[int], shape: DecodeShape, soft_cap: float | None = None) -> torch.Tensor:
+    index = torch.tensor(rows)
+    lengths, tables = step.metadata.seq_lens[index], step.metadata.block_tables[index]
+    query = step.query[index]
+    output = torch.full(query.shape, torch.nan, dtype=query.dtype)
+    items = plan_decode(lengths, step.window, shape)
+    decode_attention(query, step.kv_cache, 1, tables, lengths, items, output, step.scale, step.window, shape, soft_cap)
+    return output
+
+
+@pytest.mark.parametrize("window", [None, 70])
+def test_a_rows_result_does_not_depend_on_its_neighbours(window: int | None) -> None:
+    lengths = [300, 1, 64, 515, 129]
+    step = paged_step(random.Random(1), lengths, [], torch.float16, 64, 4, 1, 16, window)
+    shape = DecodeShape(tile=16, min_tiles=2, num_warps=4, num_stages=2)
+    together = decode_alone(step, [0, 1, 2, 3, 4], shape)
+    for row in range(len(lengths)):
+        assert torch.equal(decode_alone(step, [row], shape)[0], together[row])
+        assert torch.equal(decode_alone(step, [row, 0, 3], shape)[0], together[row])
+
+
+def test_a_row_without_tokens_gives_zeros_and_disturbs_nobody() -> None:
+    step = paged_step(random.Random(2), [100, 40], [], torch.float32, 64, 2, 2, 16, None)
+    shape = DecodeShape(tile=32, min_tiles=1, num_warps=4, num_stages=2)
+    calm = decode_alone(step, [0, 1], shape)
+    step.metadata.seq_lens[0] = 0
+    padded = decode_alone(step, [0, 1], shape)
+    assert torch.equal(padded[0], torch.zeros_like(padded[0]))
+    assert torch.equal(padded[1], calm[1])
+
+
+def test_the_plan_lists_every_chunk_of_every_row_once() -> None:
+    lengths = torch.tensor([0, 1, 32, 33, 100_000, 0, 64, 65], dtype=torch.int32)
+    shape = DecodeShape(tile=32, min_tiles=2, num_warps=4, num_stages=2)
+    items = plan_decode(lengths, None, shape).tolist()
+    chunks = [0, 1, 1, 1, MAX_CHUNKS, 0, 1, 2]
+    wanted = [row * MAX_CHUNKS + chunk for row, count in enumerate(chunks) for chunk in range(count)]
+    assert items[0] == len(wanted)
+    assert items[1 : 1 + len(wanted)] == wanted
+
+
+def test_soft_cap_bounds_scores_in_decode_and_prefill() -> None:
+    cap = 2.0
+    step = paged_step(random.Random(3), [77], [(20, 21)], torch.float32, 64, 2, 1, 16, None)
+    cache = step.kv_cache[:, 1]  # [blocks, 2, 1, block_size, D]
+    output = torch.empty(step.query.shape)
+    tiles = plan_prefill(step.metadata, 2, PrefillShape(64, 16, 4, 2))
+    shape = PrefillShape(64, 16, 4, 2)
+    prefill_attention(step.query, step.kv_cache, 1, step.metadata, tiles, output, step.scale, None, shape, soft_cap=cap)
+    output[:1] = decode_alone(step, [0], DecodeShape(16, 1, 4, 2), soft_cap=cap)
+    starts, lengths = step.metadata.query_starts_host, step.metadata.seq_lens_host
+    for row, length in enumerate(lengths):
+        blocks = step.metadata.block_tables[row].long()
+        key, value = (cache[blocks, side, 0].reshape(-1, 64)[:length] for side in (0, 1))
+        count = starts[row + 1] - starts[row]
+        query = step.query[starts[row] : starts[row + 1]]
+        scores = torch.einsum("thd,kd->thk", query, key) * step.scale
+        scores = cap * torch.tanh(scores / cap)
+        hidden = torch.arange(length)[None, None] > (length - count + torch.arange(count))[:, None, None]
+        wanted = scores.masked_fill(hidden, -torch.inf).softmax(-1) @ value
+        torch.testing.assert_close(output[starts[row] : starts[row + 1]], wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_stale_values_behind_a_rows_end_are_not_seen() -> None:
+    step = paged_step(random.Random(4), [18], [(0, 19)], torch.float32, 64, 2, 1, 32, None)
+    check_step(step)
+    before = TritonOps(90).paged_attention(step.query, step.kv_cache, 1, step.metadata, step.scale, None)
+    step.kv_cache[step.metadata.block_tables[0, 0], :, :, :, 18:] = 1e30
+    step.kv_cache[step.metadata.block_tables[1, 0], :, :, :, 19:] = 1e30
+    after = TritonOps(90).paged_attention(step.query, step.kv_cache, 1, step.metadata, step.scale, None)
+    assert torch.equal(before, after)

@@ -1,0 +1,50 @@
+"""Every Triton kernel compiles ahead for Ampere and Hopper, fits their multiprocessors, and uses their tensor cores."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tokenloom.kernels.gpu_compile import ARCHITECTURES, MAX_SHARED_BYTES
+
+MAX_SPILL_BYTES = 160  # of a thread; float32 attention, which has no tensor cores, may take more
+
+
+def reports(cache_folder: Path, *options: str) -> list[dict[str, object]]:
+    """Compiled in a process of its own: this one interprets."""
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(cache_folder)
+    command = [sys.executable, "-P", "-m", "tokenloom.kernels.gpu_compile", "--json", *options]
+    if sys.version_info < (3, 11):
+        command.remove("-P")
+    done = subprocess.run(
+        command, env=environment, cwd=cache_folder, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def check(found: list[dict[str, object]]) -> None:
+    assert {report["architecture"] for report in found} == set(ARCHITECTURES)
+    for report in found:
+        architecture, label = report["architecture"], str(report["label"])
+        assert isinstance(architecture, int)
+        assert isinstance(report["shared_bytes"], int)
+        assert isinstance(report["spill_bytes"], int)
+        assert report["shared_bytes"] <= MAX_SHARED_BYTES[architecture], report
+        assert report["spill_bytes"] <= MAX_SPILL_BYTES or "fp32" in label, report
+        assert report["has_wgmma"] == (architecture == 90 and "prefill" in label and "fp32" not in label), report
+
+
+def test_kernels_compile_for_both_architectures(tmp_path: Path) -> None:
+    check(reports(tmp_path, "--quick"))
+
+
+@pytest.mark.slow
+def test_all_forms_of_attention_compile_for_both_architectures(tmp_path: Path) -> None:
+    check(reports(tmp_path))

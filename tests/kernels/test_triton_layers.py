@@ -1,0 +1,101 @@
+"""The small Triton kernels against the reference, over random shapes, in the interpreter.
+
+Tolerances: float32 2e-6 relative to values of size 1; float16 2e-3 (two roundings; the reference rounds between norm
+and rotation, the kernel does not).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tokenloom.kernels.reference import ReferenceOps
+from tokenloom.kernels.triton_ops import TritonOps
+
+from .triton_shapes import paged_step
+
+TOLERANCES = {torch.float32: 4e-6, torch.float16: 4e-3}
+
+
+@pytest.fixture(autouse=True)
+def inference() -> Iterator[None]:
+    torch.set_num_threads(1)
+    with torch.inference_mode():
+        yield
+
+
+def check_close(result: torch.Tensor, wanted: torch.Tensor) -> None:
+    tolerance = TOLERANCES[result.dtype]
+    torch.testing.assert_close(result, wanted, atol=tolerance, rtol=tolerance)
+
+
+def seeds(count: int, slow: int) -> list[object]:
+    return [*range(count), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(count, slow))]
+
+
+@pytest.mark.parametrize("seed", seeds(6, 60))
+def test_norms_are_the_references(seed: int) -> None:
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    dtype = rng.choice(list(TOLERANCES))
+    num_tokens, width = rng.choice([0, 1, 3, 17]), rng.choice([1, 8, 100, 1024, 1536, 5120])
+    x, residual = torch.randn(num_tokens, width).to(dtype), torch.randn(num_tokens, width).to(dtype)
+    weight, copy = torch.randn(width).to(dtype), residual.clone()
+    check_close(TritonOps(90).rms_norm(x, weight, 1e-5), ReferenceOps().rms_norm(x, weight, 1e-5))
+    result = TritonOps(90).add_rms_norm(x, copy, weight, 1e-5)
+    check_close(result, ReferenceOps().add_rms_norm(x, residual, weight, 1e-5))
+    assert torch.equal(copy, residual)
+
+
+@pytest.mark.parametrize("seed", seeds(4, 40))
+def test_gated_linear_is_the_references(seed: int) -> None:
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    dtype = rng.choice(list(TOLERANCES))
+    width = rng.choice([1, 5, 100, 1030])
+    x, weight = torch.randn(rng.choice([0, 1, 7]), 24).to(dtype), torch.randn(2 * width, 24).div(5).to(dtype)
+    bias = rng.choice([None, torch.randn(2 * width).to(dtype)])
+    results = [ops.linear(x, ops.pack_linear(weight, bias, is_gated=True)) for ops in (TritonOps(90), ReferenceOps())]
+    check_close(*results)
+
+
+@pytest.mark.parametrize("seed", seeds(4, 40))
+def test_embedding_is_the_references(seed: int) -> None:
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    num_ids, width, first_id = rng.choice([1, 11, 300]), rng.choice([1, 40, 1024, 1100]), rng.choice([0, 50])
+    table = torch.randn(num_ids, width).to(rng.choice(list(TOLERANCES)))
+    token_ids = torch.randint(0, first_id + 2 * num_ids, (rng.choice([0, 1, 9]),))
+    token_ids = token_ids.to(rng.choice([torch.int32, torch.int64]))
+    wanted = ReferenceOps().embedding(token_ids, table, first_id)
+    assert torch.equal(TritonOps(90).embedding(token_ids, table, first_id), wanted)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # numpy, of the overflowed request
+@pytest.mark.parametrize("seed", seeds(10, 80))
+def test_prepared_heads_and_stored_keys_are_the_references(seed: int) -> None:
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    dtype, head_dim = rng.choice(list(TOLERANCES)), rng.choice([16, 64, 80, 96, 128, 256])
+    group, num_kv_heads, block_size = rng.choice([1, 2, 5, 8, 16]), rng.choice([1, 2, 3]), rng.choice([16, 32, 128])
+    lengths = [rng.randrange(1, 300) for _ in range(rng.randrange(0, 3))]
+    step = paged_step(rng, lengths, [(5, 3), (0, 9)], dtype, head_dim, group, num_kv_heads, block_size, None)
+    metadata = step.metadata
+    num_tokens = metadata.query_starts_host[-1]
+    metadata.slots[rng.randrange(num_tokens)] = -1
+    heads = torch.randn(num_tokens, (group + 2) * num_kv_heads, head_dim).to(dtype)
+    if num_tokens > 1:  # an overflowed request
+        heads[1, -1, 0], heads[1, -1, 1], heads[1, -num_kv_heads - 1, 2] = torch.nan, torch.inf, -torch.inf
+    norms = rng.choice([None, (torch.randn(head_dim).to(dtype), torch.randn(head_dim).to(dtype))])
+    cos_sin = torch.randn(310, head_dim)
+    caches = [step.kv_cache.clone(), step.kv_cache.clone()]
+    queries = [
+        ops.prepare_heads(heads.clone(), norms, 1e-6, cos_sin, cache, 1, metadata)
+        for ops, cache in zip((TritonOps(90), ReferenceOps()), caches, strict=True)
+    ]
+    check_close(*queries)
+    check_close(caches[0][1:], caches[1][1:])  # the null block may hold anything
+    assert caches[0].isfinite().all()

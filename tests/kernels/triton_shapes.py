@@ -1,0 +1,51 @@
+"""Random paged steps for the tests of the Triton kernels: metadata, a cache of noise, a strided query."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tokenloom.kernels.ops import AttentionMetadata
+from tokenloom.tests.workers.paged_run import make_metadata
+
+NUM_LAYERS = 2
+
+
+@dataclass(frozen=True)
+class PagedStep:
+    """One step: decode rows first, then the others; blocks scattered over the pool."""
+
+    query: Tensor
+    kv_cache: Tensor
+    metadata: AttentionMetadata
+    window: int | None
+    scale: float
+
+
+def paged_step(
+    rng: random.Random,
+    decode_lengths: list[int],
+    prefill_rows: list[tuple[int, int]],
+    dtype: torch.dtype,
+    head_dim: int,
+    group: int,
+    num_kv_heads: int,
+    block_size: int,
+    window: int | None,
+) -> PagedStep:
+    """decode_lengths: keys of each decode row, its own included; prefill_rows: (cached, new) tokens of each."""
+    sizes = [(length - 1, 1) for length in decode_lengths] + prefill_rows
+    num_blocks = 1 + sum(-(-(computed + new) // block_size) for computed, new in sizes)
+    free = list(range(1, num_blocks))
+    rng.shuffle(free)
+    rows = [(c, n, [free.pop() for _ in range(-(-(c + n) // block_size))]) for c, n in sizes]
+    metadata = make_metadata(rows, block_size)
+    generator = torch.Generator().manual_seed(rng.getrandbits(32))
+    shape = (num_blocks, NUM_LAYERS, 2, num_kv_heads, block_size, head_dim)
+    kv_cache = torch.randn(shape, generator=generator).to(dtype)
+    num_heads = group * num_kv_heads
+    heads = torch.randn(metadata.query_starts_host[-1], num_heads + 2 * num_kv_heads, head_dim, generator=generator)
+    return PagedStep(heads.to(dtype)[:, :num_heads], kv_cache, metadata, window, head_dim**-0.5)

@@ -1,0 +1,64 @@
+"""A peer is a process that answers line by line; whatever it does wrong ends the run with a sentence about it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tokenloom.scripts.bench_contestant import SCRIPTS, Peer, PeerFailed
+
+PROGRAM = """
+import sys
+sys.path.insert(0, {scripts!r})
+import peer_protocol
+def load():
+    print("noise of a library")
+    def answer(request):
+        print("more noise")
+        {body}
+    return {{"version": "1"}}, answer
+raise SystemExit(peer_protocol.serve(load))
+"""
+Start = Callable[[str], Peer]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    peers = []
+
+    def start_peer(body: str) -> Peer:
+        file = tmp_path / "peer.py"
+        file.write_text(PROGRAM.format(scripts=str(SCRIPTS), body=body))
+        peers.append(Peer("the peer", [sys.executable, str(file)]))
+        return peers[-1]
+
+    yield start_peer
+    for peer in peers:
+        peer.close()
+
+
+def test_a_peer_answers_until_its_input_ends(start: Start) -> None:
+    peer = start('return {"seconds": 0.5, "num_tokens": len(request["prompts"]) * request["max_tokens"]}')
+    assert peer.facts == {"version": "1"}
+    assert peer.generate([[1, 2], [3]], 4) == peer.generate([[5]], 1) == 0.5
+    peer.close()
+    assert peer._process.returncode == 0
+
+
+def test_a_peer_that_gives_too_few_tokens_fails(start: Start) -> None:
+    peer = start('return {"seconds": 0.5, "num_tokens": 7}')
+    with pytest.raises(PeerFailed, match="the peer gave 7 tokens, 8 were asked for"):
+        peer.generate([[1], [2]], 4)
+
+
+def test_a_peers_exception_is_told(start: Start) -> None:
+    with pytest.raises(PeerFailed, match="the peer: ZeroDivisionError"):
+        start("return 1 / 0").generate([[1]], 1)
+
+
+def test_the_end_of_a_peer_is_told(start: Start) -> None:
+    with pytest.raises(PeerFailed, match="the peer ended with exit code 3"):
+        start("sys.stderr.flush(); import os; os._exit(3)").generate([[1]], 1)

@@ -1,0 +1,51 @@
+"""The limit counts what a step must read and multiply: checked against the tensors of a checkpoint and by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+
+from tokenloom.ipc.model_config import ModelConfig
+from tokenloom.scripts.bench_limits import Limits, Rates
+from tokenloom.scripts.bench_workload import Workload
+from tokenloom.tests.checkpoints import FAMILIES, tiny_checkpoint
+
+
+def matrix_weights(folder: Path) -> dict[str, int]:
+    """Elements of each matrix in the file."""
+    with safe_open(folder / "model.safetensors", "np") as file:
+        shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+    return {name: shape[0] * shape[1] for name, shape in shapes.items() if len(shape) == 2}
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_weight_bytes_are_the_matrices_that_a_step_reads(family: str, is_tied: bool, tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path, family, tie_word_embeddings=is_tied)
+    weights = matrix_weights(folder)
+    if not is_tied:
+        del weights["model.embed_tokens.weight"]  # only a few of its rows are read
+    assert Limits(ModelConfig.load(folder), "bfloat16").weight_bytes == 2 * sum(weights.values())
+
+
+def test_flops_are_two_per_weight_and_token_and_four_per_pair_and_element(tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path, "llama")
+    model, weights = ModelConfig.load(folder), matrix_weights(folder)
+    head = weights.pop("model.embed_tokens.weight")  # tied
+    limits = Limits(model, "float32")
+    assert limits.flops(num_tokens=7, num_sampled=0, num_pairs=0) == 2 * 7 * sum(weights.values())
+    assert limits.flops(num_tokens=0, num_sampled=3, num_pairs=0) == 2 * 3 * head
+    assert limits.flops(0, 0, num_pairs=5) == 4 * 5 * model.num_heads * model.head_dim * model.num_layers
+
+
+def test_each_step_takes_the_longer_of_reading_and_multiplying(tmp_path: Path) -> None:
+    limits = Limits(ModelConfig.load(tiny_checkpoint(tmp_path)), "float32")
+    workload = Workload(num_requests=4, num_in=10, num_out=6, vocab_size=300)
+    slow_memory = Rates(read_bytes_per_s=limits.weight_bytes / 2.0, flops_per_s=1e30)
+    assert limits.seconds(workload, slow_memory, budget=16) == pytest.approx(2.0 * (3 + 5))  # ⌈40 / 16⌉ chunks, 5 steps
+    slow_matmuls = Rates(read_bytes_per_s=1e30, flops_per_s=1.0)
+    pairs = sum(range(1, 11)) + sum(range(11, 16))
+    flops = limits.flops(4 * 15, 4 * 6, 4 * pairs)
+    assert limits.seconds(workload, slow_matmuls, budget=1 << 20) == pytest.approx(flops)

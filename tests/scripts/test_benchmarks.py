@@ -1,0 +1,118 @@
+"""Every benchmark runs to its end on the demo model and writes the figures that it promises."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tokenloom.scripts.bench_contestant import SCRIPTS
+
+TIMEOUT_S = 100
+SMALL_ENGINE = ("--max-model-len", "256", "--num-kv-blocks", "256")
+
+
+def run(script: str, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, str(SCRIPTS / script), *arguments], capture_output=True, text=True, timeout=TIMEOUT_S, cwd="/"
+    )
+    assert done.returncode == 0, f"{script} {arguments}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def run_json(file: Path, script: str, *arguments: str) -> dict[str, Any]:
+    printed = run(script, *arguments, "--json", str(file))
+    document: dict[str, Any] = json.loads(file.read_text())
+    assert document["benchmark"] in printed and document["machine"]["commit"]
+    assert next(iter(document["rows"][0])) in printed
+    return document
+
+
+def test_the_engine_is_measured_without_a_model(tmp_path: Path) -> None:
+    arguments = ("--requests", "24", "--in", "5", "--out", "40", "--rounds", "2", "--steps", "30")
+    document = run_json(tmp_path / "out.json", "bench_engine.py", *arguments)
+    assert [row["round"] for row in document["rows"]] == [1, 2]
+    assert all(row["tokens_per_s"] > 0 for row in document["rows"])
+    assert document["notes"]["ratio of the two"] > 0
+    assert document["notes"]["core's median step with 24 rows, µs"] > 0
+
+
+@pytest.mark.slow
+def test_throughput_is_compared_with_transformers(tmp_path: Path) -> None:
+    arguments = ("demo", "3", "9", "5", "--with-transformers", *SMALL_ENGINE)
+    document = run_json(tmp_path / "out.json", "bench_throughput.py", *arguments)
+    assert [row["engine"] for row in document["rows"]] == ["tokenloom", "transformers"] * 2
+    assert document["rows"][0]["out_tokens_per_s"] == pytest.approx(15 / document["rows"][0]["seconds"])
+    assert document["notes"]["throughput relative to transformers"] > 0
+
+
+@pytest.mark.slow
+def test_latency_is_measured_in_both_modes(tmp_path: Path) -> None:
+    arguments = ("demo", "9", "12", "--with-limits", *SMALL_ENGINE)
+    document = run_json(tmp_path / "out.json", "bench_latency.py", *arguments)
+    rows = {row["mode"]: row for row in document["rows"]}
+    assert rows.keys() == {"processes", "in_process"}
+    for row in rows.values():
+        assert row["ttft_ms"] > 0 and row["itl_p99_ms"] >= row["itl_p50_ms"] > 0
+        assert row["share_of_limit"] > 0
+
+
+@pytest.mark.slow
+def test_start_up_is_timed_and_leaves_no_process(tmp_path: Path) -> None:
+    arguments = ("demo", "--rounds", "1", "--idle-s", "0.5", *SMALL_ENGINE)
+    document = run_json(tmp_path / "out.json", "bench_startup.py", *arguments)
+    (row,) = document["rows"]
+    assert 0 < row["ready_s"] < row["first_token_s"] and row["stop_s"] < 10
+    assert len(document["notes"]["pss_mib"]) == 4 and any(
+        "load weights" in line for line in document["notes"]["phases"]
+    )
+
+
+@pytest.mark.slow
+def test_we_are_compared_with_peers_and_limits(tmp_path: Path) -> None:
+    document = run_json(tmp_path / "out.json", "bench_compare.py", "demo", "3", "9", "6", "--cpu", *SMALL_ENGINE)
+    ours, theirs = document["rows"]
+    assert (ours["engine"], theirs["engine"]) == ("tokenloom", "transformers")
+    assert ours["x_ours"] == 1 and theirs["x_ours"] > 0 and ours["share_of_limit"] > 0
+    assert len(document["notes"]["machine by round"]) == 2
+    assert any("worker" in name for name in document["notes"]["CPU seconds of tokenloom"])
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> Iterator[str]:
+    """A running engine on the demo model."""
+    command = [sys.executable, "-m", "tokenloom.frontend.launch", "--listen", f"ipc://{tmp_path}/engine.sock"]
+    with subprocess.Popen([*command, *SMALL_ENGINE], stdout=subprocess.PIPE, cwd="/") as engine:
+        assert engine.stdout is not None
+        printed = b""
+        while b"Ready at" not in printed:
+            assert select.select([engine.stdout], [], [], TIMEOUT_S)[0], "not ready in time"
+            data = os.read(engine.stdout.fileno(), 1 << 16)
+            assert data, "engine-launch ended"
+            printed += data
+        yield f"ipc://{tmp_path}/engine.sock"
+        engine.terminate()
+        engine.wait(TIMEOUT_S)
+
+
+@pytest.mark.slow
+def test_a_running_engine_is_measured_under_arrivals(address: str, tmp_path: Path) -> None:
+    arguments = (address, "--rate", "50", "inf", "--num-requests", "12", "--in", "3:20", "--out", "2:9")
+    document = run_json(tmp_path / "out.json", "bench_serve.py", *arguments)
+    assert [row["finished"] for row in document["rows"]] == [12, 12]
+    assert all(row["ttft_p99_ms"] >= row["ttft_p50_ms"] > 0 for row in document["rows"])
+
+
+@pytest.mark.slow
+def test_the_gpu_benchmark_runs_on_a_cpu_as_well(tmp_path: Path) -> None:
+    arguments = ("--models", "demo", "--batches", "1", "3", "--out", "8", "--device", "cpu")
+    document = run_json(tmp_path / "out.json", "gpu_bench.py", *arguments)
+    assert [row["batch"] for row in document["rows"]] == [1, 3]
+    assert all(row["share_of_limit"] > 0 for row in document["rows"])

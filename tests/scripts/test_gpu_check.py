@@ -1,0 +1,65 @@
+"""scripts/gpu_check: honest without a GPU; with one, it finds every marked test and reads their outcomes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tokenloom.scripts import gpu_check
+
+SCRIPT = gpu_check.ROOT / "scripts" / "gpu_check"
+TIMEOUT_S = 60
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
+def test_without_a_gpu_it_says_so_and_succeeds(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHON": sys.executable}
+    out = tmp_path / "out.json"
+    done = subprocess.run(
+        [SCRIPT, str(out)], env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert "nothing to check" in done.stdout
+    document = json.loads(out.read_text())
+    assert document["gpu"] is None and "CUDA" in document["reason"] and document["versions"]["torch"]
+    assert "tests" not in document and "benchmark" not in document
+
+
+def test_every_marked_file_is_found() -> None:
+    files = gpu_check.gpu_test_files()
+    assert {f"tokenloom/tests/gpu/test_{name}.py" for name in ("kernels", "parity", "processes")} <= set(files)
+    assert "tokenloom/tests/workers/test_models.py" in files
+
+
+def test_outcomes_are_read_and_a_failure_is_reported(tmp_path: Path) -> None:
+    with gpu_check.bare_package() as (folder, environment):
+        (folder / "pytest.ini").write_text(gpu_check.PYTEST_INI)
+        test_file = folder / "test_some.py"
+        test_file.write_text(
+            "import pytest, tokenloom\npytestmark = pytest.mark.gpu\n"
+            "@pytest.mark.parametrize('x', ['a b', 'c'])\ndef test_good(x): assert tokenloom.__version__\n"
+            "def test_bad(): assert 1 == 2\ndef test_away(): pytest.skip('no')\n"
+        )
+        report = gpu_check.run_tests(folder, environment, TIMEOUT_S, ["test_some.py"])
+    assert report["passed"] == ["test_some.py::test_good[a b]", "test_some.py::test_good[c]"]
+    assert report["failed"] == ["test_some.py::test_bad"] and report["skipped"] == ["test_some.py::test_away"]
+    assert not report["ok"] and any("assert 1 == 2" in line for line in report["last_lines"])
+
+
+def test_the_bare_package_is_this_checkout() -> None:
+    with gpu_check.bare_package() as (folder, environment):
+        program = "import tokenloom, tokenloom.scripts.gpu_check; print(tokenloom.__file__)"
+        found = subprocess.check_output([sys.executable, "-c", program], env=environment, cwd=folder, text=True)
+        assert Path(found.strip()) == folder / "tokenloom" / "__init__.py"
+
+
+def test_a_command_over_its_limit_is_stopped(tmp_path: Path) -> None:
+    program = "import sys, threading; print('started', flush=True); threading.Event().wait(30)"
+    result = gpu_check.run_streamed([sys.executable, "-c", program], tmp_path, dict(os.environ), timeout_s=1.0)
+    assert result["code"] is None and result["lines"] == ["started"]

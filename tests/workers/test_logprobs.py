@@ -1,0 +1,99 @@
+"""Logprobs, ranks and order are those of a sorted float64 log_softmax, on host and device, ties by id."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch import Tensor
+
+from tokenloom.ipc.messages import NewRow, RowSampling
+from tokenloom.tests.workers.history_model import VOCAB_SIZE, logits_after
+from tokenloom.tests.workers.test_model_runner import frame, message, new_runner
+from tokenloom.workers import model_runner
+from tokenloom.workers.logprobs import TokenLogprobs, _score_on_device, score_tokens
+
+F64 = npt.NDArray[np.float64]
+
+
+def on_device(logits: Tensor, token_ids: npt.NDArray[np.int64], num_top: Sequence[int]) -> TokenLogprobs:
+    scored = TokenLogprobs([], [], [])
+    _score_on_device(logits, token_ids, num_top, scored)
+    return scored
+
+
+def expected(logits: F64, token_id: int, k: int) -> tuple[int, list[int], F64]:
+    """Rank, ids and logprobs by sorting the whole row."""
+    order = np.lexsort((np.arange(len(logits)), -logits))
+    logprobs = logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())
+    ids = [token_id, *order[:k].tolist()]
+    return int(np.flatnonzero(order == token_id)[0]) + 1, ids, logprobs[ids]
+
+
+@pytest.mark.parametrize("score", [score_tokens, on_device], ids=["host", "device"])
+@pytest.mark.parametrize("vocab_size", [7, 1000, 9001])
+def test_scores_are_those_of_a_sort(vocab_size: int, score: type[TokenLogprobs]) -> None:
+    rng = np.random.default_rng(vocab_size)
+    logits = rng.normal(0, 4, (40, vocab_size)).astype(np.float32)
+    logits[20:] = logits[20:].round(1 if score is score_tokens else 3)  # topk of a device may choose among ties
+    logits[5, : vocab_size // 2] = -np.inf
+    token_ids = np.where(rng.random(40) < 0.5, logits.argmax(-1), rng.integers(vocab_size // 2, vocab_size, 40))
+    num_top = rng.choice([0, 1, 5, 20], 40).tolist()
+    scored = score(torch.from_numpy(logits), token_ids, num_top)  # type: ignore[call-arg]
+    for i, (token_id, k) in enumerate(zip(token_ids.tolist(), num_top, strict=True)):
+        rank, ids, logprobs = expected(logits[i].astype(np.float64), token_id, min(k, vocab_size))
+        assert scored.ranks[i] == rank
+        assert scored.top_ids[i].tolist() == ids
+        assert np.allclose(scored.logprobs[i], logprobs, atol=2e-5, rtol=1e-6)
+
+
+def test_a_row_without_a_distribution_has_logprobs_without_a_number() -> None:
+    logits = torch.zeros(2, 50)
+    logits[0, 3] = torch.nan
+    scored = score_tokens(logits, np.array([3, 4]), [5, 5])
+    assert np.isnan(scored.logprobs[0]).all() and len(scored.top_ids[0]) == 6
+    assert np.allclose(scored.logprobs[1], -np.log(50))
+
+
+def admit(tokens: list[int], num_computed: int, start: int, num_prompt: int | None = None) -> NewRow:
+    return NewRow(
+        row=0,
+        token_ids=frame(*tokens),
+        num_prompt_tokens=len(tokens) if num_prompt is None else num_prompt,
+        num_computed_tokens=num_computed,
+        sampling=RowSampling(temperature=0.0, num_prompt_logprobs=3, prompt_logprobs_start=start),
+    )
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 5, 17])
+@pytest.mark.parametrize("start", [1, 2, 9, 16])
+def test_prompts_are_scored_from_where_they_are_wanted_whatever_the_chunks(
+    chunk: int, start: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_runner, "LOGITS_BYTES", 3 * 4 * VOCAB_SIZE)  # three rows at once
+    prompt = np.random.default_rng(start).integers(0, VOCAB_SIZE, 17).tolist()
+    runner = new_runner()
+    runner._vocab_size = VOCAB_SIZE
+    found: dict[int, tuple[int, list[int], F64]] = {}
+    appends = [value for block in range(5) for value in (0, 0, block + 1)]
+    for first in range(0, 17, chunk):
+        count = min(chunk, 17 - first)
+        news = {"new_rows": [admit(prompt, 0, start)], "appends": appends} if first == 0 else {}
+        columns = runner.execute_model(message([0], [count], **news)).prompt_logprobs  # type: ignore[arg-type]
+        if columns is not None:
+            positions = np.frombuffer(columns.positions, np.int32)
+            ids = np.frombuffer(columns.token_ids, np.int32).reshape(-1, 4)
+            logprobs = np.frombuffer(columns.logprobs, np.float32).reshape(-1, 4)
+            ranks = np.frombuffer(columns.ranks, np.int32)
+            for i, position in enumerate(positions.tolist()):
+                assert position not in found
+                found[position] = int(ranks[i]), ids[i].tolist(), logprobs[i]
+    assert sorted(found) == list(range(start, 17))
+    for position, (rank, token_ids, values) in found.items():
+        logits = logits_after(prompt[:position])[0].numpy().astype(np.float64)
+        wanted_rank, wanted_ids, wanted_values = expected(logits, prompt[position], 3)
+        assert (rank, token_ids) == (wanted_rank, wanted_ids)
+        assert np.allclose(values, wanted_values, atol=2e-5)

@@ -1,0 +1,186 @@
+"""Each parameter does what a plain numpy reference says, under any schedule, and its presence changes something."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tokenloom.ipc.errors import ConfigError, ProtocolError
+from tokenloom.ipc.messages import NewRow, RowSampling, SchedulerOutput
+from tokenloom.tests.sampling_reference import F64, Wanted, scores
+from tokenloom.tests.workers.history_model import VOCAB_SIZE, HistoryModel, logits_after
+from tokenloom.tests.workers.test_model_runner import (
+    BLOCK_SIZE,
+    MAX_MODEL_LEN,
+    MAX_NUM_SEQS,
+    NUM_BLOCKS,
+    RandomSchedule,
+    Request,
+    frame,
+)
+from tokenloom.workers.input_batch import InputBatch
+from tokenloom.workers.logits_rules import load_processors
+from tokenloom.workers.model_runner import ModelRunner
+from tokenloom.workers.parallel import ParallelGroup
+from tokenloom.workers.token_counts import TokenCounts
+
+
+def prefer_new(prompt_ids: Sequence[int], output_ids: Sequence[int], logits: Tensor) -> Tensor:
+    """An operator's processor: one above the last output, and one above the first prompt token, become likelier."""
+    boosted = logits.clone()
+    boosted[((output_ids[-1] if output_ids else 0) + 1) % len(logits)] += 3.0
+    boosted[(prompt_ids[0] + 1) % len(logits)] += 2.0
+    return boosted
+
+
+def prefer_new_in_numpy(prompt: Sequence[int], outputs: Sequence[int], logits: F64) -> F64:
+    return prefer_new(prompt, outputs, torch.from_numpy(logits)).numpy()
+
+
+ODD = list(range(1, VOCAB_SIZE, 2))
+PAIRS = [[a, b] for a in range(VOCAB_SIZE) for b in (a, (7 * a + 1) % VOCAB_SIZE, (5 * a + 9) % VOCAB_SIZE)]
+
+CASES: dict[str, dict[str, object]] = {
+    "presence_penalty": {"presence_penalty": 1.7},
+    "negative presence_penalty": {"presence_penalty": -1.5},
+    "frequency_penalty": {"frequency_penalty": 0.9},
+    "repetition_penalty": {"repetition_penalty": 1.8},
+    "repetition_penalty below 1": {"repetition_penalty": 0.6},
+    "all penalties": {"presence_penalty": 0.5, "frequency_penalty": 0.4, "repetition_penalty": 1.3},
+    "logit_bias": {"logit_bias": {3: 4.0, 17: -100.0, 200: 2.5}},
+    "allowed_token_ids": {"allowed_token_ids": ODD},
+    "bad_words": {"bad_words": [[5], [11], *PAIRS[:200], [1, 2, 3]]},
+    "min_tokens": {"min_tokens": 6, "stop_token_ids": list(range(150))},
+    "logits_processors": {"processor": prefer_new_in_numpy},
+    "everything": {
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.4,
+        "repetition_penalty": 1.3,
+        "logit_bias": {3: 4.0, 200: 2.5},
+        "allowed_token_ids": [*ODD, 200],
+        "bad_words": [[5], *PAIRS],
+        "min_tokens": 4,
+        "stop_token_ids": [200],
+        "processor": prefer_new_in_numpy,
+    },
+}
+
+
+def to_row(wanted: Wanted) -> RowSampling:
+    return RowSampling(
+        temperature=wanted.temperature,
+        top_k=wanted.top_k,
+        top_p=wanted.top_p,
+        min_p=wanted.min_p,
+        seed=wanted.seed,
+        presence_penalty=wanted.presence_penalty,
+        frequency_penalty=wanted.frequency_penalty,
+        repetition_penalty=wanted.repetition_penalty,
+        bias_ids=frame(*wanted.logit_bias),
+        bias_values=np.array(list(wanted.logit_bias.values()), np.float32).tobytes(),
+        allowed_token_ids=frame(*wanted.allowed_token_ids),
+        bad_words=[frame(*word) for word in wanted.bad_words],
+        min_tokens=wanted.min_tokens,
+        stop_token_ids=frame(*wanted.stop_token_ids),
+        logits_processors=[0] if wanted.processor else [],
+    )
+
+
+class WantedSchedule(RandomSchedule):
+    """A random schedule whose requests all ask for `fields`, at different temperatures."""
+
+    def __init__(self, seed: int, fields: dict[str, object]) -> None:
+        self.fields = fields
+        self.wanted: list[Wanted] = []
+        super().__init__(seed)
+
+    def _request(self) -> Request:
+        request = super()._request()
+        sampling = request.sampling
+        base = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
+        wanted = Wanted(**(base | {"seed": sampling.seed} | self.fields))  # type: ignore[arg-type]
+        self.wanted.append(wanted)
+        return Request(request.prompt, to_row(wanted), min(request.limit, 16))
+
+
+def new_runner() -> ModelRunner:
+    batch = InputBatch(MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS, VOCAB_SIZE, [prefer_new])
+    return ModelRunner(HistoryModel(), batch, torch.zeros(NUM_BLOCKS, 1, 2, 1, BLOCK_SIZE, 1), ParallelGroup())
+
+
+def serve(schedule: RandomSchedule) -> list[list[int]]:
+    runner = new_runner()
+    for _ in range(3000):
+        if not schedule.open:
+            return [request.outputs for request in schedule.requests]
+        sampled = runner.execute_model(schedule.step())
+        schedule.take(sampled.rows.tolist(), sampled.token_ids.tolist())
+    raise AssertionError("the requests do not finish")
+
+
+def reference(prompt: list[int], wanted: Wanted, count: int) -> list[int]:
+    outputs: list[int] = []
+    for _ in range(count):
+        logits = logits_after([*prompt, *outputs])[0].numpy().astype(np.float64)
+        outputs.append(int(scores(logits, prompt, outputs, wanted).argmax()))
+    return outputs
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_tokens_are_those_of_the_reference_and_others_than_without(name: str) -> None:
+    schedule = WantedSchedule(len(name), CASES[name])
+    outputs = serve(schedule)
+    for request, wanted in zip(schedule.requests, schedule.wanted, strict=True):
+        assert request.outputs == reference(request.prompt, wanted, request.limit)
+    assert outputs != serve(WantedSchedule(len(name), {})), "the parameter changes nothing"
+
+
+def test_rows_without_rules_are_not_touched_by_those_with_them() -> None:
+    class Mixed(WantedSchedule):
+        def _request(self) -> Request:
+            self.fields = CASES["everything"] if len(self.wanted) % 2 else {}
+            return super()._request()
+
+    schedule = Mixed(3, {})
+    serve(schedule)
+    for request, wanted in zip(schedule.requests, schedule.wanted, strict=True):
+        assert request.outputs == reference(request.prompt, wanted, request.limit)
+
+
+def test_counts_follow_the_output_and_grow() -> None:
+    rng = np.random.default_rng(0)
+    prompt, outputs = rng.integers(0, 300, 50).astype(np.int32), rng.integers(0, 300, 400).astype(np.int32)
+    grown = TokenCounts(prompt, outputs[:3])
+    for token_id in outputs[3:].tolist():
+        grown.append(token_id)
+    found = dict(zip(grown.token_ids.tolist(), grown.counts.tolist(), strict=True))
+    whole = TokenCounts(prompt, outputs)
+    assert found == dict(zip(whole.token_ids.tolist(), whole.counts.tolist(), strict=True))
+    assert found == {each: outputs.tolist().count(each) for each in {*prompt.tolist(), *outputs.tolist()}}
+
+
+def test_a_row_that_names_tokens_outside_the_vocabulary_is_refused() -> None:
+    row = NewRow(
+        row=0,
+        token_ids=frame(1),
+        num_prompt_tokens=1,
+        num_computed_tokens=0,
+        sampling=RowSampling(allowed_token_ids=frame(VOCAB_SIZE)),
+    )
+    step = SchedulerOutput(step=1, core_epoch=0, generation=0, rows=b"", counts=b"", new_rows=[row])
+    with pytest.raises(ProtocolError, match="name the tokens"):
+        new_runner().execute_model(step)
+
+
+@pytest.mark.parametrize("path", ["no_such_module:function", "math:nothing", "math:pi", "math"])
+def test_a_processor_that_cannot_be_called_stops_the_start_with_its_path(path: str) -> None:
+    with pytest.raises(ConfigError, match=path):
+        load_processors(path)
+
+
+def test_processors_are_loaded_in_the_operators_order() -> None:
+    assert [each.__name__ for each in load_processors("math:sqrt, math:floor")] == ["sqrt", "floor"]
