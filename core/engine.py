@@ -290,6 +290,8 @@ class EngineCore:
         new_tokens, finished = self.scheduler.update_from_output(output)
         assert entry is not None
         self._step_watch.on_step(entry.num_tokens, output.execute_s)
+        num_decodes = entry.num_tokens - entry.num_prompt_tokens
+        self.scheduler.pacer.on_step(num_decodes, entry.num_prompt_tokens, output.execute_s)
         self._outbox.add_tokens(new_tokens)
         if self._quarantine.is_watching:
             self._quarantine.on_progress(self.scheduler.known_tokens())

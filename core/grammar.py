@@ -5,8 +5,8 @@
       └── the host was lost: all are opened again with the tokens they have
 
 Compiling and masking are a GrammarHost's (grammar_host.py), which answers when it is done; nothing here waits. A
-request waits for "grammar" until its first answer. A host that dies or hangs is replaced: what was compiling alone is
-to blame and fails, what was not alone is tried again alone, all others go on from their tokens.
+request waits for "grammar" until its first answer. A host that dies or hangs is replaced: what was compiling then is
+tried again alone, and fails if it ends that host too; all others go on from their tokens.
 
 Tokens that a grammar forces are sampled one by one like others: their mask leaves one choice. Appending them without
 sampling would make known tokens that no worker has reported, while a step that samples the first of them is already
@@ -280,18 +280,21 @@ class Grammars:
     def _on_loss(self, reason: str, news: GrammarNews) -> None:
         """All grammars are to be opened again; those to blame fail."""
         suspects, self._deadline_by_opening = list(self._deadline_by_opening), {}
+        masked = self._fill.grammar_ids if self._fill is not None and self._fill.is_sent else []
+        blamed = frozenset(suspects or masked)
         self._is_host_up, self._num_unanswered, self._advances = False, 0, []
         if self._fill is not None:
             self._fill.is_sent = False
         failed = {request for request, _ in news.failed}
         self._queue.clear()
         for grammar_id, entry in self._entry_by_id.items():
+            was_suspect = entry.is_suspect
             entry.place, entry.late_tokens = Place.QUEUED, []
             entry.is_suspect |= grammar_id in suspects
-            entry.num_losses += not suspects
+            entry.num_losses += grammar_id in blamed
             if entry.request in failed:
                 continue
-            if suspects == [grammar_id]:
+            if suspects == [grammar_id] and was_suspect and not entry.has_begun:
                 error: Exception = RequestError(
                     f"structured_outputs ended its compiler ({reason}): it is nested too deep or too large; simplify it"
                 )

@@ -23,6 +23,7 @@ class LedgerEntry:
     ends: Ids  # num_scheduled of each row after this step
     samples: npt.NDArray[np.bool_]  # which rows' last known token is computed here
     num_tokens: int  # computed by the step, all rows together
+    num_prompt_tokens: int  # of them, in chunks of more than one token
     grammar_ids: Ids  # of the rows that sample by a grammar: the step waits for their masks
     sent_at: float = field(default_factory=time.monotonic)
 

@@ -19,6 +19,7 @@ from ..ipc.messages import FinishReason, LogprobColumns, ModelRunnerOutput, NewR
 from .kv_cache import KVCacheManager
 from .ledger import LedgerEntry, StepLedger
 from .logprob_table import LogprobTable
+from .prefill_pacer import PrefillPacer
 from .request import Ids, Request, State
 from .rows import Rows
 from .siblings import Siblings
@@ -77,6 +78,7 @@ class Scheduler:
         self.siblings = Siblings()
         self.rows = Rows(max_num_seqs, max_model_len, kv_cache.block_size)
         self.ledger = StepLedger()
+        self.pacer = PrefillPacer()
         self.num_steps = 0
         self.num_preemptions = 0
         self.num_recomputed_tokens = 0  # given up by preemptions; what the prefix cache still has counts too
@@ -167,6 +169,7 @@ class Scheduler:
         self._counts[:] = 0
         self._has_preempted = False
         budget = self._schedule_decodes(self._budget)
+        budget = self._pace(budget)
         budget = self._schedule_prefills(budget)
         if not self._has_preempted:
             self._admit_waiting(budget)
@@ -175,6 +178,14 @@ class Scheduler:
             return None
         self._publish_computed_blocks(rows)
         return self._commit(rows)
+
+    def _pace(self, budget: int) -> int:
+        """What of the budget is left for prompts, so that they do not hold up the decoding rows."""
+        num_decodes = self._budget - budget
+        if not num_decodes or budget <= 0:
+            return budget
+        num_prompts = self.rows.num_active - num_decodes + len(self.waiting)
+        return self.pacer.limit(num_decodes, num_prompts, budget)
 
     def _schedule_decodes(self, budget: int) -> int:
         """One token for each row that has computed all it knows; the oldest rows take blocks first."""
@@ -310,8 +321,18 @@ class Scheduler:
         samples = ends >= state.num_tokens[rows]
         grammar_ids = state.grammar_id[rows[samples]]
         grammar_ids = grammar_ids[grammar_ids > 0]
-        num_tokens = int(counts.sum())
-        self.ledger.add(LedgerEntry(self.num_steps, rows, state.epoch[rows], ends, samples, num_tokens, grammar_ids))
+        self.ledger.add(
+            LedgerEntry(
+                step=self.num_steps,
+                rows=rows,
+                epochs=state.epoch[rows],
+                ends=ends,
+                samples=samples,
+                num_tokens=int(counts.sum()),
+                num_prompt_tokens=int(counts[counts > 1].sum()),
+                grammar_ids=grammar_ids,
+            )
+        )
         if self.siblings:
             self._release_siblings()
         changes, self._changes = self._changes, Changes()

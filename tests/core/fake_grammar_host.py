@@ -1,7 +1,7 @@
 """A GrammarHost without a library: grammars are arithmetic, answers come when the test says so, and it can die.
 
 The text of a grammar is "m,k": after the outputs o, token t may come iff (t + last + len(o)) % m == 0, and k tokens
-complete it. "bad" does not compile, "slow" never answers, "deadly" ends the host. Masks are of VOCAB_SIZE tokens.
+complete it; with m = 0 its mask ends the host. "bad" does not compile, "slow" never answers, "deadly" ends the host. Masks are of VOCAB_SIZE tokens.
 """
 
 from __future__ import annotations
@@ -115,6 +115,9 @@ class FakeGrammarHost:
                 complete.append(grammar_id)
                 del self.open_grammars[grammar_id]
         mask_ids = [grammar_id for grammar_id in decode_ids(message.mask_ids) if grammar_id in self.open_grammars]
+        if any(self.open_grammars[grammar_id][0].startswith("0,") for grammar_id in mask_ids):
+            self.die()
+            return
         masks = np.zeros((len(mask_ids), -(-VOCAB_SIZE // 32) * 32), np.uint8)
         for i, grammar_id in enumerate(mask_ids):
             masks[i, allowed_tokens(*self.open_grammars[grammar_id])] = 1

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tokenloom.ipc.codec import decode_ids, encode_ids
-from tokenloom.ipc.messages import LogprobColumns, ModelRunnerOutput, NewRow, SchedulerOutput
+from tokenloom.ipc.messages import LogprobColumns, ModelRunnerOutput, NewRow, SchedulerOutput, TokenMask
 
 VOCAB_SIZE = 997
 
@@ -34,6 +34,11 @@ def expected_tokens(prompt: Sequence[int], seed: int, max_tokens: int, stop_ids:
         if outputs[-1] in stop_ids:
             break
     return outputs
+
+
+def masked_token(token: int, allowed: Sequence[int]) -> int:
+    """What is drawn in place of `token` where only `allowed` may come."""
+    return allowed[token % len(allowed)]
 
 
 def fake_logprob(position: int, token: int, seed: int = 0) -> float:
@@ -63,15 +68,22 @@ class FakeWorker:
         self.slots: dict[int, tuple[int, bytes]] = {}  # slot: (token, digest of the history up to it)
         self.rows: dict[int, Row] = {}
         self.queue: list[SchedulerOutput] = []
+        self.mask: TokenMask | None = None  # of the oldest step that waits for one
         self.num_steps = 0
         self.num_computed_tokens = 0
 
-    def send(self, output: SchedulerOutput) -> None:
-        self.queue.append(output)
+    def send(self, message: SchedulerOutput | TokenMask) -> None:
+        if isinstance(message, SchedulerOutput):
+            self.queue.append(message)
+        else:
+            assert message.step == self.num_steps + 1 and self.mask is None, "a mask for another step, or a second one"
+            self.mask = message
 
     def answer(self) -> ModelRunnerOutput | None:
-        """Execute the oldest step that was sent."""
-        return self.execute(self.queue.pop(0)) if self.queue else None
+        """Execute the oldest step that was sent, once its mask is there."""
+        if not self.queue or (self.queue[0].is_mask_pending and self.mask is None):
+            return None
+        return self.execute(self.queue.pop(0))
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         self.num_steps += 1
@@ -86,7 +98,11 @@ class FakeWorker:
             for row_id, count in zip(rows, counts, strict=True)
             for position in self.rows[row_id].prompt_positions(count)
         ]
-        sampled = [(row_id, self._read(self.rows[row_id], count)) for row_id, count in zip(rows, counts, strict=True)]
+        masks = self._take_masks()
+        sampled = [
+            (row_id, self._read(self.rows[row_id], count, masks.get(row_id)))
+            for row_id, count in zip(rows, counts, strict=True)
+        ]
         sampled = [(row_id, token) for row_id, token in sampled if token is not None]
         return ModelRunnerOutput(
             step=output.step,
@@ -122,7 +138,17 @@ class FakeWorker:
         for position in range(row.num_computed, row.num_computed + count):
             self.slots[self._slot(row, position)] = (row.tokens[position], _history(row.tokens, position))
 
-    def _read(self, row: Row, count: int) -> int | None:
+    def _take_masks(self) -> dict[int, list[int]]:
+        """The tokens that the mask allows, by row."""
+        mask, self.mask = self.mask, None
+        if mask is None or not mask.rows:
+            return {}
+        rows = decode_ids(mask.rows)
+        bits = np.frombuffer(mask.bits, np.uint8).reshape(len(rows), -1)
+        allowed = np.unpackbits(bits, axis=1, bitorder="little")
+        return {row_id: np.flatnonzero(each).tolist() for row_id, each in zip(rows, allowed, strict=True)}
+
+    def _read(self, row: Row, count: int, allowed: list[int] | None) -> int | None:
         end = row.num_computed + count
         for position in range(end):
             found = self.slots.get(self._slot(row, position))
@@ -131,7 +157,8 @@ class FakeWorker:
         self.num_computed_tokens += count
         if end < len(row.tokens):
             return None
-        row.tokens.append(next_token(row.tokens, row.seed))
+        token = next_token(row.tokens, row.seed)
+        row.tokens.append(token if allowed is None else masked_token(token, allowed))
         return row.tokens[-1]
 
     def _slot(self, row: Row, position: int) -> int:

@@ -16,6 +16,7 @@ from tokenloom.ipc.messages import CoreChild, EngineCoreRequest, Finished
 from tokenloom.ipc.model_config import ModelConfig, RopeConfig
 from tokenloom.ipc.sampling_params import SamplingParams
 
+from .fake_grammar_host import FakeGrammarHost
 from .fake_worker import FakeWorker, expected_tokens, next_token
 
 MODEL = ModelConfig(
@@ -64,7 +65,8 @@ class Harness:
     def __init__(self, num_blocks: int = 64, **options: object) -> None:
         spec = make_spec(**options)
         self.worker = FakeWorker(num_blocks, spec.config.block_size)
-        self.core = EngineCore(spec, num_blocks, self.worker)
+        self.grammars = FakeGrammarHost()
+        self.core = EngineCore(spec, num_blocks, self.worker, self.grammars)
         self.prompts: dict[int, tuple[list[int], SamplingParams, int, list[int]]] = {}
         self.tokens: dict[int, list[int]] = defaultdict(list)
         self.finished: dict[int, Finished] = {}

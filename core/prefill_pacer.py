@@ -1,0 +1,45 @@
+"""How many prompt tokens may join a step beside decoding rows.
+
+One prompt among many streams may make their steps about twice as long, not more; the more prompts there are for each
+decoding row, the more of the step is theirs, so that a burst of requests is still taken in at full speed. The cost of a
+token is learned from the steps that came back.
+"""
+
+from __future__ import annotations
+
+SHARE = 0.8  # of a decode step's time that one prompt may add to it
+CROWD = 16  # decoding rows per prompt at which that share begins to grow
+MIN_TOKENS = 16  # a prompt always gets on
+_WEIGHT = 0.3  # of the newest step in the averages
+
+
+class PrefillPacer:
+    """Two moving averages: seconds of a step of decodes alone, seconds per prompt token."""
+
+    def __init__(self) -> None:
+        self._decode_step_s: float | None = None
+        self._prompt_token_s: float | None = None
+
+    def on_step(self, num_decodes: int, num_prompt_tokens: int, seconds: float) -> None:
+        """Learn from a step that took `seconds` for both kinds of tokens."""
+        if seconds <= 0:
+            return
+        if not num_prompt_tokens:
+            self._decode_step_s = _blend(self._decode_step_s, seconds)
+        elif num_decodes and self._decode_step_s is not None:
+            added = max(seconds - self._decode_step_s, 0.05 * seconds)
+            self._prompt_token_s = _blend(self._prompt_token_s, added / num_prompt_tokens)
+        elif not num_decodes:
+            self._prompt_token_s = _blend(self._prompt_token_s, seconds / num_prompt_tokens)
+
+    def limit(self, num_decodes: int, num_prompts: int, budget: int) -> int:
+        """Of `budget` tokens left in a step with `num_decodes` decoding rows, how many go to `num_prompts` prompts."""
+        if not num_decodes or self._decode_step_s is None or self._prompt_token_s is None:
+            return budget
+        crowding = max(1.0, CROWD * num_prompts / num_decodes)
+        tokens = int(SHARE * self._decode_step_s * crowding / self._prompt_token_s)
+        return min(budget, max(tokens, MIN_TOKENS))
+
+
+def _blend(old: float | None, new: float) -> float:
+    return new if old is None else (1 - _WEIGHT) * old + _WEIGHT * new

@@ -1,0 +1,41 @@
+"""One prompt among many streams doubles their step at most; a crowd of prompts gets the whole budget."""
+
+from __future__ import annotations
+
+import random
+
+from tokenloom.core.prefill_pacer import MIN_TOKENS, PrefillPacer
+
+
+def cost(num_decodes: int, num_prompt_tokens: int) -> float:
+    """A machine: 10 ms for any decode step, 0.1 ms for each prompt token."""
+    return (0.010 if num_decodes else 0.0) + 0.0001 * num_prompt_tokens
+
+
+def test_one_prompt_among_many_streams_at_most_doubles_their_step() -> None:
+    pacer, rng = PrefillPacer(), random.Random(0)
+    pacer.on_step(0, 512, cost(0, 512))
+    for _ in range(50):
+        pacer.on_step(16, 0, cost(16, 0) * rng.uniform(0.9, 1.1))
+        tokens = pacer.limit(16, 1, 2048)
+        assert MIN_TOKENS <= tokens and cost(16, tokens) <= 2.0 * cost(16, 0)
+        pacer.on_step(16, tokens, cost(16, tokens) * rng.uniform(0.9, 1.1))
+    assert 50 <= pacer.limit(16, 1, 2048) <= 100
+
+
+def test_many_prompts_for_few_streams_take_the_budget() -> None:
+    pacer = PrefillPacer()
+    pacer.on_step(16, 0, 0.010)
+    pacer.on_step(0, 512, 0.0512)
+    assert pacer.limit(4, 60, 2048) == 2048
+    assert pacer.limit(16, 1, 2048) < pacer.limit(16, 4, 2048) < pacer.limit(16, 16, 2048)
+
+
+def test_without_streams_or_without_knowledge_nothing_is_held_back() -> None:
+    pacer = PrefillPacer()
+    assert pacer.limit(16, 1, 2048) == 2048
+    pacer.on_step(16, 0, 0.010)
+    assert pacer.limit(16, 1, 2048) == 2048
+    pacer.on_step(0, 10, 0.5)
+    assert pacer.limit(0, 1, 2048) == 2048
+    assert pacer.limit(16, 1, 2048) == MIN_TOKENS and pacer.limit(16, 1, 5) == 5
