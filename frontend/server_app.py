@@ -17,9 +17,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from ..ipc.engine_spec import EngineSpec
+from ..ipc.errors import TokenloomError
 from .openai_chat import ChatCompletion
 from .openai_completions import Completion
-from .openai_errors import HttpError
+from .openai_errors import HttpError, to_http_error
 from .openai_reasoning import has_markers
 from .openai_schema import ChatRequest, CompletionRequest
 from .openai_tools import ParserName, find_parser
@@ -90,6 +91,11 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     return HttpError(error.status_code, message, headers=dict(error.headers or {})).response()
 
 
+async def _on_error(request: Request, error: Exception) -> Response:
+    """What an endpoint raised; the gate logs what was unforeseen."""
+    return to_http_error(error).response()
+
+
 def new_app(engine: LocalEngine, frontend: Frontend, spec: EngineSpec) -> ASGIApp:
     """The whole application: routes, then CORS, then the gate around all of it."""
     openai, admin = OpenAIEndpoints(engine, spec), AdminEndpoints(engine, frontend, spec)
@@ -100,7 +106,8 @@ def new_app(engine: LocalEngine, frontend: Frontend, spec: EngineSpec) -> ASGIAp
         *admin.routes(),
         *Dashboard(engine, frontend, spec).routes(),
     ]
-    app: ASGIApp = Starlette(routes=routes, exception_handlers={HTTPException: _on_http_exception})
+    handlers = {HTTPException: _on_http_exception, HttpError: _on_error, TokenloomError: _on_error, Exception: _on_error}
+    app: ASGIApp = Starlette(routes=routes, exception_handlers=handlers)
     if spec.config.cors_origins is not None:
         origins = [origin.strip() for origin in spec.config.cors_origins.split(",") if origin.strip()]
         app = CORSMiddleware(

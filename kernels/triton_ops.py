@@ -87,7 +87,7 @@ class TritonOps(ReferenceOps):
         sliding_window: int | None,
     ) -> Tensor:
         head_dim, group = query.shape[2], query.shape[1] // kv_cache.shape[3]
-        if not self._is_supported(head_dim, group):
+        if not self.supports(head_dim, group):
             return super().paged_attention(query, kv_cache, layer, metadata, scale, sliding_window)
         key = (self._architecture, head_dim, group, query.element_size())
         is_padded = query.shape[0] != metadata.query_starts_host[-1]
@@ -109,7 +109,8 @@ class TritonOps(ReferenceOps):
                 prefill_attention(query, kv_cache, layer, metadata, tiles, output, scale, sliding_window, prefill)
         return output
 
-    def _is_supported(self, head_dim: int, group: int) -> bool:
+    def supports(self, head_dim: int, group: int) -> bool:
+        """Whether attention of this shape has a kernel: what else runs reads lengths on the host."""
         if MIN_HEAD_DIM <= head_dim <= MAX_HEAD_DIM and group <= MAX_GROUP:
             return True
         if not self._has_said_so:

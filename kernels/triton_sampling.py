@@ -158,7 +158,7 @@ def best_candidate(
 @triton.jit
 def sample_kernel(
     logits,  # [n, vocab_size] float32, contiguous
-    row_ids,  # [n] int32: which row's parameters; negative: none, the answer is 0
+    row_ids,  # [n] int64: which row's parameters; negative: none, the answer is 0
     temperatures,  # [rows] float32
     top_ks,  # [rows] int32
     top_ps,  # [rows] float64
@@ -225,7 +225,7 @@ def sample_kernel(
 
 ARGUMENT_TYPES = {
     "logits": "*fp32",
-    "row_ids": "*i32",
+    "row_ids": "*i64",
     "temperatures": "*fp32",
     "top_ks": "*i32",
     "top_ps": "*fp64",
@@ -250,7 +250,7 @@ def sample(
 ) -> Tensor:
     """Draw a token for each of n rows: [n] int64. logits: [n, vocab] float32, contiguous, left unchanged.
 
-    row_ids: [n] int32, which entry of the parameter columns is whose; negative gives token 0. Columns as in
+    row_ids: [n] int64, which entry of the parameter columns is whose; negative gives token 0. Columns as in
     workers/sampling_columns.py, seeds as int32 words. positions: [n] int64, of the token to draw.
     """
     num_rows, vocab_size = logits.shape

@@ -16,7 +16,7 @@ BLOCK = 256  # entries of a block table copied at once
 
 @triton.jit
 def prepare_step_kernel(
-    row_ids,  # [n] int32, -1 = padding
+    row_ids,  # [n] int64, -1 = padding
     last_tokens,  # [rows] int64
     num_computed,  # [rows] int64; each stepped row's grows by one
     row_tables,  # [rows, row_table_stride] int32
@@ -32,7 +32,7 @@ def prepare_step_kernel(
     BLOCK: tl.constexpr,
 ):
     index = tl.program_id(0).to(tl.int64)
-    row = tl.load(row_ids + index).to(tl.int64)
+    row = tl.load(row_ids + index)
     if row < 0:
         tl.store(token_ids + index, 0)
         tl.store(positions + index, 0)
@@ -59,7 +59,7 @@ def prepare_step_kernel(
 
 
 ARGUMENT_TYPES = {
-    "row_ids": "*i32",
+    "row_ids": "*i64",
     "last_tokens": "*i64",
     "num_computed": "*i64",
     "row_tables": "*i32",

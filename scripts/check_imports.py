@@ -1,4 +1,5 @@
-"""Holds the import table of docs/architecture.md: which room may import which, and which third parties.
+"""Holds the import table of docs/architecture.md: which room may import which, which third parties, and that no room
+unpickles anything.
 
 Reads the sources; imports nothing. Exit code 1 and one line per offence.
 """
@@ -15,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ROOMS = {  # room: (rooms it may import, third parties it may import)
     "ipc": ({"ipc"}, {"msgspec", "zmq", "setproctitle"}),
     "kernels": ({"kernels"}, {"torch", "triton", "numpy"}),
-    "core": ({"core", "ipc"}, {"msgspec", "zmq", "numpy"}),
+    "core": ({"core", "ipc"}, {"msgspec", "zmq", "numpy", "llguidance", "tokenizers"}),
     "workers": ({"workers", "kernels", "ipc"}, {"msgspec", "zmq", "numpy", "torch", "safetensors", "psutil"}),
     "frontend": (
         {"frontend", "ipc"},
@@ -26,6 +27,10 @@ ROOMS = {  # room: (rooms it may import, third parties it may import)
 COMPOSERS = {"frontend/in_process.py": {"core", "workers", "kernels"}}  # puts the rooms together in one process
 CLIENT = ("client", "async_client", "connection", "outputs", "prompts")  # a user's program: ipc, pyzmq, msgspec
 CLIENT_PARTIES = {"msgspec", "zmq", "tqdm"}
+
+
+FORBIDDEN = ("pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib")  # they run what they read
+FORBIDDEN_TEXT = ("torch.load(", "torch.save(", "numpy.load(", "np.load(", "allow_pickle", "send_pyobj", "recv_pyobj")
 
 
 def imports(path: Path) -> Iterator[tuple[int, str | None, str]]:
@@ -50,9 +55,13 @@ def offences() -> Iterator[str]:
         for path in sorted((ROOT / room).rglob("*.py")):
             name = str(path.relative_to(ROOT))
             is_client = room == "frontend" and path.stem in CLIENT
+            text = path.read_text()
+            yield from (f"{name}: {word} may run what it reads" for word in FORBIDDEN_TEXT if word in text)
             for line, to_room, party in imports(path):
                 if to_room is not None and to_room not in rooms | COMPOSERS.get(name, set()):
                     yield f"{name}:{line}: {room} may not import {to_room}"
+                if party in FORBIDDEN:
+                    yield f"{name}:{line}: {party} runs what it reads, and nothing here may"
                 allowed = CLIENT_PARTIES if is_client else parties
                 if party and party not in standard and party not in allowed:
                     yield f"{name}:{line}: {'the client' if is_client else room} may not import {party}"

@@ -25,7 +25,8 @@ else:
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("core", "frontend", "ipc", "kernels", "workers")
-SOURCES = (".py", ".c", ".h")
+SOURCES = (".py", ".c", ".h")  # a folder that holds any is a package
+DATA = (".html",)
 DEMO_FILES = (".json", ".jinja", ".safetensors")
 BUILD_TIMEOUT_S = 100
 
@@ -37,7 +38,7 @@ def pyproject() -> dict[str, object]:
 
 def shipped_files() -> set[str]:
     """Paths, below the package, of all that a user must get."""
-    sources = {file for room in ROOMS for file in (ROOT / room).rglob("*") if file.suffix in SOURCES}
+    sources = {file for room in ROOMS for file in (ROOT / room).rglob("*") if file.suffix in SOURCES + DATA}
     demo = {file for file in (ROOT / "demo").iterdir() if file.suffix in DEMO_FILES}
     return {str(file.relative_to(ROOT)) for file in sources | demo} | {"__init__.py", "py.typed"}
 
@@ -72,7 +73,7 @@ def test_pyproject_lists_exactly_the_packages_of_the_tree() -> None:
     tool = pyproject()["tool"]
     assert isinstance(tool, dict)
     listed = tool["setuptools"]["packages"]
-    folders = {Path(name).parent for name in shipped_files()}
+    folders = {Path(name).parent for name in shipped_files() if not name.endswith(DATA)}
     expected = {".".join(["tokenloom", *folder.parts]) for folder in folders}
     assert sorted(listed) == sorted(expected)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,9 @@ from .logprobs import join_columns, score_tokens
 from .parallel import ParallelGroup
 from .sampler import Sampler
 from .token_mask import MaskSource, apply_mask, no_mask
+
+if TYPE_CHECKING:
+    from .cuda_graphs import DecodeGraphs
 
 LOGITS_BYTES = 48 << 20  # of one chunk of a prompt's logits; scoring takes as much again, and on a GPU twice that
 
@@ -58,9 +61,17 @@ class ModelRunner:
     """Owns the rows and runs the model over its KV cache. `stage` says what it does, for the report of an error."""
 
     def __init__(
-        self, model: Model, batch: InputBatch, kv_cache: Tensor, group: ParallelGroup, vocab_size: int = 1 << 17
+        self,
+        model: Model,
+        batch: InputBatch,
+        kv_cache: Tensor,
+        group: ParallelGroup,
+        vocab_size: int = 1 << 17,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
+        """`graphs` run the steps in which every row has one token and wants no more than the next; None: as any."""
         self._model = model
+        self._graphs = graphs
         self._vocab_size = vocab_size  # bounds what a chunk of a prompt's logits takes
         self._batch = batch
         self._kv_cache = kv_cache
@@ -72,10 +83,14 @@ class ModelRunner:
     def drop_model(self) -> None:
         """Let go of the weights; `take_model` must follow before the next step."""
         del self._model
+        if self._graphs is not None:
+            self._graphs.drop_model()
 
     def take_model(self, model: Model) -> None:
         """Go on with other weights of the same shape. No row is there: `clear` came before."""
         self._model = model
+        if self._graphs is not None:
+            self._graphs.take_model(model)
 
     def execute_model(self, output: SchedulerOutput, receive_mask: MaskSource = no_mask) -> SampledTokens:
         """Run one step; one without rows only applies its changes. ProtocolError if the rows do not allow it.
@@ -89,6 +104,8 @@ class ModelRunner:
             return SampledTokens(np.empty(0, np.int32), np.empty(0, np.int64))
         self.stage = "prepare inputs"
         inputs = self._batch.prepare(rows, counts)
+        if self._graphs is not None and self._is_plain_decode(inputs, output):
+            return self._decode(self._graphs, inputs, counts)
         self.stage = "forward"
         device = self._kv_cache.device
         token_ids = torch.from_numpy(inputs.token_ids).to(device)
@@ -103,9 +120,33 @@ class ModelRunner:
     def clear(self) -> None:
         """Forget all rows."""
         self._batch.clear()
+        if self._graphs is not None:
+            self._graphs.clear()
+
+    def _is_plain_decode(self, inputs: StepInputs, output: SchedulerOutput) -> bool:
+        rows = inputs.rows
+        return (
+            inputs.num_decode_rows == len(rows) == len(inputs.sampled_rows)
+            and self._group.size == 1
+            and not output.is_mask_pending
+            and not self._batch.rules(rows)
+            and not (self._batch.num_logprobs(rows) >= 0).any()
+            and not self._batch.prompt_spans(inputs)
+        )
+
+    def _decode(self, graphs: DecodeGraphs, inputs: StepInputs, counts: npt.NDArray[np.int32]) -> SampledTokens:
+        self.stage = "decode"
+        token_ids = graphs.run(inputs, self._batch.sampling(inputs.rows))
+        self._batch.advance(inputs.rows, counts)
+        self._batch.append_tokens(inputs.rows, token_ids)
+        self.stage = "idle"
+        return SampledTokens(inputs.rows, token_ids)
 
     def _apply_changes(self, output: SchedulerOutput) -> None:
-        self._batch.free(ids_of(output.freed_rows))
+        freed = ids_of(output.freed_rows)
+        self._batch.free(freed)
+        if self._graphs is not None:
+            self._graphs.forget(freed)
         for new_row in output.new_rows:
             self._batch.admit(new_row)
         appends = ids_of(output.block_appends)

@@ -12,9 +12,11 @@ import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import ConfigError
@@ -31,6 +33,9 @@ from .parallel import ParallelGroup
 from .profile import activation_bytes, dummy_step, largest_steps, run_dummy
 from .row_rules import LogitsProcessor
 from .token_mask import MaskSource, no_mask
+
+if TYPE_CHECKING:
+    from .cuda_graphs import DecodeGraphs
 
 logger = logging.getLogger("tokenloom.worker")
 
@@ -103,8 +108,9 @@ class Worker:
             spec.model.vocab_size,
             self._processors,
         )
-        self._runner = ModelRunner(self._model, batch, kv_cache, self._group, spec.model.vocab_size)
         run_dummy(self._model, dummy_step([1], [1], spec.config.block_size), kv_cache, self._rank == 0)
+        graphs = self._record_graphs(self._model, kv_cache)
+        self._runner = ModelRunner(self._model, batch, kv_cache, self._group, spec.model.vocab_size, graphs)
         num_tokens = (num_blocks - 1) * spec.config.block_size
         size = gib(kv_cache.numel() * kv_cache.element_size())
         logger.info("KV cache: %d blocks, %d tokens, %s of %s", num_blocks, num_tokens, size, spec.dtype)
@@ -161,6 +167,27 @@ class Worker:
         """Leave the group."""
         self._group.close()
 
+    def _record_graphs(self, model: DecoderModel, kv_cache: Tensor) -> DecodeGraphs | None:
+        """What runs plain decode steps as CUDA graphs; None where every step runs kernel by kernel."""
+        if not self._has_graphs:
+            return None
+        from .cuda_graphs import CudaRecorder, DecodeGraphs
+
+        max_num_seqs, max_model_len = self._spec.config.max_num_seqs, self._spec.max_model_len
+        return DecodeGraphs(model, kv_cache, max_num_seqs, max_model_len, CudaRecorder())
+
+    @property
+    def _has_graphs(self) -> bool:
+        """Graphs need kernels that find all lengths on the device, and one rank: NCCL is not recorded."""
+        config = self._spec.config
+        if self._device.type != "cuda" or self._size > 1 or config.enforce_eager or config.enforce_reference:
+            return False
+        from ..kernels.gpu_ops import load_gpu_ops
+
+        ops = load_gpu_ops(self._device)
+        model = self._spec.model
+        return ops is not None and ops.supports(model.head_dim, model.num_heads // model.num_kv_heads)
+
     @property
     def _block_shape(self) -> tuple[int, ...]:
         """[num_layers, 2, num_kv_heads, block_size, head_dim]"""
@@ -192,7 +219,13 @@ class Worker:
             config.max_num_seqs, config.max_num_batched_tokens, self._spec.max_model_len, config.block_size
         )
         null_block = allocate_kv_cache((1, *self._block_shape), self._dtype, self._device)
-        return activation_bytes(self._model, steps, null_block, self._rank == 0)
+        measured = activation_bytes(self._model, steps, null_block, self._rank == 0)
+        if not self._has_graphs:
+            return measured
+        from .cuda_graphs import graph_bytes
+
+        model = self._spec.model
+        return measured + graph_bytes(config.max_num_seqs, model.vocab_size, model.num_heads, model.head_dim)
 
     def _describe_device(self) -> str:
         if self._device.type == "cpu":

@@ -47,17 +47,6 @@ static void begin_task(Task *t, const AttentionPlan *plan, const AttentionTask *
 #endif
 }
 
-/* Where the row's keys (side 0) or values (1) [first, first + count) lie. */
-static void locate(const element **at, const AttentionPlan *plan, const AttentionTask *task, const Cache *cache,
-                   int side, int64_t first, int64_t count) {
-    const int32_t *table = plan->rows.block_tables + task->row * plan->rows.table_stride;
-    for (int64_t i = 0; i < count;) {
-        int64_t block = (first + i) / cache->block_size, offset = (first + i) % cache->block_size;
-        const element *from = cache_at(cache, table[block], side, task->kv_head) + offset * cache->head_dim;
-        for (; offset < cache->block_size && i < count; offset++, i++, from += cache->head_dim) at[i] = from;
-    }
-}
-
 /* Chunks begin at multiples of 16 keys, so that 16 are neighbours in a block; what is too early is not seen. */
 INLINE int64_t first_chunk(const AttentionTask *task) { return task->first_key / 16 * 16; }
 

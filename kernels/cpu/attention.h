@@ -41,6 +41,17 @@ INLINE bool has_prefill(int64_t head_dim) {
 #endif
 }
 
+/* Where the row's keys (side 0) or values (1) [first, first + count) lie. */
+INLINE void locate(const element **at, const AttentionPlan *plan, const AttentionTask *task, const Cache *cache,
+                   int side, int64_t first, int64_t count) {
+    const int32_t *table = plan->rows.block_tables + task->row * plan->rows.table_stride;
+    for (int64_t i = 0; i < count;) {
+        int64_t block = (first + i) / cache->block_size, offset = (first + i) % cache->block_size;
+        const element *from = cache_at(cache, table[block], side, task->kv_head) + offset * cache->head_dim;
+        for (; offset < cache->block_size && i < count; offset++, i++, from += cache->head_dim) at[i] = from;
+    }
+}
+
 /* A task of more than TASK_ROWS query rows. */
 void prefill_task(const AttentionPlan *plan, const AttentionTask *task, const element *query, int64_t query_stride,
                   const Cache *cache, float scale, const Rows *out);

@@ -16,6 +16,7 @@ from tokenloom.ipc.errors import ERROR_BY_KIND, ErrorInfo
 from tokenloom.ipc.messages import ClientMessage, Delta, Deltas, FrontendMessage, Hello, Submit
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.ipc.sockets import MAX_CLIENT_MESSAGE_BYTES
+from tokenloom.ipc.structured_outputs import StructuredOutputsParams
 
 DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
 STRUCTS: dict[str, Any] = {
@@ -23,6 +24,7 @@ STRUCTS: dict[str, Any] = {
     "chat_message": messages.ChatMessage,
     "child": messages.Child,
     "params": SamplingParams,
+    "structured_outputs": StructuredOutputsParams,
     "delta": Delta,
     "logprobs": messages.Logprobs,
     "metrics": messages.Metrics,
@@ -66,6 +68,7 @@ def type_name(info: inspect.Type) -> str:
         inspect.FloatType: "float",
         inspect.BytesType: "bin",
         inspect.NoneType: "nil",
+        inspect.AnyType: "any",
     }[type(info)]
 
 

@@ -132,9 +132,7 @@ def test_heads_are_prepared_as_by_the_reference(
     heads[5, -1, 3], heads[6, num_heads, 1] = torch.nan, torch.inf  # a value, a key
     kv_cache = torch.randn(8, 3, 2, num_kv_heads, block_size, head_dim, dtype=ops.dtype)
     exact_cache, exact_norms = kv_cache.float(), None if norms is None else (norms[0].float(), norms[1].float())
-    exact = ReferenceOps().prepare_heads(
-        heads.float(), exact_norms, 1e-6, cos_sin, exact_cache, 1, metadata
-    )
+    exact = ReferenceOps().prepare_heads(heads.float(), exact_norms, 1e-6, cos_sin, exact_cache, 1, metadata)
     before = kv_cache.clone()
     query = ops.prepare_heads(heads, norms, 1e-6, cos_sin, kv_cache, 1, metadata)
     check(query, exact, atol=1e-5)
@@ -186,9 +184,7 @@ def test_a_decode_rows_attention_does_not_depend_on_the_rows_beside_it(ops: CpuO
     together = ops.paged_attention(query, kv_cache, 0, metadata, 0.1, window)
     for row in range(metadata.num_decode_rows):
         alone = make_metadata([rows[row]], block_size)
-        assert torch.equal(
-            ops.paged_attention(query[row : row + 1], kv_cache, 0, alone, 0.1, window)[0], together[row]
-        )
+        assert torch.equal(ops.paged_attention(query[row : row + 1], kv_cache, 0, alone, 0.1, window)[0], together[row])
 
 
 def test_long_contexts_and_prompts(ops: CpuOps) -> None:

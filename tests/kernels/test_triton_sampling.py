@@ -114,7 +114,7 @@ def sample_rows(logits: torch.Tensor, rows: list[Row], row_ids: list[int] | None
     seeds = np.array([row.seed for row in rows], np.uint32).view(np.int32)
     tokens = sample(
         logits,
-        torch.tensor(row_ids if row_ids is not None else list(range(len(rows))), dtype=torch.int32),
+        torch.tensor(row_ids if row_ids is not None else list(range(len(rows))), dtype=torch.int64),
         torch.tensor([row.temperature for row in rows], dtype=torch.float32),
         torch.tensor([row.top_k for row in rows], dtype=torch.int32),
         torch.tensor([row.top_p for row in rows], dtype=torch.float64),

@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import re
+import socket
 import time
 from collections.abc import Iterator
 
@@ -113,7 +114,9 @@ def test_logprobs_come_in_both_forms_and_agree(client: openai.OpenAI) -> None:
 
 
 def test_a_stop_string_ends_the_answer_and_is_named(client: openai.OpenAI) -> None:
-    answer = client.completions.create(model="tokenloom-demo", prompt="The capital of France is", temperature=0, stop=["ri"])
+    answer = client.completions.create(
+        model="tokenloom-demo", prompt="The capital of France is", temperature=0, stop=["ri"]
+    )
     assert answer.choices[0].text == " Pa"
     assert answer.choices[0].finish_reason == "stop"
     assert answer.choices[0].model_extra == {"stop_reason": "ri"}
@@ -122,7 +125,12 @@ def test_a_stop_string_ends_the_answer_and_is_named(client: openai.OpenAI) -> No
 def test_a_seed_gives_the_same_answer_again(client: openai.OpenAI) -> None:
     def ask(seed: int) -> str:
         answer = client.completions.create(
-            model="tokenloom-demo", prompt="The", temperature=1.5, seed=seed, max_tokens=24, extra_body={"ignore_eos": True}
+            model="tokenloom-demo",
+            prompt="The",
+            temperature=1.5,
+            seed=seed,
+            max_tokens=24,
+            extra_body={"ignore_eos": True},
         )
         return answer.choices[0].text
 
@@ -244,7 +252,9 @@ def test_cors_admits_the_named_origin_alone(http: httpx2.Client) -> None:
     preflight = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
     admitted = http.options("/v1/completions", headers=preflight | {"origin": ORIGIN})
     assert admitted.headers["access-control-allow-origin"] == ORIGIN
-    assert "access-control-allow-origin" not in http.get("/v1/models", headers={"origin": "https://evil.example"}).headers
+    assert (
+        "access-control-allow-origin" not in http.get("/v1/models", headers={"origin": "https://evil.example"}).headers
+    )
 
 
 def test_tokenize_and_detokenize_are_inverse(http: httpx2.Client) -> None:
@@ -304,21 +314,20 @@ def test_a_disconnect_aborts_the_request_within_100_ms(http: httpx2.Client, url:
     wait_idle(http)
     aborted = samples(http).get("tokenloom_request_success_total{abort}", 0.0)
 
-    async def go_away() -> float:
-        async with httpx2.AsyncClient(base_url=url, headers={"authorization": f"Bearer {KEY}"}) as other:
-            task = asyncio.create_task(other.post("/v1/completions", json=ENDLESS | {"stream": stream, "n": 8}))
-            while samples(http)["tokenloom_num_open_answers"] < 8:
-                assert not task.done()
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-        gone_at = time.monotonic()
-        while samples(http)["tokenloom_num_open_answers"] > 0:
-            assert time.monotonic() - gone_at < DEADLINE_S
-        return time.monotonic() - gone_at
-
-    took_s = asyncio.run(asyncio.wait_for(go_away(), DEADLINE_S))
+    host, port = url.removeprefix("http://").split(":")
+    body = json.dumps(ENDLESS | {"stream": stream, "n": 8}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\ncontent-length: {len(body)}\r\n\r\n"
+    deadline = time.monotonic() + DEADLINE_S
+    with socket.create_connection((host, int(port)), timeout=DEADLINE_S) as connection:
+        connection.sendall(head.encode() + body)
+        while samples(http)["tokenloom_num_open_answers"] < 8:
+            assert time.monotonic() < deadline
+    gone_at = time.monotonic()
+    while samples(http)["tokenloom_num_open_answers"] > 0:
+        assert time.monotonic() < deadline
+    took_s = time.monotonic() - gone_at
     assert samples(http)["tokenloom_request_success_total{abort}"] == aborted + 8
-    assert took_s < 0.1 + 0.2  # the law is 100 ms; the rest is for a machine that does other things too
+    assert took_s < 0.1
 
 
 def test_abort_ends_a_stream_with_its_reason(http: httpx2.Client) -> None:
@@ -358,18 +367,63 @@ def test_metrics_add_up_when_nothing_runs(http: httpx2.Client) -> None:
 # ── rubbish ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 VALUES = [None, True, 0, -1, 1, 3, 1e308, -0.5, "", "x", "\x00", [], [[]], [1], ["a"], {}, {"a": 1}, 2**63, "😀" * 9]
-FIELDS = ["prompt", "messages", "model", "max_tokens", "n", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stream", "stream_options", "logprobs", "echo", "top_logprobs", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "user", "response_format", "tools", "tool_choice", "stop_token_ids", "min_tokens", "ignore_eos", "priority", "timeout_s", "cache_salt", "request_id", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "allowed_token_ids", "bad_words", "truncate_prompt_tokens", "tokens", "input"]
-PATHS = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/abort"]
+FIELDS = [
+    "prompt",
+    "messages",
+    "model",
+    "max_tokens",
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop",
+    "stream",
+    "stream_options",
+    "logprobs",
+    "echo",
+    "top_logprobs",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "user",
+    "response_format",
+    "tools",
+    "tool_choice",
+    "stop_token_ids",
+    "min_tokens",
+    "ignore_eos",
+    "priority",
+    "timeout_s",
+    "cache_salt",
+    "request_id",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "allowed_token_ids",
+    "bad_words",
+    "truncate_prompt_tokens",
+    "tokens",
+    "input",
+]
+GOOD_BODIES: dict[str, dict[str, object]] = {
+    "/v1/completions": {"prompt": "The", "max_tokens": 2},
+    "/v1/chat/completions": {"messages": QUESTION, "max_tokens": 2},
+    "/tokenize": {"prompt": "The"},
+    "/detokenize": {"tokens": [5]},
+    "/abort": {"request_id": "none"},
+}
 
 
-def fuzzed_body(rng: random.Random) -> bytes:
-    body: dict[str, object] = {"max_tokens": 2}
-    if rng.random() < 0.8:
-        body["prompt"] = "The"
-    if rng.random() < 0.5:
-        body["messages"] = [{"role": rng.choice(["user", "system", "tool", ""]), "content": rng.choice(VALUES)}]
-    for _ in range(rng.randrange(4)):
+def fuzzed_body(rng: random.Random, path: str) -> bytes:
+    body = dict(GOOD_BODIES[path])
+    for _ in range(rng.randrange(3)):
         body[rng.choice(FIELDS)] = rng.choice(VALUES)
+    if rng.random() < 0.1:
+        body["messages"] = [{"role": rng.choice(["user", "system", "tool", ""]), "content": rng.choice(VALUES)}]
     raw = json.dumps(body).encode()
     if rng.random() < 0.2:
         place = rng.randrange(len(raw))
@@ -386,7 +440,8 @@ def fuzz(url: str, count: int, seed: int) -> dict[int, int]:
         headers = {"authorization": f"Bearer {KEY}"}
         async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=60.0) as http:
             for start in range(0, count, 50):
-                bodies = [(rng.choice(PATHS), fuzzed_body(rng)) for _ in range(min(50, count - start))]
+                paths = rng.choices(list(GOOD_BODIES), k=min(50, count - start))
+                bodies = [(path, fuzzed_body(rng, path)) for path in paths]
                 answers = await asyncio.gather(*(http.post(path, content=body) for path, body in bodies))
                 for (path, body), answer in zip(bodies, answers, strict=True):
                     statuses[answer.status_code] = statuses.get(answer.status_code, 0) + 1
