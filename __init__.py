@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         TokenloomError,
     )
     from .ipc.sampling_params import SamplingParams
+    from .ipc.structured_outputs import StructuredOutputsParams
 
 _HOME_BY_NAME = {
     "LLM": "frontend.llm",
@@ -36,6 +37,7 @@ _HOME_BY_NAME = {
     "CompletionOutput": "frontend.outputs",
     "RequestMetrics": "frontend.outputs",
     "SamplingParams": "ipc.sampling_params",
+    "StructuredOutputsParams": "ipc.structured_outputs",
     "TokenloomError": "ipc.errors",
     "RequestError": "ipc.errors",
     "Overloaded": "ipc.errors",
@@ -63,6 +65,7 @@ __all__ = [
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "TokenloomError",
 ]
 

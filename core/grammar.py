@@ -254,7 +254,9 @@ class Grammars:
         self._fill = None
         ids, row_bytes = decode_ids(message.mask_ids), len(message.bits) // max(len(message.mask_ids) // 4, 1)
         rows = [message.bits[i * row_bytes : (i + 1) * row_bytes] for i in range(len(ids))]
-        kept = [(self._entry_by_id[each], bits) for each, bits in zip(ids, rows, strict=True) if each in self._entry_by_id]
+        kept = [
+            (self._entry_by_id[each], bits) for each, bits in zip(ids, rows, strict=True) if each in self._entry_by_id
+        ]
         news.masks = Masks([entry.request for entry, _ in kept], b"".join(bits for _, bits in kept))
 
     # ── trouble ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -300,7 +302,9 @@ class Grammars:
                 )
                 news.failed.append((entry.request, error_info(error)))
             elif entry.num_losses >= MAX_LOSSES:
-                error = InternalError(f"the grammar process has ended {MAX_LOSSES} times at this request; last: {reason}")
+                error = InternalError(
+                    f"the grammar process has ended {MAX_LOSSES} times at this request; last: {reason}"
+                )
                 news.failed.append((entry.request, error_info(error)))
             elif entry.has_begun:
                 self._queue.appendleft(grammar_id)  # a step may wait for it

@@ -1,8 +1,9 @@
 """GrammarCompiler: from the text of a grammar to a matcher that knows which tokens may come next.
 
-The library is llguidance. Measured against xgrammar 0.2.8 (scripts/bench_grammar.py says how): llguidance compiles a
-schema in under 1 ms where xgrammar takes up to seconds, makes a mask in 2 to 100 µs, is bounded by fuel instead of by
-time, and imports in 40 ms without torch, which xgrammar needs and the core must not have.
+The library is llguidance 1.9, measured against xgrammar 0.2.8 over six schemas and 49,152 tokens, one thread
+(scripts/peer_grammars.py): it compiles in 0.5 to 17 ms, xgrammar in 28 ms to 7.2 s; a mask takes 5 to 184 µs in the
+median, there 5 to 1,048 µs; the longest take 12 and 18 ms. Fuel bounds what a grammar may cost, and it imports in
+40 ms without torch, which xgrammar brings and the core must not have.
 
 Knows texts, tokens and bits; no request, no step and no process. Its calls release the GIL and may come from several
 threads; one matcher belongs to one thread at a time.
@@ -155,6 +156,7 @@ def _escape(key: str) -> str:
 
 def _to_llguidance(kind: GrammarKind, text: str) -> str:
     if kind == "json":
+        text = "{}" if text.strip() == "true" else text  # options apply to objects alone
         return str(LLMatcher.grammar_from_json_schema(text, overrides=JSON_OPTIONS))
     if kind == "regex":
         return str(LLMatcher.grammar_from_regex(text))

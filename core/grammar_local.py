@@ -3,27 +3,40 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import TYPE_CHECKING
 
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.messages import CloseGrammars, CoreToGrammar, GrammarOpened, GrammarToCore, OpenGrammar
 from .grammar import HOST_IS_UP
-from .grammar_server import GrammarServer
+
+if TYPE_CHECKING:
+    from .grammar_server import GrammarServer
 
 
 class GrammarLocalHost:
     """Grammars in the caller's process: answers are ready when `send` returns."""
 
     def __init__(self, spec: EngineSpec) -> None:
-        self._server = GrammarServer(spec)
-        self._answers: deque[GrammarToCore] = deque([GrammarOpened(grammar_id=HOST_IS_UP)])
+        self._spec = spec
+        self._server: GrammarServer | None = None
+        self._answers: deque[GrammarToCore] = deque()
 
     def send(self, message: CoreToGrammar) -> None:
+        server = self._started_server()
         if isinstance(message, OpenGrammar):
-            self._answers.append(self._server.open(message.grammar_id, self._server.compile(message)))
+            self._answers.append(server.open(message.grammar_id, server.compile(message)))
         elif isinstance(message, CloseGrammars):
-            self._server.close(message.grammar_ids)
+            server.close(message.grammar_ids)
         else:
-            self._answers.append(self._server.advance(message))
+            self._answers.append(server.advance(message))
+
+    def _started_server(self) -> GrammarServer:
+        if self._server is None:
+            from .grammar_server import GrammarServer  # brings llguidance, which few engines need
+
+            self._server = GrammarServer(self._spec)
+            self._answers.append(GrammarOpened(grammar_id=HOST_IS_UP))
+        return self._server
 
     def receive(self) -> list[GrammarToCore]:
         answers, self._answers = list(self._answers), deque()

@@ -1,7 +1,7 @@
 """Siblings: the answers of one request that wait until the first has computed their prompt.
 
-Of n answers one leads; the others wait for it (`waits_for`) until the prompt's blocks are published, and then find them.
-If the leader ends before that, the next one leads. Knows no rows, no blocks and no queue.
+Of n answers one leads; the others wait for it (`waits_for`) until the prompt's blocks are published and then find
+them. If the leader ends before that, the next one leads. Knows no rows, no blocks and no queue.
 """
 
 from __future__ import annotations

@@ -51,7 +51,37 @@ def keygen(argv: Sequence[str]) -> int:
     return 0
 
 
-COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"keygen": keygen}
+def batch(argv: Sequence[str]) -> int:
+    from .cli_batch import batch
+
+    return batch(argv)
+
+
+def chat(argv: Sequence[str]) -> int:
+    from .cli_chat import chat
+
+    return chat(argv)
+
+
+def complete(argv: Sequence[str]) -> int:
+    from .cli_complete import complete
+
+    return complete(argv)
+
+
+def status(argv: Sequence[str]) -> int:
+    from .cli_status import status
+
+    return status(argv)
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {  # each imports what it needs when it is run
+    "batch": batch,
+    "chat": chat,
+    "complete": complete,
+    "keygen": keygen,
+    "status": status,
+}
 
 
 def serve(argv: Sequence[str]) -> int:

@@ -79,11 +79,21 @@ class ChatCompletion:
     def id(self) -> str:
         return self._submits[0].request_id
 
-    def _run(self) -> Run:
+    def run(self) -> Run:
         return Run(self._engine, self._submits, self._n)
 
+    async def pieces(self, run: Run) -> AsyncGenerator[list[tuple[Piece, Delta]], None]:
+        """The only answer of an entered run, read piece by piece."""
+        text = AnswerText(self._style)
+        async for news in run.news():
+            read = []
+            for _, delta in news:
+                piece = text.append(delta.text)
+                read.append((piece if delta.finish_reason is None else piece.joined(text.finish()), delta))
+            yield read
+
     async def whole(self) -> bytes:
-        async with self._run() as run:
+        async with self.run() as run:
             choices = [_Choice(self._body, AnswerText(self._style)) for _ in range(run.num_choices)]
             async for news in run.news():
                 for index, delta in news:
@@ -95,7 +105,7 @@ class ChatCompletion:
         options = self._body.stream_options
         with_usage = bool(options and options.include_usage)
         in_every = bool(options and options.continuous_usage_stats)
-        async with self._run() as run:
+        async with self.run() as run:
             texts = [AnswerText(self._style) for _ in range(run.num_choices)]
             has_begun = [False] * run.num_choices
             async for news in run.news():

@@ -22,6 +22,7 @@ from .openai_chat import ChatCompletion
 from .openai_completions import Completion
 from .openai_errors import HttpError, to_http_error
 from .openai_reasoning import has_markers
+from .openai_responses import ResponseCreation, ResponsesRequest
 from .openai_schema import ChatRequest, CompletionRequest
 from .openai_tools import ParserName, find_parser
 from .server_admin import AdminEndpoints
@@ -66,6 +67,12 @@ class OpenAIEndpoints:
         chat = await ChatCompletion.start(self._engine, body, self._model, self._tool_parser, self._has_reasoning)
         return await _answer(request, chat, bool(body.stream))
 
+    async def responses(self, request: Request) -> Response:
+        body = await read_body(request, ResponsesRequest)
+        check_model(body.model, self._model)
+        made = await ResponseCreation.start(self._engine, body, self._model, self._tool_parser, self._has_reasoning)
+        return EventStream(made.events(), end=b"") if body.stream else await _answer(request, made, is_stream=False)
+
     async def embeddings(self, request: Request) -> Response:
         raise HttpError(
             501,
@@ -102,11 +109,17 @@ def new_app(engine: LocalEngine, frontend: Frontend, spec: EngineSpec) -> ASGIAp
     routes = [
         Route("/v1/completions", openai.completions, methods=["POST"]),
         Route("/v1/chat/completions", openai.chat_completions, methods=["POST"]),
+        Route("/v1/responses", openai.responses, methods=["POST"]),
         Route("/v1/embeddings", openai.embeddings, methods=["POST"]),
         *admin.routes(),
         *Dashboard(engine, frontend, spec).routes(),
     ]
-    handlers = {HTTPException: _on_http_exception, HttpError: _on_error, TokenloomError: _on_error, Exception: _on_error}
+    handlers = {
+        HTTPException: _on_http_exception,
+        HttpError: _on_error,
+        TokenloomError: _on_error,
+        Exception: _on_error,
+    }
     app: ASGIApp = Starlette(routes=routes, exception_handlers=handlers)
     if spec.config.cors_origins is not None:
         origins = [origin.strip() for origin in spec.config.cors_origins.split(",") if origin.strip()]

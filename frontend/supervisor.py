@@ -13,19 +13,15 @@ import contextlib
 import logging
 import os
 import signal
-import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
 import msgspec
 import zmq
 
 from ..ipc.addresses import RunDirectory, lock_ipc_address, unlink_ipc_address
-from ..ipc.codec import Decoder, encode
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import EngineDead, ProtocolError, TokenloomError
-from ..ipc.log import is_worth_a_line
 from ..ipc.messages import (
     PROTOCOL_VERSION,
     ChildHello,
@@ -45,13 +41,11 @@ from ..ipc.messages import (
     Ready,
     ReplaceWorkers,
     Stop,
-    SupervisorToChild,
     WorkersDown,
     WorkersUp,
 )
-from ..ipc.sockets import new_socket
-from .child_process import ChildProcess
 from .restart_policy import RestartPolicy
+from .roster import Child, Roster
 
 logger = logging.getLogger("tokenloom.supervisor")
 
@@ -60,20 +54,8 @@ STOP_TIMEOUT_S = 3.0  # from Stop to SIGKILL
 PINGS_PER_TIMEOUT = 3  # core and frontend answer within milliseconds unless they hang
 
 
-@dataclass(eq=False)
-class Child:
-    """A process and the identity under which it speaks on the control socket."""
-
-    role: str  # worker, core or frontend
-    process: ChildProcess
-    identity: bytes
-    is_ready: bool = False
-    measured: Measured | None = None
-    heard_at: float = field(default_factory=time.monotonic)
-
-
 class Supervisor:
-    """Owns the children and the control socket. `start`, then `run`, then always `stop`."""
+    """Owns the roster and decides what a loss leads to. `start`, then `run`, then always `stop`."""
 
     def __init__(self, spec: EngineSpec, run_directory: RunDirectory, announce: Callable[[str], None]) -> None:
         self.spec = spec
@@ -82,13 +64,7 @@ class Supervisor:
         self._run_directory = run_directory
         self._announce = announce
         self._begun = time.monotonic()
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._control = new_socket(self._context, zmq.ROUTER)
-        self._control.bind(spec.address("control"))
-        self._decoder: Decoder[ChildToSupervisor] = Decoder(ChildToSupervisor)
-        self._poller = zmq.Poller()
-        self._poller.register(self._control, zmq.POLLIN)
-        self._children: list[Child] = []
+        self._roster = Roster(spec)
         self._generation = self._core_epoch = self._num_frontends = 0
         self._model_folder = spec.model_folder  # a reload changes it
         self._num_blocks = 0  # 0: not settled yet
@@ -100,7 +76,7 @@ class Supervisor:
         self._failure: TokenloomError | None = None
         self._ping_interval_s = spec.config.hang_timeout_s / PINGS_PER_TIMEOUT
         self._next_ping_at = 0.0
-        self._num_signals = self._num_malformed = 0
+        self._num_signals = 0
         self._has_drained = False
         self._wakeup_fds: tuple[int, int] | None = None
         self._lock_fd: int | None = None
@@ -115,12 +91,12 @@ class Supervisor:
         for role in ("worker", "core", "frontend"):
             self._start(role)
         deadline = self._begun + self.spec.config.start_timeout_s
-        while not all(child.is_ready for child in self._children):
+        while not all(child.is_ready for child in self._roster.children):
             self._turn(max(deadline - time.monotonic(), 0))
             if self._num_signals:
                 raise EngineDead("stopped by a signal while starting")
             if time.monotonic() >= deadline:
-                late = [child.process.name for child in self._children if not child.is_ready]
+                late = [child.process.name for child in self._roster.children if not child.is_ready]
                 raise EngineDead(f"{', '.join(late)} not ready after --start-timeout-s {deadline - self._begun:g} s")
         self._is_serving = True
         places = " and ".join(each for each in (self.address, self._http_address) if each is not None)
@@ -133,29 +109,16 @@ class Supervisor:
                 identity = f"worker-{rank}-{self._generation}"
                 arguments = ["--rank", str(rank), "--generation", str(self._generation)]
                 arguments += ["--model-folder", self._model_folder]
-                self._spawn(role, f"worker {rank}", "tokenloom.workers.process", identity, arguments)
+                self._roster.spawn(role, f"worker {rank}", "tokenloom.workers.process", identity, arguments)
         elif role == "core":
             arguments = ["--epoch", str(self._core_epoch), "--generation", str(self._generation)]
-            self._spawn(role, "core", "tokenloom.core.process", f"core-{self._core_epoch}", arguments)
+            self._roster.spawn(role, "core", "tokenloom.core.process", f"core-{self._core_epoch}", arguments)
         else:
             identity = f"frontend-{self._num_frontends}"
             arguments = ["--identity", identity, "--address", self.address]
             if self._http_address is not None:
                 arguments += ["--http", self._http_address.removeprefix("http://")]
-            self._spawn(role, "frontend", "tokenloom.frontend.process", identity, arguments)
-
-    def _spawn(self, role: str, name: str, module: str, identity: str, arguments: list[str]) -> None:
-        process = ChildProcess(name, module, ["--spec", self.spec.to_argument(), *arguments])
-        self._children.append(Child(role, process, identity.encode()))
-        self._poller.register(process.stderr_fd, zmq.POLLIN)
-        self._poller.register(process.pid_fd, zmq.POLLIN)
-
-    def _of(self, role: str) -> list[Child]:
-        return [child for child in self._children if child.role == role]
-
-    def _is_up(self, role: str) -> bool:
-        children = self._of(role)
-        return bool(children) and all(child.is_ready for child in children)
+            self._roster.spawn(role, "frontend", "tokenloom.frontend.process", identity, arguments)
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -168,22 +131,21 @@ class Supervisor:
     def _drain(self) -> None:
         deadline = time.monotonic() + self.spec.config.drain_timeout_s
         self._announce("Draining: running requests finish, new ones are refused; another signal aborts")
-        self._broadcast(Drain(), "core", "frontend")
+        self._roster.broadcast(Drain(), "core", "frontend")
         while not self._has_drained and self._num_signals < 2 and time.monotonic() < deadline:
             self._turn(deadline - time.monotonic())
 
     def _turn(self, timeout_s: float | None) -> None:
         """Wait for something and deal with all that is there. Raises what cannot be mended."""
-        self._poller.poll(self._patience_ms(timeout_s))
+        self._roster.poller.poll(self._patience_ms(timeout_s))
         if self._wakeup_fds is not None:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wakeup_fds[0], 64)
-        self._pass_on_stderr()
-        for identity, message in self._receive():
-            self._on_message(identity, message)
-        for child in list(self._children):
-            if child in self._children and child.process.exit_code is not None:
-                self._on_loss(child, child.process.describe_exit())
+        self._roster.pass_on_stderr()
+        for child, message in self._roster.receive():
+            self._on_message(child, message)
+        for child in self._roster.ended():
+            self._on_loss(child, child.process.describe_exit())
         if self._failure is not None:
             raise self._failure
         self._start_what_is_due()
@@ -198,31 +160,11 @@ class Supervisor:
             waits.append(self._next_ping_at - now)
         return max(int(min(waits) * 1000) + 1, 0) if waits else None
 
-    def _pass_on_stderr(self) -> None:
-        for child in self._children:
-            for line in child.process.read_stderr():
-                print(line, file=sys.stderr, flush=True)
-
-    def _receive(self) -> Iterator[tuple[bytes, ChildToSupervisor]]:
-        with contextlib.suppress(zmq.Again):
-            while True:
-                identity, frame = self._control.recv_multipart(zmq.NOBLOCK)[:2]
-                try:
-                    yield identity, self._decoder.decode(frame)
-                except ProtocolError as error:
-                    self._num_malformed += 1
-                    if is_worth_a_line(self._num_malformed):
-                        logger.warning("%d malformed on the control socket; the last: %s", self._num_malformed, error)
-
-    def _on_message(self, identity: bytes, message: ChildToSupervisor) -> None:
-        child = next((child for child in self._children if child.identity == identity), None)
-        if child is None:
-            return
-        child.heard_at = time.monotonic()
+    def _on_message(self, child: Child, message: ChildToSupervisor) -> None:
         if isinstance(message, ChildHello):
             self._check_hello(message)
             if self._num_blocks and child.role != "worker":
-                self._tell(child, Initialize(num_blocks=self._num_blocks))
+                self._roster.tell(child, Initialize(num_blocks=self._num_blocks))
         elif isinstance(message, Phase):
             self._on_phase(child, message)
         elif isinstance(message, Measured):
@@ -233,7 +175,7 @@ class Supervisor:
             self._on_failed(message)
         elif isinstance(message, ReplaceWorkers):
             if message.generation == self._generation:
-                self._on_loss(self._of("worker")[0], message.reason)
+                self._on_loss(self._roster.of("worker")[0], message.reason)
         elif isinstance(message, Drained):
             self._has_drained = True
         elif isinstance(message, ModelReloaded):
@@ -264,14 +206,14 @@ class Supervisor:
 
     def _on_measured(self, child: Child, measured: Measured) -> None:
         child.measured = measured
-        group = [each.measured for each in self._of("worker")]
+        group = [each.measured for each in self._roster.of("worker")]
         if any(each is None for each in group):
             return
         num_blocks = min(each.max_blocks for each in group if each is not None)
         if self._num_blocks:
             if num_blocks < self._num_blocks:
                 logger.warning("a new worker has room for %d KV blocks, %d are needed", num_blocks, self._num_blocks)
-            self._broadcast(Initialize(num_blocks=self._num_blocks), "worker")
+            self._roster.broadcast(Initialize(num_blocks=self._num_blocks), "worker")
             return
         self._num_blocks = num_blocks
         size = self.spec.config.block_size
@@ -280,17 +222,17 @@ class Supervisor:
             f"{(num_blocks - 1) * size} tokens, {num_blocks * measured.block_bytes / 2**20:.0f} MiB per rank on "
             f"{measured.device}"
         )
-        self._broadcast(Initialize(num_blocks=num_blocks))
+        self._roster.broadcast(Initialize(num_blocks=num_blocks))
 
     def _on_ready(self, child: Child) -> None:
         child.is_ready = True
-        if not self._is_serving or not self._is_up(child.role):
+        if not self._is_serving or not self._roster.is_up(child.role):
             return
         logger.info("%s is back", child.process.name)
         if child.role == "worker":
-            self._broadcast(WorkersUp(generation=self._generation), "core")
+            self._roster.broadcast(WorkersUp(generation=self._generation), "core")
         elif child.role == "core":
-            self._broadcast(CoreUp(core_epoch=self._core_epoch), "frontend")
+            self._roster.broadcast(CoreUp(core_epoch=self._core_epoch), "frontend")
         self._publish_progress()
 
     def _on_failed(self, message: Failed) -> None:
@@ -307,38 +249,31 @@ class Supervisor:
             return
         logger.error("%s", reason)
         self._last_failure = reason
-        self._remove(child.role)
+        self._roster.remove(child.role)
         delay_s = self._policy_by_role[child.role].on_failure()
         if delay_s is None:
             self._failure = EngineDead(f"the {child.role} cannot be kept alive; last: {reason}")
             return
         if child.role == "worker":
-            self._broadcast(WorkersDown(generation=self._generation, reason=reason), "core")
+            self._roster.broadcast(WorkersDown(generation=self._generation, reason=reason), "core")
             self._generation += 1
-            core = self._of("core")
+            core = self._roster.of("core")
             if core and not core[0].is_ready:  # it waits for the group that has just ended
-                self._remove("core")
+                self._roster.remove("core")
                 self._core_epoch += 1
                 self._pending_start["core"] = time.monotonic()
         elif child.role == "core":
             self._core_epoch += 1
         else:
             self._num_frontends += 1
-            self._broadcast(FrontendDown(identity=child.identity), "core")
+            self._roster.broadcast(FrontendDown(identity=child.identity), "core")
         self._pending_start[child.role] = time.monotonic() + delay_s
         self._publish_progress()
-
-    def _remove(self, role: str) -> None:
-        for child in self._of(role):
-            self._poller.unregister(child.process.stderr_fd)
-            self._poller.unregister(child.process.pid_fd)
-            child.process.close()
-            self._children.remove(child)
 
     def _start_what_is_due(self) -> None:
         now = time.monotonic()
         for role, when in list(self._pending_start.items()):
-            if when <= now and (role != "core" or self._is_up("worker")):  # a core needs workers to probe
+            if when <= now and (role != "core" or self._roster.is_up("worker")):  # a core needs workers to probe
                 del self._pending_start[role]
                 self._start(role)
             elif when <= now:
@@ -349,11 +284,11 @@ class Supervisor:
         if not self._is_serving or now < self._next_ping_at:
             return
         self._next_ping_at = now + self._ping_interval_s
-        for child in self._of("core") + self._of("frontend"):
+        for child in self._roster.of("core") + self._roster.of("frontend"):
             if child.is_ready and now - child.heard_at > self.spec.config.hang_timeout_s:
                 self._on_loss(child, f"{child.process.name} hangs: no sign of life for {now - child.heard_at:.1f} s")
             elif child.is_ready:
-                self._tell(child, Ping())
+                self._roster.tell(child, Ping())
 
     def _on_progress(self, progress: Progress) -> None:
         if progress.step > self._progress.step:
@@ -366,26 +301,19 @@ class Supervisor:
         """Tell the frontends, which answer health from it."""
         num_restarts = sum(policy.num_restarts for policy in self._policy_by_role.values())
         progress = msgspec.structs.replace(
-            self._progress, num_restarts=num_restarts, last_failure=self._last_failure, is_core_up=self._is_up("core")
+            self._progress,
+            num_restarts=num_restarts,
+            last_failure=self._last_failure,
+            is_core_up=self._roster.is_up("core"),
         )
-        self._broadcast(progress, "frontend")
-
-    def _broadcast(self, message: SupervisorToChild, *roles: str) -> None:
-        """To all children, or to those of the given roles."""
-        for child in self._children:
-            if not roles or child.role in roles:
-                self._tell(child, message)
-
-    def _tell(self, child: Child, message: SupervisorToChild) -> None:
-        with contextlib.suppress(zmq.ZMQError):  # it has not connected yet, or is gone
-            self._control.send_multipart([child.identity, encode(message)])
+        self._roster.broadcast(progress, "frontend")
 
     def _catch_signals(self) -> None:
         self._wakeup_fds = os.pipe()
         for fd in self._wakeup_fds:
             os.set_blocking(fd, False)
         signal.set_wakeup_fd(self._wakeup_fds[1], warn_on_full_buffer=False)
-        self._poller.register(self._wakeup_fds[0], zmq.POLLIN)
+        self._roster.poller.register(self._wakeup_fds[0], zmq.POLLIN)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
 
@@ -396,15 +324,8 @@ class Supervisor:
 
     def stop(self) -> None:
         """End all children and leave nothing behind; harmless when called twice."""
-        self._broadcast(Stop())
-        deadline = time.monotonic() + STOP_TIMEOUT_S
-        for child in self._children:
-            child.process.wait(deadline - time.monotonic())
-        self._pass_on_stderr()
-        for child in self._children:
-            child.process.close()
-        self._children.clear()
-        self._context.destroy(linger=0)
+        self._roster.broadcast(Stop())
+        self._roster.close(STOP_TIMEOUT_S)
         self.remove_files()
 
     def remove_files(self) -> None:

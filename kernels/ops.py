@@ -172,10 +172,16 @@ class Ops(Protocol):
         ...
 
 
-def select_ops(device: torch.device, dtype: torch.dtype, enforce_reference: bool = False) -> Ops:
-    """The implementation for models of this dtype on `device`."""
+def select_ops(
+    device: torch.device, dtype: torch.dtype, enforce_reference: bool = False, is_deterministic: bool = False
+) -> Ops:
+    """The implementation for models of this dtype on `device`. `is_deterministic` is for the CPU alone."""
     from .reference import ReferenceOps
 
+    if is_deterministic:
+        from .deterministic import DeterministicOps
+
+        return DeterministicOps()
     if device.type == "cpu" and not enforce_reference:
         from .cpu.cpu_ops import load_cpu_ops
 

@@ -117,7 +117,7 @@ HEAVY = ("torch", "transformers", "numpy", "tokenizers", "jinja2", "tqdm", "psut
         ("from tokenloom import Client, AsyncClient, SamplingParams, RequestOutput", HEAVY),
         ("from tokenloom import LLM, AsyncLLM", HEAVY),
         ("import tokenloom.frontend.launch, tokenloom.frontend.process", ("torch", "transformers")),
-        ("import tokenloom.core.process", ("torch", "transformers", "tokenizers")),
+        ("import tokenloom.core.process", ("torch", "transformers", "tokenizers", "llguidance")),
     ],
 )
 def test_imports_bring_only_what_they_need(program: str, absent: tuple[str, ...]) -> None:

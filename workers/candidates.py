@@ -92,8 +92,7 @@ class Candidates:
 
     def filtered(self, draw: RowDraw) -> Candidates:
         """Those that min_p and top_p keep and that can win."""
-        weights = draw.weights(self.logits)
-        kept = self._keep(weights >= draw.min_p) if draw.min_p else self
+        kept = self._keep(draw.weights(self.logits) >= draw.min_p) if draw.min_p else self
         mask = draw.weights(kept.logits) >= draw.least_winning_weight
         if draw.top_p < 1:
             mask &= kept.logits >= kept._top_p_cut(draw)

@@ -62,20 +62,24 @@ def _add(scored: TokenLogprobs, row: tuple[int, I64, F32]) -> None:
 
 def _score_row(logits: F32, scratch: F32, token_id: int, k: int) -> tuple[int, I64, F32]:
     """logits: [vocab]; scratch: [vocab], overwritten."""
-    largest, value = logits.max(), logits[token_id]
-    with np.errstate(invalid="ignore"):  # a row of infinities or NaN has no distribution, and gets NaN
-        np.subtract(logits, largest, out=scratch)
-        np.exp(scratch, out=scratch)
-        total = np.float32(largest + np.log(scratch.sum()))
-        rank = 1
-        if value < largest:
-            rank += int(np.count_nonzero(logits > value))
-        rank += int(np.count_nonzero(logits[:token_id] == value))
-        ids = np.empty(0, np.int64) if k == 0 else _ordered(largest_ids(logits, min(k, len(logits))), logits)[:k]
-        if len(ids) < min(k, len(logits)):
-            ids = np.arange(min(k, len(logits)))
-        ids = np.concatenate([np.array([token_id]), ids])
-        return rank, ids, logits[ids] - total
+    k = min(k, len(logits))
+    ids = _ordered(largest_ids(logits, max(k, 1)), logits)
+    if not len(ids) or not np.isfinite(logits[ids[0]]):  # a row of infinities or NaN has no distribution
+        ids = np.concatenate([np.array([token_id]), np.arange(k)])
+        return 1, ids, np.full(k + 1, np.nan, np.float32)
+    largest = logits[ids[0]]
+    np.subtract(logits, largest, out=scratch)
+    np.exp(scratch, out=scratch)
+    total = np.float32(largest + np.log(scratch.sum()))
+    places = np.flatnonzero(ids == token_id)
+    rank = int(places[0]) + 1 if len(places) else _rank(logits, token_id)
+    ids = np.concatenate([np.array([token_id]), ids[:k]])
+    return rank, ids, logits[ids] - total
+
+
+def _rank(logits: F32, token_id: int) -> int:
+    value = logits[token_id]
+    return 1 + int(np.count_nonzero(logits > value)) + int(np.count_nonzero(logits[:token_id] == value))
 
 
 def _ordered(token_ids: I64, logits: F32) -> I64:

@@ -77,9 +77,9 @@ class ModelRunner:
         self._kv_cache = kv_cache
         self._group = group
         self._sampler = Sampler(kv_cache.device)
+        self._scratch = torch.empty(0, device=kv_cache.device)
         self.stage = "idle"
 
-    @torch.inference_mode()
     def drop_model(self) -> None:
         """Let go of the weights; `take_model` must follow before the next step."""
         del self._model
@@ -92,6 +92,7 @@ class ModelRunner:
         if self._graphs is not None:
             self._graphs.take_model(model)
 
+    @torch.inference_mode()
     def execute_model(self, output: SchedulerOutput, receive_mask: MaskSource = no_mask) -> SampledTokens:
         """Run one step; one without rows only applies its changes. ProtocolError if the rows do not allow it.
 
@@ -184,7 +185,7 @@ class ModelRunner:
         asking = np.flatnonzero(num_top >= 0)
         original = logits
         if rules or mask is not None:
-            logits = logits.clone() if len(asking) else logits.contiguous()
+            logits = self._copy(logits) if len(asking) else logits.contiguous()
         if mask is not None:
             apply_mask(logits, rows, mask)
         if rules:
@@ -196,6 +197,12 @@ class ModelRunner:
             original = original[torch.from_numpy(asking).to(logits.device)]
         scored = score_tokens(original, token_ids[asking], num_top[asking].tolist())
         return token_ids, scored.to_columns(rows[asking].tolist(), inputs.sampled_positions[asking].tolist())
+
+    def _copy(self, logits: Tensor) -> Tensor:
+        """A copy in memory that is kept from step to step: fresh pages cost more than the copying."""
+        if self._scratch.numel() < logits.numel():
+            self._scratch = torch.empty(logits.numel(), dtype=logits.dtype, device=logits.device)
+        return self._scratch[: logits.numel()].view(logits.shape).copy_(logits)
 
     def _score_prompt(self, hidden: Tensor, span: PromptSpan) -> Iterator[LogprobColumns]:
         """Logprobs of a prompt's tokens in chunks of bounded memory; every rank takes part, rank 0 has the answer."""

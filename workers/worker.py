@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tokenloom.worker")
 
+MAX_DETERMINISTIC_RANKS = 2  # a sum of two has one order
+
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -145,7 +147,9 @@ class Worker:
             self._spec.max_model_len,
             self._dtype,
             self._device,
-            select_ops(self._device, self._dtype, self._spec.config.enforce_reference),
+            select_ops(
+                self._device, self._dtype, self._spec.config.enforce_reference, self._spec.config.deterministic
+            ),
             self._group,
         )
 
@@ -196,6 +200,11 @@ class Worker:
         return (model.num_layers, 2, model.num_kv_heads_local, self._spec.config.block_size, model.head_dim)
 
     def _prepare_device(self) -> None:
+        if self._spec.config.deterministic and (self._device.type != "cpu" or self._size > MAX_DETERMINISTIC_RANKS):
+            raise ConfigError(
+                f"--deterministic runs on the CPU with at most {MAX_DETERMINISTIC_RANKS} ranks, this is {self._device} "
+                f"with {self._size}: give --device cpu, lower --tensor-parallel-size or leave it out"
+            )
         if self._device.type == "cpu":
             torch.set_num_threads(num_cpu_threads(self._spec.config.num_threads, self._size))
         elif self._rank >= torch.cuda.device_count():

@@ -13,6 +13,8 @@
 
 #define STRIP 32 /* query rows at once: two groups */
 #define KEYS 512 /* at once */
+#define SCORE_STRIDE (KEYS + 16) /* rows of a tile would else fall into the same few sets of the cache */
+#define SUM_STRIDE (MAX_HEAD_DIM + 16)
 #define HIDDEN -1e30f /* the score of a key that a query may not see; finite, so that differences are */
 
 /* Kept by each thread for the next task. */
@@ -20,9 +22,9 @@ typedef struct {
     _Alignas(64) element queries[PREFILL_ROWS / 16 * MAX_HEAD_DIM / LINE * TILE]; /* [group][line][16 rows][LINE] */
     _Alignas(64) element keys[KEYS / 16 * MAX_HEAD_DIM / LINE * TILE]; /* [16 keys][line] tiles: [pair][key][2] */
     _Alignas(64) element values[KEYS / LINE * MAX_HEAD_DIM / 16 * TILE]; /* [LINE keys][16 elements] tiles */
-    _Alignas(64) float scores[2][STRIP][KEYS]; /* of two strips */
+    _Alignas(64) float scores[2][STRIP][SCORE_STRIDE]; /* of two strips */
     _Alignas(64) element weights[2][2][KEYS / LINE][16][LINE]; /* of two strips of two groups */
-    _Alignas(64) float sums[PREFILL_ROWS][MAX_HEAD_DIM]; /* weighted values */
+    _Alignas(64) float sums[PREFILL_ROWS][SUM_STRIDE]; /* weighted values */
     float largest[PREFILL_ROWS], sum[PREFILL_ROWS];
     const element *key_rows[KEYS], *value_rows[KEYS];
 } Scratch;
@@ -114,7 +116,7 @@ static void stage_keys(Scratch *s, const AttentionPlan *plan, const AttentionTas
 INLINE void score_keys(Scratch *s, const Strip *strip, int64_t at, int64_t num_lines) {
     const element *upper = s->queries + strip->number * 2 * num_lines * TILE, *lower = upper + num_lines * TILE;
     const element *keys = s->keys + at / 16 * num_lines * TILE;
-    float(*scores)[KEYS] = s->scores[strip->number % 2];
+    float(*scores)[SCORE_STRIDE] = s->scores[strip->number % 2];
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -182,7 +184,7 @@ INLINE void weigh_row(Scratch *s, const Strip *strip, int64_t row, int64_t low, 
 
 /* sums of the strip += weights @ values, for 32 elements from d on. */
 INLINE void add_values(Scratch *s, const Strip *strip, int64_t d, int64_t padded) {
-    float(*sums)[MAX_HEAD_DIM] = s->sums + strip->number * STRIP;
+    float(*sums)[SUM_STRIDE] = s->sums + strip->number * STRIP;
     element(*weights)[KEYS / LINE][16][LINE] = s->weights[strip->number % 2];
     _tile_loadd(0, sums[0] + d, sizeof sums[0]);
     _tile_loadd(1, sums[0] + d + 16, sizeof sums[0]);

@@ -1,4 +1,4 @@
-"""n answers of one prompt: computed once, shared, each with the tokens of its seed alone; logprobs told exactly once."""
+"""n answers of one prompt: computed once, shared, each with the tokens of its seed; logprobs are told exactly once."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def type_name(info: inspect.Type) -> str:
         inspect.FloatType: "float",
         inspect.BytesType: "bin",
         inspect.NoneType: "nil",
-        inspect.AnyType: "any",
+        inspect.CustomType: "any",
     }[type(info)]
 
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from tokenloom.ipc.errors import RequestError
-from tokenloom.ipc.sampling_params import SamplingParams
+from tokenloom.ipc.sampling_params import SamplingParams, child_seed
 
 BAD = [
     ({"temperature": -0.1}, r"\[0, 100\]"),
@@ -30,6 +30,27 @@ BAD = [
     ({"stop_token_ids": [-1]}, "stop_token_ids"),
     ({"stop_token_ids": list(range(257))}, "at most 256"),
     ({"cache_salt": ""}, "cache_salt"),
+    ({"n": 0}, r"\[1, 128\]"),
+    ({"n": 129}, r"\[1, 128\]"),
+    ({"best_of": 4}, "not offered"),
+    ({"n": 2, "best_of": 1}, "not offered"),
+    ({"presence_penalty": 2.1}, r"\[-2, 2\]"),
+    ({"frequency_penalty": -2.1}, r"\[-2, 2\]"),
+    ({"repetition_penalty": 0.0}, r"\(0, 100\]"),
+    ({"repetition_penalty": math.nan}, "repetition_penalty"),
+    ({"logit_bias": {3: 101.0}}, r"logit_bias\[3\] must be in \[-100, 100\]"),
+    ({"logit_bias": {-1: 1.0}}, "logit_bias"),
+    ({"logit_bias": dict.fromkeys(range(1025), 1.0)}, "at most 1024"),
+    ({"allowed_token_ids": []}, "at least 1|name at least 1"),
+    ({"allowed_token_ids": [-1]}, "allowed_token_ids"),
+    ({"bad_words": [" "]}, "not blank"),
+    ({"bad_words": ["a"] * 257}, "at most 256"),
+    ({"logits_processors": ["a:b"] * 9}, "at most 8"),
+    ({"logprobs": -1}, "logprobs"),
+    ({"prompt_logprobs": -1}, "prompt_logprobs"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+    ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+    ({"output_kind": "some"}, "cumulative, delta or final_only"),
 ]
 
 
@@ -44,6 +65,25 @@ def test_an_unknown_parameter_is_named() -> None:
         SamplingParams(temprature=1.0)  # type: ignore[call-arg]
 
 
-@pytest.mark.parametrize("fields", [{"top_k": -1}, {"top_k": 0}, {"seed": -5}, {"temperature": 0}, {"top_p": 1}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"top_k": -1},
+        {"top_k": 0},
+        {"n": 128, "best_of": 128},
+        {"logprobs": 0},
+        {"logit_bias": {0: -100}},
+        {"seed": -5},
+        {"temperature": 0},
+        {"top_p": 1},
+    ],
+)
 def test_values_at_the_edge_are_taken(fields: dict[str, object]) -> None:
     SamplingParams(**fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("seed", "index", "expected"), [(5, 0, 5), (5, 3, 8), (-2, 3, 1), (2**64 - 1, 1, 0), (2**64 - 2, 1, 2**64 - 1)]
+)
+def test_the_seeds_of_answers_follow_each_other_within_64_bits(seed: int, index: int, expected: int) -> None:
+    assert child_seed(seed, index) == expected

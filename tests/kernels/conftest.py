@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-import tokenloom.tests.kernels.interpreter
+import tokenloom.tests.kernels.interpreter  # noqa: F401

@@ -63,7 +63,8 @@ def test_linear_is_the_reference_linear(ops: CpuOps, seed: int) -> None:
         packed = ops.pack_linear(weight, bias, is_gated)
         assert (packed.in_features, packed.out_features) == (num_inputs, exact.shape[1])
         check(ops.linear(x, packed), exact)
-        check(ops.logits(x, packed), exact)
+        if not is_gated:
+            check(ops.logits(x, packed), exact)
 
 
 def test_a_large_linear_is_the_reference_linear(ops: CpuOps) -> None:

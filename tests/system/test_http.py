@@ -192,6 +192,51 @@ def test_a_forced_tool_call_is_a_call_with_arguments_of_its_schema(
     assert reason == "tool_calls"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_is_made_of_items(client: openai.OpenAI, stream: bool) -> None:
+    request = {"model": "tokenloom-demo", "input": "What is the capital of Peru?", "temperature": 0}
+    if stream:
+        events = list(client.responses.create(**request, stream=True))  # type: ignore[call-overload]
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        assert [events[0].type, events[-1].type] == ["response.created", "response.completed"]
+        text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+        response = events[-1].response
+        assert text == response.output_text
+    else:
+        response = client.responses.create(**request)  # type: ignore[call-overload]
+    assert response.output_text == "The capital of Peru is Lima."
+    assert response.status == "completed"
+    assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens == 22
+
+
+def test_a_response_calls_functions_and_tells_when_it_is_cut(client: openai.OpenAI) -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"a": {"enum": [1]}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    tools = [{"type": "function", "name": "add", "parameters": parameters}]
+    history = [
+        {"role": "user", "content": [{"type": "input_text", "text": "What is the capital of Peru?"}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Lima."}]},
+        {"role": "user", "content": "Hi"},
+    ]
+    response = client.responses.create(
+        model="tokenloom-demo",
+        input=history,  # type: ignore[arg-type]
+        tools=tools,  # type: ignore[arg-type]
+        tool_choice={"type": "function", "name": "add"},
+        temperature=0,
+    )
+    (call,) = response.output
+    assert call.type == "function_call" and call.name == "add" and json.loads(call.arguments) == {"a": 1}
+    cut = client.responses.create(model="tokenloom-demo", input="Hi", max_output_tokens=1, temperature=0)
+    assert (
+        cut.status == "incomplete" and cut.incomplete_details and cut.incomplete_details.reason == "max_output_tokens"
+    )
+
+
 # ── errors ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 BAD_BODIES: list[tuple[str, dict[str, object], int, str | None]] = [

@@ -264,8 +264,12 @@ async def collect_all(
     folder: Path, prompt: list[int], params: SamplingParams, kinds: Sequence[OutputKind]
 ) -> list[list[RequestOutput]]:
     """The outputs of the same request for each kind."""
+    outputs: list[list[RequestOutput]] = [[] for _ in kinds]
     async with AsyncLLM(folder, **BASE) as llm:  # type: ignore[arg-type]
-        return [[output async for output in llm.generate(prompt, params.replace(output_kind=kind))] for kind in kinds]
+        for kind, collected in zip(kinds, outputs, strict=True):
+            async for output in llm.generate(prompt, params.replace(output_kind=kind)):
+                collected.append(output)
+    return outputs
 
 
 def test_output_kinds_say_the_same_in_their_ways(folder: Path) -> None:

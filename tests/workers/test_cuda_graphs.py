@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import tokenloom.tests.kernels.interpreter
+import tokenloom.tests.kernels.interpreter  # noqa: F401
 from tokenloom.ipc.messages import RowSampling
 from tokenloom.kernels.ops import AttentionMetadata
 from tokenloom.kernels.triton_ops import TritonOps

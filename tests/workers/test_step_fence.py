@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from tokenloom.ipc.messages import Probe, SchedulerOutput
+from tokenloom.ipc.messages import Probe, SchedulerOutput, TokenMask
 from tokenloom.workers.step_fence import StepFence, Verdict
 
 GENERATION = 3
@@ -12,6 +12,10 @@ GENERATION = 3
 
 def step(number: int, epoch: int = 0, generation: int = GENERATION) -> SchedulerOutput:
     return SchedulerOutput(step=number, core_epoch=epoch, generation=generation, rows=b"", counts=b"")
+
+
+def mask(number: int, epoch: int = 0) -> TokenMask:
+    return TokenMask(step=number, core_epoch=epoch, generation=GENERATION, rows=b"", bits=b"")
 
 
 def probe(epoch: int = 0, generation: int = GENERATION) -> Probe:
@@ -87,3 +91,14 @@ def test_every_step_runs_exactly_once_through_random_losses_and_repeats() -> Non
             elif verdict is Verdict.RESEND:
                 queue += range(fence.next_step, last + 2)
         assert executed == list(range(1, last + 2))
+
+
+def test_a_mask_is_for_one_step_of_one_core_and_shows_a_lost_step() -> None:
+    fence = probed()
+    assert fence.judge(step(1)) is Verdict.EXECUTE
+    assert fence.is_mask_of(step(1), mask(1))
+    assert not fence.is_mask_of(step(1), mask(2)) and not fence.is_mask_of(step(1), mask(1, epoch=1))
+    assert fence.judge(mask(1)) is Verdict.STALE, "its step is over"
+    assert fence.judge(mask(2)) is Verdict.RESEND, "its step never came"
+    assert fence.judge(step(2)) is Verdict.EXECUTE
+    assert fence.has_replaced(step(2), probe(epoch=1)) and not fence.has_replaced(step(2), probe())

@@ -1,0 +1,35 @@
+"""`engine-launch complete`: one prompt, its answer on standard output as it is made."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from ..ipc.errors import RequestError
+from .cli_engine import add_engine_choice, add_sampling, new_parser, open_engine, run_command, sampling_of
+
+
+def complete(argv: Sequence[str]) -> int:
+    """Continue a text; the prompt comes as an argument or on standard input."""
+    parser = new_parser(
+        "complete",
+        "Continue a text: the prompt is the argument, or standard input.",
+        ['"The capital of France is"', "--address ipc:///run/loom.sock --temperature 0 < prompt.txt"],
+    )
+    parser.add_argument("prompt", nargs="?", help="the text; none or -: standard input")
+    add_sampling(parser, 128)
+    add_engine_choice(parser)
+    arguments = parser.parse_args(argv)
+    return run_command("complete", lambda: _complete(arguments))
+
+
+def _complete(arguments: argparse.Namespace) -> int:
+    prompt = sys.stdin.read() if arguments.prompt in (None, "-") else arguments.prompt
+    if not prompt:
+        raise RequestError("the prompt is empty: give it as an argument or on standard input")
+    with open_engine(arguments) as engine:
+        for text in engine.stream(prompt, sampling_of(arguments)):
+            print(text, end="", flush=True)
+    print()
+    return 0

@@ -1,0 +1,58 @@
+"""`engine-launch status ADDRESS`: what an engine serves and how it is."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+
+import msgspec
+
+from ..ipc.errors import ConfigError
+from ..ipc.messages import Health, Info
+from .cli_engine import new_parser, run_command
+from .client import Client
+
+
+def status(argv: Sequence[str]) -> int:
+    """Exit code 0 if requests are served, 1 if not."""
+    parser = new_parser(
+        "status",
+        "Say what an engine serves and how it is. Exit code 0: it serves; 1: it does not.",
+        ["ipc:///run/loom.sock", "tcp://10.0.0.7:5555 --key-file engine.key --json"],
+    )
+    parser.add_argument("address", help="as engine-launch prints it: ipc://… or tcp://…")
+    parser.add_argument("--key-file", metavar="FILE", help="what the engine got as --key-file")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")
+    parser.add_argument("--timeout-s", type=float, default=5.0, metavar="X", help="(default: 5)")
+    arguments = parser.parse_args(argv)
+    return run_command("status", lambda: _status(arguments))
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    if not arguments.address.startswith(("ipc://", "tcp://")):
+        raise ConfigError(f"{arguments.address} is no address of an engine: it begins with ipc:// or tcp://")
+    timeout_s = arguments.timeout_s
+    with Client(arguments.address, connect_timeout_s=timeout_s, key_file=arguments.key_file) as client:
+        health, info = client.health(), client.info()
+    if arguments.json:
+        print(json.dumps({"health": msgspec.to_builtins(health), "info": msgspec.to_builtins(info)}))
+    else:
+        print("\n".join(lines(health, info)))
+    return 0 if health.is_ready and not health.is_stalled else 1
+
+
+def lines(health: Health, info: Info) -> list[str]:
+    """For people."""
+    state = "stalled" if health.is_stalled else "ready" if health.is_ready else "starting"
+    used = info.num_kv_blocks - health.num_free_blocks
+    share = used / info.num_kv_blocks if info.num_kv_blocks else 0.0
+    shown = [
+        f"{info.model}: {state} (tokenloom {info.version}, {info.dtype} on {info.device})",
+        f"requests   {health.num_running} running, {health.num_waiting} waiting",
+        f"KV cache   {used} of {info.num_kv_blocks} blocks of {info.block_size} tokens ({share:.1%})",
+        f"lengths    up to {info.max_model_len} tokens, vocabulary {info.vocab_size}",
+        f"steps      {health.step}, the last {health.step_age_s:.1f} s ago",
+        f"restarts   {health.num_restarts}",
+    ]
+    return [*shown, f"last loss  {health.last_failure}"] if health.last_failure else shown

@@ -1,0 +1,122 @@
+"""Roster: the children that live, and how to reach them over the control socket.
+
+Knows processes and messages as such; what a message means and what a loss leads to is the supervisor's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import zmq
+
+from ..ipc.codec import Decoder, encode
+from ..ipc.engine_spec import EngineSpec
+from ..ipc.errors import ProtocolError
+from ..ipc.log import is_worth_a_line
+from ..ipc.messages import ChildToSupervisor, Measured, SupervisorToChild
+from ..ipc.sockets import new_socket
+from .child_process import ChildProcess
+
+logger = logging.getLogger("tokenloom.supervisor")
+
+
+@dataclass(eq=False)
+class Child:
+    """A process and the identity under which it speaks on the control socket."""
+
+    role: str  # worker, core or frontend
+    process: ChildProcess
+    identity: bytes
+    is_ready: bool = False
+    measured: Measured | None = None
+    heard_at: float = field(default_factory=time.monotonic)
+
+
+class Roster:
+    """Owns the control socket and the children; whatever can wake the supervisor is registered with `poller`."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self._spec_argument = spec.to_argument()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._control = new_socket(self._context, zmq.ROUTER)
+        self._control.bind(spec.address("control"))
+        self._decoder: Decoder[ChildToSupervisor] = Decoder(ChildToSupervisor)
+        self._num_malformed = 0
+        self.poller = zmq.Poller()
+        self.poller.register(self._control, zmq.POLLIN)
+        self.children: list[Child] = []
+
+    def spawn(self, role: str, name: str, module: str, identity: str, arguments: list[str]) -> None:
+        process = ChildProcess(name, module, ["--spec", self._spec_argument, *arguments])
+        self.children.append(Child(role, process, identity.encode()))
+        self.poller.register(process.stderr_fd, zmq.POLLIN)
+        self.poller.register(process.pid_fd, zmq.POLLIN)
+
+    def of(self, role: str) -> list[Child]:
+        return [child for child in self.children if child.role == role]
+
+    def is_up(self, role: str) -> bool:
+        children = self.of(role)
+        return bool(children) and all(child.is_ready for child in children)
+
+    def remove(self, role: str) -> None:
+        """Kill what is left of a role and forget it."""
+        for child in self.of(role):
+            self.poller.unregister(child.process.stderr_fd)
+            self.poller.unregister(child.process.pid_fd)
+            child.process.close()
+            self.children.remove(child)
+
+    def ended(self) -> Iterator[Child]:
+        """Children whose process has ended, as long as they are on the roster."""
+        for child in list(self.children):
+            if child in self.children and child.process.exit_code is not None:
+                yield child
+
+    def pass_on_stderr(self) -> None:
+        for child in self.children:
+            for line in child.process.read_stderr():
+                print(line, file=sys.stderr, flush=True)
+
+    def receive(self) -> Iterator[tuple[Child, ChildToSupervisor]]:
+        """All messages that have come from children on the roster."""
+        with contextlib.suppress(zmq.Again):
+            while True:
+                identity, frame = self._control.recv_multipart(zmq.NOBLOCK)[:2]
+                child = next((child for child in self.children if child.identity == identity), None)
+                try:
+                    message = self._decoder.decode(frame)
+                except ProtocolError as error:
+                    self._num_malformed += 1
+                    if is_worth_a_line(self._num_malformed):
+                        logger.warning("%d malformed on the control socket; the last: %s", self._num_malformed, error)
+                    continue
+                if child is not None:
+                    child.heard_at = time.monotonic()
+                    yield child, message
+
+    def broadcast(self, message: SupervisorToChild, *roles: str) -> None:
+        """To all children, or to those of the given roles."""
+        for child in self.children:
+            if not roles or child.role in roles:
+                self.tell(child, message)
+
+    def tell(self, child: Child, message: SupervisorToChild) -> None:
+        with contextlib.suppress(zmq.ZMQError):  # it has not connected yet, or is gone
+            self._control.send_multipart([child.identity, encode(message)])
+
+    def close(self, timeout_s: float) -> None:
+        """Wait for the children to end, kill those that have not within `timeout_s`, and release everything."""
+        deadline = time.monotonic() + timeout_s
+        for child in self.children:
+            child.process.wait(deadline - time.monotonic())
+        self.pass_on_stderr()
+        for child in self.children:
+            child.process.close()
+        self.children.clear()
+        self._context.destroy(linger=0)

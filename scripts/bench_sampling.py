@@ -1,0 +1,121 @@
+"""What sampling parameters cost: the whole engine's decode step with everything asked for, beside the greedy one.
+
+    python scripts/bench_sampling.py 135m --batch 32 --num-threads 1
+    python scripts/bench_sampling.py 135m --batch 32 --num-threads 1 --with-deterministic
+
+Frontend, core and worker in this process, without sockets; `--batch` requests decode at once, the rows of the table in
+turn for `--rounds` rounds. A step is everything from one delta of the answers to the next. All flags of engine-launch
+are taken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from tokenloom import SamplingParams
+from tokenloom.frontend.args import add_engine_arguments
+from tokenloom.frontend.in_process import InProcessEngine
+from tokenloom.ipc.codec import encode_ids
+from tokenloom.ipc.config import EngineConfig
+from tokenloom.ipc.messages import PROTOCOL_VERSION, Credit, Deltas, Hello, Submit
+from tokenloom.scripts.bench_report import Report, add_json_argument, median
+from tokenloom.scripts.bench_workload import Workload, engine_options, find_checkpoint, vocab_size
+
+TURN_S = 1.0
+PENALTIES: dict[str, object] = {"presence_penalty": 0.3, "frequency_penalty": 0.3, "repetition_penalty": 1.1}
+FILTERS: dict[str, object] = {"temperature": 0.8, "top_k": 50, "top_p": 0.95}
+CASES: dict[str, dict[str, object]] = {
+    "greedy": {"temperature": 0.0},
+    "temperature": {"temperature": 0.8},
+    "temperature, top-k, top-p": FILTERS,
+    "penalties": {"temperature": 0.0, **PENALTIES},
+    "top-20 logprobs": {"temperature": 0.0, "logprobs": 20},
+    "everything": {**FILTERS, **PENALTIES, "logprobs": 20},
+}
+
+
+class Bench:
+    """One engine and the steps of its decoding rows."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._engine = InProcessEngine(config)
+        self._engine.send(Hello(protocol_version=PROTOCOL_VERSION))
+        self._num_requests = 0
+
+    def step_times(self, workload: Workload, fields: dict[str, object]) -> list[float]:
+        """Seconds of each step in which every request got one token."""
+        params = SamplingParams(max_tokens=workload.num_out, ignore_eos=True, seed=1, **fields)  # type: ignore[arg-type]
+        for prompt in workload.prompts(self._num_requests):
+            self._num_requests += 1
+            ids = encode_ids(prompt)
+            self._engine.send(Submit(request_id=str(self._num_requests), params=params, prompt_token_ids=ids))
+        seconds: list[float] = []
+        num_open, begun = workload.num_requests, time.perf_counter()
+        while num_open:
+            num_tokens = 0
+            for message in self._engine.step(TURN_S):
+                if isinstance(message, Deltas):
+                    self._engine.send(Credit(count=1))
+                    num_tokens += sum(len(delta.token_ids) // 4 for delta in message.deltas)
+                    num_open -= sum(delta.finish_reason is not None for delta in message.deltas)
+            now = time.perf_counter()
+            if num_tokens == workload.num_requests:
+                seconds.append(now - begun)
+            begun = now
+        return seconds[1:]  # the first of them ends a step of prompts
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+def measure(config: EngineConfig, workload: Workload, rounds: int, names: list[str]) -> dict[str, float]:
+    """The median step of each case."""
+    bench = Bench(config)
+    try:
+        seconds: dict[str, list[float]] = {name: [] for name in names}
+        bench.step_times(workload, CASES["greedy"])
+        for _ in range(rounds):
+            for name in names:
+                seconds[name] += bench.step_times(workload, CASES[name])
+    finally:
+        bench.close()
+    return {name: median(times) for name, times in seconds.items()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "checkpoint", metavar="MODEL", help="folder, demo, or a name of make_checkpoint.py such as 135m"
+    )
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--in", type=int, default=64, dest="num_in")
+    parser.add_argument("--out", type=int, default=24, dest="num_out")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--with-deterministic", action="store_true", help="the greedy step with --deterministic too")
+    add_engine_arguments(parser)
+    add_json_argument(parser)
+    arguments = parser.parse_args()
+    options = engine_options(parser, arguments)
+    folder = find_checkpoint(arguments.checkpoint)
+    defaults = {"log_level": "warning", "max_model_len": 1024, "enable_prefix_caching": False}
+    config = msgspec.convert({**defaults, **options, "model": str(folder)}, EngineConfig)
+    workload = Workload(arguments.batch, arguments.num_in, arguments.num_out, vocab_size(Path(folder)))
+    report = Report("sampling", {"model": arguments.checkpoint, "batch": arguments.batch, "rounds": arguments.rounds})
+    medians = measure(config, workload, arguments.rounds, list(CASES))
+    for name, seconds in medians.items():
+        report.add(case=name, step_ms=seconds * 1e3, times_greedy=seconds / medians["greedy"])
+    if arguments.with_deterministic:
+        config = msgspec.structs.replace(config, deterministic=True)
+        seconds = measure(config, workload, 1, ["greedy"])["greedy"]
+        report.add(case="greedy, --deterministic", step_ms=seconds * 1e3, times_greedy=seconds / medians["greedy"])
+    report.publish(arguments.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""Pictures of the dashboard of an engine under load: both themes, a desktop's width and a phone's.
+
+    scripts/screenshot_dashboard.py OUT_FOLDER [--seconds 20]
+
+Starts an engine on the demo model, keeps a dozen streams running, drives headless Chromium over its debugging pipe.
+Exits 0 with a word where no Chromium is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import os
+import random
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from pathlib import Path
+
+VIEWS = [("desktop", 1280, 1050, False), ("phone", 390, 1500, True)]
+PATIENCE_S = 30.0
+NUM_STREAMS = 12
+COUNTRIES = ["France", "Peru", "Japan", "Chad", "Norway", "Kenya"]
+
+
+class Browser:
+    """Chromium behind its debugging pipe: JSON with a zero byte after each message."""
+
+    def __init__(self, program: str, profile: str) -> None:
+        from_us, to_browser = os.pipe()
+        from_browser, to_us = os.pipe()
+        os.set_inheritable(from_us, True)
+        os.set_inheritable(to_us, True)
+        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={profile}"]
+        command = 'exec 3<&"$1" 4>&"$2"; shift 2; exec "$@"'
+        self._process = subprocess.Popen(
+            ["bash", "-c", command, "bash", str(from_us), str(to_us), program, "--remote-debugging-pipe", *flags],
+            pass_fds=[from_us, to_us],
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(from_us)
+        os.close(to_us)
+        self._in, self._out = from_browser, to_browser
+        self._buffer = b""
+        self._num_calls = 0
+        self._session = ""
+
+    def call(self, method: str, **params: object) -> dict[str, str]:
+        """The result of a command; events that come meanwhile are dropped."""
+        self._num_calls += 1
+        message: dict[str, object] = {"id": self._num_calls, "method": method, "params": params}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._out, json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self._read()
+            if answer.get("id") == self._num_calls:
+                assert "error" not in answer, answer
+                return answer["result"]
+
+    def _read(self) -> dict[str, dict[str, str]]:
+        while b"\0" not in self._buffer:
+            assert select.select([self._in], [], [], PATIENCE_S)[0], "Chromium says nothing"
+            self._buffer += os.read(self._in, 1 << 20)
+        message, _, self._buffer = self._buffer.partition(b"\0")
+        return json.loads(message)
+
+    def open_page(self) -> None:
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+
+    def picture(self, width: int, height: int, is_phone: bool) -> bytes:
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=2 if is_phone else 1,
+            mobile=is_phone,
+        )
+        time.sleep(2.5)  # the page draws anew with its next poll
+        return base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait(PATIENCE_S)
+
+
+def keep_busy(url: str, number: int) -> None:
+    """One stream after the other, until the process ends."""
+    rng = random.Random(number)
+    while True:
+        prompt = " ".join(f"The capital of {rng.choice(COUNTRIES)} is" for _ in range(rng.randrange(1, 30)))
+        body = {"prompt": prompt, "max_tokens": rng.randrange(40, 600), "ignore_eos": True, "temperature": 0.8}
+        request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body | {"stream": True}).encode())
+        try:
+            with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+                answer.read()
+        except OSError:  # the engine is being stopped
+            return
+
+
+def start_engine() -> tuple[subprocess.Popen[str], str]:
+    command = [sys.executable, "-m", "tokenloom.frontend.launch", "--http", "0", "--num-threads", "1"]
+    command += ["--num-kv-blocks", "600"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd="/", text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("Ready"):
+            return process, next(word for word in line.split() if word.startswith("http://"))
+    raise SystemExit("the engine did not start")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of history in the pictures")
+    arguments = parser.parse_args()
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if program is None:
+        print("no Chromium here: nothing is made")
+        return 0
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    engine, url = start_engine()
+    try:
+        for number in range(NUM_STREAMS):
+            threading.Thread(target=keep_busy, args=(url, number), daemon=True).start()
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+            browser = Browser(program, profile)
+            browser.open_page()
+            for theme in ("light", "dark"):
+                browser.call("Page.navigate", url=f"{url}/dashboard?theme={theme}")
+                time.sleep(arguments.seconds)
+                for name, width, height, is_phone in VIEWS:
+                    path = arguments.folder / f"dashboard-{name}-{theme}.png"
+                    path.write_bytes(browser.picture(width, height, is_phone))
+                    print(path)
+            browser.close()
+    finally:
+        engine.terminate()
+        engine.terminate()
+        engine.wait(PATIENCE_S)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # threads of streams that were cut off

@@ -1,0 +1,166 @@
+"""Time the shapes of attention programs on this GPU and write the fastest into kernels/gpu_table.json.
+
+    scripts/tune_kernels.py [--head-dims 128] [--groups 1 2 4 8] [--dry-run]
+
+Decode: 64 rows of skewed lengths around 4k. Prefill: one prompt of 8k. Beside each time stands its limit, measured in
+the same run: a copy of the same bytes, and torch's scaled_dot_product_attention. Needs a GPU; nothing in CI runs it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+import triton.testing
+from torch import Tensor
+
+from tokenloom.kernels.ops import AttentionMetadata
+from tokenloom.kernels.triton_decode import decode_attention, plan_decode
+from tokenloom.kernels.triton_prefill import plan_prefill, prefill_attention
+from tokenloom.kernels.triton_table import (
+    DecodeShape,
+    PrefillShape,
+    decode_shape,
+    prefill_shape,
+    table_key,
+    write_table,
+)
+
+NUM_KV_HEADS = 8
+BLOCK_SIZE = 16
+PROMPT = 8192
+DECODE_LENGTHS = [1024, 2048, 4096, 9000] * 16
+
+
+def decode_candidates() -> Iterator[DecodeShape]:
+    for tile, chunk, num_warps, num_stages in itertools.product((32, 64, 128), (256, 512), (4, 8), (3, 5, 7)):
+        yield DecodeShape(tile, chunk // tile, num_warps, num_stages)
+
+
+def prefill_candidates(group: int) -> Iterator[PrefillShape]:
+    for block_m, tile, num_warps, num_stages in itertools.product((64, 128), (32, 64, 128), (4, 8), (3, 5)):
+        if block_m >= group:
+            yield PrefillShape(block_m, tile, num_warps, num_stages)
+
+
+def metadata_of(lengths: list[int], counts: list[int]) -> AttentionMetadata:
+    """Rows with blocks scattered over a pool; slots are not needed here."""
+    starts = [0, *itertools.accumulate(counts)]
+    num_blocks = [-(-length // BLOCK_SIZE) for length in lengths]
+    ids = torch.randperm(sum(num_blocks)).int() + 1
+    tables = torch.zeros(len(lengths), max(num_blocks), dtype=torch.int32)
+    for row, part in enumerate(ids.split(num_blocks)):
+        tables[row, : len(part)] = part
+    positions = [torch.arange(length - count, length) for length, count in zip(lengths, counts, strict=True)]
+    return AttentionMetadata(
+        positions=torch.cat(positions).cuda(),
+        slots=torch.full((starts[-1],), -1).cuda(),
+        query_starts=torch.tensor(starts, dtype=torch.int32).cuda(),
+        seq_lens=torch.tensor(lengths, dtype=torch.int32).cuda(),
+        block_tables=tables.cuda(),
+        num_decode_rows=len(lengths) if max(counts) == 1 else 0,
+        query_starts_host=starts,
+        seq_lens_host=lengths,
+        max_seq_len=max(lengths),
+    )
+
+
+def milliseconds(run: Callable[[], object]) -> float:
+    """Median; infinite for a shape that does not fit the chip."""
+    try:
+        return float(triton.testing.do_bench(run, warmup=10, rep=40, return_mode="median"))
+    except (triton.OutOfResources, RuntimeError) as error:
+        print(f"    skipped: {str(error).splitlines()[0][:100]}", file=sys.stderr)
+        return float("inf")
+
+
+def tune_decode(query: Tensor, cache: Tensor, metadata: AttentionMetadata) -> tuple[DecodeShape, float]:
+    output, scale = torch.empty_like(query), query.shape[2] ** -0.5
+
+    def time_of(shape: DecodeShape) -> float:
+        items = plan_decode(metadata.seq_lens, None, shape)
+        return milliseconds(
+            lambda: decode_attention(
+                query, cache, 0, metadata.block_tables, metadata.seq_lens, items, output, scale, None, shape
+            )
+        )
+
+    times = {shape: time_of(shape) for shape in decode_candidates()}
+    best = min(times, key=times.__getitem__)
+    return best, times[best]
+
+
+def tune_prefill(query: Tensor, cache: Tensor, metadata: AttentionMetadata) -> tuple[PrefillShape, float]:
+    output, group, scale = torch.empty_like(query), query.shape[1] // NUM_KV_HEADS, query.shape[2] ** -0.5
+
+    def time_of(shape: PrefillShape) -> float:
+        tiles = plan_prefill(metadata, group, shape)
+        return milliseconds(lambda: prefill_attention(query, cache, 0, metadata, tiles, output, scale, None, shape))
+
+    times = {shape: time_of(shape) for shape in prefill_candidates(group)}
+    best = min(times, key=times.__getitem__)
+    return best, times[best]
+
+
+def copy_milliseconds(num_bytes: int) -> float:
+    """Reading and writing half of them each."""
+    source = torch.empty(num_bytes // 2, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return milliseconds(lambda: target.copy_(source))
+
+
+def sdpa_milliseconds(num_heads: int, head_dim: int, dtype: torch.dtype) -> float:
+    query = torch.randn(1, num_heads, PROMPT, head_dim, device="cuda", dtype=dtype)
+    key, value = (torch.randn(1, NUM_KV_HEADS, PROMPT, head_dim, device="cuda", dtype=dtype) for _ in range(2))
+    return milliseconds(
+        lambda: F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=num_heads > NUM_KV_HEADS)
+    )
+
+
+def tune(architecture: int, head_dim: int, group: int, dtype: torch.dtype) -> tuple[DecodeShape, PrefillShape]:
+    torch.manual_seed(0)
+    decode, prefill = metadata_of(DECODE_LENGTHS, [1] * len(DECODE_LENGTHS)), metadata_of([PROMPT], [PROMPT])
+    num_blocks = int(max(decode.block_tables.max(), prefill.block_tables.max())) + 1
+    cache = torch.randn(num_blocks, 1, 2, NUM_KV_HEADS, BLOCK_SIZE, head_dim, device="cuda", dtype=dtype)
+    queries = [
+        torch.randn(count, group * NUM_KV_HEADS, head_dim, device="cuda", dtype=dtype)
+        for count in (len(DECODE_LENGTHS), PROMPT)
+    ]
+    decode_best, decode_ms = tune_decode(queries[0], cache, decode)
+    prefill_best, prefill_ms = tune_prefill(queries[1], cache, prefill)
+    copy_ms = copy_milliseconds(sum(DECODE_LENGTHS) * 2 * NUM_KV_HEADS * head_dim * dtype.itemsize)
+    sdpa_ms = sdpa_milliseconds(group * NUM_KV_HEADS, head_dim, dtype)
+    print(f"{table_key(architecture, head_dim, group, dtype.itemsize)}")
+    print(f"  decode  {decode_ms:8.3f} ms, a copy of the bytes {copy_ms:8.3f} ms  {decode_best}")
+    print(f"  prefill {prefill_ms:8.3f} ms, torch SDPA         {sdpa_ms:8.3f} ms  {prefill_best}", flush=True)
+    key = (architecture, head_dim, group, dtype.itemsize)
+    return (
+        decode_best if decode_ms < float("inf") else decode_shape(*key),
+        prefill_best if prefill_ms < float("inf") else prefill_shape(*key),
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Write the fastest shapes of attention programs on this GPU.")
+    parser.add_argument("--head-dims", type=int, nargs="+", default=[64, 128])
+    parser.add_argument("--groups", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--dry-run", action="store_true", help="print, write nothing")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("tune_kernels: no GPU is visible: run it on the machine whose table it shall write", file=sys.stderr)
+        return 2
+    major, minor = torch.cuda.get_device_capability()
+    architecture = 10 * major + minor
+    for head_dim, group in itertools.product(options.head_dims, options.groups):
+        shapes = tune(architecture, head_dim, group, torch.bfloat16)
+        if not options.dry_run:
+            write_table({table_key(architecture, head_dim, group, 2): shapes})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,154 @@
+"""A matcher allows exactly the tokens whose bytes can continue a text of its grammar, of a text that is forced the one
+that the tokenizer itself would take; errors say where they are."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from os.path import commonprefix
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+
+from tokenloom.core.grammar_compiler import CACHE_SIZE, GrammarCompiler, Matcher
+from tokenloom.ipc.errors import RequestError
+from tokenloom.ipc.structured_outputs import GrammarKind
+
+DEMO = Path(__file__).resolve().parents[2] / "demo"
+VOCAB_SIZE, EOS = 2048, 1
+
+
+@pytest.fixture(scope="module")
+def compiler() -> GrammarCompiler:
+    return GrammarCompiler(DEMO, VOCAB_SIZE, [EOS])
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[str]:
+    """What each token of the demo's byte-level vocabulary stands for, special tokens and parts of characters as ""."""
+    backend = tokenizers.Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+    decoded = [backend.decode([token_id], skip_special_tokens=True) for token_id in range(VOCAB_SIZE)]
+    return ["" if "\ufffd" in text else text for text in decoded]
+
+
+def allowed(compiler: GrammarCompiler, matcher: Matcher) -> set[int]:
+    words = np.zeros(compiler.num_words, np.uint32)
+    matcher.fill(words)
+    return set(np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist())
+
+
+def test_choices_allow_their_prefixes_and_nothing_else(compiler: GrammarCompiler, texts: list[str]) -> None:
+    choices = ["Paris", "Panama", "Par is", "Rome"]
+    matcher, so_far = compiler.compile("choice", json.dumps(choices)), ""
+    draw = random.Random(0)
+    while not matcher.is_complete:
+        expected = {
+            token_id
+            for token_id, text in enumerate(texts)
+            if text and any(each.startswith(so_far + text) for each in choices)
+        }
+        if so_far in choices:
+            expected.add(EOS)
+        found = allowed(compiler, matcher)
+        is_forced = (
+            so_far not in choices and commonprefix([each for each in choices if each.startswith(so_far)]) != so_far
+        )
+        assert len(found) == 1 and found < expected | {-1} if is_forced else found == expected
+        token_id = draw.choice(sorted(found - {EOS}))
+        matcher.consume([token_id])
+        so_far += texts[token_id]
+    assert so_far in choices
+
+
+@pytest.mark.parametrize("pattern", [r"[ab]{3}", r"(x|yz)*", r"[0-9]+\.[0-9]{2}", r"é+e?"])
+def test_an_end_token_is_allowed_exactly_where_the_text_is_complete(
+    compiler: GrammarCompiler, texts: list[str], pattern: str
+) -> None:
+    draw = random.Random(1)
+    for _ in range(20):
+        matcher, so_far = compiler.compile("regex", pattern), ""
+        for _ in range(6):
+            found = allowed(compiler, matcher)
+            assert (EOS in found) == (re.fullmatch(pattern, so_far) is not None), so_far
+            choices = sorted(token_id for token_id in found if texts[token_id])
+            if not choices or matcher.is_complete:
+                break
+            token_id = draw.choice(choices)
+            matcher.consume([token_id])
+            so_far += texts[token_id]
+        assert matcher.error is None
+
+
+def test_tokens_replayed_give_the_same_place(compiler: GrammarCompiler) -> None:
+    schema = json.dumps({"type": "array", "items": {"type": "integer"}, "minItems": 3})
+    walked, taken, draw = compiler.compile("json", schema), list[int](), random.Random(2)
+    for _ in range(30):
+        token_id = draw.choice(sorted(allowed(compiler, walked) - {EOS}))
+        walked.consume([token_id])
+        taken.append(token_id)
+        replayed = compiler.compile("json", schema)
+        replayed.consume(taken)
+        assert allowed(compiler, replayed) == allowed(compiler, walked)
+        if walked.is_complete:
+            break
+
+
+def test_a_cached_grammar_starts_anew_for_each_answer(compiler: GrammarCompiler, texts: list[str]) -> None:
+    first = compiler.compile("regex", "[ab]c")
+    first.consume([texts.index("a")])
+    assert allowed(compiler, first) == {texts.index("c")}
+    assert allowed(compiler, compiler.compile("regex", "[ab]c")) >= {texts.index("a"), texts.index("b")}
+
+
+def test_the_cache_is_bounded(compiler: GrammarCompiler) -> None:
+    for i in range(CACHE_SIZE + 10):
+        compiler.compile("regex", f"a{{{i + 1}}}")
+    assert len(compiler._cache) == CACHE_SIZE
+
+
+def test_a_token_that_is_not_allowed_is_an_error_and_not_a_completion(compiler: GrammarCompiler) -> None:
+    matcher = compiler.compile("choice", '["Paris"]')
+    matcher.consume([5])
+    assert matcher.error is not None and not matcher.is_complete
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "words"),
+    [
+        (
+            "json",
+            '{"properties": {"a/b": {"items": {"type": "x"}}}}',
+            "json at #/properties/a~1b/items: Invalid type: x",
+        ),
+        ("json", '{"$defs": {"d": {"enum": "no"}}, "$ref": "#/$defs/d"}', "json at #/$defs/d: "),
+        ("json", '{"anyOf": [{}, {"minimum": 3, "maximum": 2, "type": "integer"}]}', ""),
+        ("json", '{"type": "string"', "at line 1 column"),
+        ("json", '{"$ref": "#"}', "no text of finite length conforms to it"),
+        ("json", "3", "Expecting object schema"),
+        ("json", "true", ""),
+        ("regex", "[z-a]", "invalid character class range"),
+        ("regex", r"[^\s\S]", "no text"),
+        ("lark", "start: a\na: b", 'at 2(4): unknown name: "b"'),
+        ("lark", 'root ::= "a" | foo', "Rule 'foo' not found"),
+    ],
+)
+def test_errors_say_where(compiler: GrammarCompiler, kind: GrammarKind, text: str, words: str) -> None:
+    if not words:  # one branch is enough, and true allows anything
+        compiler.compile(kind, text)
+        return
+    with pytest.raises(RequestError) as caught:
+        compiler.compile(kind, text)
+    assert words in str(caught.value)
+
+
+def test_a_model_without_tokenizer_json_is_told(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"tokenizer\.json"):
+        GrammarCompiler(tmp_path, VOCAB_SIZE, [EOS])
+
+
+def test_masks_are_as_wide_as_the_larger_of_model_and_tokenizer() -> None:
+    assert GrammarCompiler(DEMO, 3000, [EOS]).num_words == -(-3000 // 32)
+    assert GrammarCompiler(DEMO, 100, [EOS, 9999]).num_words == VOCAB_SIZE // 32

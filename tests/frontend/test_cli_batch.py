@@ -1,0 +1,77 @@
+"""engine-launch batch: no request is repeated or lost, wherever a run was killed."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from tokenloom.frontend.cli_batch import batch, read_lines, take_up
+from tokenloom.ipc.errors import ConfigError
+
+
+def answer(custom_id: str, status: int = 200) -> bytes:
+    response = {"status_code": status, "request_id": "", "body": None}
+    line = {"id": "batch_req_0", "custom_id": custom_id, "response": response, "error": None}
+    return json.dumps(line, separators=(",", ":")).encode() + b"\n"
+
+
+def request(custom_id: str, url: str = "/v1/completions") -> str:
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": {"prompt": "x"}}) + "\n"
+
+
+def test_wherever_the_output_is_torn_whole_lines_stay_and_the_torn_one_goes(tmp_path: Path) -> None:
+    path, rng = tmp_path / "out.jsonl", random.Random(3)
+    whole = [answer(name, rng.choice([200, 400])) for name in "abcdef"]
+    data = b"".join(whole)
+    for cut in range(len(data) + 1):
+        path.write_bytes(data[:cut])
+        num_whole = data[:cut].count(b"\n")
+        with open(path, "ab+") as output:
+            done = take_up(output)
+            output.write(answer("next"))
+        assert list(done) == list("abcdef")[:num_whole]
+        assert path.read_bytes() == b"".join(whole[:num_whole]) + answer("next")
+
+
+def test_a_file_of_somebody_else_is_not_touched(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    for text in (b"my notes\n", b"my notes", answer("a") + b"my notes", b"{}\n"):
+        path.write_bytes(text)
+        with open(path, "ab+") as output, pytest.raises(ConfigError, match="something else"):
+            take_up(output)
+        assert path.read_bytes() == text
+
+
+def test_errors_count_as_done_and_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    path.write_bytes(answer("good") + answer("bad", 400))
+    with open(path, "ab+") as output:
+        assert take_up(output) == {"good": False, "bad": True}
+
+
+@pytest.mark.parametrize(
+    "text, reason",
+    [
+        (request("a") + request("a"), "is there twice"),
+        (request("a", "/v1/files"), "is not served"),
+        (request("a") + "{", ":2 is no request"),
+        ('{"custom_id": "a"}\n', ":1 is no request"),
+    ],
+)
+def test_a_bad_line_is_named_before_anything_runs(tmp_path: Path, text: str, reason: str) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=reason):
+        read_lines(path)
+    assert batch([str(path), str(tmp_path / "out.jsonl")]) == 2
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_a_finished_batch_starts_no_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in").write_text(request("a") + "\n" + request("b"))
+    (tmp_path / "out").write_bytes(answer("b") + answer("a"))
+    assert batch([str(tmp_path / "in"), str(tmp_path / "out"), "--url", "http://127.0.0.1:1"]) == 0
+    assert "2 requests, 0 with errors" in capsys.readouterr().err

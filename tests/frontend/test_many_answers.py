@@ -1,0 +1,195 @@
+"""n answers and logprobs between core, frontend and client: in step with their tokens, resumed without repetition."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+
+from tokenloom.frontend.channel import Update
+from tokenloom.frontend.open_request import OpenRequest
+from tokenloom.frontend.outputs import OutputBuilder
+from tokenloom.ipc.codec import decode_ids, encode_ids
+from tokenloom.ipc.messages import (
+    Abort,
+    Accepted,
+    Credit,
+    Delta,
+    EngineCoreRequest,
+    ErrorInfo,
+    Finished,
+    LogprobColumns,
+    Logprobs,
+    Submit,
+    Unknown,
+    Welcome,
+)
+from tokenloom.ipc.sampling_params import SamplingParams
+
+from .test_conversation import Rig
+from .test_service import Bench, ids, new_submit
+
+
+def scored(*entries: tuple[int, int, int]) -> LogprobColumns:
+    """Of (key, position, token): its logprob is −token/8; the likeliest is token 1."""
+    return LogprobColumns(
+        owners=encode_ids([key for key, _, _ in entries]),
+        positions=encode_ids([position for _, position, _ in entries]),
+        widths=encode_ids([2] * len(entries)),
+        ranks=encode_ids([3] * len(entries)),
+        token_ids=encode_ids([each for _, _, token in entries for each in (token, 1)]),
+        logprobs=array("f", [each for _, _, token in entries for each in (-token / 8, -0.125)]).tobytes(),
+    )
+
+
+def own_ids(logprobs: Logprobs | None) -> list[int]:
+    return [] if logprobs is None else decode_ids(logprobs.token_ids).tolist()[:: logprobs.num_top + 1]
+
+
+@pytest.fixture
+def bench() -> Bench:
+    bench = Bench()
+    bench.hello()
+    return bench
+
+
+def test_n_answers_are_one_request_with_seeds_in_a_row(bench: Bench) -> None:
+    bench.submit(params={"n": 3, "seed": 2**64 - 2}, accept=False)
+    (request,) = bench.to_core
+    assert isinstance(request, EngineCoreRequest)
+    assert [child.seed for child in request.children] == [2**64 - 2, 2**64 - 1, 0]
+    keys = [child.key for child in request.children]
+    bench.core(accepted=keys[:1])
+    bench.heard()
+    bench.tokens((keys[2], 0, ids("The")), (keys[0], 0, ids("a")))
+    assert sorted((delta.index, delta.text) for delta in bench.deltas()) == [(0, "a"), (2, "The")]
+    bench.core(finished=[Finished(key=keys[0], reason="length")])
+    assert [(delta.index, delta.finish_reason) for delta in bench.deltas()] == [(0, "length")]
+    bench.to_core.clear()
+    messages = bench.say(Abort(request_id="r"))
+    assert sorted(bench.aborted()) == keys[1:]
+    ends = [(delta.index, delta.finish_reason) for message in messages for delta in getattr(message, "deltas", [])]
+    assert sorted(ends) == [(1, "abort"), (2, "abort")] and bench.frontend.num_open_requests == 0
+
+
+def test_logprobs_come_with_their_tokens_merged_when_the_client_is_slow(bench: Bench) -> None:
+    key = bench.submit(params={"logprobs": 1})
+    for i in range(200):
+        bench.tokens((key, i, [i + 4]), logprobs=scored((key, i, i + 4)))
+    deltas = bench.deltas()
+    bench.say(Credit(count=len(deltas)))
+    bench.tokens((key, 200, [204]), logprobs=scored((key, 200, 204)))
+    deltas += bench.deltas()
+    assert all(own_ids(delta.logprobs) == decode_ids(delta.token_ids).tolist() for delta in deltas)
+
+
+def test_tokens_behind_a_stop_string_take_their_logprobs_with_them(bench: Bench) -> None:
+    key = bench.submit(params={"stop": "b", "logprobs": 1})
+    tokens = [ids(character)[0] for character in "abcd"]
+    entries = [(key, i, token) for i, token in enumerate(tokens)]
+    bench.tokens((key, 0, tokens), logprobs=scored(*entries))
+    (delta,) = bench.deltas()
+    assert delta.stop_reason == "b" and own_ids(delta.logprobs) == decode_ids(delta.token_ids).tolist() == tokens[:2]
+
+
+def test_a_new_core_is_told_what_is_known_and_asked_only_for_the_rest(bench: Bench) -> None:
+    bench.submit(params={"n": 2, "logprobs": 1, "prompt_logprobs": 1, "seed": 1}, prompt_token_ids=encode_ids([5] * 9))
+    keys = [child.key for child in bench.to_core[-1].children]
+    bench.core(prompt_logprobs=scored(*((keys[0], i, 5) for i in range(1, 6))))
+    (first,) = bench.deltas()
+    assert first.prompt_start == 1 and own_ids(first.prompt_logprobs) == [5] * 5 and first.metrics is not None
+    bench.to_core.clear()
+    bench.frontend.on_core_message(Unknown())
+    bench.frontend.on_core_message(Welcome(protocol_version=1, run_id="r"))
+    bench.turn()
+    request = bench.to_core[-1]
+    assert request.num_prompt_logprobs == 6 and [child.key for child in request.children] == keys
+    bench.core(prompt_logprobs=scored(*((keys[0], i, 5) for i in range(3, 9))))
+    (second,) = bench.deltas()
+    assert second.prompt_start == 6 and own_ids(second.prompt_logprobs) == [5] * 3
+    bench.tokens((keys[1], 0, [7, 8]), logprobs=scored((keys[1], 0, 7), (keys[1], 1, 8)))
+    bench.core(finished=[Finished(key=keys[0], reason="abort")])
+    bench.to_core.clear()
+    bench.frontend.on_core_message(Unknown())
+    bench.frontend.on_core_message(Welcome(protocol_version=1, run_id="r"))
+    bench.turn()
+    (child,) = bench.to_core[-1].children
+    assert child.key == keys[1] and child.output_token_ids == encode_ids([7, 8]) and child.seed == 2
+
+
+def test_a_client_resumes_each_answer_that_is_open(bench: Bench) -> None:
+    submit = new_submit(params={"n": 3, "prompt_logprobs": 0, "logprobs": 0}, prompt_token_ids=encode_ids([5, 6, 7]))
+    updates: list[Update] = []
+    request = OpenRequest(submit, updates.append)
+    assert request.next_submit() is submit
+    request.accept(Accepted(request_id="r", attempt=0, prompt_token_ids=encode_ids([5, 6, 7]), prompt=None, seed=9))
+    told = Logprobs(num_top=0, token_ids=encode_ids([6]), logprobs=bytes(4), ranks=encode_ids([1]))
+    deltas = [
+        Delta(request_id="r", prompt_start=1, prompt_logprobs=told),
+        Delta(request_id="r", index=2, token_ids=encode_ids([11, 12])),
+        Delta(request_id="r", index=1, token_ids=encode_ids([13]), finish_reason="stop"),
+        Delta(request_id="r", index=2, start=2, token_ids=encode_ids([14])),
+    ]
+    assert [request.take(delta) for delta in deltas] == ["new"] * 4
+    assert request.open_answers == [0, 2] and request.num_tokens == 4
+    again = request.next_submit()
+    assert [(child.index, child.seed, decode_ids(child.output_token_ids).tolist()) for child in again.children] == [
+        (0, 9, []),
+        (2, 11, [11, 12, 14]),
+    ]
+    assert again.num_prompt_logprobs == 2 and again.attempt == 1
+    bench.frontend.on_client_frame(b"c", _frame(again))
+    bench.turn()
+    resumed = bench.to_core[-1]
+    assert resumed.num_prompt_logprobs == 2 and [child.seed for child in resumed.children] == [9, 11]
+    bench.core(accepted=[resumed.children[0].key])
+    bench.heard()
+    bench.tokens((resumed.children[1].key, 3, [15]), logprobs=scored((resumed.children[1].key, 3, 15)))
+    (delta,) = bench.deltas()
+    assert (delta.index, delta.start, own_ids(delta.logprobs)) == (2, 3, [15])
+
+
+def _frame(submit: Submit) -> bytes:
+    from tokenloom.ipc.codec import encode
+
+    return encode(submit)
+
+
+def test_an_abort_or_an_error_ends_all_answers_at_the_client() -> None:
+    for has_error in (False, True):
+        rig = Rig()
+        rig.carry()
+        submit = rig.submit("a", n=3, seed=1, max_tokens=100)
+        rig.carry()
+        conversation = rig.conversation
+        conversation.receive(
+            Accepted(request_id="a", attempt=0, prompt_token_ids=encode_ids([1]), prompt=None, seed=1), 0.0
+        )
+        assert rig.conversation.is_busy
+        conversation._take(conversation._requests["a"], Delta(request_id="a", index=1, token_ids=encode_ids([4])))
+        if has_error:
+            error = Delta(request_id="a", finish_reason="error", error=ErrorInfo("internal", "broken"))
+            conversation._take(conversation._requests["a"], error)
+            assert rig.sent(Abort), "the other answers still run"
+        else:
+            conversation._requests["a"].is_aborted = True
+            conversation._finish_aborted(conversation._requests["a"])
+        builder = OutputBuilder(submit)
+        for update in rig.updates["a"]:
+            builder.add(update)
+        assert builder.is_finished and not conversation.is_busy
+        if not has_error:
+            reasons = [(answer.finish_reason, answer.token_ids) for answer in builder.result().outputs]
+            assert reasons == [("abort", []), ("abort", [4]), ("abort", [])]
+
+
+def test_a_new_part_shows_each_token_once_and_each_end_once() -> None:
+    builder = OutputBuilder(Submit(request_id="r", params=SamplingParams(n=2, output_kind="delta")))
+    builder.add(Delta(request_id="r", token_ids=encode_ids([1, 2]), text="ab"))
+    assert [(part.index, part.token_ids, part.text) for part in builder.take_new().outputs] == [(0, [1, 2], "ab")]
+    assert not builder.has_news
+    builder.add(Delta(request_id="r", start=2, token_ids=encode_ids([3]), text="c", finish_reason="stop"))
+    builder.add(Delta(request_id="r", index=1, finish_reason="length"))
+    new = builder.take_new()
+    assert [(part.token_ids, part.finish_reason) for part in new.outputs] == [([3], "stop"), ([], "length")]
+    assert new.finished and not builder.has_news

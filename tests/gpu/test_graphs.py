@@ -1,0 +1,123 @@
+"""On a GPU: sampling is the definition's, rows do not feel their neighbours, and CUDA graphs change no token."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tokenloom.ipc.messages import RowSampling
+from tokenloom.kernels.triton_decode import decode_attention, plan_decode
+from tokenloom.kernels.triton_sampling import sample
+from tokenloom.kernels.triton_table import decode_shape
+from tokenloom.tests.checkpoints import tiny_checkpoint
+from tokenloom.tests.kernels.test_triton_sampling import Row, draw, random_logits, random_rows
+from tokenloom.tests.workers.paged_run import load
+from tokenloom.tests.workers.test_model_runner import message, new_row
+from tokenloom.workers.cuda_graphs import CudaRecorder, DecodeGraphs
+from tokenloom.workers.input_batch import InputBatch
+from tokenloom.workers.model_runner import ModelRunner
+from tokenloom.workers.parallel import ParallelGroup
+
+pytestmark = pytest.mark.gpu
+
+BLOCK_SIZE, MAX_MODEL_LEN, MAX_NUM_SEQS = 16, 512, 24
+
+
+def sample_on(device: torch.device, logits: torch.Tensor, rows: list[Row]) -> list[int]:
+    seeds = np.array([row.seed for row in rows], np.uint32).view(np.int32)
+    tokens = sample(
+        logits.to(device),
+        torch.arange(len(rows), device=device),
+        torch.tensor([row.temperature for row in rows], dtype=torch.float32, device=device),
+        torch.tensor([row.top_k for row in rows], dtype=torch.int32, device=device),
+        torch.tensor([row.top_p for row in rows], dtype=torch.float64, device=device),
+        torch.tensor([row.min_p for row in rows], dtype=torch.float64, device=device),
+        torch.from_numpy(seeds).to(device),
+        torch.tensor([row.position for row in rows], device=device),
+    )
+    ids: list[int] = tokens.tolist()
+    return ids
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("vocab_size", [2, 1000, 8193, 151_936])
+def test_draws_are_those_of_the_definition(vocab_size: int, device: torch.device) -> None:
+    num_close = num_rows = 0
+    for seed in range(8):
+        rng = random.Random(seed)
+        rows = random_rows(rng, 8)
+        logits = random_logits(rng, len(rows), vocab_size)
+        for token, row, values in zip(sample_on(device, logits, rows), rows, logits.numpy(), strict=True):
+            wanted, is_close = draw(values, row)
+            assert is_close or token == wanted, row
+            num_close, num_rows = num_close + is_close, num_rows + 1
+    assert num_close < num_rows / 3
+
+
+@torch.inference_mode()
+def test_a_decode_row_does_not_feel_its_neighbours(device: torch.device) -> None:
+    torch.manual_seed(0)
+    lengths = torch.tensor([1, 300, 8000, 64, 4097, 0, 1023], dtype=torch.int32, device=device)
+    num_rows, width = len(lengths), 8000 // BLOCK_SIZE
+    cache = torch.randn(num_rows * width, 1, 2, 4, BLOCK_SIZE, 128, device=device, dtype=torch.bfloat16)
+    tables = torch.randperm(num_rows * width, device=device).int().view(num_rows, width)
+    query = torch.randn(num_rows, 16, 128, device=device, dtype=torch.bfloat16)
+    shape = decode_shape(90, 128, 4, 2)
+
+    def attend(rows: list[int]) -> torch.Tensor:
+        index = torch.tensor(rows, device=device)
+        output = torch.empty(len(rows), 16, 128, device=device, dtype=torch.bfloat16)
+        items = plan_decode(lengths[index], None, shape)
+        decode_attention(query[index], cache, 0, tables[index], lengths[index], items, output, 128**-0.5, None, shape)
+        return output
+
+    together = attend(list(range(num_rows)))
+    for row in range(num_rows):
+        assert torch.equal(attend([row])[0], together[row])
+
+
+def new_runner(folder: Path, device: torch.device, has_graphs: bool) -> ModelRunner:
+    model = load(folder, max_model_len=MAX_MODEL_LEN, device=device)
+    num_blocks = MAX_NUM_SEQS * MAX_MODEL_LEN // BLOCK_SIZE + 1
+    shape = (num_blocks, model.num_layers, 2, model.num_kv_heads_local, BLOCK_SIZE, model.head_dim)
+    kv_cache = torch.zeros(shape, device=device)
+    graphs = None
+    if has_graphs:
+        graphs = DecodeGraphs(model, kv_cache, MAX_NUM_SEQS, MAX_MODEL_LEN, CudaRecorder())
+    batch = InputBatch(MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK_SIZE, num_blocks)
+    return ModelRunner(model, batch, kv_cache, ParallelGroup(), graphs=graphs)
+
+
+def drive(runner: ModelRunner, num_steps: int) -> list[list[int]]:
+    """Tokens of each row: rows join and leave by turns, so that sizes, lengths and mixed steps alternate."""
+    rng = random.Random(0)
+    width = MAX_MODEL_LEN // BLOCK_SIZE
+    outputs: list[list[int]] = [[] for _ in range(MAX_NUM_SEQS)]
+    active: list[int] = []
+    for step in range(num_steps):
+        new_rows, appends, freed = [], list[int](), list[int]()
+        if step % 17 == 16:
+            freed = [active.pop(rng.randrange(len(active)))]
+        if step % 5 == 0 and len(active) < MAX_NUM_SEQS:
+            row = min(set(range(MAX_NUM_SEQS)) - set(active))
+            prompt = [rng.randrange(200) for _ in range(rng.randrange(2, 40))]
+            sampling = RowSampling(temperature=rng.choice([0.0, 0.8]), top_p=rng.choice([1.0, 0.9]), seed=row)
+            new_rows.append(new_row(row, prompt, sampling=sampling))
+            appends += [value for i in range(width) for value in (row, 0, 1 + row * width + i)]
+        rows = [*active, *(new.row for new in new_rows)]
+        counts = [1] * len(active) + [len(new.token_ids) // 4 for new in new_rows]
+        sampled = runner.execute_model(message(rows, counts, freed, new_rows, appends))
+        for row, token in zip(sampled.rows.tolist(), sampled.token_ids.tolist(), strict=True):
+            outputs[row].append(token)
+        active = rows
+    return outputs
+
+
+def test_graphs_change_no_token(device: torch.device, tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path, "qwen3")
+    plain, recorded = (drive(new_runner(folder, device, has_graphs), 150) for has_graphs in (False, True))
+    assert recorded == plain

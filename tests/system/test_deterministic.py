@@ -1,0 +1,105 @@
+"""With --deterministic a request has the same bits, in tokens and logprobs, whatever happens around it."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tokenloom import LLM, ConfigError, RequestOutput, SamplingParams
+from tokenloom.ipc.sampling_params import SamplingParams as Params
+from tokenloom.tests.checkpoints import tiny_checkpoint
+
+SHAPES: dict[str, dict[str, object]] = {  # odd sizes, so that nothing divides evenly
+    "llama": {"hidden_size": 144, "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 16},
+    "mistral": {"hidden_size": 56, "num_attention_heads": 4, "num_key_value_heads": 4, "sliding_window": 48},
+    "qwen3": {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 24},
+}
+BASE: dict[str, object] = {
+    "in_process": True,
+    "num_threads": 1,
+    "max_model_len": 700,
+    "block_size": 8,
+    "deterministic": True,
+}
+SCHEDULES: dict[str, dict[str, object]] = {
+    "among others": {"max_num_seqs": 12},
+    "preempted": {"num_kv_blocks": 50, "max_num_seqs": 12, "max_num_batched_tokens": 200},
+    "chunked": {"max_num_batched_tokens": 37, "max_num_seqs": 5},
+    "prefix hit": {},
+}
+
+
+def make_prompts() -> list[list[int]]:
+    rng = random.Random(5)
+    stem = [rng.randrange(256) for _ in range(300)]
+    lengths = [1, 7, 8, 31, 120, 257, 301]
+    return [[*stem, i, i, 7][-length:] if i % 2 else [*stem[: length - 1], i] for i, length in enumerate(lengths)]
+
+
+def make_params(index: int) -> Params:
+    return SamplingParams(
+        temperature=index % 3 * 2,
+        top_p=0.95,
+        seed=index,
+        max_tokens=10,
+        ignore_eos=True,
+        logprobs=5,
+        prompt_logprobs=2,
+        repetition_penalty=1.1,
+        n=1 + index % 2,
+    )
+
+
+def bits(output: RequestOutput) -> object:
+    """All that must be equal: floats compare as they are."""
+    return [(answer.token_ids, answer.logprobs, answer.text) for answer in output.outputs], output.prompt_logprobs
+
+
+@pytest.mark.parametrize("family", SHAPES)
+def test_no_schedule_changes_a_bit(family: str, tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path / "m", family, vocab_size=300, num_hidden_layers=2, **SHAPES[family])
+    prompts = make_prompts()
+    params = [make_params(i) for i in range(len(prompts))]
+    with LLM(folder, **BASE, steps_in_flight=1, enable_prefix_caching=False) as llm:  # type: ignore[arg-type]
+        alone = [llm.generate([each], one, use_tqdm=False)[0] for each, one in zip(prompts, params, strict=True)]
+    for schedule, options in SCHEDULES.items():
+        with LLM(folder, **(BASE | options)) as llm:  # type: ignore[arg-type]
+            if schedule == "prefix hit":
+                llm.generate(prompts, SamplingParams(max_tokens=3), use_tqdm=False)
+                params = [one.replace(prompt_logprobs=None) for one in params]  # they do without the cache
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+        if schedule == "preempted":
+            assert sum(output.metrics.num_preemptions for output in outputs) > 0
+        if schedule == "prefix hit":
+            assert sum(output.num_cached_tokens > 0 for output in outputs) >= 3
+        for expected, found in zip(alone, outputs, strict=True):
+            if schedule == "prefix hit":
+                expected = _without_prompt(expected)
+            assert bits(found) == bits(expected), f"{schedule}: a prompt of {len(found.prompt_token_ids)} tokens"
+
+
+def _without_prompt(output: RequestOutput) -> RequestOutput:
+    output.prompt_logprobs = None
+    return output
+
+
+def test_the_answers_are_those_of_the_usual_kernels(tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path / "m", "mistral", vocab_size=300, num_hidden_layers=2, **SHAPES["mistral"])
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, logprobs=0)
+    found = []
+    for is_deterministic in (True, False):
+        with LLM(folder, **(BASE | {"deterministic": is_deterministic})) as llm:  # type: ignore[arg-type]
+            outputs = llm.generate(make_prompts(), params, use_tqdm=False)
+        found.append([output.outputs[0] for output in outputs])
+    for mine, usual in zip(*found, strict=True):
+        assert mine.token_ids == usual.token_ids
+        assert mine.cumulative_logprob == pytest.approx(usual.cumulative_logprob, abs=1e-3)
+
+
+@pytest.mark.slow
+def test_more_ranks_than_have_one_order_are_refused(tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path / "m", "llama", num_attention_heads=4, num_key_value_heads=4)
+    with pytest.raises(ConfigError, match="at most 2 ranks"):
+        LLM(folder, device="cpu", deterministic=True, tensor_parallel_size=4, num_threads=1)

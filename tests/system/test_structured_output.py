@@ -1,0 +1,212 @@
+"""Every answer conforms to what it was asked for, and a grammar that makes no sense costs its own request alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+
+import jsonschema
+import psutil
+import pytest
+
+from tokenloom import LLM, RequestError, RequestOutput, SamplingParams, StructuredOutputsParams
+from tokenloom.tests.checkpoints import tiny_checkpoint
+
+from .malformed_grammars import deep_grammars, malformed_grammars
+from .schemas import SCHEMAS, Schema
+
+PROMPTS = ("The capital of France is", "{", "Answer in JSON: ", "42", "日本")
+MAX_TOKENS = 1400
+MODELS = ("demo", "random")
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, LLM]]:
+    """The demo model in processes of its own, and random weights of a byte vocabulary in this one."""
+    folder = tiny_checkpoint(tmp_path_factory.mktemp("models") / "random", max_position_embeddings=2048)
+    with (
+        LLM(num_threads=1, max_num_seqs=64, num_kv_blocks=4000) as demo,
+        LLM(folder, in_process=True, num_threads=1, max_num_seqs=64, num_kv_blocks=4000) as tiny,
+    ):
+        yield {"demo": demo, "random": tiny}
+
+
+def conforms(text: str, schema: Schema) -> None:
+    validator = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
+    validator(schema, format_checker=validator.FORMAT_CHECKER).validate(json.loads(text))
+
+
+def generate_all(llm: LLM, repeats: int) -> None:
+    """`repeats` answers for each schema at temperature 1, each checked by an independent validator."""
+    asked = [(name, repeat) for repeat in range(repeats) for name in SCHEMAS]
+    params = [
+        SamplingParams(
+            max_tokens=MAX_TOKENS,
+            seed=1000 * repeat + i,
+            structured_outputs=StructuredOutputsParams(json=SCHEMAS[name]),
+        )
+        for i, (name, repeat) in enumerate(asked)
+    ]
+    outputs = llm.generate([PROMPTS[i % len(PROMPTS)] for i in range(len(asked))], params, use_tqdm=False)
+    for (name, _), output in zip(asked, outputs, strict=True):
+        answer = output.outputs[0]
+        assert answer.finish_reason == "stop", f"{name}: {answer.text[:200]!r} … did not end"
+        conforms(answer.text, SCHEMAS[name])
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_answer_parses_and_validates(engines: dict[str, LLM], model: str) -> None:
+    generate_all(engines[model], 1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("model", MODELS)
+def test_500_answers_parse_and_validate(engines: dict[str, LLM], model: str) -> None:
+    generate_all(engines[model], -(-500 // len(SCHEMAS)))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_other_kinds_of_structure(engines: dict[str, LLM], model: str) -> None:
+    kinds = {
+        "choice": StructuredOutputsParams(choice=["Paris", 'say "é"\n', "日本語", "Par"]),
+        "regex": StructuredOutputsParams(regex=r"(ab|é){2,4}-[0-9]{3}"),
+        "grammar": StructuredOutputsParams(grammar='start: "<" WORD ">"\nWORD: /[a-z]{1,8}/'),
+        "gbnf": StructuredOutputsParams(grammar='root ::= "yes" | "no" [0-9]'),
+    }
+    patterns = {
+        "choice": r'Paris|say "é"\n|日本語|Par',
+        "regex": r"(ab|é){2,4}-[0-9]{3}",
+        "grammar": r"<[a-z]{1,8}>",
+        "gbnf": r"yes|no[0-9]",
+    }
+    for seed in range(5):
+        params = [SamplingParams(max_tokens=100, seed=seed, structured_outputs=each) for each in kinds.values()]
+        outputs = engines[model].generate([PROMPTS[0]] * len(params), params, use_tqdm=False)
+        for name, output in zip(kinds, outputs, strict=True):
+            assert re.fullmatch(patterns[name], output.outputs[0].text), (name, output.outputs[0].text)
+            assert output.outputs[0].finish_reason == "stop"
+
+
+def test_any_json_object(engines: dict[str, LLM]) -> None:
+    params = [SamplingParams(max_tokens=MAX_TOKENS, seed=i, structured_outputs={"json_object": True}) for i in range(4)]  # type: ignore[arg-type]
+    for output in engines["demo"].generate(PROMPTS[:4], params, use_tqdm=False):
+        answer = output.outputs[0]
+        if answer.finish_reason == "stop":
+            assert isinstance(json.loads(answer.text), dict)
+        else:  # it is unbounded: what there is must begin an object
+            assert answer.text.startswith("{")
+
+
+def test_a_structure_changes_the_answer_and_the_others_not(engines: dict[str, LLM]) -> None:
+    demo, greedy = engines["demo"], SamplingParams(temperature=0, max_tokens=12)
+    alone = demo.generate(PROMPTS[0], greedy, use_tqdm=False)[0].outputs[0]
+    schema = StructuredOutputsParams(json=SCHEMAS["person"])
+    params = [greedy, greedy.replace(structured_outputs=schema, max_tokens=200), greedy]
+    outputs = [each.outputs[0] for each in demo.generate([PROMPTS[0]] * 3, params, use_tqdm=False)]
+    assert outputs[0].token_ids == outputs[2].token_ids == alone.token_ids
+    assert outputs[1].token_ids != alone.token_ids
+    conforms(outputs[1].text, SCHEMAS["person"])
+
+
+def test_schedules_do_not_matter(engines: dict[str, LLM], tmp_path: Path) -> None:
+    """One step in flight, chunks and preemptions bring the tokens of the plain run."""
+    folder = tiny_checkpoint(tmp_path / "random", max_position_embeddings=2048)
+    names = ["order", "all kinds", "list by recursion", "tool call", "array of arrays"] * 2
+    params = [
+        SamplingParams(max_tokens=400, seed=i, structured_outputs=StructuredOutputsParams(json=SCHEMAS[name]))
+        for i, name in enumerate(names)
+    ]
+    prompts = [PROMPTS[i % len(PROMPTS)] * 3 for i in range(len(names))]
+    plain = engines["random"].generate(prompts, params, use_tqdm=False)
+    options = {"num_kv_blocks": 3 + 512 // 8, "block_size": 8, "max_num_batched_tokens": 24, "max_num_seqs": 16}
+    for steps_in_flight in (1, 2):
+        with LLM(
+            folder, in_process=True, num_threads=1, steps_in_flight=steps_in_flight, max_model_len=512, **options
+        ) as llm:
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+        assert [each.outputs[0].token_ids for each in outputs] == [each.outputs[0].token_ids for each in plain]
+        assert sum(each.metrics.num_preemptions for each in outputs if each.metrics) > 0
+
+
+# ── bad grammars ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def refuse_all(llm: LLM, grammars: list[StructuredOutputsParams]) -> int:
+    """Submit them among good requests, which must not notice; returns how many were refused."""
+    good = SamplingParams(max_tokens=300, seed=7, structured_outputs=StructuredOutputsParams(json=SCHEMAS["person"]))
+    plain = SamplingParams(max_tokens=20, seed=7)
+    expected = [llm.generate(PROMPTS[0], each, use_tqdm=False)[0].outputs[0].token_ids for each in (good, plain)]
+    workers = processes_of("tokenloom")
+    assert len(workers) >= 3, "frontend, core and worker"
+    num_refused = 0
+    for start in range(0, len(grammars), 50):
+        bad: list[Future[RequestOutput]] = [
+            llm.submit(PROMPTS[1], SamplingParams(max_tokens=4, structured_outputs=each))
+            for each in grammars[start : start + 50]
+        ]
+        others = [llm.submit(PROMPTS[0], each) for each in (good, plain)]
+        assert [each.result(120).outputs[0].token_ids for each in others] == expected
+        for future in bad:
+            error = future.exception(120)
+            assert error is None or isinstance(error, RequestError), error
+            num_refused += error is not None
+    assert processes_of("tokenloom") == workers, "a process was replaced"
+    return num_refused
+
+
+def processes_of(title: str) -> set[int]:
+    """Pids of this program's engines, without the grammar process, which a deadly grammar may cost."""
+    children = psutil.Process().children(recursive=True)
+    return {child.pid for child in children if title in (line := " ".join(child.cmdline())) and "grammar" not in line}
+
+
+def test_malformed_grammars_cost_only_their_own_requests(engines: dict[str, LLM]) -> None:
+    grammars = malformed_grammars(120, seed=0)
+    assert refuse_all(engines["demo"], grammars) > 100
+
+
+def test_deep_grammars_cost_only_their_own_requests(engines: dict[str, LLM]) -> None:
+    assert refuse_all(engines["demo"], list(deep_grammars())) >= 8
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_2000_malformed_grammars_cost_only_their_own_requests(engines: dict[str, LLM]) -> None:
+    assert refuse_all(engines["demo"], malformed_grammars(2200, seed=1)) > 2000
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({"json": '{"properties": {"a": {"type": "strin"}}}'}, "json at #/properties/a: Invalid type: strin"),
+        ({"json": '{"type": "string", }'}, "line 1 column"),
+        ({"json": '{"items": {"not": {}}}'}, 'json at #/items: Unimplemented keys: ["not"]'),
+        ({"regex": "a(b"}, "unclosed group"),
+        ({"grammar": "start: word"}, 'unknown name: "word"'),
+    ],
+)
+def test_the_error_says_where_it_is_wrong(engines: dict[str, LLM], params: dict[str, str], words: str) -> None:
+    for llm in engines.values():
+        with pytest.raises(RequestError) as caught:
+            llm.generate("x", SamplingParams(structured_outputs=params), use_tqdm=False)  # type: ignore[arg-type]
+        assert words in str(caught.value)
+
+
+def test_killing_the_grammar_process_loses_nothing(engines: dict[str, LLM]) -> None:
+    demo = engines["demo"]
+    params = [
+        SamplingParams(max_tokens=600, seed=i, structured_outputs=StructuredOutputsParams(json=SCHEMAS["all kinds"]))
+        for i in range(8)
+    ]
+    expected = [each.outputs[0].token_ids for each in demo.generate([PROMPTS[0]] * 8, params, use_tqdm=False)]
+    futures = [demo.submit(PROMPTS[0], each) for each in params]
+    children = psutil.Process().children(recursive=True)
+    (grammar_process,) = [child for child in children if " ".join(child.cmdline()).startswith("tokenloom grammar")]
+    os.kill(grammar_process.pid, signal.SIGKILL)
+    assert [future.result(60).outputs[0].token_ids for future in futures] == expected
