@@ -47,8 +47,8 @@ def main() -> int:
         num_tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
         firsts = sorted(output.metrics.first_token_time - output.metrics.arrival_time for output in outputs)
         print(
-            f"\n{len(many)} prompts at once: {num_tokens} tokens in {elapsed:.2f} s = "
-            f"{num_tokens / elapsed:.0f} tokens/s, time to first token {firsts[len(firsts) // 2] * 1000:.0f} ms (median)"
+            f"\n{len(many)} prompts at once: {num_tokens} tokens in {elapsed:.2f} s = {num_tokens / elapsed:.0f} "
+            f"tokens/s, time to first token {firsts[len(firsts) // 2] * 1000:.0f} ms (median)"
         )
     print("stopped")
     return 0
