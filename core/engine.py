@@ -357,7 +357,8 @@ class EngineCore:
         entry = self.scheduler.ledger.oldest
         if entry is None or self._grammars.is_awaiting_masks:
             return None
-        return max(entry.sent_at, self.stats.last_result_at, self._mask_sent_at) + self._step_watch.limit_s(entry.num_tokens)
+        begun_at = max(entry.sent_at, self.stats.last_result_at, self._mask_sent_at)
+        return begun_at + self._step_watch.limit_s(entry.num_tokens)
 
     def lose_workers(self, reason: str) -> None:
         """Steps in flight are lost with the workers: every running request waits again with nothing computed, except

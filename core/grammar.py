@@ -195,8 +195,6 @@ class Grammars:
     def take(self, now: float) -> GrammarNews:
         """Act on the host's answers and on deadlines."""
         news = GrammarNews()
-        if not self._entry_by_id and not self._deadline_by_opening and not self._num_unanswered:
-            return news
         try:
             for message in self._host.receive():
                 if isinstance(message, GrammarOpened):

@@ -39,7 +39,7 @@ Words = npt.NDArray[np.uint32]
 
 
 class Matcher:
-    """Where one answer stands in its grammar. `error` is None until a token is refused or a limit of the library met."""
+    """Where one answer stands in its grammar. `error` is set once a token is refused or a limit of the library met."""
 
     def __init__(self, inner: LLMatcher) -> None:
         self.inner = inner

@@ -8,7 +8,7 @@ from typing import cast
 
 from ..ipc.codec import decode_ids
 from ..ipc.errors import RequestError
-from ..ipc.messages import Delta, Submit
+from ..ipc.messages import Accepted, Delta, Logprobs, Submit
 from ..ipc.sampling_params import SamplingParams
 from .input_processor import InputProcessor
 from .openai_errors import encode_json
@@ -39,6 +39,7 @@ class Completion:
             body,
             max_tokens=body.max_tokens,
             logprobs=body.logprobs,
+            prompt_logprobs=body.logprobs if body.echo else None,
             logit_bias=logit_bias(body),
             **structured_params(body),
         )
@@ -50,10 +51,15 @@ class Completion:
     async def whole(self) -> bytes:
         async with self._run() as run:
             choices = [_Choice(self._body, self._engine.inputs) for _ in range(run.num_choices)]
+            prompt_logprobs: list[list[Logprobs]] = [[] for _ in self._submits]
             async for news in run.news():
                 for index, delta in news:
                     choices[index].add(delta)
-            built = [choice.build(index, run) for index, choice in enumerate(choices)]
+                    if delta.prompt_logprobs is not None:  # whichever answer of the prompt has news first brings them
+                        prompt_logprobs[index // self._n].append(delta.prompt_logprobs)
+            built = [
+                choice.build(index, run, prompt_logprobs[index // self._n]) for index, choice in enumerate(choices)
+            ]
             return encode_json(self._envelope(built, run.usage()))
 
     async def events(self) -> AsyncGenerator[bytes, None]:
@@ -67,6 +73,8 @@ class Completion:
             async for news in run.news():
                 chunks = []
                 for index, delta in news:
+                    if body.echo and not has_begun[index]:
+                        _add_first(logprobs[index], run.prompt_of(index), inputs)
                     choice = _chunk_choice(index, delta, body, logprobs[index])
                     if not has_begun[index]:
                         has_begun[index] = True
@@ -99,7 +107,7 @@ class _Choice:
         self._inputs = inputs
         self._text: list[str] = []
         self._token_ids: list[int] = []
-        self._logprobs = CompletionLogprobs()
+        self._logprobs: list[Logprobs] = []
         self._last: Delta | None = None
 
     def add(self, delta: Delta) -> None:
@@ -107,10 +115,20 @@ class _Choice:
         self._last = delta
         if self._body.return_token_ids:
             self._token_ids += decode_ids(delta.token_ids)
-        if self._body.logprobs is not None:
-            self._logprobs.add(delta)
+        if delta.logprobs is not None:
+            self._logprobs.append(delta.logprobs)
 
-    def build(self, index: int, run: Run) -> JsonObject:
+    def _columns(self, prompt: Accepted | None, prompt_logprobs: list[Logprobs]) -> JsonObject:
+        columns = CompletionLogprobs()
+        if self._body.echo:
+            _add_first(columns, prompt, self._inputs)
+            for each in prompt_logprobs:
+                columns.add(each)
+        for each in self._logprobs:
+            columns.add(each)
+        return columns.take()
+
+    def build(self, index: int, run: Run, prompt_logprobs: list[Logprobs]) -> JsonObject:
         assert self._last is not None, "every choice has ended"
         text = "".join(self._text)
         prompt = run.prompt_of(index)
@@ -119,7 +137,7 @@ class _Choice:
         choice: JsonObject = {
             "index": index,
             "text": text,
-            "logprobs": self._logprobs.take() if self._body.logprobs is not None else None,
+            "logprobs": self._columns(prompt, prompt_logprobs) if self._body.logprobs is not None else None,
             "finish_reason": self._last.finish_reason,
             "stop_reason": self._last.stop_reason,
         }
@@ -134,11 +152,17 @@ def _chunk_choice(index: int, delta: Delta, body: CompletionRequest, logprobs: C
     if delta.finish_reason is not None:
         choice["stop_reason"] = delta.stop_reason
     if body.logprobs is not None:
-        logprobs.add(delta)
+        logprobs.add(delta.prompt_logprobs)
+        logprobs.add(delta.logprobs)
         choice["logprobs"] = logprobs.take()
     if body.return_token_ids:
         choice["token_ids"] = decode_ids(delta.token_ids).tolist()
     return choice
+
+
+def _add_first(columns: CompletionLogprobs, prompt: Accepted | None, inputs: InputProcessor) -> None:
+    if prompt is not None:
+        columns.add_first(inputs.detokenize(prompt.prompt_token_ids[:4]))
 
 
 def _begin(choice: JsonObject, run: Run, index: int, body: CompletionRequest, inputs: InputProcessor) -> None:

@@ -14,24 +14,31 @@ LOWEST = -9999.0  # JSON has no −∞; OpenAI writes this
 class CompletionLogprobs:
     """The columns {tokens, token_logprobs, top_logprobs, text_offset}; `take` gives what was added since the last."""
 
-    def __init__(self, offset: int = 0) -> None:
-        self._offset = offset  # in characters of the answer's text
+    def __init__(self) -> None:
+        self._offset = 0  # in characters of the choice's text
         self._clear()
 
     def _clear(self) -> None:
         self._tokens: list[str] = []
-        self._logprobs: list[float] = []
-        self._top: list[dict[str, float]] = []
+        self._logprobs: list[float | None] = []
+        self._top: list[dict[str, float] | None] = []
         self._offsets: list[int] = []
 
-    def add(self, delta: Delta) -> None:
-        for tokens in _rows(delta.logprobs):
+    def add_first(self, text: str) -> None:
+        """The first token of an echoed prompt, which nothing came before."""
+        self._add(text, None, None)
+
+    def add(self, logprobs: Logprobs | None) -> None:
+        for tokens in _rows(logprobs):
             text, logprob = tokens[0]
-            self._tokens.append(text)
-            self._logprobs.append(logprob)
-            self._top.append(dict(reversed(tokens[1:])) | {text: logprob})
-            self._offsets.append(self._offset)
-            self._offset += len(text)
+            self._add(text, logprob, dict(reversed(tokens[1:])) | {text: logprob})
+
+    def _add(self, text: str, logprob: float | None, top: dict[str, float] | None) -> None:
+        self._tokens.append(text)
+        self._logprobs.append(logprob)
+        self._top.append(top)
+        self._offsets.append(self._offset)
+        self._offset += len(text)
 
     def take(self) -> JsonObject:
         taken: JsonObject = {

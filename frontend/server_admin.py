@@ -12,6 +12,7 @@ from starlette.routing import Route
 from ..ipc.codec import decode_ids
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import RequestError
+from .openai_document import document
 from .openai_errors import HttpError, encode_json
 from .openai_messages import encode_messages
 from .openai_schema import AbortRequest, DetokenizeRequest, TokenizeRequest
@@ -42,6 +43,7 @@ class AdminEndpoints:
             Route("/ready", self.ready),
             Route("/version", self.version),
             Route("/metrics", self.metrics),
+            Route("/openapi.json", self.openapi),
         ]
 
     async def models(self, request: Request) -> Response:
@@ -113,6 +115,9 @@ class AdminEndpoints:
         for event, count in self._frontend.counts.items():
             metrics.events.raise_to(count, event)
         return Response(metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def openapi(self, request: Request) -> Response:
+        return _json(document(tokenloom_version(), needs_key=self._spec.config.api_key is not None))
 
     async def version(self, request: Request) -> Response:
         return _json({"version": tokenloom_version()})

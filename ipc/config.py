@@ -101,7 +101,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             value = getattr(self, name)
             if value is not None and not 0 < value <= 1e9:
                 raise ConfigError(f"{_flag(name)} must be in (0, 1e9] seconds, got {value}")
-        if None not in (self.default_timeout_s, self.max_timeout_s) and self.default_timeout_s > self.max_timeout_s:
+        default_s, max_s = self.default_timeout_s, self.max_timeout_s
+        if default_s is not None and max_s is not None and default_s > max_s:
             raise ConfigError(
                 f"--default-timeout-s {self.default_timeout_s} is above --max-timeout-s {self.max_timeout_s}: lower it"
             )

@@ -3,8 +3,10 @@
     python scripts/bench_grammar.py 135m 16 32 128
 
 Both generate exactly OUT tokens per request from the same prompts, greedily unless --temperature says otherwise (a mask
-leaves a draw fewer candidates and so makes it cheaper); the schema (a list of 10,000 records) cannot end before. Measured in turn (A B A B), after a warm-up of each; the ratio is the median of the rounds'
-ratios. A checkpoint of make_checkpoint.py has a vocabulary of bytes, for which masks are cheap: so a byte-level BPE of
+leaves a draw fewer candidates and so makes it cheaper); the schema (a list of 10,000 records) cannot end before.
+Measured in turn (A B A B), after a warm-up of each; the ratio is the median of the rounds' ratios.
+
+A checkpoint of make_checkpoint.py has a vocabulary of bytes, for which masks are cheap: so a byte-level BPE of
 the model's whole vocabulary is trained from the Python library's own sources, once, and used instead.
 """
 

@@ -107,9 +107,8 @@ def main() -> None:
     parser.add_argument("tokenizer", type=Path, metavar="TOKENIZER.json")
     path = parser.parse_args().tokenizer
     vocab_size = len(json.loads(path.read_text())["model"]["vocab"])
-    print(
-        f"vocabulary {vocab_size}\n| library | schema | compile ms | mask µs median | p99 | max |\n|---|---|--:|--:|--:|--:|"
-    )
+    print(f"vocabulary {vocab_size}\n\n| library | schema | compile ms | mask µs median | p99 | max |")
+    print("|---|---|--:|--:|--:|--:|")
     makers = {"llguidance": llguidance_compiler, "xgrammar": xgrammar_compiler}
     for name, make in makers.items():
         if importlib.util.find_spec(name) is None:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from ..kernels import noise
+from ..kernels.cpu.sampling import DRAW, CpuSampling
 
 _SLACK = 1e-3  # relative error granted to float32 weights where they only rule tokens out
 _WIDE_SHARE = 1 / 16  # of the vocabulary: with more candidates than this its whole noise costs less than their list
@@ -151,6 +152,36 @@ def largest_ids(logits: F32, k: int) -> I64:
 
 def _kth_largest(values: F32, k: int) -> np.float32:
     return np.float32(np.partition(values, len(values) - k)[len(values) - k])
+
+
+def find_with_kernels(kernels: CpuSampling, logits: Tensor, draws: list[RowDraw]) -> list[Candidates]:
+    """The same as find_on_host, where top_k does not already leave few."""
+    array, vocab_size = logits.numpy(), logits.shape[1]
+    listed = iter(kernels.list_candidates(logits, _kernel_draws([d for d in draws if d.top_k == 0], vocab_size)))
+    found = []
+    for draw in draws:
+        row = array[draw.row]
+        if draw.top_k:
+            token_ids = largest_ids(row, draw.top_k)
+            found.append(Candidates(token_ids, row[token_ids], draw.total(row[token_ids])))
+        else:
+            token_ids, total = next(listed)
+            found.append(Candidates(token_ids, row[token_ids], total))
+    return found
+
+
+def _kernel_draws(draws: list[RowDraw], vocab_size: int) -> npt.NDArray[np.void]:
+    """Bounds as in RowDraw.weight_floor; noise rules tokens out only where top_p need not see them."""
+    columns = np.zeros(len(draws), DRAW)
+    for column, draw in zip(columns, draws, strict=True):
+        column["row"], column["position"] = draw.row, draw.position
+        column["largest"], column["temperature"] = draw.largest, draw.temperature
+        column["least_weight"] = max(draw.least_winning_weight, draw.min_p * (1 - _SLACK))
+        column["counted_weight"] = draw.min_p
+        column["share"] = (1 - draw.top_p) / vocab_size * (1 - _SLACK)
+        column["noise_scale"] = draw.noise_scale() if draw.top_p == 1 else 0
+        column["seed_low"], column["seed_high"] = draw.seed
+    return columns
 
 
 def find_on_device(logits: Tensor, draws: list[RowDraw]) -> list[Candidates]:

@@ -68,6 +68,7 @@ class ModelRunner:
         group: ParallelGroup,
         vocab_size: int = 1 << 17,
         graphs: DecodeGraphs | None = None,
+        sampler: Sampler | None = None,
     ) -> None:
         """`graphs` run the steps in which every row has one token and wants no more than the next; None: as any."""
         self._model = model
@@ -76,7 +77,7 @@ class ModelRunner:
         self._batch = batch
         self._kv_cache = kv_cache
         self._group = group
-        self._sampler = Sampler(kv_cache.device)
+        self._sampler = sampler or Sampler(kv_cache.device)
         self._scratch = torch.empty(0, device=kv_cache.device)
         self.stage = "idle"
 

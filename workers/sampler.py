@@ -10,13 +10,16 @@ float32; here, on the host, they are filtered, scored in double precision and co
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from ..kernels import noise
-from .candidates import Candidates, RowDraw, find_on_device, find_on_host
+from ..kernels.cpu.sampling import CpuSampling
+from .candidates import Candidates, RowDraw, find_on_device, find_on_host, find_with_kernels
 from .sampling_columns import SamplingColumns
 
 MIN_TEMPERATURE = 1e-5  # as in vLLM: logits over less would leave float32; such rows are greedy
@@ -28,8 +31,11 @@ I64 = npt.NDArray[np.int64]
 class Sampler:
     """Draws for any mix of rows, each with its own parameters; keeps no state between calls."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, kernels: CpuSampling | None = None) -> None:
+        """`kernels` do on the CPU what numpy else does; the tokens are the same."""
         self._find = find_on_host if device.type == "cpu" else find_on_device
+        if kernels is not None:
+            self._find = functools.partial(find_with_kernels, kernels)
 
     def sample(self, logits: Tensor, columns: SamplingColumns, positions: I64) -> I64:
         """Draw one token for each row.

@@ -22,6 +22,7 @@ from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import ConfigError
 from ..ipc.faults import maybe_fail
 from ..ipc.messages import Measured, ModelRunnerOutput, Phase, SchedulerOutput
+from ..kernels.cpu.sampling import load_cpu_sampling
 from ..kernels.ops import select_ops
 from .cpu_threads import num_cpu_threads
 from .input_batch import InputBatch
@@ -32,6 +33,7 @@ from .models.decoder import DecoderModel, load_model
 from .parallel import ParallelGroup
 from .profile import activation_bytes, dummy_step, largest_steps, run_dummy
 from .row_rules import LogitsProcessor
+from .sampler import Sampler
 from .token_mask import MaskSource, no_mask
 
 if TYPE_CHECKING:
@@ -112,7 +114,9 @@ class Worker:
         )
         run_dummy(self._model, dummy_step([1], [1], spec.config.block_size), kv_cache, self._rank == 0)
         graphs = self._record_graphs(self._model, kv_cache)
-        self._runner = ModelRunner(self._model, batch, kv_cache, self._group, spec.model.vocab_size, graphs)
+        has_kernels = self._device.type == "cpu" and not (spec.config.enforce_reference or spec.config.deterministic)
+        sampler = Sampler(self._device, load_cpu_sampling() if has_kernels else None)
+        self._runner = ModelRunner(self._model, batch, kv_cache, self._group, spec.model.vocab_size, graphs, sampler)
         num_tokens = (num_blocks - 1) * spec.config.block_size
         size = gib(kv_cache.numel() * kv_cache.element_size())
         logger.info("KV cache: %d blocks, %d tokens, %s of %s", num_blocks, num_tokens, size, spec.dtype)
@@ -147,9 +151,7 @@ class Worker:
             self._spec.max_model_len,
             self._dtype,
             self._device,
-            select_ops(
-                self._device, self._dtype, self._spec.config.enforce_reference, self._spec.config.deterministic
-            ),
+            select_ops(self._device, self._dtype, self._spec.config.enforce_reference, self._spec.config.deterministic),
             self._group,
         )
 
@@ -184,7 +186,8 @@ class Worker:
     def _has_graphs(self) -> bool:
         """Graphs need kernels that find all lengths on the device, and one rank: NCCL is not recorded."""
         config = self._spec.config
-        if self._device.type != "cuda" or self._size > 1 or config.enforce_eager or config.enforce_reference:
+        is_plain = config.enforce_eager or config.enforce_reference or config.deterministic
+        if self._device.type != "cuda" or self._size > 1 or is_plain:
             return False
         from ..kernels.gpu_ops import load_gpu_ops
 

@@ -6,7 +6,6 @@ in the log what is used, or why nothing is.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 from ctypes import byref
 from dataclasses import dataclass

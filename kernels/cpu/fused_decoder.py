@@ -53,7 +53,7 @@ class CpuDecoder:
         return out
 
     def _describe(self, weights: DecoderWeights) -> c.Decoder:
-        is_packed = not isinstance(weights.table, Tensor)
+        table = weights.table
         return c.Decoder(
             layers=cast(self._layers, POINTER(c.Layer)),
             num_layers=len(weights.layers),
@@ -65,9 +65,9 @@ class CpuDecoder:
             scale=weights.scale,
             final_norm=weights.norm.data_ptr(),
             cos_sin=weights.cos_sin.data_ptr(),
-            packed_table=None if isinstance(weights.table, Tensor) else pointer(_linear(weights.table)),
-            table=weights.table.data_ptr() if isinstance(weights.table, Tensor) else None,
-            num_ids=0 if is_packed else weights.table.shape[0],
+            packed_table=None if isinstance(table, Tensor) else pointer(_linear(table)),
+            table=table.data_ptr() if isinstance(table, Tensor) else None,
+            num_ids=table.shape[0] if isinstance(table, Tensor) else table.out_features,
         )
 
 

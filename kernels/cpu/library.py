@@ -7,7 +7,7 @@ for all to see, before the kernels are.
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_int64, c_uint32, c_void_p
 from pathlib import Path
 
 from ..ops import AttentionMetadata
@@ -150,6 +150,11 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[object, ...]]] = {
     "make_attention_plan": (c_void_p, (POINTER(StepRows), c_int64, c_int64, c_int64, c_int64)),
     "free_attention_plan": (None, (c_void_p,)),
     "op_attend": (None, (c_void_p, c_void_p, c_int64, POINTER(Cache), c_float, c_void_p, c_int64, c_int)),
+    "vocabulary_bits": (None, (c_void_p, c_int64, c_uint32, c_uint32, c_uint32, c_uint32)),
+    "list_candidates": (
+        None,
+        (c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int),
+    ),
     "decoder_scratch": (c_int64, (POINTER(Decoder), c_int64)),
     "decoder_step": (c_int, (POINTER(Decoder), POINTER(Step), c_void_p, c_void_p, c_void_p, c_int)),
 }

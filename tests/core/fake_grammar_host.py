@@ -1,7 +1,7 @@
 """A GrammarHost without a library: grammars are arithmetic, answers come when the test says so, and it can die.
 
 The text of a grammar is "m,k": after the outputs o, token t may come iff (t + last + len(o)) % m == 0, and k tokens
-complete it; with m = 0 its mask ends the host. "bad" does not compile, "slow" never answers, "deadly" ends the host. Masks are of VOCAB_SIZE tokens.
+complete it; with m = 0 its mask ends the host. "bad" does not compile, "slow" never answers, "deadly" ends the host.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tokenloom.core.grammar import ADVANCE_TIMEOUT_S, MAX_LOSSES
+from tokenloom.core.grammar import MAX_LOSSES
 from tokenloom.ipc.structured_outputs import StructuredOutputsParams
 
 from .fake_grammar_host import allowed_tokens, is_complete
@@ -20,7 +20,7 @@ def expected_with_grammar(
     text: str, prompt: Sequence[int], seed: int, max_tokens: int, stop: Sequence[int]
 ) -> tuple[list[int], str]:
     """What a request alone must bring, and why it ends."""
-    tokens, outputs = list(prompt), []
+    tokens, outputs = list(prompt), list[int]()
     while len(outputs) < max_tokens:
         outputs.append(masked_token(next_token(tokens, seed), allowed_tokens(text, outputs)))
         tokens.append(outputs[-1])
@@ -211,12 +211,11 @@ def test_workers_are_not_blamed_for_a_mask_that_is_late() -> None:
     harness.grammars.work()
     harness.core.take_grammars()
     harness.core.step()
-    assert harness.core.overdue_at is None
-    deadline = harness.core.next_grammar_deadline
-    assert deadline is not None and ADVANCE_TIMEOUT_S > 0
+    while_waiting = harness.core.overdue_at, harness.core.next_grammar_deadline is None
     harness.grammars.work()
     harness.core.take_grammars()
-    assert harness.core.overdue_at is not None and harness.core.next_grammar_deadline is None
+    with_mask = harness.core.overdue_at is None, harness.core.next_grammar_deadline
+    assert while_waiting == (None, False) and with_mask == (False, None)
     harness.run()
     harness.check(0)
 
@@ -256,7 +255,7 @@ def run_random_grammars(seed: int, num_operations: int) -> None:
             harness.take()
             if harness.finished[victim].reason == "abort":
                 aborted.add(victim)
-        elif action < 0.15 and num_losses < 2:
+        elif action < 0.15 and num_losses < 1:
             num_losses += 1
             harness.grammars.die()
         elif action < 0.155 and generation < 2:

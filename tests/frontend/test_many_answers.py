@@ -131,6 +131,7 @@ def test_a_client_resumes_each_answer_that_is_open(bench: Bench) -> None:
         Delta(request_id="r", index=2, start=2, token_ids=encode_ids([14])),
     ]
     assert [request.take(delta) for delta in deltas] == ["new"] * 4
+    assert request.take(Delta(request_id="r", index=1, start=1, token_ids=encode_ids([15]))) == "old", "it has ended"
     assert request.open_answers == [0, 2] and request.num_tokens == 4
     again = request.next_submit()
     assert [(child.index, child.seed, decode_ids(child.output_token_ids).tolist()) for child in again.children] == [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -33,7 +34,7 @@ def parse(parser: ToolParser, pieces: list[str]) -> Parsed:
 
 def cut(text: str, places: list[int]) -> list[str]:
     edges = [0, *sorted(place % (len(text) + 1) for place in places), len(text)]
-    return [text[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    return [text[start:end] for start, end in itertools.pairwise(edges)]
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=6), st.lists(st.integers(0, 10_000), max_size=8))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from tokenloom import StructuredOutputsParams
 
-from .schemas import SCHEMAS
+from .schemas import SCHEMAS, Schema
 
 _TYPES = ("objct", "strin", "int", "", "any", "Array")
 _LARK = 'start: item+ "," tail?\nitem: WORD | "(" start ")"\ntail: /[0-9]{1,4}/\nWORD: /[a-z]+/\n'
@@ -50,32 +50,30 @@ def _broken_text(rng: random.Random) -> StructuredOutputsParams:
 
 
 def _broken_schema(rng: random.Random) -> StructuredOutputsParams:
-    fault = rng.choice(
-        [
-            {"type": rng.choice(_TYPES)},
-            {"type": 5},
-            {"enum": []},
-            {"enum": "red"},
-            {"$ref": f"#/$defs/{rng.randrange(1000)}"},
-            {"$ref": "http://localhost:9/schema"},
-            {"not": {"type": "null"}},
-            {"pattern": rng.choice(_BROKEN_REGEXES), "type": "string"},
-            {"minimum": 5, "maximum": rng.randrange(5), "type": "integer"},
-            {"minLength": -1, "type": "string"},
-            {"uniqueItems": True, "type": "array"},
-            {"properties": [1, 2], "type": "object"},
-            {"required": "a", "type": "object"},
-            {"format": f"format-{rng.randrange(1000)}", "type": "string"},
-        ]
-    )
+    faults: list[Schema] = [
+        {"type": rng.choice(_TYPES)},
+        {"type": 5},
+        {"enum": []},
+        {"enum": "red"},
+        {"$ref": f"#/$defs/{rng.randrange(1000)}"},
+        {"$ref": "http://localhost:9/schema"},
+        {"not": {"type": "null"}},
+        {"pattern": rng.choice(_BROKEN_REGEXES), "type": "string"},
+        {"minimum": 5, "maximum": rng.randrange(5), "type": "integer"},
+        {"minLength": -1, "type": "string"},
+        {"uniqueItems": True, "type": "array"},
+        {"properties": [1, 2], "type": "object"},
+        {"required": "a", "type": "object"},
+        {"format": f"format-{rng.randrange(1000)}", "type": "string"},
+    ]
+    fault = rng.choice(faults)
     for _ in range(rng.randrange(4)):
-        fault = rng.choice(
-            [
-                {"type": "array", "items": fault, "minItems": 1},
-                {"type": "object", "properties": {"a/b": fault, "é": {}}, "required": ["a/b"]},
-                {"allOf": [{}, fault]},
-            ]
-        )
+        around: list[Schema] = [
+            {"type": "array", "items": fault, "minItems": 1},
+            {"type": "object", "properties": {"a/b": fault, "é": {}}, "required": ["a/b"]},
+            {"allOf": [{}, fault]},
+        ]
+        fault = rng.choice(around)
     return StructuredOutputsParams(json=fault)
 
 

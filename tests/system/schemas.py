@@ -10,7 +10,7 @@ TEXT: Schema = {"type": "string", "maxLength": 12}
 DIGIT: Schema = {"type": "integer", "minimum": 0, "maximum": 9}
 
 
-def record(required: list[str] | None = None, **properties: object) -> Schema:
+def record(required: list[str] | None = None, /, **properties: object) -> Schema:
     return {
         "type": "object",
         "properties": properties,
@@ -49,7 +49,7 @@ SCHEMAS: dict[str, Schema] = {
     "all of": {"allOf": [record(a=DIGIT, b=DIGIT), {"type": "object", "properties": {"a": {"maximum": 4}}}]},
     "person": record(name=TEXT, age={"type": "integer", "minimum": 0, "maximum": 150}),
     "optional fields": record(["a"], a=DIGIT, b=TEXT, c={"type": "boolean"}),
-    "unicode names": record(**{"名前": TEXT, "größe": DIGIT, "emoji 😀": {"type": "boolean"}}),
+    "unicode names": record(None, **{"名前": TEXT, "größe": DIGIT, "emoji 😀": {"type": "boolean"}}),
     "empty object": record(),
     "nested": record(a=record(b=record(c=record(d=record(e=DIGIT))))),
     "address": record(street=TEXT, city=TEXT, zip={"type": "string", "pattern": "^[0-9]{5}$"}),
@@ -87,7 +87,9 @@ SCHEMAS: dict[str, Schema] = {
     },
     "refs": {"$defs": {"p": record(x=DIGIT, y=DIGIT)}, **record(a={"$ref": "#/$defs/p"}, b={"$ref": "#/$defs/p"})},
     "list by recursion": {
-        "$defs": {"node": record(v={"type": "boolean"}, next={"anyOf": [{"type": "null"}, {"$ref": "#/$defs/node"}]})},
+        "$defs": {
+            "node": record(v={"type": "boolean"}, next={"anyOf": [{"enum": [None, 0, 1, 2]}, {"$ref": "#/$defs/node"}]})
+        },
         "$ref": "#/$defs/node",
     },
     "tree by recursion": {

@@ -113,6 +113,23 @@ def test_logprobs_come_in_both_forms_and_agree(client: openai.OpenAI) -> None:
     assert bytes(content[0].bytes or []).decode() == content[0].token
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_echoed_prompt_has_logprobs_too(client: openai.OpenAI, stream: bool) -> None:
+    request = {"model": "tokenloom-demo", "prompt": "The capital of France is", "echo": True, "logprobs": 1}
+    request |= {"temperature": 0, "max_tokens": 1}
+    if stream:
+        chunks = [chunk.choices[0] for chunk in client.completions.create(**request, stream=True)]  # type: ignore[call-overload]
+        tokens = [token for chunk in chunks for token in chunk.logprobs.tokens]
+        values = [value for chunk in chunks for value in chunk.logprobs.token_logprobs]
+        offsets = [offset for chunk in chunks for offset in chunk.logprobs.text_offset]
+    else:
+        (choice,) = client.completions.create(**request).choices  # type: ignore[call-overload]
+        tokens, values, offsets = choice.logprobs.tokens, choice.logprobs.token_logprobs, choice.logprobs.text_offset
+    assert tokens == ["<|bos|>", "The", " capital", " of", " F", "rance", " is", " Paris"]
+    assert values[0] is None and all(value <= 0 for value in values[1:]) and len(values) == len(tokens)
+    assert offsets == [sum(map(len, tokens[:place])) for place in range(len(tokens))]
+
+
 def test_a_stop_string_ends_the_answer_and_is_named(client: openai.OpenAI) -> None:
     answer = client.completions.create(
         model="tokenloom-demo", prompt="The capital of France is", temperature=0, stop=["ri"]
@@ -285,6 +302,17 @@ def test_statuses_of_paths_methods_sizes_and_json(http: httpx2.Client) -> None:
     assert http.post("/v1/embeddings", json={"input": "x"}).status_code == 501
 
 
+def test_the_document_lists_every_route_and_field(http: httpx2.Client) -> None:
+    document = http.get("/openapi.json").json()
+    for path, operations in document["paths"].items():
+        for method in operations:
+            answer = http.request(method.upper(), path, content=b"?")
+            assert answer.status_code in (200, 400), (path, answer.status_code)
+    schemas = document["components"]["schemas"]
+    assert {"prompt", "echo", "guided_regex"} <= schemas["CompletionRequest"]["properties"].keys()
+    assert schemas["ChatRequest"]["required"] == ["messages"]
+
+
 def test_ids_and_trace_headers_come_back(http: httpx2.Client) -> None:
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     answer = http.get("/v1/models", headers={"x-request-id": "abc-1", "traceparent": trace})
@@ -361,7 +389,13 @@ def test_a_disconnect_aborts_the_request_within_100_ms(http: httpx2.Client, url:
 
     host, port = url.removeprefix("http://").split(":")
     body = json.dumps(ENDLESS | {"stream": stream, "n": 8}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\ncontent-length: {len(body)}\r\n\r\n"
+    fields = (
+        "POST /v1/completions HTTP/1.1",
+        "host: x",
+        f"authorization: Bearer {KEY}",
+        f"content-length: {len(body)}",
+    )
+    head = "\r\n".join((*fields, "", ""))
     deadline = time.monotonic() + DEADLINE_S
     with socket.create_connection((host, int(port)), timeout=DEADLINE_S) as connection:
         connection.sendall(head.encode() + body)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import resource
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -132,6 +133,20 @@ def test_the_checker_sees(mutation: str, folder: Path, oracle: LogprobOracle) ->
             with pytest.raises(AssertionError):
                 check_token(row, token_id, MUTATIONS[mutation](found, list(found)), 5)
     assert num_checked > 3
+
+
+@pytest.mark.slow
+def test_logprobs_of_the_longest_prompt_take_bounded_memory(tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path / "m", "llama", vocab_size=49152, max_position_embeddings=8192)
+    prompt = random.Random(1).choices(range(49152), k=8190)
+    with open_llm(folder, max_model_len=8192, enable_prefix_caching=False, num_kv_blocks=1100) as llm:
+        for _ in range(2):
+            llm.generate([prompt], SamplingParams(max_tokens=1), use_tqdm=False)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        output = llm.generate([prompt], SamplingParams(max_tokens=1, prompt_logprobs=20), use_tqdm=False)[0]
+        added = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert len(output.prompt_logprobs or ()) == 8190
+    assert added < 256 << 10, f"{added >> 10} MiB more at the peak"
 
 
 # ── every combination under every schedule ───────────────────────────────────────────────────────────────────────────

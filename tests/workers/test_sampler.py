@@ -8,12 +8,14 @@ import pytest
 import torch
 
 from tokenloom.ipc.messages import RowSampling
+from tokenloom.kernels.cpu.sampling import load_cpu_sampling
 from tokenloom.kernels.noise import gumbel, vocabulary_bits
 from tokenloom.workers.sampler import Sampler
 from tokenloom.workers.sampling_columns import SamplingColumns
 
 F64 = npt.NDArray[np.float64]
 SAMPLER = Sampler(torch.device("cpu"))
+WITH_KERNELS = Sampler(torch.device("cpu"), load_cpu_sampling())  # without, where there are none
 ON_DEVICE = Sampler(torch.device("cuda"))  # the way of a GPU, on whatever device the logits are
 
 
@@ -57,31 +59,41 @@ PEAKED = np.random.default_rng(1).normal(0, 3, 60)
 TIED = np.round(np.random.default_rng(2).normal(0, 1.5, 40))  # as logits in bf16: many equal values
 
 
+CASES = [
+    RowSampling(),
+    RowSampling(temperature=0.6),
+    RowSampling(temperature=2.5),
+    RowSampling(top_k=1),
+    RowSampling(top_k=7),
+    RowSampling(top_k=1000),
+    RowSampling(top_p=0.05),
+    RowSampling(top_p=0.5),
+    RowSampling(top_p=0.95),
+    RowSampling(top_p=0.999999),
+    RowSampling(min_p=0.1),
+    RowSampling(min_p=1.0),
+    RowSampling(temperature=1.5, top_k=12, top_p=0.8),
+    RowSampling(temperature=1.5, top_k=12, min_p=0.2),
+    RowSampling(temperature=1.5, top_p=0.9, min_p=0.02),
+    RowSampling(temperature=0.8, top_k=20, top_p=0.9, min_p=0.05),
+]
+
+
 @pytest.mark.parametrize("logits", [PEAKED, TIED], ids=["peaked", "tied"])
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        RowSampling(),
-        RowSampling(temperature=0.6),
-        RowSampling(temperature=2.5),
-        RowSampling(top_k=1),
-        RowSampling(top_k=7),
-        RowSampling(top_k=1000),
-        RowSampling(top_p=0.05),
-        RowSampling(top_p=0.5),
-        RowSampling(top_p=0.95),
-        RowSampling(top_p=0.999999),
-        RowSampling(min_p=0.1),
-        RowSampling(min_p=1.0),
-        RowSampling(temperature=1.5, top_k=12, top_p=0.8),
-        RowSampling(temperature=1.5, top_k=12, min_p=0.2),
-        RowSampling(temperature=1.5, top_p=0.9, min_p=0.02),
-        RowSampling(temperature=0.8, top_k=20, top_p=0.9, min_p=0.05),
-    ],
-    ids=repr,
-)
+@pytest.mark.parametrize("sampling", CASES, ids=repr)
 def test_draws_follow_the_filtered_distribution(logits: F64, sampling: RowSampling) -> None:
-    num_draws = 4000
+    check_draws(logits, sampling, 4000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("logits", [PEAKED, TIED], ids=["peaked", "tied"])
+@pytest.mark.parametrize("sampling", CASES, ids=repr)
+def test_many_draws_follow_the_filtered_distribution(logits: F64, sampling: RowSampling) -> None:
+    check_draws(logits, sampling, 100_000)
+
+
+def check_draws(logits: F64, sampling: RowSampling, num_draws: int) -> None:
+    """Chi-square of the draws against the exact distribution."""
     expected = filtered_distribution(logits.astype(np.float32).astype(np.float64), sampling)
     counts = np.bincount(draw(logits, sampling, num_draws), minlength=len(logits))
     assert counts[expected == 0].sum() == 0, "a filtered token was drawn"
@@ -115,7 +127,7 @@ def brute_force(logits: F64, sampling: RowSampling, position: int) -> int:
     return int(scores.argmax())
 
 
-@pytest.mark.parametrize("sampler", [SAMPLER, ON_DEVICE], ids=["host", "device"])
+@pytest.mark.parametrize("sampler", [SAMPLER, WITH_KERNELS, ON_DEVICE], ids=["host", "kernels", "device"])
 @pytest.mark.parametrize("spread", [0.01, 1.0, 8.0])
 @pytest.mark.parametrize("vocab_size", [5, 1003, 9001])
 def test_pruning_never_changes_the_token_that_full_noise_would_give(
@@ -199,7 +211,7 @@ def test_a_row_of_nan_disturbs_no_other_row() -> None:
     assert 0 <= answer[1] < 500
 
 
-@pytest.mark.parametrize("sampler", [SAMPLER, ON_DEVICE], ids=["host", "device"])
+@pytest.mark.parametrize("sampler", [SAMPLER, WITH_KERNELS, ON_DEVICE], ids=["host", "kernels", "device"])
 def test_logits_at_the_ends_of_float32_are_sampled(sampler: Sampler) -> None:
     logits = torch.full((4, 300), torch.finfo(torch.float32).min)
     logits[:, 33] = 1.0

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tokenloom.ipc.errors import ConfigError, ProtocolError
 from tokenloom.ipc.messages import NewRow, RowSampling, SchedulerOutput
-from tokenloom.tests.sampling_reference import F64, Wanted, scores
+from tokenloom.tests.sampling_reference import F64, Wanted, processed, scores
 from tokenloom.tests.workers.history_model import VOCAB_SIZE, HistoryModel, logits_after
 from tokenloom.tests.workers.test_model_runner import (
     BLOCK_SIZE,
@@ -23,9 +23,10 @@ from tokenloom.tests.workers.test_model_runner import (
     frame,
 )
 from tokenloom.workers.input_batch import InputBatch
-from tokenloom.workers.logits_rules import load_processors
+from tokenloom.workers.logits_rules import apply_rules, load_processors
 from tokenloom.workers.model_runner import ModelRunner
 from tokenloom.workers.parallel import ParallelGroup
+from tokenloom.workers.row_rules import RowRules
 from tokenloom.workers.token_counts import TokenCounts
 
 
@@ -137,6 +138,35 @@ def test_tokens_are_those_of_the_reference_and_others_than_without(name: str) ->
     for request, wanted in zip(schedule.requests, schedule.wanted, strict=True):
         assert request.outputs == reference(request.prompt, wanted, request.limit)
     assert outputs != serve(WantedSchedule(len(name), {})), "the parameter changes nothing"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_logit_is_that_of_the_reference(name: str) -> None:
+    rng = np.random.default_rng(len(name))
+    wanted = Wanted(**CASES[name])  # type: ignore[arg-type]
+    logits = rng.normal(0, 3, (6, VOCAB_SIZE)).astype(np.float32)
+    ends = [[], [1, 2], [9, 2], [2], [7, 50], [1, 2, 1, 2]]  # of the output: what bad words look at
+    histories = [(rng.integers(0, 30, 9).tolist(), [*rng.integers(0, 30, len(end)).tolist(), *end]) for end in ends]
+    rules = {
+        i: RowRules(
+            NewRow(
+                row=i,
+                token_ids=frame(*prompt, *outputs),
+                num_prompt_tokens=len(prompt),
+                num_computed_tokens=0,
+                sampling=to_row(wanted),
+            ),
+            [prefer_new],
+            VOCAB_SIZE,
+        )
+        for i, (prompt, outputs) in enumerate(histories)
+        if i != 4
+    }
+    found = torch.from_numpy(logits.copy())
+    apply_rules(found, rules)
+    for i, (prompt, outputs) in enumerate(histories):
+        expected = logits[i] if i == 4 else processed(logits[i].astype(np.float64), prompt, outputs, wanted)
+        assert np.allclose(found[i].numpy(), expected, atol=1e-5)
 
 
 def test_rows_without_rules_are_not_touched_by_those_with_them() -> None:

@@ -24,7 +24,10 @@ class Projection:
 
 
 class ColumnParallelLinear:
-    """x [T, in] → [T, sum of the projections' shares], side by side in their order; gated: the second half times silu(first)."""
+    """x [T, in] → [T, sum of the projections' shares], side by side in their order.
+
+    Gated: silu of the first half times the second.
+    """
 
     def __init__(self, ops: Ops, packed: PackedLinear) -> None:
         self._ops = ops

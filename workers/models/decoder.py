@@ -119,6 +119,7 @@ def load_model(
     """
     num_kv_heads_local = len(group.share_kv_heads(config.num_kv_heads))
     rotary = RotaryEmbedding(config.rope, config.head_dim, config.max_position_embeddings, max_model_len, device)
+    table: Tensor | PackedLinear
     with Checkpoint(folder, dtype, device) as checkpoint:
         table = load_vocab_shard(checkpoint, group, "model.embed_tokens", config.vocab_size, config.hidden_size)
         layers = [_load_layer(checkpoint, config, layer, ops, group, rotary) for layer in range(config.num_layers)]
@@ -126,9 +127,9 @@ def load_model(
         if config.tie_word_embeddings:
             head = table = ops.pack_linear(table, None)
         else:
-            head_weight = load_vocab_shard(checkpoint, group, "lm_head", config.vocab_size, config.hidden_size)
-            head = ops.pack_linear(head_weight, None)
-            del head_weight
+            head = ops.pack_linear(
+                load_vocab_shard(checkpoint, group, "lm_head", config.vocab_size, config.hidden_size), None
+            )
     embedding, lm_head = VocabParallelEmbedding(ops, group, table), LMHead(ops, group, head, config.vocab_size)
     weight_bytes = embedding.nbytes + sum(layer.nbytes for layer in layers) + norm.nbytes + rotary.nbytes
     if not config.tie_word_embeddings:

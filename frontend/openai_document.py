@@ -1,0 +1,101 @@
+"""/openapi.json: what the server serves, made from the same structs that decode the bodies."""
+
+from __future__ import annotations
+
+import msgspec
+
+from .openai_responses import ResponsesRequest
+from .openai_schema import AbortRequest, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from .tokenizer import JsonObject
+
+_POSTS: dict[str, tuple[type[msgspec.Struct], str, bool]] = {  # path: (body, summary, may stream)
+    "/v1/completions": (CompletionRequest, "Continue texts", True),
+    "/v1/chat/completions": (ChatRequest, "The next turn of a chat", True),
+    "/v1/responses": (ResponsesRequest, "The next items of a conversation", True),
+    "/tokenize": (TokenizeRequest, "The tokens of a text or a chat", False),
+    "/detokenize": (DetokenizeRequest, "The text of tokens", False),
+    "/abort": (AbortRequest, "End a request by the id of its answer", False),
+}
+_GETS: dict[str, tuple[str, str]] = {  # path: (summary, media type)
+    "/v1/models": ("The model that is served", "application/json"),
+    "/health": ("503 when requests are there and no step ends", "application/json"),
+    "/ready": ("503 until a request would be served", "application/json"),
+    "/version": ("The version", "application/json"),
+    "/metrics": ("For Prometheus", "text/plain"),
+    "/dashboard": ("A page with live numbers", "text/html"),
+    "/openapi.json": ("This document", "application/json"),
+}
+_ERRORS = {
+    "400": "The request cannot be served as asked",
+    "401": "The API key is missing or wrong",
+    "404": "No such model or request",
+    "413": "The body is too large",
+    "500": "A fault of the engine",
+    "503": "Too busy, shutting down or restarting: ask again after Retry-After seconds",
+}
+_ERROR_SCHEMA: JsonObject = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+
+
+def document(version: str, needs_key: bool) -> JsonObject:
+    """OpenAPI 3.1."""
+    bodies = [body for body, _, _ in _POSTS.values()]
+    schemas, components = msgspec.json.schema_components(
+        bodies, schema_hook=_anything, ref_template="#/components/schemas/{name}"
+    )
+    components["Error"] = _ERROR_SCHEMA
+    paths: JsonObject = {}
+    for (path, (_, summary, may_stream)), schema in zip(_POSTS.items(), schemas, strict=True):
+        paths[path] = {"post": _post(summary, schema, may_stream)}
+    for path, (summary, media_type) in _GETS.items():
+        paths[path] = {"get": {"summary": summary, "responses": _responses({media_type: {}}, ("503",))}}
+    made: JsonObject = {
+        "openapi": "3.1.0",
+        "info": {"title": "tokenloom", "version": version},
+        "paths": paths,
+        "components": {"schemas": components},
+    }
+    if needs_key:
+        made["components"] = {"schemas": components, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}}
+        made["security"] = [{"key": []}]
+    return made
+
+
+def _anything(kind: type) -> JsonObject:
+    """`object`: any JSON value."""
+    if kind is not object:
+        raise NotImplementedError(f"{kind} has no JSON schema")
+    return {"description": "any JSON value"}
+
+
+def _post(summary: str, schema: JsonObject, may_stream: bool) -> JsonObject:
+    content: JsonObject = {"application/json": {}}
+    if may_stream:
+        content["text/event-stream"] = {}
+    return {
+        "summary": summary,
+        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+        "responses": _responses(content, tuple(_ERRORS)),
+    }
+
+
+def _responses(content: JsonObject, errors: tuple[str, ...]) -> JsonObject:
+    failed: JsonObject = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    answers: JsonObject = {"200": {"description": "As asked", "content": content}}
+    for status in errors:
+        answers[status] = {"description": _ERRORS[status], "content": failed if status != "503" else {}}
+    return answers

@@ -1,0 +1,67 @@
+"""A decoder as one operation computes what its layers compute one by one, and what the reference does."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tokenloom.kernels.cpu.compiler import compiled_library, instruction_levels
+from tokenloom.kernels.cpu.cpu_ops import CpuOps, make_cpu_ops
+from tokenloom.kernels.cpu.library import load_library
+from tokenloom.kernels.ops import DecoderWeights, Ops
+from tokenloom.kernels.reference import ReferenceOps
+from tokenloom.tests.checkpoints import tiny_checkpoint
+from tokenloom.tests.workers.paged_run import PagedRun, load
+
+LEVELS = instruction_levels()
+pytestmark = pytest.mark.skipif(not LEVELS, reason="the processor has no AVX-512")
+
+
+class LayeredOps(CpuOps):
+    def fuse_decoder(self, weights: DecoderWeights) -> None:
+        return None
+
+
+def run(folder: Path, ops: Ops, dtype: torch.dtype) -> list[dict[str, Tensor]]:
+    """Logits of a schedule: prompts in chunks beside decoding rows, among them one over several sliding windows."""
+    draw = random.Random(1)
+    paged = PagedRun(load(folder, dtype, ops=ops), 16, dtype=dtype)
+    tokens = {name: [draw.randrange(250) for _ in range(length)] for name, length in (("a", 90), ("b", 40), ("c", 7))}
+    steps: list[dict[str, list[int]]] = [
+        {"a": tokens["a"][:50]},
+        {"a": tokens["a"][50:], "b": tokens["b"][:1]},
+        {"a": [5], "b": tokens["b"][1:], "c": tokens["c"]},
+        *({"a": [step], "b": [step + 1], "c": [step + 2]} for step in range(3)),
+    ]
+    return [paged.step(step) for step in steps]
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-3), (torch.bfloat16, 0.25)])
+def test_fused_layered_and_reference_agree(tmp_path: Path, family: str, dtype: torch.dtype, tolerance: float) -> None:
+    """Logits deviate by 3; in bf16 the roundings of two layers are allowed for."""
+    folder = tiny_checkpoint(tmp_path, family, attention_bias=True, mlp_bias=True)
+    layered = LayeredOps(load_library(compiled_library(dtype == torch.bfloat16, LEVELS[0])), dtype)
+    exact = run(folder, ReferenceOps(), torch.float32)
+    for ops in (make_cpu_ops(dtype, LEVELS[0]), layered):
+        for step, expected in zip(run(folder, ops, dtype), exact, strict=True):
+            for name, logits in expected.items():
+                torch.testing.assert_close(step[name], logits, rtol=0, atol=tolerance)
+
+
+def test_a_decode_rows_logits_do_not_depend_on_the_rows_beside_it(tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path, "qwen3")
+    prompts = {str(row): [row + 1] * (3 + 5 * row) for row in range(7)}
+    together = PagedRun(
+        load(folder, torch.bfloat16, ops=make_cpu_ops(torch.bfloat16, LEVELS[0])), 16, dtype=torch.bfloat16
+    )
+    together.step(prompts)
+    answers = together.step({name: [9] for name in prompts})
+    for name, prompt in prompts.items():
+        alone = PagedRun(together.model, 16, dtype=torch.bfloat16)
+        alone.step({name: prompt})
+        assert torch.equal(alone.step({name: [9]})[name], answers[name])

@@ -1,0 +1,132 @@
+"""The subcommands of engine-launch against one running engine, as a person at a terminal uses them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from .launched import LaunchedEngine
+
+DEADLINE_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LaunchedEngine]:
+    with LaunchedEngine(tmp_path_factory.mktemp("cli"), "--http", "0") as engine:
+        engine.wait_ready()
+        yield engine
+
+
+def places(engine: LaunchedEngine) -> tuple[str, str]:
+    """(client address, HTTP url)"""
+    ready = next(line for line in engine.lines if line.startswith("Ready"))
+    address, url = re.findall(r"\S+://\S+", ready)
+    return address, url
+
+
+def run(*arguments: str, text: str = "") -> tuple[int, str, str]:
+    command = [sys.executable, "-m", "tokenloom.frontend.launch", *arguments]
+    environment = os.environ | {"PYTHONIOENCODING": "utf-8"}
+    done = subprocess.run(
+        command, input=text, capture_output=True, text=True, timeout=DEADLINE_S, cwd="/", env=environment
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_complete_continues_its_argument_or_its_input(engine: LaunchedEngine) -> None:
+    address, _ = places(engine)
+    assert run("complete", "--address", address, "--temperature", "0", "The capital of France is") == (
+        0,
+        " Paris.\n",
+        "",
+    )
+    assert run("complete", "--address", address, "--temperature", "0", text="The capital of Peru is")[1] == " Lima.\n"
+    code, _, reason = run("complete", "--address", address, text="")
+    assert code == 2 and "the prompt is empty" in reason
+
+
+def test_chat_remembers_obeys_its_commands_and_leaves_at_the_end_of_input(engine: LaunchedEngine) -> None:
+    address, _ = places(engine)
+    lines = ["What is the capital of \\", "Peru?", "/stats", "/params temperature=9999", "/nonsense", "/reset", "/exit"]
+    code, output, _ = run("chat", "--address", address, "--temperature", "0", text="\n".join(lines))
+    assert code == 0
+    assert "Lima" in output and "tokens/s" in output
+    assert "temperature must be in [0, 100]" in output and "/nonsense is unknown" in output
+
+
+def test_status_tells_people_and_programs_and_says_no_when_nobody_is_there(engine: LaunchedEngine) -> None:
+    address, _ = places(engine)
+    code, output, _ = run("status", address)
+    assert code == 0 and output.startswith("tokenloom-demo: ready")
+    code, output, _ = run("status", address, "--json")
+    assert code == 0 and json.loads(output)["health"]["is_ready"]
+    assert run("status", "ipc:///nowhere/there.sock", "--timeout-s", "0.3")[0] == 1
+    assert run("status", "nowhere")[0] == 2
+
+
+def test_a_batch_that_was_cut_short_asks_only_what_is_missing(engine: LaunchedEngine, tmp_path: Path) -> None:
+    _, url = places(engine)
+    requests = [
+        {"custom_id": f"r{n}", "method": "POST", "url": "/v1/completions", "body": {"prompt": "The", "max_tokens": 2}}
+        for n in range(9)
+    ]
+    (tmp_path / "in").write_text("".join(json.dumps(each) + "\n" for each in requests))
+    arguments = ("batch", str(tmp_path / "in"), str(tmp_path / "out"), "--url", url)
+    code, _, reason = run(*arguments)
+    assert code == 0, reason
+    whole = (tmp_path / "out").read_bytes()
+    assert sorted(json.loads(line)["custom_id"] for line in whole.splitlines()) == [f"r{n}" for n in range(9)]
+    assert all(json.loads(line)["response"]["body"]["usage"]["completion_tokens"] == 2 for line in whole.splitlines())
+    cut = len(whole) // 2
+    (tmp_path / "out").write_bytes(whole[:cut])
+    kept = whole[:cut][: whole[:cut].rfind(b"\n") + 1]
+    assert run(*arguments)[0] == 0
+    again = (tmp_path / "out").read_bytes()
+    assert again.startswith(kept)
+    assert sorted(json.loads(line)["custom_id"] for line in again.splitlines()) == [f"r{n}" for n in range(9)]
+
+
+def test_the_dashboard_loads_nothing_from_elsewhere_and_shows_and_aborts_what_is_open(engine: LaunchedEngine) -> None:
+    _, url = places(engine)
+    with httpx2.Client(base_url=url, timeout=DEADLINE_S) as http:
+        page = http.get("/dashboard")
+        assert page.headers["content-type"].startswith("text/html")
+        assert "default-src 'none'" in page.headers["content-security-policy"]
+        assert not re.search(r"(src|href)=|url\(|@import|https?://", page.text)
+        body = {"prompt": "The", "max_tokens": 2000, "ignore_eos": True, "stream": True, "request_id": "shown"}
+        with http.stream("POST", "/v1/completions", json=body) as answer:
+            lines = (line for line in answer.iter_lines() if line.startswith("data: {"))
+            next(lines)
+            data = http.get("/dashboard/data").json()
+            (row,) = data["open"]
+            assert row["request_id"] == "cmpl-shown" and row["num_tokens"] >= 1 and row["state"] == "running"
+            assert http.post("/dashboard/abort", json={"key": row["key"]}).status_code == 200
+            *_, last = lines
+        assert json.loads(last.removeprefix("data: "))["choices"][0]["finish_reason"] == "abort"
+        data = http.get("/dashboard/data").json()
+        assert data["num_open"] == 0 and data["ended"]["abort"] == 1
+        assert all(len(counts) == len(data["bounds"]) + 1 for counts in data["histograms"].values())
+        assert http.post("/dashboard/abort", json={"key": row["key"]}).status_code == 404
+
+
+def test_a_new_frontend_takes_the_port_of_the_one_that_was_killed(engine: LaunchedEngine) -> None:
+    _, url = places(engine)
+    with httpx2.Client(base_url=url, timeout=DEADLINE_S) as http:
+        engine.child("frontend").kill()
+        while True:
+            try:
+                if http.get("/ready").status_code == 200:
+                    break
+            except httpx2.TransportError:
+                assert engine.process.poll() is None
+        answer = http.post("/v1/completions", json={"prompt": "The capital of France is", "temperature": 0})
+        assert answer.json()["choices"][0]["text"] == " Paris."
+        engine.child("frontend")
