@@ -135,13 +135,22 @@ INLINE __m512 exp2_16(__m512 x) {
 
 #define LOG2_E 1.4426950408889634f
 
-/* x / (1 + e^-x) */
+/* x / (1 + e^-x), as precise as an element is. */
 INLINE __m512 silu_16(__m512 x) {
-    __m512 divisor = _mm512_add_ps(_mm512_set1_ps(1.0f), exp2_16(_mm512_mul_ps(x, _mm512_set1_ps(-LOG2_E))));
 #ifdef ELEMENT_BF16
-    return _mm512_mul_ps(x, _mm512_rcp14_ps(divisor)); /* within 2^-14 */
+    __m512 t = _mm512_max_ps(_mm512_set1_ps(-1e4f), _mm512_min_ps(_mm512_set1_ps(1e4f), x)); /* finite, or NaN */
+    t = _mm512_mul_ps(t, _mm512_set1_ps(-LOG2_E));
+    __m512 whole = _mm512_roundscale_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m512 f = _mm512_sub_ps(t, whole);
+    __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(0.00957007f), f, _mm512_set1_ps(0.05591781f)); /* 2^f within 2^-18 */
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.24024745f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.69312182f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.99999926f));
+    __m512 divisor = _mm512_add_ps(_mm512_scalef_ps(p, whole), _mm512_set1_ps(1.0f));
+    return _mm512_mul_ps(x, _mm512_rcp14_ps(divisor));
 #else
-    return _mm512_div_ps(x, divisor);
+    __m512 exponential = exp2_16(_mm512_mul_ps(x, _mm512_set1_ps(-LOG2_E)));
+    return _mm512_div_ps(x, _mm512_add_ps(exponential, _mm512_set1_ps(1.0f)));
 #endif
 }
 

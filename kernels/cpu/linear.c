@@ -105,47 +105,56 @@ typedef struct {
     _Alignas(64) float sums[BLOCK_ROWS][PAIR_OUTPUTS];
     __m512 bias[2];
     __mmask16 masks[2]; /* of the outputs that exist */
-    int64_t column; /* of the first output */
-    int64_t first_row, num_rows, num_finished;
+    int64_t num_rows, num_finished;
+    OutputKind kind;
     bool is_gated;
-    Output out;
+    char *groups[2]; /* where the first output of each group's first row goes */
+    int64_t row_bytes; /* from one row to the next */
 } Block;
 
-static void describe(Block *block, const Linear *w, const Output *out, int64_t pair) {
-    int64_t width = w->is_gated ? 16 : 32, end = w->num_outputs;
-    if (w->is_gated && out->target.panel_rows) end = out->target.stride; /* its padding becomes 0, as the weight's is */
-    block->out = *out;
+static void describe(Block *block, const Linear *w, const Output *out, int64_t pair, int64_t row, int64_t num_rows) {
+    const Rows *target = &out->target;
+    int64_t column = pair * (w->is_gated ? 16 : 32), end = w->num_outputs;
+    if (w->is_gated && target->panel_rows) end = target->stride; /* its padding becomes 0, as the weight's is */
+    block->kind = out->kind;
     block->is_gated = w->is_gated;
-    block->column = pair * width;
+    block->num_rows = num_rows, block->num_finished = 0;
+    int64_t bytes = out->kind == STORE_FLOAT ? sizeof(float) : sizeof(element);
+    block->row_bytes = target->panel_rows ? 64 : target->stride * bytes;
     for (int side = 0; side < 2; side++) {
         block->bias[side] = w->bias ? _mm512_loadu_ps(w->bias + pair * 32 + side * 16) : _mm512_setzero_ps();
-        block->masks[side] = lanes(end - block->column - side * 16);
+        block->masks[side] = lanes(end - column - side * 16);
+        int64_t first = row + side * GROUP_ROWS;
+        block->groups[side] = target->panel_rows ? (char *)rows_at(target, first, column)
+                                                 : (char *)target->data + (first * target->stride + column) * bytes;
     }
 }
 
-INLINE void put(const Output *out, int64_t row, int64_t column, __mmask16 mask, __m512 v) {
-    if (out->kind == STORE_FLOAT) {
-        _mm512_mask_storeu_ps((float *)out->target.data + row * out->target.stride + column, mask, v);
+INLINE void put_pair(const Block *block, char *target, __m512 first, __m512 second) {
+    __mmask16 mask0 = block->masks[0], mask1 = block->masks[1];
+    if (block->kind == STORE_FLOAT) {
+        _mm512_mask_storeu_ps(target, mask0, first);
+        _mm512_mask_storeu_ps(target + 64, mask1, second);
         return;
     }
-    element *target = rows_at(&out->target, row, column);
-    if (out->kind == ADD) v = _mm512_add_ps(v, load16(target, mask));
-    store16(target, mask, v);
+    element *at = (element *)target;
+    if (block->kind == ADD) {
+        first = _mm512_add_ps(first, load16(at, mask0));
+        second = _mm512_add_ps(second, load16(at + 16, mask1));
+    }
+    store16(at, mask0, first);
+    store16(at + 16, mask1, second);
 }
 
 /* Bring the next `count` rows, or what is left of them, to their place. */
 INLINE void finish_rows(Block *block, int64_t count) {
     for (int64_t end = min64(block->num_rows, block->num_finished + count); block->num_finished < end;) {
-        const float *sums = block->sums[block->num_finished];
-        int64_t row = block->first_row + block->num_finished++;
-        __m512 first = _mm512_add_ps(_mm512_load_ps(sums), block->bias[0]);
-        __m512 second = _mm512_add_ps(_mm512_load_ps(sums + 16), block->bias[1]);
-        if (block->is_gated) {
-            put(&block->out, row, block->column, block->masks[0], _mm512_mul_ps(silu_16(first), second));
-            continue;
-        }
-        put(&block->out, row, block->column, block->masks[0], first);
-        if (block->masks[1]) put(&block->out, row, block->column + 16, block->masks[1], second);
+        int64_t row = block->num_finished++;
+        char *target = block->groups[row / GROUP_ROWS] + row % GROUP_ROWS * block->row_bytes;
+        __m512 first = _mm512_add_ps(_mm512_load_ps(block->sums[row]), block->bias[0]);
+        __m512 second = _mm512_add_ps(_mm512_load_ps(block->sums[row] + 16), block->bias[1]);
+        if (block->is_gated) store16((element *)target, block->masks[0], _mm512_mul_ps(silu_16(first), second));
+        else put_pair(block, target, first, second);
     }
 }
 
@@ -275,8 +284,7 @@ void linear(const Linear *w, const Rows *x, int64_t num_rows, const Output *out,
             if (configured != count) configure_tiles(min64(count, GROUP_ROWS), count - min64(count, GROUP_ROWS));
             configured = count;
 #endif
-            describe(block, w, out, pair);
-            block->first_row = row, block->num_rows = count, block->num_finished = 0;
+            describe(block, w, out, pair, row, count);
             multiply(block, x->data + row * x->stride, weight, w->num_lines, count, &ahead, before);
             Block *other = before;
             before = block;

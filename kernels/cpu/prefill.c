@@ -182,15 +182,21 @@ INLINE void weigh_row(Scratch *s, const Strip *strip, int64_t row, int64_t low, 
     s->sum[index] += sum;
 }
 
-/* sums of the strip += weights @ values, for 32 elements from d on. */
-INLINE void add_values(Scratch *s, const Strip *strip, int64_t d, int64_t padded) {
+#define PART 4 /* lines of keys: short enough that vectors find work behind them */
+
+/* sums of the strip += weights @ values, for 32 elements from d on and PART lines of keys from `first` on: the first
+ * part takes the sums into tiles, the last brings them back. */
+INLINE void add_values(Scratch *s, const Strip *strip, int64_t d, int64_t first, int64_t padded) {
     float(*sums)[SUM_STRIDE] = s->sums + strip->number * STRIP;
     element(*weights)[KEYS / LINE][16][LINE] = s->weights[strip->number % 2];
-    _tile_loadd(0, sums[0] + d, sizeof sums[0]);
-    _tile_loadd(1, sums[0] + d + 16, sizeof sums[0]);
-    _tile_loadd(2, sums[16] + d, sizeof sums[0]);
-    _tile_loadd(3, sums[16] + d + 16, sizeof sums[0]);
-    for (int64_t at = strip->start / LINE; at < strip->stop / LINE; at++) {
+    int64_t start = strip->start / LINE, stop = strip->stop / LINE, end = min64(stop, first + PART);
+    if (first == start) {
+        _tile_loadd(0, sums[0] + d, sizeof sums[0]);
+        _tile_loadd(1, sums[0] + d + 16, sizeof sums[0]);
+        _tile_loadd(2, sums[16] + d, sizeof sums[0]);
+        _tile_loadd(3, sums[16] + d + 16, sizeof sums[0]);
+    }
+    for (int64_t at = first; at < end; at++) {
         const element *values = s->values + (at * (padded / 16) + d / 16) * TILE;
         _tile_loadd(4, weights[0][at], 64);
         _tile_loadd(6, values, 64);
@@ -201,6 +207,7 @@ INLINE void add_values(Scratch *s, const Strip *strip, int64_t d, int64_t padded
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
     }
+    if (end < stop) return;
     _tile_stored(0, sums[0] + d, sizeof sums[0]);
     _tile_stored(1, sums[0] + d + 16, sizeof sums[0]);
     _tile_stored(2, sums[16] + d, sizeof sums[0]);
@@ -227,12 +234,17 @@ static void advance(Scratch *s, const AttentionPlan *plan, const AttentionTask *
     int64_t padded = round_up(plan->head_dim, 32), num_lines = divide_up(plan->head_dim, LINE);
     const Strip *scored = &strips[0], *weighed = &strips[1], *added = &strips[2];
     int64_t num_scores = (scored->stop - scored->start) / 32;
-    int64_t num_pieces = max64(1, num_scores + (added->start < added->stop ? padded / 32 : 0));
+    int64_t num_parts = divide_up((added->stop - added->start) / LINE, PART);
+    int64_t num_pieces = max64(1, num_scores + num_parts * (padded / 32));
     int64_t last_row = (int64_t)task->num_tokens * task->num_heads - 1;
     int64_t row = weighed->start < weighed->stop ? 0 : STRIP;
     for (int64_t piece = 0; piece < num_pieces; piece++) {
-        if (piece < num_scores) score_keys(s, scored, scored->start + piece * 32, num_lines);
-        else if (added->start < added->stop) add_values(s, added, (piece - num_scores) * 32, padded);
+        if (piece < num_scores) {
+            score_keys(s, scored, scored->start + piece * 32, num_lines);
+        } else if (num_parts) {
+            int32_t d = (int32_t)(piece - num_scores) / (int32_t)num_parts, part = (int32_t)(piece - num_scores) % (int32_t)num_parts;
+            add_values(s, added, d * 32, added->start / LINE + part * PART, padded);
+        }
         for (; row < STRIP * (piece + 1) / num_pieces; row++) { /* rows past the last one see what the last one sees */
             int64_t index = min64(weighed->number * STRIP + row, last_row);
             int64_t position = task->position + (int32_t)index / task->num_heads - first;

@@ -39,13 +39,16 @@ typedef struct {
     int64_t qkv_width;
 } Activations;
 
-static int64_t qkv_width(const Decoder *d) { return (d->num_heads + 2 * d->num_kv_heads) * d->head_dim; }
+/* An odd number of lines: rows a power of two apart would fall into the same few sets of the cache. */
+static int64_t qkv_width(const Decoder *d) {
+    return (divide_up((d->num_heads + 2 * d->num_kv_heads) * d->head_dim, LINE) | 1) * LINE;
+}
 
 /* Elements of scratch that a step of so many tokens needs. */
 EXPORT int64_t decoder_scratch(const Decoder *d, int64_t num_tokens) {
     const Layer *layer = &d->layers[0];
     int64_t lines = layer->qkv.num_lines + layer->output.num_lines + layer->down.num_lines;
-    return num_tokens * (lines * LINE + round_up(qkv_width(d), LINE));
+    return num_tokens * (lines * LINE + qkv_width(d));
 }
 
 static Activations lay_out(const Decoder *d, element *scratch, int64_t num_tokens) {

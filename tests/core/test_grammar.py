@@ -182,6 +182,23 @@ def test_losing_the_host_loses_no_place_in_a_grammar() -> None:
     assert harness.grammars.num_starts > 2
 
 
+def test_a_token_that_comes_while_its_grammar_is_opened_again_counts() -> None:
+    harness = GrammarHarness(block_size=4)
+    harness.ask(0, [1, 2, 3], 12, "7,12")
+    harness.grammars.work()
+    harness.core.take_grammars()
+    harness.core.step()
+    harness.grammars.work()
+    harness.core.take_grammars()  # the first step has its mask
+    harness.grammars.die()
+    harness.core.take_grammars()  # opened again with the tokens of now: none
+    result = harness.worker.answer()
+    assert result is not None
+    harness.core.on_result(result)
+    harness.run()
+    harness.check(0)
+
+
 def test_a_grammar_that_ends_its_host_fails_alone() -> None:
     harness = GrammarHarness(block_size=4)
     harness.ask(0, [1, 2, 3], 40, "4,40")
@@ -191,6 +208,7 @@ def test_a_grammar_that_ends_its_host_fails_alone() -> None:
         harness.ask(key, [1, 2, 3], 8, "deadly" if key == 2 else "5,8")
     harness.run()
     assert "ended its compiler (a test)" in harness.error_of(2)
+    assert harness.grammars.num_starts == 3, "it ended one host among others and one alone"
     for key in (0, 1, 3):
         harness.check(key)
 

@@ -7,6 +7,7 @@ from array import array
 import pytest
 
 from tokenloom.frontend.channel import Update
+from tokenloom.frontend.detokenizer import DetokenizerFactory
 from tokenloom.frontend.open_request import OpenRequest
 from tokenloom.frontend.outputs import OutputBuilder
 from tokenloom.ipc.codec import decode_ids, encode_ids
@@ -26,6 +27,7 @@ from tokenloom.ipc.messages import (
 )
 from tokenloom.ipc.sampling_params import SamplingParams
 
+from .samples import new_tokenizer
 from .test_conversation import Rig
 from .test_service import Bench, ids, new_submit
 
@@ -194,3 +196,14 @@ def test_a_new_part_shows_each_token_once_and_each_end_once() -> None:
     new = builder.take_new()
     assert [(part.token_ids, part.finish_reason) for part in new.outputs] == [([3], "stop"), ([], "length")]
     assert new.finished and not builder.has_news
+
+
+def test_special_tokens_stand_close_where_no_space_is_wanted() -> None:
+    tokenizer = new_tokenizer("word_piece")
+    factory = DetokenizerFactory(tokenizer)
+    special = sorted(tokenizer.special_ids)[-2:]
+    texts = []
+    for has_spaces in (True, False):
+        detokenizer = factory.new([], False, has_spaces)
+        texts.append("".join(map(detokenizer.append, [*special, *special])) + detokenizer.finish())
+    assert " " in texts[0] and texts[1].replace(" ", "") == texts[1] == texts[0].replace(" ", "")

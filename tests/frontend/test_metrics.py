@@ -13,8 +13,21 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tokenloom.frontend.metrics import Counter, Gauge, Histogram, Registry
 from tokenloom.frontend.metrics_engine import SECONDS, EngineMetrics
+from tokenloom.frontend.service import Frontend
+from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.config import EngineConfig
-from tokenloom.ipc.messages import Progress
+from tokenloom.ipc.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    Finished,
+    Progress,
+    Started,
+    Submit,
+    Welcome,
+)
+from tokenloom.ipc.sampling_params import SamplingParams
 
 from .samples import new_spec
 
@@ -91,3 +104,62 @@ def test_the_dashboard_and_the_alerts_use_metrics_that_there_are() -> None:
     for file in ("grafana.json", "alerts.yml", "alerts_test.yml"):
         used = set(re.findall(r"\btokenloom_[a-z0-9_]+", (DASHBOARDS / file).read_text())) - {"tokenloom_"}
         assert used and used <= known, (file, used - known)
+
+
+def test_sums_hold_for_any_traffic_whoever_ends_the_answers() -> None:
+    rng = random.Random(9)
+    frontend = Frontend(new_spec(), None, None, lambda: None)
+    session = frontend.open_local(lambda message: None)
+    frontend.on_core_message(Welcome(protocol_version=PROTOCOL_VERSION, run_id=""))
+    num_tokens: dict[int, int] = {}  # by key of an open answer
+    id_by_key: dict[int, str] = {}
+    made = 0
+    for turn in range(400):
+        if rng.random() < 0.4:
+            request_id, n = f"r{turn}", rng.choice([1, 1, 3])
+            params = SamplingParams(max_tokens=200, n=n)
+            prompt = encode_ids(range(5, 5 + rng.randrange(1, 9)))
+            frontend.on_local_message(session, Submit(request_id=request_id, params=params, prompt_token_ids=prompt))
+            (request,) = [each for each in frontend.outbox.to_core if isinstance(each, EngineCoreRequest)]
+            keys = [child.key for child in request.children]
+            num_tokens |= dict.fromkeys(keys, 0)
+            id_by_key |= dict.fromkeys(keys, request_id)
+            started = [Started(key=key, num_cached_tokens=rng.randrange(2)) for key in keys]
+            frontend.on_core_message(EngineCoreOutputs(accepted=keys[:1], started=started))
+        busy = [key for key in num_tokens if num_tokens[key] < 150 and rng.random() < 0.5]
+        counts = [rng.randrange(1, 5) for _ in busy]
+        ended = [key for key in busy if rng.random() < 0.1]
+        frontend.on_core_message(
+            EngineCoreOutputs(
+                keys=encode_ids(busy),
+                starts=encode_ids(num_tokens[key] for key in busy),
+                counts=encode_ids(counts),
+                token_ids=encode_ids([7] * sum(counts)),
+                finished=[Finished(key=key, reason=rng.choice(["stop", "length"])) for key in ended],
+            )
+        )
+        made += sum(counts)
+        for key, count in zip(busy, counts, strict=True):
+            num_tokens[key] += count
+        aborted = rng.choice(list(id_by_key.values())) if id_by_key and rng.random() < 0.05 else None
+        if aborted is not None:
+            frontend.on_local_message(session, Abort(request_id=aborted))
+        for key in [key for key in num_tokens if key in ended or id_by_key[key] == aborted]:
+            del num_tokens[key], id_by_key[key]
+        frontend.tick(float(turn))
+        frontend.outbox.to_core.clear()
+    metrics = frontend.metrics
+    assert metrics.num_open == len(num_tokens) > 0
+    frontend.stop("the test is over")
+    assert metrics.num_open == 0
+    assert metrics.generation_tokens.sum == metrics.output_lengths.sum == made
+    assert metrics.prompt_tokens.sum == metrics.prompt_tokens_by_source.sum > 0
+    assert metrics.first_token.count + metrics.inter_token.count == made
+    ends = metrics.finished.sum
+    assert ends == metrics.end_to_end.count == metrics.prompt_lengths.count == metrics.output_lengths.count
+    assert {reason for ((_, reason),) in (labels for _, labels, _ in metrics.finished.samples())} == {
+        "stop",
+        "length",
+        "abort",
+        "error",
+    }

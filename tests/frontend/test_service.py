@@ -260,7 +260,7 @@ def test_text_held_back_comes_out_at_the_end(bench: Bench) -> None:
 def test_ids_alone_are_served_without_a_tokenizer() -> None:
     bench = Bench(tokenizer=None)
     bench.hello()
-    key = bench.submit(prompt_token_ids=encode_ids([5, 6, 7]))
+    key = bench.submit(prompt_token_ids=encode_ids([5, 6, 7]), params={"stop_token_ids": [9]})
     bench.tokens((key, 0, [8, 9]), finished=[Finished(key=key, reason="stop")])
     (delta,) = bench.deltas()
     assert (delta.text, delta.token_ids, delta.stop_reason) == ("", encode_ids([8, 9]), 9)

@@ -16,9 +16,13 @@ _BROKEN_REGEXES = ("(", ")", "[", "a{2,1}", "*a", "(?P<", "[z-a]", "\\", "a**", 
 
 
 def deep_grammars() -> Iterator[StructuredOutputsParams]:
-    """Small texts that cost a compiler much: depth, chains of references, repetition, exponential growth."""
+    """Texts that cost a compiler much: depth, chains of references, repetition, exponential growth; some are good."""
     chain = {f"d{i}": {"type": "array", "items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(3000)}
     yield StructuredOutputsParams(json={"$defs": {**chain, "d3000": {"type": "string"}}, "$ref": "#/$defs/d0x"})
+    yield StructuredOutputsParams(json={"$defs": {**chain, "d3000": {"type": "string"}}, "$ref": "#/$defs/d0"})
+    for rule in ("r", "T"):
+        rules = "\n".join(f"{rule}{i}: {rule}{i + 1}" for i in range(12_000))
+        yield StructuredOutputsParams(grammar=f'start: {rule}0\n{rules}\n{rule}12000: "a" | "b" /c{{3}}/')
     yield StructuredOutputsParams(json='{"type":"array","items":' * 5000 + "{}" + "}" * 5000)
     yield StructuredOutputsParams(json="[" * 100_000)
     yield StructuredOutputsParams(regex="(" * 50_000 + "a" + ")" * 50_000)

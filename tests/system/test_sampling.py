@@ -330,6 +330,38 @@ def test_a_processor_runs_only_where_the_operator_allows_it(folder: Path) -> Non
         llm.generate([[1, 2, 3]], params, use_tqdm=False)
 
 
+CHANGING: dict[str, dict[str, object]] = {
+    "presence_penalty": {"presence_penalty": 2.0},
+    "frequency_penalty": {"frequency_penalty": 2.0},
+    "repetition_penalty": {"repetition_penalty": 3.0},
+    "logit_bias": {"logit_bias": {65: 60.0}},
+    "allowed_token_ids": {"allowed_token_ids": [66, 67]},
+    "max_tokens": {"max_tokens": 3},
+    "temperature": {"temperature": 6.0, "seed": 1},
+    "truncate_prompt_tokens": {"truncate_prompt_tokens": 2},
+}
+
+
+def test_each_parameter_changes_the_answer(folder: Path) -> None:
+    prompt = make_prompts(1, 12)[0]
+    base = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    with open_llm(folder) as llm:
+        plain = llm.generate([prompt], base, use_tqdm=False)[0].outputs[0]
+        for name, fields in CHANGING.items():
+            answer = llm.generate([prompt], base.replace(**fields), use_tqdm=False)[0].outputs[0]
+            assert answer.token_ids != plain.token_ids, name
+        only_a = base.replace(allowed_token_ids=[97, 98, 99])
+        texts = [
+            llm.generate([prompt], only_a.replace(**fields), use_tqdm=False)[0].outputs[0].text
+            for fields in ({}, {"bad_words": ["a"]}, {"bad_words": ["a", "b"]}, {"bad_words": ["a", "b", "cc"]})
+        ]
+        seen = llm.generate([prompt], base.replace(stop_token_ids=[plain.token_ids[0]]), use_tqdm=False)[0].outputs[0]
+        later = base.replace(stop_token_ids=[plain.token_ids[0]], min_tokens=5)
+        late = llm.generate([prompt], later, use_tqdm=False)[0].outputs[0]
+    assert texts[2] == "c" * 12 and "a" not in texts[1] and "cc" not in texts[3]
+    assert len(seen.token_ids) == 1 and plain.token_ids[0] not in late.token_ids[:5] and len(late.token_ids) >= 5
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
