@@ -98,9 +98,7 @@ class EngineMetrics:
     def _gauges(self) -> list[Metric]:
         return [
             Gauge("num_requests_running", "Requests in the running batch.", lambda: self.progress.num_running),
-            Gauge(
-                "num_requests_waiting", "Requests that wait for a step.", lambda: self.progress.num_waiting
-            ),
+            Gauge("num_requests_waiting", "Requests that wait for a step.", lambda: self.progress.num_waiting),
             Gauge("kv_cache_usage_perc", "Share of the KV blocks in use, 1 = all.", lambda: self.kv_use),
             Gauge("kv_cache_blocks", "KV blocks of the pool.", lambda: self.num_kv_blocks),
             Gauge("step_age_seconds", "Since the last step ended.", lambda: self.step_age_s),

@@ -61,6 +61,12 @@ class ChatCompletion:
         if chat_max_tokens(body) is None:
             params = params.replace(max_tokens=None)  # to the end of the model's length
         has_tools = bool(body.tools) and body.tool_choice != "none"
+        template = engine.inputs.chat_template
+        if has_tools and forced is None and template is not None and "tools" not in template.source:
+            raise RequestError(
+                "tools cannot be shown to this model, whose chat template has no place for them: use tool_choice "
+                "required or a named function, or start with --chat-template FILE"
+            )
         prompt = await encode_messages(engine.inputs, body, has_tools)
         style = AnswerStyle(
             tool_parser=tool_parser if has_tools else "none",

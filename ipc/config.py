@@ -110,8 +110,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             _check_address(self.listen)
             if self.listen.startswith("tcp://") and self.key_file is None and not self.insecure:
                 raise ConfigError(
-                    f"--listen {self.listen} would admit anyone: give --key-file (made by `engine-launch keygen FILE`), "
-                    "or say --insecure"
+                    f"--listen {self.listen} would admit anyone: give --key-file (made by `engine-launch keygen "
+                    "FILE`), or say --insecure"
                 )
         if self.http is not None:
             http_endpoint(self.http)

@@ -210,9 +210,7 @@ class WorkerProcess:
             self._report(error, order.step, "reload")
             return False
         self._push(
-            ControlAck(
-                rank=self._rank, step=order.step, core_epoch=order.core_epoch, generation=self._generation
-            )
+            ControlAck(rank=self._rank, step=order.step, core_epoch=order.core_epoch, generation=self._generation)
         )
         return True
 
@@ -220,9 +218,7 @@ class WorkerProcess:
         """Tell the core that this rank cannot go on."""
         message = f"{type(error).__name__}: {error}"
         logger.exception("step %d failed at %s: %s", step, phase, message)
-        self._push(
-            WorkerError(rank=self._rank, generation=self._generation, step=step, phase=phase, message=message)
-        )
+        self._push(WorkerError(rank=self._rank, generation=self._generation, step=step, phase=phase, message=message))
 
     def _wait_for_mask(self, step: SchedulerOutput) -> TokenMask | None:
         """The mask that `step` samples by. None when its result is not wanted any more: the core was replaced, or this

@@ -54,14 +54,6 @@ INLINE void prefetch(const element *from, int64_t bytes) {
     for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch((const char *)from + i, _MM_HINT_T1);
 }
 
-INLINE __m512i query_line(const element *p, int64_t left) {
-#ifdef ELEMENT_BF16
-    return left >= LINE ? _mm512_loadu_si512(p) : _mm512_maskz_loadu_epi16((__mmask32)((1u << left) - 1), p);
-#else
-    return _mm512_maskz_loadu_epi32(lanes(left), p);
-#endif
-}
-
 /* Scores of 16 keys, those past `count` taken from the last one. */
 static void score_16(Task *t, int64_t at, int64_t count, int64_t head_dim) {
     for (int64_t row = 0; row < t->num_rows; row++) {
@@ -70,8 +62,8 @@ static void score_16(Task *t, int64_t at, int64_t count, int64_t head_dim) {
             const element *key = t->keys[min64(at + i, count - 1)];
             sums[i] = _mm512_setzero_ps();
             for (int64_t j = 0; j < head_dim; j += LINE)
-                sums[i] = dot_line(sums[i], query_line(t->queries[row] + j, head_dim - j),
-                                   query_line(key + j, head_dim - j));
+                sums[i] = dot_line(sums[i], load_line(t->queries[row] + j, head_dim - j),
+                                   load_line(key + j, head_dim - j));
         }
         _mm512_store_ps(t->scores[row] + at, reduce_16x16(sums));
     }

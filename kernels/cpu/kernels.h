@@ -67,12 +67,30 @@ INLINE __m256i narrow(__m512 v) {
 #endif
 }
 
+/* 16 and 16 elements, side by side. */
+INLINE __m512i narrow_pair(__m512 low, __m512 high) {
+#ifdef __AVX512BF16__
+    return (__m512i)_mm512_cvtne2ps_pbh(high, low);
+#else
+    return _mm512_inserti64x4(_mm512_castsi256_si512(narrow(low)), narrow(high), 1);
+#endif
+}
+
 INLINE __m512 load16(const element *p, __mmask16 mask) { return widen(_mm256_maskz_loadu_epi16(mask, p)); }
 INLINE void store16(element *p, __mmask16 mask, __m512 v) { _mm256_mask_storeu_epi16(p, mask, narrow(v)); }
 #else
 INLINE __m512 load16(const element *p, __mmask16 mask) { return _mm512_maskz_loadu_ps(mask, p); }
 INLINE void store16(element *p, __mmask16 mask, __m512 v) { _mm512_mask_storeu_ps(p, mask, v); }
 #endif
+
+/* A line of which `left` elements exist; the others are 0. */
+INLINE __m512i load_line(const element *p, int64_t left) {
+#ifdef ELEMENT_BF16
+    return left >= LINE ? _mm512_loadu_si512(p) : _mm512_maskz_loadu_epi16((__mmask32)((1u << left) - 1), p);
+#else
+    return _mm512_maskz_loadu_epi32(lanes(left), p);
+#endif
+}
 
 /* 32 elements as two vectors whose lanes are in an order of their own, the same in load32 and store32. */
 typedef struct {

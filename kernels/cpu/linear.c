@@ -80,13 +80,13 @@ void embed_packed(const Linear *w, const int64_t *token_ids, int64_t num_tokens,
 void fill_panel(const Rows *panel, const element *x, int64_t stride, int64_t num_rows, int64_t num_columns,
                 const Team *team) {
     Range range = share_of(num_rows, team);
-    for (int64_t row = range.start; row < range.stop; row++)
-        for (int64_t column = 0; column < panel->stride; column += LINE) {
-            int64_t count = min64(LINE, num_columns - column);
-            element *line = rows_at(panel, row, column);
-            memcpy(line, x + row * stride + column, (size_t)count * sizeof(element));
-            memset(line + count, 0, (size_t)(LINE - count) * sizeof(element));
-        }
+    for (int64_t row = range.start; row < range.stop; row++) {
+        const element *from = x + row * stride;
+        element *line = rows_at(panel, row, 0);
+        int64_t step = min64(GROUP_ROWS, panel->panel_rows - row / GROUP_ROWS * GROUP_ROWS) * LINE;
+        for (int64_t left = num_columns; left > 0; left -= LINE, from += LINE, line += step)
+            _mm512_store_si512(line, load_line(from, left));
+    }
 }
 
 /* What is fetched into the second-level cache meanwhile: `step` lines with each line of the rows. */
@@ -138,6 +138,12 @@ INLINE void put_pair(const Block *block, char *target, __m512 first, __m512 seco
         return;
     }
     element *at = (element *)target;
+#ifdef ELEMENT_BF16
+    if (block->kind == STORE && (mask0 & mask1) == 0xffff) { /* a whole line */
+        _mm512_storeu_si512(at, narrow_pair(first, second));
+        return;
+    }
+#endif
     if (block->kind == ADD) {
         first = _mm512_add_ps(first, load16(at, mask0));
         second = _mm512_add_ps(second, load16(at + 16, mask1));

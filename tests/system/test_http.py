@@ -284,6 +284,14 @@ def test_a_bad_body_is_answered_in_openais_form(
     assert param is None or error["param"] == param, error
 
 
+def test_tools_that_the_template_cannot_show_are_refused_unless_a_call_is_forced(http: httpx2.Client) -> None:
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    answer = http.post("/v1/chat/completions", json={"messages": QUESTION, "tools": tools})
+    assert answer.status_code == 400 and "no place for them" in answer.json()["error"]["message"]
+    body = {"messages": QUESTION, "tools": tools, "tool_choice": "none", "max_tokens": 1}
+    assert http.post("/v1/chat/completions", json=body).status_code == 200
+
+
 def test_no_key_and_a_wrong_key_are_401_and_the_probes_are_open(url: str) -> None:
     for headers in ({}, {"authorization": "Bearer no"}, {"authorization": KEY}):
         answer = httpx2.get(f"{url}/v1/models", headers=headers, timeout=DEADLINE_S)

@@ -131,7 +131,7 @@ def test_schedules_do_not_matter(engines: dict[str, LLM], tmp_path: Path) -> Non
         ) as llm:
             outputs = llm.generate(prompts, params, use_tqdm=False)
         assert [each.outputs[0].token_ids for each in outputs] == [each.outputs[0].token_ids for each in plain]
-        assert sum(each.metrics.num_preemptions for each in outputs if each.metrics) > 0
+        assert max(each.metrics.num_preemptions if each.metrics else 0 for each in outputs) > 0
 
 
 # ── bad grammars ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -25,7 +25,8 @@ def load(
     ops: Ops | None = None,
 ) -> DecoderModel:
     config = ModelConfig.load(folder)
-    return load_model(folder, config, max_model_len, dtype, device, ops or select_ops(device, dtype), group or ParallelGroup())
+    ops, group = ops or select_ops(device, dtype), group or ParallelGroup()
+    return load_model(folder, config, max_model_len, dtype, device, ops, group)
 
 
 def make_metadata(

@@ -207,7 +207,8 @@ def test_model_states_its_size(tmp_path: Path) -> None:
     assert untied.weight_bytes - tied.weight_bytes == 293 * 128 * 4  # the head
     for model, file_bytes in zip((tied, untied), files, strict=True):
         rotary_bytes = 10 * 16 * 4
-        padded = model.weight_bytes - rotary_bytes - file_bytes  # less the file's header, more where kernels want padding
+        # less by the file's header, more where kernels want padding
+        padded = model.weight_bytes - rotary_bytes - file_bytes
         assert -8192 < padded < file_bytes // 20
 
 
