@@ -130,8 +130,8 @@ class Supervisor:
 
     def _drain(self) -> None:
         deadline = time.monotonic() + self.spec.config.drain_timeout_s
-        self._announce("Draining: running requests finish, new ones are refused; another signal aborts")
         self._roster.broadcast(Drain(), "core", "frontend")
+        self._announce("Draining: running requests finish, new ones are refused; another signal aborts")
         while not self._has_drained and self._num_signals < 2 and time.monotonic() < deadline:
             self._turn(deadline - time.monotonic())
 

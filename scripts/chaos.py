@@ -78,12 +78,14 @@ class Engine:
 
     def _wait_ready(self) -> str:
         assert self.process.stdout is not None
-        deadline = time.monotonic() + START_S
-        while time.monotonic() < deadline and select.select([self.process.stdout], [], [], START_S)[0]:
-            line = self.process.stdout.readline()
-            if line.startswith("Ready"):
-                return next(word for word in line.split() if "://" in word)
-            if not line:
+        deadline, text = time.monotonic() + START_S, ""
+        while select.select([self.process.stdout], [], [], max(deadline - time.monotonic(), 0))[0]:
+            data = os.read(self.process.stdout.fileno(), 1 << 16)  # select knows nothing of Python's own buffer
+            text += data.decode()
+            for line in text.split("\n")[:-1]:
+                if line.startswith("Ready"):
+                    return next(word for word in line.split() if "://" in word)
+            if not data:
                 break
         raise SystemExit(f"the engine did not start:\n{Path(self.errors.name).read_text()}")
 

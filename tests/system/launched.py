@@ -37,6 +37,7 @@ class LaunchedEngine:
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/", env=environment, text=True
         )
         self.lines: list[str] = []
+        self._pending = b""
         self.known: list[psutil.Process] = []
 
     def wait_ready(self) -> str:
@@ -48,14 +49,25 @@ class LaunchedEngine:
     def wait_line(self, beginning: str) -> str:
         assert self.process.stdout is not None
         deadline = time.monotonic() + START_S
-        while time.monotonic() < deadline and select.select([self.process.stdout], [], [], START_S)[0]:
-            line = self.process.stdout.readline()
-            if not line:
-                break
+        while (line := self._next_line(deadline)) is not None:
             self.lines.append(line)
             if line.startswith(beginning):
                 return line
         raise AssertionError(f"no line begins with {beginning}: {self.lines} {self.output()}")
+
+    def _next_line(self, deadline: float) -> str | None:
+        """The next line of stdout, past Python's own buffer, of which select knows nothing; None: no more comes."""
+        assert self.process.stdout is not None
+        fd = self.process.stdout.fileno()
+        while b"\n" not in self._pending:
+            if not select.select([fd], [], [], max(deadline - time.monotonic(), 0))[0]:
+                return None
+            data = os.read(fd, 1 << 16)
+            if not data:
+                return None
+            self._pending += data
+        line, self._pending = self._pending.split(b"\n", 1)
+        return line.decode()
 
     def output(self) -> str:
         """stderr to its end; only for an engine that has ended or is being given up."""

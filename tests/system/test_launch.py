@@ -38,14 +38,16 @@ def test_the_command_serves_and_a_signal_ends_it_cleanly(tmp_path: Path) -> None
 def test_a_first_signal_drains_and_a_second_aborts(tmp_path: Path) -> None:
     with LaunchedEngine(tmp_path, "--max-num-seqs", "4", "--max-num-batched-tokens", "64") as engine:
         with Client(engine.wait_ready()) as client:
-            running = client.submit("The capital of France is", LONG)
-            deltas = client.stream("The capital of Japan is", LONG)
+            longer = LONG.replace(max_tokens=1800)
+            running = client.submit("The capital of France is", longer)
+            deltas = client.stream("The capital of Japan is", longer)
             next(deltas)
             engine.signal(signal.SIGTERM)
             engine.wait_line("Draining")
             with pytest.raises(Draining):
-                client.generate("The capital of Italy is", GREEDY, use_tqdm=False)
-            assert len(running.result(timeout=60).outputs[0].token_ids) == 300
+                while not running.done():
+                    client.generate("The capital of Italy is", GREEDY, use_tqdm=False)
+            assert len(running.result(timeout=60).outputs[0].token_ids) == 1800
             assert sum(1 for _ in deltas) > 0
         assert engine.wait_exit() == 0
         engine.check_nothing_is_left()
