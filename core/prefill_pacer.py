@@ -1,15 +1,16 @@
 """How many prompt tokens may join a step beside decoding rows.
 
-One prompt among many streams may make their steps about twice as long, not more; the more prompts there are for each
-decoding row, the more of the step is theirs, so that a burst of requests is still taken in at full speed. The cost of a
-token is learned from the steps that came back.
+A prompt that comes among many streams may add half a step's time to each of their steps, or they would stall while it is
+taken in; each further prompt as much again. A burst of prompts, on the other hand, is taken in at full speed. The cost
+of a token is learned from the steps that came back.
 """
 
 from __future__ import annotations
 
-SHARE = 0.8  # of a decode step's time that one prompt may add to it
-CROWD = 16  # decoding rows per prompt at which that share begins to grow
+SHARE = 0.5  # of a decode step's time that one prompt may add to it
+CROWD = 4  # decoding rows per prompt; with fewer it is a burst of requests, and prompts take the whole budget
 MIN_TOKENS = 16  # a prompt always gets on
+MIN_SAMPLE = 128  # prompt tokens in a step from which their cost is learned: fewer tell of the step's fixed cost
 _WEIGHT = 0.3  # of the newest step in the averages
 
 
@@ -24,6 +25,8 @@ class PrefillPacer:
         """Learn from a step that took `seconds` for both kinds of tokens."""
         if seconds <= 0:
             return
+        if 0 < num_prompt_tokens < MIN_SAMPLE:
+            return
         if not num_prompt_tokens:
             self._decode_step_s = _blend(self._decode_step_s, seconds)
         elif num_decodes and self._decode_step_s is not None:
@@ -34,10 +37,9 @@ class PrefillPacer:
 
     def limit(self, num_decodes: int, num_prompts: int, budget: int) -> int:
         """Of `budget` tokens left in a step with `num_decodes` decoding rows, how many go to `num_prompts` prompts."""
-        if not num_decodes or self._decode_step_s is None or self._prompt_token_s is None:
+        if num_decodes <= CROWD * num_prompts or self._decode_step_s is None or self._prompt_token_s is None:
             return budget
-        crowding = max(1.0, CROWD * num_prompts / num_decodes)
-        tokens = int(SHARE * self._decode_step_s * crowding / self._prompt_token_s)
+        tokens = int(SHARE * self._decode_step_s * num_prompts / self._prompt_token_s)
         return min(budget, max(tokens, MIN_TOKENS))
 
 
