@@ -1,8 +1,8 @@
 """How many prompt tokens may join a step beside decoding rows.
 
-A prompt that comes among many streams may add half a step's time to each of their steps, or they would stall while it is
-taken in; each further prompt as much again. A burst of prompts, on the other hand, is taken in at full speed. The cost
-of a token is learned from the steps that came back.
+A prompt that comes among many streams may add half a step's time to each of their steps, or they would stall while it
+is taken in; each further prompt as much again. A burst of prompts, on the other hand, is taken in at full speed. The
+cost of a token is learned from the steps that came back.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ case, and ratios are taken within a round: the speed of a shared machine drifts 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import statistics
 import sys
@@ -25,8 +26,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tokenloom.kernels.cpu.arena import PackedMemory
 from tokenloom.kernels.cpu.compiler import compiled_library, instruction_levels
-from tokenloom.kernels.cpu.library import load_library
+from tokenloom.kernels.cpu.library import KernelLibrary, load_library
 from tokenloom.kernels.ops import AttentionMetadata, DecoderWeights, LayerWeights, Ops, PackedLinear, select_ops
 from tokenloom.scripts.make_checkpoint import CONFIGS
 
@@ -156,14 +158,18 @@ def scattered_rows(rows: list[tuple[int, int]]) -> tuple[AttentionMetadata, int]
 class Limits:
     """What the machine allows just now, for one model."""
 
-    def __init__(self, shape: Shape, weight_bytes: int, dtype: torch.dtype) -> None:
-        self._buffer = torch.ones(weight_bytes // 4, dtype=torch.float32)
+    def __init__(self, library: KernelLibrary, shape: Shape, weight_bytes: int, dtype: torch.dtype) -> None:
+        self._library = library
+        self._num_bytes = weight_bytes // 256 * 256
+        self._address, self._owner = PackedMemory().allocate(weight_bytes)  # huge pages, as the weights have them
+        ctypes.memset(self._address, 1, weight_bytes)
         self._flops = sum(2 * MATMUL_ROWS * rows * columns for rows, columns in shape.linears())
         self._matmuls = [self._matmul(size, dtype) for size in shape.linears()]
 
     def read_rate(self) -> float:
         """Bytes per second."""
-        return self._buffer.nbytes / seconds(lambda: torch.dot(self._buffer, self._buffer))
+        threads = torch.get_num_threads()
+        return self._num_bytes / seconds(lambda: self._library.op_read(self._address, self._num_bytes, threads))
 
     def matmul_rate(self) -> float:
         """Flops per second; the second of two passes."""
@@ -199,10 +205,10 @@ def seconds(function: Callable[[], object]) -> float:
     return time.perf_counter() - begun
 
 
-def measure_model(name: str, ops: Ops, dtype: torch.dtype, num_rounds: int) -> dict[str, Any]:
+def measure_model(name: str, ops: Ops, library: KernelLibrary, dtype: torch.dtype, num_rounds: int) -> dict[str, Any]:
     shape = Shape.of(name)
     model = RandomModel(shape, ops, dtype)
-    limits = Limits(shape, model.weight_bytes, dtype)
+    limits = Limits(library, shape, model.weight_bytes, dtype)
     cases = {case: (rows, model.case(rows)) for case, rows in CASES.items()}
     figures = {case: Figures() for case in CASES}
     reads, matmuls = [], []
@@ -253,8 +259,9 @@ def main() -> int:
     result: dict[str, Any] = {"level": levels[0], "threads": torch.get_num_threads()}
     result["compiler"] = measure_compiler(levels[0])
     with torch.inference_mode():
-        ops = select_ops(torch.device("cpu"), torch.bfloat16)
-        result["models"] = {name: measure_model(name, ops, torch.bfloat16, options.rounds) for name in options.models}
+        dtype = torch.bfloat16
+        library, ops = load_library(compiled_library(True, levels[0])), select_ops(torch.device("cpu"), dtype)
+        result["models"] = {name: measure_model(name, ops, library, dtype, options.rounds) for name in options.models}
     if options.json:
         options.json.write_text(json.dumps(result, indent=2) + "\n")
     return 0

@@ -19,8 +19,8 @@ typedef struct {
     _Alignas(64) float scores[TASK_ROWS][CHUNK]; /* then weights */
     _Alignas(64) float values[TASK_ROWS][MAX_HEAD_DIM]; /* weighted; in the order of load32 */
     const element *keys[CHUNK], *value_rows[CHUNK]; /* where each of the chunk's keys and values lies */
-    const element *next_keys[CHUNK]; /* and those of the next task's first ones */
-    int64_t num_next;
+    const element *next_keys[CHUNK]; /* and those of the next chunk or task, fetched line by line meanwhile */
+    int64_t num_next, next_row, next_column;
 #ifdef HAS_TILES
     _Alignas(64) uint32_t query_tiles[MAX_HEAD_DIM / LINE][16][16]; /* [pair][query row] */
 #endif
@@ -134,6 +134,14 @@ static void weigh(Task *t, int64_t first, int64_t count, float scale, int64_t he
     }
 }
 
+/* In the order of memory: the processor's own prefetcher helps along. */
+INLINE void fetch_next(Task *t, int64_t head_dim) {
+    if (t->next_row >= t->num_next) return;
+    _mm_prefetch((const char *)(t->next_keys[t->next_row] + t->next_column), _MM_HINT_T1);
+    t->next_column += LINE;
+    if (t->next_column >= head_dim) t->next_column = 0, t->next_row++;
+}
+
 /* values[first .. first + rows) += weights * value rows; `rows` is a constant at every call. */
 INLINE void add_values(Task *t, int64_t first, int64_t count, int64_t head_dim, const int rows) {
     for (int64_t d = 0; d < head_dim; d += 32) {
@@ -143,7 +151,7 @@ INLINE void add_values(Task *t, int64_t first, int64_t count, int64_t head_dim, 
             b[row] = _mm512_load_ps(t->values[first + row] + d + 16);
         }
         for (int64_t i = 0; i < count; i++) {
-            if (i < t->num_next) _mm_prefetch((const char *)(t->next_keys[i] + d), _MM_HINT_T1);
+            fetch_next(t, head_dim);
             Floats32 value = load32(t->value_rows[i] + d, head_dim - d);
 #pragma GCC unroll 8
             for (int row = 0; row < rows; row++) {
@@ -213,6 +221,7 @@ static void run_task(AttentionPlan *plan, const AttentionTask *task, const eleme
         const AttentionTask *follower = after < task->end_key ? task : next;
         if (follower == next && next != NULL) after = first_chunk(next);
         t.num_next = follower == NULL ? 0 : min64(CHUNK, follower->end_key - after);
+        t.next_row = t.next_column = 0;
         locate(t.keys, plan, task, cache, 0, key, count);
         locate(t.value_rows, plan, task, cache, 1, key, count);
         if (follower != NULL) locate(t.next_keys, plan, follower, cache, 0, after, t.num_next);

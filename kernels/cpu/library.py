@@ -138,6 +138,7 @@ def step_rows(metadata: AttentionMetadata) -> StepRows:
 
 _SIGNATURES: dict[str, tuple[type | None, tuple[object, ...]]] = {
     "op_line": (c_int64, ()),
+    "op_read": (c_int32, (c_void_p, c_int64, c_int)),
     "linear_num_pairs": (c_int64, (c_int64, c_int32)),
     "pack_linear": (None, (POINTER(Linear), c_void_p, c_void_p, c_int)),
     "op_linear": (None, (POINTER(Linear), c_void_p, c_int64, c_int64, c_void_p, POINTER(Output), c_int)),
@@ -180,9 +181,11 @@ def load_library(path: Path) -> KernelLibrary:
 
 
 def loaded_openmp() -> Path:
-    """The GNU OpenMP library that this process has mapped: torch's own. Raises Unavailable."""
+    """The GNU OpenMP library that torch computes with, whoever else brought a copy. Raises Unavailable."""
     with open("/proc/self/maps") as file:
-        paths = {line.split(maxsplit=5)[5].strip() for line in file if "gomp" in line}
-    if len(paths) != 1:
-        raise Unavailable(f"torch's OpenMP library was sought, {len(paths)} copies of libgomp are loaded")
-    return Path(paths.pop())
+        paths = {Path(line.split(maxsplit=5)[5].strip()) for line in file if "libgomp" in line}
+    of_torch = {path for path in paths if any(part in ("torch", "torch.libs") for part in path.parts)}
+    chosen = of_torch or paths
+    if len(chosen) != 1:
+        raise Unavailable(f"torch's OpenMP library was sought, {len(chosen)} copies of libgomp are loaded")
+    return chosen.pop()
