@@ -14,6 +14,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -129,6 +130,10 @@ def _run(command: list[str]) -> None:
 
 
 def _drop_old(root: Path) -> None:
+    """Libraries beyond the newest few, and what killed compilations left."""
+    for scratch in root.glob(".build-*"):
+        if time.time() - scratch.stat().st_mtime > 10 * COMPILE_TIMEOUT_S:
+            shutil.rmtree(scratch, ignore_errors=True)
     libraries = sorted(root.glob(f"*/{LIBRARY_NAME}"), key=lambda path: path.stat().st_mtime)
     for library in libraries[:-MOST_LIBRARIES]:
         shutil.rmtree(library.parent, ignore_errors=True)

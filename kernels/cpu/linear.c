@@ -270,6 +270,7 @@ static void multiply(Block *block, const element *x, const element *weight, int6
 #endif
 
 void linear(const Linear *w, const Rows *x, int64_t num_rows, const Output *out, const Team *team) {
+    if (num_rows == 0) return;
     int64_t row_bytes = w->num_lines * 64;
     int64_t cached_rows = max64(BLOCK_ROWS, CACHED_BYTES / row_bytes / BLOCK_ROWS * BLOCK_ROWS);
     int64_t num_parts = max64(1, divide_up(num_rows, cached_rows));

@@ -206,6 +206,16 @@ def test_tokens_beyond_the_rows_and_empty_rows_get_zeros(ops: CpuOps) -> None:
     assert output[6:].abs().amax() == 0
 
 
+def test_step_without_tokens_is_legal(ops: CpuOps) -> None:
+    metadata, kv_cache = make_metadata([], 8), torch.zeros(4, 1, 2, 1, 8, 8, dtype=ops.dtype)
+    heads = torch.empty(0, 4, 8, dtype=ops.dtype)
+    query = ops.prepare_heads(heads, None, 1e-6, torch.zeros(1, 8), kv_cache, 0, metadata)
+    assert ops.paged_attention(query, kv_cache, 0, metadata, 1.0, None).shape == (0, 2, 8)
+    assert ops.linear(
+        torch.empty(0, 8, dtype=ops.dtype), ops.pack_linear(torch.ones(5, 8, dtype=ops.dtype), None)
+    ).shape == (0, 5)
+
+
 def test_a_poisoned_query_disturbs_no_other_token(ops: CpuOps) -> None:
     query, kv_cache, metadata, _, _, _ = draw_attention(3, ops.dtype)
     calm = ops.paged_attention(query, kv_cache, 0, metadata, 0.1, None)
