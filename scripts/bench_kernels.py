@@ -108,7 +108,8 @@ class RandomModel:
 
     def _draw(self, num_rows: int, num_columns: int) -> Tensor:
         repeats = -(-num_rows * num_columns // len(self._noise))
-        return self._noise.repeat(repeats)[: num_rows * num_columns].view(num_rows, num_columns) / num_columns**0.5
+        drawn = self._noise.repeat(repeats)[: num_rows * num_columns].view(num_rows, num_columns)
+        return drawn * num_columns**-0.5
 
     @property
     def weight_bytes(self) -> int:
@@ -131,7 +132,7 @@ class RandomModel:
 def scattered_rows(rows: list[tuple[int, int]]) -> tuple[AttentionMetadata, int]:
     """Metadata of rows (context, new tokens) whose blocks lie anywhere in the pool, and the size of the pool."""
     counts = [-(-context // BLOCK_SIZE) for context, _ in rows]
-    blocks = (torch.randperm(sum(counts)) + 1).split(counts)
+    blocks = torch.split(torch.randperm(sum(counts)) + 1, counts)
     tables = torch.zeros((len(rows), max(counts)), dtype=torch.int32)
     positions, slots, starts = [], [], [0]
     for row, (context, num_new) in enumerate(rows):
