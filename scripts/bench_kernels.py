@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import math
 import statistics
 import sys
 import tempfile
@@ -109,7 +110,7 @@ class RandomModel:
     def _draw(self, num_rows: int, num_columns: int) -> Tensor:
         repeats = -(-num_rows * num_columns // len(self._noise))
         drawn = self._noise.repeat(repeats)[: num_rows * num_columns].view(num_rows, num_columns)
-        return drawn * num_columns**-0.5
+        return drawn.mul_(1 / math.sqrt(num_columns))
 
     @property
     def weight_bytes(self) -> int:
