@@ -63,7 +63,7 @@ def make_linear(shape: tuple[int, int], num_tokens: int, dtype: Any, device: Any
     forms: list[Callable[[], object]] = [lambda: torch.nn.functional.linear(x, weight)]
     if device.type == "cpu" and torch.backends.mkldnn.is_available():
         try:
-            packed = torch.ops.mkldnn._reorder_linear_weight(weight.to_mkldnn(), num_tokens)
+            packed = torch.ops.mkldnn._reorder_linear_weight(weight, num_tokens)
             packed_form = lambda: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")  # noqa: E731
             packed_form()
             forms.append(packed_form)
