@@ -50,6 +50,7 @@ from .roster import Child, Roster
 logger = logging.getLogger("tokenloom.supervisor")
 
 RETRY_S = 0.1  # between looks at whether the workers that a core needs are up
+START_GRACE = 5  # times the hang timeout for a replacement that is still starting
 STOP_TIMEOUT_S = 3.0  # from Stop to SIGKILL
 PINGS_PER_TIMEOUT = 3  # core and frontend answer within milliseconds unless they hang
 
@@ -285,9 +286,12 @@ class Supervisor:
             return
         self._next_ping_at = now + self._ping_interval_s
         for child in self._roster.of("core") + self._roster.of("frontend"):
-            if child.is_ready and now - child.heard_at > self.spec.config.hang_timeout_s:
+            if child.role == "frontend" and not child.is_ready and not self._roster.is_up("core"):
+                child.heard_at = now  # it can only wait for a core
+            limit_s = self.spec.config.hang_timeout_s * (1 if child.is_ready else START_GRACE)
+            if now - child.heard_at > limit_s:
                 self._on_loss(child, f"{child.process.name} hangs: no sign of life for {now - child.heard_at:.1f} s")
-            elif child.is_ready:
+            else:
                 self._roster.tell(child, Ping())
 
     def _on_progress(self, progress: Progress) -> None:
