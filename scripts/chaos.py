@@ -74,7 +74,8 @@ class Engine:
         )
         self.address = self._wait_ready()
         self.seen: dict[int, psutil.Process] = {}
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _wait_ready(self) -> str:
         assert self.process.stdout is not None
@@ -106,6 +107,15 @@ class Engine:
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(30)
+
+    def close(self) -> None:
+        """Kill what is left and close the files."""
+        self.process.kill()
+        self.process.wait()
+        self._reader.join(5)
+        self.errors.close()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
 
     def leftovers(self) -> list[str]:
         """Processes and files of the engine that are still there."""
@@ -291,8 +301,7 @@ def main(argv: list[str] | None = None) -> int:
         try:
             report = run(arguments, engine)
         finally:
-            engine.process.kill()
-            engine.process.wait()
+            engine.close()
             sys.stderr.write("".join(Path(engine.errors.name).read_text().splitlines(keepends=True)[-40:]))
     text = json.dumps(report, indent=2)
     print(text)

@@ -75,8 +75,7 @@ def flood(num_requests: int, num_clients: int) -> dict[str, object]:
             deaf.close()
             code = engine.stop()
         finally:
-            engine.process.kill()
-            engine.process.wait()
+            engine.close()
     return {
         "requests": share * num_clients,
         "answered in full": sum(results),

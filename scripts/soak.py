@@ -75,8 +75,7 @@ def soak(minutes: float, num_clients: int) -> dict[str, object]:
                 thread.join(60)
             code = engine.stop()
         finally:
-            engine.process.kill()
-            engine.process.wait()
+            engine.close()
     return {
         "minutes": minutes,
         "requests": counts[0],
