@@ -16,6 +16,7 @@ from collections.abc import Callable
 from ..ipc.codec import Decoder, encode
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import ErrorInfo, ProtocolError
+from ..ipc.log import is_worth_a_line
 from ..ipc.messages import (
     LEASE_S,
     PING_INTERVAL_S,
@@ -207,7 +208,7 @@ class Frontend:
         """A frame of the engine's own makes no sense: logged the 1st, 2nd, 4th, 8th … time."""
         name = f"malformed_{peer}_frames"
         self.counts[name] += 1
-        if self.counts[name].bit_count() == 1:
+        if is_worth_a_line(self.counts[name]):
             logger.warning("from the %s, the %d. time: %s", peer, self.counts[name], error)
 
     def _on_malformed(self, identity: bytes, session: ClientSession | None, frame: bytes, reason: str) -> None:

@@ -267,7 +267,7 @@ class WorkerProcess:
 
     def _count_malformed(self, sender: str, error: ProtocolError) -> None:
         self._num_malformed += 1
-        if self._num_malformed & (self._num_malformed - 1) == 0:  # the 1st, 2nd, 4th, 8th …
+        if log.is_worth_a_line(self._num_malformed):
             logger.warning("from %s: %s (%d malformed so far)", sender, error, self._num_malformed)
 
 
