@@ -102,7 +102,7 @@ def test_greedy_is_transformers_under_every_schedule(
     options = {"block_size": BLOCK_SIZES[family], **SCHEDULES[schedule]}
     if schedule == "preempted":
         options["num_kv_blocks"] = 3 + 800 // BLOCK_SIZES[family]
-    prompts = make_prompts(40 if schedule in ("plain", "preempted") else 16, 700, seed=len(family))
+    prompts = make_prompts(40, 700, seed=len(family))
     with LLM(folders[family], in_process=True, num_threads=1, max_model_len=800, **options) as llm:
         if schedule == "preempted":
             params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
@@ -121,8 +121,8 @@ def test_greedy_is_transformers_under_every_schedule(
 def test_greedy_is_transformers_through_all_processes_and_ranks(
     family: str, size: int, folders: dict[str, Path], oracles: dict[str, GreedyOracle]
 ) -> None:
-    prompts = make_prompts(16, 300, seed=size)
-    options = {"block_size": BLOCK_SIZES[family], "tensor_parallel_size": size, "max_model_len": 400}
+    prompts = make_prompts(40, 700, seed=size)
+    options = {"block_size": BLOCK_SIZES[family], "tensor_parallel_size": size, "max_model_len": 800}
     with LLM(folders[family], device="cpu", max_num_batched_tokens=64, max_num_seqs=16, **options) as llm:
         outputs = serve_staggered(llm, prompts, 16)
     check_all(oracles[family], prompts, outputs, 16)
