@@ -86,8 +86,12 @@ def check_parallel(model: ModelConfig, size: int) -> None:
         raise ConfigError(
             f"{model.num_kv_heads} KV heads neither divide among nor replicate over --tensor-parallel-size {size}"
         )
-    if model.intermediate_size % size:
-        raise ConfigError(f"intermediate_size {model.intermediate_size} does not divide among {size} ranks")
+    inner_sizes = {model.intermediate_size} if model.experts is None else {model.experts.intermediate_size}
+    if model.experts is not None and len(model.experts.layers) < model.num_layers:
+        inner_sizes.add(model.intermediate_size)
+    for inner_size in sorted(inner_sizes):
+        if inner_size % size:
+            raise ConfigError(f"intermediate_size {inner_size} does not divide among {size} ranks")
 
 
 def _dtype(config: EngineConfig, model: ModelConfig) -> Literal["float32", "bfloat16", "float16"]:

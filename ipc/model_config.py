@@ -14,19 +14,40 @@ import msgspec
 
 from .errors import ConfigError
 
-ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+ARCHITECTURES = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "MixtralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM",
+)
 ROPE_KINDS = ("default", "linear", "llama3", "yarn", "dynamic")
 
 # What a field means that a config.json leaves out, where its family says (transformers' config classes).
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {},
     "MistralForCausalLM": {"num_key_value_heads": 8, "sliding_window": 4096},
+    "MixtralForCausalLM": {
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
     "Qwen2ForCausalLM": {"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28},
     "Qwen3ForCausalLM": {
         "num_key_value_heads": 32,
         "head_dim": 128,
         "sliding_window": 4096,
         "max_window_layers": 28,
+    },
+    "Qwen3MoeForCausalLM": {
+        "num_key_value_heads": 4,
+        "sliding_window": 4096,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
     },
 }
 
@@ -37,6 +58,16 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     kind: str = "default"
     theta: float = 10000.0
     parameters: dict[str, float | int | bool | list[float] | str | None] = {}
+
+
+class ExpertsConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Feed-forward blocks of which each token passes a few, chosen by a router."""
+
+    num_experts: int
+    num_chosen: int  # experts that a token passes
+    intermediate_size: int  # of each expert
+    is_normalized: bool  # the weights of the chosen are made to add up to 1
+    layers: list[int]  # which layers have experts; the others have one block of the model's intermediate_size
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +90,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     has_output_bias: bool  # Llama with attention_bias
     has_mlp_bias: bool
     has_qk_norm: bool  # Qwen3
+    experts: ExpertsConfig | None  # Mixtral and Qwen3-MoE
     sliding_windows: list[int | None]  # per layer: how many positions, itself included, a token sees; None: all
     eos_token_ids: list[int]  # sorted
     bos_token_id: int | None
@@ -101,8 +133,9 @@ def _parse(raw: dict[str, Any], generation: dict[str, Any], path: Path) -> Model
     eos = generation.get("eos_token_id")
     if eos is None:
         eos = raw.get("eos_token_id")
+    is_qwen3 = architecture.startswith("Qwen3")
     # Mistral and Qwen2 pay no heed to attention_bias, all but Llama none to mlp_bias.
-    has_attention_bias = architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM") and bool(raw.get("attention_bias"))
+    has_attention_bias = (is_qwen3 or architecture == "LlamaForCausalLM") and bool(raw.get("attention_bias"))
     return ModelConfig(
         architecture=architecture,
         vocab_size=_positive(raw, "vocab_size", path),
@@ -120,7 +153,8 @@ def _parse(raw: dict[str, Any], generation: dict[str, Any], path: Path) -> Model
         has_qkv_bias=has_attention_bias or architecture == "Qwen2ForCausalLM",
         has_output_bias=has_attention_bias,
         has_mlp_bias=architecture == "LlamaForCausalLM" and bool(raw.get("mlp_bias")),
-        has_qk_norm=architecture == "Qwen3ForCausalLM",
+        has_qk_norm=is_qwen3,
+        experts=_experts(raw, architecture, path),
         sliding_windows=_sliding_windows(raw, architecture, path),
         eos_token_ids=sorted({eos} if isinstance(eos, int) else set(eos or ())),
         bos_token_id=raw.get("bos_token_id") if isinstance(raw.get("bos_token_id"), int) else None,
@@ -166,6 +200,25 @@ def _rope(raw: dict[str, Any], path: Path) -> RopeConfig:
     return RopeConfig(kind=kind, theta=float(theta), parameters=parameters)
 
 
+def _experts(raw: dict[str, Any], architecture: str, path: Path) -> ExpertsConfig | None:
+    if architecture not in ("MixtralForCausalLM", "Qwen3MoeForCausalLM"):
+        return None
+    is_mixtral = architecture == "MixtralForCausalLM"
+    name = "num_local_experts" if "num_local_experts" in raw else "num_experts"  # transformers writes the first for all
+    num_experts, num_chosen = _positive(raw, name, path), _positive(raw, "num_experts_per_tok", path)
+    if num_chosen > num_experts:
+        raise ConfigError(f"{path}: num_experts_per_tok {num_chosen} is above {name} {num_experts}")
+    step = 1 if is_mixtral else int(raw.get("decoder_sparse_step") or 1)
+    dense = set() if is_mixtral else set(raw.get("mlp_only_layers") or ())
+    return ExpertsConfig(
+        num_experts=num_experts,
+        num_chosen=num_chosen,
+        intermediate_size=_positive(raw, "intermediate_size" if is_mixtral else "moe_intermediate_size", path),
+        is_normalized=is_mixtral or bool(raw.get("norm_topk_prob")),
+        layers=[i for i in range(raw["num_hidden_layers"]) if i not in dense and (i + 1) % step == 0],
+    )
+
+
 def _sliding_windows(raw: dict[str, Any], architecture: str, path: Path) -> list[int | None]:
     num_layers = int(raw["num_hidden_layers"])
     window = raw.get("sliding_window")
@@ -173,7 +226,7 @@ def _sliding_windows(raw: dict[str, Any], architecture: str, path: Path) -> list
     if window is None or architecture == "LlamaForCausalLM" or (is_qwen and not raw.get("use_sliding_window")):
         return [None] * num_layers
     window = _positive(raw, "sliding_window", path)
-    if not is_qwen:
+    if not is_qwen or architecture == "Qwen3MoeForCausalLM":
         return [window] * num_layers
     layer_types = raw.get("layer_types")
     if layer_types is None:

@@ -11,6 +11,7 @@ specification; any other implementation agrees with it within a stated tolerance
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -47,6 +48,13 @@ class PackedLinear(Protocol):
 
     @property
     def out_features(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+class PackedExperts(Protocol):
+    """The weights of a layer's experts, likewise opaque."""
 
     @property
     def nbytes(self) -> int: ...
@@ -120,6 +128,20 @@ class Ops(Protocol):
 
     def logits(self, x: Tensor, packed: PackedLinear) -> Tensor:
         """`linear` in float32, which may be more precise than the model's dtype: [T, out]."""
+        ...
+
+    def pack_experts(self, gate_up: Sequence[Tensor], down: Sequence[Tensor]) -> PackedExperts:
+        """Take, of each expert, a gated weight [2 n, hidden] and one [hidden, n] that leads back."""
+        ...
+
+    def mix_experts(
+        self, x: Tensor, scores: Tensor, packed: PackedExperts, num_chosen: int, is_normalized: bool
+    ) -> Tensor:
+        """x [T, hidden] through the `num_chosen` experts of each token's highest scores [T, E]; their weighted sum.
+
+        The weights are the softmax of all scores in float32; `is_normalized`: divided by the sum of the chosen ones.
+        A sum goes through the experts in the order of their numbers or of their scores, and is kept in float32.
+        """
         ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -5,6 +5,7 @@ The specification that other kernels are compared with, and the fallback where t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .attention_plan import TILE_BYTES, CacheLayout, Tile, make_plan
-from .ops import AttentionMetadata, DecoderWeights, FusedDecoder, PackedLinear
+from .ops import AttentionMetadata, DecoderWeights, FusedDecoder, PackedExperts, PackedLinear
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,18 @@ class PlainLinear:
     @property
     def nbytes(self) -> int:
         return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+
+@dataclass(frozen=True, eq=False)
+class SeparateExperts:
+    """Two packed linears of each expert."""
+
+    gate_up: list[PackedLinear]
+    down: list[PackedLinear]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(packed.nbytes for packed in (*self.gate_up, *self.down))
 
 
 @dataclass
@@ -71,6 +84,24 @@ class ReferenceOps:
 
     def logits(self, x: Tensor, packed: PackedLinear) -> Tensor:
         return self.linear(x, packed).float()
+
+    def pack_experts(self, gate_up: Sequence[Tensor], down: Sequence[Tensor]) -> PackedExperts:
+        return SeparateExperts(
+            [self.pack_linear(weight, None, is_gated=True) for weight in gate_up],
+            [self.pack_linear(weight, None) for weight in down],
+        )
+
+    def mix_experts(
+        self, x: Tensor, scores: Tensor, packed: PackedExperts, num_chosen: int, is_normalized: bool
+    ) -> Tensor:
+        assert isinstance(packed, SeparateExperts)
+        weights, experts = route(scores, num_chosen, is_normalized)
+        mixed = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+        for expert in sorted(set(experts.flatten().tolist())):
+            tokens, places = torch.where(experts == expert)
+            answers = self.linear(self.linear(x[tokens], packed.gate_up[expert]), packed.down[expert])
+            mixed.index_add_(0, tokens, answers * weights[tokens, places, None])
+        return mixed.to(x.dtype)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return F.rms_norm(x, weight.shape, weight, eps)
@@ -154,6 +185,17 @@ class ReferenceOps:
         if step is None or step.metadata is not metadata or step.layout != layout:
             step = self._step = _make_step(metadata, layout)
         return step
+
+
+def route(scores: Tensor, num_chosen: int, is_normalized: bool) -> tuple[Tensor, Tensor]:
+    """Weights [T, num_chosen] float32 and numbers of the experts with the highest scores [T, E], likeliest first."""
+    weights, experts = scores.softmax(dim=-1, dtype=torch.float32).topk(num_chosen, dim=-1)
+    if is_normalized:
+        total = weights[:, :1].clone()
+        for place in range(1, num_chosen):  # one by one: torch's sum may round by the number of rows
+            total += weights[:, place : place + 1]
+        weights = weights / total
+    return weights, experts
 
 
 def _make_step(metadata: AttentionMetadata, layout: CacheLayout) -> _Step:

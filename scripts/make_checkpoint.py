@@ -13,7 +13,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -29,6 +29,7 @@ SHARD_BYTES = 2 << 30
 POOL_ELEMENTS = (1 << 24) + 43  # a prime: rows of a larger tensor, filled from the pool over and over, never align
 BOS, EOS = "<|begin|>", "<|end|>"
 BOS_ID, EOS_ID = 256, 257
+QWEN_MATRICES = ("gate_proj", "up_proj", "down_proj")  # of a feed-forward block, Llama's and Mistral's too
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
@@ -80,15 +81,47 @@ def qwen3(hidden: int, layers: int, heads: int, kv_heads: int, mlp: int, vocab: 
     return llama(hidden, layers, heads, kv_heads, mlp, vocab, **(kind | more))
 
 
+def qwen3_moe(hidden: int, layers: int, heads: int, kv_heads: int, mlp: int, vocab: int, **more: object) -> Config:
+    """`mlp` is an expert's."""
+    kind: Config = {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "moe_intermediate_size": mlp,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "tie_word_embeddings": False,
+    }
+    return qwen3(hidden, layers, heads, kv_heads, 3 * mlp, vocab, **(kind | more))
+
+
+def mixtral(hidden: int, layers: int, heads: int, kv_heads: int, mlp: int, vocab: int, **more: object) -> Config:
+    kind: Config = {
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "sliding_window": None,
+    }
+    return mistral(hidden, layers, heads, kv_heads, mlp, vocab, **(kind | more))
+
+
 CONFIGS: dict[str, Config] = {
     "135m": llama(576, 30, 9, 3, 1536, 49152),
     "0.6b": qwen3(1024, 28, 16, 8, 3072, 151936, head_dim=128),
     "8b": qwen3(4096, 36, 32, 8, 12288, 151936, head_dim=128, tie_word_embeddings=False),
     "14b": qwen3(5120, 40, 40, 8, 17408, 151936, head_dim=128, tie_word_embeddings=False),
+    "30b-a3b": qwen3_moe(2048, 48, 32, 4, 768, 151936, head_dim=128, intermediate_size=6144),
     "tiny-llama": llama(96, 2, 3, 1, 200, 307),
     "tiny-mistral": mistral(64, 2, 4, 2, 136, 331, sliding_window=48),
+    "tiny-mixtral": mixtral(64, 2, 4, 2, 72, 271, num_local_experts=5),
     "tiny-qwen2": qwen2(128, 2, 8, 1, 264, 293),
     "tiny-qwen3": qwen3(64, 2, 2, 2, 152, 277, head_dim=80, tie_word_embeddings=False),
+    "tiny-qwen3_moe": qwen3_moe(
+        64, 3, 4, 2, 40, 283, head_dim=32, num_experts=12, num_experts_per_tok=3, mlp_only_layers=[1]
+    ),
 }
 
 
@@ -100,7 +133,7 @@ def tensor_shapes(config: Mapping[str, object]) -> dict[str, tuple[int, ...]]:
         assert isinstance(value, int)
         return value
 
-    hidden, vocab, inner = number("hidden_size"), number("vocab_size"), number("intermediate_size")
+    hidden, vocab = number("hidden_size"), number("vocab_size")
     head_dim = number("head_dim")
     query, key = number("num_attention_heads") * head_dim, number("num_key_value_heads") * head_dim
     is_qwen2 = config["model_type"] == "qwen2"
@@ -110,16 +143,13 @@ def tensor_shapes(config: Mapping[str, object]) -> dict[str, tuple[int, ...]]:
         "self_attn.k_proj": (key, hidden, has_qkv_bias),
         "self_attn.v_proj": (key, hidden, has_qkv_bias),
         "self_attn.o_proj": (hidden, query, has_output_bias),
-        "mlp.gate_proj": (inner, hidden, bool(config.get("mlp_bias"))),
-        "mlp.up_proj": (inner, hidden, bool(config.get("mlp_bias"))),
-        "mlp.down_proj": (hidden, inner, bool(config.get("mlp_bias"))),
     }
     vectors = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
-    if config["model_type"] == "qwen3":
+    if config["model_type"] in ("qwen3", "qwen3_moe"):
         vectors |= {"self_attn.q_norm": head_dim, "self_attn.k_norm": head_dim}
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, hidden)}
     for layer in range(number("num_hidden_layers")):
-        for name, (rows, columns, has_bias) in matrices.items():
+        for name, (rows, columns, has_bias) in (matrices | _mlp_shapes(config, layer)).items():
             shapes[f"model.layers.{layer}.{name}.weight"] = (rows, columns)
             if has_bias:
                 shapes[f"model.layers.{layer}.{name}.bias"] = (rows,)
@@ -128,6 +158,30 @@ def tensor_shapes(config: Mapping[str, object]) -> dict[str, tuple[int, ...]]:
     shapes["model.norm.weight"] = (hidden,)
     if not config["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (vocab, hidden)
+    return shapes
+
+
+def _mlp_shapes(config: Mapping[str, object], layer: int) -> dict[str, tuple[int, int, bool]]:
+    """[out, in] of a layer's feed-forward matrices, and whether they have a bias."""
+    hidden, has_bias = config["hidden_size"], bool(config.get("mlp_bias"))
+    num_experts = config.get("num_experts", config.get("num_local_experts"))
+    dense_layers, step = config.get("mlp_only_layers", []), config.get("decoder_sparse_step", 1)
+    assert isinstance(hidden, int) and isinstance(dense_layers, list) and isinstance(step, int)
+
+    def matrices(where: str, names: Sequence[str], inner: object) -> dict[str, tuple[int, int, bool]]:
+        assert isinstance(hidden, int) and isinstance(inner, int)
+        into, out = (inner, hidden, has_bias), (hidden, inner, has_bias)
+        return dict(zip([f"{where}.{name}" for name in names], (into, into, out), strict=True))
+
+    if num_experts is None or layer in dense_layers or (layer + 1) % step:
+        return matrices("mlp", QWEN_MATRICES, config["intermediate_size"])
+    is_mixtral = config["model_type"] == "mixtral"
+    block, *names = ("block_sparse_moe", "w1", "w3", "w2") if is_mixtral else ("mlp", *QWEN_MATRICES)
+    inner = config["intermediate_size" if is_mixtral else "moe_intermediate_size"]
+    assert isinstance(num_experts, int)
+    shapes = {f"{block}.gate": (num_experts, hidden, False)}
+    for expert in range(num_experts):
+        shapes |= matrices(f"{block}.experts.{expert}", names, inner)
     return shapes
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tokenloom.scripts.make_checkpoint import CONFIGS, SHARD_BYTES, write_checkpoint
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
 
 
 def tiny_config(family: str = "llama", **fields: object) -> dict[str, object]:

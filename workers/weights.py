@@ -61,6 +61,9 @@ class Checkpoint:
     ) -> None:
         self._open_files.clear()
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._file_by_name
+
     def load(self, *pieces: Piece) -> Tensor:
         """The pieces, one under the other along axis 0, as one new tensor."""
         rows = [piece.part_shape[0] for piece in pieces]

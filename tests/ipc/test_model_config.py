@@ -15,8 +15,10 @@ from tokenloom.ipc.model_config import ModelConfig
 FAMILIES: dict[str, Any] = {
     "LlamaForCausalLM": transformers.LlamaConfig,
     "MistralForCausalLM": transformers.MistralConfig,
+    "MixtralForCausalLM": transformers.MixtralConfig,
     "Qwen2ForCausalLM": transformers.Qwen2Config,
     "Qwen3ForCausalLM": transformers.Qwen3Config,
+    "Qwen3MoeForCausalLM": transformers.Qwen3MoeConfig,
 }
 SMALL = {
     "vocab_size": 300,
@@ -61,10 +63,10 @@ def test_shape_is_what_transformers_makes_of_the_file(architecture: str, variant
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
     assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
     assert ours.rope.kind == theirs.rope_parameters["rope_type"]
-    if architecture.startswith("Qwen"):
+    if architecture in ("Qwen2ForCausalLM", "Qwen3ForCausalLM"):
         windows = [theirs.sliding_window if kind == "sliding_attention" else None for kind in theirs.layer_types]
     else:
-        windows = [theirs.sliding_window if architecture.startswith("Mistral") else None] * 4
+        windows = [None if architecture == "LlamaForCausalLM" else theirs.sliding_window] * 4
     assert ours.sliding_windows == windows
 
 
@@ -82,6 +84,24 @@ def test_biases_and_norms_are_those_of_transformers_modules(architecture: str, t
     assert ours.has_output_bias == (f"{layer}.self_attn.o_proj.bias" in names)
     assert ours.has_mlp_bias == (f"{layer}.mlp.down_proj.bias" in names)
     assert ours.has_qk_norm == (f"{layer}.self_attn.q_norm.weight" in names)
+
+
+@pytest.mark.parametrize(
+    ("fields", "layers"),
+    [({}, [0, 1, 2, 3]), ({"decoder_sparse_step": 2}, [1, 3]), ({"mlp_only_layers": [0, 3]}, [1, 2])],
+)
+def test_experts_are_where_transformers_puts_them(fields: dict[str, object], layers: list[int], tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    fields = {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 6, "num_experts_per_tok": 2, **fields}
+    ours = read(tmp_path, fields).experts
+    make_theirs: Any = transformers.AutoModelForCausalLM.from_config
+    with torch.device("meta"):
+        model = make_theirs(transformers.Qwen3MoeConfig.from_pretrained(tmp_path))
+    shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
+    assert ours is not None and ours.layers == layers
+    assert [i for i in range(4) if f"model.layers.{i}.mlp.gate.weight" in shapes] == layers
+    size = ours.intermediate_size
+    assert shapes[f"model.layers.{layers[0]}.mlp.experts.gate_up_proj"] == [ours.num_experts, 2 * size, 256]
 
 
 def test_old_spelling_of_rope_is_read(tmp_path: Path) -> None:
@@ -123,6 +143,10 @@ def test_generation_config_names_the_end_tokens_if_it_names_any(
         ({"num_key_value_heads": 5}, "32 attention heads do not divide into 5 KV heads"),
         ({"hidden_size": 250}, "hidden_size 250 does not divide into 32 attention heads"),
         ({"head_dim": 33}, "head_dim 33 is odd"),
+        (
+            {"architectures": ["MixtralForCausalLM"], "num_experts_per_tok": 9},
+            "num_experts_per_tok 9 is above num_local_experts 8",
+        ),
         ({"hidden_act": "gelu"}, "hidden_act gelu is not supported"),
         ({"quantization_config": {"bits": 4}}, "quantization_config is not supported"),
         ({"rope_scaling": {"type": "longrope"}}, "rope type longrope is not supported, known are default"),

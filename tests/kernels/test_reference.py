@@ -52,6 +52,27 @@ def brute_force(
     return output
 
 
+@pytest.mark.parametrize("is_normalized", [False, True])
+@pytest.mark.parametrize(("num_experts", "num_chosen"), [(1, 1), (5, 2), (16, 16)])
+def test_experts_are_mixed_token_by_token(num_experts: int, num_chosen: int, is_normalized: bool) -> None:
+    torch.manual_seed(num_experts)
+    x, scores = torch.randn(9, 24), torch.randn(9, num_experts)
+    gate_up, down = torch.randn(num_experts, 14, 24), torch.randn(num_experts, 24, 7)
+    expected = np.zeros((9, 24))
+    for token, values in enumerate(x.double().numpy()):
+        weights = np.exp(scores[token].double().numpy())
+        weights /= weights.sum()
+        chosen = np.argsort(-weights)[:num_chosen]
+        for expert in chosen:
+            gate, up = np.split(gate_up[expert].double().numpy() @ values, 2)
+            answer = down[expert].double().numpy() @ (gate / (1 + np.exp(-gate)) * up)
+            expected[token] += answer * weights[expert] / (weights[chosen].sum() if is_normalized else 1)
+    ops = ReferenceOps()
+    mixed = ops.mix_experts(x, scores, ops.pack_experts(list(gate_up), list(down)), num_chosen, is_normalized)
+    np.testing.assert_allclose(mixed.numpy(), expected, atol=1e-4)
+    assert ops.mix_experts(x[:0], scores[:0], ops.pack_experts(gate_up, down), 1, is_normalized).shape == (0, 24)
+
+
 SCHEDULES = {
     "decode of like lengths": [(30, 1), (31, 1), (28, 1)],
     "decode, one far longer": [(5, 1), (700, 1), (0, 1), (63, 1), (64, 1), (65, 1), (9, 1)],

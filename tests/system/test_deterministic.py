@@ -15,6 +15,7 @@ SHAPES: dict[str, dict[str, object]] = {  # odd sizes, so that nothing divides e
     "llama": {"hidden_size": 144, "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 16},
     "mistral": {"hidden_size": 56, "num_attention_heads": 4, "num_key_value_heads": 4, "sliding_window": 48},
     "qwen3": {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 24},
+    "qwen3_moe": {"hidden_size": 72, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24},
 }
 BASE: dict[str, object] = {
     "in_process": True,

@@ -31,10 +31,13 @@ SHAPES: dict[str, dict[str, object]] = {  # a family with a head_dim, a group an
         "head_dim": 80,
         "sliding_window": 48,
     },
+    "mixtral": {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 48},
     "qwen2": {"hidden_size": 96, "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 32},
     "qwen3": {"hidden_size": 128, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 128},
+    "qwen3_moe": {"hidden_size": 80, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64},
 }
-BLOCK_SIZES = {"llama": 16, "mistral": 8, "qwen2": 32, "qwen3": 16}
+BLOCK_SIZES = {"llama": 16, "mistral": 8, "mixtral": 32, "qwen2": 32, "qwen3": 16, "qwen3_moe": 16}
+WITH_EXPERTS = ("mixtral", "qwen3_moe")  # in bf16 a near tie of two experts changes all that follows
 
 SCHEDULES: dict[str, dict[str, object]] = {
     "plain": {},
@@ -117,7 +120,9 @@ def test_greedy_is_transformers_under_every_schedule(
     check_all(oracles[family], prompts, outputs, 24)
 
 
-@pytest.mark.parametrize(("family", "size"), [("llama", 3), ("qwen3", 2), ("mistral", 2)])
+@pytest.mark.parametrize(
+    ("family", "size"), [("llama", 3), ("qwen3", 2), ("mistral", 2), ("mixtral", 2), ("qwen3_moe", 2)]
+)
 def test_greedy_is_transformers_through_all_processes_and_ranks(
     family: str, size: int, folders: dict[str, Path], oracles: dict[str, GreedyOracle]
 ) -> None:
@@ -137,7 +142,7 @@ def test_more_ranks_than_kv_heads_replicate_them(tmp_path: Path) -> None:
     check_all(GreedyOracle(folder), prompts, outputs, 12)
 
 
-@pytest.mark.parametrize("family", SHAPES)
+@pytest.mark.parametrize("family", [family for family in SHAPES if family not in WITH_EXPERTS])
 def test_bf16_diverges_only_at_near_ties(family: str, folders: dict[str, Path]) -> None:
     prompts = make_prompts(12, 200, seed=9)
     with LLM(folders[family], in_process=True, num_threads=1, max_model_len=400, dtype="bfloat16") as llm:

@@ -61,6 +61,8 @@ MODELS: dict[str, tuple[str, int, dict[str, Any]]] = {  # family, block size, fi
     "mistral, window smaller than the prompt": ("mistral", 16, {}),
     "mistral, window smaller than a block": ("mistral", 32, {"sliding_window": 5}),
     "mistral, no window": ("mistral", 8, {"sliding_window": 100_000}),
+    "mixtral, 2 of 5 experts": ("mixtral", 16, {}),
+    "mixtral, one expert for all": ("mixtral", 8, {"num_local_experts": 1, "num_experts_per_tok": 1}),
     "qwen2, GQA 8": ("qwen2", 8, {}),
     "qwen2, window in the upper layers": (
         "qwen2",
@@ -74,6 +76,12 @@ MODELS: dict[str, tuple[str, int, dict[str, Any]]] = {  # family, block size, fi
         },
     ),
     "qwen3, head_dim 80": ("qwen3", 32, {}),
+    "qwen3_moe, 3 of 12 experts, a dense layer between": ("qwen3_moe", 16, {}),
+    "qwen3_moe, weights not normalized, each second layer": (
+        "qwen3_moe",
+        8,
+        {"norm_topk_prob": False, "decoder_sparse_step": 2, "mlp_only_layers": [], "num_experts_per_tok": 8},
+    ),
     "qwen3, tied, yarn rope, GQA 2": (
         "qwen3",
         16,
@@ -166,8 +174,11 @@ def test_one_prefill_and_stepwise_decode_agree_with_transformers(family: str, tm
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_stays_as_near_to_float32_as_transformers_does(dtype: torch.dtype, tmp_path: Path) -> None:
-    folder = tiny_checkpoint(tmp_path, "qwen3", seed=3)
+@pytest.mark.parametrize("family", ["qwen3", "mixtral", "qwen3_moe"])
+def test_half_precision_stays_as_near_to_float32_as_transformers_does(
+    family: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    folder = tiny_checkpoint(tmp_path, family, seed=3)
     tokens = prompts_of({"a": 120, "b": 40}, 270, seed=4)
     exact, rounded = oracle(folder, tokens), oracle(folder, tokens, dtype)
     model = load(folder, dtype)

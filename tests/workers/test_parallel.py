@@ -65,6 +65,7 @@ def shared_models(folder: Path, size: int) -> list[Path]:
         tiny_checkpoint(folder / "llama", "llama", num_key_value_heads=2, **eight_heads, **biases),
         tiny_checkpoint(folder / "qwen2", "qwen2", num_key_value_heads=4, vocab_size=293),
         tiny_checkpoint(folder / "qwen3", "qwen3", num_attention_heads=4, num_key_value_heads=size // 2, head_dim=32),
+        tiny_checkpoint(folder / "qwen3_moe", "qwen3_moe", mlp_only_layers=[0], intermediate_size=96),
     ]
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.tests.checkpoints import FAMILIES, tiny_checkpoint
-from tokenloom.tests.workers.paged_run import CPU, load
+from tokenloom.tests.workers.paged_run import CPU, PagedRun, load
 from tokenloom.workers.weights import Checkpoint, Piece
 
 SHARDED = 40_000  # bytes: some ten files
@@ -77,6 +77,21 @@ def test_tensors_are_converted_to_the_dtype_that_is_asked_for(stored: torch.dtyp
         loaded = checkpoint.load(Piece("a", (4, 4)))
     assert loaded.dtype == torch.float32
     assert torch.equal(loaded, tensor.float())
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("save_original_format", [True, False])
+def test_experts_are_read_as_transformers_saves_them(family: str, save_original_format: bool, tmp_path: Path) -> None:
+    """One by one under the names of the family, or (its own form) stacked in one tensor per layer."""
+    ours, theirs = tiny_checkpoint(tmp_path / "ours", family), tmp_path / "theirs"
+    load_theirs: Any = transformers.AutoModelForCausalLM.from_pretrained
+    load_theirs(ours).save_pretrained(theirs, save_original_format=save_original_format)
+    is_stacked = any(name.endswith("experts.gate_up_proj") for name in load_file(theirs / "model.safetensors"))
+    assert is_stacked is not save_original_format
+    tokens = {"a": [5, 9, 200, 7], "b": [1]}
+    logits = [PagedRun(load(folder), block_size=16).step(tokens) for folder in (ours, theirs)]
+    for name in tokens:
+        assert torch.equal(logits[0][name], logits[1][name])
 
 
 def test_tensors_that_no_layer_asks_for_are_ignored(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""DecoderModel: the decoder of Llama, Mistral, Qwen2 and Qwen3, one definition driven by ModelConfig.
+"""DecoderModel: the decoder of Llama, Mistral, Mixtral, Qwen2, Qwen3 and Qwen3-MoE, driven by ModelConfig.
 
     token ids → embedding → [norm → attention → norm → MLP] × num_layers → norm → (lm head) → logits
 
@@ -16,6 +16,7 @@ from ...ipc.model_config import ModelConfig
 from ...kernels.ops import AttentionMetadata, DecoderWeights, FusedDecoder, LayerWeights, Ops, PackedLinear
 from ..layers.attention import Attention, AttentionShape
 from ..layers.embedding import LMHead, VocabParallelEmbedding, load_vocab_shard
+from ..layers.experts import SparseMLP
 from ..layers.mlp import GatedMLP
 from ..layers.norm import RMSNorm
 from ..layers.rotary import RotaryEmbedding
@@ -26,14 +27,19 @@ from ..weights import Checkpoint
 class DecoderLayer:
     """One block. The residual stream is carried beside the hidden states and added inside the norms."""
 
-    def __init__(self, input_norm: RMSNorm, attention: Attention, post_norm: RMSNorm, mlp: GatedMLP) -> None:
+    def __init__(
+        self, input_norm: RMSNorm, attention: Attention, post_norm: RMSNorm, mlp: GatedMLP | SparseMLP
+    ) -> None:
         self._input_norm = input_norm
         self.attention = attention
         self._post_norm = post_norm
         self._mlp = mlp
 
     @property
-    def weights(self) -> LayerWeights:
+    def weights(self) -> LayerWeights | None:
+        """None for a layer with experts."""
+        if isinstance(self._mlp, SparseMLP):
+            return None
         query_norm, key_norm = self.attention.norms or (None, None)
         return LayerWeights(
             input_norm=self._input_norm.weight,
@@ -136,20 +142,25 @@ def load_model(
         weight_bytes += lm_head.nbytes
     fused = None
     if group.size == 1:  # ranks must meet after each layer's halves
-        fused = ops.fuse_decoder(_decoder_weights(config, table, layers, norm, rotary))
+        fused = _fuse(ops, config, table, layers, norm, rotary)
     return DecoderModel(embedding, layers, norm, lm_head, num_kv_heads_local, config.head_dim, weight_bytes, fused)
 
 
-def _decoder_weights(
+def _fuse(
+    ops: Ops,
     config: ModelConfig,
     table: Tensor | PackedLinear,
     layers: list[DecoderLayer],
     norm: RMSNorm,
     rotary: RotaryEmbedding,
-) -> DecoderWeights:
-    return DecoderWeights(
+) -> FusedDecoder | None:
+    weights = [layer.weights for layer in layers]
+    dense = [each for each in weights if each is not None]
+    if len(dense) < len(layers):
+        return None
+    decoder = DecoderWeights(
         table=table,
-        layers=[layer.weights for layer in layers],
+        layers=dense,
         norm=norm.weight,
         eps=config.rms_norm_eps,
         cos_sin=rotary.cos_sin,
@@ -158,6 +169,7 @@ def _decoder_weights(
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
     )
+    return ops.fuse_decoder(decoder)
 
 
 def _load_layer(
@@ -177,9 +189,13 @@ def _load_layer(
     attention = Attention.load(
         checkpoint, ops, group, f"{name}.self_attn", shape, layer, rotary, eps if config.has_qk_norm else None
     )
-    mlp = GatedMLP.load(
-        checkpoint, ops, group, f"{name}.mlp", config.hidden_size, config.intermediate_size, config.has_mlp_bias
-    )
+    mlp: GatedMLP | SparseMLP
+    if config.experts is not None and layer in config.experts.layers:
+        mlp = SparseMLP.load(checkpoint, ops, group, name, config.hidden_size, config.experts)
+    else:
+        mlp = GatedMLP.load(
+            checkpoint, ops, group, f"{name}.mlp", config.hidden_size, config.intermediate_size, config.has_mlp_bias
+        )
     return DecoderLayer(
         RMSNorm.load(checkpoint, ops, f"{name}.input_layernorm", config.hidden_size, eps),
         attention,

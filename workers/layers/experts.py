@@ -1,0 +1,88 @@
+"""Feed-forward blocks of which each token passes a few: every rank holds a part of every expert, as of a dense block.
+
+Checkpoints hold experts in three ways: one by one under Qwen's or Mixtral's names, or stacked in one tensor per layer.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...ipc.model_config import ExpertsConfig
+from ...kernels.ops import Ops, PackedExperts, PackedLinear
+from ..parallel import ParallelGroup
+from ..weights import Checkpoint, Piece
+
+QWEN = ("mlp", "gate_proj", "up_proj", "down_proj")  # where router and experts are, and an expert's matrices
+MIXTRAL = ("block_sparse_moe", "w1", "w3", "w2")
+
+
+class SparseMLP:
+    """x [T, hidden_size] → [T, hidden_size]: a router scores all experts for each token, the best ones answer."""
+
+    def __init__(
+        self, ops: Ops, group: ParallelGroup, router: PackedLinear, experts: PackedExperts, config: ExpertsConfig
+    ) -> None:
+        self._ops = ops
+        self._group = group
+        self._router = router
+        self._experts = experts
+        self._num_chosen = config.num_chosen
+        self._is_normalized = config.is_normalized
+
+    @classmethod
+    def load(
+        cls,
+        checkpoint: Checkpoint,
+        ops: Ops,
+        group: ParallelGroup,
+        name: str,
+        hidden_size: int,
+        config: ExpertsConfig,
+    ) -> SparseMLP:
+        """`name` is the layer's."""
+        block, *matrices = MIXTRAL if f"{name}.{MIXTRAL[0]}.gate.weight" in checkpoint else QWEN
+        router = checkpoint.load(Piece(f"{name}.{block}.gate.weight", (config.num_experts, hidden_size)))
+        share = group.share(config.intermediate_size, "elements of an expert's intermediate size")
+        experts = f"{name}.{block}.experts"
+        if f"{experts}.gate_up_proj" in checkpoint:
+            gate_up, down = _load_stacked(checkpoint, experts, hidden_size, config, share)
+        else:
+            gate_up, down = _load_each(checkpoint, experts, matrices, hidden_size, config, share)
+        return cls(ops, group, ops.pack_linear(router, None), ops.pack_experts(gate_up, down), config)
+
+    @property
+    def nbytes(self) -> int:
+        return self._router.nbytes + self._experts.nbytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        scores = self._ops.linear(x, self._router)
+        mixed = self._ops.mix_experts(x, scores, self._experts, self._num_chosen, self._is_normalized)
+        return self._group.all_reduce(mixed)
+
+
+def _load_each(
+    checkpoint: Checkpoint, experts: str, matrices: list[str], hidden_size: int, config: ExpertsConfig, share: range
+) -> tuple[list[Tensor], list[Tensor]]:
+    gate, up, down = matrices
+    size, names = config.intermediate_size, [f"{experts}.{expert}" for expert in range(config.num_experts)]
+    return (
+        [
+            checkpoint.load(*(Piece(f"{name}.{matrix}.weight", (size, hidden_size), 0, share) for matrix in (gate, up)))
+            for name in names
+        ],
+        [checkpoint.load(Piece(f"{name}.{down}.weight", (hidden_size, size), 1, share)) for name in names],
+    )
+
+
+def _load_stacked(
+    checkpoint: Checkpoint, experts: str, hidden_size: int, config: ExpertsConfig, share: range
+) -> tuple[list[Tensor], list[Tensor]]:
+    """`experts`.gate_up_proj is [E, gates | ups, hidden_size], `experts`.down_proj [E, hidden_size, size]."""
+    num_experts, size = config.num_experts, config.intermediate_size
+    gate_up_shape = (num_experts, 2 * size, hidden_size)
+    gate = checkpoint.load(Piece(f"{experts}.gate_up_proj", gate_up_shape, 1, share))
+    ups = range(size + share.start, size + share.stop)
+    up = checkpoint.load(Piece(f"{experts}.gate_up_proj", gate_up_shape, 1, ups))
+    down = checkpoint.load(Piece(f"{experts}.down_proj", (num_experts, hidden_size, size), 2, share))
+    return list(torch.cat((gate, up), dim=1)), list(down)
