@@ -8,26 +8,28 @@ line that was torn by the kill is cut off.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import http.client
 import json
 import os
 import secrets
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from queue import SimpleQueue
+from typing import BinaryIO, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
 from tqdm import tqdm
 
 from ..ipc.errors import ConfigError, EngineDead
-from .cli_engine import new_parser, run_command
+from .cli_command import Command
 
 PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/responses")
 NUM_TRIES = 8  # of a request that is answered with 429 or 503, or not at all
@@ -45,39 +47,30 @@ class BatchLine(msgspec.Struct, frozen=True):
     method: str = "POST"
 
 
-def batch(argv: Sequence[str]) -> int:
-    """Exit code 0 when every request has an answer, 1 when some have errors."""
-    parser = new_parser(
-        "batch",
-        "Answer the requests of an OpenAI batch file. Run it again after a kill: it goes on where it was.",
-        [
-            "in.jsonl out.jsonl",
-            "in.jsonl out.jsonl --model ./Qwen3-0.6B",
-            "in.jsonl out.jsonl --url http://10.0.0.7:8000",
-        ],
-    )
-    parser.add_argument("input", type=Path, help="lines of {custom_id, method, url, body}")
-    parser.add_argument("output", type=Path, help="is appended to")
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("input", type=Path, metavar="IN", help="lines of {custom_id, method, url, body}")
+    parser.add_argument("output", type=Path, metavar="OUT", help="is appended to")
     parser.add_argument("--url", metavar="URL", help="a running engine's --http address; none: start one")
     parser.add_argument("--api-key", metavar="KEY", help="what that engine got as --api-key")
     parser.add_argument("--model", metavar="MODEL", help="without --url: what to serve; none: the demo")
     parser.add_argument("--concurrency", type=int, default=64, metavar="N", help="requests at once (default: 64)")
-    arguments = parser.parse_args(argv)
-    return run_command("batch", lambda: _batch(arguments))
 
 
-def _batch(arguments: argparse.Namespace) -> int:
+def _run_batch(arguments: argparse.Namespace) -> int:
     if not 1 <= arguments.concurrency <= 1024:
         raise ConfigError(f"--concurrency must be in [1, 1024], got {arguments.concurrency}")
     lines = read_lines(arguments.input)
+    if arguments.output.exists() and arguments.output.samefile(arguments.input):
+        raise ConfigError(f"{arguments.output} holds the requests: give another file for the answers")
     with open(arguments.output, "ab+") as output:
+        _lock(output)
         done = take_up(output)
         todo = [line for line in lines if line.custom_id not in done]
         num_errors = sum(1 for line in lines if done.get(line.custom_id))
         if todo:
             with _server(arguments) as (url, api_key):
                 num_errors += _run(todo, len(lines), output, url, api_key, arguments.concurrency)
-    print(f"{len(lines)} requests, {num_errors} with errors: {arguments.output}", file=sys.stderr)
+    print(f"requests: {len(lines)}, with errors: {num_errors}, all answers in {arguments.output}", file=sys.stderr)
     return 1 if num_errors else 0
 
 
@@ -103,6 +96,13 @@ def read_lines(path: Path) -> list[BatchLine]:
     return lines
 
 
+def _lock(output: BinaryIO) -> None:
+    try:
+        fcntl.flock(output, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConfigError(f"another batch is writing {output.name}: wait for its end") from None
+
+
 def take_up(output: BinaryIO) -> dict[str, bool]:
     """Which custom ids `output` has, and whether with an error. A last line that a kill has torn is cut off; what else
     is no answer is somebody's, and a ConfigError."""
@@ -116,7 +116,7 @@ def take_up(output: BinaryIO) -> dict[str, bool]:
             value = None
         if not raw.endswith(b"\n") and BEGINNING.startswith(raw[: len(BEGINNING)]):
             break
-        if not isinstance(value, dict) or not isinstance(value.get("custom_id"), str):
+        if not isinstance(value, dict) or not isinstance(value.get("custom_id"), str) or "response" not in value:
             raise ConfigError(f"the output holds something else after {end} bytes: {raw[:40]!r}; give another file")
         response = value.get("response") or {}
         done[value["custom_id"]] = bool(value.get("error")) or response.get("status_code") != 200
@@ -127,21 +127,22 @@ def take_up(output: BinaryIO) -> dict[str, bool]:
 
 
 def _run(todo: list[BatchLine], total: int, output: BinaryIO, url: str, api_key: str | None, width: int) -> int:
-    """Returns how many answers are errors."""
-    waiting, num_errors = deque(todo), 0
-    bar = tqdm(total=total, initial=total - len(todo), unit="request", disable=None)
-    with ThreadPoolExecutor(width) as pool, bar:
-        open_: set[Future[bytes]] = set()
-        while waiting or open_:
-            while waiting and len(open_) < 2 * width:
-                open_.add(pool.submit(ask, waiting.popleft(), url, api_key))
-            finished, open_ = wait(open_, return_when=FIRST_COMPLETED)
-            for future in finished:
-                line = future.result()
-                output.write(line)
-                output.flush()
-                num_errors += b'"error":null' not in line[-20:]
-                bar.update()
+    """Returns how many answers are errors. The threads are daemons: Ctrl-C does not wait for open answers."""
+    waiting, answers = deque(todo), SimpleQueue[bytes]()
+
+    def work() -> None:
+        with contextlib.suppress(IndexError):
+            while True:
+                answers.put(ask(waiting.popleft(), url, api_key))
+
+    for _ in range(min(width, len(todo))):
+        threading.Thread(target=work, daemon=True).start()
+    num_errors = 0
+    for _ in tqdm(todo, total=total, initial=total - len(todo), unit="request", disable=None):
+        line = answers.get()
+        output.write(line)
+        output.flush()
+        num_errors += b'"error":null' not in line[-20:]
     return num_errors
 
 
@@ -149,49 +150,67 @@ def ask(line: BatchLine, url: str, api_key: str | None) -> bytes:
     """The answer's line. An engine that is overloaded or away is asked again."""
     wait_s = 0.5
     for attempt in range(1, NUM_TRIES + 1):
-        reason = ""
-        try:
-            status, request_id, retry_after, body = _post(line, url, api_key)
-        except (OSError, http.client.HTTPException) as error:
-            status, request_id, retry_after, body = 0, "", "", b"null"
-            reason = f"{url} does not answer: {error}"
-        if status not in (0, 429, 503) or attempt == NUM_TRIES:
+        answer = _call("POST", url, line.url, bytes(line.body), api_key)
+        if answer.status not in (0, 429, 503) or attempt == NUM_TRIES:
             break
-        time.sleep(min(float(retry_after) if retry_after.isdecimal() else wait_s, LONGEST_WAIT_S))
+        time.sleep(min(answer.retry_after_s or wait_s, LONGEST_WAIT_S))
         wait_s *= 2
-    is_error = status != 200
-    answer = {
+    response = {"status_code": answer.status, "request_id": answer.request_id, "body": msgspec.Raw(answer.body)}
+    made = {
         "id": f"batch_req_{secrets.token_hex(12)}",
         "custom_id": line.custom_id,
-        "response": {"status_code": status, "request_id": request_id, "body": msgspec.Raw(body)} if status else None,
-        "error": {"code": str(status or "unreachable"), "message": reason or f"status {status}"} if is_error else None,
+        "response": response if answer.status else None,
+        "error": {"code": str(answer.status or "unreachable"), "message": answer.reason} if answer.reason else None,
     }
-    return msgspec.json.encode(answer) + b"\n"
+    return msgspec.json.encode(made) + b"\n"
 
 
-def _post(line: BatchLine, url: str, api_key: str | None) -> tuple[int, str, str, bytes]:
-    """(status, x-request-id, retry-after, body)."""
+class Answer(NamedTuple):
+    """What came of one HTTP request; status 0: nothing that could be read."""
+
+    status: int
+    body: bytes = b"null"  # JSON
+    reason: str = ""  # of an error
+    request_id: str = ""
+    retry_after_s: float = 0.0
+
+
+def _call(method: str, url: str, path: str, body: bytes | None, api_key: str | None) -> Answer:
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=ANSWER_TIMEOUT_S)
     headers = {"content-type": "application/json"}
     if api_key is not None:
         headers["authorization"] = f"Bearer {api_key}"
     try:
-        connection.request("POST", parts.path.rstrip("/") + line.url, bytes(line.body), headers)
+        connection.request(method, parts.path.rstrip("/") + path, body, headers)
         answer = connection.getresponse()
-        body = answer.read()
+        data = answer.read() or b"null"
+        value = json.loads(data)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        return Answer(0, reason=f"{url} does not answer: {error}")
     finally:
         connection.close()
-    json.loads(body or b"null")
-    return answer.status, answer.headers.get("x-request-id", ""), answer.headers.get("retry-after", ""), body or b"null"
+    reason = "" if answer.status == 200 else f"status {answer.status}: {_message(value)}"
+    retry_after = answer.headers.get("retry-after", "")
+    request_id = answer.headers.get("x-request-id", "")
+    return Answer(answer.status, data, reason, request_id, float(retry_after) if retry_after.isdecimal() else 0.0)
 
 
-@contextmanager
+def _message(value: object) -> str:
+    """What an error in OpenAI's form says."""
+    error = value.get("error") if isinstance(value, dict) else None
+    return str(error.get("message")) if isinstance(error, dict) else str(value)
+
+
+@contextlib.contextmanager
 def _server(arguments: argparse.Namespace) -> Iterator[tuple[str, str | None]]:
     """(url, key) of the running engine, or of one that lives as long as this."""
     if arguments.url is not None:
         if not arguments.url.startswith("http://"):
             raise ConfigError(f"--url {arguments.url} must begin with http://")
+        asked = _call("GET", arguments.url, "/v1/models", None, arguments.api_key)
+        if asked.reason:
+            raise ConfigError(asked.reason)
         yield arguments.url, arguments.api_key
         return
     key = secrets.token_hex(16)
@@ -212,3 +231,17 @@ def _server(arguments: argparse.Namespace) -> Iterator[tuple[str, str | None]]:
         process.terminate()
         process.wait()
         os.close(our_end)
+
+
+COMMAND = Command(
+    "batch",
+    "Answer the requests of an OpenAI batch file. Run it again after a kill: it goes on where it was.\n"
+    "Exit code 0: every request has an answer; 1: some have errors.",
+    [
+        "in.jsonl out.jsonl",
+        "in.jsonl out.jsonl --model ./Qwen3-0.6B",
+        "in.jsonl out.jsonl --url http://10.0.0.7:8000",
+    ],
+    _add_arguments,
+    _run_batch,
+)

@@ -1,7 +1,7 @@
 """`engine-launch chat`: a conversation in the terminal.
 
-Lines are edited and remembered with readline. A line that ends in a backslash goes on in the next; Ctrl-C stops the
-answer, not the chat; Ctrl-D leaves. What starts with a slash is a command.
+Lines are edited and remembered with readline. A line that ends in a backslash goes on in the next, and what is pasted
+is one turn; Ctrl-C stops the answer, not the chat; Ctrl-D leaves. What starts with a slash is a command.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import argparse
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -18,7 +18,8 @@ import msgspec
 from ..ipc.errors import RequestError, TokenloomError
 from ..ipc.messages import ChatMessage
 from ..ipc.sampling_params import SamplingParams
-from .cli_engine import add_engine_choice, add_sampling, new_parser, open_engine, run_command, sampling_of
+from .cli_command import Command
+from .cli_engine import add_engine_choice, add_sampling, open_engine, sampling_of
 from .client import Client
 
 HISTORY_FILE = Path("~/.cache/tokenloom/chat_history").expanduser()
@@ -32,21 +33,13 @@ HELP = """/reset            forget the conversation
 /exit             leave, as Ctrl-D does"""
 
 
-def chat(argv: Sequence[str]) -> int:
-    """Talk with the model."""
-    parser = new_parser(
-        "chat",
-        "Talk with the model. /help lists the commands; Ctrl-C stops an answer, Ctrl-D leaves.",
-        ["", "--address tcp://10.0.0.7:5555 --key-file engine.key", "--model ./Qwen3-0.6B --system 'Be brief.'"],
-    )
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", metavar="TEXT", help="a system message")
     add_sampling(parser, None)
     add_engine_choice(parser)
-    arguments = parser.parse_args(argv)
-    return run_command("chat", lambda: _chat(arguments))
 
 
-def _chat(arguments: argparse.Namespace) -> int:
+def _run(arguments: argparse.Namespace) -> int:
     with open_engine(arguments) as engine, _line_editing():
         print(f"{engine.info().model} · /help for commands")
         Conversation(engine, sampling_of(arguments), arguments.system, input, _show).run()
@@ -66,6 +59,7 @@ def _line_editing() -> Iterator[None]:
         yield
         return
     if sys.stdin.isatty():
+        readline.parse_and_bind("set enable-bracketed-paste on")  # pasted lines are one turn
         with contextlib.suppress(OSError):
             readline.read_history_file(HISTORY_FILE)
     try:
@@ -181,3 +175,12 @@ def _pair(part: str) -> tuple[str, object]:
         return name, msgspec.json.decode(value)
     except msgspec.DecodeError:
         return name, value
+
+
+COMMAND = Command(
+    "chat",
+    "Talk with the model. /help lists the commands; Ctrl-C stops an answer, Ctrl-D leaves.",
+    ["", "--address tcp://10.0.0.7:5555 --key-file engine.key", "--model ./Qwen3-0.6B --system 'Be brief.'"],
+    _add_arguments,
+    _run,
+)

@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 
 from ..ipc.errors import RequestError
-from .cli_engine import add_engine_choice, add_sampling, new_parser, open_engine, run_command, sampling_of
+from .cli_command import Command
+from .cli_engine import add_engine_choice, add_sampling, open_engine, sampling_of
 
 
-def complete(argv: Sequence[str]) -> int:
-    """Continue a text; the prompt comes as an argument or on standard input."""
-    parser = new_parser(
-        "complete",
-        "Continue a text: the prompt is the argument, or standard input.",
-        ['"The capital of France is"', "--address ipc:///run/loom.sock --temperature 0 < prompt.txt"],
-    )
-    parser.add_argument("prompt", nargs="?", help="the text; none or -: standard input")
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="the text; none or -: standard input")
     add_sampling(parser, 128)
     add_engine_choice(parser)
-    arguments = parser.parse_args(argv)
-    return run_command("complete", lambda: _complete(arguments))
 
 
-def _complete(arguments: argparse.Namespace) -> int:
+def _run(arguments: argparse.Namespace) -> int:
     prompt = sys.stdin.read() if arguments.prompt in (None, "-") else arguments.prompt
     if not prompt:
         raise RequestError("the prompt is empty: give it as an argument or on standard input")
@@ -33,3 +25,12 @@ def _complete(arguments: argparse.Namespace) -> int:
             print(text, end="", flush=True)
     print()
     return 0
+
+
+COMMAND = Command(
+    "complete",
+    "Continue a text: the prompt is the argument, or standard input.",
+    ['"The capital of France is"', "--address ipc:///run/loom.sock --temperature 0 < prompt.txt"],
+    _add_arguments,
+    _run,
+)

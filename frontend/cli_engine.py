@@ -1,12 +1,10 @@
-"""What the subcommands share: which engine they speak to, and how they say what went wrong."""
+"""What the commands that generate share: which engine they speak to, and how it samples."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
 
-from ..ipc.errors import ConfigError, TokenloomError
 from ..ipc.sampling_params import SamplingParams
 from .client import Client
 from .llm import LLM
@@ -23,6 +21,7 @@ def open_engine(arguments: argparse.Namespace) -> Client:
     """A client of the engine at --address, or a private engine."""
     if arguments.address is not None:
         return Client(arguments.address, key_file=arguments.key_file)
+    print(f"starting an engine for {arguments.model or 'the demo model'} …", file=sys.stderr)
     return LLM(arguments.model)
 
 
@@ -42,27 +41,4 @@ def sampling_of(arguments: argparse.Namespace) -> SamplingParams:
         top_k=arguments.top_k,
         seed=arguments.seed,
         max_tokens=arguments.max_tokens,
-    )
-
-
-def run_command(name: str, run: Callable[[], int]) -> int:
-    """The exit code: 2 for what the caller can mend, 1 for what the engine did, 130 for Ctrl-C."""
-    try:
-        return run()
-    except (ConfigError, ValueError, OSError) as error:
-        print(f"engine-launch {name}: {error}", file=sys.stderr)
-        return 2
-    except TokenloomError as error:
-        print(f"engine-launch {name}: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-
-
-def new_parser(name: str, description: str, examples: Sequence[str]) -> argparse.ArgumentParser:
-    return argparse.ArgumentParser(
-        prog=f"engine-launch {name}",
-        description=description,
-        epilog="examples:\n" + "\n".join(f"  engine-launch {name} {example}".rstrip() for example in examples),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -4,32 +4,23 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
 
 import msgspec
 
 from ..ipc.errors import ConfigError
 from ..ipc.messages import Health, Info
-from .cli_engine import new_parser, run_command
+from .cli_command import Command
 from .client import Client
 
 
-def status(argv: Sequence[str]) -> int:
-    """Exit code 0 if requests are served, 1 if not."""
-    parser = new_parser(
-        "status",
-        "Say what an engine serves and how it is. Exit code 0: it serves; 1: it does not.",
-        ["ipc:///run/loom.sock", "tcp://10.0.0.7:5555 --key-file engine.key --json"],
-    )
-    parser.add_argument("address", help="as engine-launch prints it: ipc://… or tcp://…")
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("address", metavar="ADDRESS", help="as engine-launch prints it: ipc://… or tcp://…")
     parser.add_argument("--key-file", metavar="FILE", help="what the engine got as --key-file")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")
     parser.add_argument("--timeout-s", type=float, default=5.0, metavar="X", help="(default: 5)")
-    arguments = parser.parse_args(argv)
-    return run_command("status", lambda: _status(arguments))
 
 
-def _status(arguments: argparse.Namespace) -> int:
+def _run(arguments: argparse.Namespace) -> int:
     if not arguments.address.startswith(("ipc://", "tcp://")):
         raise ConfigError(f"{arguments.address} is no address of an engine: it begins with ipc:// or tcp://")
     timeout_s = arguments.timeout_s
@@ -56,3 +47,12 @@ def lines(health: Health, info: Info) -> list[str]:
         f"restarts   {health.num_restarts}",
     ]
     return [*shown, f"last loss  {health.last_failure}"] if health.last_failure else shown
+
+
+COMMAND = Command(
+    "status",
+    "Say what an engine serves and how it is. Exit code 0: it serves; 1: it does not.",
+    ["ipc:///run/loom.sock", "tcp://10.0.0.7:5555 --key-file engine.key --json"],
+    _add_arguments,
+    _run,
+)

@@ -11,7 +11,6 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
@@ -20,10 +19,11 @@ from ..ipc import log
 from ..ipc.addresses import RunDirectory
 from ..ipc.config import EngineConfig
 from ..ipc.errors import ConfigError, TokenloomError, error_info
-from ..ipc.keys import Keys
 from ..ipc.lifeline import start_lifeline
 from ..ipc.title import set_title
+from ..ipc.version import tokenloom_version
 from .args import add_engine_arguments, engine_config
+from .cli_command import COMMANDS, list_commands, list_examples, load_command, unknown_command
 from .resolve import resolve
 from .supervisor import Supervisor
 
@@ -31,85 +31,50 @@ Report: TypeAlias = Callable[[str | None, Exception | None], None]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve, or run the subcommand that the first argument names."""
+    """Serve, or run the command that the first argument names."""
     argv = sys.argv[1:] if argv is None else argv
-    command = COMMANDS.get(argv[0]) if argv else None
-    return serve(argv) if command is None else command(argv[1:])
-
-
-def keygen(argv: Sequence[str]) -> int:
-    """Write a key file for --key-file and Client(key_file=…)."""
-    parser = argparse.ArgumentParser(prog="engine-launch keygen", description=keygen.__doc__)
-    parser.add_argument("file", type=Path, help="where to write it; only you will be able to read it")
-    arguments = parser.parse_args(argv)
-    try:
-        Keys.generate().save(arguments.file)
-    except ConfigError as error:
-        print(f"engine-launch keygen: {error}", file=sys.stderr)
+    if not argv or argv[0].startswith("-"):
+        return serve(argv)
+    if argv[0] not in COMMANDS:
+        print(f"engine-launch: {unknown_command(argv[0])}", file=sys.stderr)
         return 2
-    print(f"{arguments.file}: give it to the engine as --key-file, and to each client as key_file")
-    return 0
+    return load_command(argv[0]).main(argv[1:])
 
 
-def batch(argv: Sequence[str]) -> int:
-    from .cli_batch import batch
-
-    return batch(argv)
-
-
-def chat(argv: Sequence[str]) -> int:
-    from .cli_chat import chat
-
-    return chat(argv)
-
-
-def complete(argv: Sequence[str]) -> int:
-    from .cli_complete import complete
-
-    return complete(argv)
-
-
-def status(argv: Sequence[str]) -> int:
-    from .cli_status import status
-
-    return status(argv)
-
-
-COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {  # each imports what it needs when it is run
-    "batch": batch,
-    "chat": chat,
-    "complete": complete,
-    "keygen": keygen,
-    "status": status,
-}
-
-
-def serve(argv: Sequence[str]) -> int:
+def new_serve_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="engine-launch",
-        description="Serve a model: starts one frontend, one core and one worker per rank.",
-        epilog="examples:  engine-launch\n           engine-launch --model ./Qwen3-0.6B --tp 2 --listen tcp://127.0.0.1:5555",
+        usage="engine-launch [OPTION …]\n       engine-launch COMMAND --help",
+        description="Serve a model: starts one frontend, one core and one worker per rank. Or run a command:\n\n"
+        + list_commands(COMMANDS),
+        epilog=list_examples(
+            (
+                "engine-launch",
+                "engine-launch --model ./Qwen3-0.6B --http 8000",
+                "engine-launch --model ./Qwen3-0.6B --tp 2 --listen tcp://0.0.0.0:5555 --key-file engine.key",
+            )
+        ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"tokenloom {tokenloom_version()}")
     parser.add_argument("--config-json", help=argparse.SUPPRESS)
     parser.add_argument("--lifeline-fd", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
     add_engine_arguments(parser)
-    arguments = parser.parse_args(argv)
+    return parser
+
+
+def serve(argv: Sequence[str]) -> int:
+    arguments = new_serve_parser().parse_args(argv)
     set_title("tokenloom supervisor")
     report = _report_to(arguments.ready_fd)
     try:
         config = _config(arguments)
         log.configure("supervisor", config.log_level)
         _serve(config, arguments.lifeline_fd, report)
-    except ConfigError as error:
-        print(f"engine-launch: {error}", file=sys.stderr)
-        report(None, error)
-        return 2
     except TokenloomError as error:
-        print(f"engine-launch: {error}", file=sys.stderr)
         report(None, error)
-        return 1
+        return 2 if isinstance(error, ConfigError) else 1
     return 0
 
 
@@ -142,7 +107,7 @@ def _announce(line: str) -> None:
 
 
 def _report_to(fd: int | None) -> Report:
-    """A function that tells whoever started us, once, the address or the error."""
+    """A function that tells whoever started us, once, the address or the error; without `fd` it is a person."""
     pending = [fd] if fd is not None else []
 
     def report(address: str | None, error: Exception | None) -> None:
@@ -150,6 +115,8 @@ def _report_to(fd: int | None) -> Report:
             answer = {"address": address} if error is None else {"error": error_info(error)}
             with os.fdopen(pending.pop(), "wb") as pipe, contextlib.suppress(BrokenPipeError):
                 pipe.write(msgspec.json.encode(answer) + b"\n")
+        elif error is not None:
+            print(f"engine-launch: {error}", file=sys.stderr)
 
     return report
 

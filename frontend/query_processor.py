@@ -7,7 +7,6 @@ when the core is not.
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from typing import TypeAlias
 
 from ..ipc.codec import num_ids
@@ -26,6 +25,7 @@ from ..ipc.messages import (
     TokenIds,
     Tokenize,
 )
+from ..ipc.version import tokenloom_version
 from .background import Background, Completion
 from .input_processor import HEAVY_CHARACTERS, InputProcessor, is_heavy
 
@@ -114,7 +114,7 @@ class QueryProcessor:
         spec = self._spec
         return Info(
             query_id=query_id,
-            version=_version(),
+            version=tokenloom_version(),
             run_id=spec.run_id,
             model=spec.served_model_name,
             max_model_len=spec.max_model_len,
@@ -130,10 +130,3 @@ class QueryProcessor:
 
 def _is_busy(progress: Progress) -> bool:
     return progress.num_running + progress.num_waiting > 0
-
-
-def _version() -> str:
-    try:
-        return version("tokenloom")
-    except PackageNotFoundError:  # run from a checkout that was never installed
-        return "unknown"

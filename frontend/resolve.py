@@ -21,7 +21,7 @@ from ..ipc.keys import Keys
 from ..ipc.model_config import ModelConfig
 
 DEMO_FOLDER = Path(__file__).resolve().parent.parent / "demo"
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _HUB_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
 
 

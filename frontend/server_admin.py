@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from importlib.metadata import PackageNotFoundError, version
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,6 +11,7 @@ from starlette.routing import Route
 from ..ipc.codec import decode_ids
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import RequestError
+from ..ipc.version import tokenloom_version
 from .openai_document import document
 from .openai_errors import HttpError, encode_json
 from .openai_messages import encode_messages
@@ -125,10 +125,3 @@ class AdminEndpoints:
 
 def _json(body: object, status: int = 200) -> Response:
     return Response(encode_json(body), status, media_type="application/json")
-
-
-def tokenloom_version() -> str:
-    try:
-        return version("tokenloom")
-    except PackageNotFoundError:  # run from a checkout that was never installed
-        return "unknown"

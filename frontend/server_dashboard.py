@@ -16,9 +16,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ..ipc.engine_spec import EngineSpec
+from ..ipc.version import tokenloom_version
 from .metrics_engine import SECONDS
 from .openai_errors import HttpError, encode_json
-from .server_admin import tokenloom_version
 from .server_body import read_body
 from .server_engine import LocalEngine
 from .service import Frontend

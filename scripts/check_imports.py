@@ -20,7 +20,7 @@ ROOMS = {  # room: (rooms it may import, third parties it may import)
     "workers": ({"workers", "kernels", "ipc"}, {"msgspec", "zmq", "numpy", "torch", "safetensors", "psutil"}),
     "frontend": (
         {"frontend", "ipc"},
-        {"msgspec", "zmq", "numpy", "tokenizers", "transformers", "jinja2", "yaml", "tqdm", "huggingface_hub"}
+        {"msgspec", "zmq", "numpy", "tokenizers", "transformers", "jinja2", "yaml", "tqdm", "huggingface_hub", "shtab"}
         | {"starlette", "uvicorn", "uvloop"},  # the HTTP server
     ),
 }

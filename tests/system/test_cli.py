@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
+import psutil
 import pytest
 
 from .launched import LaunchedEngine
@@ -94,6 +97,40 @@ def test_a_batch_that_was_cut_short_asks_only_what_is_missing(engine: LaunchedEn
     assert sorted(json.loads(line)["custom_id"] for line in again.splitlines()) == [f"r{n}" for n in range(9)]
 
 
+@pytest.mark.parametrize("own_engine", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_batch_killed_again_and_again_repeats_and_loses_no_line(
+    engine: LaunchedEngine, tmp_path: Path, own_engine: bool
+) -> None:
+    _, url = places(engine)
+    names = [f"r{n}" for n in range(60)]
+    body = {"prompt": "The capital of", "max_tokens": 30, "ignore_eos": True}
+    requests = [{"custom_id": name, "method": "POST", "url": "/v1/completions", "body": body} for name in names]
+    (tmp_path / "in").write_text("".join(json.dumps(each) + "\n" for each in requests))
+    output = tmp_path / "out"
+    arguments = ["batch", str(tmp_path / "in"), str(output), "--concurrency", "4"]
+    arguments += [] if own_engine else ["--url", url]
+    output.touch()
+    for wanted in (10, 30):
+        batch = subprocess.Popen([sys.executable, "-m", "tokenloom.frontend.launch", *arguments], cwd="/")
+        started = psutil.Process(batch.pid)
+        family: list[psutil.Process] = []
+        deadline = time.monotonic() + DEADLINE_S
+        while output.read_bytes().count(b"\n") < wanted:
+            assert batch.poll() is None and time.monotonic() < deadline
+            family = started.children(recursive=True) or family
+        batch.kill()
+        assert batch.wait(DEADLINE_S) == -signal.SIGKILL
+        assert bool(family) == own_engine
+        assert psutil.wait_procs(family, timeout=DEADLINE_S)[1] == []  # its engine ends with it
+        kept = output.read_bytes()
+        assert wanted <= kept.count(b"\n") < len(names)
+    assert run(*arguments)[0] == 0
+    whole = output.read_bytes()
+    assert whole.startswith(kept[: kept.rfind(b"\n") + 1])
+    assert sorted(json.loads(line)["custom_id"] for line in whole.splitlines()) == sorted(names)
+    assert all(json.loads(line)["response"]["status_code"] == 200 for line in whole.splitlines())
+
+
 def test_the_dashboard_loads_nothing_from_elsewhere_and_shows_and_aborts_what_is_open(engine: LaunchedEngine) -> None:
     _, url = places(engine)
     with httpx2.Client(base_url=url, timeout=DEADLINE_S) as http:
@@ -101,6 +138,7 @@ def test_the_dashboard_loads_nothing_from_elsewhere_and_shows_and_aborts_what_is
         assert page.headers["content-type"].startswith("text/html")
         assert "default-src 'none'" in page.headers["content-security-policy"]
         assert not re.search(r"(src|href)=|url\(|@import|https?://", page.text)
+        num_aborted = http.get("/dashboard/data").json()["ended"].get("abort", 0)
         body = {"prompt": "The", "max_tokens": 2000, "ignore_eos": True, "stream": True, "request_id": "shown"}
         with http.stream("POST", "/v1/completions", json=body) as answer:
             lines = (line for line in answer.iter_lines() if line.startswith("data: {"))
@@ -112,7 +150,7 @@ def test_the_dashboard_loads_nothing_from_elsewhere_and_shows_and_aborts_what_is
             *_, last = lines
         assert json.loads(last.removeprefix("data: "))["choices"][0]["finish_reason"] == "abort"
         data = http.get("/dashboard/data").json()
-        assert data["num_open"] == 0 and data["ended"]["abort"] == 1
+        assert data["num_open"] == 0 and data["ended"]["abort"] == num_aborted + 1
         assert all(len(counts) == len(data["bounds"]) + 1 for counts in data["histograms"].values())
         assert http.post("/dashboard/abort", json={"key": row["key"]}).status_code == 404
 

@@ -1,0 +1,88 @@
+"""Command: one subcommand of engine-launch: what its help says, its arguments, and what it does.
+
+`COMMANDS` names all of them; the module of each, `cli_NAME.py`, is imported only when it is asked for, since a shell
+that completes a word, or a `status` in a probe, must not wait for what others need.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..ipc.errors import ConfigError, TokenloomError
+
+COMMANDS = {  # name: what it does, in a line
+    "chat": "talk with the model in the terminal",
+    "complete": "continue a text",
+    "batch": "answer the requests of an OpenAI batch file",
+    "status": "say what an engine serves and how it is",
+    "bench": "measure throughput, latency, start-up, …",
+    "keygen": "make the keys of a tcp:// address",
+    "completion": "print what makes a shell complete engine-launch",
+}
+
+
+@dataclass(frozen=True)
+class Command:
+    """`run` gets the parsed arguments and returns the exit code."""
+
+    name: str
+    description: str
+    examples: Sequence[str]  # what stands behind `engine-launch NAME`
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        parser.description = self.description
+        parser.epilog = list_examples(f"engine-launch {self.name} {example}" for example in self.examples)
+        parser.formatter_class = argparse.RawDescriptionHelpFormatter
+        self.add_arguments(parser)
+
+    def main(self, argv: Sequence[str]) -> int:
+        """The exit code: 2 for what the caller can mend, 1 for what the engine did, 130 for Ctrl-C."""
+        parser = argparse.ArgumentParser(prog=f"engine-launch {self.name}")
+        self.configure(parser)
+        arguments = parser.parse_args(argv)
+        try:
+            return self.run(arguments)
+        except OSError as error:
+            reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+            return self._fail(reason, 2)
+        except (ConfigError, ValueError) as error:
+            return self._fail(str(error), 2)
+        except TokenloomError as error:
+            return self._fail(str(error), 1)
+        except KeyboardInterrupt:
+            return 130
+
+    def _fail(self, reason: str, code: int) -> int:
+        print(f"engine-launch {self.name}: {reason}", file=sys.stderr)
+        return code
+
+
+def list_examples(lines: Iterable[str]) -> str:
+    return "\n  ".join(["examples:", *(line.rstrip() for line in lines)])
+
+
+def list_commands(text_by_name: Mapping[str, str]) -> str:
+    """A line for each."""
+    width = max(map(len, text_by_name))
+    return "\n".join(f"  {name:{width}}  {text}" for name, text in text_by_name.items())
+
+
+def load_command(name: str) -> Command:
+    """The command of `COMMANDS` called `name`."""
+    command = importlib.import_module(f".cli_{name}", __package__).COMMAND
+    assert isinstance(command, Command)
+    return command
+
+
+def unknown_command(name: str) -> str:
+    """What to say to somebody who asks for a command that is none."""
+    close = difflib.get_close_matches(name, COMMANDS, 1)
+    mend = f"did you mean {close[0]}?" if close else f"the commands are {', '.join(COMMANDS)};"
+    return f"{name} is no command: {mend} a model to serve is given as --model"

@@ -1,0 +1,49 @@
+"""`engine-launch completion SHELL`: a script, made from the parsers of all commands, that the shell reads once."""
+
+from __future__ import annotations
+
+import argparse
+
+import shtab
+
+from .cli_command import COMMANDS, Command, load_command
+from .launch import new_serve_parser
+
+SHELLS = ("bash", "zsh", "fish")
+_FILES = ("config", "key_file", "chat_template", "file", "input", "output")
+_COMPLETED = {"model": shtab.DIRECTORY, "tokenizer": shtab.DIRECTORY} | dict.fromkeys(_FILES, shtab.FILE)
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", choices=SHELLS)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    print(shtab.complete(_whole_parser(), shell=arguments.shell))
+    return 0
+
+
+def _whole_parser() -> argparse.ArgumentParser:
+    """All that may follow `engine-launch`: the options of the engine, or a command."""
+    parser = new_serve_parser()
+    commands = parser.add_subparsers()
+    for name, text in COMMANDS.items():
+        load_command(name).configure(commands.add_parser(name, help=text))
+    for each in (parser, *commands.choices.values()):
+        for action in each._actions:
+            if action.dest in _COMPLETED:
+                action.complete = _COMPLETED[action.dest]  # type: ignore[attr-defined]
+    return parser
+
+
+COMMAND = Command(
+    "completion",
+    "Print what makes a shell complete engine-launch; read it at the shell's start, as in the examples.",
+    [
+        "bash > ~/.local/share/bash-completion/completions/engine-launch",
+        "zsh > ~/.zfunc/_engine-launch      # with fpath+=~/.zfunc before compinit",
+        "fish > ~/.config/fish/completions/engine-launch.fish",
+    ],
+    _add_arguments,
+    _run,
+)

@@ -1,0 +1,82 @@
+"""The commands of engine-launch: what their help says is so, and a mistake is answered with its mend."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tokenloom.frontend import launch
+from tokenloom.frontend.cli_bench import BENCHMARKS
+from tokenloom.frontend.cli_command import COMMANDS, load_command
+from tokenloom.ipc.errors import EngineDead
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_example_of_a_help_text_is_understood(name: str) -> None:
+    command = load_command(name)
+    assert command.name == name and command.examples
+    parser = argparse.ArgumentParser()
+    command.configure(parser)
+    for example in command.examples:
+        parser.parse_args(shlex.split(re.split(r"[<>#]", example)[0]))
+        assert f"engine-launch {name} {example}".rstrip() in parser.format_help()
+
+
+def test_the_examples_of_serving_are_understood() -> None:
+    parser = launch.new_serve_parser()
+    assert parser.epilog is not None
+    examples = re.findall(r"engine-launch(.*)", parser.epilog)
+    assert len(examples) >= 2
+    for example in examples:
+        parser.parse_args(shlex.split(example))
+    assert all(f"  {name}" in parser.format_help() for name in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    "argument, mend", [("statsu", "did you mean status?"), ("./Qwen3-0.6B", "a model to serve is given as --model")]
+)
+def test_a_word_that_is_no_command_is_answered_with_what_is(
+    argument: str, mend: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert launch.main([argument]) == 2
+    assert mend in capsys.readouterr().err
+
+
+def test_every_benchmark_that_can_be_run_is_offered() -> None:
+    scripts = {
+        path.stem.removeprefix("bench_") for path in SCRIPTS.glob("bench_*.py") if "__main__" in path.read_text()
+    }
+    assert BENCHMARKS.keys() == scripts
+
+
+def test_a_benchmark_gets_all_that_follows_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        launch.main(["bench", "serve", "--help"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith("usage: engine-launch bench serve [-h]")
+
+
+@pytest.mark.parametrize(
+    "error, code, said",
+    [
+        (FileNotFoundError(2, "No such file", "in.jsonl"), 2, "in.jsonl: No such file"),
+        (EngineDead("the core is gone"), 1, "the core is gone"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_a_failure_is_one_line_and_an_exit_code(
+    error: BaseException, code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_: argparse.Namespace) -> int:
+        raise error
+
+    command = load_command("keygen")
+    failing = type(command)("keygen", command.description, command.examples, command.add_arguments, fail)
+    assert failing.main(["file"]) == code
+    assert capsys.readouterr().err == (f"engine-launch keygen: {said}\n" if said else "")

@@ -1,0 +1,134 @@
+"""engine-launch at a terminal: the chat's keys, and what the shells complete."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tokenloom import Client
+
+from .launched import LaunchedEngine
+from .terminal import DEADLINE_S, Terminal
+
+CTRL_C, CTRL_D, UP = "\x03", "\x04", "\x1b[A"
+PROMPT = "> "
+COMMAND = (sys.executable, "-m", "tokenloom.frontend.launch")
+MANY_TOKENS = "/params ignore_eos=true max_tokens=1500\n"
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with LaunchedEngine(tmp_path_factory.mktemp("terminal")) as engine:
+        yield engine.wait_ready()
+
+
+@pytest.fixture
+def open_chat(address: str, tmp_path: Path) -> Callable[[], Terminal]:
+    environment = {**os.environ, "HOME": str(tmp_path), "LANG": "C.UTF-8"}
+    return lambda: Terminal([*COMMAND, "chat", "--temperature", "0", "--address", address], environment)
+
+
+def wait_idle(address: str) -> None:
+    with Client(address) as client:
+        while client.health().num_running:  # each question waits for its answer
+            pass
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_chat(open_chat: Callable[[], Terminal], address: str) -> None:
+    with open_chat() as chat:
+        chat.read_until(PROMPT)
+        chat.type(MANY_TOKENS)
+        chat.read_until(PROMPT)
+        chat.type("What is the capital of Peru?\n")
+        chat.read_until("Lima")
+        chat.type(CTRL_C)
+        chat.read_until("[stopped]")
+        chat.read_until(PROMPT)
+        wait_idle(address)
+        chat.type("half a line" + CTRL_C)
+        chat.read_until(PROMPT)
+        chat.type("/params ignore_eos=false\n")
+        chat.read_until(PROMPT)
+        chat.type("/reset\n")
+        chat.read_until(PROMPT)
+        chat.type("What is the capital of Chile?\n")
+        chat.read_until("Santiago")
+        chat.read_until(PROMPT)
+        chat.type(CTRL_D)
+        assert chat.process.wait(DEADLINE_S) == 0
+
+
+def test_pasted_lines_are_one_turn_and_typed_ones_come_back_with_the_arrow(open_chat: Callable[[], Terminal]) -> None:
+    with open_chat() as chat:
+        chat.read_until(PROMPT)
+        chat.type("\x1b[200~What is the capital\nof Norway?\x1b[201~\n")
+        assert chat.read_until("Oslo").count(PROMPT) == 0
+        chat.read_until(PROMPT)
+        chat.type("What is the capital of \\\nEgypt?\n")
+        chat.read_until("Cairo")
+        chat.read_until(PROMPT)
+        chat.type("What is the capital of Kenya?\n")
+        chat.read_until("Nairobi")
+        chat.read_until(PROMPT)
+        chat.type("/exit\n")
+        assert chat.process.wait(DEADLINE_S) == 0
+    with open_chat() as chat:
+        chat.read_until(PROMPT)
+        chat.type(UP)
+        chat.read_until("/exit")
+        chat.type(UP)
+        chat.read_until("What is the capital of Kenya?")
+
+
+# ── completion ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def script_of(shell: str, folder: Path) -> Path:
+    file = folder / f"completion.{shell}"
+    done = subprocess.run([*COMMAND, "completion", shell], capture_output=True, text=True, timeout=DEADLINE_S, cwd="/")
+    assert done.returncode == 0, done.stderr
+    file.write_text(done.stdout)
+    return file
+
+
+def offered_by_bash(file: Path, words: str) -> str:
+    listed = words.split()
+    program = f"""
+        source {file}
+        COMP_WORDS=({words}); COMP_CWORD={len(listed) - 1}
+        $(complete -p engine-launch | sed 's/.* -F \\([^ ]*\\) .*/\\1/') engine-launch {listed[-1]} {listed[-2]}
+        echo "${{COMPREPLY[@]}}"
+    """
+    return subprocess.check_output(["bash", "-c", program], text=True, timeout=DEADLINE_S)
+
+
+def offered_by_fish(file: Path, words: str) -> str:
+    return subprocess.check_output(
+        ["fish", "--no-config", "-c", f"source {file}; complete -C '{words}'"], text=True, timeout=DEADLINE_S
+    )
+
+
+def offered_by_zsh(file: Path, words: str) -> str:
+    file.rename(file.parent / "_engine-launch")
+    with Terminal(["zsh", "-f", "-i"], {**os.environ, "HOME": str(file.parent)}) as zsh:
+        zsh.type(f"fpath+={file.parent}; autoload -Uz compinit; compinit -u; PS1='now''> '\n")
+        zsh.read_until("now> ")
+        zsh.type(f"{words}\t\x01: \n")  # completed, and then made to do nothing
+        return zsh.read_until("now> ")
+
+
+@pytest.mark.parametrize(
+    "words, wanted", [("engine-launch stat", "status"), ("engine-launch chat --addr", "--address")]
+)
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_completes_commands_and_options(shell: str, words: str, wanted: str, tmp_path: Path) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    offer = {"bash": offered_by_bash, "zsh": offered_by_zsh, "fish": offered_by_fish}[shell]
+    assert wanted in offer(script_of(shell, tmp_path), words)
