@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .frontend.async_client import AsyncClient
     from .frontend.async_llm import AsyncLLM
     from .frontend.client import Client
+    from .frontend.embedding import EmbeddingOutput, EmbeddingRequestOutput
     from .frontend.llm import LLM
     from .frontend.outputs import CompletionOutput, RequestMetrics, RequestOutput
     from .ipc.errors import (
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
         RequestError,
         TokenloomError,
     )
+    from .ipc.pooling_params import PoolingParams
     from .ipc.sampling_params import SamplingParams
     from .ipc.structured_outputs import StructuredOutputsParams
 
@@ -36,7 +38,10 @@ _HOME_BY_NAME = {
     "RequestOutput": "frontend.outputs",
     "CompletionOutput": "frontend.outputs",
     "RequestMetrics": "frontend.outputs",
+    "EmbeddingRequestOutput": "frontend.embedding",
+    "EmbeddingOutput": "frontend.embedding",
     "SamplingParams": "ipc.sampling_params",
+    "PoolingParams": "ipc.pooling_params",
     "StructuredOutputsParams": "ipc.structured_outputs",
     "TokenloomError": "ipc.errors",
     "RequestError": "ipc.errors",
@@ -57,9 +62,12 @@ __all__ = [
     "CompletionOutput",
     "ConfigError",
     "Draining",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
     "EngineDead",
     "InternalError",
     "Overloaded",
+    "PoolingParams",
     "ProtocolError",
     "RequestError",
     "RequestMetrics",

@@ -14,6 +14,7 @@ from ..ipc.codec import encode_ids, num_ids
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import Draining, ErrorInfo, InternalError, Overloaded, RequestError, TokenloomError, error_info
 from ..ipc.messages import (
+    BulkArray,
     EngineCoreOutputs,
     EngineCoreRequest,
     Finished,
@@ -163,6 +164,7 @@ class EngineCore:
             bad_words=message.bad_words,
             logits_processors=message.logits_processors,
             private_root=root,
+            pooling=message.pooling,
         )
         if index == 0 and message.params.prompt_logprobs is not None:
             request.note_prompt_logprobs(message.num_prompt_logprobs)
@@ -208,9 +210,15 @@ class EngineCore:
         self._outbox.drop(owner)
         return len(requests)
 
-    def _finish(self, request: Request, reason: FinishReason, error: ErrorInfo | None = None) -> None:
+    def _finish(
+        self,
+        request: Request,
+        reason: FinishReason,
+        error: ErrorInfo | None = None,
+        vector: BulkArray | None = None,
+    ) -> None:
         finished = Finished(key=request.key, reason=reason, num_preemptions=request.num_preemptions, error=error)
-        self._outbox.finish(request.owner, finished)
+        self._outbox.finish(request.owner, finished, vector)
         self._grammars.drop(request)
         self.stats.num_finished += 1
 
@@ -297,7 +305,7 @@ class EngineCore:
             self._quarantine.on_progress(self.scheduler.known_tokens())
         for done in finished:
             del self._request_by_id[done.request.owner, done.request.key]
-            self._finish(done.request, done.reason)
+            self._finish(done.request, done.reason, vector=done.vector)
         self.stats.on_step(entry.num_tokens, len(new_tokens.token_ids), output.execute_s, time.monotonic())
         has_grammar = new_tokens.grammar_ids > 0
         if has_grammar.any():

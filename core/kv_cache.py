@@ -31,8 +31,10 @@ class KVCacheManager:
 
     def get_computed_blocks(self, request: Request) -> list[int]:
         """The longest chain of indexed blocks that begins the request's tokens, short of its last token: at least one
-        token must be computed to sample the next, and each before a prompt token whose logprobs are wanted."""
-        if not self._is_shared(request):
+        token must be computed to sample the next, and each before a prompt token whose logprobs are wanted. A mean
+        over all hidden states needs all of them."""
+        is_mean = request.pooling is not None and request.pooling.method == "mean"
+        if is_mean or not self._is_shared(request):
             return []
         num_usable = min(request.num_tokens, request.num_prompt_logprobs) - 1
         blocks = []

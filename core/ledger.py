@@ -21,7 +21,8 @@ class LedgerEntry:
     rows: Ids
     epochs: Ids
     ends: Ids  # num_scheduled of each row after this step
-    samples: npt.NDArray[np.bool_]  # which rows' last known token is computed here
+    samples: npt.NDArray[np.bool_]  # which rows' last known token is computed here, but for those to embed
+    pools: npt.NDArray[np.bool_]  # which rows to embed are computed to their end here
     num_tokens: int  # computed by the step, all rows together
     num_prompt_tokens: int  # of them, in chunks of more than one token
     grammar_ids: Ids  # of the rows that sample by a grammar: the step waits for their masks

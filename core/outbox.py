@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..ipc.messages import EngineCoreOutputs, Finished, Started
+from ..ipc.messages import BulkArray, EngineCoreOutputs, Finished, Pooled, Started
 from .logprob_table import LogprobTable, to_columns
 from .scheduler import NewTokens
 
@@ -23,6 +23,7 @@ class _Draft:
     finished: list[Finished] = field(default_factory=list)
     logprobs: list[LogprobTable] = field(default_factory=list)
     prompt_logprobs: list[LogprobTable] = field(default_factory=list)
+    pooled: list[Pooled] = field(default_factory=list)
 
 
 class Outbox:
@@ -40,8 +41,11 @@ class Outbox:
     def start(self, owner: int, started: Started) -> None:
         self._draft(owner).started.append(started)
 
-    def finish(self, owner: int, finished: Finished) -> None:
-        self._draft(owner).finished.append(finished)
+    def finish(self, owner: int, finished: Finished, vector: BulkArray | None = None) -> None:
+        draft = self._draft(owner)
+        draft.finished.append(finished)
+        if vector is not None:
+            draft.pooled.append(Pooled(owner=finished.key, vector=vector))
 
     def add_tokens(self, tokens: NewTokens) -> None:
         for owner, table in _by_owner(tokens.logprobs):
@@ -88,4 +92,5 @@ def _message(draft: _Draft) -> EngineCoreOutputs:
         finished=draft.finished,
         logprobs=to_columns(draft.logprobs),
         prompt_logprobs=to_columns(draft.prompt_logprobs),
+        pooled=draft.pooled,
     )

@@ -12,6 +12,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from ..ipc.pooling_params import PoolingParams
 from ..ipc.sampling_params import SamplingParams
 
 Ids: TypeAlias = npt.NDArray[np.int32]
@@ -52,6 +53,7 @@ class Request:
     num_tokens: int
     bad_words: list[bytes] = field(default_factory=list)  # int32: the tokens of each
     logits_processors: list[int] = field(default_factory=list)
+    pooling: PoolingParams | None = None  # embed the prompt: it ends when all of it is computed
     num_prompt_logprobs: int = ALL_KNOWN  # prompt tokens, the first included, whose logprobs need not be told any more
     private_root: bytes | None = None  # of its block keys: shared with its siblings alone
     grammar_id: int = 0  # its place in its grammar (grammar.py); 0: it has none

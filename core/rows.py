@@ -7,7 +7,8 @@ What every step touches is numpy here, so that a step costs the same Python for 
     token_limit    most tokens it may have; the last of them is never computed
 
 A row that has computed all known tokens samples one per step; the sample may still be in flight when the next step is
-scheduled, hence a row can always take max(num_tokens - num_scheduled, 1) tokens, up to its limit.
+scheduled, hence a row can always take max(num_tokens - num_scheduled, 1) tokens, up to its limit. A row to embed
+samples nothing, and its limit is one token past its prompt.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class Rows:
         self.token_limit = column()
         self.min_tokens_end = column()  # no stop by token below this many tokens
         self.grammar_id = column()  # 0: none
+        self.is_pooled: npt.NDArray[np.bool_] = np.zeros(max_num_seqs, np.bool_)
         self.owner = column()
         self.key = column()
         self.order: npt.NDArray[np.float64] = np.zeros(max_num_seqs, np.float64)
@@ -79,6 +81,7 @@ class Rows:
         self.token_limit[row] = request.token_limit
         self.min_tokens_end[row] = request.num_prompt_tokens + request.params.min_tokens
         self.grammar_id[row] = request.grammar_id
+        self.is_pooled[row] = request.pooling is not None
         self.owner[row], self.key[row], self.order[row] = request.owner, request.key, request.order
         self._set_stop_ids(row, request.stop_token_ids)
         return row

@@ -15,7 +15,15 @@ import numpy.typing as npt
 
 from ..ipc.codec import encode_ids
 from ..ipc.errors import ProtocolError
-from ..ipc.messages import FinishReason, LogprobColumns, ModelRunnerOutput, NewRow, RowSampling, SchedulerOutput
+from ..ipc.messages import (
+    BulkArray,
+    FinishReason,
+    LogprobColumns,
+    ModelRunnerOutput,
+    NewRow,
+    RowSampling,
+    SchedulerOutput,
+)
 from .kv_cache import KVCacheManager
 from .ledger import LedgerEntry, StepLedger
 from .logprob_table import LogprobTable
@@ -55,6 +63,7 @@ class NewTokens:
 class FinishedRequest:
     request: Request
     reason: FinishReason
+    vector: BulkArray | None = None  # of a prompt that was to be embedded
 
 
 class Scheduler:
@@ -318,7 +327,8 @@ class Scheduler:
         ends = state.num_scheduled[rows] + counts
         state.num_scheduled[rows] = ends
         self.num_steps += 1
-        samples = ends >= state.num_tokens[rows]
+        is_end, is_pooled = ends >= state.num_tokens[rows], state.is_pooled[rows]
+        samples = is_end & ~is_pooled
         grammar_ids = state.grammar_id[rows[samples]]
         grammar_ids = grammar_ids[grammar_ids > 0]
         self.ledger.add(
@@ -328,6 +338,7 @@ class Scheduler:
                 epochs=state.epoch[rows],
                 ends=ends,
                 samples=samples,
+                pools=is_end & is_pooled,
                 num_tokens=int(counts.sum()),
                 num_prompt_tokens=int(counts[counts > 1].sum()),
                 grammar_ids=grammar_ids,
@@ -386,7 +397,7 @@ class Scheduler:
             prompt_logprobs=self._labelled(output.prompt_logprobs, entry, is_of_prompt=True),
         )
         state.append(rows, token_ids)
-        return new_tokens, self._finish_stopped(rows, token_ids)
+        return new_tokens, self._finish_pooled(output, entry) + self._finish_stopped(rows, token_ids)
 
     def _labelled(self, columns: LogprobColumns | None, entry: LedgerEntry, is_of_prompt: bool) -> LogprobTable | None:
         """Logprobs of rows that still belong to the same request, under its key."""
@@ -405,17 +416,29 @@ class Scheduler:
             positions = positions - state.num_prompt_tokens[rows]
         return table.label(state.owner[rows], state.key[rows], positions)
 
+    def _finish_pooled(self, output: ModelRunnerOutput, entry: LedgerEntry) -> list[FinishedRequest]:
+        """The prompts that the step has embedded, of requests that still have their rows."""
+        rows, epochs = entry.rows[entry.pools].tolist(), entry.epochs[entry.pools].tolist()
+        vector_by_row = {pooled.owner: pooled.vector for pooled in output.pooled}
+        if vector_by_row.keys() != set(rows):
+            raise ProtocolError(f"step {entry.step}: {len(vector_by_row)} rows were embedded, {len(rows)} had to be")
+        live = [row for row, epoch in zip(rows, epochs, strict=True) if self.rows.epoch[row] == epoch]
+        return [FinishedRequest(self._finish(row), "stop", vector_by_row[row]) for row in live]
+
     def _finish_stopped(self, rows: Ids, token_ids: Ids) -> list[FinishedRequest]:
         state = self.rows
         has_stopped = state.stopped(rows, token_ids)
         is_full = state.num_tokens[rows] >= state.token_limit[rows]
-        finished = []
-        for i in np.flatnonzero(has_stopped | is_full).tolist():
-            request = state.request(int(rows[i]))
-            self._release(request)
-            request.move(State.FINISHED)
-            finished.append(FinishedRequest(request, "stop" if has_stopped[i] else "length"))
-        return finished
+        return [
+            FinishedRequest(self._finish(int(rows[i])), "stop" if has_stopped[i] else "length")
+            for i in np.flatnonzero(has_stopped | is_full).tolist()
+        ]
+
+    def _finish(self, row: int) -> Request:
+        request = self.rows.request(row)
+        self._release(request)
+        request.move(State.FINISHED)
+        return request
 
     # ── for tests ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -443,6 +466,7 @@ def _new_row(request: Request, row: int, num_computed_tokens: int) -> NewRow:
         token_ids=request.tokens[: request.num_tokens].tobytes(),
         num_prompt_tokens=request.num_prompt_tokens,
         num_computed_tokens=num_computed_tokens,
+        pooling=request.pooling,
         sampling=RowSampling(
             temperature=params.temperature,
             top_k=max(params.top_k, 0),

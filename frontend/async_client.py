@@ -11,6 +11,7 @@ import itertools
 import os
 import weakref
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from types import TracebackType
 from typing import TypeVar
 
@@ -29,13 +30,25 @@ from ..ipc.messages import (
     TokenIds,
     Tokenize,
 )
+from ..ipc.pooling_params import PoolingParams
 from ..ipc.sampling_params import SamplingParams
 from .async_stream import AsyncStream, LoopWaker
 from .channel import Channel, Query, Reply
 from .client import ReplyType, check_reply
 from .connection import Connection
+from .embedding import EmbeddingRequestOutput, to_embedding
 from .outputs import RequestOutput
-from .prompts import Chat, Prompt, chat_submit, check_chat, check_params, check_text, check_token_ids, new_submit
+from .prompts import (
+    Chat,
+    Prompt,
+    chat_submit,
+    check_chat,
+    check_params,
+    check_pooling,
+    check_text,
+    check_token_ids,
+    new_submit,
+)
 
 AsyncClientType = TypeVar("AsyncClientType", bound="AsyncClient")
 
@@ -92,6 +105,25 @@ class AsyncClient:
         """The next turn of a conversation as it grows; a message is {"role": …, "content": …}."""
         request_id = self._new_id() if request_id is None else request_id
         return self._run(chat_submit(request_id, messages, check_params(sampling_params)))
+
+    async def embed(
+        self,
+        prompt: Prompt,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        *,
+        truncate_prompt_tokens: int | None = None,
+        priority: int = 0,
+        timeout_s: float | None = None,
+    ) -> EmbeddingRequestOutput:
+        """The vector of a prompt; as Client.embed."""
+        request_id = self._new_id() if request_id is None else request_id
+        params = SamplingParams(
+            truncate_prompt_tokens=truncate_prompt_tokens, priority=priority, timeout_s=timeout_s, max_tokens=1
+        )
+        submit = new_submit(request_id, prompt, params, check_pooling(pooling_params))
+        async with aclosing(self._run(submit)) as outputs:
+            return await anext(to_embedding(output) async for output in outputs if output.finished)
 
     async def abort(self, request_id: str) -> None:
         """End a request: whoever waits for it gets what there is, with finish_reason abort."""

@@ -32,10 +32,12 @@ from ..ipc.messages import (
     TokenIds,
     Tokenize,
 )
+from ..ipc.pooling_params import PoolingParams
 from ..ipc.sampling_params import SamplingParams
 from .batch import Batch
 from .channel import Channel, Query, Reply, Update
 from .connection import Connection
+from .embedding import EmbeddingRequestOutput, to_embedding
 from .outputs import OutputBuilder, RequestOutput
 from .prompts import (
     Chat,
@@ -43,6 +45,7 @@ from .prompts import (
     chat_submit,
     check_chat,
     check_params,
+    check_pooling,
     check_text,
     check_token_ids,
     list_chats,
@@ -119,6 +122,27 @@ class Client:
         params = list_params(sampling_params, len(chats))
         submits = [chat_submit(self._new_id(), chat, each) for chat, each in zip(chats, params, strict=True)]
         return self._run(submits, use_tqdm)
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | None = None,
+        *,
+        truncate_prompt_tokens: int | None = None,
+        priority: int = 0,
+        timeout_s: float | None = None,
+        use_tqdm: bool = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """The vectors of all prompts, in their order; see PoolingParams. What is given by name is as in SamplingParams.
+
+        A prompt that cannot be served, or was not embedded in time, raises its error.
+        """
+        params = SamplingParams(
+            truncate_prompt_tokens=truncate_prompt_tokens, priority=priority, timeout_s=timeout_s, max_tokens=1
+        )
+        pooling = check_pooling(pooling_params)
+        submits = [new_submit(self._new_id(), prompt, params, pooling) for prompt in list_prompts(prompts)]
+        return [to_embedding(output) for output in self._run(submits, use_tqdm)]
 
     def submit(
         self, prompt: Prompt | Chat, sampling_params: SamplingParams | None = None, *, request_id: str | None = None

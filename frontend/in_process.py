@@ -119,6 +119,7 @@ class InProcessEngine:
         self._talk_to_core()
         self._core.take_grammars()
         self._go_on_with_controls()
+        self._core.expire(time.time())
         self._core.step()
         self._core.take_grammars()
         if self._steps.waiting:

@@ -17,6 +17,7 @@ from ..ipc.codec import decode_ids, encode_ids, num_ids
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import ProtocolError, RequestError
 from ..ipc.messages import ChatMessage, Child, Submit
+from ..ipc.pooling_params import PoolingParams
 from ..ipc.sampling_params import MAX_CHILDREN, SamplingParams, child_seed
 from .chat import ChatTemplate
 from .tokenizer import JsonObject, Tokenizer
@@ -53,6 +54,7 @@ class InputProcessor:
         self._vocab_size = spec.model.vocab_size
         self._default_timeout_s, self._max_timeout_s = spec.config.default_timeout_s, spec.config.max_timeout_s
         self._max_model_len = spec.max_model_len
+        self._hidden_size = spec.model.hidden_size
         self._tokenizer = tokenizer
         self._chat_template = chat_template
         eos_token_id = None if tokenizer is None else tokenizer.eos_token_id
@@ -131,7 +133,7 @@ class InputProcessor:
 
     def process(self, submit: Submit, prompt: Prompt, now: float) -> ProcessedRequest:
         """Check and complete `submit`, whose prompt has been tokenized; `now` in unix seconds."""
-        params = submit.params
+        params = submit.params if submit.pooling is None else self._pooling_params(submit.params, submit.pooling)
         prompt = self._truncated(prompt, params)
         num_prompt_tokens = num_ids(prompt.token_ids)
         if not prompt.token_ids:
@@ -160,6 +162,21 @@ class InputProcessor:
             arrival_time=submit.arrival_time or now,
             bad_words=self._bad_words(params),
             logits_processors=[self._processor_place(path) for path in params.logits_processors or ()],
+        )
+
+    def _pooling_params(self, params: SamplingParams, pooling: PoolingParams) -> SamplingParams:
+        """What counts of `params` for a prompt to embed: its length, when it runs and what it may share."""
+        if params.n != 1:
+            raise RequestError(f"n is {params.n}: a prompt has one embedding, leave it out")
+        if pooling.dimensions is not None and pooling.dimensions > self._hidden_size:
+            raise RequestError(f"dimensions is {pooling.dimensions}, this model's vectors have {self._hidden_size}")
+        return SamplingParams(
+            max_tokens=1,
+            truncate_prompt_tokens=params.truncate_prompt_tokens,
+            priority=params.priority,
+            timeout_s=params.timeout_s,
+            queue_timeout_s=params.queue_timeout_s,
+            cache_salt=params.cache_salt,
         )
 
     def _truncated(self, prompt: Prompt, params: SamplingParams) -> Prompt:

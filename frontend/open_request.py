@@ -120,6 +120,7 @@ class OpenRequest:
             children=children,
             arrival_time=self._arrival_time,
             num_prompt_logprobs=self._num_prompt_logprobs if children else 0,
+            pooling=submit.pooling,
         )
 
     def accept(self, accepted: Accepted) -> bool:
@@ -134,6 +135,7 @@ class OpenRequest:
                 request_id=self.request_id,
                 params=self._submit.params,
                 prompt_token_ids=accepted.prompt_token_ids,
+                pooling=self._submit.pooling,
             )
         return True
 

@@ -7,22 +7,18 @@ from collections.abc import AsyncGenerator
 from typing import cast
 
 from ..ipc.codec import decode_ids
-from ..ipc.errors import RequestError
-from ..ipc.messages import Accepted, Delta, Logprobs, Submit
-from ..ipc.sampling_params import SamplingParams
+from ..ipc.messages import Accepted, Delta, Logprobs
 from .input_processor import InputProcessor
 from .openai_errors import encode_json
-from .openai_ids import answer_id, submit_ids
+from .openai_ids import answer_id
 from .openai_logprobs import CompletionLogprobs
 from .openai_params import logit_bias, num_choices, sampling_params, structured_params
+from .openai_prompts import prompt_submits
 from .openai_run import Run
 from .openai_schema import CompletionRequest
-from .prompts import check_text, check_token_ids
 from .server_engine import LocalEngine
 from .server_events import event
 from .tokenizer import JsonObject
-
-MAX_PROMPTS = 1024  # of one request
 
 
 class Completion:
@@ -43,7 +39,9 @@ class Completion:
             logit_bias=logit_bias(body),
             **structured_params(body),
         )
-        self._submits = _submits(self.id, body, self._params, engine.inputs)
+        self._submits = prompt_submits(
+            self.id, "prompt", body.prompt, self._params, engine.inputs, body.add_special_tokens
+        )
 
     def _run(self) -> Run:
         return Run(self._engine, self._submits, self._n)
@@ -179,32 +177,3 @@ def _begin(choice: JsonObject, run: Run, index: int, body: CompletionRequest, in
 
 def _prompt_text(text: str | None, token_ids: bytes, inputs: InputProcessor) -> str:
     return inputs.detokenize(token_ids) if text is None else text
-
-
-def _submits(request_id: str, body: CompletionRequest, params: SamplingParams, inputs: InputProcessor) -> list[Submit]:
-    prompts = _prompts(body.prompt)
-    if len(prompts) > MAX_PROMPTS:
-        raise RequestError(f"prompt holds {len(prompts)} prompts, at most {MAX_PROMPTS} are served at once")
-    submits = []
-    for each, prompt in zip(submit_ids(request_id, len(prompts)), prompts, strict=True):
-        if isinstance(prompt, list):
-            submits.append(Submit(request_id=each, params=params, prompt_token_ids=check_token_ids(prompt)))
-        elif body.add_special_tokens is False:
-            token_ids = inputs.encode(check_text(prompt), add_special_tokens=False).token_ids
-            submits.append(Submit(request_id=each, params=params, prompt_token_ids=token_ids))
-        else:
-            submits.append(Submit(request_id=each, params=params, prompt=check_text(prompt)))
-    return submits
-
-
-def _prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
-    if isinstance(prompt, str):
-        return [prompt]
-    if not prompt:
-        raise RequestError("prompt is empty: give text, token ids, or a list of these")
-    num_ids = sum(isinstance(each, int) for each in prompt)
-    if num_ids == len(prompt):
-        return [cast("list[int]", prompt)]
-    if num_ids:
-        raise RequestError("prompt holds token ids beside texts or lists: give one prompt of ids, or a list of prompts")
-    return cast("list[str | list[int]]", prompt)

@@ -5,13 +5,21 @@ from __future__ import annotations
 import msgspec
 
 from .openai_responses import ResponsesRequest
-from .openai_schema import AbortRequest, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from .openai_schema import (
+    AbortRequest,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    TokenizeRequest,
+)
 from .tokenizer import JsonObject
 
 _POSTS: dict[str, tuple[type[msgspec.Struct], str, bool]] = {  # path: (body, summary, may stream)
     "/v1/completions": (CompletionRequest, "Continue texts", True),
     "/v1/chat/completions": (ChatRequest, "The next turn of a chat", True),
     "/v1/responses": (ResponsesRequest, "The next items of a conversation", True),
+    "/v1/embeddings": (EmbeddingRequest, "The vectors of texts", False),
     "/tokenize": (TokenizeRequest, "The tokens of a text or a chat", False),
     "/detokenize": (DetokenizeRequest, "The text of tokens", False),
     "/abort": (AbortRequest, "End a request by the id of its answer", False),

@@ -94,6 +94,26 @@ class CompletionRequest(Generation, frozen=True, kw_only=True):
     add_special_tokens: bool | None = None
 
 
+class EmbeddingRequest(Body, frozen=True, kw_only=True):
+    """POST /v1/embeddings."""
+
+    model: str | None = None
+    input: str | list[str | int | list[int]]  # as prompt of a completion
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    user: str | None = None
+    # beyond OpenAI
+    pooling: Literal["last", "mean"] | None = None
+    normalize: bool | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    priority: int | None = None
+    timeout_s: float | None = None
+    queue_timeout_s: float | None = None
+    cache_salt: str | None = None
+    request_id: str | None = None
+
+
 class TextPart(Body, frozen=True, kw_only=True):
     """A part of a message: text, or what must be refused by its type."""
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from ..ipc.codec import decode_ids
 from ..ipc.errors import ErrorInfo, ProtocolError
 from ..ipc.messages import (
+    BulkArray,
     Child,
     CoreChild,
     Delta,
@@ -53,8 +54,9 @@ class RequestState:
     def is_same(self, submit: Submit) -> bool:
         """Whether `submit` asks for the same, at whatever attempt."""
         mine = self.submit
-        return (mine.params, mine.prompt, mine.prompt_token_ids, mine.chat) == (
+        return (mine.params, mine.pooling, mine.prompt, mine.prompt_token_ids, mine.chat) == (
             submit.params,
+            submit.pooling,
             submit.prompt,
             submit.prompt_token_ids,
             submit.chat,
@@ -75,6 +77,7 @@ class RequestState:
             max_tokens=processed.max_tokens,
             stop_token_ids=processed.stop_token_ids,
             arrival_time=processed.arrival_time,
+            pooling=self.submit.pooling,
             attempt=self.submit.attempt,
             bad_words=processed.bad_words,
             logits_processors=processed.logits_processors,
@@ -103,6 +106,7 @@ class Answer:
         "_stop_token_ids",
         "_text",
         "_texts",
+        "embedding",
         "finish_reason",
         "finished_time",
         "index",
@@ -150,6 +154,7 @@ class Answer:
         self._first_token_time = 0.0
         self._has_told_start = False
         self._error: ErrorInfo | None = None
+        self.embedding: BulkArray | None = None
 
     def replay(self, token_ids: Sequence[int]) -> None:
         """Take tokens that the client has: they rebuild the state, and only what comes after them is news."""
@@ -256,6 +261,7 @@ class Answer:
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             prompt_start=0 if prompt_logprobs is None else prompt_start,
+            embedding=self.embedding,
         )
 
 
@@ -332,6 +338,10 @@ class OutputProcessor:
             answer = scored[run.key]
             if answer is not None:
                 answer.append_logprobs(run)
+        for pooled in outputs.pooled:
+            answer = answer_by_key.get(pooled.owner)
+            if answer is not None:
+                answer.embedding = pooled.vector
         for finished in outputs.finished:
             self._finish(finished, now, news)
         return news

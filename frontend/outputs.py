@@ -11,7 +11,7 @@ import msgspec
 
 from ..ipc.codec import decode_ids
 from ..ipc.errors import TokenloomError
-from ..ipc.messages import Accepted, Delta, FinishReason, Metrics, Submit
+from ..ipc.messages import Accepted, BulkArray, Delta, FinishReason, Metrics, Submit
 from .channel import Update
 from .logprobs import TokenLogprobs, unpack_logprobs
 
@@ -59,6 +59,7 @@ class RequestOutput(msgspec.Struct, kw_only=True):
     finished: bool
     num_cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprobs | None] | None = None  # one for each prompt token; the first has none
+    embedding: BulkArray | None = None  # of a prompt that was to be embedded
     metrics: RequestMetrics = msgspec.field(default_factory=RequestMetrics)
 
     def __repr__(self) -> str:
@@ -83,6 +84,7 @@ class OutputBuilder:
         self.output_kind = submit.params.output_kind
         self._metrics = Metrics()
         self._num_cached_tokens = 0
+        self._embedding: BulkArray | None = None
         self.error: TokenloomError | None = None
 
     @property
@@ -110,6 +112,7 @@ class OutputBuilder:
             if update.prompt_logprobs is not None and self._prompt_logprobs is not None:
                 del self._prompt_logprobs[update.prompt_start :]
                 self._prompt_logprobs += unpack_logprobs(update.prompt_logprobs)
+            self._embedding = update.embedding or self._embedding
             self._metrics = update.metrics or self._metrics
             self._num_cached_tokens = update.num_cached_tokens or self._num_cached_tokens
 
@@ -131,6 +134,7 @@ class OutputBuilder:
             finished=self.is_finished,
             num_cached_tokens=self._num_cached_tokens,
             prompt_logprobs=None if self._prompt_logprobs is None else list(self._prompt_logprobs),
+            embedding=self._embedding,
             metrics=RequestMetrics(
                 arrival_time=metrics.arrival_time,
                 first_token_time=metrics.first_token_time,

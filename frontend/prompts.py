@@ -12,6 +12,7 @@ from typing import TypeAlias, TypeGuard
 from ..ipc.codec import encode_ids
 from ..ipc.errors import RequestError
 from ..ipc.messages import ChatMessage, Submit
+from ..ipc.pooling_params import PoolingParams
 from ..ipc.sampling_params import SamplingParams
 from ..ipc.sockets import MAX_CLIENT_MESSAGE_BYTES
 
@@ -67,16 +68,25 @@ def check_params(params: SamplingParams | None) -> SamplingParams:
     return params
 
 
-def new_submit(request_id: str, prompt: Prompt | Chat, params: SamplingParams) -> Submit:
-    """The message that asks for an answer to `prompt`, which may also be a chat."""
+def check_pooling(params: PoolingParams | None) -> PoolingParams:
+    """`params`, or the defaults for None."""
+    if not isinstance(params, PoolingParams | None):
+        raise RequestError(f"pooling_params is {_type_name(params)}: it must be tokenloom.PoolingParams")
+    return params or PoolingParams()
+
+
+def new_submit(
+    request_id: str, prompt: Prompt | Chat, params: SamplingParams, pooling: PoolingParams | None = None
+) -> Submit:
+    """The message that asks for an answer to `prompt`, which may also be a chat; with `pooling`, for its vector."""
     if not isinstance(request_id, str) or not 0 < len(request_id) <= 256:
         raise RequestError(f"request_id must be a string of 1 to 256 characters, got {request_id!r:.80}")
     if is_chat(prompt):
-        return chat_submit(request_id, prompt, params)
+        return Submit(request_id=request_id, params=params, chat=check_chat(prompt), pooling=pooling)
     content = _unwrap(prompt) if isinstance(prompt, Mapping) else prompt
     if isinstance(content, str):
-        return Submit(request_id=request_id, params=params, prompt=check_text(content))
-    return Submit(request_id=request_id, params=params, prompt_token_ids=check_token_ids(content))
+        return Submit(request_id=request_id, params=params, prompt=check_text(content), pooling=pooling)
+    return Submit(request_id=request_id, params=params, prompt_token_ids=check_token_ids(content), pooling=pooling)
 
 
 def chat_submit(request_id: str, messages: Chat, params: SamplingParams) -> Submit:

@@ -5,7 +5,7 @@ Knows no field of any body (`openai_schema.py`) and no protocol of the engine (`
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from typing import Protocol
 
 from starlette.applications import Starlette
@@ -20,10 +20,11 @@ from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import TokenloomError
 from .openai_chat import ChatCompletion
 from .openai_completions import Completion
+from .openai_embeddings import Embeddings
 from .openai_errors import HttpError, to_http_error
 from .openai_reasoning import has_markers
 from .openai_responses import ResponseCreation, ResponsesRequest
-from .openai_schema import ChatRequest, CompletionRequest
+from .openai_schema import ChatRequest, CompletionRequest, EmbeddingRequest
 from .openai_tools import ParserName, find_parser
 from .server_admin import AdminEndpoints
 from .server_body import check_model, read_body
@@ -74,18 +75,17 @@ class OpenAIEndpoints:
         return EventStream(made.events(), end=b"") if body.stream else await _answer(request, made, is_stream=False)
 
     async def embeddings(self, request: Request) -> Response:
-        raise HttpError(
-            501,
-            "embeddings are not served: this engine's workers have no pooling yet; use a server of embedding models",
-            "not_implemented_error",
-            code="not_implemented",
-        )
+        body = await read_body(request, EmbeddingRequest)
+        check_model(body.model, self._model)
+        return await _whole(request, Embeddings(self._engine, body, self._model).whole())
 
 
 async def _answer(request: Request, work: Generating, is_stream: bool) -> Response:
-    if is_stream:
-        return EventStream(work.events())
-    body = await until_disconnect(request.receive, work.whole())
+    return EventStream(work.events()) if is_stream else await _whole(request, work.whole())
+
+
+async def _whole(request: Request, work: Coroutine[object, object, bytes]) -> Response:
+    body = await until_disconnect(request.receive, work)
     if body is None:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     return Response(body, media_type="application/json")

@@ -17,6 +17,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from .errors import ErrorInfo
+from .pooling_params import PoolingParams
 from .sampling_params import SamplingParams
 from .structured_outputs import GrammarKind
 
@@ -69,6 +70,7 @@ class Submit(Message, frozen=True, kw_only=True, tag="submit"):
     children: list[Child] = []  # a resumed request: what was delivered before; empty: a new one
     arrival_time: float = 0.0  # unix seconds of the first submit; 0: now
     num_prompt_logprobs: int = 0  # a resumed request: prompt tokens whose logprobs were delivered
+    pooling: PoolingParams | None = None  # embed the prompt instead of going on with it
 
 
 class Abort(Message, frozen=True, kw_only=True, tag="abort"):
@@ -176,6 +178,14 @@ class Logprobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     texts: dict[int, str] = {}  # of each token id in here by itself; empty without a tokenizer
 
 
+class BulkArray(msgspec.Struct, frozen=True, kw_only=True):
+    """Numbers in bulk: little-endian, in C order."""
+
+    dtype: Literal["float32"]
+    shape: list[int]
+    data: bytes
+
+
 class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is new of one answer: tokens [start, start + n) and the text they add."""
 
@@ -192,6 +202,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     logprobs: Logprobs | None = None  # of the tokens here, if asked for
     prompt_logprobs: Logprobs | None = None  # if asked for: of the prompt's tokens from prompt_start on
     prompt_start: int = 0  # the first token of a prompt has none, so the first of these is 1
+    embedding: BulkArray | None = None  # of a request with pooling, with its finish; [dimensions]
 
 
 class Deltas(Message, frozen=True, kw_only=True, tag="deltas"):
@@ -282,11 +293,16 @@ class EngineCoreRequest(Message, frozen=True, kw_only=True, tag="request"):
     max_tokens: int  # resolved against max_model_len
     stop_token_ids: list[int]  # the model's end tokens included, unless ignored
     arrival_time: float
-    kind: Literal["generate", "pool"] = "generate"
+    pooling: PoolingParams | None = None  # of a request of kind pool
     attempt: int = 0
     bad_words: list[bytes] = []  # int32: the tokens of each
     logits_processors: list[int] = []  # their places in --allowed-logits-processors
     num_prompt_logprobs: int = 0  # prompt tokens, the first included, whose logprobs are known already
+
+    @property
+    def kind(self) -> Literal["generate", "pool"]:
+        """generate: tokens that follow the prompt. pool: a vector of the prompt, which ends with it."""
+        return "generate" if self.pooling is None else "pool"
 
 
 class EngineControl(Message, frozen=True, kw_only=True, tag="engine_control"):
@@ -335,6 +351,13 @@ class LogprobColumns(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logprobs: bytes = b""  # float32, flat
 
 
+class Pooled(msgspec.Struct, frozen=True, kw_only=True):
+    """The vector of a prompt that was to be embedded."""
+
+    owner: int  # row or, from core to frontend, key
+    vector: BulkArray
+
+
 class EngineCoreOutputs(Message, frozen=True, kw_only=True, tag="outputs"):
     """All that one turn of the core brought for one frontend, in columns: one entry per answer that got tokens."""
 
@@ -347,6 +370,7 @@ class EngineCoreOutputs(Message, frozen=True, kw_only=True, tag="outputs"):
     finished: list[Finished] = []  # after their last tokens
     logprobs: LogprobColumns | None = None  # of tokens in here; a later entry of a key is of a later token
     prompt_logprobs: LogprobColumns | None = None  # of the prompts of first children
+    pooled: list[Pooled] = []  # each with its key's Finished
 
 
 class ControlDone(Message, frozen=True, kw_only=True, tag="control_done"):
@@ -393,13 +417,14 @@ class NewRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_prompt_tokens: int
     num_computed_tokens: int  # found in the prefix cache
     sampling: RowSampling
+    pooling: PoolingParams | None = None  # the row samples nothing: its last token gives a vector
 
 
 class SchedulerOutput(Message, frozen=True, kw_only=True, tag="step"):
     """One step. A worker frees, admits, appends blocks, then computes `counts[i]` tokens of `rows[i]` for each i.
 
     A row's first token of the step is the one after those it computed before. A row whose last known token is
-    computed in this step samples one token, which becomes its next known token.
+    computed in this step samples one token, which becomes its next known token, or gives the vector it is there for.
     """
 
     step: int  # numbered without gaps from 1 in each (core_epoch, generation)
@@ -470,6 +495,7 @@ class ModelRunnerOutput(Message, frozen=True, kw_only=True, tag="result"):
     execute_s: float = 0.0  # seconds that the step took on this rank
     logprobs: LogprobColumns | None = None  # of sampled tokens, for rows that asked; positions are not filled in
     prompt_logprobs: LogprobColumns | None = None
+    pooled: list[Pooled] = []  # of the rows whose prompts to embed end in this step
 
 
 class Resend(Message, frozen=True, kw_only=True, tag="resend"):

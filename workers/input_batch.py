@@ -38,7 +38,7 @@ class StepInputs:
     seq_lens: I32  # [n] context of each row, this step's tokens included
     block_tables: I32  # [n, blocks of the longest row]; 0 past a row's last block
     num_decode_rows: int  # rows with exactly one token
-    sampled_rows: I32  # [s] rows whose last known token is computed here, in the order of the message
+    sampled_rows: I32  # [s] rows that sample: their last known token is computed here; in the order of the message
     sampled_positions: I64  # [s] where the token that each of them samples will stand
     sampled_tokens: I64  # [s] index into the T tokens of each one's last
 
@@ -55,7 +55,8 @@ class PromptSpan:
 
 
 class InputBatch:
-    """The rows of one worker. Invariant: num_computed_tokens < num_tokens for each active row between two steps."""
+    """The rows of one worker. Invariant: num_computed_tokens < num_tokens for each active row between two steps, but
+    for one that was embedded and is not freed yet."""
 
     def __init__(
         self,
@@ -75,6 +76,7 @@ class InputBatch:
         self._block_ids: I32 = np.zeros((max_num_seqs, max_blocks_per_row), np.int32)
         self._is_active = np.zeros(max_num_seqs, np.bool_)
         self._num_tokens: I64 = np.zeros(max_num_seqs, np.int64)
+        self._is_pooled = np.zeros(max_num_seqs, np.bool_)
         self._num_computed_tokens: I64 = np.zeros(max_num_seqs, np.int64)
         self._num_prompt_tokens: I64 = np.zeros(max_num_seqs, np.int64)
         self._num_blocks_of_row: I64 = np.zeros(max_num_seqs, np.int64)
@@ -147,6 +149,7 @@ class InputBatch:
             )
         self._rules.admit(new_row)
         self._is_active[row] = True
+        self._is_pooled[row] = new_row.pooling is not None
         self._token_ids[row, : len(token_ids)] = token_ids
         self._num_tokens[row] = len(token_ids)
         self._num_computed_tokens[row] = new_row.num_computed_tokens
@@ -185,7 +188,7 @@ class InputBatch:
         """What it takes to compute the next `counts[i]` tokens of each `rows[i]`; changes nothing. At least one row."""
         self._check_step(rows, counts)
         computed = self._num_computed_tokens[rows]
-        is_sampled = computed + counts == self._num_tokens[rows]
+        is_sampled = (computed + counts == self._num_tokens[rows]) & ~self._is_pooled[rows]
         sampled_rows = rows[is_sampled]
         is_decode = counts == 1
         num_decode_rows = int(np.count_nonzero(is_decode))

@@ -2,6 +2,7 @@
 
     apply changes → prepare inputs → forward → hidden states of last tokens → logits → mask, rules → Sampler → row state
                                              ↘ hidden states of prompts, chunk by chunk → logits → logprobs
+                                             ↘ hidden states of prompts to embed → Pooler → vectors
 
 Knows the model as a Protocol and the rows as InputBatch; knows no socket, no step number and no epoch. Every rank of a
 group runs the same steps: rank 0 samples and broadcasts the ids, so that row state is equal on all.
@@ -10,7 +11,7 @@ group runs the same steps: rank 0 samples and broadcasts the ids, so that row st
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -19,12 +20,13 @@ import torch
 from torch import Tensor
 
 from ..ipc.errors import ProtocolError
-from ..ipc.messages import LogprobColumns, SchedulerOutput, TokenMask
+from ..ipc.messages import LogprobColumns, Pooled, SchedulerOutput, TokenMask
 from ..kernels.ops import AttentionMetadata
 from .input_batch import InputBatch, PromptSpan, StepInputs, ids_of
 from .logits_rules import apply_rules
 from .logprobs import join_columns, score_tokens
 from .parallel import ParallelGroup
+from .pooler import Pooler
 from .sampler import Sampler
 from .token_mask import MaskSource, apply_mask, no_mask
 
@@ -55,6 +57,7 @@ class SampledTokens:
     token_ids: npt.NDArray[np.int64]  # [s]
     logprobs: LogprobColumns | None = None  # of those whose rows asked
     prompt_logprobs: LogprobColumns | None = None
+    pooled: list[Pooled] = field(default_factory=list)
 
 
 class ModelRunner:
@@ -79,6 +82,7 @@ class ModelRunner:
         self._group = group
         self._sampler = sampler or Sampler(kv_cache.device)
         self._scratch = torch.empty(0, device=kv_cache.device)
+        self._pooler = Pooler()
         self.stage = "idle"
 
     def drop_model(self) -> None:
@@ -122,6 +126,7 @@ class ModelRunner:
     def clear(self) -> None:
         """Forget all rows."""
         self._batch.clear()
+        self._pooler.clear()
         if self._graphs is not None:
             self._graphs.clear()
 
@@ -147,10 +152,12 @@ class ModelRunner:
     def _apply_changes(self, output: SchedulerOutput) -> None:
         freed = ids_of(output.freed_rows)
         self._batch.free(freed)
+        self._pooler.free(freed)
         if self._graphs is not None:
             self._graphs.forget(freed)
         for new_row in output.new_rows:
             self._batch.admit(new_row)
+            self._pooler.admit(new_row)
         appends = ids_of(output.block_appends)
         if len(appends) % 3:
             raise ProtocolError(f"block_appends holds {len(appends)} numbers, which make no triples")
@@ -163,8 +170,9 @@ class ModelRunner:
         """
         parts = [part for span in self._batch.prompt_spans(inputs) for part in self._score_prompt(hidden, span)]
         prompt_logprobs, rows = join_columns(parts), inputs.sampled_rows
+        pooled = self._pooler.pool(hidden, inputs) if self._group.rank == 0 else []
         if len(rows) == 0:
-            return SampledTokens(rows, np.empty(0, np.int64), None, prompt_logprobs)
+            return SampledTokens(rows, np.empty(0, np.int64), None, prompt_logprobs, pooled)
         logits = self._model.compute_logits(hidden[torch.from_numpy(inputs.sampled_tokens).to(hidden.device)])
         token_ids, logprobs = np.empty(len(rows), np.int64), None
         if self._group.rank == 0:
@@ -175,7 +183,7 @@ class ModelRunner:
         if self._group.size > 1:
             shared = self._group.broadcast(torch.from_numpy(token_ids).to(hidden.device))
             token_ids = shared.cpu().numpy()
-        return SampledTokens(rows, token_ids, logprobs, prompt_logprobs)
+        return SampledTokens(rows, token_ids, logprobs, prompt_logprobs, pooled)
 
     def _draw(
         self, logits: Tensor, inputs: StepInputs, mask: TokenMask | None

@@ -141,6 +141,7 @@ class Worker:
             token_ids=sampled.token_ids.astype(np.int32).tobytes(),
             logprobs=sampled.logprobs,
             prompt_logprobs=sampled.prompt_logprobs,
+            pooled=sampled.pooled,
             execute_s=time.monotonic() - begun,
         )
 

@@ -14,7 +14,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from tokenloom.ipc.codec import decode_ids, encode_ids
-from tokenloom.ipc.messages import LogprobColumns, ModelRunnerOutput, NewRow, SchedulerOutput, TokenMask
+from tokenloom.ipc.messages import (
+    BulkArray,
+    LogprobColumns,
+    ModelRunnerOutput,
+    NewRow,
+    Pooled,
+    SchedulerOutput,
+    TokenMask,
+)
 
 VOCAB_SIZE = 997
 
@@ -36,6 +44,11 @@ def expected_tokens(prompt: Sequence[int], seed: int, max_tokens: int, stop_ids:
     return outputs
 
 
+def fake_vector(tokens: Sequence[int]) -> BulkArray:
+    """What this worker answers for a prompt to embed, if it has seen these of its tokens."""
+    return BulkArray(dtype="float32", shape=[2], data=np.array([len(tokens), sum(tokens)], np.float32).tobytes())
+
+
 def masked_token(token: int, allowed: Sequence[int]) -> int:
     """What is drawn in place of `token` where only `allowed` may come."""
     return allowed[token % len(allowed)]
@@ -50,7 +63,15 @@ class Row:
     def __init__(self, new: NewRow) -> None:
         self.tokens, self.num_computed = list(decode_ids(new.token_ids)), new.num_computed_tokens
         self.num_prompt_tokens, self.sampling, self.seed = new.num_prompt_tokens, new.sampling, new.sampling.seed
+        self.pooling = new.pooling
+        is_mean = new.pooling is not None and new.pooling.method == "mean"
+        self.pooled_from = new.num_computed_tokens if is_mean else 0
         self.blocks: list[int] = []
+
+    @property
+    def is_at_its_end(self) -> bool:
+        """Whether a prompt to embed is computed; no step may name it again."""
+        return self.pooling is not None and self.num_computed == len(self.tokens)
 
     def prompt_positions(self, count: int) -> range:
         """Prompt tokens whose logprobs the next `count` computed tokens tell."""
@@ -104,6 +125,8 @@ class FakeWorker:
             for row_id, count in zip(rows, counts, strict=True)
         ]
         sampled = [(row_id, token) for row_id, token in sampled if token is not None]
+        ended = [(row_id, row) for row_id, row in ((row_id, self.rows[row_id]) for row_id in rows) if row.is_at_its_end]
+        pooled = [Pooled(owner=row_id, vector=fake_vector(row.tokens[row.pooled_from :])) for row_id, row in ended]
         return ModelRunnerOutput(
             step=output.step,
             core_epoch=output.core_epoch,
@@ -119,6 +142,7 @@ class FakeWorker:
                 ]
             ),
             prompt_logprobs=_columns(told),
+            pooled=pooled,
         )
 
     def _apply(self, output: SchedulerOutput) -> None:
@@ -155,7 +179,7 @@ class FakeWorker:
             assert found == (row.tokens[position], _history(row.tokens, position)), f"wrong KV at {position}"
         row.num_computed = end
         self.num_computed_tokens += count
-        if end < len(row.tokens):
+        if end < len(row.tokens) or row.pooling is not None:
             return None
         token = next_token(row.tokens, row.seed)
         row.tokens.append(token if allowed is None else masked_token(token, allowed))

@@ -12,12 +12,13 @@ from tokenloom.core.engine import EngineCore
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.config import EngineConfig
 from tokenloom.ipc.engine_spec import EngineSpec
-from tokenloom.ipc.messages import CoreChild, EngineCoreRequest, Finished
+from tokenloom.ipc.messages import BulkArray, CoreChild, EngineCoreRequest, Finished
 from tokenloom.ipc.model_config import ModelConfig, RopeConfig
+from tokenloom.ipc.pooling_params import PoolingParams
 from tokenloom.ipc.sampling_params import SamplingParams
 
 from .fake_grammar_host import FakeGrammarHost
-from .fake_worker import FakeWorker, expected_tokens, next_token
+from .fake_worker import FakeWorker, expected_tokens, fake_vector, next_token
 
 MODEL = ModelConfig(
     architecture="LlamaForCausalLM",
@@ -71,6 +72,8 @@ class Harness:
         self.tokens: dict[int, list[int]] = defaultdict(list)
         self.finished: dict[int, Finished] = {}
         self.cached: dict[int, int] = {}
+        self.poolings: dict[int, PoolingParams] = {}
+        self.vectors: dict[int, BulkArray] = {}
         self.clock = 0.0
 
     def add(
@@ -82,9 +85,12 @@ class Harness:
         stop: list[int] | None = None,
         outputs: list[int] | None = None,
         attempt: int = 0,
+        pooling: PoolingParams | None = None,
         **params: object,
     ) -> None:
         self.clock += 1.0
+        if pooling is not None:
+            self.poolings[key], max_tokens = pooling, 1
         sampling = SamplingParams(max_tokens=max_tokens, **params)  # type: ignore[arg-type]
         self.prompts[key] = (prompt, sampling, key, stop or [])
         self.tokens[key] = list(outputs or [])
@@ -99,6 +105,7 @@ class Harness:
                 stop_token_ids=stop or [],
                 arrival_time=self.clock,
                 attempt=attempt,
+                pooling=pooling,
             ),
         )
 
@@ -121,6 +128,9 @@ class Harness:
                 del tokens[:count]
             for started in outputs.started:
                 self.cached[started.key] = started.num_cached_tokens
+            for pooled in outputs.pooled:
+                assert pooled.owner in [finished.key for finished in outputs.finished], "a vector without its finish"
+                self.vectors[pooled.owner] = pooled.vector
             for finished in outputs.finished:
                 assert finished.key not in self.finished
                 self.finished[finished.key] = finished
@@ -136,6 +146,10 @@ class Harness:
 
     def check(self, key: int) -> None:
         prompt, params, seed, stop = self.prompts[key]
+        if key in self.poolings:
+            assert self.vectors[key] == fake_vector(prompt), "the vector is not of the whole prompt"
+            assert self.finished[key].reason == "stop" and not self.tokens[key]
+            return
         assert params.max_tokens is not None
         assert self.tokens[key] == expected_tokens(prompt, seed, params.max_tokens, stop)
         assert self.finished[key].reason == ("stop" if self.tokens[key][-1] in stop else "length")
@@ -322,6 +336,38 @@ def test_losing_the_workers_loses_no_token() -> None:
         harness.check(key)
 
 
+def test_a_prompt_to_embed_is_computed_whole_for_a_mean_and_from_the_cache_for_its_last_token() -> None:
+    harness = Harness(block_size=4, max_num_batched_tokens=16, max_num_seqs=4)
+    prompt = prompt_of(random.Random(8), 33)
+    harness.add(0, prompt, pooling=PoolingParams(method="mean"))
+    harness.run()
+    harness.add(1, prompt, pooling=PoolingParams(method="mean"))
+    harness.add(2, prompt, pooling=PoolingParams(method="last"))
+    harness.add(3, prompt)
+    harness.run()
+    assert harness.cached == {0: 0, 1: 0, 2: 32, 3: 32}
+    for key in range(4):
+        harness.check(key)
+
+
+def test_prompts_to_embed_survive_preemption_and_lost_workers_beside_answers() -> None:
+    harness = Harness(num_blocks=20, max_num_seqs=8, max_num_batched_tokens=16, block_size=4)
+    rng = random.Random(9)
+    for key in range(24):
+        pooling = PoolingParams(method=rng.choice(["last", "mean"])) if key % 2 else None
+        harness.add(key, prompt_of(rng, rng.randrange(1, 40)), 30, pooling=pooling)
+    for generation in range(1, 4):
+        for _ in range(rng.randrange(8, 20)):
+            harness.turn()
+        harness.core.lose_workers("a test")
+        harness.worker = FakeWorker(20, 4)
+        harness.core.gain_workers(harness.worker, generation)
+    harness.run()
+    assert harness.core.scheduler.num_preemptions > 0
+    for key in range(24):
+        harness.check(key)
+
+
 def test_deadlines_end_requests_in_the_queue_and_while_they_run() -> None:
     harness = Harness(max_num_seqs=1, block_size=4)
     harness.add(0, [1, 2, 3], 100, timeout_s=50.0)  # arrives at 1.0
@@ -393,7 +439,10 @@ def run_random_operations(seed: int, num_operations: int) -> None:
             max_tokens = rng.randrange(1, 40)
             stop = prompt_of(rng, rng.choice([0, 2, 30, 200]))
             outputs = expected_tokens(prompt, key, max_tokens, stop)[: rng.choice([0, 0, rng.randrange(40)])]
-            harness.add(key, prompt, max_tokens, stop=stop, outputs=outputs, priority=rng.randrange(-2, 3))
+            pooling = PoolingParams(method=rng.choice(["last", "mean"])) if rng.random() < 0.3 else None
+            outputs, stop = (outputs, stop) if pooling is None else ([], [])
+            priority = rng.randrange(-2, 3)
+            harness.add(key, prompt, max_tokens, stop=stop, outputs=outputs, pooling=pooling, priority=priority)
             key += 1
         elif action < 0.18 and key:
             victim = rng.randrange(key)

@@ -14,6 +14,7 @@ from tokenloom.ipc import messages
 from tokenloom.ipc.codec import Decoder, encode_ids
 from tokenloom.ipc.errors import ERROR_BY_KIND, ErrorInfo
 from tokenloom.ipc.messages import ClientMessage, Delta, Deltas, FrontendMessage, Hello, Submit
+from tokenloom.ipc.pooling_params import PoolingParams
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.ipc.sockets import MAX_CLIENT_MESSAGE_BYTES
 from tokenloom.ipc.structured_outputs import StructuredOutputsParams
@@ -25,6 +26,8 @@ STRUCTS: dict[str, Any] = {
     "child": messages.Child,
     "params": SamplingParams,
     "structured_outputs": StructuredOutputsParams,
+    "pooling": PoolingParams,
+    "bulk_array": messages.BulkArray,
     "delta": Delta,
     "logprobs": messages.Logprobs,
     "metrics": messages.Metrics,

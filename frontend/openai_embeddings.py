@@ -1,0 +1,71 @@
+"""/v1/embeddings: texts or token ids in, one vector for each out."""
+
+from __future__ import annotations
+
+import base64
+
+from ..ipc.errors import RequestError
+from ..ipc.messages import BulkArray
+from ..ipc.pooling_params import PoolingParams
+from ..ipc.sampling_params import SamplingParams
+from .embedding import floats
+from .openai_errors import encode_json
+from .openai_ids import answer_id
+from .openai_prompts import prompt_submits
+from .openai_run import Run
+from .openai_schema import EmbeddingRequest
+from .server_engine import LocalEngine
+from .tokenizer import JsonObject
+
+
+class Embeddings:
+    """One request to the endpoint. `whole` is used once."""
+
+    def __init__(self, engine: LocalEngine, body: EmbeddingRequest, model: str) -> None:
+        self._engine = engine
+        self._body = body
+        self._model = model
+        self._id = answer_id("embd", body.request_id)
+        params = SamplingParams(
+            max_tokens=1,
+            truncate_prompt_tokens=body.truncate_prompt_tokens,
+            priority=body.priority or 0,
+            timeout_s=body.timeout_s,
+            queue_timeout_s=body.queue_timeout_s,
+            cache_salt=body.cache_salt,
+        )
+        pooling = PoolingParams(
+            method=body.pooling or "last", normalize=body.normalize is not False, dimensions=body.dimensions
+        )
+        self._submits = prompt_submits(
+            self._id, "input", body.input, params, engine.inputs, body.add_special_tokens, pooling
+        )
+
+    async def whole(self) -> bytes:
+        async with Run(self._engine, self._submits, 1) as run:
+            vectors: list[BulkArray | None] = [None] * run.num_choices
+            async for news in run.news():
+                for index, delta in news:
+                    vectors[index] = delta.embedding
+                    if delta.finish_reason is not None and delta.embedding is None:
+                        raise RequestError(
+                            f"input[{index}] cannot be embedded: its request ended with {delta.finish_reason}"
+                        )
+            answer: JsonObject = {
+                "id": self._id,
+                "object": "list",
+                "model": self._model,
+                "data": [
+                    {"object": "embedding", "index": index, "embedding": self._encoded(vector)}
+                    for index, vector in enumerate(vectors)
+                    if vector is not None
+                ],
+                "usage": run.usage(),
+            }
+            return encode_json(answer)
+
+    def _encoded(self, vector: BulkArray) -> str | list[float]:
+        """base64: of the numbers as little-endian float32."""
+        if self._body.encoding_format == "base64":
+            return base64.b64encode(vector.data).decode()
+        return floats(vector).tolist()

@@ -1,0 +1,58 @@
+"""The prompts of a request that may hold many, as texts or as token ids, made into Submit messages."""
+
+from __future__ import annotations
+
+from typing import TypeAlias, cast
+
+from ..ipc.errors import RequestError
+from ..ipc.messages import Submit
+from ..ipc.pooling_params import PoolingParams
+from ..ipc.sampling_params import SamplingParams
+from .input_processor import InputProcessor
+from .openai_ids import submit_ids
+from .prompts import check_text, check_token_ids
+
+Prompts: TypeAlias = str | list[str | int | list[int]]  # one prompt as text or ids, or a list of prompts
+
+MAX_PROMPTS = 2048  # of one request: OpenAI's limit
+
+
+def prompt_submits(
+    request_id: str,
+    field: str,
+    prompts: Prompts,
+    params: SamplingParams,
+    inputs: InputProcessor,
+    add_special_tokens: bool | None,
+    pooling: PoolingParams | None = None,
+) -> list[Submit]:
+    """One Submit for each prompt, in their order. `field` names the prompts in errors."""
+    listed = _listed(field, prompts)
+    if len(listed) > MAX_PROMPTS:
+        raise RequestError(f"{field} holds {len(listed)} prompts, at most {MAX_PROMPTS} are served at once")
+    submits = []
+    for each, prompt in zip(submit_ids(request_id, len(listed)), listed, strict=True):
+        text, token_ids = None, None
+        if isinstance(prompt, list):
+            token_ids = check_token_ids(prompt)
+        elif add_special_tokens is False:
+            token_ids = inputs.encode(check_text(prompt), add_special_tokens=False).token_ids
+        else:
+            text = check_text(prompt)
+        submits.append(Submit(request_id=each, params=params, prompt=text, prompt_token_ids=token_ids, pooling=pooling))
+    return submits
+
+
+def _listed(field: str, prompts: Prompts) -> list[str | list[int]]:
+    if isinstance(prompts, str):
+        return [prompts]
+    if not prompts:
+        raise RequestError(f"{field} is empty: give text, token ids, or a list of these")
+    num_ids = sum(isinstance(each, int) for each in prompts)
+    if num_ids == len(prompts):
+        return [cast("list[int]", prompts)]
+    if num_ids:
+        raise RequestError(
+            f"{field} holds token ids beside texts or lists: give one prompt of ids, or a list of prompts"
+        )
+    return cast("list[str | list[int]]", prompts)

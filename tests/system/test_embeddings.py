@@ -1,0 +1,159 @@
+"""Embeddings are transformers' hidden states, pooled, in fp32, under every schedule and through a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from transformers import AutoModel
+
+from tokenloom import LLM, AsyncLLM, EmbeddingRequestOutput, PoolingParams, RequestError, SamplingParams
+from tokenloom.tests.checkpoints import tiny_checkpoint
+
+VOCAB_SIZE = 1013
+TOLERANCE = 1e-4
+SHAPES: dict[str, dict[str, object]] = {
+    "llama": {"hidden_size": 144, "num_attention_heads": 9, "num_key_value_heads": 3, "intermediate_size": 192},
+    "mistral": {"hidden_size": 160, "num_attention_heads": 4, "num_key_value_heads": 4, "sliding_window": 48},
+    "qwen3": {"hidden_size": 128, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 128},
+}
+SCHEDULES: dict[str, dict[str, object]] = {
+    "plain": {},
+    "chunked": {"max_num_batched_tokens": 24, "max_num_seqs": 8},
+    "preempted": {"num_kv_blocks": 33, "max_num_seqs": 24, "max_num_batched_tokens": 96},
+    "one step in flight": {"steps_in_flight": 1, "enable_prefix_caching": False},
+}
+
+
+class PoolingOracle:
+    def __init__(self, folder: Path) -> None:
+        self._model = AutoModel.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa").eval()
+
+    @torch.inference_mode()
+    def check(self, prompts: list[list[int]], outputs: Sequence[EmbeddingRequestOutput], params: PoolingParams) -> None:
+        assert [output.prompt_token_ids for output in outputs] == prompts
+        for prompt, output in zip(prompts, outputs, strict=True):
+            hidden = self._model(torch.tensor([prompt])).last_hidden_state[0]
+            expected = hidden[-1] if params.method == "last" else hidden.mean(0)
+            expected = expected[: params.dimensions]
+            if params.normalize:
+                expected = expected / expected.norm()
+            found = torch.tensor(output.outputs.embedding)
+            assert found.shape == expected.shape
+            worst = (found - expected).abs().max()
+            assert worst <= TOLERANCE, f"a prompt of {len(prompt)} tokens is off by {worst:.2e} ({params})"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("models")
+    return {
+        family: tiny_checkpoint(root / family, family, vocab_size=VOCAB_SIZE, num_hidden_layers=2, **shape)
+        for family, shape in SHAPES.items()
+    }
+
+
+def make_prompts(count: int, longest: int, seed: int) -> list[list[int]]:
+    """Prompts of 1 to `longest` ids; a third of them share a stem of half that."""
+    rng = random.Random(seed)
+    stem = [rng.randrange(VOCAB_SIZE) for _ in range(longest // 2)]
+    own = [[rng.randrange(VOCAB_SIZE) for _ in range(rng.randrange(1, longest // 2))] for _ in range(count)]
+    own[0] = own[0][:1]
+    return [stem + each if i % 3 == 1 else each for i, each in enumerate(own)]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("family", SHAPES)
+def test_vectors_are_transformers_under_every_schedule_beside_answers(
+    family: str, schedule: str, folders: dict[str, Path]
+) -> None:
+    prompts, oracle = make_prompts(24, 300, seed=len(family)), PoolingOracle(folders[family])
+    options = {"max_model_len": 400, **SCHEDULES[schedule]}
+    with LLM(folders[family], in_process=True, num_threads=1, **options) as llm:
+        alone = llm.generate(prompts[:8], SamplingParams(temperature=0, max_tokens=30), use_tqdm=False)
+        for params in (
+            PoolingParams(method="mean", normalize=False),
+            PoolingParams(method="last", normalize=False),
+            PoolingParams(method="mean", dimensions=50),
+            PoolingParams(method="last"),
+        ):
+            answers = [llm.submit(prompt, SamplingParams(temperature=0, max_tokens=30)) for prompt in prompts[:8]]
+            outputs = llm.embed(prompts, params, use_tqdm=False)
+            oracle.check(prompts, outputs, params)
+            if params.method == "mean" or schedule == "one step in flight":
+                assert not any(output.num_cached_tokens for output in outputs)
+            elif schedule == "plain":
+                assert sum(output.num_cached_tokens > 0 for output in outputs) >= 8
+            for answer, known in zip(answers, alone, strict=True):
+                assert answer.result(60).outputs[0].token_ids == known.outputs[0].token_ids
+        assert (llm.health().num_recomputed_tokens > 0) == (schedule == "preempted")
+
+
+def test_ranks_share_the_work_and_a_killed_one_changes_nothing(folders: dict[str, Path]) -> None:
+    prompts, oracle = make_prompts(60, 300, seed=3), PoolingOracle(folders["llama"])
+    options = {"tensor_parallel_size": 3, "max_model_len": 400, "max_num_batched_tokens": 32, "max_num_seqs": 16}
+    params = PoolingParams(method="mean", normalize=False)
+    with LLM(folders["llama"], device="cpu", **options) as llm, ThreadPoolExecutor(1) as pool:
+        embedding = pool.submit(llm.embed, prompts, params, use_tqdm=False)
+        deadline = time.monotonic() + 60
+        while llm.health().step < 5:
+            assert time.monotonic() < deadline, "no step ends"
+        children = psutil.Process().children(recursive=True)
+        next(child for child in children if " ".join(child.cmdline()).startswith("tokenloom worker 1")).kill()
+        oracle.check(prompts, embedding.result(100), params)
+        assert llm.health().num_restarts == 1, "the group was replaced while prompts were open"
+        last = PoolingParams(method="last")
+        oracle.check(prompts[:10], llm.embed(prompts[:10], last, use_tqdm=False), last)
+
+
+def test_half_precision_is_near(folders: dict[str, Path]) -> None:
+    prompts = make_prompts(8, 200, seed=5)
+    with LLM(folders["qwen3"], in_process=True, num_threads=1, max_model_len=400) as llm:
+        exact = llm.embed(prompts, PoolingParams(method="mean"), use_tqdm=False)
+    with LLM(folders["qwen3"], in_process=True, num_threads=1, max_model_len=400, dtype="bfloat16") as llm:
+        rough = llm.embed(prompts, PoolingParams(method="mean"), use_tqdm=False)
+    for a, b in zip(exact, rough, strict=True):
+        cosine = torch.dot(torch.tensor(a.outputs.embedding), torch.tensor(b.outputs.embedding))
+        assert cosine > 0.999
+
+
+def test_the_event_loop_gets_the_same_vectors() -> None:
+    async def embed_all(texts: list[str]) -> list[EmbeddingRequestOutput]:
+        async with AsyncLLM(in_process=True, num_threads=1) as llm:
+            return await asyncio.gather(*(llm.embed(text) for text in texts))
+
+    texts = ["The capital of France is", "one", "two"]
+    found = asyncio.run(embed_all(texts))
+    with LLM(in_process=True, num_threads=1) as llm:
+        for text, output in zip(texts, found, strict=True):
+            assert output.prompt == text
+            alone = llm.embed(text, use_tqdm=False)[0]
+            assert output.outputs.embedding == pytest.approx(alone.outputs.embedding, abs=TOLERANCE)
+
+
+def test_what_cannot_be_embedded_is_refused_with_the_numbers() -> None:
+    with LLM(in_process=True, num_threads=1, max_model_len=64) as llm:
+        for prompt, options, words in (
+            (
+                "x",
+                {"pooling_params": PoolingParams(dimensions=257)},
+                "dimensions is 257, this model's vectors",
+            ),
+            ([1] * 64, {}, "64 tokens, max_model_len is 64"),
+            ("x", {"pooling_params": SamplingParams()}, "must be tokenloom.PoolingParams"),
+        ):
+            with pytest.raises(RequestError, match=words):
+                llm.embed(prompt, use_tqdm=False, **options)  # type: ignore[arg-type]
+        assert len(llm.embed([1] * 64, truncate_prompt_tokens=5, use_tqdm=False)[0].prompt_token_ids) == 5
+        with pytest.raises(RequestError, match="timeout before its prompt was embedded"):
+            llm.embed("x", timeout_s=1e-9, use_tqdm=False)
+    for field, value in (("method", "max"), ("dimensions", 0)):
+        with pytest.raises(RequestError, match=field):
+            PoolingParams(**{field: value})  # type: ignore[arg-type]

@@ -1,0 +1,95 @@
+"""/v1/embeddings over a running engine: the official client, both encodings, lists, refusals."""
+
+from __future__ import annotations
+
+import base64
+import re
+import struct
+from collections.abc import Iterator
+
+import httpx2
+import openai
+import pytest
+
+from .launched import LaunchedEngine
+
+DEADLINE_S = 20.0
+TEXTS = ["The capital of France is", "The capital of Peru is", "one two three"]
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with LaunchedEngine(tmp_path_factory.mktemp("http"), "--http", "0", "--max-model-len", "64") as engine:
+        engine.wait_ready()
+        found = re.search(r"http://\S+", next(line for line in engine.lines if line.startswith("Ready")))
+        assert found
+        yield found.group()
+
+
+@pytest.fixture
+def http(url: str) -> Iterator[httpx2.Client]:
+    with httpx2.Client(base_url=url, timeout=DEADLINE_S) as http:
+        yield http
+
+
+def embed(http: httpx2.Client, **body: object) -> list[list[float]]:
+    answer = http.post("/v1/embeddings", json=body)
+    assert answer.status_code == 200, answer.text
+    return [each["embedding"] for each in answer.json()["data"]]
+
+
+def test_the_openai_client_gets_a_vector_for_each_text_and_its_usage(url: str, http: httpx2.Client) -> None:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0, timeout=DEADLINE_S) as client:
+        answer = client.embeddings.create(model="tokenloom-demo", input=TEXTS)  # asks for base64 and decodes it
+    assert [each.index for each in answer.data] == [0, 1, 2]
+    assert answer.model == "tokenloom-demo"
+    num_tokens = [http.post("/tokenize", json={"prompt": text}).json()["count"] for text in TEXTS]
+    assert answer.usage.prompt_tokens == answer.usage.total_tokens == sum(num_tokens)
+    for text, each in zip(TEXTS, answer.data, strict=True):
+        assert sum(x * x for x in each.embedding) == pytest.approx(1, abs=1e-5)
+        assert each.embedding == pytest.approx(embed(http, input=text)[0], abs=1e-4)
+
+
+def test_token_ids_are_worth_their_text_in_each_form_and_encoding(http: httpx2.Client) -> None:
+    ids = [http.post("/tokenize", json={"prompt": text}).json()["tokens"] for text in TEXTS]
+    expected = embed(http, input=TEXTS, pooling="mean", normalize=False)
+    for form in (ids, [TEXTS[0], *ids[1:]]):
+        for vector, known in zip(embed(http, input=form, pooling="mean", normalize=False), expected, strict=True):
+            assert vector == pytest.approx(known, abs=1e-4)
+    (packed,) = embed(http, input=ids[0], pooling="mean", normalize=False, encoding_format="base64")
+    assert isinstance(packed, str)
+    assert struct.unpack("<256f", base64.b64decode(packed)) == pytest.approx(expected[0], abs=1e-4)
+
+
+def test_dimensions_keep_the_first_numbers_and_their_length_is_one(http: httpx2.Client) -> None:
+    (whole,), (cut,) = embed(http, input="x", normalize=False), embed(http, input="x", dimensions=8)
+    length = sum(x * x for x in whole[:8]) ** 0.5
+    assert cut == pytest.approx([x / length for x in whole[:8]], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        ({}, 400, "input"),
+        ({"input": ""}, 400, None),
+        ({"input": []}, 400, "input"),
+        ({"input": [1, "x"]}, 400, "input"),
+        ({"input": ["x"] * 2049}, 400, "input"),
+        ({"input": [0] * 64}, 400, None),
+        ({"input": [999999]}, 400, "prompt_token_ids"),
+        ({"input": "x", "dimensions": 257}, 400, "dimensions"),
+        ({"input": "x", "dimensions": 0}, 400, "dimensions"),
+        ({"input": "x", "encoding_format": "int8"}, 400, "encoding_format"),
+        ({"input": "x", "pooling": "max"}, 400, "pooling"),
+        ({"input": "x", "stream": True}, 400, "stream"),
+        ({"input": "x", "model": "other"}, 404, "model"),
+        ({"input": "x", "timeout_s": 1e-9}, 400, "input"),
+    ],
+)
+def test_what_cannot_be_embedded_is_refused_by_name(
+    http: httpx2.Client, body: dict[str, object], status: int, param: str | None
+) -> None:
+    answer = http.post("/v1/embeddings", json=body)
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert error["param"] == param, error

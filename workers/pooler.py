@@ -1,0 +1,81 @@
+"""Pooler: the hidden states of prompts that are to be embedded → one vector for each.
+
+A prompt comes in chunks, of which only a sum is kept, in float32. A row that comes back after a preemption or a restart
+is admitted anew and begins again, so that what it gives does not depend on how often that happened.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ..ipc.errors import ProtocolError
+from ..ipc.messages import BulkArray, NewRow, Pooled
+from ..ipc.pooling_params import PoolingParams
+from .input_batch import StepInputs
+
+
+@dataclass
+class _Prompt:
+    """`total` is the sum over the tokens computed so far; None before the first, and for pooling by the last token."""
+
+    params: PoolingParams
+    num_tokens: int
+    total: Tensor | None = None
+
+
+class Pooler:
+    """Owns what is kept of each row between its chunks. Rows that are not to be embedded cost nothing."""
+
+    def __init__(self) -> None:
+        self._prompt_by_row: dict[int, _Prompt] = {}
+
+    def admit(self, new_row: NewRow) -> None:
+        """ProtocolError for a mean that would miss the tokens which are in the cache."""
+        params = new_row.pooling
+        if params is None:
+            return
+        if params.method == "mean" and new_row.num_computed_tokens:
+            raise ProtocolError(
+                f"row {new_row.row} is admitted for a mean with {new_row.num_computed_tokens} tokens computed: it "
+                "needs the hidden states of all"
+            )
+        self._prompt_by_row[new_row.row] = _Prompt(params, len(new_row.token_ids) // 4)
+
+    def free(self, rows: npt.NDArray[np.int32]) -> None:
+        if self._prompt_by_row:
+            for row in rows.tolist():
+                self._prompt_by_row.pop(row, None)
+
+    def clear(self) -> None:
+        self._prompt_by_row.clear()
+
+    def pool(self, hidden: Tensor, inputs: StepInputs) -> list[Pooled]:
+        """Take in a step; returns the vectors of the prompts that end in it. hidden: [T, hidden_size]."""
+        if not self._prompt_by_row:
+            return []
+        found = []
+        for i, row in enumerate(inputs.rows.tolist()):
+            prompt = self._prompt_by_row.get(row)
+            if prompt is None:
+                continue
+            chunk = hidden[inputs.query_starts[i] : inputs.query_starts[i + 1]]
+            if prompt.params.method == "mean":
+                part = chunk.sum(0, dtype=torch.float32)
+                prompt.total = part if prompt.total is None else prompt.total + part
+            if inputs.seq_lens[i] == prompt.num_tokens:
+                found.append(Pooled(owner=row, vector=_finish(prompt, chunk)))
+        return found
+
+
+def _finish(prompt: _Prompt, chunk: Tensor) -> BulkArray:
+    """The row's vector. chunk: [n, hidden_size], up to its last token."""
+    vector = chunk[-1].float() if prompt.total is None else prompt.total / prompt.num_tokens
+    vector = vector[: prompt.params.dimensions]
+    if prompt.params.normalize:
+        vector = torch.nn.functional.normalize(vector, dim=0)
+    return BulkArray(dtype="float32", shape=list(vector.shape), data=vector.cpu().numpy().tobytes())
