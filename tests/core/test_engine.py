@@ -39,6 +39,7 @@ MODEL = ModelConfig(
     has_mlp_bias=False,
     has_qk_norm=False,
     sliding_windows=[None],
+    experts=None,
     eos_token_ids=[],
     bos_token_id=None,
 )

@@ -111,6 +111,7 @@ def new_spec(vocab_size: int = 1000, max_model_len: int = 512, **changes: object
         has_mlp_bias=False,
         has_qk_norm=False,
         sliding_windows=[None],
+        experts=None,
         eos_token_ids=[2],
         bos_token_id=1,
     )
