@@ -102,8 +102,10 @@ def plan_prefill(metadata: AttentionMetadata, group: int, shape: PrefillShape) -
         offset = metadata.seq_lens_host[row] - starts[row + 1] + starts[row]
         tiles.extend((offset + first, row, first) for first in range(0, starts[row + 1] - starts[row], tokens))
     tiles.sort(key=lambda tile: -tile[0])
-    host = torch.tensor([tile[1:] for tile in tiles], dtype=torch.int32).view(-1, 2)
-    return host.to(metadata.seq_lens.device, non_blocking=True)
+    device = metadata.seq_lens.device
+    is_pinned = device.type == "cuda"  # a copy from other memory waits for the device
+    host = torch.tensor([tile[1:] for tile in tiles], dtype=torch.int32, pin_memory=is_pinned).view(-1, 2)
+    return host.to(device, non_blocking=True)
 
 
 def prefill_attention(

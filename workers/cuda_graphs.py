@@ -4,8 +4,8 @@
            └───────────────── one graph ─────────────────┘
 
 A size is recorded when it is seen for the second time, common ones at start; until then the same kernels run one by
-one. Lengths, tokens and parameters are read on the device (DeviceRows), so a graph fits any rows. Ids return on a
-stream of their own. Takes steps of plain decode rows only: rules, logprobs and masks are the ModelRunner's.
+one. Lengths, tokens and parameters are read on the device (DeviceRows), so a graph fits any rows. The largest size is
+recorded first: its memory is what all others find room in, where growing sizes would each add their own.
 
 Recording itself needs a GPU and is run by nothing else than scripts/gpu_check; all around it runs anywhere.
 """
@@ -15,19 +15,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from ..kernels.ops import AttentionMetadata
-from ..kernels.triton_sampling import sample
 from ..kernels.triton_step import prepare_step
 from .device_rows import DeviceRows
-from .input_batch import StepInputs
-from .sampling_columns import SamplingColumns
 
-SIZES_AT_START = (1, 2, 4, 8)
+SIZES_AT_START = (8, 4, 2, 1)  # after the largest
 
 Step: TypeAlias = Callable[[], None]
 
@@ -106,12 +101,13 @@ class _Buffers:
 
 
 class DecodeGraphs:
-    """Owns the rows on the device, the buffers and graphs of each size."""
+    """Owns the buffers and graphs of each size; the rows are given."""
 
     def __init__(
         self,
         model: Model,
         kv_cache: Tensor,
+        rows: DeviceRows,
         max_num_seqs: int,
         max_model_len: int,
         recorder: Recorder,
@@ -122,27 +118,16 @@ class DecodeGraphs:
         self._block_size = kv_cache.shape[4]
         self._max_num_seqs = max_num_seqs
         self._max_model_len = max_model_len
-        self._max_blocks_per_row = -(-max_model_len // self._block_size)
-        device = kv_cache.device
-        self._rows = DeviceRows(max_num_seqs, self._max_blocks_per_row, self._block_size, device)
+        self._rows = rows
         self._recorder = recorder
         self._buffers: dict[int, _Buffers] = {}
         self._replays: dict[int, Step] = {}
-        self._return = _TokenReturn(max_num_seqs, device)
-        self._sizes_at_start = tuple(size for size in sizes_at_start if size <= max_num_seqs)
+        self._sizes_at_start = (max_num_seqs, *(size for size in sizes_at_start if size < max_num_seqs))
         self._record_at_start()
 
     @property
     def recorded_sizes(self) -> list[int]:
         return sorted(self._replays)
-
-    def forget(self, rows: npt.NDArray[np.int32]) -> None:
-        """These rows were freed."""
-        self._rows.forget(rows)
-
-    def clear(self) -> None:
-        """All rows were freed."""
-        self._rows.clear()
 
     def drop_model(self) -> None:
         """Let go of the weights and of the graphs that read them; `take_model` must follow before the next step."""
@@ -155,38 +140,44 @@ class DecodeGraphs:
         self._model = model
         self._record_at_start()
 
+    @torch.inference_mode()
     def _record_at_start(self) -> None:
         for size in self._sizes_at_start:
             self._compute(self._buffers_of(size))  # of padding alone
             self._record(size)
 
+    def size_for(self, num_rows: int) -> int:
+        """The number of row ids that `run` takes for so many rows."""
+        return padded_size(num_rows, self._max_num_seqs)
+
     @torch.inference_mode()
-    def run(self, inputs: StepInputs, columns: SamplingColumns) -> npt.NDArray[np.int64]:
-        """One decode step: every row has one token to compute and samples one. columns: of inputs.rows. Returns [n]."""
-        num_rows = len(inputs.rows)
-        size = padded_size(num_rows, self._max_num_seqs)
+    def run(self, row_ids: Tensor) -> Tensor:
+        """One decode step of these rows [size], −1 = padding, which the device knows: the tokens [size] they sample.
+
+        They are overwritten by the next step.
+        """
+        size = len(row_ids)
         is_new = size not in self._buffers
         buffers = self._buffers_of(size)
         if not is_new and size not in self._replays:
             self._record(size)
-        self._rows.update(inputs, columns, buffers.row_ids)
+        buffers.row_ids.copy_(row_ids)
         if is_new:
             self._compute(buffers)
         else:
             self._replays[size]()
-        return self._return.fetch(buffers.sampled[:num_rows])
+        return buffers.sampled
 
     def _buffers_of(self, size: int) -> _Buffers:
         if size not in self._buffers:
-            self._buffers[size] = _Buffers(size, self._max_blocks_per_row, self._kv_cache.device)
+            max_blocks_per_row = self._rows.block_tables.shape[1]
+            self._buffers[size] = _Buffers(size, max_blocks_per_row, self._kv_cache.device)
         return self._buffers[size]
 
-    @torch.inference_mode()
     def _record(self, size: int) -> None:
         buffers = self._buffers[size]
         self._replays[size] = self._recorder.record(lambda: self._compute(buffers))
 
-    @torch.inference_mode()
     def _compute(self, buffers: _Buffers) -> None:
         """The step itself; reads nothing back."""
         assert self._model is not None, "take_model comes after drop_model"
@@ -206,41 +197,5 @@ class DecodeGraphs:
         )
         metadata = buffers.metadata(self._max_model_len)
         hidden = self._model.forward(buffers.token_ids, metadata, self._kv_cache)
-        logits = self._model.compute_logits(hidden).contiguous()
-        sampled = sample(
-            logits,
-            buffers.row_ids,
-            rows.temperatures,
-            rows.top_ks,
-            rows.top_ps,
-            rows.min_ps,
-            rows.seeds,
-            buffers.next_positions,
-        )
-        buffers.sampled.copy_(sampled)
-        rows.last_tokens[buffers.row_ids] = sampled  # −1 is the last entry, which is nobody's
-
-
-class _TokenReturn:
-    """Brings sampled ids to the host on a stream of its own, so that the next step need not wait for them."""
-
-    def __init__(self, max_num_seqs: int, device: torch.device) -> None:
-        self._is_cuda = device.type == "cuda"
-        if self._is_cuda:
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            self._host = torch.zeros(max_num_seqs, dtype=torch.int64).pin_memory()
-            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-
-    def fetch(self, token_ids: Tensor) -> npt.NDArray[np.int64]:
-        """[n] once they are here."""
-        if not self._is_cuda:
-            copied: npt.NDArray[np.int64] = token_ids.numpy().copy()
-            return copied
-        host = self._host[: len(token_ids)]
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            host.copy_(token_ids, non_blocking=True)
-            self._event.record()
-        self._event.synchronize()
-        ids: npt.NDArray[np.int64] = host.numpy().copy()
-        return ids
+        logits = self._model.compute_logits(hidden)
+        buffers.sampled.copy_(rows.sample(logits, buffers.row_ids, buffers.next_positions))

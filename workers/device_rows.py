@@ -1,20 +1,24 @@
-"""DeviceRows: what a GPU remembers of the running rows, and the one copy per step that keeps it up to date.
+"""DeviceRows: what a GPU remembers of the running rows, kept up to date by differences.
 
-The host knows each row's last state on the device and sends differences only: rows that came or ran elsewhere, blocks
+The host knows each row's last state on the device and sends what changed only: rows that came or ran elsewhere, blocks
 that were appended. Tokens that a step samples become the rows' last tokens without leaving the device.
 """
 
 from __future__ import annotations
+
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ..kernels.triton_sampling import sample
 from .input_batch import StepInputs
 from .sampling_columns import SamplingColumns
 
-I64 = npt.NDArray[np.int64]
+I32: TypeAlias = npt.NDArray[np.int32]
+I64: TypeAlias = npt.NDArray[np.int64]
 
 _UNKNOWN = -1  # tokens computed of a row that the device does not know
 
@@ -36,7 +40,7 @@ class DeviceRows:
         self._known_computed: I64 = np.full(num_entries, _UNKNOWN, np.int64)
         self._known_blocks: I64 = np.zeros(num_entries, np.int64)
 
-    def forget(self, rows: npt.NDArray[np.int32]) -> None:
+    def forget(self, rows: I32) -> None:
         """These rows were freed: whoever gets them next is somebody else."""
         self._known_computed[rows] = _UNKNOWN
         self._known_blocks[rows] = 0
@@ -45,25 +49,40 @@ class DeviceRows:
         self._known_computed[:] = _UNKNOWN
         self._known_blocks[:] = 0
 
-    def update(self, inputs: StepInputs, columns: SamplingColumns, row_ids: Tensor) -> None:
-        """Bring the rows of a decode step up to date and write them, padded with −1, to `row_ids`, in one copy."""
-        rows = inputs.rows.astype(np.int64)
-        padded = np.full(row_ids.shape[0], -1, np.int64)
-        padded[: len(rows)] = rows
-        changed = np.flatnonzero(self._known_computed[rows] != inputs.positions)
-        cells, block_ids = self._new_blocks(rows, inputs)
-        parts = [padded, *_row_parts(rows, changed, inputs, columns), cells, block_ids]
-        on_device = self._copy(np.concatenate(parts))
-        pieces = torch.split(on_device, [len(part) for part in parts])
-        row_ids.copy_(pieces[0])
-        if len(changed):
-            self._write_rows(pieces[1:-2])
-        if len(cells):
-            self.block_tables.view(-1)[pieces[-2]] = pieces[-1].to(torch.int32)
-        self._known_computed[rows] = inputs.positions + 1
+    def changes(
+        self, rows: I32, positions: I64, token_ids: I32, columns: SamplingColumns
+    ) -> list[npt.NDArray[np.generic]]:
+        """What the device must be told of rows [n] before a step samples them, for `write`; assumes that it will be.
 
-    def _new_blocks(self, rows: I64, inputs: StepInputs) -> tuple[I64, I64]:
+        positions, token_ids: [n] of each row's last token; columns: of these rows. A row whose last token the host
+        does not know yet is one that the device sampled in the step before, and so has not changed.
+        """
+        changed = np.flatnonzero(self._known_computed[rows] != positions)
+        self._known_computed[rows] = positions + 1
+        taken = columns.take(changed)
+        return [
+            rows[changed].astype(np.int64),
+            positions[changed],
+            token_ids[changed].astype(np.int64),
+            taken.temperature,
+            taken.top_k,
+            taken.top_p,
+            taken.min_p,
+            taken.seeds.view(np.int32),
+        ]
+
+    def write(self, changes: list[Tensor]) -> None:
+        """Take in `changes`, now on the device."""
+        rows = changes[0]
+        if not len(rows):
+            return
+        columns = (self.num_computed, self.last_tokens, self.temperatures, self.top_ks, self.top_ps, self.min_ps)
+        for column, values in zip((*columns, self.seeds), changes[1:], strict=True):
+            column[rows] = values
+
+    def new_blocks(self, inputs: StepInputs) -> list[npt.NDArray[np.generic]]:
         """Cells of the flattened block tables that the device lacks for this step, and what belongs there."""
+        rows = inputs.rows.astype(np.int64)
         known = self._known_blocks[rows]
         needed = -(-inputs.seq_lens.astype(np.int64) // self._block_size)
         counts = np.maximum(needed - known, 0)
@@ -72,38 +91,15 @@ class DeviceRows:
         table_columns = known[entries] + ordinals
         self._known_blocks[rows] = np.maximum(needed, known)
         cells = rows[entries] * self.block_tables.shape[1] + table_columns
-        return cells, inputs.block_tables[entries, table_columns].astype(np.int64)
+        return [cells, inputs.block_tables[entries, table_columns]]
 
-    def _copy(self, words: I64) -> Tensor:
-        host = torch.from_numpy(words)
-        if self.last_tokens.device.type == "cpu":
-            return host
-        # The allocator of pinned memory gives a block out again only once the stream is past the copy.
-        return host.pin_memory().to(self.last_tokens.device, non_blocking=True)
+    def write_blocks(self, cells: Tensor, block_ids: Tensor) -> None:
+        if len(cells):
+            self.block_tables.view(-1)[cells] = block_ids
 
-    def _write_rows(self, pieces: tuple[Tensor, ...]) -> None:
-        rows, computed, tokens, top_ks, seed_low, seed_high, temperatures, top_ps, min_ps = pieces
-        self.num_computed[rows] = computed
-        self.last_tokens[rows] = tokens
-        self.top_ks[rows] = top_ks.to(torch.int32)
-        self.seeds[rows] = torch.stack((seed_low, seed_high), dim=1).to(torch.int32)
-        self.temperatures[rows] = temperatures.view(torch.float64).to(torch.float32)
-        self.top_ps[rows] = top_ps.view(torch.float64)
-        self.min_ps[rows] = min_ps.view(torch.float64)
-
-
-def _row_parts(rows: I64, changed: npt.NDArray[np.intp], inputs: StepInputs, columns: SamplingColumns) -> list[I64]:
-    """The changed rows, column after column, each as 64-bit words."""
-    taken = columns.take(changed)
-    seeds = taken.seeds.view(np.int32).astype(np.int64)
-    return [
-        rows[changed],
-        inputs.positions[changed],
-        inputs.token_ids[changed].astype(np.int64),
-        taken.top_k.astype(np.int64),
-        seeds[:, 0],
-        seeds[:, 1],
-        taken.temperature.astype(np.float64).view(np.int64),
-        taken.top_p.view(np.int64),
-        taken.min_p.view(np.int64),
-    ]
+    def sample(self, logits: Tensor, row_ids: Tensor, positions: Tensor) -> Tensor:
+        """Draw the token of each row [n], −1 = none, at `positions` [n] from logits [n, vocab]: its last token now."""
+        columns = (self.temperatures, self.top_ks, self.top_ps, self.min_ps, self.seeds)
+        token_ids = sample(logits.contiguous(), row_ids, *columns, positions)
+        self.last_tokens[row_ids] = token_ids  # −1 is the last entry, which is nobody's
+        return token_ids

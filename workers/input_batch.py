@@ -31,7 +31,7 @@ class StepInputs:
     """One step, ready to be computed: n rows in compute order (those with one token first), T tokens."""
 
     rows: I32  # [n]
-    token_ids: I32  # [T]
+    token_ids: I32  # [T]; −1 − row: the token that this row sampled last, which only the device knows
     positions: I64  # [T] index of each token in its row
     slots: I64  # [T] block_id * block_size + offset
     query_starts: I32  # [n + 1] tokens of row r are [query_starts[r], query_starts[r + 1])
@@ -54,9 +54,21 @@ class PromptSpan:
     token_ids: I32  # [m]
 
 
+@dataclass(frozen=True)
+class ExpectedTokens:
+    """Places of tokens that a device has sampled and the host not seen: each the last of its row when it was made."""
+
+    rows: I32  # [n]
+    positions: I64  # [n]
+    admissions: I64  # [n] of which admission to the row, counted from the start
+
+
 class InputBatch:
     """The rows of one worker. Invariant: num_computed_tokens < num_tokens for each active row between two steps, but
-    for one that was embedded and is not freed yet."""
+    for one that was embedded and is not freed yet.
+
+    A token that the host expects stands as −1 − row until it is known.
+    """
 
     def __init__(
         self,
@@ -75,6 +87,7 @@ class InputBatch:
         self._token_ids: I32 = np.zeros((max_num_seqs, max_model_len + 1), np.int32)
         self._block_ids: I32 = np.zeros((max_num_seqs, max_blocks_per_row), np.int32)
         self._is_active = np.zeros(max_num_seqs, np.bool_)
+        self._num_admissions: I64 = np.zeros(max_num_seqs, np.int64)
         self._num_tokens: I64 = np.zeros(max_num_seqs, np.int64)
         self._is_pooled = np.zeros(max_num_seqs, np.bool_)
         self._num_computed_tokens: I64 = np.zeros(max_num_seqs, np.int64)
@@ -100,6 +113,10 @@ class InputBatch:
     def rules(self, rows: I32) -> dict[int, RowRules]:
         """What these rows want done to their logits, by their place; rows that want nothing are left out."""
         return self._rules.of(rows)
+
+    def has_pooled(self, rows: I32) -> bool:
+        """Whether any of these rows is embedded."""
+        return bool(self._is_pooled[rows].any())
 
     def num_logprobs(self, rows: I32) -> I32:
         """[n] how many of the likeliest tokens each row wants beside a sampled one; -1: no logprobs."""
@@ -149,6 +166,7 @@ class InputBatch:
             )
         self._rules.admit(new_row)
         self._is_active[row] = True
+        self._num_admissions[row] += 1
         self._is_pooled[row] = new_row.pooling is not None
         self._token_ids[row, : len(token_ids)] = token_ids
         self._num_tokens[row] = len(token_ids)
@@ -229,6 +247,18 @@ class InputBatch:
         self._token_ids[rows, self._num_tokens[rows]] = token_ids
         self._num_tokens[rows] += 1
         self._rules.append(rows, token_ids)
+
+    def expect_tokens(self, rows: I32) -> ExpectedTokens:
+        """Each row, none of which has rules, gets a last token that the host learns later."""
+        positions = self._num_tokens[rows]
+        self._token_ids[rows, positions] = -1 - rows
+        self._num_tokens[rows] += 1
+        return ExpectedTokens(rows, positions, self._num_admissions[rows])
+
+    def learn_tokens(self, expected: ExpectedTokens, token_ids: I64) -> None:
+        """The tokens are known. What a row's next owner has written in the meantime stays."""
+        is_same = self._num_admissions[expected.rows] == expected.admissions
+        self._token_ids[expected.rows[is_same], expected.positions[is_same]] = token_ids[is_same]
 
     def _slots(self, token_rows: I32, positions: I64) -> I64:
         block_indices, offsets = np.divmod(positions, self._block_size)

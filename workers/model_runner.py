@@ -4,13 +4,17 @@
                                              ↘ hidden states of prompts, chunk by chunk → logits → logprobs
                                              ↘ hidden states of prompts to embed → Pooler → vectors
 
+A step is started and later finished. On a GPU, a step that needs no host to sample runs in a DeviceRunner, and the next
+may be started before it is finished; any other is computed when it is started, after all before it are finished.
+
 Knows the model as a Protocol and the rows as InputBatch; knows no socket, no step number and no epoch. Every rank of a
 group runs the same steps: rank 0 samples and broadcasts the ids, so that row state is equal on all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -22,7 +26,7 @@ from torch import Tensor
 from ..ipc.errors import ProtocolError
 from ..ipc.messages import LogprobColumns, Pooled, SchedulerOutput, TokenMask
 from ..kernels.ops import AttentionMetadata
-from .input_batch import InputBatch, PromptSpan, StepInputs, ids_of
+from .input_batch import ExpectedTokens, InputBatch, PromptSpan, StepInputs, ids_of
 from .logits_rules import apply_rules
 from .logprobs import join_columns, score_tokens
 from .parallel import ParallelGroup
@@ -31,7 +35,8 @@ from .sampler import Sampler
 from .token_mask import MaskSource, apply_mask, no_mask
 
 if TYPE_CHECKING:
-    from .cuda_graphs import DecodeGraphs
+    from .device_runner import DeviceRunner
+    from .token_return import TokensInFlight
 
 LOGITS_BYTES = 48 << 20  # of one chunk of a prompt's logits; scoring takes as much again, and on a GPU twice that
 
@@ -60,6 +65,19 @@ class SampledTokens:
     pooled: list[Pooled] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class _StartedStep:
+    """A step whose tokens are on their way from the device."""
+
+    rows: npt.NDArray[np.int32]
+    expected: ExpectedTokens
+    tokens: TokensInFlight
+
+
+def nothing_started() -> None:
+    """For who finishes each step before the next is started."""
+
+
 class ModelRunner:
     """Owns the rows and runs the model over its KV cache. `stage` says what it does, for the report of an error."""
 
@@ -70,12 +88,13 @@ class ModelRunner:
         kv_cache: Tensor,
         group: ParallelGroup,
         vocab_size: int = 1 << 17,
-        graphs: DecodeGraphs | None = None,
+        on_device: DeviceRunner | None = None,
         sampler: Sampler | None = None,
     ) -> None:
-        """`graphs` run the steps in which every row has one token and wants no more than the next; None: as any."""
+        """`on_device` runs the steps whose rows want no more than a token drawn; None: as any."""
         self._model = model
-        self._graphs = graphs
+        self._on_device = on_device
+        self._started: deque[_StartedStep | SampledTokens] = deque()
         self._vocab_size = vocab_size  # bounds what a chunk of a prompt's logits takes
         self._batch = batch
         self._kv_cache = kv_cache
@@ -88,73 +107,127 @@ class ModelRunner:
     def drop_model(self) -> None:
         """Let go of the weights; `take_model` must follow before the next step."""
         del self._model
-        if self._graphs is not None:
-            self._graphs.drop_model()
+        if self._on_device is not None:
+            self._on_device.drop_model()
 
     def take_model(self, model: Model) -> None:
         """Go on with other weights of the same shape. No row is there: `clear` came before."""
         self._model = model
-        if self._graphs is not None:
-            self._graphs.take_model(model)
+        if self._on_device is not None:
+            self._on_device.take_model(model)
+
+    def execute_model(self, output: SchedulerOutput, receive_mask: MaskSource = no_mask) -> SampledTokens:
+        """Run one step, when none is started; one without rows only applies its changes."""
+        self.start(output, receive_mask)
+        return self.finish()
 
     @torch.inference_mode()
-    def execute_model(self, output: SchedulerOutput, receive_mask: MaskSource = no_mask) -> SampledTokens:
-        """Run one step; one without rows only applies its changes. ProtocolError if the rows do not allow it.
+    def start(
+        self,
+        output: SchedulerOutput,
+        receive_mask: MaskSource = no_mask,
+        finish_all: Callable[[], None] = nothing_started,
+    ) -> TokensInFlight | None:
+        """Begin one step; what `finish` would wait for, if anything. ProtocolError if the rows do not allow it.
 
-        `receive_mask` is called, on rank 0, once the logits of a step with a pending mask are made.
+        `receive_mask` is called, on rank 0, once the logits of a step with a pending mask are made. `finish_all` is
+        called before a step that cannot be started behind others; it finishes them.
         """
         self.stage = "update rows"
         self._apply_changes(output)
         rows, counts = ids_of(output.rows), ids_of(output.counts)
         if len(rows) == 0:
-            return SampledTokens(np.empty(0, np.int32), np.empty(0, np.int64))
+            self._started.append(SampledTokens(np.empty(0, np.int32), np.empty(0, np.int64)))
+            return None
         self.stage = "prepare inputs"
         inputs = self._batch.prepare(rows, counts)
-        if self._graphs is not None and self._is_plain_decode(inputs, output):
-            return self._decode(self._graphs, inputs, counts)
+        if self._on_device is not None and self._needs_no_host(inputs, output):
+            return self._start_on_device(self._on_device, inputs, rows, counts)
+        finish_all()
+        assert not self._started, "a step that is computed here follows finished ones"
+        if self._on_device is not None:
+            inputs = self._batch.prepare(rows, counts)  # with the tokens that are known now
+        self._started.append(self._compute(inputs, rows, counts, receive_mask if output.is_mask_pending else no_mask))
+        return None
+
+    def finish(self) -> SampledTokens:
+        """What the first step that is started and not finished has sampled; waits for it."""
+        step = self._started.popleft()
+        if isinstance(step, SampledTokens):
+            return step
+        self.stage = "wait for the device"
+        token_ids = step.tokens.take()
+        self._batch.learn_tokens(step.expected, token_ids)
+        self.stage = "idle"
+        return SampledTokens(step.rows, token_ids)
+
+    @property
+    def is_next_done(self) -> bool:
+        """Whether a step is started, and `finish` would not wait for it."""
+        if not self._started:
+            return False
+        step = self._started[0]
+        return isinstance(step, SampledTokens) or step.tokens.is_here
+
+    def clear(self) -> None:
+        """Forget all rows and what was started for them."""
+        while self._started:
+            self.finish()
+        self._batch.clear()
+        self._pooler.clear()
+        if self._on_device is not None:
+            self._on_device.clear()
+
+    def _needs_no_host(self, inputs: StepInputs, output: SchedulerOutput) -> bool:
+        rows = inputs.rows
+        return (
+            self._group.size == 1
+            and not output.is_mask_pending
+            and not self._batch.has_pooled(rows)
+            and not self._batch.rules(rows)
+            and not (self._batch.num_logprobs(rows) >= 0).any()
+            and not self._batch.prompt_spans(inputs)
+        )
+
+    def _start_on_device(
+        self,
+        device: DeviceRunner,
+        inputs: StepInputs,
+        rows: npt.NDArray[np.int32],
+        counts: npt.NDArray[np.int32],
+    ) -> TokensInFlight:
+        self.stage = "start on the device"
+        tokens = device.start(inputs, self._batch.sampling(inputs.sampled_rows))
+        self._batch.advance(rows, counts)
+        self.stage = "idle"
+        expected = self._batch.expect_tokens(inputs.sampled_rows)
+        self._started.append(_StartedStep(inputs.sampled_rows, expected, tokens))
+        return tokens
+
+    def _compute(
+        self,
+        inputs: StepInputs,
+        rows: npt.NDArray[np.int32],
+        counts: npt.NDArray[np.int32],
+        receive_mask: MaskSource,
+    ) -> SampledTokens:
         self.stage = "forward"
         device = self._kv_cache.device
         token_ids = torch.from_numpy(inputs.token_ids).to(device)
         hidden = self._model.forward(token_ids, metadata_of(inputs, device), self._kv_cache)
         self._batch.advance(rows, counts)
         self.stage = "sample"
-        sampled = self._sample(hidden, inputs, receive_mask if output.is_mask_pending else no_mask)
+        sampled = self._sample(hidden, inputs, receive_mask)
         self._batch.append_tokens(inputs.sampled_rows, sampled.token_ids)
         self.stage = "idle"
         return sampled
-
-    def clear(self) -> None:
-        """Forget all rows."""
-        self._batch.clear()
-        self._pooler.clear()
-        if self._graphs is not None:
-            self._graphs.clear()
-
-    def _is_plain_decode(self, inputs: StepInputs, output: SchedulerOutput) -> bool:
-        rows = inputs.rows
-        return (
-            inputs.num_decode_rows == len(rows) == len(inputs.sampled_rows)
-            and self._group.size == 1
-            and not output.is_mask_pending
-            and not self._batch.rules(rows)
-            and not (self._batch.num_logprobs(rows) >= 0).any()
-            and not self._batch.prompt_spans(inputs)
-        )
-
-    def _decode(self, graphs: DecodeGraphs, inputs: StepInputs, counts: npt.NDArray[np.int32]) -> SampledTokens:
-        self.stage = "decode"
-        token_ids = graphs.run(inputs, self._batch.sampling(inputs.rows))
-        self._batch.advance(inputs.rows, counts)
-        self._batch.append_tokens(inputs.rows, token_ids)
-        self.stage = "idle"
-        return SampledTokens(inputs.rows, token_ids)
 
     def _apply_changes(self, output: SchedulerOutput) -> None:
         freed = ids_of(output.freed_rows)
         self._batch.free(freed)
         self._pooler.free(freed)
-        if self._graphs is not None:
-            self._graphs.forget(freed)
+        if self._on_device is not None:
+            self._on_device.forget(freed)
         for new_row in output.new_rows:
             self._batch.admit(new_row)
             self._pooler.admit(new_row)

@@ -51,6 +51,7 @@ from ..ipc.messages import (
 )
 from ..ipc.sockets import new_socket
 from ..ipc.title import set_title
+from .completion_watch import CompletionWatch
 from .cpu_threads import num_cpu_threads, prepare_openmp
 from .readahead import start_readahead
 from .step_fence import StepFence, Verdict
@@ -78,6 +79,7 @@ class WorkerProcess:
         self._fence = StepFence(generation)
         self._backlog: deque[CoreToWorker] = deque()  # came while a mask was waited for
         self._is_stopping = False
+        self._watch = CompletionWatch()
         self._num_malformed = 0
         self._num_stale = 0
         self._context: zmq.Context[Socket] = zmq.Context()
@@ -163,6 +165,7 @@ class WorkerProcess:
         poller = zmq.Poller()
         poller.register(self._control, zmq.POLLIN)
         poller.register(self._steps, zmq.POLLIN)
+        poller.register(self._watch.fd, zmq.POLLIN)
         while True:
             while self._backlog:
                 if not self._obey(worker, self._backlog.popleft()):
@@ -173,7 +176,11 @@ class WorkerProcess:
             ready = dict(poller.poll())
             if self._control in ready and isinstance(self._receive_control(zmq.NOBLOCK), Stop):
                 self._is_stopping = True
-            elif self._steps in ready and (message := self._receive_step()) is not None:
+            if self._watch.fd in ready:
+                self._watch.clear()
+                if not self._answer(worker):
+                    return EXIT_FAULT
+            if self._steps in ready and (message := self._receive_step()) is not None:
                 self._backlog.append(message)
 
     def _obey(self, worker: Worker, message: CoreToWorker) -> bool:
@@ -194,14 +201,34 @@ class WorkerProcess:
         return True
 
     def _execute(self, worker: Worker, step: SchedulerOutput) -> bool:
+        """Start a step, and answer all that are done. It may be started while the one before still runs."""
         try:
-            result = worker.execute(step, lambda: self._wait_for_mask(step))
+            tokens = worker.start(step, lambda: self._wait_for_mask(step), lambda: self._finish_all(worker))
         except Exception as error:
             self._report(error, step.step, worker.stage)
             return False
+        if tokens is not None:
+            self._watch.add(tokens.wait)
+        return self._answer(worker)
+
+    def _answer(self, worker: Worker) -> bool:
+        """Answer what is done. False if a step failed on the device."""
+        try:
+            while worker.is_next_done:
+                self._finish(worker)
+        except Exception as error:
+            self._report(error, worker.unfinished_step or 0, worker.stage)
+            return False
+        return True
+
+    def _finish_all(self, worker: Worker) -> None:
+        while worker.unfinished_step is not None:
+            self._finish(worker)
+
+    def _finish(self, worker: Worker) -> None:
+        result = worker.finish()
         if result is not None:
             self._push(result)
-        return True
 
     def _reload(self, worker: Worker, order: ReloadWeights) -> bool:
         try:

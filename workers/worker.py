@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,7 @@ from .cpu_threads import num_cpu_threads
 from .input_batch import InputBatch
 from .logits_rules import load_processors
 from .memory import KVCacheLimits, allocate_kv_cache, fit_on_cpu, fit_on_gpu, gib
-from .model_runner import ModelRunner
+from .model_runner import ModelRunner, nothing_started
 from .models.decoder import DecoderModel, load_model
 from .parallel import ParallelGroup
 from .profile import activation_bytes, dummy_step, largest_steps, run_dummy
@@ -37,7 +38,8 @@ from .sampler import Sampler
 from .token_mask import MaskSource, no_mask
 
 if TYPE_CHECKING:
-    from .cuda_graphs import DecodeGraphs
+    from .device_runner import DeviceRunner
+    from .token_return import TokensInFlight
 
 logger = logging.getLogger("tokenloom.worker")
 
@@ -60,6 +62,8 @@ class Worker:
         self._model: DecoderModel | None = None
         self._runner: ModelRunner | None = None
         self._processors: list[LogitsProcessor] = []
+        self._started: deque[tuple[SchedulerOutput, float]] = deque()  # steps that are not finished, when they began
+        self._last_finish = 0.0
 
     @property
     def stage(self) -> str:
@@ -113,23 +117,52 @@ class Worker:
             self._processors,
         )
         run_dummy(self._model, dummy_step([1], [1], spec.config.block_size), kv_cache, self._rank == 0)
-        graphs = self._record_graphs(self._model, kv_cache)
+        on_device = self._make_device_runner(self._model, kv_cache)
         has_kernels = self._device.type == "cpu" and not (spec.config.enforce_reference or spec.config.deterministic)
         sampler = Sampler(self._device, load_cpu_sampling() if has_kernels else None)
-        self._runner = ModelRunner(self._model, batch, kv_cache, self._group, spec.model.vocab_size, graphs, sampler)
+        self._runner = ModelRunner(self._model, batch, kv_cache, self._group, spec.model.vocab_size, on_device, sampler)
         num_tokens = (num_blocks - 1) * spec.config.block_size
         size = gib(kv_cache.numel() * kv_cache.element_size())
         logger.info("KV cache: %d blocks, %d tokens, %s of %s", num_blocks, num_tokens, size, spec.dtype)
 
     def execute(self, output: SchedulerOutput, receive_mask: MaskSource = no_mask) -> ModelRunnerOutput | None:
-        """Run one step. Rank 0 returns what it sampled, the others None.
+        """Run one step, when none is started. Rank 0 returns what it sampled, the others None."""
+        self.start(output, receive_mask)
+        return self.finish()
+
+    def start(
+        self,
+        output: SchedulerOutput,
+        receive_mask: MaskSource = no_mask,
+        finish_all: Callable[[], None] = nothing_started,
+    ) -> TokensInFlight | None:
+        """Begin one step, behind those that are started; see ModelRunner.start.
 
         `receive_mask` waits for the TokenMask of a step that says it is pending.
         """
         assert self._runner is not None, "initialize comes before execute"
         begun = time.monotonic()
         maybe_fail("worker.execute")
-        sampled = self._runner.execute_model(output, receive_mask)
+        tokens = self._runner.start(output, receive_mask, finish_all)
+        self._started.append((output, begun))
+        return tokens
+
+    @property
+    def is_next_done(self) -> bool:
+        """Whether a step is started, and `finish` would not wait for it."""
+        return self._runner is not None and self._runner.is_next_done
+
+    @property
+    def unfinished_step(self) -> int | None:
+        """The number of the first step that is started and not finished."""
+        return self._started[0][0].step if self._started else None
+
+    def finish(self) -> ModelRunnerOutput | None:
+        """What the first step that is started and not finished has sampled, on rank 0; the others return None."""
+        assert self._runner is not None, "initialize comes before execute"
+        sampled = self._runner.finish()
+        output, begun = self._started.popleft()
+        begun, self._last_finish = max(begun, self._last_finish), time.monotonic()
         if self._rank != 0:
             return None
         return ModelRunnerOutput(
@@ -142,7 +175,7 @@ class Worker:
             logprobs=sampled.logprobs,
             prompt_logprobs=sampled.prompt_logprobs,
             pooled=sampled.pooled,
-            execute_s=time.monotonic() - begun,
+            execute_s=self._last_finish - begun,  # what was beside the step before does not count
         )
 
     def _load_model(self, folder: Path) -> DecoderModel:
@@ -159,7 +192,7 @@ class Worker:
     def reload(self, folder: Path) -> None:
         """Forget all rows and take the weights in `folder` instead; never holds both at once. A failure is final."""
         assert self._runner is not None, "initialize comes before reload"
-        self._runner.clear()
+        self.reset()
         self._model = None
         self._runner.drop_model()
         self._model = self._load_model(folder)
@@ -167,6 +200,7 @@ class Worker:
 
     def reset(self) -> None:
         """Forget all rows: a new core knows none of them."""
+        self._started.clear()
         if self._runner is not None:
             self._runner.clear()
 
@@ -174,21 +208,22 @@ class Worker:
         """Leave the group."""
         self._group.close()
 
-    def _record_graphs(self, model: DecoderModel, kv_cache: Tensor) -> DecodeGraphs | None:
-        """What runs plain decode steps as CUDA graphs; None where every step runs kernel by kernel."""
-        if not self._has_graphs:
+    def _make_device_runner(self, model: DecoderModel, kv_cache: Tensor) -> DeviceRunner | None:
+        """What runs steps without the host in between; None where the host takes part in every step."""
+        if not self._samples_on_device:
             return None
-        from .cuda_graphs import CudaRecorder, DecodeGraphs
+        from .cuda_graphs import CudaRecorder
+        from .device_runner import DeviceRunner
 
-        max_num_seqs, max_model_len = self._spec.config.max_num_seqs, self._spec.max_model_len
-        return DecodeGraphs(model, kv_cache, max_num_seqs, max_model_len, CudaRecorder())
+        config = self._spec.config
+        recorder = None if config.enforce_eager else CudaRecorder()
+        return DeviceRunner(model, kv_cache, config.max_num_seqs, self._spec.max_model_len, recorder)
 
     @property
-    def _has_graphs(self) -> bool:
-        """Graphs need kernels that find all lengths on the device, and one rank: NCCL is not recorded."""
+    def _samples_on_device(self) -> bool:
+        """It takes kernels that find all lengths on the device, and one rank: NCCL is not recorded."""
         config = self._spec.config
-        is_plain = config.enforce_eager or config.enforce_reference or config.deterministic
-        if self._device.type != "cuda" or self._size > 1 or is_plain:
+        if self._device.type != "cuda" or self._size > 1 or config.enforce_reference:
             return False
         from ..kernels.gpu_ops import load_gpu_ops
 
@@ -233,7 +268,7 @@ class Worker:
         )
         null_block = allocate_kv_cache((1, *self._block_shape), self._dtype, self._device)
         measured = activation_bytes(self._model, steps, null_block, self._rank == 0)
-        if not self._has_graphs:
+        if not self._samples_on_device or config.enforce_eager:
             return measured
         from .cuda_graphs import graph_bytes
 

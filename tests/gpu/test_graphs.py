@@ -1,4 +1,4 @@
-"""On a GPU: sampling is the definition's, rows do not feel their neighbours, and CUDA graphs change no token."""
+"""On a GPU: sampling is the definition's, rows do not feel their neighbours; graphs and overlap change no token."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from tokenloom.tests.checkpoints import tiny_checkpoint
 from tokenloom.tests.kernels.test_triton_sampling import Row, draw, random_logits, random_rows
 from tokenloom.tests.workers.paged_run import load
 from tokenloom.tests.workers.test_model_runner import message, new_row
-from tokenloom.workers.cuda_graphs import CudaRecorder, DecodeGraphs
+from tokenloom.workers.cuda_graphs import CudaRecorder
+from tokenloom.workers.device_runner import DeviceRunner
 from tokenloom.workers.input_batch import InputBatch
 from tokenloom.workers.model_runner import ModelRunner
 from tokenloom.workers.parallel import ParallelGroup
@@ -80,24 +81,32 @@ def test_a_decode_row_does_not_feel_its_neighbours(device: torch.device) -> None
         assert torch.equal(attend([row])[0], together[row])
 
 
-def new_runner(folder: Path, device: torch.device, has_graphs: bool) -> ModelRunner:
+def new_runner(folder: Path, device: torch.device, has_graphs: bool, is_on_device: bool = True) -> ModelRunner:
     model = load(folder, max_model_len=MAX_MODEL_LEN, device=device)
     num_blocks = MAX_NUM_SEQS * MAX_MODEL_LEN // BLOCK_SIZE + 1
     shape = (num_blocks, model.num_layers, 2, model.num_kv_heads_local, BLOCK_SIZE, model.head_dim)
     kv_cache = torch.zeros(shape, device=device)
-    graphs = None
-    if has_graphs:
-        graphs = DecodeGraphs(model, kv_cache, MAX_NUM_SEQS, MAX_MODEL_LEN, CudaRecorder())
+    on_device = None
+    if is_on_device:
+        recorder = CudaRecorder() if has_graphs else None
+        on_device = DeviceRunner(model, kv_cache, MAX_NUM_SEQS, MAX_MODEL_LEN, recorder)
     batch = InputBatch(MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK_SIZE, num_blocks)
-    return ModelRunner(model, batch, kv_cache, ParallelGroup(), graphs=graphs)
+    return ModelRunner(model, batch, kv_cache, ParallelGroup(), on_device=on_device)
 
 
-def drive(runner: ModelRunner, num_steps: int) -> list[list[int]]:
+def drive(runner: ModelRunner, num_steps: int, num_in_flight: int) -> list[list[int]]:
     """Tokens of each row: rows join and leave by turns, so that sizes, lengths and mixed steps alternate."""
     rng = random.Random(0)
     width = MAX_MODEL_LEN // BLOCK_SIZE
     outputs: list[list[int]] = [[] for _ in range(MAX_NUM_SEQS)]
     active: list[int] = []
+    num_started = 0
+
+    def finish() -> None:
+        sampled = runner.finish()
+        for row, token in zip(sampled.rows.tolist(), sampled.token_ids.tolist(), strict=True):
+            outputs[row].append(token)
+
     for step in range(num_steps):
         new_rows, appends, freed = [], list[int](), list[int]()
         if step % 17 == 16:
@@ -110,14 +119,32 @@ def drive(runner: ModelRunner, num_steps: int) -> list[list[int]]:
             appends += [value for i in range(width) for value in (row, 0, 1 + row * width + i)]
         rows = [*active, *(new.row for new in new_rows)]
         counts = [1] * len(active) + [len(new.token_ids) // 4 for new in new_rows]
-        sampled = runner.execute_model(message(rows, counts, freed, new_rows, appends))
-        for row, token in zip(sampled.rows.tolist(), sampled.token_ids.tolist(), strict=True):
-            outputs[row].append(token)
+        runner.start(message(rows, counts, freed, new_rows, appends))
+        num_started += 1
+        if num_started == num_in_flight:
+            finish()
+            num_started -= 1
         active = rows
+    for _ in range(num_started):
+        finish()
     return outputs
 
 
-def test_graphs_change_no_token(device: torch.device, tmp_path: Path) -> None:
+def test_graphs_and_steps_in_flight_change_no_token(device: torch.device, tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path, "qwen3")
-    plain, recorded = (drive(new_runner(folder, device, has_graphs), 150) for has_graphs in (False, True))
-    assert recorded == plain
+    plain = drive(new_runner(folder, device, has_graphs=False, is_on_device=False), 150, 1)
+    for has_graphs in (False, True):
+        for num_in_flight in (1, 2):
+            assert drive(new_runner(folder, device, has_graphs), 150, num_in_flight) == plain
+
+
+@torch.inference_mode()
+def test_starting_a_step_never_waits_for_the_device(device: torch.device, tmp_path: Path) -> None:
+    runner = new_runner(tiny_checkpoint(tmp_path, "qwen3"), device, has_graphs=True)
+    drive(runner, 40, 2)  # compiles and records what the rest needs
+    runner.clear()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        drive(runner, 40, 2)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

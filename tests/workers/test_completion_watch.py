@@ -1,0 +1,34 @@
+"""A completion makes the descriptor readable, once it happens and not before; errors of a wait are not lost ends."""
+
+from __future__ import annotations
+
+import select
+import threading
+
+from tokenloom.workers.completion_watch import CompletionWatch
+
+DEADLINE_S = 20.0
+
+
+def is_readable(watch: CompletionWatch, timeout_s: float) -> bool:
+    return bool(select.select([watch.fd], [], [], timeout_s)[0])
+
+
+def test_the_descriptor_is_readable_when_what_was_waited_for_is_over() -> None:
+    watch, over = CompletionWatch(), threading.Event()
+    watch.add(lambda: over.wait(DEADLINE_S) and None)
+    assert not is_readable(watch, 0.05)
+    over.set()
+    assert is_readable(watch, DEADLINE_S)
+    watch.clear()
+    assert not is_readable(watch, 0)
+    watch.clear()  # of nothing
+
+
+def test_a_wait_that_fails_is_an_end_too() -> None:
+    def fail() -> None:
+        raise RuntimeError("the device is gone")
+
+    watch = CompletionWatch()
+    watch.add(fail)
+    assert is_readable(watch, DEADLINE_S)

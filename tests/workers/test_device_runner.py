@@ -1,0 +1,297 @@
+"""Steps on device-resident rows give the tokens of the plain runner, whatever the schedule, one or two in flight.
+
+Everything but the recording of a graph itself: the kernels run in Triton's interpreter, and a recorded step is run
+again as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+import tokenloom.tests.kernels.interpreter  # noqa: F401
+from tokenloom.ipc.messages import RowSampling
+from tokenloom.kernels.ops import AttentionMetadata
+from tokenloom.kernels.triton_ops import TritonOps
+from tokenloom.tests.checkpoints import tiny_checkpoint
+from tokenloom.tests.workers.history_model import HistoryModel
+from tokenloom.tests.workers.paged_run import PagedRun, load
+from tokenloom.tests.workers.test_model_runner import (
+    BLOCK_SIZE,
+    MAX_MODEL_LEN,
+    MAX_NUM_SEQS,
+    NUM_BLOCKS,
+    RandomSchedule,
+    Request,
+    expected_tokens,
+    message,
+    new_row,
+)
+from tokenloom.workers.cuda_graphs import Step, padded_size
+from tokenloom.workers.device_runner import DeviceRunner
+from tokenloom.workers.input_batch import InputBatch
+from tokenloom.workers.model_runner import Model, ModelRunner
+from tokenloom.workers.parallel import ParallelGroup
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy: 32-bit words wrap in the interpreter
+
+
+class Again:
+    """Runs the recorded step again: what a graph does, without a GPU."""
+
+    def __init__(self) -> None:
+        self.num_replays = 0
+
+    def record(self, step: Step) -> Step:
+        def replay() -> None:
+            self.num_replays += 1
+            step()
+
+        return replay
+
+
+class DeviceHistoryModel(HistoryModel):
+    """Reads lengths on the device, as everything in a graph must; rows of length 0 come last and are padding."""
+
+    def forward(self, token_ids: Tensor, metadata: AttentionMetadata, kv_cache: Tensor) -> Tensor:
+        n = int((metadata.seq_lens > 0).sum()) if metadata.num_decode_rows == len(token_ids) else len(token_ids)
+        live = replace(
+            metadata,
+            positions=metadata.positions[:n],
+            slots=metadata.slots[:n],
+            query_starts_host=metadata.query_starts_host[: len(metadata.seq_lens_host) + 1][: n + 1],
+            seq_lens_host=metadata.seq_lens.tolist()[:n],
+        )
+        hidden = torch.zeros(len(token_ids), 1)
+        hidden[:n] = super().forward(token_ids[:n], live, kv_cache)
+        return hidden
+
+
+def new_runner(recorder: Again | None, model: Model | None = None, kv_cache: Tensor | None = None) -> ModelRunner:
+    batch = InputBatch(MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS)
+    model = model or DeviceHistoryModel()
+    if kv_cache is None:
+        kv_cache = torch.zeros(NUM_BLOCKS, 1, 2, 1, BLOCK_SIZE, 1)
+    on_device = DeviceRunner(model, kv_cache, MAX_NUM_SEQS, MAX_MODEL_LEN, recorder, sizes_at_start=(1,))
+    return ModelRunner(model, batch, kv_cache, ParallelGroup(), on_device=on_device)
+
+
+@pytest.mark.parametrize(
+    ("seed", "num_requests"), [(0, 3), *(pytest.param(seed, 20, marks=pytest.mark.slow) for seed in range(1, 5))]
+)
+def test_tokens_do_not_depend_on_who_runs_the_decode_steps(seed: int, num_requests: int) -> None:
+    schedule, recorder = RandomSchedule(seed), Again()
+    schedule.requests = schedule.requests[:num_requests]
+    runner = new_runner(recorder)
+    for _ in range(3000):
+        if not schedule.open:
+            break
+        sampled = runner.execute_model(schedule.step())
+        schedule.take(sampled.rows.tolist(), sampled.token_ids.tolist())
+    for request in schedule.requests:
+        assert request.outputs == expected_tokens(request.prompt, request.sampling, request.limit)
+    assert recorder.num_replays > 10
+
+
+def test_a_row_that_another_request_takes_over_keeps_nothing_of_the_first() -> None:
+    recorder = Again()
+    runner = new_runner(recorder)
+    for prompt, block, seed in (([5, 6, 7], 9, 3), ([70, 71, 72], 11, 4)):
+        sampling = RowSampling(seed=seed)
+        freed = [0] if seed == 4 else []
+        step = message([0], [3], freed, [new_row(0, prompt, sampling=sampling)], [0, 0, block])
+        tokens = runner.execute_model(step).token_ids.tolist()
+        for i in range(4):
+            appends = [0, 0, block + 1] if (3 + i) % BLOCK_SIZE == 0 else []
+            tokens += runner.execute_model(message([0], [1], appends=appends)).token_ids.tolist()
+        assert tokens == expected_tokens(prompt, sampling, 5)
+    assert recorder.num_replays == 8
+
+
+@dataclass
+class ExpectingRequest(Request):
+    """Has tokens that are sampled and not known."""
+
+    num_expected: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return super().num_tokens + self.num_expected
+
+
+class OverlappedSchedule(RandomSchedule):
+    """A core with steps in flight: rows go on with tokens that it does not know; those of a freed row are dropped."""
+
+    def __init__(self, seed: int, num_requests: int) -> None:
+        super().__init__(seed)
+        self.waiting_for = [ExpectingRequest(r.prompt, r.sampling, r.limit) for r in self.requests[:num_requests]]
+        self.requests = list[Request](self.waiting_for)
+        self.in_flight: deque[dict[int, ExpectingRequest]] = deque()  # who samples, by row
+
+    @property
+    def open(self) -> list[Request]:
+        return [request for request in self.waiting_for if len(request.outputs) + request.num_expected < request.limit]
+
+    @property
+    def is_over(self) -> bool:
+        return all(len(request.outputs) == request.limit for request in self.requests)
+
+    def start(self) -> SchedulerOutput:
+        step = self.step()
+        rows = np.frombuffer(step.rows, np.int32).tolist()
+        sampling = {}
+        for request in self.waiting_for:
+            if request.row in rows and request.num_computed == request.num_tokens:
+                sampling[request.row or 0] = request
+                request.num_expected += 1
+        self.in_flight.append(sampling)
+        return step
+
+    def _free(self) -> list[int]:
+        freed = super()._free()
+        for request in self.waiting_for:
+            if request.row is None:
+                request.num_expected = 0
+        for owners in self.in_flight:
+            for row in freed:
+                owners.pop(row, None)
+        return freed
+
+    def finish(self, rows: list[int], token_ids: list[int]) -> None:
+        owners = self.in_flight.popleft()
+        assert set(owners) <= set(rows)
+        for row, token in zip(rows, token_ids, strict=True):
+            if row in owners:
+                owners[row].outputs.append(token)
+                owners[row].num_expected -= 1
+
+
+@pytest.mark.parametrize(
+    ("seed", "num_requests"), [(0, 4), *(pytest.param(seed, 20, marks=pytest.mark.slow) for seed in range(1, 5))]
+)
+@pytest.mark.parametrize("has_graphs", [True, False])
+def test_tokens_do_not_depend_on_steps_in_flight(seed: int, num_requests: int, has_graphs: bool) -> None:
+    schedule, recorder = OverlappedSchedule(seed, num_requests), Again()
+    runner = new_runner(recorder if has_graphs else None)
+    for _ in range(3000):
+        while len(schedule.in_flight) < 2:
+            runner.start(schedule.start())
+        sampled = runner.finish()
+        schedule.finish(sampled.rows.tolist(), sampled.token_ids.tolist())
+        if schedule.is_over:
+            break
+    for request in schedule.requests:
+        assert request.outputs == expected_tokens(request.prompt, request.sampling, request.limit)
+
+
+def test_a_step_that_the_host_takes_part_in_waits_for_those_in_flight() -> None:
+    runner = new_runner(Again())
+    greedy, counted = RowSampling(temperature=0.0), RowSampling(temperature=0.0, num_logprobs=0)
+    new_rows = [new_row(0, [5, 6, 7], sampling=greedy), new_row(1, [8, 9], sampling=counted)]
+    tokens: dict[int, list[int]] = {0: [], 1: []}
+    unfinished = 0
+
+    def finish_all() -> None:
+        nonlocal unfinished
+        while unfinished:
+            unfinished -= 1
+            sampled = runner.finish()
+            for row, token in zip(sampled.rows.tolist(), sampled.token_ids.tolist(), strict=True):
+                tokens[row].append(token)
+
+    for rows, counts, added, blocks in (
+        ([0], [3], new_rows, [0, 0, 9, 1, 0, 10]),
+        ([0], [1], [], []),
+        ([0, 1], [1, 2], [], [0, 0, 11]),
+        ([0], [1], [], []),
+        ([0, 1], [1, 1], [], []),
+    ):
+        runner.start(message(rows, counts, [], added, blocks), finish_all=finish_all)
+        unfinished += 1
+    assert unfinished == 1
+    finish_all()
+    assert tokens[0] == expected_tokens([5, 6, 7], greedy, 5)
+    assert tokens[1] == expected_tokens([8, 9], greedy, 2)
+
+
+class NoWaiting(TorchFunctionMode):
+    """Fails at whatever makes a host wait for its device, and counts copies between them.
+
+    Triton's interpreter, which looks into tensors as a device does, is left alone.
+    """
+
+    WAITS = (
+        *("item", "tolist", "numpy", "cpu", "nonzero", "is_nonzero", "masked_select", "unique", "equal", "allclose"),
+        *("__bool__", "__int__", "__float__", "__index__", "pin_memory"),
+    )
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = getattr(function, "__name__", "")
+        frame = sys._getframe(1)
+        if f"{os.sep}triton{os.sep}" not in frame.f_code.co_filename and not self._is_host(args):
+            assert name not in self.WAITS, f"{name} in {frame.f_code.co_filename}:{frame.f_lineno}"
+            if name in ("__getitem__", "__setitem__", "index_put_"):
+                index = args[1] if isinstance(args[1], tuple) else (args[1],)
+                assert not any(isinstance(part, Tensor) and part.dtype == torch.bool for part in index), "boolean index"
+        return function(*args, **(kwargs or {}))
+
+    @staticmethod
+    def _is_host(args: tuple[Any, ...]) -> bool:
+        """Pinned memory, which is the host's: the staging buffer's bytes."""
+        return bool(args) and isinstance(args[0], Tensor) and args[0].dtype == torch.uint8
+
+
+def test_starting_a_step_never_waits_for_the_device(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    model = load(tiny_checkpoint(tmp_path, "qwen3"), ops=TritonOps(90))
+    shape = (NUM_BLOCKS, model.num_layers, 2, model.num_kv_heads_local, BLOCK_SIZE, model.head_dim)
+    runner = new_runner(Again(), model, torch.zeros(shape))
+    sampling = RowSampling(temperature=0.7, top_k=20, top_p=0.9, seed=5)
+    new_rows = [new_row(0, [5, 6, 7]), new_row(1, [8, 9], sampling=sampling)]
+    steps = [
+        message([0, 1], [3, 1], [], new_rows, [0, 0, 9, 1, 0, 10]),
+        message([0, 1], [1, 1], [], [], []),
+        message([0, 1], [1, 1], [], [], [0, 0, 11]),
+        message([1], [1], [], [], []),
+    ]
+    with NoWaiting():
+        for step in steps:
+            runner.start(step)
+    with pytest.raises(AssertionError, match="item"), NoWaiting():
+        torch.zeros(1).item()
+    assert [runner.finish().rows.tolist() for _ in steps] == [[0], [0, 1], [0, 1], [1]]
+
+
+def test_sizes_grow_by_an_eighth_and_hold_the_rows() -> None:
+    for num_rows in range(1, 513):
+        size = padded_size(num_rows, 512)
+        assert num_rows <= size <= max(num_rows + 3, num_rows * 9 / 8 + 1)
+        assert padded_size(size, 512) == size
+    assert padded_size(100, 101) == 101
+    assert len({padded_size(n, 512) for n in range(1, 513)}) <= 48
+
+
+@torch.inference_mode()
+def test_a_decoder_gives_the_logits_of_the_reference_with_the_kernels_of_a_gpu(tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path, "qwen3")
+    torch.set_num_threads(1)
+    plain, kernels = load(folder), load(folder, ops=TritonOps(90))
+    prompt = np.random.default_rng(0).integers(0, 200, 21).tolist()
+    runs = [PagedRun(model, block_size=16) for model in (plain, kernels)]
+    for step in ({"a": prompt}, {"a": [5], "b": prompt[:9], "c": [8]}):
+        wanted, actual = (run.step(step) for run in runs)
+        for name in step:
+            torch.testing.assert_close(actual[name], wanted[name], atol=2e-5, rtol=2e-5)

@@ -1,0 +1,42 @@
+"""What is staged arrives whole, aligned and in its shape; tokens return though the step after overwrites them."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from tokenloom.workers.staging import Staging
+from tokenloom.workers.token_return import TokenReturn
+
+CPU = torch.device("cpu")
+
+
+def test_arrays_of_any_kind_arrive_as_they_were_and_stay() -> None:
+    staging, rng = Staging(CPU), np.random.default_rng(0)
+    sent, received = [], []
+    for size in (3, 0, 50_000, 7):
+        arrays = [
+            rng.integers(0, 100, size).astype(np.int32),
+            rng.normal(size=(size, 2)),
+            rng.normal(size=5).astype(np.float32)[::2],
+            rng.integers(0, 1 << 40, size + 1),
+        ]
+        sent.append(arrays)
+        received.append(staging.send(arrays))
+    for arrays, tensors in zip(sent, received, strict=True):
+        for array, tensor in zip(arrays, tensors, strict=True):
+            assert tensor.shape == array.shape
+            assert not tensor.numel() or tensor.data_ptr() % 16 == 0
+            np.testing.assert_array_equal(tensor.numpy(), array)
+
+
+def test_tokens_return_in_order_and_keep_nothing_of_a_later_step() -> None:
+    returned, sampled = TokenReturn(4, CPU), torch.zeros(4, dtype=torch.int64)
+    flights = []
+    for step in range(3):
+        sampled.fill_(step)
+        flights.append(returned.send(sampled[: 4 - step]))
+    sampled.fill_(-1)
+    for step, flight in enumerate(flights):
+        assert flight.is_here
+        assert flight.take().tolist() == [step] * (4 - step)

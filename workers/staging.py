@@ -1,0 +1,70 @@
+"""Staging: all that a step sends to its device goes there in one copy, from memory that the device reads by itself.
+
+Two buffers of pinned memory take turns: while the device still copies one, the host fills the other. Knows no rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+NUM_BUFFERS = 2
+_ALIGNMENT = 16  # of each array: what Triton takes for granted of a pointer that it has seen aligned
+_FIRST_BYTES = 1 << 16
+
+
+class Staging:
+    """Copies arrays to `device` on its current stream; never waits for what was computed before."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._buffers = [_Buffer(device) for _ in range(NUM_BUFFERS)]
+        self._turn = 0
+
+    def send(self, arrays: Sequence[npt.NDArray[Any]]) -> list[Tensor]:
+        """The arrays on the device, of their shapes and dtypes, once what was launched there before is over."""
+        starts, end = [], 0
+        for array in arrays:
+            starts.append(end)
+            end += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
+        self._turn = (self._turn + 1) % NUM_BUFFERS
+        buffer = self._buffers[self._turn]
+        buffer.fill(arrays, starts, end)
+        words = buffer.copy(end)
+        return [_view(words, start, array) for start, array in zip(starts, arrays, strict=True)]
+
+
+class _Buffer:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._host = self._allocate(_FIRST_BYTES)
+        self._is_copied = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+    def _allocate(self, num_bytes: int) -> Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
+
+    def fill(self, arrays: Sequence[npt.NDArray[Any]], starts: Sequence[int], num_bytes: int) -> None:
+        if self._is_copied is not None:
+            self._is_copied.synchronize()  # of two steps ago
+        if num_bytes > self._host.numel():
+            self._host = self._allocate(1 << (num_bytes - 1).bit_length())
+        host = self._host.numpy()
+        for array, start in zip(arrays, starts, strict=True):
+            host[start : start + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+    def copy(self, num_bytes: int) -> Tensor:
+        words = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+        words.copy_(self._host[:num_bytes], non_blocking=True)
+        if self._is_copied is not None:
+            self._is_copied.record()
+        return words
+
+
+def _view(words: Tensor, start: int, array: npt.NDArray[Any]) -> Tensor:
+    dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
+    return words[start : start + array.nbytes].view(dtype).view(array.shape)

@@ -1,0 +1,78 @@
+"""TokenReturn: brings what a step sampled to the host on a stream of its own, so that the next step need not wait."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+
+@dataclass(eq=False)
+class _Slot:
+    """Where one step's tokens lie until they are read: beside the graphs, which overwrite theirs, and on the host."""
+
+    on_device: Tensor
+    on_host: Tensor
+
+
+class TokensInFlight:
+    """The tokens of one step, on their way."""
+
+    def __init__(self, slot: _Slot, event: torch.cuda.Event | None, num_tokens: int, free: list[_Slot]) -> None:
+        self._slot = slot
+        self._event = event  # when they are here; None where the device is the host
+        self._num_tokens = num_tokens
+        self._free = free
+
+    @property
+    def is_here(self) -> bool:
+        return self._event is None or bool(self._event.query())
+
+    def wait(self) -> None:
+        """Until they are here; any thread may."""
+        if self._event is not None:
+            self._event.synchronize()
+
+    def take(self) -> npt.NDArray[np.int64]:
+        """[n], once they are here. To be called once."""
+        self.wait()
+        token_ids: npt.NDArray[np.int64] = self._slot.on_host[: self._num_tokens].numpy().copy()
+        self._free.append(self._slot)
+        return token_ids
+
+
+class TokenReturn:
+    """Owns the stream and as many slots as there were ever steps in flight."""
+
+    def __init__(self, max_num_seqs: int, device: torch.device) -> None:
+        self._max_num_seqs = max_num_seqs
+        self._device = device
+        self._free: list[_Slot] = []
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+    def send(self, token_ids: Tensor) -> TokensInFlight:
+        """token_ids: [n] int64 on the device, which may be overwritten by what is launched after this."""
+        slot = self._free.pop() if self._free else self._new_slot()
+        num_tokens = len(token_ids)
+        source, target = slot.on_device[:num_tokens], slot.on_host[:num_tokens]
+        source.copy_(token_ids)
+        event: torch.cuda.Event | None = None
+        if self._stream is None:
+            target.copy_(source)
+        else:
+            event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # who waits for it sleeps
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+            with torch.cuda.stream(self._stream):
+                target.copy_(source, non_blocking=True)
+                event.record()
+        return TokensInFlight(slot, event, num_tokens, self._free)
+
+    def _new_slot(self) -> _Slot:
+        is_pinned = self._stream is not None
+        return _Slot(
+            torch.zeros(self._max_num_seqs, dtype=torch.int64, device=self._device),
+            torch.zeros(self._max_num_seqs, dtype=torch.int64, pin_memory=is_pinned),
+        )
