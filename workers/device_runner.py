@@ -14,10 +14,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..kernels.ops import AttentionMetadata
 from .cuda_graphs import SIZES_AT_START, DecodeGraphs, Model, Recorder
 from .device_rows import DeviceRows
 from .input_batch import StepInputs
+from .model_runner import step_metadata
 from .sampling_columns import SamplingColumns
 from .staging import Staging
 from .token_return import TokenReturn, TokensInFlight
@@ -72,17 +72,13 @@ class DeviceRunner:
     def start(self, inputs: StepInputs, columns: SamplingColumns) -> TokensInFlight:
         """Launch a step; columns: of inputs.sampled_rows, whose tokens come back."""
         sampled = inputs.sampled_tokens
-        changes = self._rows.changes(
-            inputs.sampled_rows, inputs.positions[sampled], inputs.token_ids[sampled], columns
-        )
+        changes = self._rows.changes(inputs.sampled_rows, inputs.positions[sampled], inputs.token_ids[sampled], columns)
         is_decode = inputs.num_decode_rows == len(inputs.rows) == len(sampled)
         if is_decode and self._graphs is not None:
             return self._return.send(self._decode(self._graphs, inputs, changes))
         return self._return.send(self._compute(inputs, changes))
 
-    def _decode(
-        self, graphs: DecodeGraphs, inputs: StepInputs, changes: list[npt.NDArray[np.generic]]
-    ) -> Tensor:
+    def _decode(self, graphs: DecodeGraphs, inputs: StepInputs, changes: list[npt.NDArray[np.generic]]) -> Tensor:
         num_rows = len(inputs.rows)
         row_ids = np.full(graphs.size_for(num_rows), -1, np.int64)
         row_ids[:num_rows] = inputs.rows
@@ -100,21 +96,9 @@ class DeviceRunner:
         self._rows.write(rest[8:])
         last_tokens = self._rows.last_tokens[(-1 - token_ids).clamp(min=0)]
         token_ids = torch.where(token_ids < 0, last_tokens, token_ids)
-        hidden = self._model.forward(token_ids, _metadata(inputs, rest[:5]), self._kv_cache)
+        hidden = self._model.forward(token_ids, step_metadata(inputs, *rest[:5]), self._kv_cache)
         if not len(inputs.sampled_rows):
             return self._rows.last_tokens[:0]
         index, rows, positions = rest[5:8]
         self._rows.num_computed[rows] = positions
         return self._rows.sample(self._model.compute_logits(hidden[index]), rows, positions)
-
-
-def _metadata(inputs: StepInputs, tensors: list[Tensor]) -> AttentionMetadata:
-    """tensors: those of the first fields, on the device."""
-    seq_lens_host: list[int] = inputs.seq_lens.tolist()
-    return AttentionMetadata(
-        *tensors,
-        num_decode_rows=inputs.num_decode_rows,
-        query_starts_host=inputs.query_starts.tolist(),
-        seq_lens_host=seq_lens_host,
-        max_seq_len=max(seq_lens_host),
-    )

@@ -302,14 +302,22 @@ class ModelRunner:
 
 def metadata_of(inputs: StepInputs, device: torch.device) -> AttentionMetadata:
     """The step's metadata on `device`; on the CPU the tensors share the arrays' memory."""
+    arrays = (inputs.positions, inputs.slots, inputs.query_starts, inputs.seq_lens, inputs.block_tables)
+    return step_metadata(inputs, *(torch.from_numpy(array).to(device) for array in arrays))
+
+
+def step_metadata(
+    inputs: StepInputs, positions: Tensor, slots: Tensor, query_starts: Tensor, seq_lens: Tensor, block_tables: Tensor
+) -> AttentionMetadata:
+    """The step's metadata; the tensors hold the arrays of these names in `inputs`."""
     seq_lens_host: list[int] = inputs.seq_lens.tolist()
     query_starts_host: list[int] = inputs.query_starts.tolist()
     return AttentionMetadata(
-        positions=torch.from_numpy(inputs.positions).to(device),
-        slots=torch.from_numpy(inputs.slots).to(device),
-        query_starts=torch.from_numpy(inputs.query_starts).to(device),
-        seq_lens=torch.from_numpy(inputs.seq_lens).to(device),
-        block_tables=torch.from_numpy(inputs.block_tables).to(device),
+        positions=positions,
+        slots=slots,
+        query_starts=query_starts,
+        seq_lens=seq_lens,
+        block_tables=block_tables,
         num_decode_rows=inputs.num_decode_rows,
         query_starts_host=query_starts_host,
         seq_lens_host=seq_lens_host,

@@ -29,7 +29,7 @@ class TokensInFlight:
 
     @property
     def is_here(self) -> bool:
-        return self._event is None or bool(self._event.query())
+        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
         """Until they are here; any thread may."""

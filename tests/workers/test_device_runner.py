@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 import tokenloom.tests.kernels.interpreter  # noqa: F401
-from tokenloom.ipc.messages import RowSampling
+from tokenloom.ipc.messages import RowSampling, SchedulerOutput
 from tokenloom.kernels.ops import AttentionMetadata
 from tokenloom.kernels.triton_ops import TritonOps
 from tokenloom.tests.checkpoints import tiny_checkpoint
@@ -223,6 +223,18 @@ def test_a_step_that_the_host_takes_part_in_waits_for_those_in_flight() -> None:
     finish_all()
     assert tokens[0] == expected_tokens([5, 6, 7], greedy, 5)
     assert tokens[1] == expected_tokens([8, 9], greedy, 2)
+
+
+def test_a_token_that_comes_late_does_not_touch_the_rows_next_owner() -> None:
+    runner = new_runner(Again())
+    prompt = [70, 71, 72, 73, 74, 75]
+    runner.start(message([0], [3], [], [new_row(0, [5, 6, 7])], [0, 0, 9]))
+    runner.start(message([0], [2], [0], [new_row(0, prompt)], [0, 0, 11, 0, 0, 12]))
+    assert runner.finish().rows.tolist() == [0]
+    assert runner.finish().rows.tolist() == []
+    tokens = runner.execute_model(message([0], [4])).token_ids.tolist()
+    tokens += runner.execute_model(message([0], [1])).token_ids.tolist()
+    assert tokens == expected_tokens(prompt, RowSampling(temperature=0.0), 2)
 
 
 class NoWaiting(TorchFunctionMode):
