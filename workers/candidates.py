@@ -207,9 +207,10 @@ def _top_k_cuts(logits: Tensor, draws: list[RowDraw]) -> Tensor:
     """[n] the k-th largest logit; −inf without top_k."""
     cuts = torch.full((len(draws),), -torch.inf, device=logits.device)
     limited = [i for i, draw in enumerate(draws) if draw.top_k]
-    if limited:
-        ks = torch.tensor([draws[i].top_k for i in limited], device=logits.device)
-        rows = torch.tensor(limited, device=logits.device)
+    for first in range(0, len(limited), _DEVICE_ROWS):  # some at a time: topk sorts in memory of its own
+        chosen = limited[first : first + _DEVICE_ROWS]
+        ks = torch.tensor([draws[i].top_k for i in chosen], device=logits.device)
+        rows = torch.tensor(chosen, device=logits.device)
         falling = logits[rows].topk(int(ks.max()), dim=-1).values
         cuts[rows] = falling.gather(1, ks[:, None] - 1)[:, 0]
     return cuts

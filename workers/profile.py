@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..ipc.messages import RowSampling
 from .input_batch import StepInputs
+from .logprobs import score_tokens
 from .model_runner import Model, metadata_of
 from .sampler import Sampler
 from .sampling_columns import SamplingColumns
@@ -49,22 +50,38 @@ def largest_steps(max_num_seqs: int, max_num_tokens: int, max_model_len: int, bl
 
 
 @torch.inference_mode()
-def run_dummy(model: Model, inputs: StepInputs, kv_cache: Tensor, is_sampler: bool) -> None:
-    """Compute `inputs` and throw the tokens away. `is_sampler`: this rank samples."""
+def run_dummy(
+    model: Model,
+    inputs: StepInputs,
+    kv_cache: Tensor,
+    is_sampler: bool,
+    sampling: RowSampling | None = None,
+    num_logprobs: int | None = None,
+) -> None:
+    """Compute `inputs` and throw the tokens away. `is_sampler`: this rank samples.
+
+    num_logprobs: with rules, and with so many logprobs beside each token; None: neither.
+    """
     device = kv_cache.device
     hidden = model.forward(torch.from_numpy(inputs.token_ids).to(device), metadata_of(inputs, device), kv_cache)
     logits = model.compute_logits(hidden[torch.from_numpy(inputs.sampled_tokens).to(device)])
     if is_sampler:
         columns = SamplingColumns.greedy(len(inputs.sampled_rows))
         for row in inputs.sampled_rows:
-            columns.put(int(row), RowSampling())
-        Sampler(device).sample(logits, columns, inputs.sampled_positions)
+            columns.put(int(row), sampling or RowSampling())
+        ruled = logits if num_logprobs is None else logits.clone()
+        token_ids = Sampler(device).sample(ruled, columns, inputs.sampled_positions)
+        if num_logprobs is not None:
+            score_tokens(logits, token_ids, [num_logprobs] * len(token_ids))
 
 
-def activation_bytes(model: Model, steps: Iterator[StepInputs], kv_cache: Tensor, is_sampler: bool) -> int:
-    """Most memory of a CUDA device that any of `steps` takes beside what is allocated before."""
+def activation_bytes(
+    model: Model, steps: Iterator[StepInputs], kv_cache: Tensor, is_sampler: bool, max_logprobs: int
+) -> int:
+    """Most memory of a CUDA device that any of `steps` takes beside what is allocated before, whatever rows ask for."""
+    most = RowSampling(top_p=0.9)
     torch.cuda.reset_peak_memory_stats(kv_cache.device)
     before = torch.cuda.memory_allocated(kv_cache.device)
     for inputs in steps:
-        run_dummy(model, inputs, kv_cache, is_sampler)
+        run_dummy(model, inputs, kv_cache, is_sampler, most, max_logprobs)
     return torch.cuda.max_memory_allocated(kv_cache.device) - before

@@ -216,8 +216,14 @@ class Worker:
         from .device_runner import DeviceRunner
 
         config = self._spec.config
-        recorder = None if config.enforce_eager else CudaRecorder()
+        recorder = CudaRecorder() if self._has_graphs else None
         return DeviceRunner(model, kv_cache, config.max_num_seqs, self._spec.max_model_len, recorder)
+
+    @property
+    def _has_graphs(self) -> bool:
+        """Experts are chosen on the host, token by token: that cannot be recorded."""
+        has_experts = self._spec.model.experts is not None
+        return self._samples_on_device and not self._spec.config.enforce_eager and not has_experts
 
     @property
     def _samples_on_device(self) -> bool:
@@ -267,8 +273,9 @@ class Worker:
             config.max_num_seqs, config.max_num_batched_tokens, self._spec.max_model_len, config.block_size
         )
         null_block = allocate_kv_cache((1, *self._block_shape), self._dtype, self._device)
-        measured = activation_bytes(self._model, steps, null_block, self._rank == 0)
-        if not self._samples_on_device or config.enforce_eager:
+        max_logprobs = min(config.max_logprobs, self._spec.model.vocab_size)
+        measured = activation_bytes(self._model, steps, null_block, self._rank == 0, max_logprobs)
+        if not self._has_graphs:
             return measured
         from .cuda_graphs import graph_bytes
 
