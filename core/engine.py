@@ -293,7 +293,8 @@ class EngineCore:
                 self._outbox.start(request.owner, started)
 
     def on_result(self, output: ModelRunnerOutput) -> None:
-        """Take in what a step sampled."""
+        """Take in what a step brought."""
+        begun_at = time.monotonic()
         entry = self.scheduler.ledger.oldest
         new_tokens, finished = self.scheduler.update_from_output(output)
         assert entry is not None
@@ -306,13 +307,15 @@ class EngineCore:
         for done in finished:
             del self._request_by_id[done.request.owner, done.request.key]
             self._finish(done.request, done.reason, vector=done.vector)
-        self.stats.on_step(entry.num_tokens, len(new_tokens.token_ids), output.execute_s, time.monotonic())
         has_grammar = new_tokens.grammar_ids > 0
         if has_grammar.any():
             self._grammars.advance(
                 new_tokens.grammar_ids[has_grammar].tolist(), new_tokens.token_ids[has_grammar].tolist()
             )
         self._want_masks()
+        now = time.monotonic()
+        self.stats.on_step(len(entry.rows), entry.num_tokens, len(new_tokens.token_ids), output.execute_s, now)
+        self.stats.host_s += now - begun_at
 
     # ── grammars ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -402,6 +405,10 @@ class EngineCore:
             schedule_s=self.stats.schedule_s,
             send_s=self.stats.send_s,
             execute_s=self.stats.execute_s,
+            host_s=self.stats.host_s,
+            num_rows_in_steps=self.stats.num_rows,
+            num_steps_by_rows=self.stats.num_steps_by_rows,
+            num_steps_in_flight=len(scheduler.ledger),
         )
 
     def log_line(self, now: float) -> str | None:

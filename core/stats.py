@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 LOG_INTERVAL_S = 10.0
+NUM_ROW_COUNTS = 14
 
 
 class CoreStats:
@@ -18,13 +19,18 @@ class CoreStats:
         self.execute_s = 0.0  # on the device, as rank 0 measures it
         self.schedule_s = 0.0
         self.send_s = 0.0
+        self.host_s = 0.0
+        self.num_rows = 0
+        self.num_steps_by_rows = [0] * NUM_ROW_COUNTS  # i: of more than 2^(i-1) rows, at most 2^i
         self.last_result_at = time.monotonic()
         self._started_at = time.monotonic()
         self._logged_at = self._started_at
         self._logged_generated = 0
         self._logged_scheduled = 0
 
-    def on_step(self, num_tokens: int, num_new_tokens: int, execute_s: float, now: float) -> None:
+    def on_step(self, num_rows: int, num_tokens: int, num_new_tokens: int, execute_s: float, now: float) -> None:
+        self.num_steps_by_rows[min((num_rows - 1).bit_length(), NUM_ROW_COUNTS - 1)] += 1
+        self.num_rows += num_rows
         self.num_results += 1
         self.num_scheduled_tokens += num_tokens
         self.num_generated_tokens += num_new_tokens

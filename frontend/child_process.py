@@ -47,6 +47,14 @@ class ChildProcess:
         """None while it runs; -N when signal N ended it."""
         return self._process.poll()
 
+    def resident_bytes(self) -> int:
+        """Its memory by now; 0 when it has ended."""
+        try:
+            with open(f"/proc/{self.pid}/statm", "rb") as file:
+                return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        except (OSError, IndexError):
+            return 0
+
     def describe_exit(self) -> str:
         code = self.exit_code
         assert code is not None

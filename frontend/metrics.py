@@ -7,7 +7,7 @@ for. Values that live elsewhere are read at that moment by a function.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 Labels = tuple[tuple[str, str], ...]  # (name, value)
@@ -68,6 +68,20 @@ class Gauge:
         return [(self.name, (), self._read())]
 
 
+class GaugeByLabel:
+    """What a function says now, for each value of one label."""
+
+    kind = "gauge"
+
+    def __init__(self, name: str, help: str, label_name: str, read: Callable[[], Mapping[str, float]]) -> None:
+        self.name, self.help = name, help
+        self._label_name = label_name
+        self._read = read
+
+    def samples(self) -> list[tuple[str, Labels, float]]:
+        return [(self.name, ((self._label_name, label),), value) for label, value in self._read().items()]
+
+
 class Histogram:
     """How many observations are at most each bound."""
 
@@ -82,6 +96,12 @@ class Histogram:
     def observe(self, value: float, times: int = 1) -> None:
         self._counts[bisect_left(self._bounds, value)] += times
         self.sum += value * times
+
+    def add_counts(self, counts: Sequence[int], sum: float) -> None:
+        """What somebody else observed, who has the same bounds."""
+        for place, count in enumerate(counts):
+            self._counts[place] += count
+        self.sum += sum
 
     @property
     def count(self) -> int:

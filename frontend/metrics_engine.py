@@ -5,11 +5,13 @@ totals come with its Progress. Names are vLLM's where vLLM has one. When nothing
 
     prompt_tokens = Σ prompt_tokens_by_source              generation_tokens = request_generation_tokens_sum
     Σ request_success = count of e2e_request_latency, request_prompt_tokens and request_generation_tokens
+    Σ request_aborts, request_timeouts = request_success of those reasons        count of batch_size = engine_steps
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Literal
 
@@ -18,13 +20,14 @@ import msgspec
 from ..ipc.codec import decode_ids, num_ids
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.messages import EngineCoreOutputs, Progress
-from .metrics import Counter, Gauge, Histogram, Metric, Registry
+from .metrics import Counter, Gauge, GaugeByLabel, Histogram, Metric, Registry
 from .output_processor import Answer, RequestState
 
 SECONDS = (
     *(0.0005, 0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3),
     *(0.4, 0.6, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
 )
+ROWS = tuple(float(2**power) for power in range(13))  # as Progress.num_steps_by_rows
 TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
 
 
@@ -56,13 +59,16 @@ class _Timeline:
 class EngineMetrics:
     """Owns every metric and the timelines of the answers that are open."""
 
-    def __init__(self, spec: EngineSpec) -> None:
+    def __init__(self, spec: EngineSpec, queue_depths: Callable[[], Mapping[str, float]] = dict) -> None:
+        """`queue_depths`: by socket of the frontend, messages sent that their receiver has not answered."""
         self.prompt_tokens = Counter("prompt_tokens_total", "Prompt tokens of answers that have started.")
         self.prompt_tokens_by_source = Counter(
             "prompt_tokens_by_source_total", "The same by where their KV came from.", ["source"]
         )
         self.generation_tokens = Counter("generation_tokens_total", "Tokens generated.")
         self.finished = Counter("request_success_total", "Answers that have ended, by reason.", ["finished_reason"])
+        self.aborts = Counter("request_aborts_total", "Answers that were aborted, by who did it.", ["cause"])
+        self.timeouts = Counter("request_timeouts_total", "Answers whose time was over, by their state.", ["cause"])
         self.refused = Counter("requests_refused_total", "Requests refused before they ran, by blame.", ["kind"])
         self.preemptions = Counter("num_preemptions_total", "Running requests sent back to wait for memory.")
         self.recomputed = Counter("recomputed_tokens_total", "Tokens given up by preemptions and losses.")
@@ -85,11 +91,12 @@ class EngineMetrics:
         self.decode = Histogram("request_decode_time_seconds", "From the first token to the end.", SECONDS)
         self.prompt_lengths = Histogram("request_prompt_tokens", "Prompt tokens of ended answers.", TOKENS)
         self.output_lengths = Histogram("request_generation_tokens", "Tokens of ended answers.", TOKENS)
-        self.batch = Histogram("frontend_batch_size", "Answers that got tokens in one message of the core.", TOKENS)
+        self.batch = Histogram("batch_size", "Requests in a step of the model.", ROWS)
+        self._queue_depths = queue_depths
         self.progress = Progress(step=0, step_age_s=0.0, num_running=0, num_waiting=0)
         self.num_kv_blocks = 0
         self._progress_at = time.monotonic()
-        self._core_totals: dict[int, float] = {}  # by id of a counter: what the present core has reported
+        self._core_totals: dict[int, float] = {}  # by number of a total: what the present core has reported
         self._timelines: dict[int, _Timeline] = {}  # by key of the answer
         model = (("model_name", spec.served_model_name), ("engine", "0"))
         self.registry = Registry("vllm:" if spec.config.metrics_names == "vllm" else "tokenloom_", model)
@@ -104,7 +111,15 @@ class EngineMetrics:
             Gauge("step_age_seconds", "Since the last step ended.", lambda: self.step_age_s),
             Gauge("engine_up", "1 while the core is there.", lambda: float(self.progress.is_core_up)),
             Gauge("num_open_answers", "Answers that the frontend waits for.", lambda: self.num_open),
+            GaugeByLabel("worker_memory_bytes", "Resident memory of a worker.", "rank", self._worker_memory),
+            GaugeByLabel("socket_queue_depth", "Messages sent and not answered.", "socket", self._socket_depths),
         ]
+
+    def _worker_memory(self) -> dict[str, float]:
+        return {str(rank): num_bytes for rank, num_bytes in enumerate(self.progress.worker_memory_bytes)}
+
+    def _socket_depths(self) -> dict[str, float]:
+        return {**self._queue_depths(), "workers": self.progress.num_steps_in_flight}
 
     @property
     def kv_use(self) -> float:
@@ -167,8 +182,6 @@ class EngineMetrics:
             timeline.last_at = now
             timeline.num_tokens += count
             self.generation_tokens.add(count)
-        if keys:
-            self.batch.observe(len(keys))
 
     def _start(self, timeline: _Timeline, now: float, num_cached: int) -> None:
         timeline.started_at = now
@@ -177,13 +190,19 @@ class EngineMetrics:
         self.prompt_tokens_by_source.add(num_cached, "local_cache_hit")
         self.prompt_tokens_by_source.add(timeline.num_prompt_tokens - num_cached, "local_compute")
 
-    def on_end(self, answer: Answer) -> None:
-        """An answer has ended, for whatever reason; a second call does nothing."""
+    def on_end(self, answer: Answer, cause: str = "pause") -> None:
+        """An answer has ended, for whatever reason; a second call does nothing. `cause`: who aborted it, if that is how
+        it ended; the core does so only for a pause."""
         timeline = self._timelines.pop(answer.key, None)
         if timeline is None:
             return
         now = time.monotonic()
-        self.finished.add(1, answer.finish_reason or "abort")
+        reason = answer.finish_reason or "abort"
+        self.finished.add(1, reason)
+        if reason == "abort":
+            self.aborts.add(1, cause)
+        elif reason == "timeout":
+            self.timeouts.add(1, "running" if timeline.started_at else "waiting")
         self.end_to_end.observe(now - timeline.arrived_at)
         self.prompt_lengths.observe(timeline.num_prompt_tokens)
         self.output_lengths.observe(timeline.num_tokens)
@@ -205,23 +224,29 @@ class EngineMetrics:
         """The core's totals count from its own start: only what it adds is added here."""
         self.progress, self._progress_at = progress, time.monotonic()
         self.restarts.raise_to(progress.num_restarts)
-        for counter, total in (
-            (self.steps, progress.step),
-            (self.preemptions, progress.num_preemptions),
-            (self.recomputed, progress.num_recomputed_tokens),
-            (self.cache_queries, progress.num_queried_tokens),
-            (self.cache_hits, progress.num_hit_tokens),
-            (self.scheduled_tokens, progress.num_scheduled_tokens),
-        ):
-            counter.add(self._new(id(counter), total))
-        self.step_seconds.add(self._new(1, progress.schedule_s), "schedule")
-        self.step_seconds.add(self._new(2, progress.send_s), "send")
-        self.step_seconds.add(self._new(3, progress.execute_s), "device")
+        counters: tuple[tuple[Counter, tuple[str, ...], float], ...] = (
+            (self.steps, (), progress.step),
+            (self.preemptions, (), progress.num_preemptions),
+            (self.recomputed, (), progress.num_recomputed_tokens),
+            (self.cache_queries, (), progress.num_queried_tokens),
+            (self.cache_hits, (), progress.num_hit_tokens),
+            (self.scheduled_tokens, (), progress.num_scheduled_tokens),
+            (self.step_seconds, ("schedule",), progress.schedule_s),
+            (self.step_seconds, ("send",), progress.send_s),
+            (self.step_seconds, ("device",), progress.execute_s),
+            (self.step_seconds, ("host",), progress.host_s),
+        )
+        totals = [*(total for _, _, total in counters), progress.num_rows_in_steps, *progress.num_steps_by_rows]
+        news = [self._new(number, total) for number, total in enumerate(totals)]
+        for (counter, labels, _), new in zip(counters, news, strict=False):
+            counter.add(new, *labels)
+        num_rows, *by_rows = news[len(counters) :]
+        self.batch.add_counts([int(count) for count in by_rows], num_rows)
 
-    def _new(self, name: int, total: float) -> float:
+    def _new(self, number: int, total: float) -> float:
         """What `total` adds to what was known; of a new core, which counts from 0 again, all of it."""
-        known = self._core_totals.get(name, 0.0)
-        self._core_totals[name] = total
+        known = self._core_totals.get(number, 0.0)
+        self._core_totals[number] = total
         return total - known if total >= known else total
 
     def render(self) -> str:
@@ -229,4 +254,4 @@ class EngineMetrics:
 
 
 def _is_metric(value: object) -> bool:
-    return isinstance(value, (Counter, Gauge, Histogram))
+    return isinstance(value, (Counter, Histogram))

@@ -70,7 +70,7 @@ class RequestDesk:
             if submit.attempt <= known.submit.attempt:
                 self._repeat(session, known, submit)
                 return
-            self.forget(session, known)
+            self.forget(session, known, "replaced")
         if self.is_draining and submit.attempt == 0 and not submit.children:
             error = Draining("the engine is shutting down and takes no new requests: ask another one", 5.0)
             self.refuse(session, submit.request_id, error_info(error))
@@ -145,22 +145,28 @@ class RequestDesk:
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def abort(self, session: ClientSession, request_id: str) -> None:
+    def abort(self, session: ClientSession, request_id: str, cause: str) -> None:
         request = session.request_by_id.get(request_id)
         if request is not None:
-            self.end(session, request, "abort")
+            self.end(session, request, "abort", cause=cause)
 
     def end(
-        self, session: ClientSession, request: RequestState, reason: FinishReason, error: ErrorInfo | None = None
+        self,
+        session: ClientSession,
+        request: RequestState,
+        reason: FinishReason,
+        error: ErrorInfo | None = None,
+        cause: str = "",
     ) -> None:
-        """End every answer of a request here and now; the client gets what it has not got, and the reason."""
+        """End every answer of a request here and now; the client gets what it has not got, and the reason. `cause` is
+        who aborts it."""
         del session.request_by_id[request.request_id]
         self._core.abort(self._outputs.remove(request))
         now = self._unix_time()
         for answer in request.answers:
             if answer.finish_reason is None:
                 answer.finish(reason, now, error)
-                self._metrics.on_end(answer)
+                self._metrics.on_end(answer, cause)
                 session.unsent[answer.key] = answer
         self._sessions.mark(session)
         if not request.answers:
@@ -186,12 +192,12 @@ class RequestDesk:
         if len(session.refusals) > MAX_REFUSALS:
             self.drop(session, "slow")
 
-    def forget(self, session: ClientSession, request: RequestState) -> None:
+    def forget(self, session: ClientSession, request: RequestState, cause: str) -> None:
         """Drop a request without a word to its client, which has replaced it or is gone."""
         del session.request_by_id[request.request_id]
         self._core.abort(self._outputs.remove(request))
         for answer in request.answers:
-            self._metrics.on_end(answer)
+            self._metrics.on_end(answer, cause)
             session.unsent.pop(answer.key, None)
 
     def drop(self, session: ClientSession, cause: str) -> None:
@@ -202,7 +208,7 @@ class RequestDesk:
         if num_requests:
             logger.warning("a client is %s: its %d requests end", cause, num_requests)
         for request in list(session.request_by_id.values()):
-            self.forget(session, request)
+            self.forget(session, request, cause)
         self._sessions.remove(session)
 
     # ── the core ─────────────────────────────────────────────────────────────────────────────────────────────────

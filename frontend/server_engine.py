@@ -108,7 +108,7 @@ class LocalEngine:
         for submit in submits:
             if self._stream_by_id.pop(submit.request_id, None) is not None:
                 del self._num_answers_by_id[submit.request_id]
-                self._frontend.on_local_message(self._session, Abort(request_id=submit.request_id))
+                self._frontend.on_local_disconnect(self._session, submit.request_id)
                 self.wake()
 
     def abort(self, request_id: str) -> int:

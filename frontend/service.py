@@ -93,7 +93,7 @@ class Frontend:
         self._sessions = SessionTable()
         self._core = CoreLink(spec, self.outbox)
         self._controls = ControlRelay(spec, self._core, self._background)
-        self.metrics = EngineMetrics(spec)
+        self.metrics = EngineMetrics(spec, self._queue_depths)
         self._desk = RequestDesk(
             self._sessions,
             self._inputs,
@@ -121,6 +121,13 @@ class Frontend:
     def num_open_requests(self) -> int:
         return sum(len(session.request_by_id) for session in self._sessions)
 
+    def _queue_depths(self) -> dict[str, float]:
+        requests = [request for session in self._sessions for request in session.request_by_id.values()]
+        return {
+            "clients": sum(session.num_in_flight for session in self._sessions),
+            "core": sum(request.processed is not None and not request.is_accepted for request in requests),
+        }
+
     # ── clients ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def on_client_frame(self, identity: bytes, frame: bytes) -> None:
@@ -146,7 +153,7 @@ class Frontend:
         elif isinstance(message, Credit):
             self._credit(session, message.count)
         elif isinstance(message, Abort):
-            self._desk.abort(session, message.request_id)
+            self._desk.abort(session, message.request_id, "client")
         elif isinstance(message, Ping):
             self._send(session.identity, Pong())
         elif isinstance(message, Control):
@@ -174,13 +181,17 @@ class Frontend:
     def on_local_message(self, session: LocalSession, message: ClientMessage) -> None:
         self._on_message(session, message)
 
+    def on_local_disconnect(self, session: LocalSession, request_id: str) -> None:
+        """Whoever asked for it is gone: end a request."""
+        self._desk.abort(session, request_id, "disconnect")
+
     def abort_answer(self, key: int) -> bool:
         """End the request that an open answer belongs to, whoever asked for it; False if there is none of this key."""
         answer = self._outputs.answer_by_key.get(key)
         session = None if answer is None else self._sessions.get(answer.request.identity)
         if answer is None or session is None:
             return False
-        self._desk.abort(session, answer.request.request_id)
+        self._desk.abort(session, answer.request.request_id, "operator")
         return True
 
     def on_client_gone(self, identity: bytes) -> None:

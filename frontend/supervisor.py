@@ -307,6 +307,7 @@ class Supervisor:
         progress = msgspec.structs.replace(
             self._progress,
             num_restarts=num_restarts,
+            worker_memory_bytes=[child.process.resident_bytes() for child in self._roster.of("worker")],
             last_failure=self._last_failure,
             is_core_up=self._roster.is_up("core"),
         )

@@ -644,7 +644,12 @@ class Progress(Message, frozen=True, kw_only=True, tag="progress"):
     schedule_s: float = 0.0
     send_s: float = 0.0
     execute_s: float = 0.0
-    num_restarts: int = 0
+    host_s: float = 0.0  # taking results in
+    num_rows_in_steps: int = 0
+    num_steps_by_rows: list[int] = []  # of at most 1, 2, 4, 8 … 4096 rows and more than the one before; larger ones
+    num_steps_in_flight: int = 0
+    num_restarts: int = 0  # this and what follows: the supervisor's
+    worker_memory_bytes: list[int] = []  # resident, by rank
     last_failure: str = ""
     is_core_up: bool = True
     is_paused: bool = False

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tokenloom.core.stats import CoreStats
 from tokenloom.frontend.metrics import Counter, Gauge, Histogram, Registry
-from tokenloom.frontend.metrics_engine import SECONDS, EngineMetrics
+from tokenloom.frontend.metrics_engine import ROWS, SECONDS, EngineMetrics
 from tokenloom.frontend.service import Frontend
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.config import EngineConfig
@@ -97,6 +98,40 @@ def test_a_new_core_which_counts_from_zero_takes_nothing_away() -> None:
     assert metrics.step_seconds.get("device") == pytest.approx(1.5)
 
 
+def test_the_batch_sizes_of_the_core_are_the_histogram_of_its_steps() -> None:
+    metrics, rng = new_metrics(), random.Random(4)
+    sizes = []
+    for epoch in range(3):
+        stats = CoreStats()
+        for _ in range(100 - 30 * epoch):
+            sizes.append(rng.choice([1, 2, 3, 4, 5, 64, 65, 4096, 5000]))
+            stats.on_step(sizes[-1], sizes[-1], sizes[-1], 0.01, 0.0)
+            if rng.random() < 0.3:
+                report(metrics, stats)
+        report(metrics, stats)
+    assert metrics.batch.sum == sum(sizes)
+    assert metrics.batch.count == metrics.steps.sum == len(sizes)
+    assert metrics.batch.cumulative[:-1] == [sum(size <= bound for size in sizes) for bound in ROWS]
+
+
+def report(metrics: EngineMetrics, stats: CoreStats) -> None:
+    rows = {"num_rows_in_steps": stats.num_rows, "num_steps_by_rows": list(stats.num_steps_by_rows)}
+    metrics.on_progress(Progress(step=stats.num_results, step_age_s=0.0, num_running=0, num_waiting=0, **rows))  # type: ignore[arg-type]
+
+
+def test_gauges_by_label_are_read_when_they_are_scraped() -> None:
+    depths = {"clients": 3.0}
+    metrics = EngineMetrics(new_spec(), lambda: depths)
+    memory = {"worker_memory_bytes": [100, 200], "num_steps_in_flight": 2}
+    metrics.on_progress(Progress(step=0, step_age_s=0.0, num_running=0, num_waiting=0, **memory))  # type: ignore[arg-type]
+    depths["clients"] = 5.0
+    families = {family.name: family for family in text_string_to_metric_families(metrics.render())}
+    found = {sample.labels["rank"]: sample.value for sample in families["tokenloom_worker_memory_bytes"].samples}
+    assert found == {"0": 100, "1": 200}
+    found = {sample.labels["socket"]: sample.value for sample in families["tokenloom_socket_queue_depth"].samples}
+    assert found == {"clients": 5, "workers": 2}
+
+
 def test_the_dashboard_and_the_alerts_use_metrics_that_there_are() -> None:
     kinds = dict(reversed(line.split()) for line in GOLDEN.read_text().splitlines())  # type: ignore[misc]
     endings = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
@@ -135,7 +170,7 @@ def test_sums_hold_for_any_traffic_whoever_ends_the_answers() -> None:
                 starts=encode_ids(num_tokens[key] for key in busy),
                 counts=encode_ids(counts),
                 token_ids=encode_ids([7] * sum(counts)),
-                finished=[Finished(key=key, reason=rng.choice(["stop", "length"])) for key in ended],
+                finished=[Finished(key=key, reason=rng.choice(["stop", "length", "timeout"])) for key in ended],
             )
         )
         made += sum(counts)
@@ -155,11 +190,14 @@ def test_sums_hold_for_any_traffic_whoever_ends_the_answers() -> None:
     assert metrics.generation_tokens.sum == metrics.output_lengths.sum == made
     assert metrics.prompt_tokens.sum == metrics.prompt_tokens_by_source.sum > 0
     assert metrics.first_token.count + metrics.inter_token.count == made
+    assert metrics.aborts.sum == metrics.aborts.get("client") == metrics.finished.get("abort") > 0
+    assert metrics.timeouts.get("running") + metrics.timeouts.get("waiting") == metrics.finished.get("timeout") > 0
     ends = metrics.finished.sum
     assert ends == metrics.end_to_end.count == metrics.prompt_lengths.count == metrics.output_lengths.count
     assert {reason for ((_, reason),) in (labels for _, labels, _ in metrics.finished.samples())} == {
         "stop",
         "length",
         "abort",
+        "timeout",
         "error",
     }

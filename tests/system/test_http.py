@@ -371,8 +371,9 @@ def running(http: httpx2.Client) -> int:
 
 
 def wait_idle(http: httpx2.Client) -> None:
+    """Until no request is open and no step is in flight."""
     deadline = time.monotonic() + DEADLINE_S
-    while running(http):
+    while running(http) or samples(http)["tokenloom_socket_queue_depth{workers}"]:
         assert time.monotonic() < deadline
 
 
@@ -413,6 +414,7 @@ def test_a_disconnect_aborts_the_request_within_100_ms(http: httpx2.Client, url:
         assert time.monotonic() < deadline
     took_s = time.monotonic() - gone_at
     assert samples(http)["tokenloom_request_success_total{abort}"] == aborted + 8
+    assert samples(http)["tokenloom_request_aborts_total{disconnect}"] >= 8
     assert took_s < 0.1
 
 
@@ -448,6 +450,12 @@ def test_metrics_add_up_when_nothing_runs(http: httpx2.Client) -> None:
         prefix + "inter_token_latency_seconds_count"
     ) == total(prefix + "generation_tokens_total")
     assert total(prefix + "num_open_answers") == total(prefix + "num_requests_running") == 0
+    assert total(prefix + "batch_size_count") == total(prefix + "engine_steps_total") > 0
+    assert total(prefix + "request_aborts_total") == found.get(prefix + "request_success_total{abort}", 0)
+    assert total(prefix + "request_timeouts_total") == found.get(prefix + "request_success_total{timeout}", 0)
+    assert total(prefix + "socket_queue_depth") == 0
+    assert found[prefix + "worker_memory_bytes{0}"] > 50e6
+    assert all(found[f"{prefix}step_seconds_total{{{phase}}}"] > 0 for phase in ("schedule", "send", "device", "host"))
 
 
 # ── rubbish ──────────────────────────────────────────────────────────────────────────────────────────────────────────
