@@ -22,6 +22,7 @@ from ..ipc.engine_spec import EngineSpec
 from ..ipc.messages import EngineCoreOutputs, Progress
 from .metrics import Counter, Gauge, GaugeByLabel, Histogram, Metric, Registry
 from .output_processor import Answer, RequestState
+from .tracing import EndedAnswer, Tracing
 
 SECONDS = (
     *(0.0005, 0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3),
@@ -46,21 +47,50 @@ class OpenAnswer(msgspec.Struct, frozen=True, kw_only=True):
 class _Timeline:
     """When things happened to an answer, in monotonic seconds; 0 = not yet."""
 
-    __slots__ = ("arrived_at", "first_at", "last_at", "num_prompt_tokens", "num_tokens", "request_id", "started_at")
+    __slots__ = (
+        "arrived_at",
+        "first_at",
+        "last_at",
+        "num_prompt_tokens",
+        "num_tokens",
+        "request_id",
+        "started_at",
+        "traceparent",
+    )
 
-    def __init__(self, request_id: str, arrived_at: float, num_prompt_tokens: int) -> None:
+    def __init__(self, request_id: str, traceparent: str, arrived_at: float, num_prompt_tokens: int) -> None:
         self.request_id = request_id
+        self.traceparent = traceparent
         self.arrived_at = arrived_at
         self.num_prompt_tokens = num_prompt_tokens
         self.started_at = self.first_at = self.last_at = 0.0
         self.num_tokens = 0
 
+    def ended(self, reason: str, now: float) -> EndedAnswer:
+        return EndedAnswer(
+            request_id=self.request_id,
+            traceparent=self.traceparent,
+            reason=reason,
+            arrived_at=self.arrived_at,
+            started_at=self.started_at,
+            first_at=self.first_at,
+            ended_at=now,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_tokens=self.num_tokens,
+        )
+
 
 class EngineMetrics:
     """Owns every metric and the timelines of the answers that are open."""
 
-    def __init__(self, spec: EngineSpec, queue_depths: Callable[[], Mapping[str, float]] = dict) -> None:
-        """`queue_depths`: by socket of the frontend, messages sent that their receiver has not answered."""
+    def __init__(
+        self,
+        spec: EngineSpec,
+        queue_depths: Callable[[], Mapping[str, float]] = dict,
+        tracing: Tracing | None = None,
+    ) -> None:
+        """`queue_depths`: by socket of the frontend, messages sent that their receiver has not answered. `tracing`
+        makes spans of the answers that end."""
         self.prompt_tokens = Counter("prompt_tokens_total", "Prompt tokens of answers that have started.")
         self.prompt_tokens_by_source = Counter(
             "prompt_tokens_by_source_total", "The same by where their KV came from.", ["source"]
@@ -93,6 +123,7 @@ class EngineMetrics:
         self.output_lengths = Histogram("request_generation_tokens", "Tokens of ended answers.", TOKENS)
         self.batch = Histogram("batch_size", "Requests in a step of the model.", ROWS)
         self._queue_depths = queue_depths
+        self._tracing = tracing
         self.progress = Progress(step=0, step_age_s=0.0, num_running=0, num_waiting=0)
         self.num_kv_blocks = 0
         self._progress_at = time.monotonic()
@@ -156,7 +187,9 @@ class EngineMetrics:
         assert request.processed is not None
         now, num_prompt_tokens = time.monotonic(), num_ids(request.processed.prompt.token_ids)
         for answer in request.answers:
-            self._timelines[answer.key] = _Timeline(request.request_id, now, num_prompt_tokens)
+            self._timelines[answer.key] = _Timeline(
+                request.request_id, request.submit.traceparent, now, num_prompt_tokens
+            )
             if answer.finish_reason is not None:
                 self.on_end(answer)
 
@@ -213,6 +246,8 @@ class EngineMetrics:
             self.decode.observe(now - timeline.first_at)
         if timeline.num_tokens > 1:
             self.per_token.observe((timeline.last_at - timeline.first_at) / (timeline.num_tokens - 1))
+        if self._tracing is not None:
+            self._tracing.record(timeline.ended(reason, now))
 
     def on_refused(self, kind: str) -> None:
         """A request was refused before it was opened; `kind` as in ErrorInfo."""

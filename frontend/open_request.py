@@ -121,6 +121,7 @@ class OpenRequest:
             arrival_time=self._arrival_time,
             num_prompt_logprobs=self._num_prompt_logprobs if children else 0,
             pooling=submit.pooling,
+            traceparent=submit.traceparent,
         )
 
     def accept(self, accepted: Accepted) -> bool:
@@ -136,6 +137,7 @@ class OpenRequest:
                 params=self._submit.params,
                 prompt_token_ids=accepted.prompt_token_ids,
                 pooling=self._submit.pooling,
+                traceparent=self._submit.traceparent,
             )
         return True
 

@@ -12,6 +12,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import TypeAlias, TypeVar
 
+import msgspec
+
 from ..ipc.errors import ErrorInfo, InternalError, RequestError, TokenloomError
 from ..ipc.messages import (
     Abort,
@@ -31,6 +33,7 @@ from ..ipc.messages import (
 from .channel import Query
 from .input_processor import InputProcessor
 from .service import Frontend
+from .trace_context import incoming_traceparent
 
 ReplyT = TypeVar("ReplyT", TokenIds, Text, Health, Info)
 News: TypeAlias = tuple[int, Accepted | Delta]  # the position of the submit, and what it got
@@ -94,12 +97,13 @@ class LocalEngine:
         for submit in submits:
             if submit.request_id in self._stream_by_id:
                 raise RequestError(f"request_id {submit.request_id} is open already: choose another")
-        stream = Stream(len(submits))
+        stream, traceparent = Stream(len(submits)), incoming_traceparent.get()
         for position, submit in enumerate(submits):
             self._stream_by_id[submit.request_id] = (stream, position)
             self._num_answers_by_id[submit.request_id] = num_answers
         for submit in submits:
-            self._frontend.on_local_message(self._session, submit)
+            traced = msgspec.structs.replace(submit, traceparent=traceparent) if traceparent else submit
+            self._frontend.on_local_message(self._session, traced)
         self.wake()
         return stream
 

@@ -14,11 +14,11 @@ import secrets
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .openai_errors import HttpError, to_http_error
+from .trace_context import incoming_traceparent, is_traceparent
 
 logger = logging.getLogger("tokenloom.http")
 
 OPEN_PATHS = frozenset(("/health", "/ready", "/version", "/dashboard", "/openapi.json", "/metrics"))
-_TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,200}")
 
 
@@ -35,7 +35,11 @@ class Gate:
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        extra = _headers_to_add(headers)
+        traceparent = headers.get(b"traceparent", b"").decode("latin-1")
+        if not is_traceparent(traceparent):
+            traceparent = ""
+        incoming_traceparent.set(traceparent)
+        extra = _headers_to_add(headers, traceparent)
         has_started = False
 
         async def send_with_headers(message: Message) -> None:
@@ -93,12 +97,11 @@ class Gate:
         return HttpError(413, f"the body has more than {limit} bytes: send less or raise --max-body-bytes")
 
 
-def _headers_to_add(headers: dict[bytes, bytes]) -> list[tuple[bytes, bytes]]:
+def _headers_to_add(headers: dict[bytes, bytes], traceparent: str) -> list[tuple[bytes, bytes]]:
     request_id = headers.get(b"x-request-id", b"")
     if not _REQUEST_ID.fullmatch(request_id):
         request_id = secrets.token_hex(16).encode()
     added = [(b"x-request-id", request_id)]
-    traceparent = headers.get(b"traceparent", b"")
-    if _TRACEPARENT.fullmatch(traceparent):
-        added.append((b"traceparent", traceparent))
+    if traceparent:
+        added.append((b"traceparent", traceparent.encode()))
     return added

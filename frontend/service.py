@@ -62,6 +62,7 @@ from .query_processor import QueryProcessor
 from .request_desk import RequestDesk
 from .session_table import NEVER, SessionTable
 from .tokenizer import Tokenizer
+from .tracing import new_tracing
 
 logger = logging.getLogger("tokenloom.frontend")
 
@@ -93,7 +94,8 @@ class Frontend:
         self._sessions = SessionTable()
         self._core = CoreLink(spec, self.outbox)
         self._controls = ControlRelay(spec, self._core, self._background)
-        self.metrics = EngineMetrics(spec, self._queue_depths)
+        self._tracing = new_tracing(spec)
+        self.metrics = EngineMetrics(spec, self._queue_depths, self._tracing)
         self._desk = RequestDesk(
             self._sessions,
             self._inputs,
@@ -292,6 +294,8 @@ class Frontend:
                 self._desk.end(session, request, "error", ErrorInfo("dead", reason))
         self.outbox.to_clients += self._sessions.take_frames()
         self._background.close()
+        if self._tracing is not None:
+            self._tracing.close()
 
     def tick(self, now: float, *, check_leases: bool = True) -> None:
         """End a turn: leases, the ping to the core, one Deltas message per client. `now` in monotonic seconds.

@@ -71,6 +71,7 @@ class Submit(Message, frozen=True, kw_only=True, tag="submit"):
     arrival_time: float = 0.0  # unix seconds of the first submit; 0: now
     num_prompt_logprobs: int = 0  # a resumed request: prompt tokens whose logprobs were delivered
     pooling: PoolingParams | None = None  # embed the prompt instead of going on with it
+    traceparent: str = ""  # W3C trace context: the span that the request's spans belong to
 
 
 class Abort(Message, frozen=True, kw_only=True, tag="abort"):

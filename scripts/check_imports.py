@@ -21,7 +21,8 @@ ROOMS = {  # room: (rooms it may import, third parties it may import)
     "frontend": (
         {"frontend", "ipc"},
         {"msgspec", "zmq", "numpy", "tokenizers", "transformers", "jinja2", "yaml", "tqdm", "huggingface_hub", "shtab"}
-        | {"starlette", "uvicorn", "uvloop"},  # the HTTP server
+        | {"starlette", "uvicorn", "uvloop"}  # the HTTP server
+        | {"opentelemetry"},  # spans
     ),
 }
 COMPOSERS = {"frontend/in_process.py": {"core", "workers", "kernels"}}  # puts the rooms together in one process

@@ -1,0 +1,133 @@
+"""OpenTelemetry spans of requests, where an exporter is configured: --otlp-endpoint, or OpenTelemetry's own variables.
+
+    llm_request ─┬─ queue      from arrival to the first step
+                 ├─ prefill    to the first token
+                 └─ decode     to the end
+
+The parent is the caller's span, if the request brought a W3C traceparent. Spans are made from a request's times when
+it ends, so that a token costs nothing, and leave in a thread of OpenTelemetry's, which keeps at most 2048 of them
+(OTEL_BSP_MAX_QUEUE_SIZE). Imports OpenTelemetry only where it is configured: the extra `otel`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import msgspec
+
+from ..ipc.engine_spec import EngineSpec
+from ..ipc.errors import ConfigError
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+
+logger = logging.getLogger("tokenloom.frontend")
+
+_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+FLUSH_S = 2.0  # how long the last spans may take when the engine stops
+
+
+class EndedAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer from its arrival to its end. Times are monotonic seconds; 0 = it did not come to that."""
+
+    request_id: str
+    traceparent: str  # of the caller; "" for none
+    reason: str  # why it ended
+    arrived_at: float
+    started_at: float
+    first_at: float
+    ended_at: float
+    num_prompt_tokens: int
+    num_tokens: int
+
+
+class Tracing:
+    """Owns the exporter and its thread. Nothing is global: who embeds this engine may trace with others."""
+
+    def __init__(self, endpoint: str | None, model: str, run_id: str) -> None:
+        """`endpoint`: URL of a collector that takes OTLP over HTTP; None: as the variables say. ImportError without
+        OpenTelemetry."""
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        name = os.environ.get("OTEL_SERVICE_NAME", "tokenloom")
+        resource = Resource.create({"service.name": name, "service.instance.id": run_id})
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint)))
+        self._tracer = self._provider.get_tracer("tokenloom")
+        self._model = model
+
+    def record(self, answer: EndedAnswer) -> None:
+        """Make the spans of an answer that has just ended."""
+        from opentelemetry import trace
+
+        offset = time.time() - time.monotonic()
+        span = self._tracer.start_span(
+            "llm_request",
+            _context_of(answer.traceparent),
+            trace.SpanKind.SERVER,
+            {
+                "gen_ai.request.model": self._model,
+                "gen_ai.response.id": answer.request_id,
+                "gen_ai.response.finish_reasons": [answer.reason],
+                "gen_ai.usage.input_tokens": answer.num_prompt_tokens,
+                "gen_ai.usage.output_tokens": answer.num_tokens,
+            },
+            start_time=_nanoseconds(answer.arrived_at + offset),
+        )
+        if answer.reason in ("error", "timeout"):
+            span.set_status(trace.StatusCode.ERROR, answer.reason)
+        inside = trace.set_span_in_context(span)
+        for name, begin, end in _phases(answer):
+            phase = self._tracer.start_span(name, inside, start_time=_nanoseconds(begin + offset))
+            phase.end(_nanoseconds(end + offset))
+        span.end(_nanoseconds(answer.ended_at + offset))
+
+    def close(self) -> None:
+        """Let the last spans out, within FLUSH_S."""
+        flush = threading.Thread(target=self._provider.shutdown, name="tokenloom spans", daemon=True)
+        flush.start()
+        flush.join(FLUSH_S)
+
+
+def new_tracing(spec: EngineSpec) -> Tracing | None:
+    """None where no exporter is configured. ConfigError where --otlp-endpoint asks for one and cannot have it."""
+    endpoint = spec.config.otlp_endpoint
+    if endpoint is None and not any(os.environ.get(name) for name in _VARIABLES):
+        return None
+    if endpoint is not None and urlsplit(endpoint).path in ("", "/"):
+        endpoint = endpoint.rstrip("/") + "/v1/traces"
+    try:
+        return Tracing(endpoint, spec.served_model_name, spec.run_id)
+    except ImportError as error:
+        mend = f"{error}: install it with pip install 'tokenloom[otel]'"
+        if endpoint is not None:
+            raise ConfigError(f"--otlp-endpoint {endpoint} needs OpenTelemetry; {mend}") from None
+        logger.warning("spans are not exported; %s", mend)
+        return None
+
+
+def _phases(answer: EndedAnswer) -> list[tuple[str, float, float]]:
+    """Name, begin and end of each phase that the answer came to."""
+    if not answer.started_at:
+        return [("queue", answer.arrived_at, answer.ended_at)]
+    first_at = answer.first_at or answer.ended_at
+    phases = [("queue", answer.arrived_at, answer.started_at), ("prefill", answer.started_at, first_at)]
+    return [*phases, ("decode", first_at, answer.ended_at)] if answer.first_at else phases
+
+
+def _context_of(traceparent: str) -> Context:
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    return TraceContextTextMapPropagator().extract({"traceparent": traceparent})
+
+
+def _nanoseconds(unix_time: float) -> int:
+    return int(unix_time * 1e9)

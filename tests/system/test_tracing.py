@@ -1,0 +1,178 @@
+"""Spans as a collector gets them: over OTLP/HTTP, from an engine that serves HTTP."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx2
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from tokenloom.frontend.trace_context import is_traceparent
+from tokenloom.frontend.tracing import new_tracing
+from tokenloom.ipc.config import EngineConfig
+from tokenloom.ipc.errors import ConfigError
+from tokenloom.tests.frontend.samples import new_spec
+
+from .launched import LaunchedEngine
+
+DEADLINE_S = 20.0
+TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+
+
+class Collector:
+    """An OTLP/HTTP receiver that keeps what comes."""
+
+    def __init__(self) -> None:
+        collector = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                assert self.path == "/v1/traces"
+                body = self.rfile.read(int(self.headers["content-length"]))
+                collector.take(ExportTraceServiceRequest.FromString(body))
+                self.send_response(200)
+                self.send_header("content-length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.spans: list[Span] = []
+        self.resource: dict[str, str] = {}
+        self._arrival = threading.Condition()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread.start()
+        self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def take(self, request: ExportTraceServiceRequest) -> None:
+        with self._arrival:
+            for each in request.resource_spans:
+                self.resource |= {pair.key: pair.value.string_value for pair in each.resource.attributes}
+                self.spans += [span for scope in each.scope_spans for span in scope.spans]
+            self._arrival.notify_all()
+
+    def wait(self, is_there: Callable[[list[Span]], bool]) -> None:
+        with self._arrival:
+            assert self._arrival.wait_for(lambda: is_there(self.spans), DEADLINE_S), self.spans
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join(DEADLINE_S)
+        self._server.server_close()
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    collector = Collector()
+    yield collector
+    collector.close()
+
+
+def url_of(engine: LaunchedEngine) -> str:
+    engine.wait_ready()
+    found = re.search(r"http://\S+", next(line for line in engine.lines if line.startswith("Ready")))
+    assert found
+    return found.group()
+
+
+def complete(url: str, traceparent: str = "", **body: object) -> None:
+    headers = {"traceparent": traceparent} if traceparent else {}
+    body = {"prompt": "The capital of France is", "temperature": 0, "max_tokens": 5, "ignore_eos": True} | body
+    answer = httpx2.post(f"{url}/v1/completions", json=body, headers=headers, timeout=DEADLINE_S)
+    assert answer.status_code == 200, answer.text
+
+
+def attributes(span: Span) -> dict[str, object]:
+    return {
+        pair.key: pair.value.string_value
+        or pair.value.int_value
+        or [each.string_value for each in pair.value.array_value.values]
+        for pair in span.attributes
+    }
+
+
+def test_each_answer_is_a_span_of_its_phases_below_the_callers(
+    collector: Collector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "loom")
+    with LaunchedEngine(tmp_path, "--http", "0", "--otlp-endpoint", collector.endpoint) as engine:
+        url, begun = url_of(engine), time.time_ns()
+        complete(url, f"00-{TRACE}-{PARENT}-01", request_id="mine")
+        collector.wait(lambda spans: len(spans) == 4)
+        by_name = {span.name: span for span in collector.spans}
+        request, queue, prefill, decode = (by_name[name] for name in ("llm_request", "queue", "prefill", "decode"))
+        assert {span.trace_id.hex() for span in collector.spans} == {TRACE}
+        assert request.parent_span_id.hex() == PARENT
+        assert {span.parent_span_id for span in (queue, prefill, decode)} == {request.span_id}
+        assert begun <= request.start_time_unix_nano == queue.start_time_unix_nano
+        assert queue.start_time_unix_nano < queue.end_time_unix_nano == prefill.start_time_unix_nano
+        assert prefill.start_time_unix_nano < prefill.end_time_unix_nano == decode.start_time_unix_nano
+        assert decode.start_time_unix_nano < decode.end_time_unix_nano == request.end_time_unix_nano <= time.time_ns()
+        assert attributes(request) == {
+            "gen_ai.request.model": "tokenloom-demo",
+            "gen_ai.response.id": "cmpl-mine",
+            "gen_ai.response.finish_reasons": ["length"],
+            "gen_ai.usage.input_tokens": 7,
+            "gen_ai.usage.output_tokens": 5,
+        }
+        assert collector.resource["service.name"] == "loom"
+        complete(url, f"00-{TRACE}-{PARENT}-00")  # the caller does not sample this one
+        complete(url)
+        complete(url, "00-broken", timeout_s=1e-9)
+        collector.wait(lambda spans: len(spans) == 4 + 4 + 2)
+        assert len({span.trace_id for span in collector.spans}) == 3
+        late = next(
+            span for span in collector.spans if attributes(span).get("gen_ai.response.finish_reasons") == ["timeout"]
+        )
+        assert late.status.code == late.status.STATUS_CODE_ERROR and not late.parent_span_id
+
+
+def test_the_last_spans_leave_when_the_engine_stops(
+    collector: Collector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint)
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "3600000")
+    with LaunchedEngine(tmp_path, "--http", "0") as engine:
+        complete(url_of(engine), n=3)
+        assert not collector.spans
+        engine.signal(signal.SIGTERM)
+        assert engine.wait_exit() == 0
+    assert len(collector.spans) == 12
+
+
+def test_a_collector_that_is_not_there_holds_nothing_up(tmp_path: Path) -> None:
+    with LaunchedEngine(tmp_path, "--http", "0", "--otlp-endpoint", "http://127.0.0.1:9") as engine:
+        complete(url_of(engine))
+        engine.signal(signal.SIGTERM)
+        assert engine.wait_exit(10.0) == 0
+
+
+def test_opentelemetry_is_imported_only_where_it_is_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "import sys, tokenloom.frontend.server; sys.exit('opentelemetry' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd="/", timeout=DEADLINE_S, check=False).returncode == 0
+    assert new_tracing(new_spec()) is None
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    with pytest.raises(ConfigError, match=r"needs OpenTelemetry.*pip install 'tokenloom\[otel\]'"):
+        new_tracing(new_spec(config=EngineConfig(otlp_endpoint="http://127.0.0.1:9")))
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    assert new_tracing(new_spec()) is None
+
+
+def test_a_traceparent_is_what_the_standard_says() -> None:
+    good = f"00-{TRACE}-{PARENT}-01"
+    assert is_traceparent(good) and is_traceparent(f"cc-{TRACE}-{PARENT}-01-what-the-future-brings")
+    for bad in ("", "00", good.upper(), f"ff-{TRACE}-{PARENT}-01", f"00-{'0' * 32}-{PARENT}-01", good + "\n"):
+        assert not is_traceparent(bad), bad
+    assert not is_traceparent(f"00-{TRACE}-{'0' * 16}-01")
