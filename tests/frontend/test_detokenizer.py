@@ -3,83 +3,20 @@
 from __future__ import annotations
 
 import random
-import re
-from collections.abc import Iterator
 
 import pytest
 
-from tokenloom.frontend.detokenizer import Detokenizer, DetokenizerFactory, PieceDetokenizer, WindowDetokenizer
-from tokenloom.frontend.tokenizer import Tokenizer
+from tokenloom.frontend.detokenizer import DetokenizerFactory, WindowDetokenizer
 
+from .detokenizer_cases import check_sequences, random_ids, stream
 from .samples import KINDS, SENTENCES, new_tokenizer
 
-NUM_SEQUENCES = 10_000  # over all kinds
-BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
-
-
-def stream(detokenizer: Detokenizer, token_ids: list[int]) -> Iterator[str]:
-    for token_id in token_ids:
-        yield detokenizer.append(token_id)
-    yield detokenizer.finish()
-
-
-def random_ids(rng: random.Random, tokenizer: Tokenizer, count: int) -> list[int]:
-    """Pieces of real text, bytes at random, special tokens, and ids that the tokenizer lacks."""
-    token_ids: list[int] = []
-    while len(token_ids) < count:
-        if rng.random() < 0.5:
-            text = rng.choice(SENTENCES)
-            begin = rng.randrange(len(text))
-            token_ids += tokenizer.encode(text[begin : begin + 12], add_special_tokens=False)
-        else:
-            token_ids += [rng.randrange(tokenizer.size + 5) for _ in range(rng.randrange(1, 4))]
-    return token_ids[:count]
-
-
-def oracle(tokenizer: Tokenizer, token_ids: list[int]) -> str:
-    """decode(all), but byte tokens are bytes: the library turns a whole run of them into U+FFFD if one is broken."""
-    assert tokenizer.backend is not None
-    kept = [token_id for token_id in token_ids if token_id not in tokenizer.special_ids and token_id < tokenizer.size]
-    data, text = b"", ""
-    for token_id in [*kept, -1]:
-        token = "" if token_id < 0 else tokenizer.backend.id_to_token(token_id) or ""
-        match = BYTE_TOKEN.fullmatch(token)
-        if match:
-            data += bytes([int(match[1], 16)])
-            continue
-        text += data.decode(errors="replace")
-        data = b""
-        text += token.replace("▁", " ")
-    return text.removeprefix(" ")
-
-
-def whole(kind: str, tokenizer: Tokenizer, token_ids: list[int]) -> str:
-    return oracle(tokenizer, token_ids) if kind == "byte_fallback" else tokenizer.decode(token_ids)
+NUM_SEQUENCES = 10_000  # over all kinds; scripts/fuzz_detokenizer.py runs more
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_deltas_join_to_the_text_of_all_tokens(kind: str) -> None:
-    rng, tokenizer = random.Random(1), new_tokenizer(kind)
-    factory = DetokenizerFactory(tokenizer)
-    for _ in range(NUM_SEQUENCES // len(KINDS)):
-        token_ids = random_ids(rng, tokenizer, rng.randrange(1, 24))
-        detokenizer = factory.new([], True)
-        assert isinstance(detokenizer, PieceDetokenizer)
-        assert "".join(stream(detokenizer, token_ids)) == whole(kind, tokenizer, token_ids)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_prompt_is_context_and_never_part_of_the_text(kind: str) -> None:
-    rng, tokenizer = random.Random(2), new_tokenizer(kind)
-    factory = DetokenizerFactory(tokenizer)
-    for _ in range(1000):
-        text = rng.choice(SENTENCES)
-        prompt = tokenizer.encode(text)
-        output = random_ids(rng, tokenizer, rng.randrange(1, 12))
-        expected = whole(kind, tokenizer, prompt + output)
-        before = whole(kind, tokenizer, prompt)
-        assert expected.startswith(before)
-        assert before + "".join(stream(factory.new(prompt, True), output)) == expected
+def test_deltas_join_to_the_text_of_all_tokens_and_show_nothing_of_the_prompt(kind: str) -> None:
+    check_sequences(kind, seed=1, count=NUM_SEQUENCES // len(KINDS))
 
 
 @pytest.mark.parametrize("kind", KINDS)
