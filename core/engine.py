@@ -28,13 +28,13 @@ from ..ipc.messages import (
 )
 from .block_hash import random_namespace
 from .deadlines import Deadlines
-from .grammar import GrammarHost, Grammars, Masks
+from .grammar import GrammarHost, Grammars, RequestMask, may_jump
 from .kv_cache import KVCacheManager
 from .outbox import Outbox
 from .policy import order_of
 from .quarantine import CRASHES_TO_CONVICT, Quarantine
 from .request import Request, State
-from .scheduler import Scheduler
+from .scheduler import FinishedRequest, NewTokens, Scheduler
 from .stats import CoreStats
 from .step_watch import StepWatch
 
@@ -273,6 +273,8 @@ class EngineCore:
         if self._pause_mode in ("keep", "abort"):
             return 0
         while len(scheduler.ledger) < self._config.steps_in_flight and scheduler.has_work():
+            if self._awaits_masks:
+                break
             begun_at = time.monotonic()
             output = scheduler.schedule()
             if output is None:
@@ -301,21 +303,23 @@ class EngineCore:
         self._step_watch.on_step(entry.num_tokens, output.execute_s)
         num_decodes = entry.num_tokens - entry.num_prompt_tokens
         self.scheduler.pacer.on_step(num_decodes, entry.num_prompt_tokens, output.execute_s)
-        self._outbox.add_tokens(new_tokens)
+        self._take_tokens(new_tokens, finished)
         if self._quarantine.is_watching:
             self._quarantine.on_progress(self.scheduler.known_tokens())
-        for done in finished:
-            del self._request_by_id[done.request.owner, done.request.key]
-            self._finish(done.request, done.reason, vector=done.vector)
-        has_grammar = new_tokens.grammar_ids > 0
-        if has_grammar.any():
-            self._grammars.advance(
-                new_tokens.grammar_ids[has_grammar].tolist(), new_tokens.token_ids[has_grammar].tolist()
-            )
         self._want_masks()
         now = time.monotonic()
         self.stats.on_step(len(entry.rows), entry.num_tokens, len(new_tokens.token_ids), output.execute_s, now)
         self.stats.host_s += now - begun_at
+
+    def _take_tokens(self, new: NewTokens, finished: list[FinishedRequest], *, are_forced: bool = False) -> None:
+        self._outbox.add_tokens(new)
+        for done in finished:
+            del self._request_by_id[done.request.owner, done.request.key]
+            self._finish(done.request, done.reason, vector=done.vector)
+        has_grammar = new.grammar_ids > 0
+        if has_grammar.any():
+            grammar_ids, token_ids = new.grammar_ids[has_grammar].tolist(), new.token_ids[has_grammar].tolist()
+            self._grammars.advance(grammar_ids, token_ids, are_forced=are_forced)
 
     # ── grammars ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -340,22 +344,39 @@ class EngineCore:
                 self._end(request, "error", error)
         if news.masks is not None:
             self._send_masks(news.masks)
+            for mask in news.masks:
+                if mask.forced and may_jump(mask.request.params):
+                    self._take_forced(mask.request, mask.forced)
         self._grammars.flush(time.monotonic())
 
-    def _send_masks(self, masks: Masks) -> None:
+    def _send_masks(self, masks: list[RequestMask]) -> None:
         """A row that changed hands since the step was sent gets a mask in vain, and a request without a row none."""
-        width = len(masks.bits) // max(len(masks.requests), 1)
-        placed = [(request.row, i * width) for i, request in enumerate(masks.requests) if request.row >= 0]
+        placed = [mask for mask in masks if mask.request.row >= 0]
         self._mask_sent_at = time.monotonic()
         self._executor.send(
             TokenMask(
                 step=self._masked_step,
                 core_epoch=self._core_epoch,
                 generation=self._generation,
-                rows=encode_ids(row for row, _ in placed),
-                bits=b"".join(masks.bits[start : start + width] for _, start in placed),
+                rows=encode_ids(mask.request.row for mask in placed),
+                bits=b"".join(mask.bits for mask in placed),
             )
         )
+
+    def _take_forced(self, request: Request, token_ids: list[int]) -> None:
+        """Append what a grammar leaves no choice of; the step in flight samples the first of these tokens."""
+        new_tokens, finished = self.scheduler.append_forced(request, token_ids)
+        if new_tokens is not None:
+            self.stats.num_generated_tokens += len(new_tokens.token_ids)
+            self._take_tokens(new_tokens, finished, are_forced=True)
+
+    @property
+    def _awaits_masks(self) -> bool:
+        """Whether the oldest step waits for masks: with them tokens may become known that the next step computes."""
+        entry = self.scheduler.ledger.oldest
+        if entry is None or not len(entry.grammar_ids):
+            return False
+        return entry.step > self._masked_step or self._grammars.is_awaiting_masks
 
     @property
     def next_grammar_deadline(self) -> float | None:

@@ -8,9 +8,9 @@ Compiling and masking are a GrammarHost's (grammar_host.py), which answers when 
 request waits for "grammar" until its first answer. A host that dies or hangs is replaced: what was compiling then is
 tried again alone, and fails if it ends that host too; all others go on from their tokens.
 
-Tokens that a grammar forces are sampled one by one like others: their mask leaves one choice. Appending them without
-sampling would make known tokens that no worker has reported, while a step that samples the first of them is already
-in flight; it saves less than it risks.
+Where a mask leaves one token, that token is known without a draw, and so may be the tokens after it: the host tells
+them with the mask. The core appends them at once (EngineCore._take_forced), so that the next step computes all of
+them together. The host is told of them like of any token, hence nothing is lost if the core does not take them.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from ..ipc.messages import (
     GrammarToCore,
     OpenGrammar,
 )
+from ..ipc.sampling_params import SamplingParams
 from .request import Ids, Request
 
 WAITS_FOR_GRAMMAR = "grammar"
@@ -60,6 +61,13 @@ class GrammarHost(Protocol):
         ...
 
 
+def may_jump(params: SamplingParams) -> bool:
+    """Whether tokens that a grammar forces may go undrawn: nothing else is told of them, or has a say in them."""
+    is_told = params.logprobs is not None
+    is_ruled = params.bad_words or params.allowed_token_ids or params.min_tokens or params.logits_processors
+    return not (is_told or is_ruled)
+
+
 class Place(Enum):
     QUEUED = auto()
     OPENING = auto()
@@ -86,11 +94,12 @@ class _Fill:
 
 
 @dataclass(frozen=True)
-class Masks:
-    """One row of bits for each request. Requests that were lost since they were asked for are left out."""
+class RequestMask:
+    """What may come next in one answer."""
 
-    requests: list[Request]
+    request: Request
     bits: bytes
+    forced: list[int]  # the tokens that must come next, of which the mask leaves the first; []: there is a choice
 
 
 @dataclass
@@ -100,7 +109,7 @@ class GrammarNews:
     ready: list[Request] = field(default_factory=list)
     complete: list[Request] = field(default_factory=list)  # nothing can follow their tokens
     failed: list[tuple[Request, ErrorInfo]] = field(default_factory=list)
-    masks: Masks | None = None
+    masks: list[RequestMask] | None = None  # without those of requests that were lost since they were asked for
 
 
 class Grammars:
@@ -117,6 +126,7 @@ class Grammars:
         self._next_id = HOST_IS_UP + 1
         self._is_host_up = False
         self._advances: list[tuple[int, int]] = []  # grammar id, token: not yet told to the host
+        self._is_host_waiting = False  # for one of them; tokens that it has forced do not hurry
         self._serial = 0
         self._fill: _Fill | None = None
         self._num_unanswered = 0
@@ -140,8 +150,10 @@ class Grammars:
 
     # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def advance(self, grammar_ids: Sequence[int], token_ids: Sequence[int]) -> None:
-        """These answers have got a token each; told to the host with the next `flush`."""
+    def advance(self, grammar_ids: Sequence[int], token_ids: Sequence[int], *, are_forced: bool = False) -> None:
+        """These answers have got a token each; told to the host with the next `flush` that has more to say than tokens
+        which it has forced."""
+        self._is_host_waiting |= not are_forced
         for grammar_id, token_id in zip(grammar_ids, token_ids, strict=True):
             entry = self._entry_by_id.get(grammar_id)
             if entry is None or entry.place is Place.QUEUED:  # it will be opened with all tokens
@@ -173,9 +185,9 @@ class Grammars:
                 self._fill.is_sent, serial = True, self._fill.serial
             else:
                 mask_ids = []
-        if not self._advances and not serial:
+        if not (self._advances and self._is_host_waiting) and not serial:
             return
-        advances, self._advances = self._advances, []
+        advances, self._advances, self._is_host_waiting = self._advances, [], False
         self._host.send(
             AdvanceGrammars(
                 grammar_ids=encode_ids(grammar_id for grammar_id, _ in advances),
@@ -237,6 +249,7 @@ class Grammars:
             entry.request.waits_for.discard(WAITS_FOR_GRAMMAR)
             news.ready.append(entry.request)
         self._advances += [(message.grammar_id, token_id) for token_id in entry.late_tokens]
+        self._is_host_waiting = True
         entry.late_tokens = []
 
     def _on_advanced(self, message: GrammarsAdvanced, news: GrammarNews) -> None:
@@ -250,12 +263,21 @@ class Grammars:
         if self._fill is None or message.serial != self._fill.serial:
             return
         self._fill = None
-        ids, row_bytes = decode_ids(message.mask_ids), len(message.bits) // max(len(message.mask_ids) // 4, 1)
-        rows = [message.bits[i * row_bytes : (i + 1) * row_bytes] for i in range(len(ids))]
-        kept = [
-            (self._entry_by_id[each], bits) for each, bits in zip(ids, rows, strict=True) if each in self._entry_by_id
-        ]
-        news.masks = Masks([entry.request for entry, _ in kept], b"".join(bits for _, bits in kept))
+        news.masks = self._masks_of(message)
+
+    def _masks_of(self, message: GrammarsAdvanced) -> list[RequestMask]:
+        """Of the requests that are still there."""
+        ids, counts, forced = (
+            decode_ids(frame) for frame in (message.mask_ids, message.forced_counts, message.forced_ids)
+        )
+        width, start, masks = len(message.bits) // max(len(ids), 1), 0, list[RequestMask]()
+        for i, (grammar_id, count) in enumerate(zip(ids, counts, strict=True)):
+            entry = self._entry_by_id.get(grammar_id)
+            if entry is not None:
+                bits = message.bits[i * width : (i + 1) * width]
+                masks.append(RequestMask(entry.request, bits, forced[start : start + count].tolist()))
+            start += count
+        return masks
 
     # ── trouble ──────────────────────────────────────────────────────────────────────────────────────────────────
 

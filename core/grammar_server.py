@@ -18,20 +18,21 @@ from ..ipc.codec import decode_ids, encode_ids
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import ErrorInfo, RequestError, error_info
 from ..ipc.messages import AdvanceGrammars, GrammarFailure, GrammarOpened, GrammarsAdvanced, OpenGrammar
+from .grammar_answer import AnswerGrammar
 from .grammar_compiler import GrammarCompiler, Matcher
 
 PARALLEL_FROM = 1 << 17  # bits of masks in a step: with fewer, one thread is done before others wake
 
 
 class GrammarServer:
-    """Owns the compiler, made when the first grammar comes, and one matcher per open grammar."""
+    """Owns the compiler, made when the first grammar comes, and the place of each answer in its grammar."""
 
     def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec
         self._num_words = -(-spec.model.vocab_size // 32)
         self._compiler: GrammarCompiler | None = None
         self._compiler_lock = Lock()
-        self._matcher_by_id: dict[int, Matcher] = {}
+        self._answer_by_id: dict[int, AnswerGrammar] = {}
         self._executor = LLExecutor(max(1, min((os.cpu_count() or 1) // 2, 8)))
 
     def prepare(self) -> None:
@@ -62,56 +63,61 @@ class GrammarServer:
         """Enter what `compile` has brought."""
         if isinstance(compiled, ErrorInfo):
             return GrammarOpened(grammar_id=grammar_id, error=compiled)
-        self._matcher_by_id[grammar_id] = compiled
+        self._answer_by_id[grammar_id] = AnswerGrammar(compiled, self._spec.model.vocab_size)
         return GrammarOpened(grammar_id=grammar_id, is_complete=compiled.is_complete)
 
     def close(self, grammar_ids: list[int]) -> None:
         for grammar_id in grammar_ids:
-            self._matcher_by_id.pop(grammar_id, None)
+            self._answer_by_id.pop(grammar_id, None)
 
     def advance(self, message: AdvanceGrammars) -> GrammarsAdvanced:
         """Take in the tokens, make the masks. Grammars that were closed meanwhile are passed over."""
         failures: list[GrammarFailure] = []
         complete: list[int] = []
         for grammar_id, token_id in zip(decode_ids(message.grammar_ids), decode_ids(message.token_ids), strict=True):
-            matcher = self._matcher_by_id.get(grammar_id)
-            if matcher is None:
+            answer = self._answer_by_id.get(grammar_id)
+            if answer is None:
                 continue
-            matcher.consume([token_id])
-            if matcher.error is not None:
-                failures.append(self._fail(grammar_id, matcher.error))
-            elif matcher.is_complete:
+            answer.take(token_id)
+            if answer.error is not None:
+                failures.append(self._fail(grammar_id, answer.error))
+            elif answer.is_complete:
                 complete.append(grammar_id)
         self.close(complete)
-        mask_ids = [grammar_id for grammar_id in decode_ids(message.mask_ids) if grammar_id in self._matcher_by_id]
-        bits = self._masks(mask_ids)
+        mask_ids = [grammar_id for grammar_id in decode_ids(message.mask_ids) if grammar_id in self._answer_by_id]
+        answers = [self._answer_by_id[grammar_id] for grammar_id in mask_ids]
+        bits = self._masks(answers)
         is_good = np.ones(len(mask_ids), np.bool_)
-        for i, grammar_id in enumerate(mask_ids):
-            error = self._matcher_by_id[grammar_id].error
-            if error is not None or not bits[i].any():
+        for i, answer in enumerate(answers):
+            if answer.error is not None or not bits[i].any():
                 is_good[i] = False
-                failures.append(self._fail(grammar_id, error or "no token can follow"))
+                failures.append(self._fail(mask_ids[i], answer.error or "no token can follow"))
+        good = np.flatnonzero(is_good).tolist()
         return GrammarsAdvanced(
             serial=message.serial,
-            mask_ids=encode_ids(grammar_id for grammar_id, good in zip(mask_ids, is_good, strict=True) if good),
+            mask_ids=encode_ids(mask_ids[i] for i in good),
             bits=(bits if is_good.all() else bits[is_good]).tobytes(),
+            forced_counts=encode_ids(len(answers[i].ahead) for i in good),
+            forced_ids=encode_ids(token_id for i in good for token_id in answers[i].ahead),
             complete_ids=encode_ids(complete),
             failures=failures,
         )
 
-    def _masks(self, grammar_ids: list[int]) -> np.ndarray[tuple[int, int], np.dtype[np.uint32]]:
+    def _masks(self, answers: list[AnswerGrammar]) -> np.ndarray[tuple[int, int], np.dtype[np.uint32]]:
         """[n, ceil(vocab_size / 32)] of the model's vocabulary."""
-        if not grammar_ids:
+        if not answers:
             return np.zeros((0, self._num_words), np.uint32)
         width = self._shared_compiler().num_words
-        words = np.zeros((len(grammar_ids), width), np.uint32)
-        matchers = [self._matcher_by_id[grammar_id] for grammar_id in grammar_ids]
-        if len(matchers) * width * 32 >= PARALLEL_FROM and len(matchers) > 1:
-            pairs = [(matcher.inner, i) for i, matcher in enumerate(matchers)]
-            self._executor.unsafe_compute_mask_ptr(pairs, words.ctypes.data, width * 4, len(matchers))
+        words = np.zeros((len(answers), width), np.uint32)
+        unmasked = [(matcher, i) for i, answer in enumerate(answers) if (matcher := answer.unmasked) is not None]
+        if len(unmasked) * width * 32 >= PARALLEL_FROM and len(unmasked) > 1:
+            pairs = [(matcher.inner, i) for matcher, i in unmasked]
+            self._executor.unsafe_compute_mask_ptr(pairs, words.ctypes.data, width * 4, len(answers))
         else:
-            for matcher, row in zip(matchers, words, strict=True):
-                matcher.fill(row)
+            for matcher, i in unmasked:
+                matcher.fill(words[i])
+        for answer, row in zip(answers, words, strict=True):
+            answer.finish_mask(row)
         return words if width == self._num_words else np.ascontiguousarray(words[:, : self._num_words])
 
     def _fail(self, grammar_id: int, reason: str) -> GrammarFailure:

@@ -7,7 +7,7 @@ dropped by their epoch. Knows no sockets, no text, no tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -44,11 +44,12 @@ class Changes:
     freed_rows: list[int] = field(default_factory=list)
     new_rows: list[NewRow] = field(default_factory=list)
     block_appends: list[int] = field(default_factory=list)  # flat triples: row, group, block
+    forced_by_row: dict[int, list[int]] = field(default_factory=dict)  # tokens that follow those the row samples
 
 
 @dataclass(frozen=True)
 class NewTokens:
-    """Tokens that a step brought, in columns of equal length: one token for each row that kept its request."""
+    """New tokens in columns of equal length; those of one answer in their order."""
 
     owner: Ids
     key: Ids
@@ -57,6 +58,17 @@ class NewTokens:
     grammar_ids: Ids  # 0: no grammar
     logprobs: LogprobTable | None = None  # of those that asked
     prompt_logprobs: LogprobTable | None = None
+
+    @staticmethod
+    def joined(parts: Sequence[NewTokens]) -> NewTokens:
+        """All of these, none of which has logprobs; at least one."""
+        return NewTokens(
+            owner=np.concatenate([part.owner for part in parts]),
+            key=np.concatenate([part.key for part in parts]),
+            start=np.concatenate([part.start for part in parts]),
+            token_ids=np.concatenate([part.token_ids for part in parts]),
+            grammar_ids=np.concatenate([part.grammar_ids for part in parts]),
+        )
 
 
 @dataclass(frozen=True)
@@ -273,6 +285,7 @@ class Scheduler:
         appends = changes.block_appends
         kept = [i for i in range(0, len(appends), 3) if appends[i] != row]
         changes.block_appends = [value for i in kept for value in appends[i : i + 3]]
+        changes.forced_by_row.pop(row, None)
 
     def _admit_waiting(self, budget: int) -> None:
         """Give rows to waiting requests while budget, rows and blocks last. One that does not fit is passed by, but
@@ -356,6 +369,9 @@ class Scheduler:
             freed_rows=encode_ids(changes.freed_rows),
             new_rows=changes.new_rows,
             block_appends=encode_ids(changes.block_appends),
+            token_appends=encode_ids(
+                number for row, ids in changes.forced_by_row.items() for number in (row, len(ids), *ids)
+            ),
             is_mask_pending=len(grammar_ids) > 0,
         )
 
@@ -384,8 +400,48 @@ class Scheduler:
         token_ids = np.frombuffer(output.token_ids, np.int32)
         if not np.array_equal(rows, sampled) or len(token_ids) != len(rows):
             raise ProtocolError(f"step {output.step}: {len(rows)} rows were sampled, {len(sampled)} were asked for")
-        is_live = self.rows.epoch[rows] == entry.epochs[entry.samples]
-        rows, token_ids = rows[is_live], token_ids[is_live]
+        state = self.rows
+        is_live = state.epoch[rows] == entry.epochs[entry.samples]
+        is_new = is_live & (state.num_tokens[rows] == entry.ends[entry.samples])  # else a grammar has forced it
+        if not np.array_equal(is_live, is_new):
+            self._check_forced(entry, is_live & ~is_new, token_ids)
+        rows, token_ids = rows[is_new], token_ids[is_new]
+        new_tokens = self._append(
+            rows,
+            token_ids,
+            self._labelled(output.logprobs, entry, is_of_prompt=False),
+            self._labelled(output.prompt_logprobs, entry, is_of_prompt=True),
+        )
+        return new_tokens, self._finish_pooled(output, entry) + self._finish_stopped(rows, token_ids)
+
+    def append_forced(self, request: Request, token_ids: list[int]) -> tuple[NewTokens | None, list[FinishedRequest]]:
+        """Take in tokens that need no draw: the step in flight samples the first of them, a later one computes all.
+
+        They end where the request does. None, and nothing happens, unless only the step that samples is in flight.
+        """
+        row, state, finished = request.row, self.rows, list[FinishedRequest]()
+        if row < 0 or state.num_scheduled[row] != state.num_tokens[row]:
+            return None, finished
+        rows, parts = np.array([row], np.int32), list[NewTokens]()
+        for token_id in token_ids:
+            token = np.array([token_id], np.int32)
+            parts.append(self._append(rows, token))
+            finished = self._finish_stopped(rows, token)
+            if finished:
+                break
+        else:
+            if len(token_ids) > 1:
+                self._changes.forced_by_row[row] = token_ids[1:]
+        return NewTokens.joined(parts), finished
+
+    def _append(
+        self,
+        rows: Ids,
+        token_ids: Ids,
+        logprobs: LogprobTable | None = None,
+        prompt_logprobs: LogprobTable | None = None,
+    ) -> NewTokens:
+        """One more known token on each of `rows`."""
         state = self.rows
         new_tokens = NewTokens(
             owner=state.owner[rows],
@@ -393,11 +449,17 @@ class Scheduler:
             start=state.num_tokens[rows] - state.num_prompt_tokens[rows],
             token_ids=token_ids,
             grammar_ids=state.grammar_id[rows],
-            logprobs=self._labelled(output.logprobs, entry, is_of_prompt=False),
-            prompt_logprobs=self._labelled(output.prompt_logprobs, entry, is_of_prompt=True),
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
         )
         state.append(rows, token_ids)
-        return new_tokens, self._finish_pooled(output, entry) + self._finish_stopped(rows, token_ids)
+        return new_tokens
+
+    def _check_forced(self, entry: LedgerEntry, is_known: npt.NDArray[np.bool_], token_ids: Ids) -> None:
+        """ProtocolError if a row has sampled another token than the one that its grammar forced."""
+        known = self.rows.tokens[entry.sampling_rows[is_known], entry.ends[entry.samples][is_known]]
+        if (known != token_ids[is_known]).any():
+            raise ProtocolError(f"step {entry.step}: {token_ids[is_known]} were sampled, {known} were forced")
 
     def _labelled(self, columns: LogprobColumns | None, entry: LedgerEntry, is_of_prompt: bool) -> LogprobTable | None:
         """Logprobs of rows that still belong to the same request, under its key."""

@@ -422,7 +422,7 @@ class NewRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class SchedulerOutput(Message, frozen=True, kw_only=True, tag="step"):
-    """One step. A worker frees, admits, appends blocks, then computes `counts[i]` tokens of `rows[i]` for each i.
+    """One step. A worker frees, admits, appends blocks and tokens, then computes `counts[i]` tokens of each `rows[i]`.
 
     A row's first token of the step is the one after those it computed before. A row whose last known token is
     computed in this step samples one token, which becomes its next known token, or gives the vector it is there for.
@@ -436,6 +436,7 @@ class SchedulerOutput(Message, frozen=True, kw_only=True, tag="step"):
     freed_rows: bytes = b""  # int32
     new_rows: list[NewRow] = []
     block_appends: bytes = b""  # int32 [m, 3]: row, KV group (0), block id; in table order for each row
+    token_appends: bytes = b""  # int32, for each row: row, n, n tokens that follow those it has sampled, undrawn
     is_mask_pending: bool = False  # a TokenMask for this step follows: rank 0 waits for it before it samples
 
 
@@ -568,6 +569,8 @@ class GrammarsAdvanced(Message, frozen=True, kw_only=True, tag="grammars_advance
     serial: int
     mask_ids: bytes = b""  # int32 [m]
     bits: bytes = b""  # uint32 [m, ceil(vocab_size / 32)], as in TokenMask
+    forced_counts: bytes = b""  # int32 [m]: tokens that must follow, of which the mask leaves the first; 0: a choice
+    forced_ids: bytes = b""  # int32, flat: sum(forced_counts)
     complete_ids: bytes = b""  # int32: nothing can follow the tokens taken in
     failures: list[GrammarFailure] = []
 

@@ -260,6 +260,22 @@ class InputBatch:
         is_same = self._num_admissions[expected.rows] == expected.admissions
         self._token_ids[expected.rows[is_same], expected.positions[is_same]] = token_ids[is_same]
 
+    def append_undrawn(self, appends: I32) -> None:
+        """Known tokens that were not sampled here. appends: for each row: row, n, n token ids."""
+        start = 0
+        while start < len(appends):
+            row, count = appends[start : start + 2].tolist() if start + 2 <= len(appends) else (-1, 0)
+            token_ids = appends[start + 2 : start + 2 + count]
+            if count < 1 or len(token_ids) < count:
+                raise ProtocolError(f"row {row} is given {count} tokens, of which there are {len(token_ids)}")
+            rows = np.array([row], np.int32)
+            self._check_active(rows, "given tokens")
+            if self._num_tokens[row] + count > self._token_ids.shape[1]:
+                raise ProtocolError(f"row {row} is given {count} tokens, it has {self._num_tokens[row]} already")
+            for i in range(count):
+                self.append_tokens(rows, token_ids[i : i + 1].astype(np.int64))
+            start += 2 + count
+
     def _slots(self, token_rows: I32, positions: I64) -> I64:
         block_indices, offsets = np.divmod(positions, self._block_size)
         slots: I64 = self._block_ids[token_rows, block_indices].astype(np.int64) * self._block_size + offsets

@@ -235,6 +235,7 @@ class ModelRunner:
         if len(appends) % 3:
             raise ProtocolError(f"block_appends holds {len(appends)} numbers, which make no triples")
         self._batch.append_blocks(appends.reshape(-1, 3))
+        self._batch.append_undrawn(ids_of(output.token_appends))
 
     def _sample(self, hidden: Tensor, inputs: StepInputs, receive_mask: MaskSource) -> SampledTokens:
         """The token of each sampled row, on every rank, and what rank 0 was asked to tell about tokens.

@@ -26,12 +26,24 @@ from tokenloom.ipc.messages import (
 )
 
 VOCAB_SIZE = 997
+MAX_FORCED = 20
 
 
 def allowed_tokens(text: str, outputs: Sequence[int]) -> list[int]:
     modulus = int(text.split(",")[0])
     last = outputs[-1] if outputs else 0
     return [token for token in range(VOCAB_SIZE) if (token + last + len(outputs)) % modulus == 0]
+
+
+def forced_tokens(text: str, outputs: Sequence[int]) -> list[int]:
+    """What must come next, up to the next choice or the end."""
+    forced = list[int]()
+    while len(forced) < MAX_FORCED and not is_complete(text, [*outputs, *forced]):
+        allowed = allowed_tokens(text, [*outputs, *forced])
+        if len(allowed) != 1:
+            break
+        forced += allowed
+    return forced
 
 
 def is_complete(text: str, outputs: Sequence[int]) -> bool:
@@ -121,11 +133,14 @@ class FakeGrammarHost:
         masks = np.zeros((len(mask_ids), -(-VOCAB_SIZE // 32) * 32), np.uint8)
         for i, grammar_id in enumerate(mask_ids):
             masks[i, allowed_tokens(*self.open_grammars[grammar_id])] = 1
+        forced = [forced_tokens(*self.open_grammars[grammar_id]) for grammar_id in mask_ids]
         self.outbox.append(
             GrammarsAdvanced(
                 serial=message.serial,
                 mask_ids=encode_ids(mask_ids),
                 bits=np.packbits(masks, axis=1, bitorder="little").tobytes(),
+                forced_counts=encode_ids(len(ids) for ids in forced),
+                forced_ids=encode_ids(token for ids in forced for token in ids),
                 complete_ids=encode_ids(complete),
                 failures=failures,
             )

@@ -156,6 +156,12 @@ class FakeWorker:
             assert group == 0 and 0 < block < self.num_blocks
             assert block not in self.rows[row_id].blocks, "a block stands twice in a table"
             self.rows[row_id].blocks.append(block)
+        undrawn = list(decode_ids(output.token_appends))
+        while undrawn:
+            row_id, count, *undrawn = undrawn
+            assert len(undrawn) >= count > 0
+            self.rows[row_id].tokens += undrawn[:count]
+            undrawn = undrawn[count:]
 
     def _write(self, row: Row, count: int) -> None:
         assert row.num_computed + count <= len(row.tokens), "a token is computed before it is known"

@@ -85,15 +85,54 @@ def test_rows_with_and_without_a_grammar_share_steps() -> None:
     assert not harness.grammars.open_grammars, "a finished request has left its grammar open"
 
 
-def test_two_steps_are_in_flight_though_the_second_has_no_mask_yet() -> None:
+def test_the_next_step_is_sent_with_the_masks_of_the_first_and_not_with_its_result() -> None:
     harness = GrammarHarness(block_size=4)
     harness.ask(0, [1, 2, 3], 20, "7,20")
     harness.grammars.work()
     harness.core.take_grammars()
-    assert harness.core.step() == 2
+    assert harness.core.step() == 1
     assert harness.worker.answer() is None, "the first step waits for its mask"
+    harness.grammars.work()
+    harness.core.take_grammars()
+    assert harness.core.step() == 1 and len(harness.worker.queue) == 2
     harness.run()
     harness.check(0)
+
+
+FORCING = "992,40"  # leaves one token, and at times two
+
+
+def test_forced_tokens_are_computed_together() -> None:
+    harness = GrammarHarness(block_size=4)
+    harness.ask(0, [1, 2, 3], 40, FORCING)
+    harness.run()
+    harness.check(0)
+    assert harness.worker.num_steps < 15, "40 tokens, of which most leave no choice"
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{"logprobs": 2}, {"bad_words": ["a"]}, {"min_tokens": 2}, {"allowed_token_ids": list(range(997))}],
+    ids=lambda params: next(iter(params)),
+)
+def test_nothing_is_jumped_over_where_something_is_told_of_tokens_or_rules_them(params: dict[str, object]) -> None:
+    harness = GrammarHarness(block_size=4)
+    harness.ask(0, [1, 2, 3], 40, FORCING, **params)
+    harness.run()
+    harness.check(0)
+    assert harness.worker.num_steps >= 40
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 11])
+def test_forced_tokens_end_at_the_limit_and_at_a_stop_token(max_tokens: int) -> None:
+    outputs, _ = expected_with_grammar(FORCING, [1, 2, 3], 1, 40, [])
+    harness = GrammarHarness(block_size=4)
+    harness.ask(0, [1, 2, 3], max_tokens, FORCING)
+    harness.ask(1, [1, 2, 3], 40, FORCING, stop=[outputs[max_tokens - 1]])
+    harness.run()
+    harness.check(0)
+    harness.check(1)
+    assert (harness.finished[0].reason, harness.finished[1].reason) == ("length", "stop")
 
 
 def test_a_request_waits_for_its_grammar_while_others_run() -> None:
@@ -259,7 +298,7 @@ def run_random_grammars(seed: int, num_operations: int) -> None:
         if action < 0.12 and harness.core.num_requests < 40:
             prompt, max_tokens = prompt_of(rng, rng.randrange(1, 30)), rng.randrange(1, 40)
             if rng.random() < 0.7:
-                text = f"{rng.choice([1, 3, 50, 990])},{rng.randrange(1, 40)}"
+                text = f"{rng.choice([1, 3, 50, 990, 993])},{rng.randrange(1, 40)}"
                 stop = prompt_of(rng, rng.choice([0, 0, 2]))
                 have = rng.choice([0, 0, rng.randrange(40)])
                 outputs = expected_with_grammar(text, prompt, key, max_tokens, stop)[0][:have]

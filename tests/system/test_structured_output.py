@@ -93,6 +93,29 @@ def test_the_other_kinds_of_structure(engines: dict[str, LLM], model: str) -> No
             assert output.outputs[0].finish_reason == "stop"
 
 
+@pytest.mark.parametrize("model", MODELS)
+def test_jumps_over_forced_tokens_change_no_answer(engines: dict[str, LLM], model: str) -> None:
+    """Where logprobs are told every token is drawn; without them those that a schema forces are not."""
+    jumping = [
+        SamplingParams(
+            max_tokens=(40, 300)[i % 2],
+            temperature=i % 3,
+            seed=i,
+            structured_outputs=StructuredOutputsParams(json=schema),
+            stop=["e"] if i % 5 == 4 else None,
+            repetition_penalty=1.0 + i % 4 / 10,
+        )
+        for i, schema in enumerate(SCHEMAS.values())
+    ]
+    prompts = [PROMPTS[i % len(PROMPTS)] for i in range(len(jumping))]
+    jumped = engines[model].generate(prompts, jumping, use_tqdm=False)
+    drawn = engines[model].generate(prompts, [each.replace(logprobs=0) for each in jumping], use_tqdm=False)
+    for mine, other in zip(jumped, drawn, strict=True):
+        expected, found = other.outputs[0], mine.outputs[0]
+        assert (found.token_ids, found.text) == (expected.token_ids, expected.text)
+        assert (found.finish_reason, found.stop_reason) == (expected.finish_reason, expected.stop_reason)
+
+
 def test_any_json_object(engines: dict[str, LLM]) -> None:
     params = [SamplingParams(max_tokens=MAX_TOKENS, seed=i, structured_outputs={"json_object": True}) for i in range(4)]  # type: ignore[arg-type]
     for output in engines["demo"].generate(PROMPTS[:4], params, use_tqdm=False):

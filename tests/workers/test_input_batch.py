@@ -177,6 +177,23 @@ def test_blocks_that_do_not_exist_are_refused(append: list[int], reason: str) ->
         started().append_blocks(np.array([append], np.int32))
 
 
+@pytest.mark.parametrize(
+    ("appends", "reason"),
+    [
+        ([0], "of which there are 0"),
+        ([0, 2, 5], "given 2 tokens, of which there are 1"),
+        ([0, 0], "given 0 tokens"),
+        ([0, -1, 5], "given -1 tokens"),
+        ([3, 1, 5], "not in use"),
+        ([9, 1, 5], "rows are"),
+        ([0, MAX_MODEL_LEN, *range(MAX_MODEL_LEN)], "already"),
+    ],
+)
+def test_undrawn_tokens_that_cannot_be_are_refused(appends: list[int], reason: str) -> None:
+    with pytest.raises(ProtocolError, match=reason):
+        started().append_undrawn(ints(*appends))
+
+
 def test_a_table_takes_no_more_blocks_than_the_longest_request_needs() -> None:
     most = -(-MAX_MODEL_LEN // BLOCK_SIZE)
     with pytest.raises(ProtocolError, match=f"at most {most}"):

@@ -40,6 +40,7 @@ def message(
     freed: list[int] | None = None,
     new_rows: list[NewRow] | None = None,
     appends: list[int] | None = None,
+    undrawn: list[int] | None = None,
 ) -> SchedulerOutput:
     return SchedulerOutput(
         step=1,
@@ -50,6 +51,7 @@ def message(
         freed_rows=frame(*freed or []),
         new_rows=new_rows or [],
         block_appends=frame(*appends or []),
+        token_appends=frame(*undrawn or []),
     )
 
 
@@ -169,6 +171,24 @@ def new_row(row: int, tokens: list[int], computed: int = 0, sampling: RowSamplin
         num_computed_tokens=computed,
         sampling=sampling,
     )
+
+
+def test_tokens_that_were_not_drawn_are_computed_together_and_the_next_is_drawn_after_them() -> None:
+    runner, sampling = new_runner(), RowSampling(temperature=0.9, seed=5, repetition_penalty=1.5)
+    blocks = [each for block in range(1, 9) for each in (3, 0, block)]
+    first = runner.execute_model(message([3], [3], new_rows=[new_row(3, [7, 8, 9], 0, sampling)], appends=blocks))
+    history, undrawn = [7, 8, 9, int(first.token_ids[0])], [4, 4, 11]
+    second = runner.execute_model(message([3], [4], undrawn=[3, 3, *undrawn]))
+    alone = new_runner()
+    row = NewRow(
+        row=0,
+        token_ids=frame(*history, *undrawn),
+        num_prompt_tokens=3,
+        num_computed_tokens=0,
+        sampling=sampling,
+    )
+    expected = alone.execute_model(message([0], [7], new_rows=[row], appends=[0, 0, 1, 0, 0, 2]))
+    assert second.token_ids.tolist() == expected.token_ids.tolist()
 
 
 def test_the_next_step_uses_the_sampled_token_without_being_told_it() -> None:

@@ -1,0 +1,74 @@
+"""What is told as forced is what one mask after the other would leave, and the masks after it are the same."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tokenloom.core.grammar_answer import AnswerGrammar
+from tokenloom.core.grammar_compiler import GrammarCompiler, Matcher, Words
+
+DEMO = Path(__file__).resolve().parents[2] / "demo"
+VOCAB_SIZE, EOS = 2048, 1
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "a long name": {
+            "enum": ["left", "right", "a text that goes on for more than sixty-four tokens: " + "xq " * 60]
+        },
+        "b": {"type": "array", "items": {"const": [1, {"c": None}]}, "minItems": 2, "maxItems": 5},
+        "d": {"type": "string", "maxLength": 4},
+    },
+    "required": ["a long name", "b", "d"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def compiler() -> GrammarCompiler:
+    return GrammarCompiler(DEMO, VOCAB_SIZE, [EOS])
+
+
+def bits_of(words: Words) -> list[int]:
+    ids: list[int] = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist()
+    return ids
+
+
+def plain_mask(compiler: GrammarCompiler, matcher: Matcher) -> list[int]:
+    words = np.zeros(compiler.num_words, np.uint32)
+    matcher.fill(words)
+    return bits_of(words)
+
+
+def told_mask(compiler: GrammarCompiler, answer: AnswerGrammar) -> list[int]:
+    words = np.zeros(compiler.num_words, np.uint32)
+    if answer.unmasked is not None:
+        answer.unmasked.fill(words)
+    answer.finish_mask(words)
+    return bits_of(words)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_an_answer_that_looks_ahead_says_what_a_plain_matcher_says(compiler: GrammarCompiler, seed: int) -> None:
+    rng, text = random.Random(seed), json.dumps(SCHEMA)
+    plain, answer = compiler.compile("json", text), AnswerGrammar(compiler.compile("json", text), VOCAB_SIZE)
+    forced, num_forced, num_single = list[int](), 0, 0
+    while not plain.is_complete:
+        expected = plain_mask(compiler, plain)
+        if rng.random() < 0.7 or not answer.ahead:  # a token that is known need not be asked for
+            assert told_mask(compiler, answer) == expected
+            assert (len(expected) == 1) == bool(answer.ahead)
+            forced = list(answer.ahead)
+        token_id = rng.choice(expected)
+        if forced:
+            assert token_id == forced.pop(0)
+            num_forced += 1
+        plain.consume([token_id])
+        answer.take(token_id)
+        num_single += len(expected) == 1
+        assert answer.error is None and answer.is_complete == plain.is_complete
+    assert num_forced == num_single > 20
