@@ -27,6 +27,7 @@ import psutil
 
 from tokenloom.scripts.bench_contestant import SCRIPTS, Contestant, Ours, Peer, transformers_peer
 from tokenloom.scripts.bench_limits import LimitsPeer
+from tokenloom.scripts.bench_processes import cpu_by_process, title, tree, used_since
 from tokenloom.scripts.bench_report import Json, Report, add_json_argument, median
 from tokenloom.scripts.bench_workload import (
     Workload,
@@ -54,31 +55,21 @@ class Result:
     cpu_s: dict[str, float] = field(default_factory=dict)  # of the last round's long run, by process
 
     def run(self, workload: Workload, seed: int, limit_s: float, watch_cpu: bool) -> None:
-        before = cpu_by_process(self.contestant) if watch_cpu else {}
+        processes = processes_of(self.contestant) if watch_cpu else []
+        before = cpu_by_process(processes)
         self.seconds.append(self.contestant.generate(workload.prompts(seed), workload.num_out))
         if watch_cpu:
-            self.cpu_s = {name: used - before.get(name, 0) for name, used in cpu_by_process(self.contestant).items()}
+            self.cpu_s = used_since(before, processes)
         self.shares.append(limit_s / self.seconds[-1])
         if workload.num_out > 1:
             self.decode_s.append(self.seconds[-1] - self.contestant.generate(workload.prompts(seed + 1), 1))
 
 
-def cpu_by_process(contestant: Contestant) -> dict[str, float]:
-    """CPU seconds so far of a contestant's processes; ours are all children of this one that are tokenloom's."""
+def processes_of(contestant: Contestant) -> list[psutil.Process]:
+    """A contestant's processes; ours are all children of this one that are tokenloom's."""
     if isinstance(contestant, Peer):
-        root = psutil.Process(contestant.pid)
-        processes = [root, *root.children(recursive=True)]
-    else:
-        processes = [each for each in psutil.Process().children(recursive=True) if title(each).startswith("tokenloom")]
-    return {f"{title(each)} ({each.pid})": sum(each.cpu_times()[:2]) for each in processes}
-
-
-def title(process: psutil.Process) -> str:
-    """The title that a process took, or the script that its Python runs."""
-    with contextlib.suppress(psutil.Error):
-        words = " ".join(process.cmdline()).split()
-        return next((Path(word).name for word in words if word.endswith(".py")), " ".join(words[:4]))
-    return "ended"
+        return tree(contestant.pid)
+    return [each for each in psutil.Process().children(recursive=True) if title(each).startswith("tokenloom")]
 
 
 def openers(

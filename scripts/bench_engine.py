@@ -1,16 +1,19 @@
 """The engine's own cost, without a model: real frontend and core, and a worker that answers every step at once.
 
-    python scripts/bench_engine.py --requests 256 --out 256
+    python scripts/bench_engine.py --requests 256 --out 256 --vllm ~/vllm/bin/python
 
 Measured, for N requests that run together: CPU time of the frontend and of the core per answer token (psutil, over the
-whole of prompts, tokens, detokenization and delivery to one client), and tokens/s. Then, in this process and without
-sockets, the core's median step with 1 and with N decoding rows: schedule, a null result, update, messages for the
-frontend. All flags of engine-launch are taken.
+whole of prompts, tokens, detokenization and delivery to one client), and tokens/s. With --vllm (the Python of an
+environment with it) vLLM's offline LLM makes the same tokens of the same checkpoint, in turn with ours: what all its
+processes but the worker use, its waiting included, which spins. Then, in this process and without sockets, the core's
+median step with 1 and with N decoding rows: schedule, a null result, update, messages for the frontend. All flags of
+engine-launch are taken.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import time
 from pathlib import Path
@@ -28,36 +31,66 @@ from tokenloom.ipc.addresses import RunDirectory
 from tokenloom.ipc.codec import encode, encode_ids
 from tokenloom.ipc.config import EngineConfig
 from tokenloom.ipc.messages import CoreChild, EngineCoreRequest, SchedulerOutput, TokenMask
+from tokenloom.scripts.bench_contestant import SCRIPTS, Peer
+from tokenloom.scripts.bench_processes import cpu_by_process, own_cost_s, tree, used_since
 from tokenloom.scripts.bench_report import Report, add_json_argument, median
 from tokenloom.scripts.bench_workload import Workload, engine_options, find_checkpoint, vocab_size
 from tokenloom.scripts.null_worker import NullWorker
 
 NULL_ENGINE = (sys.executable, "-m", "tokenloom.scripts.null_engine")
-ROLES = ("frontend", "core", "worker 0")
+ROLES = ("frontend", "core", "null worker 0")
 NUM_STEPS = 500
 STEPS_AHEAD = 16  # decode steps before the first that is timed
 
 
-def measure_cpu(config: EngineConfig, workload: Workload, rounds: int, report: Report) -> None:
-    handle = EngineHandle(config, NULL_ENGINE)
-    try:
-        with Client(handle.address) as client:
-            processes = find_roles(handle.pid)
-            run(client, workload, seed=-1)
-            for round_number in range(rounds):
-                before = {role: cpu_s(process) for role, process in processes.items()}
-                seconds = run(client, workload, seed=round_number)
-                num_tokens = workload.num_requests * workload.num_out
-                used = {role: (cpu_s(process) - before[role]) / num_tokens for role, process in processes.items()}
-                report.add(
-                    round=round_number + 1,
-                    tokens_per_s=num_tokens / seconds,
-                    frontend_us_per_token=used["frontend"] * 1e6,
-                    core_us_per_token=used["core"] * 1e6,
-                    both_us_per_token=(used["frontend"] + used["core"]) * 1e6,
-                )
-    finally:
-        handle.stop()
+def measure_cpu(config: EngineConfig, workload: Workload, rounds: int, peer: Peer | None, report: Report) -> None:
+    num_tokens = workload.num_requests * workload.num_out
+    ratios = []
+    with contextlib.ExitStack() as stack:
+        handle = EngineHandle(config, NULL_ENGINE)
+        stack.callback(handle.stop)
+        client = stack.enter_context(Client(handle.address))
+        processes = find_roles(handle.pid)
+        run(client, workload, seed=-1)
+        for number in range(rounds):
+            before = {role: cpu_s(process) for role, process in processes.items()}
+            seconds = run(client, workload, seed=number)
+            used = {role: (cpu_s(process) - before[role]) / num_tokens for role, process in processes.items()}
+            ours = used["frontend"] + used["core"]
+            report.add(
+                round=number + 1,
+                engine="tokenloom",
+                tokens_per_s=num_tokens / seconds,
+                frontend_us_per_token=used["frontend"] * 1e6,
+                core_us_per_token=used["core"] * 1e6,
+                us_per_token=ours * 1e6,
+            )
+            if peer is not None:
+                ratios.append(measure_peer(peer, workload, number, report) / ours)
+    if peer is not None:
+        report.note("vLLM's CPU time per token relative to ours", median(ratios))
+
+
+def measure_peer(peer: Peer, workload: Workload, number: int, report: Report) -> float:
+    """CPU seconds per token of all its processes but the worker."""
+    num_tokens = workload.num_requests * workload.num_out
+    processes = tree(peer.pid)
+    before = cpu_by_process(processes)
+    seconds = peer.generate(workload.prompts(number), workload.num_out)
+    used = used_since(before, processes)
+    theirs = own_cost_s(used) / num_tokens
+    report.add(round=number + 1, engine=peer.name, tokens_per_s=num_tokens / seconds, us_per_token=theirs * 1e6)
+    report.note(f"CPU seconds of {peer.name}", used)
+    return theirs
+
+
+def vllm_peer(python: str, folder: Path, workload: Workload) -> Peer:
+    """Warmed up; its worker is a process of its own."""
+    lengths = ["--max-model-len", str(workload.num_in + workload.num_out + 8)]
+    command = [python, str(SCRIPTS / "peer_vllm.py"), str(folder), "--eager", "--separate-worker", *lengths]
+    peer = Peer("vLLM", command, {"VLLM_CPU_KVCACHE_SPACE": "1"})
+    peer.generate(workload.prompts(-1), 8)
+    return peer
 
 
 def run(client: Client, workload: Workload, seed: int) -> float:
@@ -71,15 +104,10 @@ def run(client: Client, workload: Workload, seed: int) -> float:
 
 
 def find_roles(supervisor_pid: int) -> dict[str, psutil.Process]:
-    """The engine's processes by role, found by the module that they run or the title that they took."""
-    modules = ("tokenloom.frontend.process", "tokenloom.core.process", "tokenloom.scripts.null_worker")
-    found = {}
-    for process in psutil.Process(supervisor_pid).children():
-        line = " ".join(process.cmdline())
-        for role, module in zip(ROLES, modules, strict=True):
-            if line.startswith(f"tokenloom {role}") or f"-m {module}" in line:
-                found[role] = process
-    assert len(found) == len(ROLES), f"only {sorted(found)} are running"
+    """The engine's processes by role, found by the title that they took."""
+    titles = {" ".join(each.cmdline()).strip(): each for each in psutil.Process(supervisor_pid).children()}
+    found = {role: titles[f"tokenloom {role}"] for role in ROLES if f"tokenloom {role}" in titles}
+    assert len(found) == len(ROLES), f"only {sorted(titles)} are running"
     return found
 
 
@@ -148,6 +176,7 @@ def main() -> int:
     parser.add_argument("--in", type=int, default=16, dest="num_in")
     parser.add_argument("--out", type=int, default=256, dest="num_out")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--vllm", metavar="PYTHON", help="the Python of an environment with vLLM")
     parser.add_argument("--steps", type=int, default=NUM_STEPS, help="timed steps of the core alone")
     add_engine_arguments(parser)
     add_json_argument(parser)
@@ -160,7 +189,11 @@ def main() -> int:
     workload = Workload(arguments.requests, arguments.num_in, arguments.num_out, vocab_size(Path(folder)))
     shape = {"requests": workload.num_requests, "in": workload.num_in, "out": workload.num_out}
     report = Report("engine without a model", shape)
-    measure_cpu(config, workload, arguments.rounds, report)
+    with contextlib.ExitStack() as stack:
+        peer = vllm_peer(arguments.vllm, Path(folder), workload) if arguments.vllm else None
+        if peer is not None:
+            stack.callback(peer.close)
+        measure_cpu(config, workload, arguments.rounds, peer, report)
     one, many = (median_step_s(config, rows, arguments.steps) for rows in (1, workload.num_requests))
     report.note("core's median step with 1 row, µs", one * 1e6)
     report.note(f"core's median step with {workload.num_requests} rows, µs", many * 1e6)

@@ -19,13 +19,12 @@ import sys
 import time
 from collections.abc import Iterator
 
-import msgspec
 import psutil
 
 from tokenloom import Client, SamplingParams
-from tokenloom.ipc.config import EngineConfig
+from tokenloom.scripts.bench_processes import pss_bytes, tree
 from tokenloom.scripts.bench_report import Report, add_json_argument
-from tokenloom.scripts.bench_workload import add_model_arguments, engine_options, find_checkpoint
+from tokenloom.scripts.bench_workload import add_model_arguments, engine_options, find_checkpoint, flags_of
 
 STOP_TIMEOUT_S = 30.0
 
@@ -61,8 +60,7 @@ class Launch:
             yield from (line.decode() for line in lines)
 
     def processes(self) -> list[psutil.Process]:
-        supervisor = psutil.Process(self._process.pid)
-        return [supervisor, *supervisor.children(recursive=True)]
+        return tree(self._process.pid)
 
     def stop(self) -> float:
         """SIGTERM; seconds until the command has ended."""
@@ -78,30 +76,11 @@ class Launch:
         return time.perf_counter() - begun
 
 
-def flags_of(options: dict[str, object]) -> list[str]:
-    """Keywords of LLM as flags of engine-launch."""
-    flags = []
-    for field in msgspec.structs.fields(EngineConfig):
-        if field.name in options:
-            value, flag = options[field.name], field.name.replace("_", "-")
-            flags += [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
-    return flags
-
-
 def first_token_s(address: str, begun: float) -> float:
     """Attach and ask for one token; seconds since `begun`."""
     with Client(address) as client:
         client.generate([[1, 2, 3]], SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True), use_tqdm=False)
         return time.perf_counter() - begun
-
-
-def pss_bytes(processes: list[psutil.Process]) -> dict[str, int]:
-    """Proportional set size by process title."""
-    return {title(process): process.memory_full_info().pss for process in processes}
-
-
-def title(process: psutil.Process) -> str:
-    return " ".join(process.cmdline()).strip() or process.name()
 
 
 def idle_cpu(processes: list[psutil.Process], seconds: float) -> float:

@@ -67,6 +67,16 @@ def engine_options(parser: argparse.ArgumentParser, arguments: argparse.Namespac
     return options
 
 
+def flags_of(options: dict[str, object]) -> list[str]:
+    """Keywords of LLM as flags of engine-launch."""
+    flags = []
+    for field in msgspec.structs.fields(EngineConfig):
+        if field.name in options:
+            value, flag = options[field.name], field.name.replace("_", "-")
+            flags += [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+    return flags
+
+
 def device_of(options: Mapping[str, object]) -> str:
     """Where an engine with these options runs: cpu or cuda, as frontend/resolve.py decides it."""
     device = str(options.get("device", "auto"))

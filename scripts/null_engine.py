@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import sys
 
-from tokenloom.frontend import launch
-from tokenloom.frontend.supervisor import Supervisor
+from tokenloom.frontend import launch, supervisor
+from tokenloom.frontend.roster import Roster
 
-WORKER, NULL_WORKER = "tokenloom.workers.process", "tokenloom.scripts.null_worker"
+NULL_WORKER = "tokenloom.scripts.null_worker"
 
 
-class NullSupervisor(Supervisor):
+class NullRoster(Roster):
     """Starts the null worker wherever a worker is due."""
 
-    def _spawn(self, role: str, name: str, module: str, identity: str, arguments: list[str]) -> None:
-        super()._spawn(role, name, NULL_WORKER if module == WORKER else module, identity, arguments)
+    def spawn(self, role: str, name: str, module: str, identity: str, arguments: list[str]) -> None:
+        super().spawn(role, name, NULL_WORKER if role == "worker" else module, identity, arguments)
 
 
 if __name__ == "__main__":
-    launch.__dict__["Supervisor"] = NullSupervisor
+    supervisor.__dict__["Roster"] = NullRoster
     sys.exit(launch.main())

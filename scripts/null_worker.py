@@ -1,10 +1,12 @@
 """A worker without a model: answers every step at once, for measuring everything else. Started by null_engine.py.
 
-Speaks the whole protocol of workers/process.py, whose loop it is; the sampled token is a printable byte.
+Speaks the whole protocol of workers/process.py, whose loop it is; the sampled token is a printable byte. With
+NULL_WORKER_STEP_MS in the environment each step takes so long, asleep.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 import types
@@ -15,6 +17,7 @@ import numpy as np
 from tokenloom.ipc.codec import decode_ids
 from tokenloom.ipc.engine_spec import EngineSpec
 from tokenloom.ipc.messages import Measured, ModelRunnerOutput, Phase, SchedulerOutput
+from tokenloom.ipc.title import set_title
 from tokenloom.workers import process
 
 DEFAULT_BLOCKS = 1 << 16
@@ -26,12 +29,15 @@ class NullWorker:
 
     def __init__(self, spec: EngineSpec, rank: int = 0, generation: int = 0) -> None:
         self.stage = "idle"
+        self._rank = rank
+        self._step_s = float(os.environ.get("NULL_WORKER_STEP_MS", "0")) / 1000
         self._num_blocks = spec.config.num_kv_blocks or DEFAULT_BLOCKS
         self._num_known = np.zeros(spec.config.max_num_seqs, np.int64)
         self._num_computed = np.zeros(spec.config.max_num_seqs, np.int64)
 
     def load(self, folder: Path | None = None) -> list[Phase]:
-        """There is nothing to load."""
+        """There is nothing to load; the title tells whoever measures that no model is running."""
+        set_title(f"tokenloom null worker {self._rank}")
         return []
 
     def reload(self, folder: Path) -> None:
@@ -54,6 +60,8 @@ class NullWorker:
         self._num_computed[rows] = ends
         sampling = rows[ends >= self._num_known[rows]]
         self._num_known[sampling] += 1
+        if self._step_s:
+            time.sleep(max(begun + self._step_s - time.monotonic(), 0))
         token_ids = ((output.step + sampling) % NUM_BYTES + FIRST_BYTE).astype(np.int32)
         return ModelRunnerOutput(
             step=output.step,

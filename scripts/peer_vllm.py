@@ -27,6 +27,7 @@ def load(options: argparse.Namespace) -> tuple[dict[str, Any], Callable[[dict[st
         max_model_len=options.max_model_len,
         enable_prefix_caching=False,
         enforce_eager=options.eager,
+        distributed_executor_backend="mp" if options.separate_worker else None,
     )
     facts = {"version": vllm.__version__, "load_s": time.perf_counter() - begun}
 
@@ -47,6 +48,7 @@ def main() -> int:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--max-model-len", type=int, default=2048)
     parser.add_argument("--eager", action="store_true", help="without compilation: a faster start, slower steps")
+    parser.add_argument("--separate-worker", action="store_true", help="in a process of its own, as with several")
     options = parser.parse_args()
     return peer_protocol.serve(lambda: load(options))
 

@@ -1,0 +1,246 @@
+"""What a streamed token costs the server: CPU time of all its processes but the worker, under one HTTP client.
+
+    python scripts/bench_sse.py --streams 256 --out 128 --vllm ~/vllm/bin/python
+
+N streams of /v1/completions run at once, each on a connection of its own, random token ids in, OUT tokens out. The
+client reads bytes and counts events; its own time does not count. Ours runs null_worker.py in the worker's place:
+once it answers at once, which leaves several tokens to an event where the client or the server is behind, and once in
+steps of --step-ms. vLLM (--vllm: the Python of an environment with it) serves the same checkpoint with its worker in a
+process of its own, in turn with ours. Printed per round: tokens/s, tokens per event, tokens per CPU second, and that
+relative to vLLM's. All flags of engine-launch are taken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import http.client
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import uvloop
+
+from tokenloom.frontend.args import add_engine_arguments
+from tokenloom.scripts.bench_contestant import START_TIMEOUT_S, STOP_TIMEOUT_S
+from tokenloom.scripts.bench_processes import cpu_by_process, own_cost_s, tree, used_since
+from tokenloom.scripts.bench_report import Report, add_json_argument, median
+from tokenloom.scripts.bench_workload import FIRST_ID, engine_options, find_checkpoint, flags_of, vocab_size
+
+HOST = "127.0.0.1"
+RUN_TIMEOUT_S = 300.0
+NUM_IN = 16
+
+
+class Server:
+    """A server process group on a port of its own."""
+
+    def __init__(self, name: str, command: Sequence[str], port: int, environment: dict[str, str] | None = None) -> None:
+        self.name, self.port = name, port
+        self._process = subprocess.Popen(
+            command, stdout=sys.stderr, env={**os.environ, **(environment or {})}, cwd="/", start_new_session=True
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def wait_ready(self) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            if self._is_healthy():
+                return
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit(f"{self.name} is not ready (exit code {self._process.returncode})")
+            time.sleep(0.2)  # nothing tells from outside when a server listens
+
+    def _is_healthy(self) -> bool:
+        connection = http.client.HTTPConnection(HOST, self.port, timeout=5)
+        try:
+            connection.request("GET", "/health")
+            return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    def stop(self) -> None:
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+
+@dataclass
+class Streamed:
+    """What one run of all streams brought."""
+
+    seconds: float
+    num_events: int
+    num_tokens: int
+    cpu_s: dict[str, float] = field(default_factory=dict)
+
+
+class _Stream(asyncio.Protocol):
+    """One connection: sends its request at once, counts events, ends with the usage that the server reports."""
+
+    def __init__(self, request: bytes, done: asyncio.Future[int]) -> None:
+        self._request, self._done = request, done
+        self._transport: asyncio.Transport | None = None
+        self._tail = b""
+        self.num_events = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._transport = transport
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        self.num_events += data.count(b"data: ")
+        self._tail = (self._tail + data)[-4096:]
+        if b"data: [DONE]" in data and not self._done.done():
+            assert self._transport is not None
+            usage = self._tail.rpartition(b'"completion_tokens":')[2].lstrip()
+            self._done.set_result(int(usage[: next(i for i, byte in enumerate(usage) if not 48 <= byte <= 57)]))
+            self._transport.close()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self._done.done():
+            self._done.set_exception(ConnectionError(f"the server closed a stream: {self._tail[:500]!r}"))
+
+
+async def stream_all(port: int, bodies: list[bytes]) -> Streamed:
+    loop = asyncio.get_running_loop()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\nContent-Length: "
+    streams, ends = [], []
+    begun = time.perf_counter()
+    for body in bodies:
+        end: asyncio.Future[int] = loop.create_future()
+        stream = _Stream(f"{head}{len(body)}\r\n\r\n".encode() + body, end)
+        await loop.create_connection(lambda stream=stream: stream, HOST, port)  # type: ignore[misc]
+        streams.append(stream)
+        ends.append(end)
+    num_tokens = sum(await asyncio.wait_for(asyncio.gather(*ends), RUN_TIMEOUT_S))
+    num_events = sum(stream.num_events - 2 for stream in streams)  # without usage and [DONE]
+    return Streamed(time.perf_counter() - begun, num_events, num_tokens)
+
+
+def run(server: Server, bodies: list[bytes]) -> Streamed:
+    processes = tree(server.pid)
+    before = cpu_by_process(processes)
+    streamed = uvloop.run(stream_all(server.port, bodies))
+    streamed.cpu_s = used_since(before, processes)
+    return streamed
+
+
+def draw_bodies(model: str, num_streams: int, num_out: int, vocab: int, seed: int) -> list[bytes]:
+    draw = random.Random(seed)
+    return [
+        json.dumps(
+            {
+                "model": model,
+                "prompt": draw.choices(range(FIRST_ID, vocab), k=NUM_IN),
+                "max_tokens": num_out,
+                "temperature": 0,
+                "ignore_eos": True,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+            }
+        ).encode()
+        for _ in range(num_streams)
+    ]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def our_server(name: str, folder: Path, options: dict[str, object], step_ms: float) -> Server:
+    port = free_port()
+    flags = flags_of({**options, "model": str(folder), "http": f"{HOST}:{port}", "served_model_name": "model"})
+    command = [sys.executable, "-m", "tokenloom.scripts.null_engine", *flags]
+    return Server(name, command, port, {"NULL_WORKER_STEP_MS": str(step_ms)})
+
+
+def vllm_server(python: str, folder: Path, num_streams: int, max_model_len: int) -> Server:
+    port = free_port()
+    flags = f"--host {HOST} --port {port} --served-model-name model --dtype bfloat16 --max-num-seqs {num_streams}"
+    flags += f" --max-model-len {max_model_len} --enforce-eager --distributed-executor-backend mp"
+    command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), *flags.split()]
+    return Server("vLLM", command, port, {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"})
+
+
+def servers(arguments: argparse.Namespace, folder: Path, options: dict[str, object]) -> Iterator[Server]:
+    yield our_server("tokenloom, steps at once", folder, options, 0)
+    yield our_server(f"tokenloom, steps of {arguments.step_ms:g} ms", folder, options, arguments.step_ms)
+    if arguments.vllm:
+        yield vllm_server(arguments.vllm, folder, arguments.streams, NUM_IN + arguments.out + 8)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--checkpoint", default="demo", metavar="MODEL", help="gives tokenizer and sizes")
+    parser.add_argument("--streams", type=int, default=256)
+    parser.add_argument("--out", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--step-ms", type=float, default=20.0, help="of the null worker in its second setting")
+    parser.add_argument("--vllm", metavar="PYTHON", help="the Python of an environment with vLLM")
+    add_engine_arguments(parser)
+    add_json_argument(parser)
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the servers end with us
+    folder = find_checkpoint(arguments.checkpoint)
+    options = {"log_level": "warning", "max_num_seqs": arguments.streams, **engine_options(parser, arguments)}
+    shape = {"streams": arguments.streams, "in": NUM_IN, "out": arguments.out}
+    report = Report("cost of a streamed token", shape)
+    rates: dict[str, list[float]] = {}
+    with contextlib.ExitStack() as stack:
+        started = []
+        for server in servers(arguments, folder, options):
+            stack.callback(server.stop)
+            started.append(server)
+        for server in started:
+            server.wait_ready()
+        for round_number in range(-1, arguments.rounds):  # the first warms up
+            for server in started:
+                bodies = draw_bodies("model", arguments.streams, arguments.out, vocab_size(folder), round_number)
+                streamed = run(server, bodies)
+                assert streamed.num_tokens == arguments.streams * arguments.out, f"{server.name} gave fewer tokens"
+                if round_number >= 0:
+                    add_row(report, round_number, server, streamed, rates)
+    for name, ours in rates.items():
+        if arguments.vllm and name != "vLLM":
+            ratios = [mine / theirs for mine, theirs in zip(ours, rates["vLLM"], strict=True)]
+            report.note(f"tokens per CPU second, {name}: relative to vLLM", median(ratios))
+    report.publish(arguments.json)
+    return 0
+
+
+def add_row(report: Report, number: int, server: Server, streamed: Streamed, rates: dict[str, list[float]]) -> None:
+    rate = streamed.num_tokens / own_cost_s(streamed.cpu_s)
+    rates.setdefault(server.name, []).append(rate)
+    report.add(
+        round=number + 1,
+        server=server.name,
+        tokens_per_s=streamed.num_tokens / streamed.seconds,
+        tokens_per_event=streamed.num_tokens / streamed.num_events,
+        tokens_per_cpu_s=rate,
+        us_per_token=1e6 / rate,
+    )
+    report.note(f"CPU seconds of the last round, {server.name}", streamed.cpu_s)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
