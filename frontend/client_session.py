@@ -6,6 +6,8 @@ how much may be sent (credits) and when the client is taken for dead (lease). Se
 
 from __future__ import annotations
 
+import itertools
+
 from ..ipc.codec import encode
 from ..ipc.messages import CREDIT_WINDOW, LEASE_S, Delta, Deltas
 from .output_processor import Answer, RequestState
@@ -54,15 +56,21 @@ class ClientSession:
 
     def _take_deltas(self) -> list[Delta]:
         deltas, self.refusals = self.refusals, []
+        num_refusals = len(deltas)
         num_bytes = sum(len(delta.request_id) + 256 for delta in deltas)
-        for key, answer in list(self.unsent.items()):
+        unsent, self.unsent = self.unsent, {}
+        for answer in unsent.values():
             delta = answer.take_delta()
-            del self.unsent[key]
             deltas.append(delta)
             num_bytes += len(delta.token_ids) + len(delta.text)
-            num_bytes += sum(
-                4 * len(logprobs.token_ids) for logprobs in (delta.logprobs, delta.prompt_logprobs) if logprobs
-            )
+            if delta.logprobs is not None or delta.prompt_logprobs is not None:
+                num_bytes += _logprob_bytes(delta)
             if num_bytes > MAX_DELTAS_BYTES:
+                num_taken = len(deltas) - num_refusals
+                self.unsent = dict(itertools.islice(unsent.items(), num_taken, None))
                 break
         return deltas
+
+
+def _logprob_bytes(delta: Delta) -> int:
+    return sum(4 * len(logprobs.token_ids) for logprobs in (delta.logprobs, delta.prompt_logprobs) if logprobs)

@@ -200,13 +200,15 @@ class EngineMetrics:
             timeline = timelines.get(started.key)
             if timeline is not None and not timeline.started_at:
                 self._start(timeline, now, started.num_cached_tokens)
-        keys = decode_ids(outputs.keys)
+        keys, num_new = decode_ids(outputs.keys), 0
+        num_by_gap: dict[float, int] = {}  # answers in one rhythm share a gap: one observation for all of them
         for key, count in zip(keys, decode_ids(outputs.counts), strict=False):
             timeline = timelines.get(key)
             if timeline is None or not count:
                 continue
             if timeline.first_at:
-                self.inter_token.observe((now - timeline.last_at) / count, count)
+                gap = (now - timeline.last_at) / count
+                num_by_gap[gap] = num_by_gap.get(gap, 0) + count
             else:
                 timeline.first_at = now
                 self.first_token.observe(now - timeline.arrived_at)
@@ -214,7 +216,10 @@ class EngineMetrics:
                     self.inter_token.observe(0.0, count - 1)
             timeline.last_at = now
             timeline.num_tokens += count
-            self.generation_tokens.add(count)
+            num_new += count
+        for gap, count in num_by_gap.items():
+            self.inter_token.observe(gap, count)
+        self.generation_tokens.add(num_new)
 
     def _start(self, timeline: _Timeline, now: float, num_cached: int) -> None:
         timeline.started_at = now

@@ -97,6 +97,7 @@ class Answer:
         "_eos_token_ids",
         "_error",
         "_first_token_time",
+        "_has_logprobs",
         "_has_told_start",
         "_logprobs",
         "_min_tokens",
@@ -146,6 +147,7 @@ class Answer:
         self._stop_token_ids = frozenset(processed.stop_token_ids)
         self._eos_token_ids = eos_token_ids
         self._counts_stop_text = params.include_stop_str_in_output
+        self._has_logprobs = params.logprobs is not None or params.prompt_logprobs is not None
         self._logprobs = LogprobBuffer(0)
         self._texts = texts
         self._text = ""
@@ -179,29 +181,34 @@ class Answer:
             return False
         if not self._first_token_time:
             self._first_token_time = now
-        for token_id in token_ids:
-            self._append(token_id)
-            if self.finish_reason is not None:
-                self.finished_time = now
-                break
+        detokenizer = self._detokenizer
+        for token_id in token_ids:  # the path of every token
+            self.token_ids.append(token_id)
+            if detokenizer is None or (token_id in self._stop_token_ids and self._ends_without_text()):
+                continue
+            text = detokenizer.append(token_id)
+            if self._stop_checker is None:
+                self._text += text
+            elif text:
+                self._append_text(text)
+                if self.finish_reason is not None:
+                    self.finished_time = now
+                    break
         return True
 
-    def _append(self, token_id: int) -> None:
-        self.token_ids.append(token_id)
-        if self._detokenizer is None:
-            return
-        may_stop = len(self.token_ids) >= self._min_tokens
-        if may_stop and token_id in self._stop_token_ids and not self._counts_stop_text:
-            return  # it ends the answer: no text
-        text = self._detokenizer.append(token_id)
-        if text:
-            self._append_text(text, may_stop)
+    @property
+    def _may_stop(self) -> bool:
+        return len(self.token_ids) >= self._min_tokens
 
-    def _append_text(self, text: str, may_stop: bool) -> None:
+    def _ends_without_text(self) -> bool:
+        """Whether the last token, a stop token, ends the answer and is not shown."""
+        return self._may_stop and not self._counts_stop_text
+
+    def _append_text(self, text: str) -> None:
         if self._stop_checker is None:
             self._text += text
             return
-        match = self._stop_checker.append(text, may_stop)
+        match = self._stop_checker.append(text, self._may_stop)
         self._text += match.text
         if match.stop is not None:
             self.finish_reason, self.stop_reason = "stop", match.stop
@@ -213,7 +220,7 @@ class Answer:
         self.finished_time = now
         self._num_preemptions = num_preemptions
         if self._detokenizer is not None:
-            self._append_text(self._detokenizer.finish(), len(self.token_ids) >= self._min_tokens)
+            self._append_text(self._detokenizer.finish())
         if self.finish_reason is not None:
             return
         if self._stop_checker is not None:
@@ -229,17 +236,16 @@ class Answer:
         start, text = self._num_taken, self._text
         self._num_taken, self._text = len(self.token_ids), ""
         token_ids = self.token_ids[start:].tobytes()
-        logprobs, prompt_start = self._logprobs.take(self._texts), self.request.prompt_logprobs.start
-        prompt_logprobs = self.request.prompt_logprobs.take(self._texts)
-        if self._has_told_start and self.finish_reason is None:
+        if self._has_told_start and self.finish_reason is None and not self._has_logprobs:
             return Delta(
                 request_id=self.request.submit.request_id,
                 index=self.index,
                 start=start,
                 token_ids=token_ids,
                 text=text,
-                logprobs=logprobs,
             )
+        logprobs, prompt_start = self._logprobs.take(self._texts), self.request.prompt_logprobs.start
+        prompt_logprobs = self.request.prompt_logprobs.take(self._texts)
         self._has_told_start = bool(self.token_ids)
         processed = self.request.processed
         return Delta(

@@ -227,13 +227,17 @@ class RequestDesk:
         self._counts["gaps"] += news.num_gaps
         for request in news.accepted:
             self._tell_accepted(request)
+        session: ClientSession | None = None
         for answer in news.answers:
-            session = self._sessions.get(answer.request.identity)
-            assert session is not None, "an answer leaves the output processor with its session"
+            request = answer.request
+            if session is None or session.identity != request.identity:
+                session = self._sessions.get(request.identity)
+                assert session is not None, "an answer leaves the output processor with its session"
+                session.unsent[answer.key] = answer
+                self._sessions.mark(session)
             session.unsent[answer.key] = answer
-            self._sessions.mark(session)
             if answer.finish_reason is not None:
                 self._metrics.on_end(answer)
-            if answer.finish_reason is not None and answer.request.is_finished:
-                session.request_by_id.pop(answer.request.request_id, None)
+                if request.is_finished:
+                    session.request_by_id.pop(request.request_id, None)
         self._core.abort(news.to_abort)

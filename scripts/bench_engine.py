@@ -22,25 +22,18 @@ import msgspec
 import psutil
 
 from tokenloom import Client, SamplingParams
-from tokenloom.core.engine import EngineCore
-from tokenloom.core.grammar_local import GrammarLocalHost
 from tokenloom.frontend.args import add_engine_arguments
 from tokenloom.frontend.engine_handle import EngineHandle
-from tokenloom.frontend.resolve import resolve
-from tokenloom.ipc.addresses import RunDirectory
-from tokenloom.ipc.codec import encode, encode_ids
 from tokenloom.ipc.config import EngineConfig
-from tokenloom.ipc.messages import CoreChild, EngineCoreRequest, SchedulerOutput, TokenMask
 from tokenloom.scripts.bench_contestant import SCRIPTS, Peer
 from tokenloom.scripts.bench_processes import cpu_by_process, own_cost_s, tree, used_since
 from tokenloom.scripts.bench_report import Report, add_json_argument, median
 from tokenloom.scripts.bench_workload import Workload, engine_options, find_checkpoint, vocab_size
-from tokenloom.scripts.null_worker import NullWorker
+from tokenloom.scripts.engine_steps import CoreSteps
 
 NULL_ENGINE = (sys.executable, "-m", "tokenloom.scripts.null_engine")
 ROLES = ("frontend", "core", "null worker 0")
 NUM_STEPS = 500
-STEPS_AHEAD = 16  # decode steps before the first that is timed
 
 
 def measure_cpu(config: EngineConfig, workload: Workload, rounds: int, peer: Peer | None, report: Report) -> None:
@@ -116,57 +109,20 @@ def cpu_s(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-class _Steps:
-    """The core's Executor: remembers the last step."""
-
-    def __init__(self) -> None:
-        self.waiting: list[SchedulerOutput] = []
-
-    def send(self, message: SchedulerOutput | TokenMask) -> None:
-        if isinstance(message, SchedulerOutput):
-            self.waiting.append(message)
-
-
 def median_step_s(config: EngineConfig, num_rows: int, num_steps: int) -> float:
-    """Seconds of the core's median step while `num_rows` rows decode; one step in flight."""
-    config = msgspec.structs.replace(config, steps_in_flight=1)
-    run_directory = RunDirectory.create()
-    try:
-        spec = resolve(config, run_directory)
-    finally:
-        run_directory.remove()
-    num_blocks = num_rows * (-(-(STEPS_AHEAD + num_steps + 8) // config.block_size) + 1) + 2
-    worker, steps = NullWorker(spec), _Steps()
-    core = EngineCore(spec, num_blocks, steps, GrammarLocalHost(spec))
-    for key in range(num_rows):
-        core.add_request(0, decode_request(key, STEPS_AHEAD + num_steps + 4))
+    """Seconds of the core's median step while `num_rows` rows decode."""
+    steps = CoreSteps(config, num_rows, num_steps)
     seconds = []
-    for number in range(STEPS_AHEAD + num_steps):
+    for _ in range(num_steps):
         begun = time.perf_counter()
-        core.step()
-        encode(steps.waiting[-1])
+        steps.schedule()
         scheduled_s = time.perf_counter() - begun
-        result = worker.execute(steps.waiting.pop())
+        result = steps.execute()
         begun = time.perf_counter()
-        core.on_result(result)
-        for _, outputs in core.take_outputs():
-            encode(outputs)
-        if number >= STEPS_AHEAD:
-            seconds.append(scheduled_s + time.perf_counter() - begun)
-    assert core.num_requests == num_rows, "no row may finish while steps are timed"
+        steps.update(result)
+        seconds.append(scheduled_s + time.perf_counter() - begun)
+    assert steps.core.num_requests == num_rows, "no row may finish while steps are timed"
     return median(seconds)
-
-
-def decode_request(key: int, max_tokens: int) -> EngineCoreRequest:
-    """One prompt token, so that all but the first steps decode."""
-    return EngineCoreRequest(
-        children=[CoreChild(key=key, seed=key)],
-        prompt_token_ids=encode_ids([key]),
-        params=SamplingParams(max_tokens=max_tokens, ignore_eos=True),
-        max_tokens=max_tokens,
-        stop_token_ids=[],
-        arrival_time=time.time(),
-    )
 
 
 def main() -> int:

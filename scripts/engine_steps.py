@@ -1,0 +1,168 @@
+"""The core and the frontend by themselves, one step at a time, with N answers that grow by a token in each.
+
+What bench_engine.py times, profile_engine.py profiles and tests count: real objects and real messages, no sockets and
+no other processes.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import msgspec
+
+from tokenloom.core.engine import EngineCore
+from tokenloom.core.grammar_local import GrammarLocalHost
+from tokenloom.frontend.resolve import resolve
+from tokenloom.frontend.service import Frontend
+from tokenloom.frontend.tokenizer import Tokenizer
+from tokenloom.ipc.addresses import RunDirectory
+from tokenloom.ipc.codec import encode, encode_ids
+from tokenloom.ipc.config import EngineConfig
+from tokenloom.ipc.engine_spec import EngineSpec
+from tokenloom.ipc.messages import (
+    PROTOCOL_VERSION,
+    CoreChild,
+    Credit,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    Hello,
+    ModelRunnerOutput,
+    SchedulerOutput,
+    Submit,
+    TokenMask,
+    Welcome,
+)
+from tokenloom.ipc.sampling_params import SamplingParams
+from tokenloom.scripts.null_worker import FIRST_BYTE, NUM_BYTES, NullWorker
+
+STEPS_AHEAD = 16  # decode steps before the first that counts
+CLIENT = b"client of the test"
+
+
+def new_spec(config: EngineConfig) -> EngineSpec:
+    """The specification of an engine that is never started."""
+    run_directory = RunDirectory.create()
+    try:
+        return resolve(config, run_directory)
+    finally:
+        run_directory.remove()
+
+
+class _Executor:
+    """Takes the core's steps for the null worker."""
+
+    def __init__(self) -> None:
+        self.step: SchedulerOutput | None = None
+
+    def send(self, message: SchedulerOutput | TokenMask) -> None:
+        assert isinstance(message, SchedulerOutput)
+        self.step = message
+
+
+class CoreSteps:
+    """A core with `num_rows` rows that decode for `num_steps` steps, one step in flight. In turn: `schedule`,
+    `execute`, `update`."""
+
+    def __init__(self, config: EngineConfig, num_rows: int, num_steps: int) -> None:
+        config = msgspec.structs.replace(config, steps_in_flight=1)
+        spec = new_spec(config)
+        max_tokens = STEPS_AHEAD + num_steps + 4
+        num_blocks = num_rows * (-(-(max_tokens + 4) // config.block_size) + 1) + 2
+        self._worker, self._executor = NullWorker(spec), _Executor()
+        self.core = EngineCore(spec, num_blocks, self._executor, GrammarLocalHost(spec))
+        for key in range(num_rows):
+            self.core.add_request(0, _decode_request(key, max_tokens))
+        for _ in range(STEPS_AHEAD):
+            self.schedule()
+            self.update(self.execute())
+
+    def schedule(self) -> bytes:
+        """The next step's message to the workers."""
+        self.core.step()
+        assert self._executor.step is not None, "rows are left"
+        return encode(self._executor.step)
+
+    def execute(self) -> ModelRunnerOutput:
+        assert self._executor.step is not None
+        return self._worker.execute(self._executor.step)
+
+    def update(self, result: ModelRunnerOutput) -> list[bytes]:
+        """The messages to frontends."""
+        self.core.on_result(result)
+        return [encode(outputs) for _, outputs in self.core.take_outputs()]
+
+
+def _decode_request(key: int, max_tokens: int) -> EngineCoreRequest:
+    """One prompt token, so that all but the first steps decode."""
+    return EngineCoreRequest(
+        children=[CoreChild(key=key, seed=key)],
+        prompt_token_ids=encode_ids([key]),
+        params=SamplingParams(max_tokens=max_tokens, ignore_eos=True),
+        max_tokens=max_tokens,
+        stop_token_ids=[],
+        arrival_time=time.time(),
+    )
+
+
+def new_frontend(config: EngineConfig) -> tuple[Frontend, EngineSpec]:
+    """A frontend that a core has welcomed."""
+    spec = new_spec(config)
+    frontend = Frontend(spec, Tokenizer.load(Path(spec.tokenizer_folder), False), None, lambda: None)
+    frontend.connect()
+    frontend.on_core_message(Welcome(protocol_version=PROTOCOL_VERSION, run_id=spec.run_id))
+    frontend.outbox.to_core.clear()
+    return frontend, spec
+
+
+def submitted_keys(frontend: Frontend) -> list[int]:
+    """The keys of what the frontend has for the core, which is taken away."""
+    messages = [each for each in frontend.outbox.to_core if isinstance(each, EngineCoreRequest)]
+    frontend.outbox.to_core.clear()
+    return [child.key for message in messages for child in message.children]
+
+
+def one_token_each(keys: list[int], start: int) -> EngineCoreOutputs:
+    """What the core says when each answer has got the token of output index `start`."""
+    token_ids = [(start + key) % NUM_BYTES + FIRST_BYTE for key in keys]
+    counts = encode_ids([1] * len(keys))
+    starts = encode_ids([start] * len(keys))
+    return EngineCoreOutputs(
+        keys=encode_ids(keys),
+        starts=starts,
+        counts=counts,
+        token_ids=encode_ids(token_ids),
+        accepted=keys if start == 0 else [],
+    )
+
+
+class FrontendSteps:
+    """A frontend with one client, whose `num_answers` requests get a token each in every `turn`."""
+
+    def __init__(self, config: EngineConfig, num_answers: int) -> None:
+        self.frontend, _ = new_frontend(config)
+        self._tell(Hello(protocol_version=PROTOCOL_VERSION))
+        params = SamplingParams(max_tokens=4096, ignore_eos=True)
+        for number in range(num_answers):
+            self._tell(Submit(request_id=f"request-{number}", params=params, prompt_token_ids=encode_ids([number])))
+        self._keys = submitted_keys(self.frontend)
+        assert len(self._keys) == num_answers
+        self._num_turns = 0
+        for _ in range(STEPS_AHEAD):
+            self.turn(self.message())
+
+    def _tell(self, message: Hello | Submit | Credit) -> None:
+        self.frontend.on_client_frame(CLIENT, encode(message))
+
+    def message(self) -> EngineCoreOutputs:
+        """The core's next message."""
+        return one_token_each(self._keys, self._num_turns)
+
+    def turn(self, outputs: EngineCoreOutputs) -> list[tuple[bytes, bytes]]:
+        """Identity and frame of each message to clients."""
+        self._num_turns += 1
+        self.frontend.on_core_message(outputs)
+        self.frontend.tick(time.monotonic())
+        frames, self.frontend.outbox.to_clients = self.frontend.outbox.to_clients, []
+        self._tell(Credit(count=1))
+        return frames

@@ -1,0 +1,61 @@
+"""Where the time of a step goes in the core and in the frontend: cProfile over many steps of 256 growing answers.
+
+    python scripts/profile_engine.py --rows 256 --steps 300 [--sort tottime]
+
+cProfile makes calls dearer than they are: it shows where to look, bench_engine.py what it costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import pstats
+import sys
+
+import msgspec
+
+from tokenloom.ipc.config import EngineConfig
+from tokenloom.scripts.bench_workload import find_checkpoint
+from tokenloom.scripts.engine_steps import CoreSteps, FrontendSteps
+
+
+def profile_core(config: EngineConfig, num_rows: int, num_steps: int) -> cProfile.Profile:
+    steps, profile = CoreSteps(config, num_rows, num_steps), cProfile.Profile()
+    for _ in range(num_steps):
+        profile.enable()
+        steps.schedule()
+        profile.disable()
+        result = steps.execute()
+        profile.enable()
+        steps.update(result)
+        profile.disable()
+    return profile
+
+
+def profile_frontend(config: EngineConfig, num_answers: int, num_steps: int) -> cProfile.Profile:
+    steps, profile = FrontendSteps(config, num_answers), cProfile.Profile()
+    for _ in range(num_steps):
+        outputs = steps.message()
+        profile.enable()
+        steps.turn(outputs)
+        profile.disable()
+    return profile
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--sort", default="tottime", choices=("tottime", "cumtime", "ncalls"))
+    parser.add_argument("--lines", type=int, default=25)
+    arguments = parser.parse_args()
+    config = msgspec.convert({"model": str(find_checkpoint("demo")), "max_num_seqs": arguments.rows}, EngineConfig)
+    for name, profiler in (("core", profile_core), ("frontend", profile_frontend)):
+        profile = profiler(config, arguments.rows, arguments.steps)
+        print(f"\n{name}: {arguments.steps} steps of {arguments.rows} rows")
+        pstats.Stats(profile).strip_dirs().sort_stats(arguments.sort).print_stats(arguments.lines)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
