@@ -14,6 +14,7 @@ BENCHMARKS = {  # name: what it measures; its script is scripts/bench_NAME.py
     "serve": "requests that arrive at random at a running engine",
     "startup": "from the command to the first token; memory and idle CPU",
     "engine": "the engine's own cost, without a model",
+    "sse": "what a streamed token costs the server, without a model",
     "compare": "us beside transformers, vLLM, llama.cpp and what the machine allows",
     "kernels": "the CPU kernels over whole models",
     "sampling": "what sampling parameters cost",

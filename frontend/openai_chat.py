@@ -19,7 +19,7 @@ from .openai_schema import ChatRequest, NamedTool
 from .openai_text import AnswerStyle, AnswerText, Piece
 from .openai_tools import ParserName, forcing_schema
 from .server_engine import LocalEngine
-from .server_events import event
+from .server_events import TextEvents, event
 from .tokenizer import JsonObject
 
 
@@ -114,7 +114,14 @@ class ChatCompletion:
         async with self.run() as run:
             texts = [AnswerText(self._style) for _ in range(run.num_choices)]
             has_begun = [False] * run.num_choices
+            plain = self._text_events(texts, with_usage)
             async for news in run.news():
+                if plain and len(news) == 1:
+                    index, delta = news[0]
+                    if has_begun[index] and delta.finish_reason is None:
+                        if delta.text:
+                            yield plain[index].event(delta.text)
+                        continue
                 choices: list[JsonObject] = []
                 for index, delta in news:
                     if not has_begun[index]:
@@ -129,6 +136,24 @@ class ChatCompletion:
                     )
             if with_usage:
                 yield event(self._envelope("chat.completion.chunk", [], run.usage()))
+
+    def _text_events(self, texts: list[AnswerText], with_null: bool) -> list[TextEvents]:
+        """For the events that carry content alone, by choice; none where all carry more or text is not content."""
+        body = self._body
+        has_more = (
+            body.logprobs
+            or body.return_token_ids
+            or (body.stream_options and body.stream_options.continuous_usage_stats)
+        )
+        if has_more or not all(text.is_plain for text in texts):
+            return []
+        kind = "chat.completion.chunk"
+        return [
+            TextEvents(
+                lambda text, index=index: self._envelope(kind, [_chunk(index, {"content": text})], None, with_null)
+            )  # type: ignore[misc]
+            for index in range(len(texts))
+        ]
 
     def _chunks(self, index: int, delta: Delta, text: AnswerText) -> list[JsonObject]:
         """What a delta of the engine is to the client: mostly one chunk; with calls or the end, another."""

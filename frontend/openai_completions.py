@@ -17,7 +17,7 @@ from .openai_prompts import prompt_submits
 from .openai_run import Run
 from .openai_schema import CompletionRequest
 from .server_engine import LocalEngine
-from .server_events import event
+from .server_events import TextEvents, event
 from .tokenizer import JsonObject
 
 
@@ -68,9 +68,13 @@ class Completion:
         async with self._run() as run:
             logprobs = [CompletionLogprobs() for _ in range(run.num_choices)]
             has_begun = [False] * run.num_choices
+            plain = self._text_events(run.num_choices, with_usage)
             async for news in run.news():
                 chunks = []
                 for index, delta in news:
+                    if plain and has_begun[index] and delta.finish_reason is None:
+                        chunks.append(plain[index].event(delta.text))
+                        continue
                     if body.echo and not has_begun[index]:
                         _add_first(logprobs[index], run.prompt_of(index), inputs)
                     choice = _chunk_choice(index, delta, body, logprobs[index])
@@ -83,6 +87,20 @@ class Completion:
                     yield b"".join(chunks)
             if with_usage:
                 yield event(self._envelope([], run.usage()))
+
+    def _text_events(self, num_choices: int, with_null: bool) -> list[TextEvents]:
+        """For the events that carry text alone, by choice; none where all carry more."""
+        body = self._body
+        if (
+            body.logprobs is not None
+            or body.return_token_ids
+            or (body.stream_options and body.stream_options.continuous_usage_stats)
+        ):
+            return []
+        return [
+            TextEvents(lambda text, index=index: self._envelope([_text_choice(index, text)], None, with_null))  # type: ignore[misc]
+            for index in range(num_choices)
+        ]
 
     def _envelope(self, choices: list[JsonObject], usage: JsonObject | None, with_null: bool = False) -> JsonObject:
         envelope: JsonObject = {
@@ -145,8 +163,12 @@ class _Choice:
         return choice
 
 
+def _text_choice(index: int, text: str, finish_reason: str | None = None) -> JsonObject:
+    return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
+
+
 def _chunk_choice(index: int, delta: Delta, body: CompletionRequest, logprobs: CompletionLogprobs) -> JsonObject:
-    choice: JsonObject = {"index": index, "text": delta.text, "logprobs": None, "finish_reason": delta.finish_reason}
+    choice = _text_choice(index, delta.text, delta.finish_reason)
     if delta.finish_reason is not None:
         choice["stop_reason"] = delta.stop_reason
     if body.logprobs is not None:

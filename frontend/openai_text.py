@@ -42,8 +42,13 @@ class AnswerText:
         self._max_calls = style.max_calls
         self.num_calls = 0
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether all text is content as it comes."""
+        return self._splitter is None and self._tools is None
+
     def append(self, text: str) -> Piece:
-        if self._splitter is None and self._tools is None:
+        if self.is_plain:
             return Piece("", text)
         reasoning, content = ("", text) if self._splitter is None else self._splitter.append(text)
         return self._parse(reasoning, content)

@@ -18,7 +18,9 @@ from .openai_errors import encode_json, to_http_error
 
 T = TypeVar("T")
 
+SERVER_SEND = "tokenloom.send"  # in a scope: the server's own send, for bodies whose head has gone out
 DONE = b"data: [DONE]\n\n"
+_MARK = "\0text\0"  # nothing else in a body holds a NUL: names and ids are printable
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -29,6 +31,18 @@ _HEADERS = [
 def event(body: object) -> bytes:
     """One event of the chat and completions streams."""
     return b"data: " + encode_json(body) + b"\n\n"
+
+
+class TextEvents:
+    """The events of one choice that differ in their text alone: the rest of them is encoded once."""
+
+    def __init__(self, body: Callable[[str], object]) -> None:
+        """`body` makes such an event's body of its text, and holds the text once."""
+        self._head, self._tail = event(body(_MARK)).split(encode_json(_MARK))
+
+    def event(self, text: str) -> bytes:
+        """What `event` makes of the body with this text."""
+        return self._head + encode_json(text) + self._tail
 
 
 class EventStream(Response):
@@ -53,6 +67,7 @@ class EventStream(Response):
                 await to_http_error(error).response()(scope, receive, send)
                 return
             await send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
+            send = scope.get(SERVER_SEND, send)
             await send({"type": "http.response.body", "body": first, "more_body": True})
             try:
                 async for chunk in self._chunks:

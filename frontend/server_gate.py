@@ -14,6 +14,7 @@ import secrets
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .openai_errors import HttpError, to_http_error
+from .server_events import SERVER_SEND
 from .trace_context import incoming_traceparent, is_traceparent
 
 logger = logging.getLogger("tokenloom.http")
@@ -49,6 +50,7 @@ class Gate:
                 message["headers"] = [*message.get("headers", ()), *extra]
             await send(message)
 
+        scope[SERVER_SEND] = send
         try:
             self._check(scope, headers)
             await self._app(scope, self._limited(receive), send_with_headers)
