@@ -6,8 +6,10 @@ no other processes.
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
+from types import FrameType
 
 import msgspec
 
@@ -47,6 +49,23 @@ def new_spec(config: EngineConfig) -> EngineSpec:
         return resolve(config, run_directory)
     finally:
         run_directory.remove()
+
+
+class Calls:
+    """Within `with`, counts the calls of Python and of C functions in this thread."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __enter__(self) -> Calls:
+        sys.setprofile(self._on_event)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        sys.setprofile(None)
+
+    def _on_event(self, frame: FrameType, event: str, argument: object) -> None:
+        self.count += event in ("call", "c_call")
 
 
 class _Executor:

@@ -1,0 +1,47 @@
+"""The core's work per step does not grow with the batch: counted in calls, messages and bytes, not in time."""
+
+from __future__ import annotations
+
+import pytest
+
+from tokenloom.frontend.resolve import DEMO_FOLDER
+from tokenloom.ipc.config import EngineConfig
+from tokenloom.scripts.engine_steps import Calls, CoreSteps
+
+BLOCK_SIZE = 16
+MAX_ROWS = 256
+CONFIG = EngineConfig(model=str(DEMO_FOLDER), max_num_seqs=MAX_ROWS, block_size=BLOCK_SIZE)
+
+
+def calls_of_steps(num_rows: int, num_steps: int) -> list[int]:
+    steps, counts = CoreSteps(CONFIG, num_rows, num_steps), []
+    for _ in range(num_steps):
+        with Calls() as scheduling:
+            steps.schedule()
+        result = steps.execute()
+        with Calls() as updating:
+            steps.update(result)
+        counts.append(scheduling.count + updating.count)
+    return counts
+
+
+def test_a_decode_step_calls_as_much_for_256_rows_as_for_8() -> None:
+    few, many = calls_of_steps(8, BLOCK_SIZE), calls_of_steps(MAX_ROWS, BLOCK_SIZE)
+    assert sorted(many)[BLOCK_SIZE // 2] <= sorted(few)[BLOCK_SIZE // 2] + 4  # where no row fills or needs a block
+    assert sum(count > 2 * sorted(many)[0] for count in many) <= 2  # all rows fill one, and need one, together
+
+
+def test_a_row_that_fills_a_block_costs_a_few_calls() -> None:
+    few, many = calls_of_steps(8, BLOCK_SIZE), calls_of_steps(MAX_ROWS, BLOCK_SIZE)
+    assert (max(many) - max(few)) / (MAX_ROWS - 8) < 20
+
+
+@pytest.mark.parametrize("num_rows", [1, MAX_ROWS])
+def test_a_step_is_one_message_to_the_workers_and_one_to_the_frontend_of_a_few_bytes_per_row(num_rows: int) -> None:
+    steps = CoreSteps(CONFIG, num_rows, 2)
+    steps.schedule()  # the step in which each row needs a block
+    steps.update(steps.execute())
+    to_workers = steps.schedule()
+    (to_frontend,) = steps.update(steps.execute())
+    assert len(to_workers) < 200 + 8 * num_rows  # row and count
+    assert len(to_frontend) < 200 + 16 * num_rows  # key, start, count and token

@@ -1,0 +1,115 @@
+"""What the frontend does for a token: counted in calls, messages and writes, not in time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import MutableMapping
+from typing import Any
+
+import pytest
+
+from tokenloom.frontend.resolve import DEMO_FOLDER
+from tokenloom.frontend.server_app import new_app
+from tokenloom.frontend.server_engine import LocalEngine
+from tokenloom.ipc.config import EngineConfig
+from tokenloom.scripts.engine_steps import (
+    CLIENT,
+    Calls,
+    FrontendSteps,
+    new_frontend,
+    one_token_each,
+    submitted_keys,
+)
+
+CONFIG = EngineConfig(model=str(DEMO_FOLDER), max_num_seqs=256)
+DEADLINE_S = 30.0
+MAX_CALLS_PER_TOKEN = 20  # 16 by Python 3.11
+MAX_CALLS_PER_EVENT = 70  # 57 by Python 3.11, the HTTP server's own not counted
+
+
+def test_a_token_costs_a_few_calls_and_a_turn_a_few_more() -> None:
+    counts = []
+    for num_answers in (8, 256):
+        steps = FrontendSteps(CONFIG, num_answers)
+        outputs = steps.message()
+        with Calls() as calls:
+            steps.turn(outputs)
+        counts.append(calls.count)
+    few, many = counts
+    assert (many - few) / (256 - 8) < MAX_CALLS_PER_TOKEN
+    assert few < 100 + 8 * MAX_CALLS_PER_TOKEN
+
+
+@pytest.mark.parametrize("num_answers", [1, 256])
+def test_a_turn_is_one_message_to_the_client(num_answers: int) -> None:
+    steps = FrontendSteps(CONFIG, num_answers)
+    ((identity, frame),) = steps.turn(steps.message())
+    assert identity == CLIENT
+    assert len(frame) < 100 + 80 * num_answers  # ids of 11 characters, one token and its text
+
+
+class _Streams:
+    """An application and the streams that are open in it; counts what it writes to each."""
+
+    def __init__(self) -> None:
+        self.writes: Counter[int] = Counter()
+        self.text: Counter[int] = Counter()
+        self._changed = asyncio.Event()
+
+    async def serve(self, app: Any, stream: int, body: bytes) -> None:
+        pending = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> MutableMapping[str, Any]:
+            return pending.pop() if pending else await asyncio.get_running_loop().create_future()
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.body":
+                self.writes[stream] += 1
+                self.text[stream] += message["body"].count(b'"text":"')
+                self._changed.set()
+
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "query_string": b""}
+        await app(scope, receive, send)
+
+    async def wait_for(self, num_writes: int) -> None:
+        while self.writes.total() < num_writes:
+            self._changed.clear()
+            await self._changed.wait()
+
+
+async def _stream(num_streams: int, num_turns: int) -> list[int]:
+    """The calls of each turn in which every stream gets one token."""
+    frontend, spec = new_frontend(CONFIG)
+    app = new_app(LocalEngine(frontend, lambda: None), frontend, spec)
+    streams, counts = _Streams(), []
+    request = {"prompt": [7, 8, 9], "max_tokens": 100, "ignore_eos": True, "stream": True}
+    body = json.dumps(request).encode()
+    tasks = [asyncio.ensure_future(streams.serve(app, number, body)) for number in range(num_streams)]
+    keys: list[int] = []
+    while len(keys) < num_streams:
+        await asyncio.sleep(0)
+        keys += submitted_keys(frontend)
+    for turn in range(num_turns):
+        before = streams.writes.total()
+        outputs = one_token_each(keys, turn)
+        with Calls() as calls:
+            frontend.on_core_message(outputs)
+            frontend.tick(time.monotonic())
+            await streams.wait_for(before + num_streams)
+        counts.append(calls.count)
+        assert set(streams.writes.values()) == set(streams.text.values()) == {turn + 1}, "one write for each stream"
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return counts
+
+
+def test_a_turn_writes_once_to_each_stream_and_costs_a_few_calls_for_each() -> None:
+    async def both() -> tuple[list[int], list[int]]:
+        return await _stream(4, 4), await _stream(64, 4)
+
+    few, many = asyncio.run(asyncio.wait_for(both(), DEADLINE_S))
+    assert (many[-1] - few[-1]) / (64 - 4) < MAX_CALLS_PER_EVENT
