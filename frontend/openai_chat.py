@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator
+from functools import partial
 
 from ..ipc.codec import decode_ids
 from ..ipc.errors import RequestError
@@ -147,13 +148,11 @@ class ChatCompletion:
         )
         if has_more or not all(text.is_plain for text in texts):
             return []
-        kind = "chat.completion.chunk"
-        return [
-            TextEvents(
-                lambda text, index=index: self._envelope(kind, [_chunk(index, {"content": text})], None, with_null)
-            )  # type: ignore[misc]
-            for index in range(len(texts))
-        ]
+
+        def body_of(index: int, text: str) -> JsonObject:
+            return self._envelope("chat.completion.chunk", [_chunk(index, {"content": text})], None, with_null)
+
+        return [TextEvents(partial(body_of, index)) for index in range(len(texts))]
 
     def _chunks(self, index: int, delta: Delta, text: AnswerText) -> list[JsonObject]:
         """What a delta of the engine is to the client: mostly one chunk; with calls or the end, another."""

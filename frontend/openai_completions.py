@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import cast
 
 from ..ipc.codec import decode_ids
@@ -97,10 +98,11 @@ class Completion:
             or (body.stream_options and body.stream_options.continuous_usage_stats)
         ):
             return []
-        return [
-            TextEvents(lambda text, index=index: self._envelope([_text_choice(index, text)], None, with_null))  # type: ignore[misc]
-            for index in range(num_choices)
-        ]
+
+        def body_of(index: int, text: str) -> JsonObject:
+            return self._envelope([_text_choice(index, text)], None, with_null)
+
+        return [TextEvents(partial(body_of, index)) for index in range(num_choices)]
 
     def _envelope(self, choices: list[JsonObject], usage: JsonObject | None, with_null: bool = False) -> JsonObject:
         envelope: JsonObject = {
