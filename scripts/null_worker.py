@@ -10,6 +10,7 @@ import os
 import sys
 import time
 import types
+from collections import deque
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,7 @@ class NullWorker:
     def __init__(self, spec: EngineSpec, rank: int = 0, generation: int = 0) -> None:
         self.stage = "idle"
         self._rank = rank
+        self._answers: deque[ModelRunnerOutput] = deque()
         self._step_s = float(os.environ.get("NULL_WORKER_STEP_MS", "0")) / 1000
         self._num_blocks = spec.config.num_kv_blocks or DEFAULT_BLOCKS
         self._num_known = np.zeros(spec.config.max_num_seqs, np.int64)
@@ -49,7 +51,7 @@ class NullWorker:
     def initialize(self, num_blocks: int) -> None:
         self.reset()
 
-    def execute(self, output: SchedulerOutput, receive_mask: object = None) -> ModelRunnerOutput:
+    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         """Requests with a grammar are not for it: masks are not waited for."""
         begun = time.monotonic()
         for new in output.new_rows:
@@ -73,7 +75,23 @@ class NullWorker:
             execute_s=time.monotonic() - begun,
         )
 
+    def start(self, output: SchedulerOutput, receive_mask: object, finish_earlier: object) -> None:
+        """The whole step: nothing is left to run when this returns."""
+        self._answers.append(self.execute(output))
+
+    @property
+    def is_next_done(self) -> bool:
+        return bool(self._answers)
+
+    @property
+    def unfinished_step(self) -> int | None:
+        return self._answers[0].step if self._answers else None
+
+    def finish(self) -> ModelRunnerOutput:
+        return self._answers.popleft()
+
     def reset(self) -> None:
+        self._answers.clear()
         self._num_known[:] = self._num_computed[:] = 0
 
     def close(self) -> None:
