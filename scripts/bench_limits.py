@@ -30,44 +30,76 @@ class Rates:
 
 
 def linear_shapes(model: ModelConfig) -> list[tuple[int, int]]:
-    """(out, in) of the fused linears of one layer: q/k/v, attention's output, gate/up, down."""
+    """(out, in) of the fused linears of one layer: q/k/v, attention's output, gate/up, down (of one expert)."""
     heads, kv_heads, head_dim = model.num_heads, model.num_kv_heads, model.head_dim
-    hidden, inner = model.hidden_size, model.intermediate_size
-    return [
-        ((heads + 2 * kv_heads) * head_dim, hidden),
-        (hidden, heads * head_dim),
-        (2 * inner, hidden),
-        (hidden, inner),
-    ]
+    hidden, inner = (
+        model.hidden_size,
+        model.intermediate_size if model.experts is None else model.experts.intermediate_size,
+    )
+    return [((heads + 2 * kv_heads) * head_dim, hidden), (hidden, heads * head_dim), *_mlp_shapes(hidden, inner)]
+
+
+def _mlp_shapes(hidden: int, inner: int) -> list[tuple[int, int]]:
+    return [(2 * inner, hidden), (hidden, inner)]
+
+
+def _num_weights(shapes: list[tuple[int, int]]) -> int:
+    return sum(num_out * num_in for num_out, num_in in shapes)
 
 
 class Limits:
-    """Bytes, flops and seconds of a model's steps."""
+    """Bytes, flops and seconds of a model's steps. Of a layer's experts a token passes a few, and a step reads those
+    that random tokens would choose."""
 
     def __init__(self, model: ModelConfig, dtype: str) -> None:
         self._model = model
-        self._layer_weights = model.num_layers * sum(num_out * num_in for num_out, num_in in linear_shapes(model))
-        self._head_weights = model.vocab_size * model.hidden_size
-        self.weight_bytes = (self._layer_weights + self._head_weights) * ITEM_BYTES[dtype]  # read by every step
+        self._item_bytes = ITEM_BYTES[dtype]
+        hidden, experts = model.hidden_size, model.experts
+        num_mixed = 0 if experts is None else len(experts.layers)
+        self._dense_weights = model.num_layers * _num_weights(linear_shapes(model)[:2])
+        self._dense_weights += (model.num_layers - num_mixed) * _num_weights(
+            _mlp_shapes(hidden, model.intermediate_size)
+        )
+        self._expert_weights = 0  # of one expert in all layers that have some
+        if experts is not None:
+            self._dense_weights += num_mixed * experts.num_experts * hidden  # the routers
+            self._expert_weights = num_mixed * _num_weights(_mlp_shapes(hidden, experts.intermediate_size))
+        self._head_weights = model.vocab_size * hidden
+        num_experts = 0 if experts is None else experts.num_experts
+        num_weights = self._dense_weights + self._head_weights + num_experts * self._expert_weights
+        self.weight_bytes = num_weights * self._item_bytes  # of all matrices
+
+    def read_bytes(self, num_tokens: int) -> float:
+        """Weights that a step of so many tokens reads."""
+        experts, num_weights = self._model.experts, float(self._dense_weights + self._head_weights)
+        if experts is not None:
+            idle = (1 - experts.num_chosen / experts.num_experts) ** num_tokens
+            num_weights += experts.num_experts * (1 - idle) * self._expert_weights
+        return num_weights * self._item_bytes
 
     def flops(self, num_tokens: int, num_sampled: int, num_pairs: int) -> int:
         """Of a step: linears for `num_tokens`, the head for `num_sampled`, attention for query-key pairs."""
         model = self._model
         attention = 4 * num_pairs * model.num_heads * model.head_dim * model.num_layers
-        return 2 * num_tokens * self._layer_weights + 2 * num_sampled * self._head_weights + attention
+        num_chosen = 0 if model.experts is None else model.experts.num_chosen
+        weights_per_token = self._dense_weights + num_chosen * self._expert_weights
+        return 2 * num_tokens * weights_per_token + 2 * num_sampled * self._head_weights + attention
 
     def seconds(self, workload: Workload, rates: Rates, budget: int) -> float:
         """The limit of a whole workload."""
-        read_s = self.weight_bytes / rates.read_bytes_per_s
-        return sum(max(read_s, flops / rates.flops_per_s) for flops in self._step_flops(workload, budget))
+        return sum(
+            max(self.read_bytes(num_tokens) / rates.read_bytes_per_s, flops / rates.flops_per_s)
+            for num_tokens, flops in self._steps(workload, budget)
+        )
 
-    def _step_flops(self, workload: Workload, budget: int) -> Iterator[float]:
+    def _steps(self, workload: Workload, budget: int) -> Iterator[tuple[int, float]]:
+        """Tokens and flops of each."""
         n, num_in, num_out = workload.num_requests, workload.num_in, workload.num_out
         num_steps = -(-n * num_in // budget)
         prefill = self.flops(n * num_in, n, n * num_in * (num_in + 1) // 2)
-        yield from [prefill / num_steps] * num_steps
+        yield from [(n * num_in // num_steps, prefill / num_steps)] * num_steps
         for position in range(num_in, num_in + num_out - 1):
-            yield self.flops(n, n, n * (position + 1))
+            yield n, self.flops(n, n, n * (position + 1))
 
 
 class LimitsPeer:

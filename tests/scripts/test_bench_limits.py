@@ -30,6 +30,20 @@ def test_weight_bytes_are_the_matrices_that_a_step_reads(family: str, is_tied: b
     assert Limits(ModelConfig.load(folder), "bfloat16").weight_bytes == 2 * sum(weights.values())
 
 
+def test_a_step_reads_the_experts_that_its_tokens_choose(tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path, "mixtral", tie_word_embeddings=True)
+    model, weights = ModelConfig.load(folder), matrix_weights(folder)
+    assert model.experts is not None
+    limits = Limits(model, "float32")
+    of_experts = sum(size for name, size in weights.items() if ".experts." in name)
+    dense, num_experts = sum(weights.values()) - of_experts, model.experts.num_experts
+    chosen = of_experts * model.experts.num_chosen // num_experts
+    assert limits.read_bytes(1) == pytest.approx(4 * (dense + chosen))
+    assert limits.read_bytes(1000) == pytest.approx(limits.weight_bytes)
+    head = weights["model.embed_tokens.weight"]  # tied
+    assert limits.flops(num_tokens=7, num_sampled=0, num_pairs=0) == 2 * 7 * (dense - head + chosen)
+
+
 def test_flops_are_two_per_weight_and_token_and_four_per_pair_and_element(tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path, "llama")
     model, weights = ModelConfig.load(folder), matrix_weights(folder)
