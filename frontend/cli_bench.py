@@ -11,6 +11,7 @@ from .cli_command import Command, list_commands
 BENCHMARKS = {  # name: what it measures; its script is scripts/bench_NAME.py
     "throughput": "many prompts at once, offline; beside transformers' generate",
     "latency": "one request alone: time to the first token and between tokens",
+    "mixed": "a prompt whose beginning is cached; a long prompt among running answers",
     "serve": "requests that arrive at random at a running engine",
     "startup": "from the command to the first token; memory and idle CPU",
     "engine": "the engine's own cost, without a model",

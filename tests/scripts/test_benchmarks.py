@@ -65,6 +65,23 @@ def test_latency_is_measured_in_both_modes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_requests_are_measured_beside_others(tmp_path: Path) -> None:
+    shape = ("--rounds", "1", "--shared", "150", "--prompt", "100", "--streams", "3")
+    document = run_json(tmp_path / "out.json", "bench_mixed.py", "demo", *shape, *SMALL_ENGINE)
+    (row,) = document["rows"]
+    assert row["ttft_ms"] > 0 and row["ttft_cached_ms"] > 0
+    assert row["itl_max_during_ms"] >= row["itl_p99_during_ms"] >= row["itl_p50_during_ms"]
+
+
+@pytest.mark.slow
+def test_streams_are_counted_to_the_token(tmp_path: Path) -> None:
+    shape = ("--streams", "8", "--out", "20", "--rounds", "1", "--step-ms", "2")
+    document = run_json(tmp_path / "out.json", "bench_sse.py", *shape)
+    assert len(document["rows"]) == 2 and all(row["tokens_per_cpu_s"] > 0 for row in document["rows"])
+    assert document["rows"][1]["tokens_per_event"] < 3
+
+
+@pytest.mark.slow
 def test_start_up_is_timed_and_leaves_no_process(tmp_path: Path) -> None:
     arguments = ("demo", "--rounds", "1", "--idle-s", "0.5", *SMALL_ENGINE)
     document = run_json(tmp_path / "out.json", "bench_startup.py", *arguments)

@@ -1,0 +1,153 @@
+"""One request beside others: a prompt whose beginning is cached, and a long prompt that comes among running answers.
+
+    python scripts/bench_mixed.py 135m --shared 4096 --prompt 2048 --streams 16
+
+Per round, with new random token ids: (1) two requests that share a prefix of --shared tokens and differ in the 16 that
+follow, one after the other: the time to each one's first token. (2) --streams answers run; after a while a prompt of
+--prompt tokens arrives: the times between tokens of the answers without it (p50) and from its submit to its first token
+(p50, p99, most). Measured where the client's channel gets the tokens. All flags of engine-launch are taken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+import sys
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from tokenloom import SamplingParams
+from tokenloom.frontend.channel import Channel, Update
+from tokenloom.frontend.engine_options import config_from_keywords
+from tokenloom.frontend.llm import open_private
+from tokenloom.frontend.prompts import new_submit
+from tokenloom.ipc.codec import num_ids
+from tokenloom.ipc.messages import Delta
+from tokenloom.scripts.bench_contestant import ANSWER_TIMEOUT_S
+from tokenloom.scripts.bench_report import Report, add_json_argument, median, percentile
+from tokenloom.scripts.bench_workload import FIRST_ID, add_model_arguments, engine_options, find_checkpoint, vocab_size
+
+NUM_SUFFIX = 16
+NUM_STREAM_PROMPT = 16
+TOKENS_BEFORE = 24  # of each answer, before the long prompt comes
+_request_numbers = itertools.count()
+Arrivals = SimpleQueue[tuple[float, int, Update]]  # when, which request, what
+
+
+class Load:
+    """Requests of one channel; `times[i]` are the arrivals of request i's tokens, those of one message together."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._arrivals: Arrivals = SimpleQueue()
+        self._ids: list[str] = []
+        self.times: list[list[float]] = []
+
+    def submit(self, prompt: list[int], num_out: int) -> int:
+        index = len(self.times)
+        self.times.append([])
+        self._ids.append(f"mixed-{next(_request_numbers)}")
+        params = SamplingParams(temperature=0.0, max_tokens=num_out, ignore_eos=True)
+        submit = new_submit(self._ids[-1], {"prompt_token_ids": prompt}, params)
+        self._channel.submit(submit, lambda update: self._arrivals.put((time.perf_counter(), index, update)))
+        return index
+
+    def run_until(self, is_done: Callable[[], bool]) -> None:
+        while not is_done():
+            when, index, update = self._channel.wait(self._arrivals, ANSWER_TIMEOUT_S)
+            if isinstance(update, Exception):
+                raise update
+            if isinstance(update, Delta):
+                self.times[index] += [when] * num_ids(update.token_ids)
+
+    def cancel(self) -> None:
+        for each in self._ids:
+            self._channel.cancel(each)
+
+
+def first_token_s(channel: Channel, prompt: list[int]) -> float:
+    load, begun = Load(channel), time.perf_counter()
+    load.submit(prompt, 1)
+    load.run_until(lambda: bool(load.times[0]))
+    return load.times[0][0] - begun
+
+
+def shared_prefix(channel: Channel, num_shared: int, ids: Callable[[int], list[int]]) -> tuple[float, float]:
+    """Seconds to the first token: of the request that computes the prefix, of the one that finds it."""
+    prefix = ids(num_shared)
+    return first_token_s(channel, prefix + ids(NUM_SUFFIX)), first_token_s(channel, prefix + ids(NUM_SUFFIX))
+
+
+def between(times: list[float], begin: float, end: float) -> list[float]:
+    """Seconds between tokens in a row, the later of which came within the given time."""
+    return [after - before for before, after in itertools.pairwise(times) if begin < after <= end]
+
+
+def prompt_among_answers(
+    channel: Channel, num_streams: int, num_prompt: int, num_out: int, ids: Callable[[int], list[int]]
+) -> tuple[list[float], list[float], float]:
+    """Seconds between tokens of the running answers without the prompt and during it, and its time to first token."""
+    load = Load(channel)
+    for _ in range(num_streams):
+        load.submit(ids(NUM_STREAM_PROMPT), num_out)
+    load.run_until(lambda: all(len(times) >= TOKENS_BEFORE for times in load.times))
+    begun = time.perf_counter()
+    late = load.submit(ids(num_prompt), 1)
+    load.run_until(lambda: bool(load.times[late]))
+    ended = load.times[late][0]
+    load.cancel()
+    streams = load.times[:late]
+    calm = [gap for times in streams for gap in between(times[4:], 0.0, begun)]  # the first come with their prompts
+    return calm, [gap for times in streams for gap in between(times, begun, ended)], ended - begun
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_model_arguments(parser)
+    parser.add_argument("--shared", type=int, default=4096, help="tokens of the shared prefix")
+    parser.add_argument("--prompt", type=int, default=2048, help="tokens of the prompt that comes late")
+    parser.add_argument("--streams", type=int, default=16, help="answers that run when it comes")
+    add_json_argument(parser)
+    arguments = parser.parse_args()
+    options = engine_options(parser, arguments)
+    folder = find_checkpoint(arguments.checkpoint)
+    config = config_from_keywords("LLM", folder, options)
+    draw, vocab = random.Random(0), vocab_size(folder)
+
+    def ids(count: int) -> list[int]:
+        return draw.choices(range(FIRST_ID, vocab), k=count)
+
+    shape = {"shared": arguments.shared, "prompt": arguments.prompt, "streams": arguments.streams}
+    report = Report("mixed", {"model": arguments.checkpoint, **shape, "rounds": arguments.rounds})
+    num_out = min(1000, (options.get("max_model_len") or 4096) - NUM_STREAM_PROMPT)  # type: ignore[operator]
+    prefix_ratios, stall_ratios = [], []
+    channel, close = open_private(config)
+    try:
+        first_token_s(channel, ids(NUM_SUFFIX))
+        for number in range(arguments.rounds):
+            cold_s, cached_s = shared_prefix(channel, arguments.shared, ids)
+            calm, during, late_s = prompt_among_answers(channel, arguments.streams, arguments.prompt, num_out, ids)
+            prefix_ratios.append(cached_s / cold_s)
+            stall_ratios.append(percentile(during, 99) / median(calm))
+            report.add(
+                round=number + 1,
+                ttft_ms=cold_s * 1e3,
+                ttft_cached_ms=cached_s * 1e3,
+                itl_p50_ms=median(calm) * 1e3,
+                itl_p50_during_ms=median(during) * 1e3,
+                itl_p99_during_ms=percentile(during, 99) * 1e3,
+                itl_max_during_ms=max(during) * 1e3,
+                late_ttft_ms=late_s * 1e3,
+            )
+    finally:
+        close()
+    report.note("first token of a cached prefix relative to the first", median(prefix_ratios))
+    report.note("p99 between tokens during the prompt relative to the median without", median(stall_ratios))
+    report.publish(arguments.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
