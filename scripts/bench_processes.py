@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from pathlib import Path
 
 import psutil
 
@@ -18,8 +17,8 @@ def tree(root_pid: int) -> list[psutil.Process]:
 def title(process: psutil.Process) -> str:
     """The title that a process took, or the script that its Python runs."""
     with contextlib.suppress(psutil.Error):
-        words = " ".join(process.cmdline()).split()
-        return next((Path(word).name for word in words if word.endswith(".py")), " ".join(words[:4]))
+        words = [word.rpartition("/")[2] for word in " ".join(process.cmdline()).split()[:5]]
+        return next((word for word in words if word.endswith(".py")), " ".join(words[:4]))
     return "ended"
 
 

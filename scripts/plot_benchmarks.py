@@ -1,0 +1,104 @@
+"""Bars of the results under docs/benchmarks/ as SVG, one file per JSON that a benchmark wrote.
+
+    python scripts/plot_benchmarks.py [FOLDER]
+
+Each picture shows one figure of one benchmark: the median over the rounds for each engine or setting, its number beside
+the bar. Colours follow the reader's light or dark theme.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from tokenloom.scripts.bench_report import ROOT, format_cell, median
+
+WIDTH, LABEL, BAR, GAP, TOP = 760, 230, 22, 10, 64  # px; LABEL: room for the names
+STYLE = """text{font:13px system-ui,sans-serif;fill:#1b1f24}.title{font-weight:600;font-size:15px}.note{fill:#59636e}
+.ours{fill:#1f6feb}.peer{fill:#a8b1bb}@media(prefers-color-scheme:dark){text{fill:#e6edf3}.note{fill:#9198a1}
+.peer{fill:#59636e}.ours{fill:#4493f8}}"""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Which column of a benchmark's rows is drawn, by the values of which other."""
+
+    title: str
+    by: str
+    column: str
+    is_less_better: bool = False
+
+
+FIGURES = {  # by the benchmark's name in its JSON
+    "compare": Figure("output tokens/s", "engine", "out_tokens_per_s"),
+    "engine without a model": Figure("CPU µs per token, all but the worker", "engine", "us_per_token", True),
+    "cost of a streamed token": Figure("CPU µs per streamed token, all but the worker", "server", "us_per_token", True),
+    "start-up": Figure("seconds from the command to the first token", "engine", "first_token_s", True),
+}
+
+
+def bars(document: Mapping[str, Any], figure: Figure) -> dict[str, float]:
+    """The medians over the rows of each name, in the order of their first row."""
+    values: dict[str, list[float]] = {}
+    for row in document["rows"]:
+        if row.get(figure.column) is not None:
+            values.setdefault(row[figure.by], []).append(row[figure.column])
+    return {name: median(each) for name, each in values.items()}
+
+
+def draw(document: Mapping[str, Any], figure: Figure) -> str:
+    """The SVG."""
+    settings = ", ".join(f"{name} {value}" for name, value in document["settings"].items() if value is not None)
+    machine = document["machine"]
+    source = f"{machine['cpu']}, {machine['num_cpus']} cores, {machine['date'][:10]}, commit {machine['commit']}"
+    values = bars(document, figure)
+    height = TOP + len(values) * (BAR + GAP) + 28
+    title = f"{figure.title} ({'less' if figure.is_less_better else 'more'} is better)"
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">',
+        f"<title>{escape(title)}</title><style>{STYLE}</style>",
+        f'<text class="title" x="8" y="24">{escape(title)}</text>',
+        f'<text class="note" x="8" y="46">{escape(settings)}</text>',
+        *_bar_lines(values),
+        f'<text class="note" x="8" y="{height - 8}">{escape(source)}</text>',
+        "</svg>",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _bar_lines(values: Mapping[str, float]) -> list[str]:
+    longest, lines = max(values.values()), []
+    for i, (name, value) in enumerate(values.items()):
+        y, width = TOP + i * (BAR + GAP), max((WIDTH - LABEL - 90) * value / longest, 1)
+        kind = "ours" if name.startswith("tokenloom") else "peer"
+        lines.append(f'<text x="{LABEL - 8}" y="{y + 16}" text-anchor="end">{escape(name)}</text>')
+        lines.append(f'<rect class="{kind}" x="{LABEL}" y="{y}" width="{width:.1f}" height="{BAR}" rx="3"/>')
+        lines.append(f'<text x="{LABEL + width + 8:.1f}" y="{y + 16}">{format_cell(value)}</text>')
+    return lines
+
+
+def plot(folder: Path) -> list[Path]:
+    """Write the pictures; returns them. Benchmarks without a figure are passed by."""
+    written = []
+    for file in sorted(folder.glob("*.json")):
+        document = json.loads(file.read_text())
+        figure = FIGURES.get(document["benchmark"])
+        if figure is not None:
+            file.with_suffix(".svg").write_text(draw(document, figure))
+            written.append(file.with_suffix(".svg"))
+    return written
+
+
+def main(arguments: Sequence[str]) -> int:
+    for file in plot(Path(arguments[0]) if arguments else ROOT / "docs" / "benchmarks"):
+        print(file)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

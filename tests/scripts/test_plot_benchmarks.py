@@ -1,0 +1,35 @@
+"""Pictures are made of the results that are there, and those in the documents are up to date."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from tokenloom.scripts.bench_report import ROOT
+from tokenloom.scripts.plot_benchmarks import FIGURES, bars, draw
+
+RESULTS = sorted((ROOT / "docs" / "benchmarks").glob("*.json"))
+
+
+def test_bars_are_medians_and_as_long_as_their_values() -> None:
+    rows = [{"engine": name, "us_per_token": value} for value in (4.0, 2.0, 6.0) for name in ("tokenloom", "a < b")]
+    rows += [{"engine": "a < b", "us_per_token": value} for value in (8.0, 8.0, 8.0, 8.0)]
+    machine = {"cpu": "a CPU", "num_cpus": 2, "date": "2026-11-21T10:00:00", "commit": "0123"}
+    figure = FIGURES["engine without a model"]
+    document = {"settings": {"requests": 3}, "machine": machine, "rows": rows}
+    assert bars(document, figure) == {"tokenloom": 4.0, "a < b": 8.0}
+    drawn = ET.fromstring(draw(document, figure))
+    ours, theirs = (float(each.attrib["width"]) for each in drawn.iter("{http://www.w3.org/2000/svg}rect"))
+    assert theirs == pytest.approx(2 * ours, abs=0.2)
+
+
+@pytest.mark.parametrize("file", RESULTS, ids=lambda file: file.name)
+def test_the_pictures_show_the_results(file: Path) -> None:
+    document = json.loads(file.read_text())
+    figure = FIGURES.get(document["benchmark"])
+    if figure is not None:
+        assert file.with_suffix(".svg").read_text() == draw(document, figure)
+    assert "/" not in json.dumps(document["settings"]), "a path of some machine"
