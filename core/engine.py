@@ -247,10 +247,13 @@ class EngineCore:
 
     def forget_computed(self) -> None:
         """The weights are others: all that was computed or cached is void; requests go on from their tokens."""
-        self.scheduler.reset()
+        self._reset_scheduler()
         self.scheduler.kv_cache.change_namespace(random_namespace())
         for request in self._request_by_id.values():
             request.block_keys = []
+
+    def _reset_scheduler(self) -> None:
+        self.scheduler.reset(shares_prompts=not self._quarantine.has_trial)  # who stands trial waits for nobody
 
     def _is_held(self, request: Request) -> bool:
         is_new = request.num_cached_tokens < 0
@@ -396,7 +399,7 @@ class EngineCore:
         """Steps in flight are lost with the workers: every running request waits again with nothing computed, except
         one that has proved to kill them."""
         culprit = self._quarantine.on_loss(self.scheduler.requests_in_oldest_step())
-        self.scheduler.reset()
+        self._reset_scheduler()
         self._grammars.forget_masks()
         if culprit is not None:
             message = f"this request has ended the workers {CRASHES_TO_CONVICT} times and was given up; last: {reason}"

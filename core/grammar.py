@@ -79,6 +79,7 @@ class _Entry:
     request: Request
     place: Place = Place.QUEUED
     has_begun: bool = False  # was ready once: its request does not wait any more
+    is_proven: bool = False  # has been compiled before, here or for an earlier core: it will be again
     is_suspect: bool = False  # was compiling when a host was lost: to be compiled alone
     num_losses: int = 0
     late_tokens: list[int] = field(default_factory=list)  # got while it was opened
@@ -123,6 +124,8 @@ class Grammars:
         self._entry_by_id: dict[int, _Entry] = {}
         self._queue: deque[int] = deque()
         self._deadline_by_opening: dict[int, float] = {}  # what the host compiles, wanted or not
+        self._late: set[int] = set()  # of these: past their deadline, to fail if the host turns out to be alive
+        self._num_until_sign = 0  # answers until one that was asked for as a sign of life
         self._next_id = HOST_IS_UP + 1
         self._is_host_up = False
         self._advances: list[tuple[int, int]] = []  # grammar id, token: not yet told to the host
@@ -138,7 +141,7 @@ class Grammars:
         """The request waits until its grammar is ready."""
         request.grammar_id, self._next_id = self._next_id, self._next_id + 1
         request.waits_for.add(WAITS_FOR_GRAMMAR)
-        self._entry_by_id[request.grammar_id] = _Entry(request)
+        self._entry_by_id[request.grammar_id] = _Entry(request, is_proven=request.num_output_tokens > 0)
         self._queue.append(request.grammar_id)
         self._open_queued(now)
 
@@ -223,7 +226,11 @@ class Grammars:
     @property
     def next_deadline(self) -> float | None:
         """When to look again though the host says nothing."""
-        deadlines = [self._deadline_by_opening[each] for each in self._deadline_by_opening if each in self._entry_by_id]
+        deadlines = [
+            deadline
+            for each, deadline in self._deadline_by_opening.items()
+            if each in self._entry_by_id and each not in self._late
+        ]
         if self._num_unanswered:
             deadlines.append(self._answer_deadline)
         return min(deadlines, default=None)
@@ -234,6 +241,7 @@ class Grammars:
             self._deadline_by_opening = dict.fromkeys(self._deadline_by_opening, now + self._timeout_s)
             return
         self._deadline_by_opening.pop(message.grammar_id, None)
+        self._late.discard(message.grammar_id)
         entry = self._entry_by_id.get(message.grammar_id)
         if entry is None:
             if message.error is None:
@@ -245,7 +253,7 @@ class Grammars:
         elif message.is_complete:
             news.complete.append(entry.request)
         elif not entry.has_begun:
-            entry.has_begun = True
+            entry.has_begun = entry.is_proven = True
             entry.request.waits_for.discard(WAITS_FOR_GRAMMAR)
             news.ready.append(entry.request)
         self._advances += [(message.grammar_id, token_id) for token_id in entry.late_tokens]
@@ -254,6 +262,7 @@ class Grammars:
 
     def _on_advanced(self, message: GrammarsAdvanced, news: GrammarNews) -> None:
         self._num_unanswered -= 1
+        self._num_until_sign = max(self._num_until_sign - 1, 0)
         for failure in message.failures:
             if failure.grammar_id in self._entry_by_id:
                 news.failed.append((self._entry_by_id[failure.grammar_id].request, failure.error))
@@ -283,28 +292,55 @@ class Grammars:
 
     def _expire(self, now: float, news: GrammarNews) -> None:
         """Fail what has compiled for too long; replace a host that does nothing else, or that hangs."""
+        if self._num_unanswered and now >= self._answer_deadline:
+            self._replace_host([], news)
+            return
+        if self._late and not self._num_until_sign:
+            self._fail_late(now, news)
+        overdue = [each for each, deadline in self._deadline_by_opening.items() if now >= deadline]
+        if not self._late.issuperset(overdue):
+            self._late.update(overdue)
+            self._ask_for_sign(now)
+
+    def _ask_for_sign(self, now: float) -> None:
+        """Its compilers are late: does the host itself still answer, or does it stand still?"""
+        self._host.send(AdvanceGrammars(grammar_ids=b"", token_ids=b"", serial=0))
+        self._num_unanswered += 1
+        self._num_until_sign = self._num_unanswered
+        self._answer_deadline = now + ADVANCE_TIMEOUT_S
+
+    def _fail_late(self, now: float, news: GrammarNews) -> None:
+        """The host answers, so that it is the grammars that take too long; one that was compiled before may."""
         failed = {request for request, _ in news.failed}
-        for grammar_id, deadline in self._deadline_by_opening.items():
+        for grammar_id in self._late:
             entry = self._entry_by_id.get(grammar_id)
-            if entry is not None and now >= deadline and entry.request not in failed:
+            if entry is not None and entry.is_proven:
+                self._deadline_by_opening[grammar_id] = now + self._timeout_s
+            elif entry is not None and entry.request not in failed:
                 limit = self._timeout_s if self._is_host_up else START_TIMEOUT_S
                 error = RequestError(
                     f"structured_outputs was not compiled within {limit:g} s: simplify it or raise --grammar-timeout-s"
                 )
                 news.failed.append((entry.request, error_info(error)))
-        overdue = [each for each, deadline in self._deadline_by_opening.items() if now >= deadline]
-        if len(overdue) == NUM_COMPILERS or (self._num_unanswered and now >= self._answer_deadline):
-            self._host.stop()
-            for grammar_id in overdue:
-                del self._deadline_by_opening[grammar_id]
-            self._on_loss("it did not answer in time", news)
+        stuck = [each for each in self._late if self._deadline_by_opening[each] <= now]
+        self._late.intersection_update(stuck)
+        if len(stuck) == NUM_COMPILERS:
+            self._replace_host(stuck, news)
+
+    def _replace_host(self, stuck: list[int], news: GrammarNews) -> None:
+        """End the host; `stuck` are the openings that are known to hold it up, and have failed."""
+        self._host.stop()
+        for grammar_id in stuck:
+            del self._deadline_by_opening[grammar_id]
+        self._on_loss("it did not answer in time", news)
 
     def _on_loss(self, reason: str, news: GrammarNews) -> None:
         """All grammars are to be opened again; those to blame fail."""
         suspects, self._deadline_by_opening = list(self._deadline_by_opening), {}
         masked = self._fill.grammar_ids if self._fill is not None and self._fill.is_sent else []
         blamed = frozenset(suspects or masked)
-        self._is_host_up, self._num_unanswered, self._advances = False, 0, []
+        self._is_host_up, self._num_unanswered, self._num_until_sign, self._advances = False, 0, 0, []
+        self._late.clear()
         if self._fill is not None:
             self._fill.is_sent = False
         failed = {request for request, _ in news.failed}
@@ -316,7 +352,7 @@ class Grammars:
             entry.num_losses += grammar_id in blamed
             if entry.request in failed:
                 continue
-            if suspects == [grammar_id] and was_suspect and not entry.has_begun:
+            if suspects == [grammar_id] and was_suspect and not entry.is_proven:
                 error: Exception = RequestError(
                     f"structured_outputs ended its compiler ({reason}): it is nested too deep or too large; simplify it"
                 )

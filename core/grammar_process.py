@@ -24,6 +24,7 @@ from ..ipc import log
 from ..ipc.codec import Decoder, encode
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import ErrorInfo, InternalError, error_info
+from ..ipc.faults import maybe_fail
 from ..ipc.lifeline import start_lifeline
 from ..ipc.messages import CloseGrammars, CoreToGrammar, GrammarOpened, GrammarToCore, OpenGrammar
 from ..ipc.sockets import new_socket
@@ -71,6 +72,7 @@ class GrammarProcess:
         elif isinstance(message, CloseGrammars):
             self._server.close(message.grammar_ids)
         else:
+            maybe_fail("grammar.advance")
             self._tell(self._server.advance(message))
 
     def _take_compiled(self) -> None:

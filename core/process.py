@@ -155,7 +155,7 @@ class CoreProcess:
     def turn(self) -> None:
         """One turn of the loop: results, intake, orders, the next steps, the news."""
         assert self._engine is not None
-        maybe_fail("core.turn")
+        maybe_fail("core.receive")
         try:
             self._take_results()
             self._take_requests()
@@ -164,10 +164,12 @@ class CoreProcess:
             self._engine.expire(time.time())
             self._check_overdue()
             self._go_on_with_controls()
+            maybe_fail("core.schedule")
             if self._workers is not None:
                 self._engine.step()
         except EngineDead as error:
             self._lose_workers(str(error))
+        maybe_fail("core.send")
         self._send_outputs()
         self._report_progress()
 

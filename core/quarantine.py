@@ -39,6 +39,11 @@ class Quarantine:
         return bool(self._on_trial) and request not in self._on_trial
 
     @property
+    def has_trial(self) -> bool:
+        """Whether anyone is on trial, or will be."""
+        return bool(self._on_trial or self._next_trials)
+
+    @property
     def is_watching(self) -> bool:
         """Whether `on_progress` has anything to learn; False in an engine that has lost no group lately."""
         return bool(self._record_by_request)

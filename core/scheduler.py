@@ -168,9 +168,15 @@ class Scheduler:
         self.num_steps += 1
         return self.num_steps
 
-    def reset(self) -> None:
-        """Nothing that was computed or sent holds any more: all running requests wait again, the cache is empty."""
-        for request in self.rows.requests():
+    def reset(self, *, shares_prompts: bool = True) -> None:
+        """Nothing that was computed or sent holds any more: all running requests wait again, the cache is empty.
+
+        `shares_prompts`: of siblings one computes the prompt for all, as at the start.
+        """
+        running = list(self.rows.requests())
+        if shares_prompts:
+            self.siblings.reunite(running)
+        for request in running:
             self._preempt(request)
         self.ledger.clear()
         self.kv_cache.reset()

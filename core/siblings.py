@@ -1,10 +1,13 @@
 """Siblings: the answers of one request that wait until the first has computed their prompt.
 
 Of n answers one leads; the others wait for it (`waits_for`) until the prompt's blocks are published and then find
-them. If the leader ends before that, the next one leads. Knows no rows, no blocks and no queue.
+them. If the leader ends before that, the next one leads. When all that was computed is lost, they do it again. Knows
+no rows, no blocks and no queue.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from .request import Request
 
@@ -17,6 +20,7 @@ class Siblings:
     def __init__(self) -> None:
         self._followers_by_leader: dict[Request, list[Request]] = {}
         self._leader_by_follower: dict[Request, Request] = {}
+        self._num_families = 0
 
     def __len__(self) -> int:
         """How many requests wait for a sibling."""
@@ -28,10 +32,23 @@ class Siblings:
 
     def add(self, leader: Request, followers: list[Request]) -> None:
         """`followers`, of which there is at least one, wait from now on."""
+        self._num_families += 1
         self._followers_by_leader[leader] = followers
+        leader.family = self._num_families
         for follower in followers:
             self._leader_by_follower[follower] = leader
+            follower.family = self._num_families
             follower.waits_for.add(WAITS_FOR)
+
+    def reunite(self, requests: Iterable[Request]) -> None:
+        """What these had computed is lost: the first of each family leads again, and the others wait for it."""
+        members_by_family: dict[int, list[Request]] = {}
+        for request in sorted(requests, key=lambda request: request.key):
+            if request.family:
+                members_by_family.setdefault(request.family, []).append(request)
+        for leader, *followers in members_by_family.values():
+            if followers:
+                self.add(leader, followers)
 
     def release(self, leader: Request) -> list[Request]:
         """The leader has computed the prompt: its followers, which are returned, wait for it no more."""

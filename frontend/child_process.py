@@ -59,7 +59,7 @@ class ChildProcess:
         code = self.exit_code
         assert code is not None
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-        words = next((line for line in reversed(self.last_words) if line.strip()), "")
+        words = next((line for line in reversed(self.last_words) if line.strip() and " INFO " not in line), "")
         return f"{self.name} {how}" + (f": {words.strip()}" if words else "")
 
     def read_stderr(self) -> list[str]:

@@ -378,7 +378,10 @@ class OutputProcessor:
     def _finish(self, finished: Finished, now: float, news: News) -> None:
         answer = self.answer_by_key.pop(finished.key, None)
         if answer is not None:
-            answer.finish(finished.reason, now, finished.error, finished.num_preemptions)
+            error = finished.error
+            if error is not None and error.kind == "internal":
+                error = ErrorInfo(error.kind, f"request {answer.request.request_id}: {error.message}")
+            answer.finish(finished.reason, now, error, finished.num_preemptions)
             news.answers.append(answer)
 
     def _new_key(self) -> int:

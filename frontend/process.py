@@ -74,6 +74,7 @@ class FrontendProcess:
         self._from_core: Decoder[CoreToFrontend] = Decoder(CoreToFrontend)
         self._from_supervisor: Decoder[SupervisorToChild] = Decoder(SupervisorToChild)
         self.is_stopping = False
+        self._stop_reason = ""
         self._has_told_ready = False
 
     def _secure(self) -> ZapHandler | None:
@@ -138,7 +139,8 @@ class FrontendProcess:
 
     def stop(self) -> None:
         """Tell everybody that this is the end."""
-        self._frontend.stop("the engine was stopped: start it again and repeat the request")
+        why = f"the engine ended: {self._stop_reason}" if self._stop_reason else "the engine was stopped"
+        self._frontend.stop(f"{why}; start it again and repeat the request")
         self._send()
 
     def _load(self) -> Frontend:
@@ -167,7 +169,7 @@ class FrontendProcess:
 
     def turn(self) -> None:
         """One turn of the loop: intake from all sides, then everything that is due."""
-        maybe_fail("frontend.turn")
+        maybe_fail("frontend.receive")
         if self._zap is not None:
             self._zap.answer()
         self._take_orders()
@@ -175,6 +177,7 @@ class FrontendProcess:
         has_read_all = self._take_requests()
         self._take_background()
         self._frontend.tick(time.monotonic(), check_leases=has_read_all)
+        maybe_fail("frontend.send")
         self._send()
         if self._frontend.is_ready and not self._has_told_ready:
             self._has_told_ready = True
@@ -190,7 +193,7 @@ class FrontendProcess:
                 self._frontend.count_malformed("supervisor", error)
                 continue
             if isinstance(message, Stop):
-                self.is_stopping = True
+                self.is_stopping, self._stop_reason = True, message.reason
             elif isinstance(message, Ping):
                 self._tell(Pong())
             else:

@@ -35,6 +35,11 @@ class Child:
     is_ready: bool = False
     measured: Measured | None = None
     heard_at: float = field(default_factory=time.monotonic)
+    failure: str = ""  # what it said of its own end
+
+    def describe_end(self) -> str:
+        """Which process, how it ended and why; there is an exit code."""
+        return f"{self.process.name} failed: {self.failure}" if self.failure else self.process.describe_exit()
 
 
 class Roster:

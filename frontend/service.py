@@ -291,7 +291,8 @@ class Frontend:
         """The engine ends: every open request fails with `reason`."""
         for session in list(self._sessions):
             for request in list(session.request_by_id.values()):
-                self._desk.end(session, request, "error", ErrorInfo("dead", reason))
+                error = ErrorInfo("dead", f"request {request.request_id}: {reason}")
+                self._desk.end(session, request, "error", error)
         self.outbox.to_clients += self._sessions.take_frames()
         self._background.close()
         if self._tracing is not None:

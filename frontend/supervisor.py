@@ -146,7 +146,7 @@ class Supervisor:
         for child, message in self._roster.receive():
             self._on_message(child, message)
         for child in self._roster.ended():
-            self._on_loss(child, child.process.describe_exit())
+            self._on_loss(child, child.describe_end())
         if self._failure is not None:
             raise self._failure
         self._start_what_is_due()
@@ -173,7 +173,7 @@ class Supervisor:
         elif isinstance(message, Ready):
             self._on_ready(child)
         elif isinstance(message, Failed):
-            self._on_failed(message)
+            self._on_failed(child, message)
         elif isinstance(message, ReplaceWorkers):
             if message.generation == self._generation:
                 self._on_loss(self._roster.of("worker")[0], message.reason)
@@ -236,8 +236,9 @@ class Supervisor:
             self._roster.broadcast(CoreUp(core_epoch=self._core_epoch), "frontend")
         self._publish_progress()
 
-    def _on_failed(self, message: Failed) -> None:
+    def _on_failed(self, child: Child, message: Failed) -> None:
         """A child knows why it ends. While the engine starts, that is the engine's own error."""
+        child.failure = message.error.message
         if not self._is_serving:
             self._failure = self._failure or message.error.to_exception()
 
@@ -329,7 +330,7 @@ class Supervisor:
 
     def stop(self) -> None:
         """End all children and leave nothing behind; harmless when called twice."""
-        self._roster.broadcast(Stop())
+        self._roster.broadcast(Stop(reason="" if self._failure is None else str(self._failure)))
         self._roster.close(STOP_TIMEOUT_S)
         self.remove_files()
 

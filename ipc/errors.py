@@ -83,4 +83,13 @@ def error_info(error: BaseException) -> ErrorInfo:
     for kind, error_type in ERROR_BY_KIND.items():
         if isinstance(error, error_type):
             return ErrorInfo(kind, str(error), getattr(error, "retry_after_s", 0.0))
-    return ErrorInfo("internal", f"{type(error).__name__}: {error}")
+    return ErrorInfo("internal", describe(error))
+
+
+def describe(error: BaseException) -> str:
+    """An unforeseen exception in one line: its type, its words and the function that raised it."""
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    where = "" if traceback is None else f" (in {traceback.tb_frame.f_code.co_name})"
+    return f"{type(error).__name__}: {error}{where}"

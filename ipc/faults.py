@@ -1,43 +1,67 @@
-"""Faults on purpose, for the chaos harness: TOKENLOOM_FAULTS="worker.execute:0.001,core.turn:0.0005:7".
+"""Faults on purpose, for the tests and the chaos harness: TOKENLOOM_FAULTS=FOLDER.
 
-Each entry is POINT:PROBABILITY[:SEED]; at that point of the code, that share of passes raises InjectedFault. Without
-the variable a point costs one lookup in an empty dict.
+Code names the points that it passes (`maybe_fail("core.schedule")`). A file of that name in the folder, in a worker
+`worker.forward.RANK`, says what shall happen there: `error`, `memory`, `device`, `hang`, or `delay SECONDS`. Whoever
+passes next takes the file away, so that each fault strikes once, unless it says `error always`. Without the variable a
+point costs one comparison.
 """
 
 from __future__ import annotations
 
 import os
-import random
-from dataclasses import dataclass, field
+import threading
+import time
+from pathlib import Path
 
-POINTS = ("worker.execute", "core.turn", "frontend.turn")
+FOLDER = os.environ.get("TOKENLOOM_FAULTS")
+POINTS = (
+    *("worker.load", "worker.update rows", "worker.prepare inputs", "worker.forward", "worker.sample", "worker.send"),
+    *("core.receive", "core.schedule", "core.send"),
+    *("frontend.receive", "frontend.send"),
+    "grammar.advance",
+)
+KINDS = ("error", "memory", "device", "hang", "delay")
 
 
 class InjectedFault(Exception):
-    """A fault that the harness asked for."""
+    """A fault that somebody asked for."""
 
 
-@dataclass
-class _Fault:
-    probability: float
-    random: random.Random = field(default_factory=random.Random)
+class DeviceFault(RuntimeError):
+    """What torch says of a GPU that has failed, without a GPU."""
 
 
-def _read(text: str) -> dict[str, _Fault]:
-    faults = {}
-    for entry in filter(None, text.split(",")):
-        point, probability, *seed = entry.split(":")
-        if point not in POINTS:
-            raise ValueError(f"TOKENLOOM_FAULTS names {point}, known points are {', '.join(POINTS)}")
-        faults[point] = _Fault(float(probability), random.Random(f"{seed} {os.getpid()}"))
-    return faults
+def maybe_fail(point: str, rank: int | None = None) -> None:
+    """Do what is asked for at this point, if anything is."""
+    if FOLDER is not None:
+        _strike(Path(FOLDER), point, point if rank is None else f"{point}.{rank}")
 
 
-_FAULTS = _read(os.environ.get("TOKENLOOM_FAULTS", ""))
-
-
-def maybe_fail(point: str) -> None:
-    """Raise InjectedFault if the harness has asked for it here and now."""
-    fault = _FAULTS.get(point)
-    if fault is not None and fault.random.random() < fault.probability:
+def _strike(folder: Path, point: str, name: str) -> None:
+    path = folder / name
+    try:
+        kind, *words = path.read_text().split()
+        if words != ["always"]:
+            path.unlink()
+    except (FileNotFoundError, ValueError):  # not there, taken by another, or still being written
+        return
+    if kind == "delay":
+        time.sleep(float(words[0]))
+    elif kind == "hang":
+        threading.Event().wait()
+    elif kind == "memory":
+        raise MemoryError(f"injected at {point}")
+    elif kind == "device":
+        raise DeviceFault(f"CUDA error: an illegal memory access was encountered (injected at {point})")
+    else:
         raise InjectedFault(f"injected at {point}")
+
+
+def inject(folder: Path, point: str, kind: str, rank: int | None = None) -> Path:
+    """Ask for a fault; the file is gone once it has struck."""
+    if point not in POINTS:
+        raise ValueError(f"{point} is no fault point: {', '.join(POINTS)}")
+    path = folder / (point if rank is None else f"{point}.{rank}")
+    pending = path.with_name(path.name + ".new")
+    pending.write_text(kind)
+    return pending.rename(path)

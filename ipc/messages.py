@@ -702,6 +702,8 @@ class Drain(Message, frozen=True, kw_only=True, tag="drain"):
 class Stop(Message, frozen=True, kw_only=True, tag="stop"):
     """Exit now."""
 
+    reason: str = ""  # what ended the engine, if nobody asked for it
+
 
 SupervisorToChild: TypeAlias = (
     Initialize | WorkersUp | WorkersDown | CoreUp | FrontendDown | Drain | Stop | Progress | Ping

@@ -23,7 +23,7 @@ import zmq
 from tokenloom import Client, SamplingParams
 from tokenloom.ipc.codec import encode, encode_ids
 from tokenloom.ipc.messages import PROTOCOL_VERSION, Hello, Submit
-from tokenloom.scripts.chaos import Engine
+from tokenloom.scripts.chaos_engine import Engine
 
 QUEUE = 512  # requests that may wait
 
@@ -57,7 +57,8 @@ class DeafClient:
 
 def flood(num_requests: int, num_clients: int) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as runtime:
-        engine = Engine(Path(runtime), ["--max-waiting-requests", str(QUEUE), "--max-num-seqs", "128"], "")
+        options = ["--device", "cpu", "--num-threads", "1", "--max-num-seqs", "128"]
+        engine = Engine(Path(runtime), [*options, "--max-waiting-requests", str(QUEUE)])
         try:
             roles = {role: engine.find(role) for role in ("core", "frontend")}
             before = {role: _megabytes(process) for role, process in roles.items()}

@@ -1,4 +1,4 @@
-"""Mixed traffic with aborts for a long time; core, frontend and worker must not grow.
+"""Mixed traffic with aborts and timeouts for a long time; core, frontend and worker must not grow.
 
     python scripts/soak.py --minutes 30
 
@@ -14,19 +14,21 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import psutil
 
 from tokenloom import Client
-from tokenloom.scripts.chaos import Engine, make_work
+from tokenloom.scripts.chaos_engine import Engine
+from tokenloom.scripts.chaos_work import make_work
 
-ROLES = ("core", "frontend", "worker 0")
-LIMIT_MB = {"core": 2.0, "frontend": 2.0, "worker 0": 16.0}
+ROLES = ("core", "frontend", "worker 0", "grammar")
+LIMIT_MB = {"core": 2.0, "frontend": 2.0, "worker 0": 16.0, "grammar": 16.0}
 
 
-def traffic(address: str, seed: int, stop: threading.Event, counts: list[int]) -> None:
-    """Stream, abort in the middle, or ask in batches; a new client now and then."""
+def traffic(address: str, seed: int, stop: threading.Event, counts: Counter[str]) -> None:
+    """Requests of all kinds: to their end, aborted or timed out in the middle, or in batches; a new client at times."""
     rng = random.Random(seed)
     work = make_work(rng)
     while not stop.is_set():
@@ -34,20 +36,22 @@ def traffic(address: str, seed: int, stop: threading.Event, counts: list[int]) -
             for _ in range(50):
                 if stop.is_set():
                     return
-                each = rng.choice(work)
-                kind = rng.random()
-                if kind < 0.4:
-                    stream = client.stream(each.prompt, each.params)
-                    for _, _ in zip(range(rng.randrange(20)), stream, strict=False):
-                        pass
-                    stream.close()  # type: ignore[attr-defined]
-                    counts[1] += 1
+                each, kind = rng.choice(work), rng.random()
+                if kind < 0.3:
+                    future = client.submit(each.prompt, each.params, request_id="to-abort")
+                    stop.wait(rng.random() * 0.3)
+                    client.abort("to-abort")
+                    outputs = [future.result()]
+                elif kind < 0.5:
+                    params = each.params.replace(timeout_s=rng.uniform(0.01, 0.3))
+                    outputs = client.generate(each.prompt, params, use_tqdm=False)
                 elif kind < 0.8:
-                    "".join(client.stream(each.prompt, each.params))
+                    outputs = client.generate(each.prompt, each.params, use_tqdm=False)
                 else:
-                    chosen = [rng.choice(work) for _ in range(16)]
-                    client.generate([one.prompt for one in chosen], [one.params for one in chosen], use_tqdm=False)
-                counts[0] += 1
+                    chosen = [rng.choice(work) for _ in range(8)]
+                    prompts, params_of = [one.prompt for one in chosen], [one.params for one in chosen]
+                    outputs = client.generate(prompts, params_of, use_tqdm=False)
+                counts.update(str(answer.finish_reason) for output in outputs for answer in output.outputs)
 
 
 def measure(processes: dict[str, psutil.Process]) -> dict[str, tuple[float, int]]:
@@ -57,16 +61,17 @@ def measure(processes: dict[str, psutil.Process]) -> dict[str, tuple[float, int]
 
 def soak(minutes: float, num_clients: int) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as runtime:
-        engine = Engine(Path(runtime), ["--max-num-seqs", "32", "--kv-cache-memory-bytes", str(64 << 20)], "")
-        stop, counts = threading.Event(), [0, 0]
+        options = ["--device", "cpu", "--num-threads", "1", "--max-num-seqs", "32"]
+        engine = Engine(Path(runtime), [*options, "--kv-cache-memory-bytes", str(64 << 20)])
+        stop, counts = threading.Event(), Counter[str]()
         threads = [
             threading.Thread(target=traffic, args=(engine.address, seed, stop, counts)) for seed in range(num_clients)
         ]
         try:
-            processes = {role: process for role in ROLES if (process := engine.find(role)) is not None}
             for thread in threads:
                 thread.start()
             time.sleep(minutes * 60 / 3)
+            processes = {role: process for role in ROLES if (process := engine.find(role)) is not None}
             middle = measure(processes)
             time.sleep(minutes * 60 * 2 / 3)
             end = measure(processes)
@@ -78,8 +83,7 @@ def soak(minutes: float, num_clients: int) -> dict[str, object]:
             engine.close()
     return {
         "minutes": minutes,
-        "requests": counts[0],
-        "aborted": counts[1],
+        "answers by finish reason": dict(counts),
         "growth in MB over the last two thirds": {role: round(end[role][0] - middle[role][0], 2) for role in ROLES},
         "descriptors": {role: [middle[role][1], end[role][1]] for role in ROLES},
         "exit code": code,

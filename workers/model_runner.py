@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from ..ipc.errors import ProtocolError
+from ..ipc.faults import maybe_fail
 from ..ipc.messages import LogprobColumns, Pooled, SchedulerOutput, TokenMask
 from ..kernels.ops import AttentionMetadata
 from .input_batch import ExpectedTokens, InputBatch, PromptSpan, StepInputs, ids_of
@@ -133,13 +134,13 @@ class ModelRunner:
         `receive_mask` is called, on rank 0, once the logits of a step with a pending mask are made. `finish_all` is
         called before a step that cannot be started behind others; it finishes them.
         """
-        self.stage = "update rows"
+        self._enter("update rows")
         self._apply_changes(output)
         rows, counts = ids_of(output.rows), ids_of(output.counts)
         if len(rows) == 0:
             self._started.append(SampledTokens(np.empty(0, np.int32), np.empty(0, np.int64)))
             return None
-        self.stage = "prepare inputs"
+        self._enter("prepare inputs")
         inputs = self._batch.prepare(rows, counts)
         if self._on_device is not None and self._needs_no_host(inputs, output):
             return self._start_on_device(self._on_device, inputs, rows, counts)
@@ -155,7 +156,7 @@ class ModelRunner:
         step = self._started.popleft()
         if isinstance(step, SampledTokens):
             return step
-        self.stage = "wait for the device"
+        self._enter("wait for the device")
         token_ids = step.tokens.take()
         self._batch.learn_tokens(step.expected, token_ids)
         self.stage = "idle"
@@ -168,6 +169,10 @@ class ModelRunner:
             return False
         step = self._started[0]
         return isinstance(step, SampledTokens) or step.tokens.is_here
+
+    def _enter(self, stage: str) -> None:
+        self.stage = stage
+        maybe_fail(f"worker.{stage}", self._group.rank)
 
     def clear(self) -> None:
         """Forget all rows and what was started for them."""
@@ -196,7 +201,7 @@ class ModelRunner:
         rows: npt.NDArray[np.int32],
         counts: npt.NDArray[np.int32],
     ) -> TokensInFlight:
-        self.stage = "start on the device"
+        self._enter("start on the device")
         tokens = device.start(inputs, self._batch.sampling(inputs.sampled_rows))
         self._batch.advance(rows, counts)
         self.stage = "idle"
@@ -211,12 +216,12 @@ class ModelRunner:
         counts: npt.NDArray[np.int32],
         receive_mask: MaskSource,
     ) -> SampledTokens:
-        self.stage = "forward"
+        self._enter("forward")
         device = self._kv_cache.device
         token_ids = torch.from_numpy(inputs.token_ids).to(device)
         hidden = self._model.forward(token_ids, metadata_of(inputs, device), self._kv_cache)
         self._batch.advance(rows, counts)
-        self.stage = "sample"
+        self._enter("sample")
         sampled = self._sample(hidden, inputs, receive_mask)
         self._batch.append_tokens(inputs.sampled_rows, sampled.token_ids)
         self.stage = "idle"
@@ -250,9 +255,9 @@ class ModelRunner:
         logits = self._model.compute_logits(hidden[torch.from_numpy(inputs.sampled_tokens).to(hidden.device)])
         token_ids, logprobs = np.empty(len(rows), np.int64), None
         if self._group.rank == 0:
-            self.stage = "wait for mask"
+            self._enter("wait for mask")
             mask = receive_mask()
-            self.stage = "sample"
+            self._enter("sample")
             token_ids, logprobs = self._draw(logits, inputs, mask)
         if self._group.size > 1:
             shared = self._group.broadcast(torch.from_numpy(token_ids).to(hidden.device))

@@ -28,6 +28,7 @@ from ..ipc import log
 from ..ipc.codec import Decoder, encode
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import ConfigError, ProtocolError, error_info
+from ..ipc.faults import maybe_fail
 from ..ipc.lifeline import start_lifeline
 from ..ipc.messages import (
     PROTOCOL_VERSION,
@@ -100,6 +101,10 @@ class WorkerProcess:
             return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAULT
         try:
             return 0 if worker is None else self._serve(worker)
+        except Exception as error:
+            logger.exception("cannot go on")
+            self._tell(Failed(error=error_info(error)))
+            return EXIT_FAULT
         finally:
             logger.info("stops; dropped %d malformed and %d stale frames", self._num_malformed, self._num_stale)
 
@@ -227,6 +232,7 @@ class WorkerProcess:
 
     def _finish(self, worker: Worker) -> None:
         result = worker.finish()
+        maybe_fail("worker.send", self._rank)
         if result is not None:
             self._push(result)
 

@@ -76,6 +76,7 @@ class Worker:
         ConfigError for a bad checkpoint.
         """
         begun = time.monotonic()
+        maybe_fail("worker.load", self._rank)
         self._processors = load_processors(self._spec.config.allowed_logits_processors)
         self._prepare_device()
         if self._size > 1:
@@ -142,7 +143,6 @@ class Worker:
         """
         assert self._runner is not None, "initialize comes before execute"
         begun = time.monotonic()
-        maybe_fail("worker.execute")
         tokens = self._runner.start(output, receive_mask, finish_all)
         self._started.append((output, begun))
         return tokens

@@ -4,6 +4,7 @@ grammar ends its own request and nothing else. The grammars are a fake host's.""
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -166,6 +167,39 @@ def test_a_slow_grammar_fails_at_its_deadline_and_blocks_no_other() -> None:
         assert "not compiled within 0.01 s" in harness.error_of(key)
     harness.check(4)
     assert harness.grammars.num_starts > 1, "a host that only compiles what nobody waits for is replaced"
+
+
+def _let_pass(harness: GrammarHarness, seconds: float) -> None:
+    """The core goes on, the host stands still."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        harness.core.take_grammars()
+        Harness.turn(harness)
+
+
+def test_a_host_that_stands_still_fails_nobody() -> None:
+    harness = GrammarHarness(block_size=4, grammar_timeout_s=0.01)
+    for key in range(3):
+        harness.ask(key, [1, 2, 3], 8, "3,8")
+    _let_pass(harness, 0.05)
+    assert not harness.finished
+    harness.run()
+    for key in range(3):
+        harness.check(key)
+
+
+def test_a_grammar_that_was_compiled_before_may_take_longer() -> None:
+    harness = GrammarHarness(block_size=4, grammar_timeout_s=0.01)
+    outputs, _ = expected_with_grammar("6,10", [5, 6, 7], 3, 20, [])
+    harness.ask(3, [5, 6, 7], 20, "6,10", outputs=outputs[:4])
+    late = harness.grammars.inbox.pop()
+    for _ in range(5):
+        harness.turn()
+        _let_pass(harness, 0.02)
+    assert not harness.finished
+    harness.grammars.inbox.append(late)
+    harness.run()
+    harness.check(3)
 
 
 def test_an_aborted_request_leaves_nothing_open() -> None:

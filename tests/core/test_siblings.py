@@ -13,7 +13,7 @@ from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.messages import CoreChild, EngineCoreOutputs, EngineCoreRequest, LogprobColumns
 from tokenloom.ipc.sampling_params import SamplingParams
 
-from .fake_worker import fake_logprob
+from .fake_worker import FakeWorker, fake_logprob
 from .test_engine import Harness, prompt_of
 
 
@@ -103,6 +103,22 @@ def test_the_prompt_of_n_answers_is_computed_once(options: dict[str, object], bu
         harness.check(key)
     assert harness.worker.num_computed_tokens == 62 + 4 * 2 + 5 * 7, "2 tokens stand in no full block"
     assert [harness.cached[key] for key in range(5)] == [0, 60, 60, 60, 60]
+
+
+def test_after_a_loss_the_prompt_is_computed_once_more() -> None:
+    harness = GroupHarness(num_blocks=128, max_num_seqs=16, block_size=4)
+    prompt = prompt_of(random.Random(1), 62)
+    harness.add_group(range(5), prompt, 30)
+    while any(len(harness.tokens[key]) < 4 for key in range(5)):
+        harness.turn()
+    harness.core.lose_workers("a test")
+    harness.worker = FakeWorker(128, 4)
+    harness.core.gain_workers(harness.worker, 1)
+    num_outputs = sum(len(harness.tokens[key]) for key in range(5))
+    harness.run()
+    for key in range(5):
+        harness.check(key)
+    assert harness.worker.num_computed_tokens == 62 + 4 * 2 + num_outputs + (5 * 30 - num_outputs - 5)
 
 
 def test_without_caching_only_siblings_share() -> None:

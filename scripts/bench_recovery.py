@@ -1,0 +1,105 @@
+"""Recovery: from the kill of a process to the next token of a stream that it served.
+
+    python scripts/bench_recovery.py 135m --rounds 5
+
+One client streams four long answers. In each round worker, core and frontend are killed with SIGKILL, one after the
+other, each once the streams have gone on for a while; the time is that of the killer's clock, up to the next token that
+the client gets. The phases are those of the last replacement of a worker. All flags of engine-launch are taken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from tokenloom import AsyncClient, SamplingParams
+from tokenloom.scripts.bench_report import Report, add_json_argument
+from tokenloom.scripts.bench_startup import flags_of
+from tokenloom.scripts.bench_workload import Workload, add_model_arguments, engine_options, find_checkpoint, vocab_size
+from tokenloom.scripts.chaos_engine import Engine
+
+NUM_STREAMS = 4
+NUM_PROMPT_TOKENS = 256
+CALM_S = 1.0  # between two kills, counted from the first token after the one before
+RECOVERY_S = 60.0
+ROLES = ("worker 0", "core", "frontend")
+
+
+class Streams:
+    """Long answers in the background, one after the other; `last_token_at` is when the last token of any came."""
+
+    def __init__(self, address: str, workload: Workload) -> None:
+        self.last_token_at = 0.0
+        self._is_stopping = False
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run(address, workload)), daemon=True)
+        self._thread.start()
+
+    async def _run(self, address: str, workload: Workload) -> None:
+        async with AsyncClient(address, reconnect_timeout_s=RECOVERY_S) as client:
+            await asyncio.gather(*(self._stream(client, prompt, workload.num_out) for prompt in workload.prompts(0)))
+
+    async def _stream(self, client: AsyncClient, prompt: list[int], num_out: int) -> None:
+        params = SamplingParams(temperature=0, max_tokens=num_out, ignore_eos=True)
+        while not self._is_stopping:
+            async for _ in client.generate(prompt, params):
+                self.last_token_at = time.monotonic()
+                if self._is_stopping:
+                    return
+
+    def wait_token(self, after: float) -> float:
+        """When the first token after `after` came, to 2 ms."""
+        while self.last_token_at <= after:
+            if time.monotonic() > after + RECOVERY_S:
+                raise SystemExit(f"no token within {RECOVERY_S:g} s")
+            time.sleep(0.002)
+        return self.last_token_at
+
+    def stop(self) -> None:
+        self._is_stopping = True
+        self._thread.join(RECOVERY_S)
+
+
+def kill(engine: Engine, role: str, streams: Streams) -> float:
+    """Seconds from the kill to the next token; those that were on their way then do not count."""
+    process = engine.find(role)
+    assert process is not None, f"{role} is not there"
+    begun = time.monotonic()
+    process.kill()
+    time.sleep(0.1)
+    return streams.wait_token(begun + 0.1) - begun
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_model_arguments(parser)
+    add_json_argument(parser)
+    arguments = parser.parse_args()
+    folder = find_checkpoint(arguments.checkpoint)
+    options = {"model": str(folder), **engine_options(parser, arguments)}
+    report = Report("recovery", {"model": arguments.checkpoint, "streams": NUM_STREAMS, "prompt": NUM_PROMPT_TOKENS})
+    with tempfile.TemporaryDirectory() as runtime:
+        engine = Engine(Path(runtime), flags_of(options))
+        try:
+            streams = Streams(engine.address, Workload(NUM_STREAMS, NUM_PROMPT_TOKENS, 512, vocab_size(folder)))
+            streams.wait_token(time.monotonic())
+            for number in range(1, arguments.rounds + 1):
+                for role in ROLES:
+                    time.sleep(CALM_S)
+                    report.add(round=number, killed=role, next_token_s=kill(engine, role, streams))
+            streams.stop()
+            engine.stop()
+        finally:
+            engine.close()
+    phases = [line for line in engine.lines if "worker 0:" in line]
+    report.note("phases", phases[-5:])
+    report.publish(arguments.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

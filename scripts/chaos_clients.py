@@ -1,0 +1,103 @@
+"""Clients that stream requests without end, each through a proxy, and compare every answer with its calm run."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tokenloom import AsyncClient, RequestOutput
+from tokenloom.scripts.chaos_proxy import Proxy
+from tokenloom.scripts.chaos_work import Work, difference
+
+STOP_S = 120.0
+
+
+@dataclass
+class Tally:
+    """What the clients saw; written by their event loop alone."""
+
+    last_token_at: list[float]  # of each client
+    finished: Counter[str] = field(default_factory=Counter)  # by kind of work
+    num_tokens: int = 0
+    differences: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+
+class Clients:
+    """Owns an event loop in a thread, in which clients and proxies live."""
+
+    def __init__(
+        self, address: str, folder: Path, num: int, work: list[Work], calm: list[RequestOutput], seed: int
+    ) -> None:
+        self.num = num
+        self.tally = Tally([0.0] * num)
+        self._work, self._calm, self._seed = work, calm, seed
+        self._is_stopping = False
+        self._loop = asyncio.new_event_loop()
+        target = address.removeprefix("ipc://")
+        self._proxies = [Proxy(f"{folder}/client-{i}.sock", target) for i in range(num)]
+        self._holds: set[asyncio.Task[None]] = set()
+        self._thread = threading.Thread(target=self._live, name="clients")
+        self._thread.start()
+
+    @property
+    def last_token_at(self) -> float:
+        return max(self.tally.last_token_at)
+
+    def hold(self, client: int, seconds: float) -> None:
+        """Delay all that one client and the engine say."""
+        self._loop.call_soon_threadsafe(self._hold, client, seconds)
+
+    def cut(self, client: int) -> None:
+        """Break the connection of one client."""
+        self._loop.call_soon_threadsafe(self._proxies[client].cut)
+
+    def stop(self) -> int:
+        """Let every client finish what it has open; how many did not in time."""
+        self._is_stopping = True
+        self._thread.join(STOP_S)
+        return int(self._thread.is_alive())
+
+    def _hold(self, client: int, seconds: float) -> None:
+        task = self._loop.create_task(self._proxies[client].hold(seconds))
+        self._holds.add(task)
+        task.add_done_callback(self._holds.discard)
+
+    def _live(self) -> None:
+        try:
+            self._loop.run_until_complete(self._run())
+        finally:
+            self._loop.close()
+
+    async def _run(self) -> None:
+        for proxy in self._proxies:
+            await proxy.start()
+        await asyncio.gather(*(self._stream(client) for client in range(self.num)))
+        await asyncio.gather(*self._holds)
+        for proxy in self._proxies:
+            await proxy.close()
+
+    async def _stream(self, number: int) -> None:
+        rng, tally = random.Random(f"{self._seed} {number}"), self.tally
+        async with AsyncClient(f"ipc://{self._proxies[number].path}", reconnect_timeout_s=STOP_S) as client:
+            while not self._is_stopping:
+                index = rng.randrange(len(self._work))
+                work, output = self._work[index], None
+                try:
+                    async for newest in client.generate(work.prompt, work.params):
+                        output = newest
+                        tally.last_token_at[number] = time.monotonic()
+                except Exception as error:
+                    tally.failures.append(f"{work.kind}: {type(error).__name__}: {error}")
+                    continue
+                assert output is not None
+                tally.finished[work.kind] += 1
+                tally.num_tokens += sum(len(answer.token_ids) for answer in output.outputs)
+                found = difference(self._calm[index], output)
+                if found is not None:
+                    tally.differences.append(f"{work.kind}: {found}")

@@ -1,0 +1,140 @@
+"""The kinds of harm that the chaos harness does."""
+
+from __future__ import annotations
+
+import random
+import secrets
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import zmq
+
+from tokenloom import SamplingParams
+from tokenloom.ipc.codec import encode, encode_ids
+from tokenloom.ipc.faults import POINTS
+from tokenloom.ipc.messages import LEASE_S, PROTOCOL_VERSION, Hello, Submit
+from tokenloom.scripts.chaos_clients import Clients
+from tokenloom.scripts.chaos_engine import Engine
+
+STRIKE_S = 3.0  # longest wait for a process to pass the point where a fault is injected
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`strike` does it; False if there was nobody to harm. `client` is the one that must recover; None: any."""
+
+    kind: str
+    strike: Callable[[], bool]
+    client: int | None = None
+
+
+class Faults:
+    """Draws faults: first a kind, so that each is as frequent, then where it strikes."""
+
+    def __init__(self, engine: Engine, clients: Clients, rng: random.Random, num_ranks: int) -> None:
+        self._engine, self._clients, self._rng = engine, clients, rng
+        workers = [f"worker {rank}" for rank in range(num_ranks)]
+        self._roles = [*workers, "core", "frontend", "grammar"]
+        self._num_ranks = num_ranks
+        self._draws: list[Callable[[], Fault]] = [
+            lambda: self._signal("kill", signal.SIGKILL),
+            lambda: self._signal("stop", signal.SIGSTOP),
+            self._delay,
+            lambda: self._raise(self._rng.choice(["error", "memory", "device"])),
+            lambda: self._raise("hang"),
+            self._start_fails,
+            self._socket_delay,
+            self._client_reconnects,
+            self._client_dies,
+        ]
+
+    def draw(self) -> Fault:
+        return self._rng.choice(self._draws)()
+
+    def _signal(self, name: str, number: signal.Signals) -> Fault:
+        role = self._rng.choice(self._roles)
+        return Fault(f"{name} {_without_rank(role)}", lambda: self._send(role, number))
+
+    def _send(self, role: str, number: signal.Signals) -> bool:
+        process = self._engine.find(role)
+        if process is None:
+            return False
+        process.send_signal(number)
+        return True
+
+    def _delay(self) -> Fault:
+        """A process stands still for a moment that is no hang."""
+        role, seconds = self._rng.choice(self._roles), self._rng.uniform(0.05, 0.5)
+
+        def strike() -> bool:
+            if not self._send(role, signal.SIGSTOP):
+                return False
+            time.sleep(seconds)
+            return self._send(role, signal.SIGCONT)
+
+        return Fault(f"delay {_without_rank(role)}", strike)
+
+    def _raise(self, kind: str) -> Fault:
+        point = self._rng.choice([point for point in POINTS if point != "worker.load"])
+        rank = self._rng.randrange(self._num_ranks) if point.startswith("worker.") else None
+        if point == "worker.wait for mask":
+            rank = 0
+        where = point.partition(".")[0]
+        return Fault(
+            f"{'hang' if kind == 'hang' else 'exception'} in {where}",
+            lambda: self._engine.inject(point, kind, rank, STRIKE_S),
+        )
+
+    def _start_fails(self) -> Fault:
+        """A worker is killed, and the one in its place fails while it loads."""
+        rank = self._rng.randrange(self._num_ranks)
+
+        def strike() -> bool:
+            return self._send(f"worker {rank}", signal.SIGKILL) and self._engine.inject(
+                "worker.load", "error", rank, 10 * STRIKE_S
+            )
+
+        return Fault("exception in a worker's start", strike)
+
+    def _socket_delay(self) -> Fault:
+        """What a client and the engine say to each other is late: within its lease, or past its end."""
+        client = self._rng.randrange(self._clients.num)
+        is_long = self._rng.random() < 0.3
+        seconds = LEASE_S * 1.5 if is_long else self._rng.uniform(0.05, 1.0)
+
+        def strike() -> bool:
+            self._clients.hold(client, seconds)
+            return True
+
+        return Fault("socket delayed past the lease" if is_long else "socket delayed", strike, client)
+
+    def _client_reconnects(self) -> Fault:
+        client = self._rng.randrange(self._clients.num)
+
+        def strike() -> bool:
+            self._clients.cut(client)
+            return True
+
+        return Fault("socket cut, client reconnects", strike, client)
+
+    def _client_dies(self) -> Fault:
+        return Fault("client dies", self._submit_and_vanish)
+
+    def _submit_and_vanish(self) -> bool:
+        """A client that submits and is gone without a word."""
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        socket = context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.IDENTITY, secrets.token_bytes(16))
+        socket.connect(self._engine.address)
+        socket.send(encode(Hello(protocol_version=PROTOCOL_VERSION)))
+        params = SamplingParams(temperature=0, max_tokens=1000, ignore_eos=True, n=2)
+        socket.send(encode(Submit(request_id="lost", params=params, prompt_token_ids=encode_ids([5, 6, 7]))))
+        socket.poll(1000)
+        context.destroy(linger=0)
+        return True
+
+
+def _without_rank(role: str) -> str:
+    return role.partition(" ")[0]

@@ -1,0 +1,92 @@
+"""What the harnesses ask for, and in what two answers to the same request differ."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from tokenloom import RequestOutput, SamplingParams
+from tokenloom.frontend.outputs import CompletionOutput
+from tokenloom.ipc.structured_outputs import StructuredOutputsParams
+
+MAX_LOGPROB_DIFFERENCE = 1e-4
+PLACES = ("France", "Japan", "Italy", "Spain", "Kenya", "Peru", "India", "Canada", "Norway", "Egypt", "Cuba", "Chad")
+CITY = {"type": "object", "properties": {"capital": {"type": "string", "maxLength": 60}}, "required": ["capital"]}
+STATISTICS = {"type": "array", "items": {"type": "integer"}, "minItems": 10, "maxItems": 40}
+
+
+@dataclass(frozen=True)
+class Work:
+    kind: str
+    prompt: str
+    params: SamplingParams
+
+
+def make_work(rng: random.Random) -> list[Work]:
+    """Greedy, seeded and stopped requests, with logprobs, of several answers, and by grammars."""
+    forms: dict[str, dict[str, object]] = {
+        "greedy": {"temperature": 0},
+        "greedy, to its end": {"temperature": 0, "ignore_eos": False},
+        "seeded": {"temperature": 0.8, "top_p": 0.95},
+        "stop strings": {"top_k": 50, "stop": ["the", "."]},
+        "logprobs": {"temperature": 0.7, "logprobs": 3, "prompt_logprobs": 2},
+        "penalties": {"frequency_penalty": 0.5, "repetition_penalty": 1.2, "logit_bias": {9: 2.0}, "min_tokens": 30},
+        "four answers": {"n": 4, "temperature": 1.0},
+        "three answers, logprobs": {"n": 3, "temperature": 0.9, "logprobs": 1},
+        "a schema": {"structured_outputs": StructuredOutputsParams(json=CITY), "ignore_eos": False},
+        "a long schema": {"structured_outputs": StructuredOutputsParams(json=STATISTICS), "temperature": 0},
+        "a regex": {"structured_outputs": StructuredOutputsParams(regex="([a-z]{2,9} ){30}"), "logprobs": 0},
+        "a choice": {"structured_outputs": StructuredOutputsParams(choice=list(PLACES)), "n": 2},
+    }
+    work = []
+    for i, (kind, form) in enumerate(forms.items()):
+        fields = {"seed": i, "max_tokens": rng.randrange(40, 160), "ignore_eos": True} | form
+        prompt = f"{'All the cities of the world. ' * rng.randrange(6)}The capital of {PLACES[i % len(PLACES)]} is"
+        work.append(Work(kind, prompt, SamplingParams(**fields)))  # type: ignore[arg-type]
+    return work
+
+
+def difference(calm: RequestOutput, harmed: RequestOutput) -> str | None:
+    """The first thing in which two answers differ; None if they are the same."""
+    if calm.prompt_token_ids != harmed.prompt_token_ids or len(calm.outputs) != len(harmed.outputs):
+        return "another prompt or number of answers"
+    for one, other in zip(calm.outputs, harmed.outputs, strict=True):
+        found = _answer_difference(one, other)
+        if found is not None:
+            return f"answer {one.index}: {found}"
+    return _logprob_difference(calm.prompt_logprobs, harmed.prompt_logprobs)
+
+
+def _answer_difference(calm: CompletionOutput, harmed: CompletionOutput) -> str | None:
+    if calm.token_ids != harmed.token_ids:
+        pairs = zip(calm.token_ids, harmed.token_ids, strict=False)
+        place = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(calm.token_ids), len(harmed.token_ids)))
+        return (
+            f"tokens from {place} on: {harmed.token_ids[place : place + 4]} of {len(harmed.token_ids)}, calm "
+            f"{calm.token_ids[place : place + 4]} of {len(calm.token_ids)}"
+        )
+    for name in ("text", "finish_reason", "stop_reason"):
+        if getattr(calm, name) != getattr(harmed, name):
+            return f"{name} {getattr(harmed, name)!r}, calm {getattr(calm, name)!r}"
+    return _logprob_difference(calm.logprobs, harmed.logprobs)
+
+
+def _logprob_difference(calm: object, harmed: object) -> str | None:
+    """Both None, or lists with a dict of token id to Logprob for each token; near ties may order the likeliest anew."""
+    if not isinstance(calm, list) or not isinstance(harmed, list):
+        return None if calm is harmed else "logprobs of one alone"
+    if len(calm) != len(harmed):
+        return f"logprobs of {len(harmed)} tokens, calm of {len(calm)}"
+    for place, (one, other) in enumerate(zip(calm, harmed, strict=True)):
+        if one is None or other is None:
+            if one is not other:
+                return f"logprobs at {place} of one alone"
+            continue
+        pairs = zip(
+            sorted(token.logprob for token in one.values()),
+            sorted(token.logprob for token in other.values()),
+            strict=False,
+        )
+        if len(one) != len(other) or any(abs(a - b) > MAX_LOGPROB_DIFFERENCE for a, b in pairs):
+            return f"logprobs at {place}: {other}, calm {one}"
+    return None

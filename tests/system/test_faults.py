@@ -1,0 +1,184 @@
+"""Faults injected at named points: one that passes changes no answer and is named in health; one that stays reaches
+the caller as a typed error that names process, rank, phase, request and cause."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tokenloom import Client, EngineDead, InternalError, SamplingParams
+from tokenloom.ipc.faults import POINTS
+from tokenloom.ipc.messages import Health
+from tokenloom.scripts.chaos_engine import Engine
+from tokenloom.scripts.chaos_work import difference
+
+RECOVERY_S = 30.0
+STRIKE_S = 20.0
+OPTIONS = ["--device", "cpu", "--num-threads", "1", "--dtype", "float32", "--step-timeout-s", "1"]
+PROMPT = "The capital of France is"
+GREEDY = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True, logprobs=1)
+SCHEMA = SamplingParams(
+    temperature=0,
+    max_tokens=100,
+    structured_outputs={"json": {"type": "array", "items": {"type": "integer"}, "minItems": 40}},  # type: ignore[arg-type]
+)
+WORDS = {"error": "InjectedFault", "memory": "MemoryError", "device": "DeviceFault: CUDA error", "hang": "hang"}
+
+SINGLE = [point for point in POINTS if point.startswith(("core.", "frontend."))]
+
+# Where, how, on which rank, and what health must say of it: process and rank, phase, cause.
+CASES = [
+    ("worker.forward", "memory", 1, r"worker 1 failed in step \d+ \(forward\)"),
+    ("core.schedule", "error", None, r"core failed: .*core\.schedule"),
+    ("frontend.receive", "memory", None, r"frontend failed: .*frontend\.receive"),
+]
+SLOW_CASES = [
+    ("worker.forward", "hang", 1, r"the workers hang: no step has ended for"),
+    *(
+        (f"worker.{phase}", kind, rank, rf"worker {rank} failed in step \d+ \({phase}\)")
+        for phase in ("update rows", "prepare inputs", "forward", "sample")
+        for kind in ("error", "memory", "device")
+        for rank in (0, 1)
+    ),
+    *(
+        ("worker.send", kind, rank, rf"worker {rank} failed in step \d+ .*worker\.send")
+        for kind in ("error", "memory", "device")
+        for rank in (0, 1)
+    ),
+    *((point, kind, None, rf"{point[:4]}.* failed: .*{point}") for point in SINGLE for kind in ("error", "memory")),
+]
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """Two ranks."""
+    engine = Engine(tmp_path_factory.mktemp("run"), [*OPTIONS, "--tensor-parallel-size", "2"])
+    try:
+        yield engine
+        engine.find("")
+        assert engine.stop() == 0 and not engine.leftovers()
+    finally:
+        engine.close()
+
+
+def wait_health(client: Client, num_restarts: int) -> Health:
+    """Health once there were so many restarts and the engine serves again."""
+    deadline = time.monotonic() + RECOVERY_S
+    while (health := client.health()).num_restarts < num_restarts or not health.is_ready:
+        assert time.monotonic() < deadline, health
+        time.sleep(0.02)
+    return health
+
+
+def check_fault(engine: Engine, point: str, kind: str, rank: int | None, words: str) -> None:
+    with Client(engine.address, reconnect_timeout_s=RECOVERY_S) as client:
+        calm = client.generate([PROMPT] * 2, GREEDY, use_tqdm=False)
+        num_restarts = client.health().num_restarts
+        futures = [client.submit(PROMPT, GREEDY) for _ in range(2)]
+        assert engine.inject(point, kind, rank, STRIKE_S), f"nobody passed {point}"
+        health = wait_health(client, num_restarts + 1)
+        assert re.search(words, health.last_failure), health.last_failure
+        assert WORDS[kind] in health.last_failure
+        for future, expected in zip(futures, calm, strict=True):
+            assert difference(expected, future.result(timeout=RECOVERY_S)) is None
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("point", "kind", "rank", "words"), CASES)
+def test_a_fault_that_passes_changes_no_answer_and_is_named(
+    engine: Engine, point: str, kind: str, rank: int | None, words: str
+) -> None:
+    check_fault(engine, point, kind, rank, words)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("point", "kind", "rank", "words"), SLOW_CASES)
+def test_every_kind_of_fault_at_every_point_of_every_rank(
+    engine: Engine, point: str, kind: str, rank: int | None, words: str
+) -> None:
+    check_fault(engine, point, kind, rank, words)
+
+
+def test_a_fault_of_the_grammar_process_changes_no_answer(engine: Engine) -> None:
+    with Client(engine.address) as client:
+        calm = client.generate(PROMPT, SCHEMA, use_tqdm=False)[0]
+        for kind in ("error", "memory"):
+            future = client.submit(PROMPT, SCHEMA)
+            assert engine.inject("grammar.advance", kind, None, STRIKE_S)
+            assert difference(calm, future.result(timeout=RECOVERY_S)) is None
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("number", [signal.SIGSTOP, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
+def test_any_rank_may_be_killed_or_stand_still(engine: Engine, number: signal.Signals) -> None:
+    with Client(engine.address) as client:
+        calm = client.generate(PROMPT, GREEDY, use_tqdm=False)[0]
+        num_restarts = client.health().num_restarts
+        future = client.submit(PROMPT, GREEDY)
+        engine.inject("worker.forward", "delay 0", 1, STRIKE_S)  # it runs
+        process = engine.find("worker 1")
+        assert process is not None
+        process.send_signal(number)
+        wait_health(client, num_restarts + 1)
+        assert difference(calm, future.result(timeout=RECOVERY_S)) is None
+
+
+@pytest.mark.timeout(120)
+def test_a_request_that_fails_every_group_is_told_where_and_why_and_the_next_one_is_served(tmp_path: Path) -> None:
+    engine = Engine(tmp_path, OPTIONS)
+    try:
+        with Client(engine.address) as client:
+            path = engine.faults / "worker.sample.0"
+            path.write_text("memory always")
+            with pytest.raises(InternalError) as caught:
+                client.submit(PROMPT, GREEDY, request_id="poison").result(timeout=60)
+            path.unlink()
+            expected = r"request poison: .* 3 times .* worker 0 failed in step 1 \(sample\): MemoryError: injected"
+            assert re.search(expected, str(caught.value)), str(caught.value)
+            assert client.generate(PROMPT, GREEDY, use_tqdm=False)[0].finished
+    finally:
+        engine.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(("point", "rank", "words"), [("core.schedule", None, "core"), ("worker.load", 0, "worker 0")])
+def test_an_engine_that_cannot_be_kept_alive_tells_every_caller_why(
+    tmp_path: Path, point: str, rank: int | None, words: str
+) -> None:
+    engine = Engine(tmp_path, OPTIONS)
+    try:
+        with Client(engine.address) as client:
+            futures = [client.submit(PROMPT, GREEDY.replace(max_tokens=1500), request_id=f"mine-{i}") for i in range(2)]
+            engine.inject(point, "error always", rank, 0.0)
+            (engine.faults / (point if rank is None else f"{point}.{rank}")).write_text("error always")
+            if rank is not None:
+                process = engine.find("worker 0")
+                assert process is not None
+                process.kill()
+            for i, future in enumerate(futures):
+                with pytest.raises(EngineDead) as caught:
+                    future.result(timeout=120)
+                for word in (f"mine-{i}", words, "InjectedFault", point):
+                    assert word in str(caught.value), str(caught.value)
+        assert engine.process.wait(20) == 1
+        assert not engine.leftovers()[1:]  # but the fault itself
+    finally:
+        engine.close()
+
+
+def test_an_idle_point_costs_next_to_nothing() -> None:
+    assert "TOKENLOOM_FAULTS" not in os.environ
+    from tokenloom.ipc.faults import maybe_fail
+
+    begun = time.process_time()
+    for _ in range(100_000):
+        maybe_fail("worker.forward", 0)
+    assert time.process_time() - begun < 0.1
