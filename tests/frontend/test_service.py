@@ -672,7 +672,7 @@ def test_when_the_engine_stops_every_open_request_is_told_why(bench: Bench) -> N
     bench.frontend.stop("stopped by the operator")
     bench.turn()
     (delta,) = bench.deltas()
-    assert delta.error == ErrorInfo("dead", "stopped by the operator")
+    assert delta.error == ErrorInfo("dead", "request r: stopped by the operator")
 
 
 # ── queries ──────────────────────────────────────────────────────────────────────────────────────────────────────────
