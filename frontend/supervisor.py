@@ -50,7 +50,7 @@ from .roster import Child, Roster
 logger = logging.getLogger("tokenloom.supervisor")
 
 RETRY_S = 0.1  # between looks at whether the workers that a core needs are up
-START_GRACE = 5  # times the hang timeout for a replacement that is still starting
+START_GRACE = 5  # times the hang timeout, or the first start, for a replacement that is still starting
 STOP_TIMEOUT_S = 3.0  # from Stop to SIGKILL
 PINGS_PER_TIMEOUT = 3  # core and frontend answer within milliseconds unless they hang
 
@@ -70,6 +70,7 @@ class Supervisor:
         self._model_folder = spec.model_folder  # a reload changes it
         self._num_blocks = 0  # 0: not settled yet
         self._is_serving = False
+        self._first_start_s = 0.0
         self._policy_by_role = {role: RestartPolicy() for role in ("worker", "core", "frontend")}
         self._pending_start: dict[str, float] = {}  # role: when to start it
         self._progress = Progress(step=0, step_age_s=0.0, num_running=0, num_waiting=0)
@@ -100,6 +101,7 @@ class Supervisor:
                 late = [child.process.name for child in self._roster.children if not child.is_ready]
                 raise EngineDead(f"{', '.join(late)} not ready after --start-timeout-s {deadline - self._begun:g} s")
         self._is_serving = True
+        self._first_start_s = time.monotonic() - self._begun
         places = " and ".join(each for each in (self.address, self._http_address) if each is not None)
         self._announce(f"Ready at {places} after {time.monotonic() - self._begun:.2f} s")
 
@@ -286,13 +288,20 @@ class Supervisor:
         if not self._is_serving or now < self._next_ping_at:
             return
         self._next_ping_at = now + self._ping_interval_s
-        for child in self._roster.of("core") + self._roster.of("frontend"):
+        for child in list(self._roster.children):
+            if child.role == "worker" and child.is_ready:
+                continue  # the core watches it
             if child.role == "frontend" and not child.is_ready and not self._roster.is_up("core"):
                 child.heard_at = now  # it can only wait for a core
-            limit_s = self.spec.config.hang_timeout_s * (1 if child.is_ready else START_GRACE)
+            if child.measured is not None and any(each.measured is None for each in self._roster.of("worker")):
+                child.heard_at = now  # it can only wait for the other ranks
+            limit_s = self.spec.config.hang_timeout_s
+            if not child.is_ready:
+                limit_s = START_GRACE * max(limit_s, self._first_start_s)
             if now - child.heard_at > limit_s:
                 self._on_loss(child, f"{child.process.name} hangs: no sign of life for {now - child.heard_at:.1f} s")
-            else:
+                return  # the loss of one rank takes the others off the roster
+            if child.role != "worker":
                 self._roster.tell(child, Ping())
 
     def _on_progress(self, progress: Progress) -> None:

@@ -9,18 +9,33 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
 from tokenloom import Client, EngineDead, InternalError, SamplingParams
-from tokenloom.ipc.faults import POINTS
-from tokenloom.ipc.messages import Health
+from tokenloom.frontend.channel import Update
+from tokenloom.frontend.connection import Connection
+from tokenloom.ipc.codec import decode_ids
+from tokenloom.ipc.faults import POINTS, maybe_fail
+from tokenloom.ipc.messages import Accepted, Delta, Health, Submit
 from tokenloom.scripts.chaos_engine import Engine
 from tokenloom.scripts.chaos_work import difference
 
 RECOVERY_S = 30.0
 STRIKE_S = 20.0
-OPTIONS = ["--device", "cpu", "--num-threads", "1", "--dtype", "float32", "--step-timeout-s", "1"]
+OPTIONS = [
+    "--device",
+    "cpu",
+    "--num-threads",
+    "1",
+    "--dtype",
+    "float32",
+    "--step-timeout-s",
+    "1",
+    "--hang-timeout-s",
+    "2",
+]
 PROMPT = "The capital of France is"
 GREEDY = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True, logprobs=1)
 SCHEMA = SamplingParams(
@@ -131,6 +146,52 @@ def test_any_rank_may_be_killed_or_stand_still(engine: Engine, number: signal.Si
 
 
 @pytest.mark.timeout(120)
+def test_unseeded_answers_go_on_after_a_frontend_with_the_seed_they_were_accepted_with(engine: Engine) -> None:
+    params = SamplingParams(temperature=1.0, max_tokens=300, ignore_eos=True, n=2)
+    connection = Connection(engine.address, reconnect_timeout_s=RECOVERY_S)
+    try:
+        updates: SimpleQueue[Update] = SimpleQueue()
+        connection.submit(Submit(request_id="unseeded", params=params, prompt=PROMPT), updates.put)
+        tokens: list[list[int]] = [[], []]
+        seeds, num_finished, was_killed = list[int](), 0, False
+        while num_finished < 2:
+            update = updates.get(timeout=RECOVERY_S)
+            if isinstance(update, Accepted):
+                seeds.append(update.seed)
+                continue
+            assert isinstance(update, Delta), update
+            assert update.start == len(tokens[update.index]), "a token is missing or repeated"
+            tokens[update.index] += decode_ids(update.token_ids)
+            num_finished += update.finish_reason is not None
+            if min(map(len, tokens)) > 5 and not was_killed:
+                was_killed = True
+                process = engine.find("frontend")
+                assert process is not None
+                process.kill()
+    finally:
+        connection.close()
+    assert len(seeds) == 2 and seeds[0] == seeds[1]
+    with Client(engine.address) as client:
+        seeded = client.generate(PROMPT, params.replace(seed=seeds[0]), use_tqdm=False)[0]
+    assert [answer.token_ids for answer in seeded.outputs] == tokens
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_worker_that_hangs_while_it_starts_is_replaced_too(engine: Engine, rank: int) -> None:
+    with Client(engine.address) as client:
+        calm = client.generate(PROMPT, GREEDY, use_tqdm=False)[0]
+        future = client.submit(PROMPT, GREEDY)
+        process = engine.find("worker 0")
+        assert process is not None
+        process.kill()
+        assert engine.inject("worker.load", "hang", rank, STRIKE_S)
+        assert difference(calm, future.result(timeout=120)) is None
+        assert re.search(r"worker \d hangs: no sign of life", client.health().last_failure)
+
+
+@pytest.mark.timeout(120)
 def test_a_request_that_fails_every_group_is_told_where_and_why_and_the_next_one_is_served(tmp_path: Path) -> None:
     engine = Engine(tmp_path, OPTIONS)
     try:
@@ -176,8 +237,6 @@ def test_an_engine_that_cannot_be_kept_alive_tells_every_caller_why(
 
 def test_an_idle_point_costs_next_to_nothing() -> None:
     assert "TOKENLOOM_FAULTS" not in os.environ
-    from tokenloom.ipc.faults import maybe_fail
-
     begun = time.process_time()
     for _ in range(100_000):
         maybe_fail("worker.forward", 0)
