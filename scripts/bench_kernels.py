@@ -254,7 +254,7 @@ def main() -> int:
     options = parser.parse_args()
     levels = instruction_levels()
     if not levels:
-        print("the processor has no AVX-512: there are no kernels to measure")
+        print("the processor has no AVX2: there are no kernels to measure")
         return 0
     if options.threads:
         torch.set_num_threads(options.threads)

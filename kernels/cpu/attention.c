@@ -21,8 +21,10 @@ typedef struct {
     const element *keys[CHUNK], *value_rows[CHUNK]; /* where each of the chunk's keys and values lies */
     const element *next_keys[CHUNK]; /* and those of the next chunk or task, fetched line by line meanwhile */
     int64_t num_next, next_row, next_column;
-#ifdef HAS_TILES
+#if defined(HAS_TILES)
     _Alignas(64) uint32_t query_tiles[MAX_HEAD_DIM / LINE][16][16]; /* [pair][query row] */
+#elif !defined(__AVX512F__)
+    _Alignas(64) float wide_queries[TASK_ROWS][MAX_HEAD_DIM];
 #endif
 } Task;
 
@@ -38,12 +40,16 @@ static void begin_task(Task *t, const AttentionPlan *plan, const AttentionTask *
         t->sum[row] = 0;
     }
     memset(t->values, 0, (size_t)t->num_rows * sizeof t->values[0]);
-#ifdef HAS_TILES
+#if defined(HAS_TILES)
     int64_t num_lines = divide_up(plan->head_dim, LINE);
     memset(t->query_tiles, 0, (size_t)num_lines * sizeof t->query_tiles[0]);
     for (int64_t row = 0; row < t->num_rows; row++)
         for (int64_t pair = 0; pair < plan->head_dim / 2; pair++)
             memcpy(&t->query_tiles[pair / 16][pair % 16][row], t->queries[row] + 2 * pair, 4);
+#elif !defined(__AVX512F__)
+    for (int64_t row = 0; row < t->num_rows; row++)
+        for (int64_t i = 0; i < plan->head_dim; i += 16)
+            store_floats(t->wide_queries[row] + i, load16(t->queries[row] + i, lanes(plan->head_dim - i)));
 #endif
 }
 
@@ -54,20 +60,95 @@ INLINE void prefetch(const element *from, int64_t bytes) {
     for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch((const char *)from + i, _MM_HINT_T1);
 }
 
+#ifdef __AVX512F__
+
+/* Lane i of the answer is the sum of all lanes of v[i]. */
+INLINE __m512 reduce_16x16(const __m512 v[16]) {
+    __m512 s[8], y[4], z[2];
+    for (int i = 0; i < 8; i++)
+        s[i] = _mm512_add_ps(_mm512_unpacklo_ps(v[2 * i], v[2 * i + 1]), _mm512_unpackhi_ps(v[2 * i], v[2 * i + 1]));
+    for (int i = 0; i < 4; i++) {
+        __m512d a = _mm512_castps_pd(s[2 * i]), b = _mm512_castps_pd(s[2 * i + 1]);
+        y[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+    }
+    for (int i = 0; i < 2; i++)
+        z[i] = _mm512_add_ps(_mm512_shuffle_f32x4(y[2 * i], y[2 * i + 1], 0x88),
+                             _mm512_shuffle_f32x4(y[2 * i], y[2 * i + 1], 0xdd));
+    return _mm512_add_ps(_mm512_shuffle_f32x4(z[0], z[1], 0x88), _mm512_shuffle_f32x4(z[0], z[1], 0xdd));
+}
+
 /* Scores of 16 keys, those past `count` taken from the last one. */
 static void score_16(Task *t, int64_t at, int64_t count, int64_t head_dim) {
     for (int64_t row = 0; row < t->num_rows; row++) {
-        __m512 sums[16];
+        Floats sums[16];
         for (int64_t i = 0; i < 16; i++) {
             const element *key = t->keys[min64(at + i, count - 1)];
-            sums[i] = _mm512_setzero_ps();
+            sums[i] = zero16();
             for (int64_t j = 0; j < head_dim; j += LINE)
                 sums[i] = dot_line(sums[i], load_line(t->queries[row] + j, head_dim - j),
                                    load_line(key + j, head_dim - j));
         }
-        _mm512_store_ps(t->scores[row] + at, reduce_16x16(sums));
+        store_floats(t->scores[row] + at, reduce_16x16(sums));
     }
 }
+
+#else
+
+/* Lane i of the answer is the sum of all lanes of v[i]. */
+INLINE __m256 reduce_8x8(const __m256 v[8]) {
+    __m256 s[4], y[2];
+    for (int i = 0; i < 4; i++)
+        s[i] = _mm256_add_ps(_mm256_unpacklo_ps(v[2 * i], v[2 * i + 1]), _mm256_unpackhi_ps(v[2 * i], v[2 * i + 1]));
+    for (int i = 0; i < 2; i++) {
+        __m256d a = _mm256_castps_pd(s[2 * i]), b = _mm256_castps_pd(s[2 * i + 1]);
+        y[i] = _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(a, b)), _mm256_castpd_ps(_mm256_unpackhi_pd(a, b)));
+    }
+    return _mm256_add_ps(_mm256_permute2f128_ps(y[0], y[1], 0x20), _mm256_permute2f128_ps(y[0], y[1], 0x31));
+}
+
+INLINE __m256 load_key(const element *key, int64_t left) {
+    element part[8] = {0};
+    if (left < 8) key = memcpy(part, key, (size_t)left * sizeof *key);
+#ifdef ELEMENT_BF16
+    return widen8(_mm_loadu_si128((const __m128i *)key));
+#else
+    return _mm256_loadu_ps(key);
+#endif
+}
+
+/* Scores of 8 keys for `rows` query rows from `first` on, a constant at every call. */
+INLINE void score_8(Task *t, int64_t first, int64_t at, int64_t count, int64_t head_dim, const int rows) {
+    __m256 sums[2][8];
+    for (int i = 0; i < 8; i += 4) {
+        const element *keys[4];
+        for (int j = 0; j < 4; j++) keys[j] = t->keys[min64(at + i + j, count - 1)];
+        __m256 s[2][4];
+        for (int row = 0; row < rows; row++)
+            for (int j = 0; j < 4; j++) s[row][j] = _mm256_setzero_ps();
+        for (int64_t d = 0; d < head_dim; d += 8) {
+            __m256 key[4];
+            for (int j = 0; j < 4; j++) key[j] = load_key(keys[j] + d, head_dim - d);
+            for (int row = 0; row < rows; row++) {
+                __m256 query = _mm256_load_ps(t->wide_queries[first + row] + d);
+                for (int j = 0; j < 4; j++) s[row][j] = _mm256_fmadd_ps(query, key[j], s[row][j]);
+            }
+        }
+        for (int row = 0; row < rows; row++)
+            for (int j = 0; j < 4; j++) sums[row][i + j] = s[row][j];
+    }
+    for (int row = 0; row < rows; row++) _mm256_store_ps(t->scores[first + row] + at, reduce_8x8(sums[row]));
+}
+
+/* Scores of 16 keys, those past `count` taken from the last one. */
+static void score_16(Task *t, int64_t at, int64_t count, int64_t head_dim) {
+    for (int64_t half = at; half < at + 16; half += 8) {
+        int64_t row = 0;
+        for (; row + 2 <= t->num_rows; row += 2) score_8(t, row, half, count, head_dim, 2);
+        if (row < t->num_rows) score_8(t, row, half, count, head_dim, 1);
+    }
+}
+
+#endif
 
 #ifdef HAS_TILES
 /* Tile 0: scores [16 keys][16 query rows]; 1, 2: a line of 16 keys, of queries; 3, 4: the same for half a line. */
@@ -95,42 +176,41 @@ static void score_tile(Task *t, int64_t at, int64_t head_dim) {
         _tile_dpbf16ps(0, 3, 4);
     }
     _tile_stored(0, sums, 64);
-    __m512i column = _mm512_mullo_epi32(_mm512_set1_epi32(16), _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11,
-                                                                                 12, 13, 14, 15));
+    Ints column = shift_left(lane_numbers(), 4);
     for (int64_t row = 0; row < t->num_rows; row++)
-        _mm512_store_ps(t->scores[row] + at, _mm512_i32gather_ps(column, sums[0] + row, 4));
+        store_floats(t->scores[row] + at, _mm512_i32gather_ps(column, sums[0] + row, 4));
 }
 #endif
 
 /* Scores of the chunk's keys to weights 2^(score - largest); those that a row may not see weigh 0. */
 static void weigh(Task *t, int64_t first, int64_t count, float scale, int64_t head_dim) {
-    __m512 factor = _mm512_set1_ps(scale * LOG2_E);
+    Floats factor = fill16(scale * LOG2_E);
     for (int64_t row = 0; row < t->num_rows; row++) {
         float *scores = t->scores[row];
         int64_t low = t->low[row] - first, high = min64(count, t->high[row] - first);
-        __m512 highest = _mm512_set1_ps(-INFINITY);
+        Floats highest = fill16(-INFINITY);
         for (int64_t i = 0; i < count; i += 16) {
-            __mmask16 seen = lanes(high - i) & (__mmask16)~lanes(low - i);
-            __m512 score = _mm512_mul_ps(_mm512_load_ps(scores + i), factor);
-            score = _mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), seen, score);
-            _mm512_store_ps(scores + i, score);
-            highest = _mm512_max_ps(highest, score);
+            Mask seen = lanes(high - i) & (Mask)~lanes(low - i);
+            Floats score = multiply16(load_floats(scores + i), factor);
+            score = choose(seen, score, fill16(-INFINITY));
+            store_floats(scores + i, score);
+            highest = larger16(highest, score);
         }
-        float largest = fmaxf(t->largest[row], _mm512_reduce_max_ps(highest));
-        __m512 offset = _mm512_set1_ps(largest == -INFINITY ? 0 : largest), sum = _mm512_setzero_ps();
+        float largest = fmaxf(t->largest[row], largest_of(highest));
+        Floats offset = fill16(largest == -INFINITY ? 0 : largest), sum = zero16();
         for (int64_t i = 0; i < count; i += 16) {
-            __m512 weight = exp2_16(_mm512_sub_ps(_mm512_load_ps(scores + i), offset));
-            _mm512_store_ps(scores + i, weight);
-            sum = _mm512_add_ps(sum, weight);
+            Floats weight = exp2_16(subtract16(load_floats(scores + i), offset));
+            store_floats(scores + i, weight);
+            sum = add16(sum, weight);
         }
         if (t->largest[row] != -INFINITY && t->largest[row] != largest) { /* what was summed before weighs less now */
-            __m512 fade = exp2_16(_mm512_set1_ps(t->largest[row] - largest));
-            t->sum[row] *= _mm512_cvtss_f32(fade);
+            Floats fade = exp2_16(fill16(t->largest[row] - largest));
+            t->sum[row] *= first_of(fade);
             for (int64_t i = 0; i < round_up(head_dim, 32); i += 16)
-                _mm512_store_ps(t->values[row] + i, _mm512_mul_ps(fade, _mm512_load_ps(t->values[row] + i)));
+                store_floats(t->values[row] + i, multiply16(fade, load_floats(t->values[row] + i)));
         }
         t->largest[row] = largest;
-        t->sum[row] += _mm512_reduce_add_ps(sum);
+        t->sum[row] += sum_of(sum);
     }
 }
 
@@ -142,27 +222,38 @@ INLINE void fetch_next(Task *t, int64_t head_dim) {
     if (t->next_column >= head_dim) t->next_column = 0, t->next_row++;
 }
 
+/* Rows and elements of them whose sums stay in registers. */
+#ifdef __AVX512F__
+#define HELD_ROWS 8
+#define HELD_VALUES 32
+#else
+#define HELD_ROWS 6
+#define HELD_VALUES 16
+#endif
+
 /* values[first .. first + rows) += weights * value rows; `rows` is a constant at every call. */
 INLINE void add_values(Task *t, int64_t first, int64_t count, int64_t head_dim, const int rows) {
-    for (int64_t d = 0; d < head_dim; d += 32) {
-        __m512 a[8], b[8];
+    for (int64_t d = 0; d < head_dim; d += HELD_VALUES) {
+        Floats a[HELD_ROWS], b[HELD_ROWS];
         for (int row = 0; row < rows; row++) {
-            a[row] = _mm512_load_ps(t->values[first + row] + d);
-            b[row] = _mm512_load_ps(t->values[first + row] + d + 16);
+            a[row] = load_floats(t->values[first + row] + d);
+            if (HELD_VALUES == 32) b[row] = load_floats(t->values[first + row] + d + 16);
         }
         for (int64_t i = 0; i < count; i++) {
             fetch_next(t, head_dim);
-            Floats32 value = load32(t->value_rows[i] + d, head_dim - d);
+            Floats32 value;
+            if (HELD_VALUES == 32) value = load32(t->value_rows[i] + d, head_dim - d);
+            else value.a = load16(t->value_rows[i] + d, lanes(head_dim - d));
 #pragma GCC unroll 8
             for (int row = 0; row < rows; row++) {
-                __m512 weight = _mm512_set1_ps(t->scores[first + row][i]);
-                a[row] = _mm512_fmadd_ps(weight, value.a, a[row]);
-                b[row] = _mm512_fmadd_ps(weight, value.b, b[row]);
+                Floats weight = fill16(t->scores[first + row][i]);
+                a[row] = multiply_add16(weight, value.a, a[row]);
+                if (HELD_VALUES == 32) b[row] = multiply_add16(weight, value.b, b[row]);
             }
         }
         for (int row = 0; row < rows; row++) {
-            _mm512_store_ps(t->values[first + row] + d, a[row]);
-            _mm512_store_ps(t->values[first + row] + d + 16, b[row]);
+            store_floats(t->values[first + row] + d, a[row]);
+            if (HELD_VALUES == 32) store_floats(t->values[first + row] + d + 16, b[row]);
         }
     }
 }
@@ -170,7 +261,7 @@ INLINE void add_values(Task *t, int64_t first, int64_t count, int64_t head_dim, 
 static void add_all_values(Task *t, int64_t count, int64_t head_dim) {
     for (int64_t row = 0; row < t->num_rows;) {
         int64_t left = t->num_rows - row;
-        if (left >= 8) add_values(t, row, count, head_dim, 8), row += 8;
+        if (left >= HELD_ROWS) add_values(t, row, count, head_dim, HELD_ROWS), row += HELD_ROWS;
         else if (left >= 4) add_values(t, row, count, head_dim, 4), row += 4;
         else if (left == 3) add_values(t, row, count, head_dim, 3), row += 3;
         else if (left == 2) add_values(t, row, count, head_dim, 2), row += 2;
@@ -198,11 +289,11 @@ static void attend_chunk(Task *t, const Cache *cache, int64_t first, int64_t cou
 static void write_head(const AttentionPlan *plan, const Rows *out, int64_t token, int64_t head, const float *values,
                        float sum) {
     int64_t head_dim = plan->head_dim;
-    __m512 share = _mm512_set1_ps(1.0f / sum);
+    Floats share = fill16(1.0f / sum);
     _Alignas(64) element row[MAX_HEAD_DIM];
     for (int64_t i = 0; i < head_dim; i += 32) {
-        Floats32 v = {_mm512_mul_ps(share, _mm512_load_ps(values + i)),
-                      _mm512_mul_ps(share, _mm512_load_ps(values + i + 16))};
+        Floats32 v = {multiply16(share, load_floats(values + i)),
+                      multiply16(share, load_floats(values + i + 16))};
         store32(row + i, min64(32, head_dim - i), v);
     }
     write_row(out, token, head * head_dim, row, head_dim);
@@ -252,11 +343,11 @@ static void merge_partials(const AttentionPlan *plan, const AttentionTask *task,
         for (int64_t i = 0; i < task->num_partials; i++) {
             const float *partial = first + i * stride;
             if (partial[0] == -INFINITY && partial[1] == 0) continue;
-            __m512 fade = exp2_16(_mm512_set1_ps(partial[0] - largest));
-            sum += partial[1] * _mm512_cvtss_f32(fade);
+            Floats fade = exp2_16(fill16(partial[0] - largest));
+            sum += partial[1] * first_of(fade);
             for (int64_t d = 0; d < round_up(plan->head_dim, 32); d += 16)
-                _mm512_store_ps(values + d, _mm512_fmadd_ps(fade, _mm512_load_ps(partial + 16 + d),
-                                                            _mm512_load_ps(values + d)));
+                store_floats(values + d, multiply_add16(fade, load_floats(partial + 16 + d),
+                                                            load_floats(values + d)));
         }
         write_head(plan, out, task->token, task->first_head + row, values, sum);
     }

@@ -40,6 +40,7 @@ _LEVELS = (  # best first: what it is called, what /proc/cpuinfo must list, what
         {"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma"},
         ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"),
     ),
+    ("AVX2", {"avx2", "fma"}, ("-mavx2", "-mfma")),
 )
 
 _ARCH_PRCTL = 158  # system call on x86-64

@@ -1,4 +1,4 @@
-"""CpuOps: the operations of `ops.py` on an x86-64 processor with AVX-512, by the C kernels beside this file.
+"""CpuOps: the operations of `ops.py` on an x86-64 processor with AVX2 or better, by the C kernels beside this file.
 
 Weights are packed once; every operation is one call without the GIL, on torch's own threads. `load_cpu_ops` says once
 in the log what is used, or why nothing is.
@@ -234,7 +234,7 @@ def load_cpu_ops(dtype: torch.dtype) -> CpuOps | None:
     try:
         levels = instruction_levels()
         if not levels:
-            raise Unavailable("the processor has no AVX-512")
+            raise Unavailable("the processor has no AVX2")
         ops = make_cpu_ops(dtype, levels[0])
     except Unavailable as error:
         logger.info("CPU kernels: %s; plain torch takes their place", error)

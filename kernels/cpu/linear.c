@@ -1,93 +1,15 @@
-/* Linear layers: weights packed once into tiles, then one routine for one row and for thousands.
+/* Linear layers: one routine for one row and for thousands.
  *
- * A weight [num_outputs][num_inputs] is packed as [num_pairs][num_lines][2 tiles]: the work on 32 outputs reads one
- * sequential stream, as fast as memory gives it. Threads share the pairs of tiles; a block of rows small enough for
- * the second-level cache is multiplied with one pair after the other, 32 rows at a time.
+ * Threads share the pairs of tiles; a part of the rows small enough for the second-level cache is multiplied with one
+ * pair after the other, 32 rows at a time.
  *
  * Sums run over the inputs in one fixed order, whatever the number of rows and threads: a row's result does not
  * depend on the rows beside it.
  */
 #include "kernels.h"
 
-#include <string.h>
-
 #define BLOCK_ROWS 32 /* rows of one call of the inner routine: two groups of a panel */
 #define CACHED_BYTES (1 << 20) /* of a panel that is kept in the second-level cache */
-
-/* ── packing ─────────────────────────────────────────────────────────────────────────────────────────────────────── */
-
-/* weight: [num_outputs][num_inputs] rows; a tile takes 16 rows from `first` on, those from `end` on are 0. */
-static void pack_tile(element *tile, const element *weight, int64_t num_inputs, int64_t first, int64_t end,
-                      int64_t line) {
-    _Alignas(64) uint32_t words[16][16];
-    int64_t left = num_inputs - line * LINE;
-    for (int64_t row = 0; row < 16; row++) {
-        memset(words[row], 0, 64);
-        if (first + row >= end) continue;
-        const element *source = weight + (first + row) * num_inputs + line * LINE;
-        memcpy(words[row], source, (size_t)min64(left, LINE) * sizeof(element));
-    }
-    uint32_t *target = (uint32_t *)tile;
-    for (int pair = 0; pair < 16; pair++)
-        for (int row = 0; row < 16; row++) target[pair * 16 + row] = words[row][pair];
-}
-
-EXPORT int64_t linear_num_pairs(int64_t num_outputs, int32_t is_gated) {
-    /* The gated outputs become the lines of the next linear: whole ones. */
-    return is_gated ? round_up(num_outputs, LINE) / 16 : divide_up(num_outputs, PAIR_OUTPUTS);
-}
-
-/* Fill w->weight, and w->bias if `bias` is given. A gated weight has 2 * num_outputs rows: all gates, then all ups. */
-EXPORT void pack_linear(const Linear *w, const element *weight, const element *bias, int num_threads) {
-#pragma omp parallel for num_threads(num_threads) schedule(static)
-    for (int64_t pair = 0; pair < w->num_pairs; pair++) {
-        int64_t first[2] = {pair * 32, pair * 32 + 16}, end[2] = {w->num_outputs, w->num_outputs};
-        if (w->is_gated) {
-            first[0] = pair * 16;
-            first[1] = w->num_outputs + pair * 16;
-            end[1] = 2 * w->num_outputs;
-        }
-        element *tile = (element *)w->weight + pair * w->num_lines * 2 * TILE;
-        for (int64_t line = 0; line < w->num_lines; line++)
-            for (int side = 0; side < 2; side++, tile += TILE)
-                pack_tile(tile, weight, w->num_inputs, first[side], end[side], line);
-        if (bias == NULL) continue;
-        for (int side = 0; side < 2; side++) {
-            __m512 v = load16(bias + first[side], lanes(end[side] - first[side]));
-            _mm512_storeu_ps((float *)w->bias + pair * 32 + side * 16, v);
-        }
-    }
-}
-
-void embed_packed(const Linear *w, const int64_t *token_ids, int64_t num_tokens, int64_t first_id, const Rows *out,
-                  const Team *team) {
-    Range range = share_of(num_tokens, team);
-    for (int64_t token = range.start; token < range.stop; token++) {
-        int64_t row = token_ids[token] - first_id;
-        bool is_ours = row >= 0 && row < w->num_outputs;
-        const uint32_t *words = (const uint32_t *)w->weight;
-        if (is_ours) words += row / 32 * w->num_lines * 512 + row / 16 % 2 * 256 + row % 16;
-        for (int64_t line = 0; line < w->num_lines; line++) {
-            _Alignas(64) uint32_t target[16] = {0};
-            if (is_ours)
-                for (int pair = 0; pair < 16; pair++) target[pair] = words[line * 512 + pair * 16];
-            int64_t count = min64(LINE, w->num_inputs - line * LINE);
-            memcpy(rows_at(out, token, line * LINE), target, (size_t)count * sizeof(element));
-        }
-    }
-}
-
-void fill_panel(const Rows *panel, const element *x, int64_t stride, int64_t num_rows, int64_t num_columns,
-                const Team *team) {
-    Range range = share_of(num_rows, team);
-    for (int64_t row = range.start; row < range.stop; row++) {
-        const element *from = x + row * stride;
-        element *line = rows_at(panel, row, 0);
-        int64_t step = min64(GROUP_ROWS, panel->panel_rows - row / GROUP_ROWS * GROUP_ROWS) * LINE;
-        for (int64_t left = num_columns; left > 0; left -= LINE, from += LINE, line += step)
-            _mm512_store_si512(line, load_line(from, left));
-    }
-}
 
 /* What is fetched into the second-level cache meanwhile: `step` lines with each line of the rows. */
 typedef struct {
@@ -103,8 +25,8 @@ INLINE void fetch_ahead(Ahead *ahead) {
 
 typedef struct {
     _Alignas(64) float sums[BLOCK_ROWS][PAIR_OUTPUTS];
-    __m512 bias[2];
-    __mmask16 masks[2]; /* of the outputs that exist */
+    Floats bias[2];
+    Mask masks[2]; /* of the outputs that exist */
     int64_t num_rows, num_finished;
     OutputKind kind;
     bool is_gated;
@@ -122,7 +44,7 @@ static void describe(Block *block, const Linear *w, const Output *out, int64_t p
     int64_t bytes = out->kind == STORE_FLOAT ? sizeof(float) : sizeof(element);
     block->row_bytes = target->panel_rows ? 64 : target->stride * bytes;
     for (int side = 0; side < 2; side++) {
-        block->bias[side] = w->bias ? _mm512_loadu_ps(w->bias + pair * 32 + side * 16) : _mm512_setzero_ps();
+        block->bias[side] = w->bias ? load_some(w->bias + pair * 32 + side * 16, 0xffff) : zero16();
         block->masks[side] = lanes(end - column - side * 16);
         int64_t first = row + side * GROUP_ROWS;
         block->groups[side] = target->panel_rows ? (char *)rows_at(target, first, column)
@@ -130,23 +52,23 @@ static void describe(Block *block, const Linear *w, const Output *out, int64_t p
     }
 }
 
-INLINE void put_pair(const Block *block, char *target, __m512 first, __m512 second) {
-    __mmask16 mask0 = block->masks[0], mask1 = block->masks[1];
+INLINE void put_pair(const Block *block, char *target, Floats first, Floats second) {
+    Mask mask0 = block->masks[0], mask1 = block->masks[1];
     if (block->kind == STORE_FLOAT) {
-        _mm512_mask_storeu_ps(target, mask0, first);
-        _mm512_mask_storeu_ps(target + 64, mask1, second);
+        store_some((float *)target, mask0, first);
+        store_some((float *)target + 16, mask1, second);
         return;
     }
     element *at = (element *)target;
 #ifdef ELEMENT_BF16
     if (block->kind == STORE && (mask0 & mask1) == 0xffff) { /* a whole line */
-        _mm512_storeu_si512(at, narrow_pair(first, second));
+        store_any(at, narrow_pair(first, second));
         return;
     }
 #endif
     if (block->kind == ADD) {
-        first = _mm512_add_ps(first, load16(at, mask0));
-        second = _mm512_add_ps(second, load16(at + 16, mask1));
+        first = add16(first, load16(at, mask0));
+        second = add16(second, load16(at + 16, mask1));
     }
     store16(at, mask0, first);
     store16(at + 16, mask1, second);
@@ -157,12 +79,34 @@ INLINE void finish_rows(Block *block, int64_t count) {
     for (int64_t end = min64(block->num_rows, block->num_finished + count); block->num_finished < end;) {
         int64_t row = block->num_finished++;
         char *target = block->groups[row / GROUP_ROWS] + row % GROUP_ROWS * block->row_bytes;
-        __m512 first = _mm512_add_ps(_mm512_load_ps(block->sums[row]), block->bias[0]);
-        __m512 second = _mm512_add_ps(_mm512_load_ps(block->sums[row] + 16), block->bias[1]);
-        if (block->is_gated) store16((element *)target, block->masks[0], _mm512_mul_ps(silu_16(first), second));
+        Floats first = add16(load_floats(block->sums[row]), block->bias[0]);
+        Floats second = add16(load_floats(block->sums[row] + 16), block->bias[1]);
+        if (block->is_gated) store16((element *)target, block->masks[0], multiply16(silu_16(first), second));
         else put_pair(block, target, first, second);
     }
 }
+
+/* ── operands: the rows of a panel as the inner routine reads them ───────────────────────────────────────────────── */
+
+#if defined(ELEMENT_BF16) && !defined(__AVX512F__)
+typedef float operand;
+
+/* Rows [first, end) of the panel, `first` beginning a group, widened to float32; until the thread's next call. */
+static const operand *take_operands(const Rows *x, int64_t first, int64_t end) {
+    const element *from = x->data + first * x->stride;
+    int64_t count = (end - first) * x->stride;
+    operand *wide = thread_scratch(count * (int64_t)sizeof *wide);
+    for (int64_t i = 0; i < count; i += 16) store_floats(wide + i, load16(from + i, 0xffff));
+    return wide;
+}
+#else
+typedef element operand;
+
+static const operand *take_operands(const Rows *x, int64_t first, int64_t end) {
+    (void)end;
+    return x->data + first * x->stride;
+}
+#endif
 
 /* ── a block of rows times a pair of tiles ───────────────────────────────────────────────────────────────────────── */
 
@@ -183,7 +127,7 @@ static void configure_tiles(int64_t upper, int64_t lower) {
 
 /* x: the first group's lines; the second group's follow them. The block `before` is finished meanwhile, row by row:
  * tiles and vectors have units of their own. */
-static void multiply(Block *block, const element *x, const element *weight, int64_t num_lines, int64_t num_rows,
+static void multiply(Block *block, const operand *x, const element *weight, int64_t num_lines, int64_t num_rows,
                      Ahead *ahead, Block *before) {
     int64_t rows_per_line = divide_up(before->num_rows, num_lines);
     const element *lower = x + GROUP_ROWS * num_lines * LINE;
@@ -223,7 +167,7 @@ static void multiply(Block *block, const element *x, const element *weight, int6
     _tile_stored(1, block->sums[0] + 16, sizeof block->sums[0]);
 }
 
-#else
+#elif defined(__AVX512F__)
 
 /* `count` rows, a constant at every call, of a group that is `height` rows high. */
 INLINE void multiply_rows(float (*sums)[PAIR_OUTPUTS], const element *x, int64_t height, const element *weight,
@@ -248,7 +192,7 @@ INLINE void multiply_rows(float (*sums)[PAIR_OUTPUTS], const element *x, int64_t
     }
 }
 
-static void multiply(Block *block, const element *x, const element *weight, int64_t num_lines, int64_t num_rows,
+static void multiply(Block *block, const operand *x, const element *weight, int64_t num_lines, int64_t num_rows,
                      Ahead *ahead, Block *before) {
     (void)ahead;
     finish_rows(before, BLOCK_ROWS);
@@ -267,6 +211,95 @@ static void multiply(Block *block, const element *x, const element *weight, int6
     }
 }
 
+#else
+
+#define HELD_ROWS 6 /* rows whose sums of 16 outputs stay in registers */
+#define CACHED_LINES 8 /* of a pair of tiles, 16 KiB: in the first-level cache while all rows of a block pass */
+
+/* Of 8 neighbouring outputs at `at` the weights of an input; of a pair of inputs where elements come in pairs. */
+INLINE __m256 first_weights(const element *at) {
+#ifdef ELEMENT_BF16
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_load_si256((const __m256i *)at), 16));
+#else
+    return _mm256_load_ps(at);
+#endif
+}
+#ifdef ELEMENT_BF16
+INLINE __m256 second_weights(const element *at) {
+    const __m256i high = _mm256_set1_epi32((int)0xffff0000);
+    return _mm256_castsi256_ps(_mm256_and_si256(_mm256_load_si256((const __m256i *)at), high));
+}
+#endif
+
+/* sum += a * b, in the register where the sum is: left its choice among forms, the compiler runs out of registers. */
+INLINE void accumulate(__m256 *sum, __m256 a, __m256 b) {
+    __asm__("vfmadd231ps %2, %1, %0" : "+x"(*sum) : "x"(a), "x"(b));
+}
+
+/* sums += x @ weight for `count` rows of a group that is `height` rows high, and for `num_tiles` tiles of a pair; both
+ * are constants at every call. */
+INLINE void multiply_rows(float (*sums)[PAIR_OUTPUTS], const float *x, int64_t height, const element *weight,
+                          int64_t num_lines, const int count, const int num_tiles) {
+    const int num_parts = 2 * num_tiles; /* of 8 outputs */
+    __m256 s[HELD_ROWS][4], w[4];
+    for (int row = 0; row < count; row++)
+        for (int i = 0; i < num_parts; i++) s[row][i] = _mm256_load_ps(sums[row] + 8 * i);
+    for (int64_t line = 0; line < num_lines; line++, weight += 2 * TILE, x += height * LINE) {
+        const element *at = weight;
+#pragma GCC unroll 2
+        for (const float *input = x; input < x + LINE; at += TILE / 16) {
+            for (int i = 0; i < num_parts; i++) w[i] = first_weights(at + i / 2 * TILE + i % 2 * (TILE / 32));
+            for (int row = 0; row < count; row++) {
+                __m256 value = _mm256_broadcast_ss(input + row * LINE);
+                for (int i = 0; i < num_parts; i++) accumulate(&s[row][i], value, w[i]);
+            }
+            input++;
+#ifdef ELEMENT_BF16
+            if (count * num_parts == 12) __asm__("" : "+r"(at)); /* load again: no register is left to keep them */
+            for (int i = 0; i < num_parts; i++) w[i] = second_weights(at + i / 2 * TILE + i % 2 * (TILE / 32));
+            for (int row = 0; row < count; row++) {
+                __m256 value = _mm256_broadcast_ss(input + row * LINE);
+                for (int i = 0; i < num_parts; i++) accumulate(&s[row][i], value, w[i]);
+            }
+            input++;
+#endif
+        }
+    }
+    for (int row = 0; row < count; row++)
+        for (int i = 0; i < num_parts; i++) _mm256_store_ps(sums[row] + 8 * i, s[row][i]);
+}
+
+/* The same for both tiles and 1 to HELD_ROWS rows: both at once, in the order of memory, where registers allow it. */
+static void multiply_piece(float (*sums)[PAIR_OUTPUTS], const float *x, int64_t height, const element *weight,
+                           int64_t num_lines, int64_t count) {
+    if (count == 1) multiply_rows(sums, x, height, weight, num_lines, 1, 2);
+    if (count == 2) multiply_rows(sums, x, height, weight, num_lines, 2, 2);
+    if (count <= 2) return;
+    for (int side = 0; side < 2; side++, weight += TILE, sums = (float(*)[PAIR_OUTPUTS])(sums[0] + 16)) {
+        if (count == 3) multiply_rows(sums, x, height, weight, num_lines, 3, 1);
+        if (count == 4) multiply_rows(sums, x, height, weight, num_lines, 4, 1);
+        if (count == 5) multiply_rows(sums, x, height, weight, num_lines, 5, 1);
+        if (count == 6) multiply_rows(sums, x, height, weight, num_lines, 6, 1);
+    }
+}
+
+static void multiply(Block *block, const operand *x, const element *weight, int64_t num_lines, int64_t num_rows,
+                     Ahead *ahead, Block *before) {
+    (void)ahead;
+    finish_rows(before, BLOCK_ROWS);
+    memset(block->sums, 0, (size_t)num_rows * sizeof block->sums[0]);
+    for (int64_t line = 0; line < num_lines; line += CACHED_LINES, weight += CACHED_LINES * 2 * TILE)
+        for (int64_t first = 0; first < num_rows; first += GROUP_ROWS) {
+            int64_t height = min64(GROUP_ROWS, num_rows - first), num_pieces = divide_up(height, HELD_ROWS);
+            const operand *group = x + (first * num_lines + line * height) * LINE;
+            for (int64_t piece = 0; piece < num_pieces; piece++) {
+                int64_t row = height * piece / num_pieces, count = height * (piece + 1) / num_pieces - row;
+                multiply_piece(block->sums + first + row, group + row * LINE, height, weight,
+                               min64(CACHED_LINES, num_lines - line), count);
+            }
+        }
+}
+
 #endif
 
 void linear(const Linear *w, const Rows *x, int64_t num_rows, const Output *out, const Team *team) {
@@ -276,23 +309,25 @@ void linear(const Linear *w, const Rows *x, int64_t num_rows, const Output *out,
     int64_t num_parts = max64(1, divide_up(num_rows, cached_rows));
     int64_t part_rows = round_up(divide_up(num_rows, num_parts), BLOCK_ROWS);
     Range range = share_of(num_parts * w->num_pairs, team);
-    int64_t configured = 0;
+    int64_t configured = 0, taken = -1;
+    const operand *operands = NULL;
     Block blocks[2], *block = &blocks[0], *before = &blocks[1];
     before->num_rows = before->num_finished = 0;
     for (int64_t item = range.start; item < range.stop; item++) {
         int64_t part = item / w->num_pairs, pair = item % w->num_pairs;
         const element *weight = w->weight + pair * w->num_lines * 2 * TILE;
-        int64_t end = min64(num_rows, (part + 1) * part_rows);
-        int64_t num_blocks = divide_up(end - part * part_rows, BLOCK_ROWS);
+        int64_t start = part * part_rows, end = min64(num_rows, start + part_rows);
+        if (taken != part) operands = take_operands(x, start, end), taken = part;
+        int64_t num_blocks = divide_up(end - start, BLOCK_ROWS);
         Ahead ahead = {(const char *)(weight + w->num_lines * 2 * TILE), divide_up(32, num_blocks)};
-        for (int64_t row = part * part_rows; row < end; row += BLOCK_ROWS) {
+        for (int64_t row = start; row < end; row += BLOCK_ROWS) {
             int64_t count = min64(BLOCK_ROWS, end - row);
 #ifdef HAS_TILES
             if (configured != count) configure_tiles(min64(count, GROUP_ROWS), count - min64(count, GROUP_ROWS));
             configured = count;
 #endif
             describe(block, w, out, pair, row, count);
-            multiply(block, x->data + row * x->stride, weight, w->num_lines, count, &ahead, before);
+            multiply(block, operands + (row - start) * x->stride, weight, w->num_lines, count, &ahead, before);
             Block *other = before;
             before = block;
             block = other;

@@ -5,21 +5,21 @@
 
 /* x += delta where there is one; returns the sum of squares of what is now in x. */
 static float add_and_square(element *x, const element *delta, int64_t num_columns) {
-    __m512 even = _mm512_setzero_ps(), odd = even;
+    Floats even = zero16(), odd = even;
     for (int64_t i = 0; i < num_columns; i += 32) {
         int64_t left = min64(32, num_columns - i);
         Floats32 v = load32(x + i, left);
         if (delta != NULL) {
             Floats32 d = load32(delta + i, left);
-            v.a = _mm512_add_ps(v.a, d.a);
-            v.b = _mm512_add_ps(v.b, d.b);
+            v.a = add16(v.a, d.a);
+            v.b = add16(v.b, d.b);
             store32(x + i, left, v);
             v = load32(x + i, left); /* as rounded */
         }
-        even = _mm512_fmadd_ps(v.a, v.a, even);
-        odd = _mm512_fmadd_ps(v.b, v.b, odd);
+        even = multiply_add16(v.a, v.a, even);
+        odd = multiply_add16(v.b, v.b, odd);
     }
-    return _mm512_reduce_add_ps(_mm512_add_ps(even, odd));
+    return sum_of(add16(even, odd));
 }
 
 void rms_norm(element *x, int64_t stride, const element *delta, int64_t delta_stride, const element *weight,
@@ -29,12 +29,12 @@ void rms_norm(element *x, int64_t stride, const element *delta, int64_t delta_st
     for (int64_t row = range.start; row < range.stop; row++) {
         element *from = x + row * stride;
         float squares = add_and_square(from, delta ? delta + row * delta_stride : NULL, num_columns);
-        __m512 scale = _mm512_set1_ps(1.0f / sqrtf(squares / (float)num_columns + eps));
+        Floats scale = fill16(1.0f / sqrtf(squares / (float)num_columns + eps));
         for (int64_t i = 0; i < padded; i += LINE) {
             element *to = rows_at(out, row, i);
             for (int64_t j = i; j < i + LINE; j += 16) {
-                __mmask16 mask = lanes(num_columns - j);
-                __m512 v = _mm512_mul_ps(_mm512_mul_ps(load16(from + j, mask), scale), load16(weight + j, mask));
+                Mask mask = lanes(num_columns - j);
+                Floats v = multiply16(multiply16(load16(from + j, mask), scale), load16(weight + j, mask));
                 store16(to + (j - i), lanes(padded - j), v);
             }
         }

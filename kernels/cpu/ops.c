@@ -9,14 +9,13 @@ EXPORT int32_t op_read(const char *from, int64_t num_bytes, int num_threads) {
     int32_t total = 0;
 #pragma omp parallel for num_threads(num_threads) schedule(static) reduction(+ : total)
     for (int64_t part = 0; part < num_threads; part++) {
-        __m512i sums[4] = {_mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512(),
-                           _mm512_setzero_si512()};
+        Ints sums[4] = {zero_words(), zero_words(), zero_words(), zero_words()};
         int64_t stop = num_bytes / 256 * (part + 1) / num_threads * 256;
         for (int64_t i = num_bytes / 256 * part / num_threads * 256; i < stop; i += 256)
             for (int lane = 0; lane < 4; lane++)
-                sums[lane] = _mm512_add_epi32(sums[lane], _mm512_loadu_si512(from + i + 64 * lane));
-        __m512i sum = _mm512_add_epi32(_mm512_add_epi32(sums[0], sums[1]), _mm512_add_epi32(sums[2], sums[3]));
-        total += _mm512_reduce_add_epi32(sum);
+                sums[lane] = add_words(sums[lane], load_any(from + i + 64 * lane));
+        Ints sum = add_words(add_words(sums[0], sums[1]), add_words(sums[2], sums[3]));
+        total += sum_of_words(sum);
     }
     return total;
 }

@@ -17,7 +17,7 @@
 #define SUM_STRIDE (MAX_HEAD_DIM + 16)
 #define HIDDEN -1e30f /* the score of a key that a query may not see; finite, so that differences are */
 
-/* Kept by each thread for the next task. */
+/* Of each thread. */
 typedef struct {
     _Alignas(64) element queries[PREFILL_ROWS / 16 * MAX_HEAD_DIM / LINE * TILE]; /* [group][line][16 rows][LINE] */
     _Alignas(64) element keys[KEYS / 16 * MAX_HEAD_DIM / LINE * TILE]; /* [16 keys][line] tiles: [pair][key][2] */
@@ -34,8 +34,6 @@ typedef struct {
     int64_t number;
     int64_t start, stop;
 } Strip;
-
-static _Thread_local Scratch *kept_scratch;
 
 static void configure_tiles(void) {
     TileConfig config = {.palette = 1};
@@ -268,9 +266,7 @@ static void write_rows(const Scratch *s, const AttentionPlan *plan, const Attent
 
 void prefill_task(const AttentionPlan *plan, const AttentionTask *task, const element *query, int64_t query_stride,
                   const Cache *cache, float scale, const Rows *out) {
-    if (kept_scratch == NULL) kept_scratch = aligned_alloc(64, round_up(sizeof(Scratch), 64));
-    if (kept_scratch == NULL) abort(); /* 2 MiB for each thread: the machine is lost */
-    Scratch *s = kept_scratch;
+    Scratch *s = thread_scratch(sizeof *s);
     int64_t num_strips = divide_up((int64_t)task->num_tokens * task->num_heads, STRIP);
     configure_tiles();
     stage_queries(s, task, query, query_stride, plan->head_dim);

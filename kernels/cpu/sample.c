@@ -17,23 +17,20 @@ typedef struct {
     uint32_t position, seed_low, seed_high;
 } Draw;
 
-static const int32_t STEPS[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-
-INLINE __m512 weigh(const float *logits, __mmask16 mask, const Draw *draw) {
-    __m512 below = _mm512_sub_ps(_mm512_maskz_loadu_ps(mask, logits), _mm512_set1_ps(draw->largest));
-    return _mm512_maskz_mov_ps(mask, exp2_16(_mm512_mul_ps(below, _mm512_set1_ps(LOG2_E / draw->temperature))));
+INLINE Floats weigh(const float *logits, Mask mask, const Draw *draw) {
+    Floats below = subtract16(load_some(logits, mask), fill16(draw->largest));
+    return keep(mask, exp2_16(multiply16(below, fill16(LOG2_E / draw->temperature))));
 }
 
 static double total_weight(const float *logits, int64_t vocab_size, const Draw *draw) {
     double total = 0;
     for (int64_t first = 0; first < vocab_size; first += 1024) {
-        __m512 sum = _mm512_setzero_ps();
+        Floats sum = zero16();
         for (int64_t i = first; i < min64(first + 1024, vocab_size); i += 16) {
-            __m512 weight = weigh(logits + i, lanes(vocab_size - i), draw);
-            __mmask16 counts = _mm512_cmp_ps_mask(weight, _mm512_set1_ps(draw->counted_weight), _CMP_GE_OQ);
-            sum = _mm512_mask_add_ps(sum, counts, sum, weight);
+            Floats weight = weigh(logits + i, lanes(vocab_size - i), draw);
+            sum = add16(sum, keep(at_least(weight, fill16(draw->counted_weight)), weight));
         }
-        total += _mm512_reduce_add_ps(sum);
+        total += sum_of(sum);
     }
     return total;
 }
@@ -41,27 +38,26 @@ static double total_weight(const float *logits, int64_t vocab_size, const Draw *
 /* Writes the ids that can win by rising id; returns how many. */
 static int64_t list_row(const float *logits, int64_t vocab_size, const Draw *draw, int32_t *token_ids, double *total) {
     *total = draw->share > 0 ? total_weight(logits, vocab_size, draw) : 0;
-    __m512 least = _mm512_set1_ps(fmaxf(draw->least_weight, draw->share * (float)*total));
-    __m512 scale = _mm512_set1_ps(draw->noise_scale);
+    Floats least = fill16(fmaxf(draw->least_weight, draw->share * (float)*total));
+    Floats scale = fill16(draw->noise_scale);
     int64_t count = 0;
     for (int64_t first = 0; first < vocab_size; first += 64) {
-        __m512i bits[4] = {_mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512(),
-                           _mm512_setzero_si512()};
-        __m512 weights[4];
-        __mmask16 kept[4], any = 0;
+        Ints bits[4] = {zero_words(), zero_words(), zero_words(), zero_words()};
+        Floats weights[4];
+        Mask kept[4], any = 0;
         for (int i = 0; i < 4; i++) {
-            __mmask16 mask = lanes(vocab_size - first - 16 * i);
+            Mask mask = lanes(vocab_size - first - 16 * i);
             weights[i] = weigh(logits + first + 16 * i, mask, draw);
-            kept[i] = _mm512_mask_cmp_ps_mask(mask, weights[i], least, _CMP_GE_OQ);
+            kept[i] = mask & at_least(weights[i], least);
             any |= kept[i];
         }
         if (!any) continue;
         if (draw->noise_scale > 0) token_bits(bits, first, draw->position, 0, draw->seed_low, draw->seed_high);
         for (int i = 0; i < 4; i++) {
-            __m512 reach = _mm512_mul_ps(weights[i], scale);
-            kept[i] = _mm512_mask_cmp_ps_mask(kept[i], reach, _mm512_cvtepu32_ps(bits[i]), _CMP_GE_OQ);
-            __m512i ids = _mm512_add_epi32(_mm512_set1_epi32((int)(first + 16 * i)), _mm512_loadu_si512(STEPS));
-            _mm512_mask_compressstoreu_epi32(token_ids + count, kept[i], ids);
+            Floats reach = multiply16(weights[i], scale);
+            kept[i] &= at_least(reach, from_unsigned(bits[i]));
+            Ints ids = add_words(fill_words((int)(first + 16 * i)), lane_numbers());
+            store_chosen_words(token_ids + count, kept[i], ids);
             count += __builtin_popcount(kept[i]);
         }
     }

@@ -73,10 +73,11 @@ static void embed(const Decoder *d, const Step *step, const Rows *out, const Tea
     Range range = share_of(step->num_tokens, team);
     for (int64_t token = range.start; token < range.stop; token++)
         for (int64_t i = 0; i < d->hidden_size; i += 16) {
-            __mmask16 mask = lanes(d->hidden_size - i);
             int64_t id = step->token_ids[token];
-            if (id < 0 || id >= d->num_ids) mask = 0;
-            store16(rows_at(out, token, i), lanes(d->hidden_size - i), load16(d->table + (mask ? id : 0) * d->hidden_size + i, mask));
+            bool exists = id >= 0 && id < d->num_ids;
+            Mask mask = lanes(d->hidden_size - i);
+            Floats v = load16(d->table + (exists ? id : 0) * d->hidden_size + i, exists ? mask : 0);
+            store16(rows_at(out, token, i), mask, v);
         }
 }
 

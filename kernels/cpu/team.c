@@ -1,7 +1,8 @@
-/* Teams: where threads of one parallel region meet. */
+/* Teams: where threads of one parallel region meet, and what memory each keeps. */
 #include "kernels.h"
 
 #include <sched.h>
+#include <stdlib.h>
 
 #define SPINS 2000 /* pauses of about 40 ns: a thread that is late by more may have lost its core */
 
@@ -18,4 +19,16 @@ void team_wait(const Team *team) {
         if (spins < SPINS) _mm_pause();
         else sched_yield();
     }
+}
+
+void *thread_scratch(int64_t num_bytes) {
+    static _Thread_local void *kept;
+    static _Thread_local int64_t kept_bytes;
+    if (kept_bytes < num_bytes) {
+        free(kept);
+        kept_bytes = round_up(num_bytes, 4096);
+        kept = aligned_alloc(64, (size_t)kept_bytes);
+        if (kept == NULL) abort(); /* a few MiB for each thread: the machine is lost */
+    }
+    return kept;
 }

@@ -15,7 +15,7 @@ from tokenloom.kernels.reference import ReferenceOps
 
 CPU = torch.device("cpu")
 LEVELS = instruction_levels()
-needs_avx512 = pytest.mark.skipif(not LEVELS, reason="the processor has no AVX-512")
+needs_kernels = pytest.mark.skipif(not LEVELS, reason="the processor has no AVX2")
 
 
 def fake_compiler(folder: Path, script: str) -> None:
@@ -24,7 +24,7 @@ def fake_compiler(folder: Path, script: str) -> None:
         (folder / name).chmod(0o755)
 
 
-@needs_avx512
+@needs_kernels
 def test_a_library_is_compiled_once(tmp_path: Path) -> None:
     first = compiled_library(True, LEVELS[-1], tmp_path)
     written = first.stat().st_mtime_ns
@@ -33,7 +33,7 @@ def test_a_library_is_compiled_once(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [first.parent.name]  # nothing else is left
 
 
-@needs_avx512
+@needs_kernels
 def test_only_torchs_openmp_is_loaded() -> None:
     make_cpu_ops(torch.bfloat16, LEVELS[0])
     maps = Path("/proc/self/maps").read_text().splitlines()
@@ -42,7 +42,7 @@ def test_only_torchs_openmp_is_loaded() -> None:
     assert "torch" in copies.pop()
 
 
-@needs_avx512
+@needs_kernels
 def test_a_broken_compiler_is_told_by_its_first_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_compiler(tmp_path, "echo no such flag >&2; exit 3")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
@@ -50,7 +50,7 @@ def test_a_broken_compiler_is_told_by_its_first_words(tmp_path: Path, monkeypatc
         compiled_library(True, LEVELS[0], tmp_path / "cache")
 
 
-@needs_avx512
+@needs_kernels
 def test_without_compiler_or_cache_the_reference_serves_and_the_log_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -18,7 +18,7 @@ from tokenloom.tests.checkpoints import tiny_checkpoint
 from tokenloom.tests.workers.paged_run import PagedRun, load
 
 LEVELS = instruction_levels()
-pytestmark = pytest.mark.skipif(not LEVELS, reason="the processor has no AVX-512")
+pytestmark = pytest.mark.skipif(not LEVELS, reason="the processor has no AVX2")
 
 
 class LayeredOps(CpuOps):

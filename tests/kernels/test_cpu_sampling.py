@@ -10,7 +10,7 @@ from tokenloom.kernels import noise
 from tokenloom.kernels.cpu.sampling import DRAW, CpuSampling, load_cpu_sampling
 
 loaded = load_cpu_sampling()
-pytestmark = pytest.mark.skipif(loaded is None, reason="the processor has no AVX-512, or there is no compiler")
+pytestmark = pytest.mark.skipif(loaded is None, reason="the processor has no AVX2, or there is no compiler")
 
 
 @pytest.fixture

@@ -1,0 +1,79 @@
+/* Weights into tiles and back, activations into panels: the layouts of kernels.h.
+ *
+ * A weight [num_outputs][num_inputs] is packed as [num_pairs][num_lines][2 tiles]: the work on 32 outputs reads one
+ * sequential stream, as fast as memory gives it.
+ */
+#include "kernels.h"
+
+/* weight: [num_outputs][num_inputs] rows; a tile takes 16 rows from `first` on, those from `end` on are 0. */
+static void pack_tile(element *tile, const element *weight, int64_t num_inputs, int64_t first, int64_t end,
+                      int64_t line) {
+    _Alignas(64) uint32_t words[16][16];
+    int64_t left = num_inputs - line * LINE;
+    for (int64_t row = 0; row < 16; row++) {
+        memset(words[row], 0, 64);
+        if (first + row >= end) continue;
+        const element *source = weight + (first + row) * num_inputs + line * LINE;
+        memcpy(words[row], source, (size_t)min64(left, LINE) * sizeof(element));
+    }
+    uint32_t *target = (uint32_t *)tile;
+    for (int pair = 0; pair < 16; pair++)
+        for (int row = 0; row < 16; row++) target[pair * 16 + row] = words[row][pair];
+}
+
+EXPORT int64_t linear_num_pairs(int64_t num_outputs, int32_t is_gated) {
+    /* The gated outputs become the lines of the next linear: whole ones. */
+    return is_gated ? round_up(num_outputs, LINE) / 16 : divide_up(num_outputs, PAIR_OUTPUTS);
+}
+
+/* Fill w->weight, and w->bias if `bias` is given. A gated weight has 2 * num_outputs rows: all gates, then all ups. */
+EXPORT void pack_linear(const Linear *w, const element *weight, const element *bias, int num_threads) {
+#pragma omp parallel for num_threads(num_threads) schedule(static)
+    for (int64_t pair = 0; pair < w->num_pairs; pair++) {
+        int64_t first[2] = {pair * 32, pair * 32 + 16}, end[2] = {w->num_outputs, w->num_outputs};
+        if (w->is_gated) {
+            first[0] = pair * 16;
+            first[1] = w->num_outputs + pair * 16;
+            end[1] = 2 * w->num_outputs;
+        }
+        element *tile = (element *)w->weight + pair * w->num_lines * 2 * TILE;
+        for (int64_t line = 0; line < w->num_lines; line++)
+            for (int side = 0; side < 2; side++, tile += TILE)
+                pack_tile(tile, weight, w->num_inputs, first[side], end[side], line);
+        if (bias == NULL) continue;
+        for (int side = 0; side < 2; side++) {
+            Floats v = load16(bias + first[side], lanes(end[side] - first[side]));
+            store_some((float *)w->bias + pair * 32 + side * 16, 0xffff, v);
+        }
+    }
+}
+
+void embed_packed(const Linear *w, const int64_t *token_ids, int64_t num_tokens, int64_t first_id, const Rows *out,
+                  const Team *team) {
+    Range range = share_of(num_tokens, team);
+    for (int64_t token = range.start; token < range.stop; token++) {
+        int64_t row = token_ids[token] - first_id;
+        bool is_ours = row >= 0 && row < w->num_outputs;
+        const uint32_t *words = (const uint32_t *)w->weight;
+        if (is_ours) words += row / 32 * w->num_lines * 512 + row / 16 % 2 * 256 + row % 16;
+        for (int64_t line = 0; line < w->num_lines; line++) {
+            _Alignas(64) uint32_t target[16] = {0};
+            if (is_ours)
+                for (int pair = 0; pair < 16; pair++) target[pair] = words[line * 512 + pair * 16];
+            int64_t count = min64(LINE, w->num_inputs - line * LINE);
+            memcpy(rows_at(out, token, line * LINE), target, (size_t)count * sizeof(element));
+        }
+    }
+}
+
+void fill_panel(const Rows *panel, const element *x, int64_t stride, int64_t num_rows, int64_t num_columns,
+                const Team *team) {
+    Range range = share_of(num_rows, team);
+    for (int64_t row = range.start; row < range.stop; row++) {
+        const element *from = x + row * stride;
+        element *line = rows_at(panel, row, 0);
+        int64_t step = min64(GROUP_ROWS, panel->panel_rows - row / GROUP_ROWS * GROUP_ROWS) * LINE;
+        for (int64_t left = num_columns; left > 0; left -= LINE, from += LINE, line += step)
+            store_any(line, load_line(from, left));
+    }
+}
