@@ -5,7 +5,7 @@ computes, embedding to logits, without sampling. Rounds alternate between what t
 case, and ratios are taken within a round: the speed of a shared machine drifts by a factor of two.
 
     read rate     one pass over a buffer as large as the weights     limit of a decode step: weight bytes / read rate
-    matmul rate   one layer's linears at 1024 rows, by oneDNN        limit of a prefill: flops / matmul rate,
+    matmul rate   one layer's linears at 1024 rows, by torch         limit of a prefill: flops / matmul rate,
                                                                      flops = linears + causal half of attention
 """
 
@@ -31,6 +31,7 @@ from tokenloom.kernels.cpu.arena import PackedMemory
 from tokenloom.kernels.cpu.compiler import compiled_library, instruction_levels
 from tokenloom.kernels.cpu.library import KernelLibrary, load_library
 from tokenloom.kernels.ops import AttentionMetadata, DecoderWeights, LayerWeights, Ops, PackedLinear, select_ops
+from tokenloom.scripts.bench_matmul import fastest_linear
 from tokenloom.scripts.make_checkpoint import CONFIGS
 
 BLOCK_SIZE = 16
@@ -166,7 +167,8 @@ class Limits:
         self._address, self._owner = PackedMemory().allocate(weight_bytes)  # huge pages, as the weights have them
         ctypes.memset(self._address, 1, weight_bytes)
         self._flops = sum(2 * MATMUL_ROWS * rows * columns for rows, columns in shape.linears())
-        self._matmuls = [self._matmul(size, dtype) for size in shape.linears()]
+        cpu = torch.device("cpu")
+        self._matmuls = [fastest_linear(size, MATMUL_ROWS, dtype, cpu) for size in shape.linears()]
 
     def read_rate(self) -> float:
         """Bytes per second."""
@@ -176,16 +178,6 @@ class Limits:
     def matmul_rate(self) -> float:
         """Flops per second; the second of two passes."""
         return self._flops / min(seconds(lambda: [matmul() for matmul in self._matmuls]) for _ in range(2))
-
-    @staticmethod
-    def _matmul(size: tuple[int, int], dtype: torch.dtype) -> Callable[[], object]:
-        x, weight = torch.randn(MATMUL_ROWS, size[1]).to(dtype), torch.randn(size).to(dtype)
-        try:
-            packed = torch.ops.mkldnn._reorder_linear_weight(weight, MATMUL_ROWS)
-            torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
-        except (AttributeError, RuntimeError):  # this torch has none for the dtype
-            return lambda: torch.nn.functional.linear(x, weight)
-        return lambda: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
 
 
 @dataclass
