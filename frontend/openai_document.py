@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from .openai_responses import ResponsesRequest
@@ -57,14 +59,22 @@ _ERROR_SCHEMA: JsonObject = {
         }
     },
 }
+_TOKENIZE_ONE: JsonObject = {  # of the two forms, the other one is null or left out
+    "oneOf": [
+        {"required": [this], "properties": {this: {"not": {"type": "null"}}, other: {"type": "null"}}}
+        for this, other in (("prompt", "messages"), ("messages", "prompt"))
+    ]
+}
 
 
-def document(version: str, needs_key: bool) -> JsonObject:
-    """OpenAPI 3.1."""
+def document(version: str, needs_key: bool, maxima: Mapping[str, int]) -> JsonObject:
+    """OpenAPI 3.1. `maxima`: of integers that depend on the model and the operator, by their title."""
     bodies = [body for body, _, _ in _POSTS.values()]
     schemas, components = msgspec.json.schema_components(
         bodies, schema_hook=_anything, ref_template="#/components/schemas/{name}"
     )
+    components["TokenizeRequest"] |= _TOKENIZE_ONE
+    _limit(components, maxima)
     components["Error"] = _ERROR_SCHEMA
     paths: JsonObject = {}
     for (path, (_, summary, may_stream)), schema in zip(_POSTS.items(), schemas, strict=True):
@@ -81,6 +91,18 @@ def document(version: str, needs_key: bool) -> JsonObject:
         made["components"] = {"schemas": components, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}}
         made["security"] = [{"key": []}]
     return made
+
+
+def _limit(schema: object, maxima: Mapping[str, int]) -> None:
+    """Set the maximum of every integer with one of these titles."""
+    if isinstance(schema, dict):
+        if schema.get("title") in maxima:
+            schema["maximum"] = maxima[schema["title"]]
+        for inner in schema.values():
+            _limit(inner, maxima)
+    elif isinstance(schema, list):
+        for inner in schema:
+            _limit(inner, maxima)
 
 
 def _anything(kind: type) -> JsonObject:

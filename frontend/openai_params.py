@@ -22,7 +22,7 @@ _REFUSED: dict[str, tuple[object, ...]] = {  # and the values with which they as
     "prompt_logprobs": (),
     "use_beam_search": (False,),
     "length_penalty": (1,),
-    "modalities": (["text"],),
+    "modalities": ([], ["text"]),
 }
 
 MAX_CHOICES = 128

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias, cast
+from typing import cast
 
 from ..ipc.errors import RequestError
 from ..ipc.messages import Submit
@@ -10,9 +10,8 @@ from ..ipc.pooling_params import PoolingParams
 from ..ipc.sampling_params import SamplingParams
 from .input_processor import InputProcessor
 from .openai_ids import submit_ids
+from .openai_ranges import Prompts
 from .prompts import check_text, check_token_ids
-
-Prompts: TypeAlias = str | list[str | int | list[int]]  # one prompt as text or ids, or a list of prompts
 
 MAX_PROMPTS = 2048  # of one request: OpenAI's limit
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import AsyncGenerator
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -17,6 +17,7 @@ from ..ipc.errors import RequestError
 from .openai_chat import ChatCompletion
 from .openai_errors import encode_json
 from .openai_items import ItemWriter
+from .openai_ranges import Count, MinP, Priority, RequestId, Seed, Temperature, Text, TopK, TopP, items, only
 from .openai_schema import (
     Body,
     ChatRequest,
@@ -91,12 +92,12 @@ class ReasoningOptions(Body, frozen=True, kw_only=True):
 class ResponsesRequest(Body, frozen=True, kw_only=True):
     """POST /v1/responses."""
 
-    input: str | list[InputItem]
+    input: str | Annotated[list[InputItem], items(1)]
     model: str | None = None
     instructions: str | None = None
-    max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
+    max_output_tokens: Count | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
     stream: bool | None = None
     tools: list[ResponseTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponseToolName | None = None
@@ -105,8 +106,8 @@ class ResponsesRequest(Body, frozen=True, kw_only=True):
     reasoning: ReasoningOptions | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
-    background: bool | None = None
-    previous_response_id: str | None = None
+    background: Annotated[bool | None, only(False)] = None
+    previous_response_id: Annotated[str | None, only()] = None
     include: list[str] | None = None
     truncation: str | None = None
     service_tier: str | None = None
@@ -114,12 +115,12 @@ class ResponsesRequest(Body, frozen=True, kw_only=True):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     # beyond OpenAI
-    seed: int | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    stop: str | list[str] | None = None
-    priority: int | None = None
-    request_id: str | None = None
+    seed: Seed | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    stop: Text | Annotated[list[Text], items(0, 64)] | None = None
+    priority: Priority | None = None
+    request_id: RequestId | None = None
 
 
 class ResponseCreation:
@@ -250,6 +251,8 @@ def _messages(body: ResponsesRequest) -> list[Message]:
     messages = [] if body.instructions is None else [Message(role="system", content=body.instructions)]
     if isinstance(body.input, str):
         return [*messages, Message(role="user", content=body.input)]
+    if not body.input:
+        raise RequestError("input is empty: give a text or at least one item")
     for position, item in enumerate(body.input):
         if item.type == "function_call":
             call = FunctionCall(name=item.name or "", arguments=item.arguments or "{}")

@@ -6,10 +6,35 @@ Structs that refuse unknown fields by name. A null counts as not given. What a f
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
+from .openai_ranges import (
+    Bias,
+    Count,
+    LogprobCount,
+    MinP,
+    Natural,
+    Penalty,
+    Priority,
+    Prompts,
+    Repetition,
+    RequestId,
+    Salt,
+    Seconds,
+    Seed,
+    Temperature,
+    Text,
+    TokenId,
+    TopK,
+    TopP,
+    Truncation,
+    Word,
+    items,
+    only,
+    within,
+)
 from .tokenizer import JsonObject
 
 Json: TypeAlias = dict[str, object]
@@ -43,35 +68,35 @@ class Generation(Body, frozen=True, kw_only=True):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    n: Annotated[int, within(1, 128)] | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    seed: Seed | None = None
+    stop: Text | Annotated[list[Text], items(0, 64)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: Bias | None = None
     user: str | None = None
     response_format: ResponseFormat | None = None
     # beyond OpenAI
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    min_tokens: int | None = None
-    stop_token_ids: list[int] | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    repetition_penalty: Repetition | None = None
+    min_tokens: Natural | None = None
+    stop_token_ids: Annotated[list[Natural], items(0, 256)] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
-    truncate_prompt_tokens: int | None = None
-    prompt_logprobs: int | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
-    priority: int | None = None
-    timeout_s: float | None = None
-    queue_timeout_s: float | None = None
-    cache_salt: str | None = None
-    request_id: str | None = None
+    truncate_prompt_tokens: Truncation | None = None
+    prompt_logprobs: Annotated[int | None, only()] = None
+    allowed_token_ids: Annotated[list[TokenId], items(1)] | None = None
+    bad_words: Annotated[list[Word], items(0, 256)] | None = None
+    priority: Priority | None = None
+    timeout_s: Seconds | None = None
+    queue_timeout_s: Seconds | None = None
+    cache_salt: Salt | None = None
+    request_id: RequestId | None = None
     return_token_ids: bool | None = None
     structured_outputs: JsonObject | None = None
     guided_json: JsonObject | str | None = None
@@ -79,18 +104,18 @@ class Generation(Body, frozen=True, kw_only=True):
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
     best_of: int | None = None
-    use_beam_search: bool | None = None
-    length_penalty: float | None = None
+    use_beam_search: Annotated[bool | None, only(False)] = None
+    length_penalty: Annotated[float | None, only(1)] = None
 
 
 class CompletionRequest(Generation, frozen=True, kw_only=True):
     """POST /v1/completions."""
 
-    prompt: str | list[str | int | list[int]]  # one prompt as text or ids, or a list of prompts
-    max_tokens: int | None = None
+    prompt: Prompts  # one prompt as text or ids, or a list of prompts
+    max_tokens: Count | None = None
     echo: bool | None = None
-    logprobs: int | None = None
-    suffix: str | None = None
+    logprobs: LogprobCount | None = None
+    suffix: Annotated[str | None, only("")] = None
     add_special_tokens: bool | None = None
 
 
@@ -98,7 +123,7 @@ class EmbeddingRequest(Body, frozen=True, kw_only=True):
     """POST /v1/embeddings."""
 
     model: str | None = None
-    input: str | list[str | int | list[int]]  # as prompt of a completion
+    input: Prompts  # as prompt of a completion
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
     user: str | None = None
@@ -106,12 +131,12 @@ class EmbeddingRequest(Body, frozen=True, kw_only=True):
     pooling: Literal["last", "mean"] | None = None
     normalize: bool | None = None
     add_special_tokens: bool | None = None
-    truncate_prompt_tokens: int | None = None
-    priority: int | None = None
-    timeout_s: float | None = None
-    queue_timeout_s: float | None = None
-    cache_salt: str | None = None
-    request_id: str | None = None
+    truncate_prompt_tokens: Truncation | None = None
+    priority: Priority | None = None
+    timeout_s: Seconds | None = None
+    queue_timeout_s: Seconds | None = None
+    cache_salt: Salt | None = None
+    request_id: RequestId | None = None
 
 
 class TextPart(Body, frozen=True, kw_only=True):
@@ -173,11 +198,11 @@ class NamedTool(Body, frozen=True, kw_only=True):
 class ChatRequest(Generation, frozen=True, kw_only=True):
     """POST /v1/chat/completions."""
 
-    messages: list[Message]
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
+    messages: Annotated[list[Message], items(1)]
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: LogprobCount | None = None
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
@@ -185,7 +210,7 @@ class ChatRequest(Generation, frozen=True, kw_only=True):
     metadata: dict[str, str] | None = None
     store: bool | None = None
     service_tier: str | None = None
-    modalities: list[str] | None = None
+    modalities: Annotated[list[str] | None, only([], ["text"])] = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
@@ -200,8 +225,8 @@ class TokenizeRequest(Body, frozen=True, kw_only=True):
     """POST /tokenize: a text, or a chat."""
 
     model: str | None = None
-    prompt: str | None = None
-    messages: list[Message] | None = None
+    prompt: Text | None = None
+    messages: Annotated[list[Message], items(1)] | None = None
     tools: list[Tool] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
@@ -212,7 +237,7 @@ class DetokenizeRequest(Body, frozen=True, kw_only=True):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: list[TokenId]
 
 
 class AbortRequest(Body, frozen=True, kw_only=True):

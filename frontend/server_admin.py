@@ -15,6 +15,7 @@ from ..ipc.version import tokenloom_version
 from .openai_document import document
 from .openai_errors import HttpError, encode_json
 from .openai_messages import encode_messages
+from .openai_ranges import LOGPROBS, TOKEN_ID
 from .openai_schema import AbortRequest, DetokenizeRequest, TokenizeRequest
 from .prompts import check_text, check_token_ids
 from .server_body import check_model, read_body
@@ -117,7 +118,9 @@ class AdminEndpoints:
         return Response(metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def openapi(self, request: Request) -> Response:
-        return _json(document(tokenloom_version(), needs_key=self._spec.config.api_key is not None))
+        config = self._spec.config
+        maxima = {TOKEN_ID: self._spec.model.vocab_size - 1, LOGPROBS: config.max_logprobs}
+        return _json(document(tokenloom_version(), config.api_key is not None, maxima))
 
     async def version(self, request: Request) -> Response:
         return _json({"version": tokenloom_version()})

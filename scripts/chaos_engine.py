@@ -20,7 +20,7 @@ START_S = 60.0
 
 
 class Engine:
-    """Owns the process and what it writes; `address` is where clients attach."""
+    """Owns the process and what it writes; `address` is where clients attach, `url` the HTTP server with --http."""
 
     def __init__(self, runtime: Path, arguments: list[str]) -> None:
         self.runtime = runtime
@@ -33,12 +33,13 @@ class Engine:
             [*command, *arguments], stdout=subprocess.PIPE, stderr=self.errors, cwd="/", env=environment, text=True
         )
         self.lines: deque[str] = deque(maxlen=100)  # of stdout, the last ones
-        self.address = self._wait_ready()
+        self.address, self.url = self._wait_ready()
         self.seen: dict[int, psutil.Process] = {}
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
-    def _wait_ready(self) -> str:
+    def _wait_ready(self) -> tuple[str, str]:
+        """The clients' address, and that of the HTTP server or nothing."""
         assert self.process.stdout is not None
         deadline, text = time.monotonic() + START_S, ""
         while select.select([self.process.stdout], [], [], max(deadline - time.monotonic(), 0))[0]:
@@ -46,7 +47,8 @@ class Engine:
             text += data.decode()
             for line in text.split("\n")[:-1]:
                 if line.startswith("Ready"):
-                    return next(word for word in line.split() if "://" in word)
+                    places = [word for word in line.split() if "://" in word]
+                    return places[0], "".join(places[1:])
             if not data:
                 break
         raise SystemExit(f"the engine did not start:\n{Path(self.errors.name).read_text()}")

@@ -1,0 +1,177 @@
+"""Many clients stream over HTTP for a long time: no request fails, nothing grows, /health answers at once.
+
+    python scripts/load_http.py --minutes 10 --streams 500
+
+Starts an engine on the demo model with one compute thread. Each of --streams connections asks for one answer after the
+other, of 16 to 128 tokens, and counts its events; meanwhile /health is asked ten times a second by a thread whose
+waits for the interpreter count as the server's. Prints requests, tokens, failures, the times of /health, and how much
+each process grew between one third of the time and its end. Exit code 1 if one of them is not as it should be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import http.client
+import json
+import random
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
+
+from tokenloom.scripts.chaos_engine import Engine
+from tokenloom.scripts.soak import measure
+
+OPTIONS = ("--http", "0", "--device", "cpu", "--num-threads", "1")
+HEALTH_LIMIT_MS = 200.0  # p99
+GROWTH_LIMIT_MB = {
+    "core": 4.0,
+    "frontend": 8.0,
+    "worker 0": 32.0,
+}  # the arena of a worker that meets new batch sizes settles
+PROBE_INTERVAL_S = 0.1
+PATIENCE_S = 120.0  # for the next byte of a stream, and for the last answers
+COUNTRIES = ("France", "Peru", "Japan", "Chad", "Norway", "Kenya")
+
+
+class Load:
+    """The streams of one run and what became of them."""
+
+    def __init__(self, url: str) -> None:
+        self._parts = urlsplit(url)
+        self.num_requests = self.num_tokens = 0
+        self.failures: list[str] = []
+        self._end = 0.0
+
+    async def run(self, num_streams: int, duration_s: float) -> None:
+        self._end = time.monotonic() + duration_s
+        await asyncio.gather(*(self._stream(random.Random(seed)) for seed in range(num_streams)))
+
+    async def _stream(self, rng: random.Random) -> None:
+        while time.monotonic() < self._end:
+            wanted = rng.randrange(16, 129)
+            question = f"What is the capital of {rng.choice(COUNTRIES)}?"
+            try:
+                got = await asyncio.wait_for(self._ask(question, wanted), PATIENCE_S)
+                if got != wanted:
+                    self.failures.append(f"{got} tokens instead of {wanted}")
+            except (OSError, TimeoutError, asyncio.TimeoutError, asyncio.IncompleteReadError, ValueError) as error:
+                self.failures.append(f"{type(error).__name__}: {error}")
+            self.num_requests += 1
+
+    async def _ask(self, question: str, num_tokens: int) -> int:
+        """How many tokens the usage of one streamed answer counts."""
+        body = {"messages": [{"role": "user", "content": question}], "max_tokens": num_tokens, "ignore_eos": True}
+        text = json.dumps(body | {"stream": True, "stream_options": {"include_usage": True}})
+        reader, writer = await asyncio.open_connection(self._parts.hostname, self._parts.port)
+        try:
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: load\r\ncontent-length: {len(text)}\r\n"
+            writer.write(f"{head}connection: close\r\n\r\n{text}".encode())
+            status = await reader.readline()
+            if b" 200 " not in status:
+                raise ValueError(status.decode().strip())
+            usage, is_whole = 0, False
+            while line := await reader.readline():
+                if line.startswith(b"data: {"):
+                    event = json.loads(line[6:])
+                    if "error" in event:
+                        raise ValueError(event["error"]["message"])
+                    usage = (event.get("usage") or {}).get("completion_tokens", usage)
+                is_whole |= line.startswith(b"data: [DONE]")
+            self.num_tokens += usage
+            return usage if is_whole else -1
+        finally:
+            writer.close()
+
+
+def probe(url: str, stop: threading.Event, times_ms: list[float], failures: list[str]) -> None:
+    """Ask /health on connections of its own until `stop` is set."""
+    parts = urlsplit(url)
+    while not stop.wait(PROBE_INTERVAL_S):
+        begun = time.monotonic()
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=PATIENCE_S)
+        try:
+            connection.request("GET", "/health")
+            answer = connection.getresponse()
+            answer.read()
+            if answer.status != 200:
+                failures.append(f"/health: {answer.status}")
+        except (OSError, http.client.HTTPException) as error:
+            failures.append(f"/health: {error}")
+        finally:
+            connection.close()
+        times_ms.append(1000 * (time.monotonic() - begun))
+
+
+def load(minutes: float, num_streams: int) -> dict[str, object]:
+    with tempfile.TemporaryDirectory() as runtime:
+        engine = Engine(Path(runtime), [*OPTIONS, "--max-num-seqs", str(num_streams)])
+        streams, stop, times_ms = Load(engine.url), threading.Event(), list[float]()
+        prober = threading.Thread(target=probe, args=(engine.url, stop, times_ms, streams.failures))
+        sampled: list[dict[str, tuple[float, int]]] = []
+        try:
+            processes = {role: process for role in GROWTH_LIMIT_MB if (process := engine.find(role)) is not None}
+            timers = [threading.Timer(minutes * 60 * share, sample, (processes, sampled)) for share in (1 / 3, 1)]
+            for each in (prober, *timers):
+                each.start()
+            asyncio.run(streams.run(num_streams, minutes * 60))
+            for each in timers:
+                each.join()
+            stop.set()
+            prober.join()
+            code = engine.stop()
+        finally:
+            stop.set()
+            engine.close()
+    middle, end = sampled
+    return {
+        "minutes": minutes,
+        "streams": num_streams,
+        "requests": streams.num_requests,
+        "tokens": streams.num_tokens,
+        "failures": streams.failures[:10],
+        "/health in ms": {"p50": statistics.median(times_ms), "p99": percentile(times_ms, 0.99), "max": max(times_ms)},
+        "growth in MB over the last two thirds": {
+            role: round(end[role][0] - middle[role][0], 2) for role in GROWTH_LIMIT_MB
+        },
+        "exit code": code,
+    }
+
+
+def sample(processes: dict[str, psutil.Process], sampled: list[dict[str, tuple[float, int]]]) -> None:
+    sampled.append(measure(processes))
+
+
+def percentile(values: list[float], share: float) -> float:
+    return sorted(values)[min(int(share * len(values)), len(values) - 1)]
+
+
+def is_clean(report: dict[str, object]) -> bool:
+    growth, health = report["growth in MB over the last two thirds"], report["/health in ms"]
+    assert isinstance(growth, dict) and isinstance(health, dict)
+    is_small = all(growth[role] <= limit for role, limit in GROWTH_LIMIT_MB.items())
+    return not report["failures"] and report["exit code"] == 0 and is_small and health["p99"] <= HEALTH_LIMIT_MS
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--streams", type=int, default=500)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args(argv)
+    report = load(arguments.minutes, arguments.streams)
+    text = json.dumps(report, indent=2)
+    print(text)
+    if arguments.json:
+        arguments.json.write_text(text + "\n")
+    return 0 if is_clean(report) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

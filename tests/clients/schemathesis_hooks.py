@@ -1,0 +1,40 @@
+"""For schemathesis' check that what the schema allows is accepted: bodies without what a schema cannot say.
+
+Left out are fields whose rules depend on other fields (best_of = n, min_tokens ≤ max_tokens, top_logprobs needs
+logprobs), on other languages (grammars, regexes, JSON Schema), or on the model (its name, its template's roles and
+variables). Answers are kept short. 2.0 is an integer to JSON Schema; it is sent as 2.
+"""
+
+from typing import Any
+
+import schemathesis
+
+OTHER_FIELDS = ("best_of", "min_tokens", "n", "logprobs", "top_logprobs", "max_completion_tokens")
+LANGUAGES = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+LANGUAGES += ("response_format", "text", "tools", "tool_choice")
+MODEL = ("model", "stop_token_ids", "allowed_token_ids", "logit_bias", "dimensions", "chat_template_kwargs")
+TIME = ("timeout_s", "queue_timeout_s")
+LEFT_OUT = frozenset(OTHER_FIELDS + LANGUAGES + MODEL + TIME)
+SHORT = {
+    "/v1/completions": {"max_tokens": 2},
+    "/v1/chat/completions": {"max_tokens": 2},
+    "/v1/responses": {"max_output_tokens": 2},
+}
+MESSAGE = {"role": "user", "content": "Hello!"}
+
+
+@schemathesis.hook
+def before_call(context: Any, case: Any, kwargs: Any) -> None:
+    if isinstance(case.body, dict):
+        body = {name: _whole(value) for name, value in case.body.items() if name not in LEFT_OUT}
+        body |= SHORT.get(case.operation.path, {})
+        for name in ("messages", "input"):
+            if isinstance(body.get(name), list):
+                body[name] = [MESSAGE if isinstance(item, dict) else item for item in body[name]]
+        case.body = body
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_whole(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value

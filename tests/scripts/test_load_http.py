@@ -1,0 +1,30 @@
+"""The load over HTTP: its short form, and that it sees what is wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from tokenloom.scripts import load_http
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_hundred_streams_fail_nowhere_and_leave_the_probes_alone() -> None:
+    assert load_http.main(["--minutes", "0.5", "--streams", "100"]) == 0
+
+
+def test_the_load_sees_what_is_wrong() -> None:
+    clean: dict[str, object] = {
+        "failures": [],
+        "/health in ms": {"p50": 1.0, "p99": 200.0, "max": 900.0},
+        "growth in MB over the last two thirds": {"core": 0.1, "frontend": 0.1, "worker 0": 0.1},
+        "exit code": 0,
+    }
+    assert load_http.is_clean(clean)
+    for spoiled in (
+        {"failures": ["3 tokens instead of 4"]},
+        {"/health in ms": {"p99": 201.0}},
+        {"growth in MB over the last two thirds": {"core": 9.0, "frontend": 0.1, "worker 0": 0.1}},
+        {"exit code": 1},
+    ):
+        assert not load_http.is_clean(clean | spoiled)
