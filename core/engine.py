@@ -303,7 +303,7 @@ class EngineCore:
         entry = self.scheduler.ledger.oldest
         new_tokens, finished = self.scheduler.update_from_output(output)
         assert entry is not None
-        self._step_watch.on_step(entry.num_tokens, output.execute_s)
+        self._step_watch.on_step(entry.num_tokens, output.execute_s, scores_prompts=entry.scores_prompts)
         num_decodes = entry.num_tokens - entry.num_prompt_tokens
         self.scheduler.pacer.on_step(num_decodes, entry.num_prompt_tokens, output.execute_s)
         self._take_tokens(new_tokens, finished)
@@ -318,7 +318,7 @@ class EngineCore:
         self._outbox.add_tokens(new)
         for done in finished:
             del self._request_by_id[done.request.owner, done.request.key]
-            self._finish(done.request, done.reason, vector=done.vector)
+            self._finish(done.request, done.reason, done.error, done.vector)
         has_grammar = new.grammar_ids > 0
         if has_grammar.any():
             grammar_ids, token_ids = new.grammar_ids[has_grammar].tolist(), new.token_ids[has_grammar].tolist()
@@ -393,7 +393,7 @@ class EngineCore:
         if entry is None or self._grammars.is_awaiting_masks:
             return None
         begun_at = max(entry.sent_at, self.stats.last_result_at, self._mask_sent_at)
-        return begun_at + self._step_watch.limit_s(entry.num_tokens)
+        return begun_at + self._step_watch.limit_s(entry.num_tokens, scores_prompts=entry.scores_prompts)
 
     def lose_workers(self, reason: str) -> None:
         """Steps in flight are lost with the workers: every running request waits again with nothing computed, except

@@ -25,6 +25,7 @@ class LedgerEntry:
     pools: npt.NDArray[np.bool_]  # which rows to embed are computed to their end here
     num_tokens: int  # computed by the step, all rows together
     num_prompt_tokens: int  # of them, in chunks of more than one token
+    scores_prompts: bool  # whether it tells the logprobs of prompts
     grammar_ids: Ids  # of the rows that sample by a grammar: the step waits for their masks
     sent_at: float = field(default_factory=time.monotonic)
 

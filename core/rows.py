@@ -39,6 +39,7 @@ class Rows:
         self.num_published = column()  # blocks of its table in the index
         self.token_limit = column()
         self.min_tokens_end = column()  # no stop by token below this many tokens
+        self.scores_prompt: npt.NDArray[np.bool_] = np.zeros(max_num_seqs, np.bool_)  # logprobs of it are wanted
         self.grammar_id = column()  # 0: none
         self.is_pooled: npt.NDArray[np.bool_] = np.zeros(max_num_seqs, np.bool_)
         self.owner = column()
@@ -80,6 +81,7 @@ class Rows:
         self.num_published[row] = request.num_published
         self.token_limit[row] = request.token_limit
         self.min_tokens_end[row] = request.num_prompt_tokens + request.params.min_tokens
+        self.scores_prompt[row] = request.num_prompt_logprobs < request.num_prompt_tokens
         self.grammar_id[row] = request.grammar_id
         self.is_pooled[row] = request.pooling is not None
         self.owner[row], self.key[row], self.order[row] = request.owner, request.key, request.order

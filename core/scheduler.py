@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..ipc.codec import encode_ids
-from ..ipc.errors import ProtocolError
+from ..ipc.errors import ErrorInfo, ProtocolError, RequestError, error_info
 from ..ipc.messages import (
     BulkArray,
     FinishReason,
@@ -35,6 +35,14 @@ from .waiting_queue import WaitingQueue
 
 MAX_OVERTAKES = 64  # admissions of later requests that one which does not fit lets pass
 MAX_SKIPS_PER_STEP = 8  # requests that do not fit, looked at in one step
+
+
+_NO_TOKEN = error_info(
+    RequestError(
+        "no token may come next: bad_words, allowed_token_ids, min_tokens, logits_processors and structured_outputs "
+        "together rule out all; loosen one of them"
+    )
+)
 
 
 @dataclass
@@ -76,6 +84,7 @@ class FinishedRequest:
     request: Request
     reason: FinishReason
     vector: BulkArray | None = None  # of a prompt that was to be embedded
+    error: ErrorInfo | None = None  # with reason "error"
 
 
 class Scheduler:
@@ -348,6 +357,7 @@ class Scheduler:
         self.num_steps += 1
         is_end, is_pooled = ends >= state.num_tokens[rows], state.is_pooled[rows]
         samples = is_end & ~is_pooled
+        is_prompt = ends - counts < state.num_prompt_tokens[rows]
         grammar_ids = state.grammar_id[rows[samples]]
         grammar_ids = grammar_ids[grammar_ids > 0]
         self.ledger.add(
@@ -360,6 +370,7 @@ class Scheduler:
                 pools=is_end & is_pooled,
                 num_tokens=int(counts.sum()),
                 num_prompt_tokens=int(counts[counts > 1].sum()),
+                scores_prompts=bool((state.scores_prompt[rows] & is_prompt).any()),
                 grammar_ids=grammar_ids,
             )
         )
@@ -411,6 +422,9 @@ class Scheduler:
         is_new = is_live & (state.num_tokens[rows] == entry.ends[entry.samples])  # else a grammar has forced it
         if not np.array_equal(is_live, is_new):
             self._check_forced(entry, is_live & ~is_new, token_ids)
+        is_barred = is_new & np.isin(rows, np.frombuffer(output.barred_rows, np.int32))
+        barred = [FinishedRequest(self._finish(row), "error", error=_NO_TOKEN) for row in rows[is_barred].tolist()]
+        is_new &= ~is_barred
         rows, token_ids = rows[is_new], token_ids[is_new]
         new_tokens = self._append(
             rows,
@@ -418,7 +432,7 @@ class Scheduler:
             self._labelled(output.logprobs, entry, is_of_prompt=False),
             self._labelled(output.prompt_logprobs, entry, is_of_prompt=True),
         )
-        return new_tokens, self._finish_pooled(output, entry) + self._finish_stopped(rows, token_ids)
+        return new_tokens, barred + self._finish_pooled(output, entry) + self._finish_stopped(rows, token_ids)
 
     def append_forced(self, request: Request, token_ids: list[int]) -> tuple[NewTokens | None, list[FinishedRequest]]:
         """Take in tokens that need no draw: the step in flight samples the first of them, a later one computes all.

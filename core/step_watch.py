@@ -2,6 +2,7 @@
 
 Learned from the steps that came back: for each power of two of tokens the longest time seen. A step of k times the
 tokens takes at most k times as long, so the least of the bounds that the known sizes give is used, times a margin.
+Steps that score prompts over the whole vocabulary are a kind of their own: others say nothing of them.
 """
 
 from __future__ import annotations
@@ -16,17 +17,18 @@ class StepWatch:
 
     def __init__(self, fixed_s: float | None = None) -> None:
         self._fixed_s = fixed_s
-        self._longest_by_size: dict[int, float] = {}  # bit length of the token count: seconds
+        # by whether prompts are scored, by the bit length of the token count: seconds
+        self._longest_by_size: dict[bool, dict[int, float]] = {False: {}, True: {}}
 
-    def on_step(self, num_tokens: int, seconds: float) -> None:
-        size = num_tokens.bit_length()
-        self._longest_by_size[size] = max(seconds, self._longest_by_size.get(size, 0.0))
+    def on_step(self, num_tokens: int, seconds: float, *, scores_prompts: bool = False) -> None:
+        size, longest_by_size = num_tokens.bit_length(), self._longest_by_size[scores_prompts]
+        longest_by_size[size] = max(seconds, longest_by_size.get(size, 0.0))
 
-    def limit_s(self, num_tokens: int) -> float:
+    def limit_s(self, num_tokens: int, *, scores_prompts: bool = False) -> float:
         if self._fixed_s is not None:
             return self._fixed_s
-        if not self._longest_by_size:
+        longest_by_size, size = self._longest_by_size[scores_prompts], num_tokens.bit_length()
+        if not longest_by_size:
             return FIRST_LIMIT_S
-        size = num_tokens.bit_length()
-        bound = min(longest * (1 << max(size - known, 0)) for known, longest in self._longest_by_size.items())
+        bound = min(longest * (1 << max(size - known, 0)) for known, longest in longest_by_size.items())
         return max(MIN_LIMIT_S, MARGIN * bound)

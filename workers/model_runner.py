@@ -64,6 +64,7 @@ class SampledTokens:
     logprobs: LogprobColumns | None = None  # of those whose rows asked
     prompt_logprobs: LogprobColumns | None = None
     pooled: list[Pooled] = field(default_factory=list)
+    barred_rows: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))  # rules leave no token
 
 
 @dataclass(frozen=True)
@@ -253,21 +254,24 @@ class ModelRunner:
         if len(rows) == 0:
             return SampledTokens(rows, np.empty(0, np.int64), None, prompt_logprobs, pooled)
         logits = self._model.compute_logits(hidden[torch.from_numpy(inputs.sampled_tokens).to(hidden.device)])
-        token_ids, logprobs = np.empty(len(rows), np.int64), None
+        token_ids, barred, logprobs = np.empty(len(rows), np.int64), np.empty(0, np.int32), None
         if self._group.rank == 0:
             self._enter("wait for mask")
             mask = receive_mask()
             self._enter("sample")
-            token_ids, logprobs = self._draw(logits, inputs, mask)
+            token_ids, barred, logprobs = self._draw(logits, inputs, mask)
         if self._group.size > 1:
             shared = self._group.broadcast(torch.from_numpy(token_ids).to(hidden.device))
             token_ids = shared.cpu().numpy()
-        return SampledTokens(rows, token_ids, logprobs, prompt_logprobs, pooled)
+        return SampledTokens(rows, token_ids, logprobs, prompt_logprobs, pooled, barred)
 
     def _draw(
         self, logits: Tensor, inputs: StepInputs, mask: TokenMask | None
-    ) -> tuple[npt.NDArray[np.int64], LogprobColumns | None]:
-        """Tokens of rank 0, and the logprobs that rows asked for. logits: [s, vocab] float32, overwritten by rules."""
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], LogprobColumns | None]:
+        """Tokens of rank 0, rows whose rules leave none, and the logprobs that rows asked for.
+
+        logits: [s, vocab] float32, overwritten by rules.
+        """
         rows = inputs.sampled_rows
         rules, num_top = self._batch.rules(rows), self._batch.num_logprobs(rows)
         asking = np.flatnonzero(num_top >= 0)
@@ -279,12 +283,16 @@ class ModelRunner:
         if rules:
             apply_rules(logits, rules)
         token_ids = self._sampler.sample(logits, self._batch.sampling(rows), inputs.sampled_positions)
+        barred = rows[:0]
+        if rules or mask is not None:
+            drawn = logits.gather(1, torch.from_numpy(token_ids).to(logits.device)[:, None])[:, 0]
+            barred = rows[drawn.isneginf().cpu().numpy()]
         if not len(asking):
-            return token_ids, None
+            return token_ids, barred, None
         if len(asking) < len(rows):
             original = original[torch.from_numpy(asking).to(logits.device)]
         scored = score_tokens(original, token_ids[asking], num_top[asking].tolist())
-        return token_ids, scored.to_columns(rows[asking].tolist(), inputs.sampled_positions[asking].tolist())
+        return token_ids, barred, scored.to_columns(rows[asking].tolist(), inputs.sampled_positions[asking].tolist())
 
     def _copy(self, logits: Tensor) -> Tensor:
         """A copy in memory that is kept from step to step: fresh pages cost more than the copying."""

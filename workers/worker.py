@@ -172,6 +172,7 @@ class Worker:
             rows=sampled.rows.tobytes(),
             counts=np.ones(len(sampled.rows), np.int32).tobytes(),
             token_ids=sampled.token_ids.astype(np.int32).tobytes(),
+            barred_rows=sampled.barred_rows.tobytes(),
             logprobs=sampled.logprobs,
             prompt_logprobs=sampled.prompt_logprobs,
             pooled=sampled.pooled,

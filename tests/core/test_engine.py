@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tokenloom.core.engine import EngineCore
+from tokenloom.core.step_watch import FIRST_LIMIT_S, MIN_LIMIT_S
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.config import EngineConfig
 from tokenloom.ipc.engine_spec import EngineSpec
@@ -178,6 +179,25 @@ def test_a_small_pool_preempts_and_loses_nothing() -> None:
     assert harness.core.scheduler.num_preemptions > 0
     for key in range(16):
         harness.check(key)
+
+
+def test_a_prompt_that_is_scored_is_not_taken_to_hang_by_the_time_of_those_that_are_not() -> None:
+    harness = Harness(block_size=4)
+    harness.add(0, [1, 2, 3, 4])
+    harness.run()
+
+    def patience_s() -> float:
+        harness.core.step()
+        entry, overdue_at = harness.core.scheduler.ledger.oldest, harness.core.overdue_at
+        assert entry is not None and overdue_at is not None
+        patience = overdue_at - max(entry.sent_at, harness.core.stats.last_result_at)
+        harness.run()
+        return round(patience)
+
+    harness.add(1, [5, 6, 7, 8])
+    assert patience_s() == MIN_LIMIT_S
+    harness.add(2, [5, 6, 7, 9], prompt_logprobs=1)
+    assert patience_s() == FIRST_LIMIT_S
 
 
 def test_a_prefix_is_computed_once_and_at_least_one_token_is_recomputed() -> None:
