@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = (
     "README.md",
     "CONTRIBUTING.md",
-    *(f"docs/{name}.md" for name in ("architecture", "operations", "benchmarks")),
+    *(f"docs/{name}.md" for name in ("architecture", "operations", "openai", "conformance", "benchmarks")),
 )
 ROOMS = ("core", "frontend", "ipc", "kernels", "workers", "tests", "scripts", "docs", "demo")
 OTHERS_FLAGS = {"--slow", "--config", "--help"}  # of scripts/test and of every command

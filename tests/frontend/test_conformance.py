@@ -1,0 +1,44 @@
+"""docs/conformance.md: it has every field, says at which endpoints, and the tests that it names exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tokenloom.frontend.openai_responses import ResponsesRequest
+from tokenloom.frontend.openai_schema import ChatRequest, CompletionRequest, EmbeddingRequest
+
+TESTS = Path(__file__).parents[1]
+TEXT = (TESTS.parent / "docs" / "conformance.md").read_text()
+BODIES = (CompletionRequest, ChatRequest, ResponsesRequest, EmbeddingRequest)  # the columns' order
+ROWS = {
+    cells[0].strip("`"): cells[1:]
+    for line in TEXT.splitlines()
+    if line.startswith("| `")
+    for cells in [[cell.strip() for cell in line.strip("|").split("|")]]
+}
+
+
+def test_the_table_has_every_field_at_its_endpoints() -> None:
+    served = [{field.name for field in msgspec.structs.fields(body)} for body in BODIES]
+    assert set.union(*served) <= ROWS.keys()
+    for name, (whose, *cells, _, _) in ROWS.items():
+        assert whose in ("OpenAI", "vLLM", "ours"), name
+        for mark, fields in zip(cells, served, strict=True):
+            assert mark in (("✓", "–", "✗") if name in fields else ("", "✗")), (name, mark)
+        assert any(cells), name
+
+
+@pytest.mark.parametrize("named", sorted(set(re.findall(r"`(\w+/test_\w+\.py)::(test_\w+)(?:\[(\w+)\])?`", TEXT))))
+def test_every_named_test_exists(named: tuple[str, str, str]) -> None:
+    file, function, case = named
+    source = (TESTS / file).read_text()
+    assert f"def {function}(" in source
+    assert not case or f'"{case}"' in source
+
+
+def test_every_row_names_a_test() -> None:
+    assert [name for name, cells in ROWS.items() if not re.match(r"`\w+/test_\w+\.py::test_\w+", cells[-2])] == []

@@ -1,0 +1,242 @@
+"""Fields of requests, one by one: each does what docs/conformance.md says of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx2
+import pytest
+
+from .launched import LaunchedEngine
+
+DEADLINE_S = 20.0
+COMPLETION, CHAT, RESPONSE = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+FRANCE = {"prompt": "The capital of France is", "temperature": 0}
+QUESTION = {"messages": [{"role": "user", "content": "What is the capital of Peru?"}], "temperature": 0}
+LONG = {**FRANCE, "max_tokens": 60, "ignore_eos": True}
+WILD = {"temperature": 50, "seed": 1}
+SCHEMA = {"type": "object", "properties": {"a": {"enum": [7]}}, "required": ["a"], "additionalProperties": False}
+
+Answer = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx2.Client]:
+    with LaunchedEngine(tmp_path_factory.mktemp("fields"), "--http", "0") as engine:
+        engine.wait_ready()
+        url = re.findall(r"http://\S+", next(line for line in engine.lines if line.startswith("Ready")))[0]
+        with httpx2.Client(base_url=url, timeout=DEADLINE_S) as http:
+            yield http
+
+
+def ask(http: httpx2.Client, path: str, body: Answer) -> Answer:
+    answer = http.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def text_of(answer: Answer) -> str:
+    choice = answer["choices"][0]
+    return str(choice["text"] if "text" in choice else choice["message"]["content"])
+
+
+def tokens_of(http: httpx2.Client, text: str) -> list[int]:
+    body = {"prompt": text, "add_special_tokens": False}
+    return list(ask(http, "/tokenize", body)["tokens"])
+
+
+FIELDS: dict[str, tuple[str, Answer, Callable[[Answer], object]]] = {  # name: endpoint, body, what must hold
+    "top_k": (COMPLETION, FRANCE | WILD | {"top_k": 1}, lambda a: text_of(a) == " Paris."),
+    "top_p": (COMPLETION, FRANCE | {"temperature": 1, "top_p": 1e-9}, lambda a: text_of(a) == " Paris."),
+    "min_p": (COMPLETION, FRANCE | WILD | {"min_p": 1}, lambda a: text_of(a) == " Paris."),
+    "min_tokens": (COMPLETION, FRANCE | {"min_tokens": 9}, lambda a: a["usage"]["completion_tokens"] >= 9),
+    "max_tokens": (COMPLETION, FRANCE | {"max_tokens": 1}, lambda a: a["choices"][0]["finish_reason"] == "length"),
+    "max_completion_tokens": (
+        CHAT,
+        QUESTION | {"max_tokens": 9, "max_completion_tokens": 2},
+        lambda a: a["usage"]["completion_tokens"] == 2,
+    ),
+    "include_stop_str_in_output": (
+        COMPLETION,
+        FRANCE | {"stop": "ri", "include_stop_str_in_output": True},
+        lambda a: text_of(a) == " Pari",
+    ),
+    "ignore_eos": (COMPLETION, LONG, lambda a: a["usage"]["completion_tokens"] == 60),
+    "skip_special_tokens": (
+        COMPLETION,
+        FRANCE | {"skip_special_tokens": False, "ignore_eos": True, "max_tokens": 3},
+        lambda a: text_of(a) == " Paris.<|eos|>",
+    ),
+    "truncate_prompt_tokens": (
+        COMPLETION,
+        FRANCE | {"truncate_prompt_tokens": 3},
+        lambda a: a["usage"]["prompt_tokens"] == 3,
+    ),
+    "allowed_token_ids": (
+        COMPLETION,
+        FRANCE | {"allowed_token_ids": [300], "max_tokens": 4, "return_token_ids": True},
+        lambda a: a["choices"][0]["token_ids"] == [300] * 4,
+    ),
+    "bad_words": (COMPLETION, FRANCE | {"bad_words": ["Paris"]}, lambda a: "Paris" not in text_of(a)),
+    "request_id": (COMPLETION, FRANCE | {"request_id": "mine"}, lambda a: a["id"] == "cmpl-mine"),
+    "return_token_ids": (
+        COMPLETION,
+        FRANCE | {"return_token_ids": True},
+        lambda a: len(a["choices"][0]["token_ids"]) == 3,
+    ),
+    "add_special_tokens": (
+        COMPLETION,
+        FRANCE | {"add_special_tokens": False},
+        lambda a: a["usage"]["prompt_tokens"] == 6,
+    ),
+    "add_generation_prompt": (
+        CHAT,
+        QUESTION | {"add_generation_prompt": False, "max_tokens": 1},
+        lambda a: a["usage"]["prompt_tokens"] < 14,
+    ),
+    "timeout_s": (
+        COMPLETION,
+        LONG | {"max_tokens": 1900, "timeout_s": 0.1},
+        lambda a: a["choices"][0]["finish_reason"] == "timeout",
+    ),
+    "queue_timeout_s": (COMPLETION, FRANCE | {"queue_timeout_s": 9}, lambda a: text_of(a) == " Paris."),
+    "priority": (COMPLETION, FRANCE | {"priority": -5}, lambda a: text_of(a) == " Paris."),
+    "spaces_between_special_tokens": (
+        COMPLETION,
+        FRANCE | {"spaces_between_special_tokens": False},
+        lambda a: text_of(a) == " Paris.",
+    ),
+    "guided_json": (
+        COMPLETION,
+        FRANCE | {"guided_json": SCHEMA, "max_tokens": 60},
+        lambda a: json.loads(text_of(a)) == {"a": 7},
+    ),
+    "guided_regex": (COMPLETION, FRANCE | {"guided_regex": "[ab]{3}"}, lambda a: re.fullmatch("[ab]{3}", text_of(a))),
+    "guided_choice": (CHAT, QUESTION | {"guided_choice": ["x", "yy"]}, lambda a: text_of(a) in ("x", "yy")),
+    "guided_grammar": (
+        COMPLETION,
+        FRANCE | {"guided_grammar": 'start: "a" "b"'},
+        lambda a: text_of(a) == "ab",
+    ),
+    "structured_outputs": (
+        COMPLETION,
+        FRANCE | {"structured_outputs": {"choice": ["only"]}},
+        lambda a: text_of(a) == "only",
+    ),
+    "best_of": (COMPLETION, FRANCE | {"n": 2, "best_of": 2}, lambda a: len(a["choices"]) == 2),
+}
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_field_acts(http: httpx2.Client, name: str) -> None:
+    path, body, holds = FIELDS[name]
+    assert name in body
+    answer = ask(http, path, body)
+    assert holds(answer), answer
+
+
+@pytest.mark.parametrize("name, value", [("presence_penalty", 2), ("frequency_penalty", 2), ("repetition_penalty", 5)])
+def test_a_penalty_changes_an_answer_that_repeats_itself(http: httpx2.Client, name: str, value: float) -> None:
+    plain, punished = (set(_ids(ask(http, COMPLETION, LONG | more))) for more in ({}, {name: value}))
+    assert len(punished) > len(plain)
+
+
+def _ids(answer: Answer) -> list[int]:
+    return [hash(token) for token in re.findall(r"\w+|\W", text_of(answer))]
+
+
+def test_a_stop_token_ends_the_answer_and_is_named(http: httpx2.Client) -> None:
+    (dot,) = tokens_of(http, ".")
+    (choice,) = ask(http, COMPLETION, FRANCE | {"stop_token_ids": [dot]})["choices"]
+    assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == (" Paris", "stop", dot)
+
+
+def test_prefixes_are_shared_within_a_salt_only(http: httpx2.Client) -> None:
+    prompt = {"prompt": "one two three " * 20, "max_tokens": 1}
+    cached = [
+        ask(http, COMPLETION, prompt | {"cache_salt": salt})["usage"]["prompt_tokens_details"]["cached_tokens"]
+        for salt in ("a", "a", "b")
+    ]
+    assert cached[0] == 0 and cached[1] > 0 and cached[2] == 0
+
+
+def test_continuous_usage_stands_in_every_chunk(http: httpx2.Client) -> None:
+    options = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    lines = http.post(CHAT, json=QUESTION | options).text.splitlines()
+    chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts) and counts[-1] == 8
+
+
+LET_THROUGH = {
+    COMPLETION: {"user": "u"},
+    CHAT: {
+        "user": "u",
+        "metadata": {"a": "b"},
+        "store": False,
+        "service_tier": "auto",
+        "modalities": ["text"],
+        "safety_identifier": "s",
+        "prompt_cache_key": "k",
+        "prompt_cache_retention": "24h",
+        "verbosity": "low",
+        "reasoning_effort": "low",
+        "include_reasoning": True,
+        "parallel_tool_calls": True,
+    },
+    RESPONSE: {
+        "user": "u",
+        "metadata": {"a": "b"},
+        "store": False,
+        "service_tier": "auto",
+        "truncation": "disabled",
+        "safety_identifier": "s",
+        "prompt_cache_key": "k",
+        "include": [],
+        "reasoning": {"effort": "low"},
+    },
+}
+
+
+@pytest.mark.parametrize("path", LET_THROUGH)
+def test_bookkeeping_changes_nothing(http: httpx2.Client, path: str) -> None:
+    body: Answer = {COMPLETION: FRANCE, CHAT: QUESTION, RESPONSE: {"input": "Hello!", "temperature": 0}}[path]
+    plain, kept = ask(http, path, body), ask(http, path, body | LET_THROUGH[path])
+    if path == RESPONSE:
+        assert plain["output"][0]["content"] == kept["output"][0]["content"]
+    else:
+        assert text_of(plain) == text_of(kept)
+
+
+REFUSED: list[tuple[str, Answer]] = [
+    *((COMPLETION, {name: value}) for name, value in (("suffix", "x"), ("prompt_logprobs", 1), ("best_of", 3))),
+    *((COMPLETION, {name: value}) for name, value in (("use_beam_search", True), ("length_penalty", 2))),
+    *((CHAT, {name: []}) for name in ("functions", "prediction", "web_search_options")),
+    *((CHAT, {name: value}) for name, value in (("modalities", ["audio"]), ("audio", {"voice": "x"}))),
+    *((RESPONSE, {name: value}) for name, value in (("background", True), ("previous_response_id", "resp_1"))),
+    (RESPONSE, {"conversation": "c"}),
+]
+
+
+@pytest.mark.parametrize("path, more", REFUSED, ids=[next(iter(more)) for _, more in REFUSED])
+def test_what_is_not_served_is_refused_by_name(http: httpx2.Client, path: str, more: Answer) -> None:
+    body: Answer = {COMPLETION: FRANCE, CHAT: QUESTION, RESPONSE: {"input": "Hello!"}}[path]
+    answer = http.post(path, json=body | more)
+    assert answer.status_code == 400 and next(iter(more)) in answer.json()["error"]["message"]
+
+
+def test_parts_other_than_text_are_refused(http: httpx2.Client) -> None:
+    image = {"role": "user", "content": [{"type": "image_url"}]}
+    answer = http.post(CHAT, json={"messages": [image]})
+    assert answer.status_code == 400 and "only text is served" in answer.json()["error"]["message"]
+    answer = http.post(RESPONSE, json={"input": [{"role": "user", "content": [{"type": "input_image"}]}]})
+    assert answer.status_code == 400 and "only text is served" in answer.json()["error"]["message"]
+
+
+def test_the_templates_own_fields_are_not_overridden(http: httpx2.Client) -> None:
+    answer = http.post(CHAT, json=QUESTION | {"chat_template_kwargs": {"messages": []}})
+    assert answer.status_code == 400 and "use the fields" in answer.json()["error"]["message"]
+    assert ask(http, CHAT, QUESTION | {"chat_template_kwargs": {"enable_thinking": False}})["choices"]
