@@ -237,7 +237,7 @@ class DetokenizeRequest(Body, frozen=True, kw_only=True):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: list[Natural]
 
 
 class AbortRequest(Body, frozen=True, kw_only=True):

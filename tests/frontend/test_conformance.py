@@ -32,7 +32,7 @@ def test_the_table_has_every_field_at_its_endpoints() -> None:
         assert any(cells), name
 
 
-@pytest.mark.parametrize("named", sorted(set(re.findall(r"`(\w+/test_\w+\.py)::(test_\w+)(?:\[(\w+)\])?`", TEXT))))
+@pytest.mark.parametrize("named", sorted(set(re.findall(r"`tests/(\w+/test_\w+\.py)::(test_\w+)(?:\[(\w+)\])?`", TEXT))))
 def test_every_named_test_exists(named: tuple[str, str, str]) -> None:
     file, function, case = named
     source = (TESTS / file).read_text()
@@ -41,4 +41,4 @@ def test_every_named_test_exists(named: tuple[str, str, str]) -> None:
 
 
 def test_every_row_names_a_test() -> None:
-    assert [name for name, cells in ROWS.items() if not re.match(r"`\w+/test_\w+\.py::test_\w+", cells[-2])] == []
+    assert [name for name, cells in ROWS.items() if not re.match(r"`tests/\w+/test_\w+\.py::test_\w+", cells[-2])] == []
