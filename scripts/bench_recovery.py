@@ -19,8 +19,14 @@ from pathlib import Path
 
 from tokenloom import AsyncClient, SamplingParams
 from tokenloom.scripts.bench_report import Report, add_json_argument
-from tokenloom.scripts.bench_startup import flags_of
-from tokenloom.scripts.bench_workload import Workload, add_model_arguments, engine_options, find_checkpoint, vocab_size
+from tokenloom.scripts.bench_workload import (
+    Workload,
+    add_model_arguments,
+    engine_options,
+    find_checkpoint,
+    flags_of,
+    vocab_size,
+)
 from tokenloom.scripts.chaos_engine import Engine
 
 NUM_STREAMS = 4
