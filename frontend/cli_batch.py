@@ -215,6 +215,7 @@ def _server(arguments: argparse.Namespace) -> Iterator[tuple[str, str | None]]:
         return
     key = secrets.token_hex(16)
     command = [sys.executable, "-m", "tokenloom.frontend.launch", "--http", "0", "--api-key", key]
+    command += ["--log-level", "warning"]
     command += [] if arguments.model is None else ["--model", os.path.abspath(arguments.model)]
     lifeline, our_end = os.pipe()
     process = subprocess.Popen(

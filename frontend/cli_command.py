@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -49,6 +50,9 @@ class Command:
         arguments = parser.parse_args(argv)
         try:
             return self.run(arguments)
+        except BrokenPipeError:  # whoever read the output has gone; so does what is not written yet
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
         except OSError as error:
             reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
             return self._fail(reason, 2)

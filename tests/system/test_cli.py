@@ -56,6 +56,13 @@ def test_complete_continues_its_argument_or_its_input(engine: LaunchedEngine) ->
     assert code == 2 and "the prompt is empty" in reason
 
 
+def test_a_reader_that_goes_away_is_no_error_to_speak_of() -> None:
+    for _ in range(4):  # head may go before or after the last write
+        command = f"{sys.executable} -m tokenloom.frontend.launch completion bash | head -1"
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=DEADLINE_S, cwd="/")
+        assert done.stderr == "" and done.stdout
+
+
 def test_chat_remembers_obeys_its_commands_and_leaves_at_the_end_of_input(engine: LaunchedEngine) -> None:
     address, _ = places(engine)
     lines = ["What is the capital of \\", "Peru?", "/stats", "/params temperature=9999", "/nonsense", "/reset", "/exit"]
