@@ -20,6 +20,7 @@ ROWS = {
     if line.startswith("| `")
     for cells in [[cell.strip() for cell in line.strip("|").split("|")]]
 }
+NAMED = set(re.findall(r"`tests/(\w+/test_\w+\.py)::(test_\w+)(?:\[(\w+)\])?`", TEXT))
 
 
 def test_the_table_has_every_field_at_its_endpoints() -> None:
@@ -32,7 +33,9 @@ def test_the_table_has_every_field_at_its_endpoints() -> None:
         assert any(cells), name
 
 
-@pytest.mark.parametrize("named", sorted(set(re.findall(r"`tests/(\w+/test_\w+\.py)::(test_\w+)(?:\[(\w+)\])?`", TEXT))))
+@pytest.mark.parametrize(
+    "named", sorted(set(re.findall(r"`tests/(\w+/test_\w+\.py)::(test_\w+)(?:\[(\w+)\])?`", TEXT)))
+)
 def test_every_named_test_exists(named: tuple[str, str, str]) -> None:
     file, function, case = named
     source = (TESTS / file).read_text()

@@ -15,14 +15,14 @@ def test_a_hundred_streams_fail_nowhere_and_leave_the_probes_alone() -> None:
 
 def test_the_load_sees_what_is_wrong() -> None:
     clean: dict[str, object] = {
-        "failures": [],
+        "failures": {},
         "/health in ms": {"p50": 1.0, "p99": 200.0, "max": 900.0},
         "growth in MB over the last two thirds": {"core": 0.1, "frontend": 0.1, "worker 0": 0.1},
         "exit code": 0,
     }
     assert load_http.is_clean(clean)
     for spoiled in (
-        {"failures": ["3 tokens instead of 4"]},
+        {"failures": {"3 tokens instead of 4": 1}},
         {"/health in ms": {"p99": 201.0}},
         {"growth in MB over the last two thirds": {"core": 9.0, "frontend": 0.1, "worker 0": 0.1}},
         {"exit code": 1},

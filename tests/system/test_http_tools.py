@@ -82,6 +82,7 @@ def test_a_prometheus_scrapes_the_engine(url: str, tmp_path: Path) -> None:
         process.wait(DEADLINE_S)
 
 
+OPTIONS = ("--max-examples", "60", "--request-timeout", "100")  # an answer may be as long as the model's length
 SCHEMATHESIS = Path(sys.executable).parent / "schemathesis"
 
 
@@ -101,4 +102,4 @@ def test_schemathesis_finds_no_fault(url: str, checks: list[str], monkeypatch: p
     if "--checks" in checks:
         monkeypatch.setenv("SCHEMATHESIS_HOOKS", "schemathesis_hooks")
         monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "clients"))
-    run(str(SCHEMATHESIS), "run", f"{url}/openapi.json", "--max-examples", "60", *checks, timeout_s=800)
+    run(str(SCHEMATHESIS), "run", f"{url}/openapi.json", *OPTIONS, *checks, timeout_s=800)
