@@ -9,7 +9,7 @@
 #include "kernels.h"
 
 #define BLOCK_ROWS 32 /* rows of one call of the inner routine: two groups of a panel */
-#define CACHED_BYTES (1 << 20) /* of a panel that is kept in the second-level cache */
+#define CACHED_BYTES (1 << 20) /* of operands that are kept in the second-level cache */
 
 /* What is fetched into the second-level cache meanwhile: `step` lines with each line of the rows. */
 typedef struct {
@@ -304,7 +304,7 @@ static void multiply(Block *block, const operand *x, const element *weight, int6
 
 void linear(const Linear *w, const Rows *x, int64_t num_rows, const Output *out, const Team *team) {
     if (num_rows == 0) return;
-    int64_t row_bytes = w->num_lines * 64;
+    int64_t row_bytes = w->num_lines * LINE * (int64_t)sizeof(operand);
     int64_t cached_rows = max64(BLOCK_ROWS, CACHED_BYTES / row_bytes / BLOCK_ROWS * BLOCK_ROWS);
     int64_t num_parts = max64(1, divide_up(num_rows, cached_rows));
     int64_t part_rows = round_up(divide_up(num_rows, num_parts), BLOCK_ROWS);

@@ -24,6 +24,11 @@ def fake_compiler(folder: Path, script: str) -> None:
         (folder / name).chmod(0o755)
 
 
+def test_every_processor_with_avx2_has_kernels() -> None:
+    flags = Path("/proc/cpuinfo").read_text().split()
+    assert ("AVX2" in LEVELS) == ("avx2" in flags and "fma" in flags)
+
+
 @needs_kernels
 def test_a_library_is_compiled_once(tmp_path: Path) -> None:
     first = compiled_library(True, LEVELS[-1], tmp_path)
