@@ -70,6 +70,15 @@ class BlockPool:
     def is_referenced(self, block: int) -> bool:
         return self._ref_count[block] > 0
 
+    def sample(self, count: int) -> bytes:
+        """The states of at most `count` blocks, evenly spread: 0 empty, 1 free with content that can be found, 2 used
+        by one request, 3 by several."""
+        stride = -(-(self.num_blocks - 1) // count)
+        return bytes(
+            min(1 + self._ref_count[block], 3) if self._ref_count[block] else self._key_by_block[block] is not None
+            for block in range(1, self.num_blocks, stride)
+        )
+
     def clear_index(self) -> None:
         """Forget all content: what the blocks hold is not to be trusted or not of these weights."""
         self._block_by_key.clear()

@@ -38,6 +38,8 @@ from .scheduler import FinishedRequest, NewTokens, Scheduler
 from .stats import CoreStats
 from .step_watch import StepWatch
 
+KV_MAP_BLOCKS = 256  # whose states Progress tells
+
 
 class Executor(Protocol):
     """The workers, as the core sees them: steps go in, results come back through EngineCore.on_result."""
@@ -420,6 +422,7 @@ class EngineCore:
             num_running=scheduler.rows.num_active,
             num_waiting=len(scheduler.waiting),
             num_free_blocks=scheduler.kv_cache.pool.num_free,
+            kv_map=scheduler.kv_cache.pool.sample(KV_MAP_BLOCKS),
             num_recomputed_tokens=scheduler.num_recomputed_tokens,
             is_paused=self.is_paused,
             num_preemptions=scheduler.num_preemptions,

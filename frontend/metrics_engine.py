@@ -28,6 +28,7 @@ SECONDS = (
     *(0.0005, 0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3),
     *(0.4, 0.6, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
 )
+REFUSALS = ("request", "overloaded", "draining")  # kinds of errors that say so before anything is computed
 ROWS = tuple(float(2**power) for power in range(13))  # as Progress.num_steps_by_rows
 TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
 
@@ -233,6 +234,11 @@ class EngineMetrics:
         it ended; the core does so only for a pause."""
         timeline = self._timelines.pop(answer.key, None)
         if timeline is None:
+            return
+        error = answer.error
+        if error is not None and error.kind in REFUSALS and not timeline.started_at:  # by the core
+            if answer is answer.request.answers[0]:
+                self.on_refused(error.kind)
             return
         now = time.monotonic()
         reason = answer.finish_reason or "abort"

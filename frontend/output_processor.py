@@ -95,7 +95,6 @@ class Answer:
         "_counts_stop_text",
         "_detokenizer",
         "_eos_token_ids",
-        "_error",
         "_first_token_time",
         "_has_logprobs",
         "_has_told_start",
@@ -108,6 +107,7 @@ class Answer:
         "_text",
         "_texts",
         "embedding",
+        "error",
         "finish_reason",
         "finished_time",
         "index",
@@ -155,7 +155,7 @@ class Answer:
         self._num_preemptions = 0
         self._first_token_time = 0.0
         self._has_told_start = False
-        self._error: ErrorInfo | None = None
+        self.error: ErrorInfo | None = None
         self.embedding: BulkArray | None = None
 
     def replay(self, token_ids: Sequence[int]) -> None:
@@ -226,7 +226,7 @@ class Answer:
         if self._stop_checker is not None:
             self._text += self._stop_checker.finish()
         self.finish_reason = reason
-        self._error = error
+        self.error = error
         last = self.token_ids[-1] if self.token_ids else -1
         if reason == "stop" and last in self._stop_token_ids - self._eos_token_ids:  # else its grammar is complete
             self.stop_reason = last
@@ -263,7 +263,7 @@ class Answer:
                 finished_time=self.finished_time,
                 num_preemptions=self._num_preemptions,
             ),
-            error=self._error,
+            error=self.error,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             prompt_start=0 if prompt_logprobs is None else prompt_start,

@@ -79,6 +79,8 @@ class Dashboard:
             "kv_use": metrics.kv_use,
             "kv_blocks": metrics.num_kv_blocks,
             "block_size": self._spec.config.block_size,
+            "kv_map": list(metrics.progress.kv_map),
+            "phases": self._frontend.start_phases,
             "totals": {
                 "generation_tokens": metrics.generation_tokens.sum,
                 "prompt_tokens": metrics.prompt_tokens.sum,

@@ -40,6 +40,8 @@ from ..ipc.messages import (
     Pong,
     Progress,
     Refused,
+    StartPhase,
+    StartPhases,
     Submit,
     SupervisorToChild,
     Tokenize,
@@ -83,6 +85,7 @@ class Frontend:
         """`wake` is called from another thread and must lead to `on_wakeup`."""
         self.outbox = Outbox()
         self.counts: Counter[str] = Counter()
+        self.start_phases: list[StartPhase] = []
         self._spec = spec
         self._monotonic = monotonic
         self._inputs = InputProcessor(spec, tokenizer, chat_template)
@@ -276,6 +279,8 @@ class Frontend:
         elif isinstance(message, Progress):
             self._queries.on_progress(message, self._monotonic())
             self.metrics.on_progress(message)
+        elif isinstance(message, StartPhases):
+            self.start_phases = message.phases
         elif isinstance(message, CoreUp):
             self._core.connect()
             self._controls.on_core_lost()

@@ -40,6 +40,8 @@ from ..ipc.messages import (
     Progress,
     Ready,
     ReplaceWorkers,
+    StartPhase,
+    StartPhases,
     Stop,
     WorkersDown,
     WorkersUp,
@@ -74,6 +76,7 @@ class Supervisor:
         self._policy_by_role = {role: RestartPolicy() for role in ("worker", "core", "frontend")}
         self._pending_start: dict[str, float] = {}  # role: when to start it
         self._progress = Progress(step=0, step_age_s=0.0, num_running=0, num_waiting=0)
+        self._phases: list[StartPhase] = []  # of the processes that live
         self._last_failure = ""
         self._failure: TokenloomError | None = None
         self._ping_interval_s = spec.config.hang_timeout_s / PINGS_PER_TIMEOUT
@@ -102,11 +105,13 @@ class Supervisor:
                 raise EngineDead(f"{', '.join(late)} not ready after --start-timeout-s {deadline - self._begun:g} s")
         self._is_serving = True
         self._first_start_s = time.monotonic() - self._begun
+        self._roster.broadcast(StartPhases(phases=self._phases), "frontend")
         places = " and ".join(each for each in (self.address, self._http_address) if each is not None)
         self._announce(f"Ready at {places} after {time.monotonic() - self._begun:.2f} s")
 
     def _start(self, role: str) -> None:
         """Start the processes of a role: all ranks of the present generation, the core, or the frontend."""
+        self._phases = [phase for phase in self._phases if not phase.process.startswith(role)]
         if role == "worker":
             for rank in range(self.spec.config.tensor_parallel_size):
                 identity = f"worker-{rank}-{self._generation}"
@@ -204,6 +209,15 @@ class Supervisor:
         elif phase.name == "http":
             self._http_address = phase.detail
         since = time.monotonic() - self._begun
+        self._phases.append(
+            StartPhase(
+                process=child.process.name,
+                name=phase.name,
+                ended_s=since,
+                duration_s=phase.duration_s,
+                detail=phase.detail,
+            )
+        )
         detail = f" ({phase.detail})" if phase.detail else ""
         self._announce(f"{since:6.2f} s  {child.process.name}: {phase.name} in {phase.duration_s:.2f} s{detail}")
 
@@ -236,6 +250,7 @@ class Supervisor:
             self._roster.broadcast(WorkersUp(generation=self._generation), "core")
         elif child.role == "core":
             self._roster.broadcast(CoreUp(core_epoch=self._core_epoch), "frontend")
+        self._roster.broadcast(StartPhases(phases=self._phases), "frontend")
         self._publish_progress()
 
     def _on_failed(self, child: Child, message: Failed) -> None:

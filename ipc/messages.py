@@ -641,6 +641,7 @@ class Progress(Message, frozen=True, kw_only=True, tag="progress"):
     num_running: int
     num_waiting: int
     num_free_blocks: int = 0
+    kv_map: bytes = b""  # of some blocks of the pool, evenly spread: 0 empty, 1 cached, 2 used, 3 shared
     num_recomputed_tokens: int = 0
     num_preemptions: int = 0  # this and what follows: totals since this core's start, for the metrics
     num_queried_tokens: int = 0  # looked up in the prefix cache
@@ -669,6 +670,22 @@ class Initialize(Message, frozen=True, kw_only=True, tag="initialize"):
     """The pool's size, the least of all ranks."""
 
     num_blocks: int
+
+
+class StartPhase(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A Phase of one of the processes that live now."""
+
+    process: str
+    name: str
+    ended_s: float  # since the engine's start
+    duration_s: float
+    detail: str = ""
+
+
+class StartPhases(Message, frozen=True, kw_only=True, tag="start_phases"):
+    """To frontends: how all processes that live now have started, in the order in which it happened."""
+
+    phases: list[StartPhase]
 
 
 class WorkersUp(Message, frozen=True, kw_only=True, tag="workers_up"):
@@ -707,5 +724,5 @@ class Stop(Message, frozen=True, kw_only=True, tag="stop"):
 
 
 SupervisorToChild: TypeAlias = (
-    Initialize | WorkersUp | WorkersDown | CoreUp | FrontendDown | Drain | Stop | Progress | Ping
+    Initialize | StartPhases | WorkersUp | WorkersDown | CoreUp | FrontendDown | Drain | Stop | Progress | Ping
 )

@@ -22,8 +22,9 @@ import threading
 import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 
-VIEWS = [("desktop", 1280, 1050, False), ("phone", 390, 1500, True)]
+VIEWS = [("desktop", 1280, 1920, False), ("phone", 390, 2760, True)]
 PATIENCE_S = 30.0
 NUM_STREAMS = 12
 COUNTRIES = ["France", "Peru", "Japan", "Chad", "Norway", "Kenya"]
@@ -50,9 +51,10 @@ class Browser:
         self._buffer = b""
         self._num_calls = 0
         self._session = ""
+        self.complaints: list[object] = []  # errors of the page, and what its policy forbade
 
-    def call(self, method: str, **params: object) -> dict[str, str]:
-        """The result of a command; events that come meanwhile are dropped."""
+    def call(self, method: str, **params: object) -> dict[str, Any]:
+        """The result of a command."""
         self._num_calls += 1
         message: dict[str, object] = {"id": self._num_calls, "method": method, "params": params}
         if self._session:
@@ -62,20 +64,32 @@ class Browser:
             answer = self._read()
             if answer.get("id") == self._num_calls:
                 assert "error" not in answer, answer
-                return answer["result"]
+                result: dict[str, Any] = answer["result"]
+                return result
+            if answer.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded"):
+                self.complaints.append(answer["params"])
 
-    def _read(self) -> dict[str, dict[str, str]]:
+    def _read(self) -> dict[str, Any]:
         while b"\0" not in self._buffer:
             assert select.select([self._in], [], [], PATIENCE_S)[0], "Chromium says nothing"
             self._buffer += os.read(self._in, 1 << 20)
         message, _, self._buffer = self._buffer.partition(b"\0")
-        return json.loads(message)
+        decoded: dict[str, Any] = json.loads(message)
+        return decoded
 
     def open_page(self) -> None:
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self.call("Runtime.enable")
+        self.call("Log.enable")
 
-    def picture(self, width: int, height: int, is_phone: bool) -> bytes:
+    def evaluate(self, expression: str) -> Any:
+        """The value of a JavaScript expression in the page."""
+        done = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in done, done
+        return done["result"].get("value")
+
+    def resize(self, width: int, height: int, is_phone: bool) -> None:
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -83,12 +97,21 @@ class Browser:
             deviceScaleFactor=2 if is_phone else 1,
             mobile=is_phone,
         )
+
+    def picture(self, width: int, height: int, is_phone: bool) -> bytes:
+        self.resize(width, height, is_phone)
         time.sleep(2.5)  # the page draws anew with its next poll
         return base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
 
     def close(self) -> None:
         self._process.kill()
         self._process.wait(PATIENCE_S)
+        os.close(self._in)
+        os.close(self._out)
+
+
+def find_chromium() -> str | None:
+    return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 def keep_busy(url: str, number: int) -> None:
@@ -121,7 +144,7 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seconds", type=float, default=20.0, help="of history in the pictures")
     arguments = parser.parse_args()
-    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    program = find_chromium()
     if program is None:
         print("no Chromium here: nothing is made")
         return 0

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tokenloom.core.block_pool import BlockPool
 from tokenloom.core.engine import EngineCore
 from tokenloom.core.step_watch import FIRST_LIMIT_S, MIN_LIMIT_S
 from tokenloom.ipc.codec import decode_ids, encode_ids
@@ -211,6 +212,17 @@ def test_a_prefix_is_computed_once_and_at_least_one_token_is_recomputed() -> Non
     assert harness.cached == {0: 0, 1: 28}
     assert harness.worker.num_computed_tokens - computed == 4 + 7
     harness.check(1)
+
+
+def test_the_map_of_the_pool_tells_the_state_of_each_block() -> None:
+    pool = BlockPool(11)
+    cached, shared, used, given_back = pool.allocate(4)
+    pool.publish(cached, b"key")
+    pool.touch([shared])
+    pool.free([cached, given_back])
+    expected = {cached: 1, shared: 3, used: 2}
+    assert list(pool.sample(10)) == [expected.get(block, 0) for block in range(1, 11)]
+    assert list(pool.sample(4)) == [expected.get(block, 0) for block in (1, 4, 7, 10)]
 
 
 def test_a_salt_or_no_caching_shares_nothing() -> None:

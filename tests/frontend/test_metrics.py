@@ -17,6 +17,7 @@ from tokenloom.frontend.metrics_engine import ROWS, SECONDS, EngineMetrics
 from tokenloom.frontend.service import Frontend
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.config import EngineConfig
+from tokenloom.ipc.errors import ErrorInfo
 from tokenloom.ipc.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -139,6 +140,24 @@ def test_the_dashboard_and_the_alerts_use_metrics_that_there_are() -> None:
     for file in ("grafana.json", "alerts.yml", "alerts_test.yml"):
         used = set(re.findall(r"\btokenloom_[a-z0-9_]+", (DASHBOARDS / file).read_text())) - {"tokenloom_"}
         assert used and used <= known, (file, used - known)
+
+
+def test_what_the_core_refuses_is_a_refusal_and_no_end() -> None:
+    frontend = Frontend(new_spec(), None, None, lambda: None)
+    session = frontend.open_local(lambda message: None)
+    frontend.on_core_message(Welcome(protocol_version=PROTOCOL_VERSION, run_id=""))
+    for kind in ("overloaded", "internal"):
+        submit = Submit(request_id=kind, params=SamplingParams(n=2), prompt_token_ids=encode_ids([5]))
+        frontend.on_local_message(session, submit)
+        (request,) = [each for each in frontend.outbox.to_core if isinstance(each, EngineCoreRequest)]
+        error = ErrorInfo(kind, "a test")
+        finished = [Finished(key=child.key, reason="error", error=error) for child in request.children]
+        frontend.on_core_message(EngineCoreOutputs(finished=finished))
+        frontend.outbox.to_core.clear()
+    metrics = frontend.metrics
+    assert metrics.refused.get("overloaded") == metrics.refused.sum == 1
+    assert metrics.finished.sum == metrics.finished.get("error") == metrics.end_to_end.count == 2
+    assert metrics.num_open == 0
 
 
 def test_sums_hold_for_any_traffic_whoever_ends_the_answers() -> None:

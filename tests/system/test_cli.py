@@ -157,6 +157,9 @@ def test_the_dashboard_loads_nothing_from_elsewhere_and_shows_and_aborts_what_is
             *_, last = lines
         assert json.loads(last.removeprefix("data: "))["choices"][0]["finish_reason"] == "abort"
         data = http.get("/dashboard/data").json()
+        assert max(data["kv_map"]) == 1, "what the answer has computed is cached, and nobody uses it"
+        named = {(phase["process"], phase["name"]) for phase in data["phases"]}
+        assert {("worker 0", "load weights"), ("core", "workers joined"), ("frontend", "tokenizer loaded")} <= named
         assert data["num_open"] == 0 and data["ended"]["abort"] == num_aborted + 1
         assert all(len(counts) == len(data["bounds"]) + 1 for counts in data["histograms"].values())
         assert http.post("/dashboard/abort", json={"key": row["key"]}).status_code == 404

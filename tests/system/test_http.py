@@ -502,10 +502,18 @@ FIELDS = [
     "truncate_prompt_tokens",
     "tokens",
     "input",
+    "encoding_format",
+    "dimensions",
+    "pooling",
+    "normalize",
+    "instructions",
+    "max_output_tokens",
 ]
 GOOD_BODIES: dict[str, dict[str, object]] = {
     "/v1/completions": {"prompt": "The", "max_tokens": 2},
     "/v1/chat/completions": {"messages": QUESTION, "max_tokens": 2},
+    "/v1/responses": {"input": "The", "max_output_tokens": 2},
+    "/v1/embeddings": {"input": "The"},
     "/tokenize": {"prompt": "The"},
     "/detokenize": {"tokens": [5]},
     "/abort": {"request_id": "none"},
