@@ -63,6 +63,7 @@ class ClientSession:
             delta = answer.take_delta()
             deltas.append(delta)
             num_bytes += len(delta.token_ids) + len(delta.text)
+            num_bytes += 0 if delta.embedding is None else len(delta.embedding.data)
             if delta.logprobs is not None or delta.prompt_logprobs is not None:
                 num_bytes += _logprob_bytes(delta)
             if num_bytes > MAX_DELTAS_BYTES:
