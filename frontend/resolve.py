@@ -19,6 +19,7 @@ from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import ConfigError
 from ..ipc.keys import Keys
 from ..ipc.model_config import ModelConfig
+from ..ipc.quantization_config import QuantizationConfig
 
 DEMO_FOLDER = Path(__file__).resolve().parent.parent / "demo"
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
@@ -31,7 +32,7 @@ def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
     if config.key_file is not None:
         Keys.load(config.key_file)
     folder = find_checkpoint(config.model, config.revision)
-    model = ModelConfig.load(folder)
+    model = _quantized(config, ModelConfig.load(folder))
     check_parallel(model, config.tensor_parallel_size)
     return EngineSpec(
         run_id=secrets.token_hex(8),
@@ -92,6 +93,18 @@ def check_parallel(model: ModelConfig, size: int) -> None:
     for inner_size in sorted(inner_sizes):
         if inner_size % size:
             raise ConfigError(f"intermediate_size {inner_size} does not divide among {size} ranks")
+
+
+def _quantized(config: EngineConfig, model: ModelConfig) -> ModelConfig:
+    if config.quantization == "none":
+        return model
+    if model.quantization is not None:
+        raise ConfigError(
+            f"--quantization {config.quantization} rounds matrices of floats, this checkpoint's are quantized already "
+            f"({model.quantization.codes}): leave it out"
+        )
+    on_load = QuantizationConfig(layout="on_load", codes=config.quantization)
+    return msgspec.structs.replace(model, quantization=on_load)
 
 
 def _dtype(config: EngineConfig, model: ModelConfig) -> Literal["float32", "bfloat16", "float16"]:

@@ -27,6 +27,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     revision: Annotated[str | None, _help("branch, tag or commit of a hub id")] = None
     trust_remote_code: Annotated[bool, _help("let a hub tokenizer run its own Python code")] = False
     dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], _help("auto: the checkpoint's")] = "auto"
+    quantization: Annotated[
+        Literal["none", "int8", "fp8"], _help("round the layers' matrices to 8 bits while they are loaded")
+    ] = "none"
     device: Annotated[Literal["auto", "cpu", "cuda"], _help("auto: cuda where there is one")] = "auto"
     tensor_parallel_size: Annotated[int, _help("worker processes that share each layer")] = 1
     max_model_len: Annotated[int | None, _help("longest prompt + answer; none: the model's")] = None

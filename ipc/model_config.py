@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from .errors import ConfigError
+from .quantization_config import QuantizationConfig, parse_quantization
 
 ARCHITECTURES = (
     "LlamaForCausalLM",
@@ -91,6 +92,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     has_mlp_bias: bool
     has_qk_norm: bool  # Qwen3
     experts: ExpertsConfig | None  # Mixtral and Qwen3-MoE
+    quantization: QuantizationConfig | None  # of the layers' matrices
     sliding_windows: list[int | None]  # per layer: how many positions, itself included, a token sees; None: all
     eos_token_ids: list[int]  # sorted
     bos_token_id: int | None
@@ -128,8 +130,6 @@ def _parse(raw: dict[str, Any], generation: dict[str, Any], path: Path) -> Model
         raise ConfigError(f"{path}: {num_heads} attention heads do not divide into {num_kv_heads} KV heads")
     if raw.get("hidden_act", "silu") != "silu":
         raise ConfigError(f"{path}: hidden_act {raw['hidden_act']} is not supported, only silu is")
-    if raw.get("quantization_config"):
-        raise ConfigError(f"{path}: quantization_config is not supported yet: give an unquantized checkpoint")
     eos = generation.get("eos_token_id")
     if eos is None:
         eos = raw.get("eos_token_id")
@@ -155,6 +155,7 @@ def _parse(raw: dict[str, Any], generation: dict[str, Any], path: Path) -> Model
         has_mlp_bias=architecture == "LlamaForCausalLM" and bool(raw.get("mlp_bias")),
         has_qk_norm=is_qwen3,
         experts=_experts(raw, architecture, path),
+        quantization=parse_quantization(raw.get("quantization_config"), path),
         sliding_windows=_sliding_windows(raw, architecture, path),
         eos_token_ids=sorted({eos} if isinstance(eos, int) else set(eos or ())),
         bos_token_id=raw.get("bos_token_id") if isinstance(raw.get("bos_token_id"), int) else None,

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from .ops import AttentionMetadata, PackedLinear
+from .quantized import Weight, as_floats
 from .reference import PlainLinear, ReferenceOps
 
 TILE_ROWS = (16, 8, 4, 2, 1)  # tried in this order
@@ -40,7 +41,8 @@ class DeterministicOps(ReferenceOps):
         super().__init__()
         self._tile_rows: dict[tuple[object, ...], int] = {}
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None, is_gated: bool = False) -> PackedLinear:
+    def pack_linear(self, weight: Weight, bias: Tensor | None, is_gated: bool = False) -> PackedLinear:
+        weight = as_floats(weight)
         plain = PlainLinear(weight, bias, is_gated)
         key = ("linear", *weight.shape, weight.dtype, bias is None, is_gated)
         tile_rows = self._rows_of(key, lambda x: ReferenceOps.linear(self, x, plain), weight.shape[1], weight.dtype)

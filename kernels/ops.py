@@ -18,6 +18,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from .quantized import Weight
+
 
 @dataclass(frozen=True, eq=False)
 class AttentionMetadata:
@@ -112,10 +114,11 @@ class Ops(Protocol):
         """
         ...
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None, is_gated: bool = False) -> PackedLinear:
+    def pack_linear(self, weight: Weight, bias: Tensor | None, is_gated: bool = False) -> PackedLinear:
         """Take weight [out, in] and bias [out]: keep them or copy them reordered. Neither is ever written to.
 
         `is_gated`: the first half of the rows are gates, the second what they let through (out_features is out / 2).
+        A quantized weight may be kept as it is or, where there is no kernel for it, as what it stands for.
         """
         ...
 
@@ -130,7 +133,7 @@ class Ops(Protocol):
         """`linear` in float32, which may be more precise than the model's dtype: [T, out]."""
         ...
 
-    def pack_experts(self, gate_up: Sequence[Tensor], down: Sequence[Tensor]) -> PackedExperts:
+    def pack_experts(self, gate_up: Sequence[Weight], down: Sequence[Weight]) -> PackedExperts:
         """Take, of each expert, a gated weight [2 n, hidden] and one [hidden, n] that leads back."""
         ...
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .attention_plan import TILE_BYTES, CacheLayout, Tile, make_plan
 from .ops import AttentionMetadata, DecoderWeights, FusedDecoder, PackedExperts, PackedLinear
+from .quantized import Weight, as_floats
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,8 @@ class ReferenceOps:
         is_foreign = (rows < 0) | (rows >= weight.shape[0])
         return F.embedding(rows.masked_fill(is_foreign, 0), weight).masked_fill(is_foreign[:, None], 0)
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None, is_gated: bool = False) -> PackedLinear:
-        return PlainLinear(weight, bias, is_gated)
+    def pack_linear(self, weight: Weight, bias: Tensor | None, is_gated: bool = False) -> PackedLinear:
+        return PlainLinear(as_floats(weight), bias, is_gated)
 
     def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
         assert isinstance(packed, PlainLinear)
@@ -85,7 +86,7 @@ class ReferenceOps:
     def logits(self, x: Tensor, packed: PackedLinear) -> Tensor:
         return self.linear(x, packed).float()
 
-    def pack_experts(self, gate_up: Sequence[Tensor], down: Sequence[Tensor]) -> PackedExperts:
+    def pack_experts(self, gate_up: Sequence[Weight], down: Sequence[Weight]) -> PackedExperts:
         return SeparateExperts(
             [self.pack_linear(weight, None, is_gated=True) for weight in gate_up],
             [self.pack_linear(weight, None) for weight in down],

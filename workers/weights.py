@@ -7,6 +7,7 @@ the (often fused) parameter that it belongs to. Knows names and shapes; knows no
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..ipc.errors import ConfigError
+from ..ipc.quantization_config import QuantizationConfig
 
 INDEX_NAME = "model.safetensors.index.json"
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
@@ -36,6 +38,8 @@ class Piece:
 
     @property
     def range(self) -> range:
+        if not self.shape:
+            return range(0)
         return range(self.shape[self.axis]) if self.share is None else self.share
 
     @property
@@ -46,10 +50,14 @@ class Piece:
 class Checkpoint:
     """An open checkpoint; use it as a context manager. What it returns are copies on `device` in `dtype`."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, folder: Path, dtype: torch.dtype, device: torch.device, quantization: QuantizationConfig | None = None
+    ) -> None:
+        """`quantization` says how matrices are stored, or are to be; see `quantized_weights.py`."""
         self.folder = folder
         self.dtype = dtype
         self.device = device
+        self.quantization = quantization
         self._open_files: dict[Path, Any] = {}
         self._file_by_name = self._index()
 
@@ -72,36 +80,54 @@ class Checkpoint:
             self._read(piece, target)
         return parameter
 
+    def load_stored(self, piece: Piece, dtypes: Sequence[str]) -> Tensor:
+        """The piece in the dtype that it is stored in: one of `dtypes`, by safetensors' names. Its share exists."""
+        index = (slice(None),) * piece.axis + (slice(piece.range.start, piece.range.stop),)
+        source = self._slice(piece, dtypes)
+        stored: Tensor = source[index] if piece.shape else source[...]
+        return stored.to(self.device)
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        return tuple(self._find(name)[1].get_shape())
+
     def _read(self, piece: Piece, target: Tensor) -> None:
-        path = self._file_by_name.get(piece.name)
-        if path is None:
-            raise ConfigError(
-                f"{self.folder}: tensor {piece.name} is missing, among {len(self._file_by_name)} in its safetensors "
-                "files: the checkpoint does not fit its config.json or is incomplete"
-            )
-        try:
-            source = self._open(path).get_slice(piece.name)
-        except SafetensorError:
-            raise ConfigError(
-                f"{path} does not hold tensor {piece.name}, {INDEX_NAME} says it does: fetch both files again"
-            ) from None
+        source = self._slice(piece, FLOAT_DTYPES)
+        start, stop = piece.range.start, min(piece.range.stop, piece.shape[piece.axis])
+        num_real = max(0, stop - start)
+        if num_real:
+            index = (slice(None),) * piece.axis + (slice(start, stop),)
+            target.narrow(piece.axis, 0, num_real).copy_(source[index])
+        target.narrow(piece.axis, num_real, len(piece.range) - num_real).zero_()
+
+    def _slice(self, piece: Piece, dtypes: Sequence[str]) -> Any:
+        """The tensor, checked, as safetensors' lazy slice."""
+        path, source = self._find(piece.name)
         shape, dtype = tuple(source.get_shape()), source.get_dtype()
         if shape != piece.shape:
             raise ConfigError(
                 f"{path}: tensor {piece.name} has shape {list(shape)}, config.json asks for {list(piece.shape)}: "
                 "the two belong to different models"
             )
-        if dtype not in FLOAT_DTYPES:
+        if dtype not in dtypes:
             raise ConfigError(
-                f"{path}: tensor {piece.name} is {dtype}, only {', '.join(FLOAT_DTYPES)} are supported: "
-                "give an unquantized checkpoint"
+                f"{path}: tensor {piece.name} is {dtype}, only {', '.join(dtypes)} can be used here: config.json's "
+                "quantization_config does not fit, or this tensor may not be quantized"
             )
-        start, stop = piece.range.start, min(piece.range.stop, shape[piece.axis])
-        num_real = max(0, stop - start)
-        if num_real:
-            index = (slice(None),) * piece.axis + (slice(start, stop),)
-            target.narrow(piece.axis, 0, num_real).copy_(source[index])
-        target.narrow(piece.axis, num_real, len(piece.range) - num_real).zero_()
+        return source
+
+    def _find(self, name: str) -> tuple[Path, Any]:
+        path = self._file_by_name.get(name)
+        if path is None:
+            raise ConfigError(
+                f"{self.folder}: tensor {name} is missing, among {len(self._file_by_name)} in its safetensors "
+                "files: the checkpoint does not fit its config.json or is incomplete"
+            )
+        try:
+            return path, self._open(path).get_slice(name)
+        except SafetensorError:
+            raise ConfigError(
+                f"{path} does not hold tensor {name}, {INDEX_NAME} says it does: fetch both files again"
+            ) from None
 
     def _open(self, path: Path) -> Any:
         file = self._open_files.get(path)

@@ -180,6 +180,9 @@ class Worker:
         )
 
     def _load_model(self, folder: Path) -> DecoderModel:
+        has_kernels = self._device.type == "cuda" and not self._spec.config.enforce_reference
+        if self._spec.model.quantization is not None and not has_kernels:
+            logger.warning("quantized weights have no kernels here: they take the memory of %s", self._spec.dtype)
         return load_model(
             folder,
             self._spec.model,

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..ops import AttentionMetadata, DecoderWeights, FusedDecoder, PackedLinear
+from ..quantized import Weight, as_floats
 from ..reference import ReferenceOps
 from . import library as c
 from .arena import PackedMemory
@@ -73,7 +74,8 @@ class CpuOps(ReferenceOps):
         )
         return rows
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None, is_gated: bool = False) -> PackedLinear:
+    def pack_linear(self, weight: Weight, bias: Tensor | None, is_gated: bool = False) -> PackedLinear:
+        weight = as_floats(weight)
         num_rows, num_inputs = weight.shape
         num_outputs = num_rows // 2 if is_gated else num_rows
         num_lines = -(-num_inputs // self._line)

@@ -12,6 +12,7 @@ from tokenloom.ipc.addresses import RunDirectory
 from tokenloom.ipc.config import EngineConfig
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.model_config import ModelConfig
+from tokenloom.ipc.quantization_config import QuantizationConfig
 
 
 def test_without_a_model_the_demo_is_served(tmp_path: Path) -> None:
@@ -30,7 +31,7 @@ def test_without_a_model_the_demo_is_served(tmp_path: Path) -> None:
         ({"hidden_size": None}, "hidden_size must be a positive integer"),
         ({"num_key_value_heads": 3}, "do not divide"),
         ({"dtype": "int8", "torch_dtype": "int8"}, "dtype int8"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "quantization method hqq is not supported, known are awq"),
     ],
 )
 def test_a_checkpoint_that_cannot_be_served_is_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:
@@ -50,6 +51,15 @@ def test_a_name_that_is_no_folder_and_no_hub_id_is_refused(tmp_path: Path) -> No
         find_checkpoint(str(tmp_path / "missing"), None)
     with pytest.raises(ConfigError, match="does not exist"):
         resolve(EngineConfig(model=str(tmp_path), device="cpu"), RunDirectory(tmp_path))
+
+
+def test_a_quantized_checkpoint_is_not_quantized_again(tmp_path: Path) -> None:
+    spec = resolve(EngineConfig(quantization="int8", device="cpu"), RunDirectory(tmp_path))
+    assert spec.model.quantization == QuantizationConfig(layout="on_load", codes="int8")
+    config = json.loads((DEMO_FOLDER / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "fp8"}}))
+    with pytest.raises(ConfigError, match=r"--quantization int8 .* quantized already \(fp8\): leave it out"):
+        resolve(EngineConfig(model=str(tmp_path), quantization="int8", device="cpu"), RunDirectory(tmp_path))
 
 
 def test_heads_that_do_not_divide_are_refused() -> None:

@@ -148,7 +148,6 @@ def test_generation_config_names_the_end_tokens_if_it_names_any(
             "num_experts_per_tok 9 is above num_local_experts 8",
         ),
         ({"hidden_act": "gelu"}, "hidden_act gelu is not supported"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config is not supported"),
         ({"rope_scaling": {"type": "longrope"}}, "rope type longrope is not supported, known are default"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "for full_attention layers are not supported"),

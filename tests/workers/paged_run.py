@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import msgspec
 import torch
 from torch import Tensor
 
 from tokenloom.ipc.model_config import ModelConfig
+from tokenloom.ipc.quantization_config import QuantizationConfig
 from tokenloom.kernels.ops import AttentionMetadata, Ops, select_ops
 from tokenloom.workers.models.decoder import DecoderModel, load_model
 from tokenloom.workers.parallel import ParallelGroup
@@ -23,8 +25,12 @@ def load(
     group: ParallelGroup | None = None,
     device: torch.device = CPU,
     ops: Ops | None = None,
+    quantization: str | None = None,
 ) -> DecoderModel:
     config = ModelConfig.load(folder)
+    if quantization is not None:
+        on_load = msgspec.convert({"layout": "on_load", "codes": quantization}, QuantizationConfig)
+        config = msgspec.structs.replace(config, quantization=on_load)
     ops, group = ops or select_ops(device, dtype), group or ParallelGroup()
     return load_model(folder, config, max_model_len, dtype, device, ops, group)
 

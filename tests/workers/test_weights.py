@@ -124,7 +124,7 @@ def test_wrong_shape_is_told_with_both_shapes(tmp_path: Path) -> None:
 def test_quantized_tensor_is_refused(tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path)
     edit(folder, {Q_PROJ: torch.zeros(96, 96, dtype=torch.int8)})
-    with pytest.raises(ConfigError, match=rf"{Q_PROJ} is I8, only F64, F32, F16, BF16"):
+    with pytest.raises(ConfigError, match=rf"{Q_PROJ} is I8, only F64, F32, F16, BF16 can be used here"):
         load(folder)
 
 

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from ...ipc.model_config import ExpertsConfig
 from ...kernels.ops import Ops, PackedExperts, PackedLinear
+from ...kernels.quantized import Weight
 from ..parallel import ParallelGroup
+from ..quantized_weights import as_stored, load_matrix
 from ..weights import Checkpoint, Piece
 
 QWEN = ("mlp", "gate_proj", "up_proj", "down_proj")  # where router and experts are, and an expert's matrices
@@ -63,21 +65,23 @@ class SparseMLP:
 
 def _load_each(
     checkpoint: Checkpoint, experts: str, matrices: list[str], hidden_size: int, config: ExpertsConfig, share: range
-) -> tuple[list[Tensor], list[Tensor]]:
+) -> tuple[list[Weight], list[Weight]]:
     gate, up, down = matrices
     size, names = config.intermediate_size, [f"{experts}.{expert}" for expert in range(config.num_experts)]
     return (
         [
-            checkpoint.load(*(Piece(f"{name}.{matrix}.weight", (size, hidden_size), 0, share) for matrix in (gate, up)))
+            load_matrix(
+                checkpoint, *(Piece(f"{name}.{matrix}.weight", (size, hidden_size), 0, share) for matrix in (gate, up))
+            )
             for name in names
         ],
-        [checkpoint.load(Piece(f"{name}.{down}.weight", (hidden_size, size), 1, share)) for name in names],
+        [load_matrix(checkpoint, Piece(f"{name}.{down}.weight", (hidden_size, size), 1, share)) for name in names],
     )
 
 
 def _load_stacked(
     checkpoint: Checkpoint, experts: str, hidden_size: int, config: ExpertsConfig, share: range
-) -> tuple[list[Tensor], list[Tensor]]:
+) -> tuple[list[Weight], list[Weight]]:
     """`experts`.gate_up_proj is [E, gates | ups, hidden_size], `experts`.down_proj [E, hidden_size, size]."""
     num_experts, size = config.num_experts, config.intermediate_size
     gate_up_shape = (num_experts, 2 * size, hidden_size)
@@ -85,4 +89,5 @@ def _load_stacked(
     ups = range(size + share.start, size + share.stop)
     up = checkpoint.load(Piece(f"{experts}.gate_up_proj", gate_up_shape, 1, ups))
     down = checkpoint.load(Piece(f"{experts}.down_proj", (num_experts, hidden_size, size), 2, share))
-    return list(torch.cat((gate, up), dim=1)), list(down)
+    gate_up = torch.cat((gate, up), dim=1)
+    return [as_stored(checkpoint, each) for each in gate_up], [as_stored(checkpoint, each) for each in down]

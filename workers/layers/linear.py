@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...kernels.ops import Ops, PackedLinear
 from ..parallel import ParallelGroup
+from ..quantized_weights import load_matrix
 from ..weights import Checkpoint, Piece
 
 
@@ -44,8 +45,8 @@ class ColumnParallelLinear:
         is_gated: bool = False,
     ) -> ColumnParallelLinear:
         """`is_gated`: the second of two projections passes through the first, and half as many outputs are left."""
-        weight = checkpoint.load(
-            *(Piece(f"{p.name}.weight", (p.num_outputs, num_inputs), 0, p.share) for p in projections)
+        weight = load_matrix(
+            checkpoint, *(Piece(f"{p.name}.weight", (p.num_outputs, num_inputs), 0, p.share) for p in projections)
         )
         bias = None
         if has_bias:
@@ -80,7 +81,7 @@ class RowParallelLinear:
         has_bias: bool,
     ) -> RowParallelLinear:
         """`shape` is [out, in] of the whole matrix, `share` this rank's inputs."""
-        weight = checkpoint.load(Piece(f"{name}.weight", shape, 1, share))
+        weight = load_matrix(checkpoint, Piece(f"{name}.weight", shape, 1, share))
         bias = None
         if has_bias and group.rank == 0:  # once in the sum
             bias = checkpoint.load(Piece(f"{name}.bias", shape[:1]))

@@ -126,7 +126,7 @@ def load_model(
     num_kv_heads_local = len(group.share_kv_heads(config.num_kv_heads))
     rotary = RotaryEmbedding(config.rope, config.head_dim, config.max_position_embeddings, max_model_len, device)
     table: Tensor | PackedLinear
-    with Checkpoint(folder, dtype, device) as checkpoint:
+    with Checkpoint(folder, dtype, device, config.quantization) as checkpoint:
         table = load_vocab_shard(checkpoint, group, "model.embed_tokens", config.vocab_size, config.hidden_size)
         layers = [_load_layer(checkpoint, config, layer, ops, group, rotary) for layer in range(config.num_layers)]
         norm = RMSNorm.load(checkpoint, ops, "model.norm", config.hidden_size, config.rms_norm_eps)

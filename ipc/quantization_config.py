@@ -1,0 +1,130 @@
+"""QuantizationConfig: how a checkpoint stores its matrices, from the `quantization_config` of its config.json.
+
+Formats: AWQ (arXiv 2306.00978, AutoAWQ's "gemm"), GPTQ (arXiv 2210.17323, AutoGPTQ's and GPTQModel's), FP8 as of
+DeepSeek-V3 and AutoFP8, FBGEMM's FP8, and compressed-tensors. Activations are never quantized: what a file says of them
+is left alone, the products are more exact for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from .errors import ConfigError
+
+
+class QuantizationConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """One form for all quantized matrices; which of them are, the tensors of the checkpoint show."""
+
+    layout: Literal["on_load", "scaled", "awq", "gptq", "packed"]  # on_load: stored in full, rounded by us
+    codes: Literal["int8", "fp8", "int4"]
+    block: tuple[int, int] | None = None  # scaled: outputs and inputs of a scale; None: one per output or tensor
+    group_size: int | None = None  # int4: inputs that share a scale; None: all
+    zero_offset: int = 0  # gptq: what to add to stored zero points
+
+
+def parse_quantization(raw: dict[str, Any] | None, path: Path) -> QuantizationConfig | None:
+    """`raw` is the quantization_config of `path`. ConfigError for what cannot be run."""
+    if not raw:
+        return None
+    method = str(raw.get("quant_method"))
+    if method not in _PARSERS:
+        known = ", ".join(sorted(_PARSERS))
+        raise ConfigError(f"{path}: quantization method {method} is not supported, known are {known}")
+    try:
+        return _PARSERS[method](raw)
+    except _Unknown as error:
+        raise ConfigError(f"{path}: {method} with {error} is not supported") from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{path}: quantization_config of {method} cannot be read ({type(error).__name__}: {error})"
+        ) from None
+
+
+class _Unknown(Exception):
+    """A setting of a known method that cannot be run."""
+
+
+def _expect(raw: dict[str, Any], name: str, *known: object, default: object = None) -> Any:
+    value = raw.get(name, default)
+    if value not in known:
+        raise _Unknown(f"{name} {value!r}")
+    return value
+
+
+def _group_size(value: object) -> int | None:
+    if value is None or value == -1:
+        return None
+    if not isinstance(value, int) or value < 1:
+        raise _Unknown(f"group_size {value!r}")
+    return value
+
+
+def _awq(raw: dict[str, Any]) -> QuantizationConfig:
+    _expect(raw, "bits", 4)
+    version = str(raw.get("version", "gemm")).lower()
+    if version != "gemm":
+        raise _Unknown(f"version {version}")
+    return QuantizationConfig(layout="awq", codes="int4", group_size=_group_size(raw["group_size"]))
+
+
+def _gptq(raw: dict[str, Any]) -> QuantizationConfig:
+    _expect(raw, "bits", 4)
+    checkpoint_format = _expect(raw, "checkpoint_format", "gptq", "gptq_v2", default="gptq")
+    if raw.get("dynamic"):
+        raise _Unknown("settings of their own for some layers (dynamic)")
+    offset = 1 if checkpoint_format == "gptq" else 0
+    return QuantizationConfig(
+        layout="gptq", codes="int4", group_size=_group_size(raw["group_size"]), zero_offset=offset
+    )
+
+
+def _fp8(raw: dict[str, Any]) -> QuantizationConfig:
+    _expect(raw, "fmt", "e4m3", default="e4m3")
+    return QuantizationConfig(layout="scaled", codes="fp8", block=_block(raw.get("weight_block_size")))
+
+
+def _fbgemm_fp8(raw: dict[str, Any]) -> QuantizationConfig:
+    return QuantizationConfig(layout="scaled", codes="fp8")
+
+
+def _compressed_tensors(raw: dict[str, Any]) -> QuantizationConfig:
+    groups = list(raw["config_groups"].values())
+    weights = [group["weights"] for group in groups]
+    if not weights or any(each != weights[0] for each in weights):
+        raise _Unknown(f"{len(groups)} groups of layers quantized in ways of their own")
+    scheme = weights[0]
+    kind, bits = scheme["type"], scheme["num_bits"]
+    strategy = _expect(scheme, "strategy", "tensor", "channel", "group", "block")
+    if not scheme.get("symmetric", True):
+        raise _Unknown("zero points (symmetric false)")
+    if (kind, bits) == ("int", 4) and strategy in ("channel", "group"):
+        _expect(raw, "format", "pack-quantized")
+        return QuantizationConfig(layout="packed", codes="int4", group_size=_group_size(scheme.get("group_size")))
+    if bits != 8 or kind not in ("int", "float"):
+        raise _Unknown(f"{kind} of {bits} bits, strategy {strategy}")
+    _expect(raw, "format", "float-quantized", "int-quantized", "naive-quantized")
+    size = _group_size(scheme.get("group_size")) if strategy == "group" else None
+    block = (1, size) if size is not None else _block(scheme.get("block_structure"))
+    return QuantizationConfig(layout="scaled", codes="int8" if kind == "int" else "fp8", block=block)
+
+
+def _block(value: Any) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    rows, columns = (int(size) for size in value)
+    if min(rows, columns) < 1:
+        raise _Unknown(f"blocks of {rows} x {columns}")
+    return rows, columns
+
+
+_PARSERS: dict[str, Callable[[dict[str, Any]], QuantizationConfig]] = {
+    "awq": _awq,
+    "gptq": _gptq,
+    "fp8": _fp8,
+    "fbgemm_fp8": _fbgemm_fp8,
+    "compressed-tensors": _compressed_tensors,
+}

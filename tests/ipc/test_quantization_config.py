@@ -1,0 +1,93 @@
+"""quantization_config is read for the methods that are known, and anything else is refused in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tokenloom.ipc.errors import ConfigError
+from tokenloom.ipc.quantization_config import QuantizationConfig, parse_quantization
+
+PATH = Path("/m/config.json")
+
+
+def compressed(file_format: str = "int-quantized", **weights: object) -> dict[str, Any]:
+    scheme = {"type": "int", "num_bits": 8, "strategy": "channel", "symmetric": True, **weights}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": file_format,
+        "config_groups": {"group_0": {"weights": scheme, "targets": ["Linear"]}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        (
+            {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "GEMM"},
+            QuantizationConfig(layout="awq", codes="int4", group_size=128),
+        ),
+        (
+            {"quant_method": "gptq", "bits": 4, "group_size": -1, "desc_act": True},
+            QuantizationConfig(layout="gptq", codes="int4", zero_offset=1),
+        ),
+        (
+            {"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": "gptq_v2"},
+            QuantizationConfig(layout="gptq", codes="int4", group_size=32),
+        ),
+        (
+            {"quant_method": "fp8", "weight_block_size": [128, 64]},
+            QuantizationConfig(layout="scaled", codes="fp8", block=(128, 64)),
+        ),
+        ({"quant_method": "fbgemm_fp8"}, QuantizationConfig(layout="scaled", codes="fp8")),
+        (compressed(), QuantizationConfig(layout="scaled", codes="int8")),
+        (
+            compressed(strategy="group", group_size=64),
+            QuantizationConfig(layout="scaled", codes="int8", block=(1, 64)),
+        ),
+        (
+            compressed("float-quantized", type="float", strategy="block", block_structure=[128, 128]),
+            QuantizationConfig(layout="scaled", codes="fp8", block=(128, 128)),
+        ),
+        (
+            compressed("pack-quantized", num_bits=4, strategy="group", group_size=128),
+            QuantizationConfig(layout="packed", codes="int4", group_size=128),
+        ),
+    ],
+)
+def test_known_methods_are_read(raw: dict[str, Any], expected: QuantizationConfig) -> None:
+    assert parse_quantization(raw, PATH) == expected
+
+
+def test_no_method_is_none() -> None:
+    assert parse_quantization(None, PATH) is None
+    assert parse_quantization({}, PATH) is None
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ({"quant_method": "bitsandbytes"}, "quantization method bitsandbytes is not supported, known are awq, comp"),
+        ({"bits": 4}, "quantization method None is not supported"),
+        ({"quant_method": "gptq", "bits": 3, "group_size": 128}, "gptq with bits 3 is not supported"),
+        ({"quant_method": "gptq", "bits": 4}, "quantization_config of gptq cannot be read"),
+        (
+            {"quant_method": "gptq", "bits": 4, "group_size": 128, "dynamic": {"-:a": {}}},
+            "settings of their own for some layers",
+        ),
+        ({"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemv"}, "awq with version gemv is not"),
+        ({"quant_method": "awq", "bits": 4, "group_size": 0}, "awq with group_size 0 is not"),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, "fp8 with fmt 'e5m2' is not"),
+        (compressed(num_bits=2), "compressed-tensors with int of 2 bits, strategy channel is not"),
+        (compressed(strategy="token"), "compressed-tensors with strategy 'token' is not"),
+        (compressed("marlin-24"), "compressed-tensors with format 'marlin-24' is not"),
+        (compressed(symmetric=False), r"zero points \(symmetric false\) is not"),
+        ({**compressed(), "config_groups": {}}, "0 groups of layers quantized in ways of their own"),
+    ],
+)
+def test_anything_else_is_refused_in_one_line(raw: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        parse_quantization(raw, PATH)
+    assert str(caught.value).startswith(f"{PATH}: ") and "\n" not in str(caught.value)

@@ -1,0 +1,132 @@
+"""Quantized checkpoints mean what their formats say: ours against numpy's unpacking, whole and cut into shares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tokenloom.ipc.errors import ConfigError
+from tokenloom.ipc.model_config import ModelConfig
+from tokenloom.ipc.quantization_config import QuantizationConfig
+from tokenloom.kernels.quantized import QuantizedWeight, as_floats
+from tokenloom.tests.checkpoints import tiny_checkpoint
+from tokenloom.tests.quantized_checkpoints import FORMATS, quantized_pair
+from tokenloom.tests.workers.paged_run import CPU, PagedRun, load
+from tokenloom.tests.workers.test_models import oracle, prompts_of, run_schedule, schedule
+from tokenloom.workers.quantized_weights import load_matrix
+from tokenloom.workers.weights import Checkpoint, Piece
+
+SHAPE = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16}
+INNER = 208  # not a multiple of a group or a block; 26 words of eight codes
+LAYER = "model.layers.1"
+Q_PROJ = f"{LAYER}.self_attn.q_proj.weight"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Matrices this small are slower on two."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+def open_pair(folders: tuple[Path, Path]) -> tuple[Checkpoint, dict[str, torch.Tensor]]:
+    """The quantized checkpoint, and the floats that it stands for."""
+    quantized, plain = folders
+    checkpoint = Checkpoint(quantized, torch.float32, CPU, ModelConfig.load(quantized).quantization)
+    return checkpoint, load_file(plain / "model.safetensors")
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_matrices_are_what_their_codes_stand_for(form: str, tmp_path: Path) -> None:
+    checkpoint, floats = open_pair(quantized_pair(tmp_path, form, intermediate_size=INNER, **SHAPE))
+    names = [f"{LAYER}.self_attn.{name}_proj.weight" for name in "qkv"]
+    with checkpoint:
+        for name in [*names, f"{LAYER}.mlp.down_proj.weight"]:
+            weight = load_matrix(checkpoint, Piece(name, tuple(floats[name].shape)))
+            assert isinstance(weight, QuantizedWeight) and weight.nbytes < 0.5 * floats[name].nbytes
+            torch.testing.assert_close(weight.dequantize(), floats[name], atol=1e-7, rtol=1e-6)
+        fused = load_matrix(checkpoint, *(Piece(name, tuple(floats[name].shape)) for name in names))
+        assert isinstance(fused, QuantizedWeight)
+        torch.testing.assert_close(
+            fused.dequantize(), torch.cat([floats[name] for name in names]), atol=1e-7, rtol=1e-6
+        )
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_rank_gets_its_share_wherever_groups_begin(form: str, num_ranks: int, tmp_path: Path) -> None:
+    checkpoint, floats = open_pair(quantized_pair(tmp_path, form, intermediate_size=INNER, **SHAPE))
+    with checkpoint:
+        for name, axis in ((f"{LAYER}.mlp.up_proj.weight", 0), (f"{LAYER}.mlp.down_proj.weight", 1)):
+            size = INNER // num_ranks
+            for rank in range(num_ranks):
+                share = range(rank * size, (rank + 1) * size)
+                weight = load_matrix(checkpoint, Piece(name, tuple(floats[name].shape), axis, share))
+                expected = floats[name].narrow(axis, share.start, size)
+                torch.testing.assert_close(as_floats(weight), expected, atol=1e-7, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("form", "family"),
+    [*((form, "llama") for form in FORMATS), ("awq", "mixtral"), ("gptq, act-order", "qwen3_moe")],
+)
+def test_logits_equal_transformers_on_the_floats(form: str, family: str, tmp_path: Path) -> None:
+    shape = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    quantized, plain = quantized_pair(tmp_path, form, family, intermediate_size=72, **shape)
+    lengths = {"a": 40, "b": 1, "c": 17}
+    tokens = prompts_of(lengths, 260, seed=1)
+    expected = oracle(plain, tokens)
+    actual = run_schedule(PagedRun(load(quantized), 16), tokens, schedule(lengths, seed=2))
+    for name in tokens:
+        torch.testing.assert_close(actual[name], expected[name], atol=1e-4, rtol=0, msg=f"{form}: {name}")
+
+
+def test_matrices_that_are_not_quantized_stay_as_they_are(tmp_path: Path) -> None:
+    checkpoint, floats = open_pair(quantized_pair(tmp_path, "awq", **SHAPE))
+    folder = checkpoint.folder
+    names = [f"{LAYER}.self_attn.{name}_proj" for name in "qkv"]
+    stored = load_file(folder / "model.safetensors")
+    for name in names[:2]:
+        for suffix in ("qweight", "qzeros", "scales"):
+            del stored[f"{name}.{suffix}"]
+        stored[f"{name}.weight"] = floats[f"{name}.weight"]
+    save_file(stored, folder / "model.safetensors")
+    pieces = [Piece(f"{name}.weight", tuple(floats[f"{name}.weight"].shape)) for name in names]
+    with Checkpoint(folder, torch.float32, CPU, checkpoint.quantization) as edited:
+        plain, mixed = load_matrix(edited, *pieces[:2]), load_matrix(edited, *pieces)
+    assert isinstance(plain, torch.Tensor) and isinstance(mixed, torch.Tensor)
+    assert torch.equal(plain, torch.cat([floats[piece.name] for piece in pieces[:2]]))
+    torch.testing.assert_close(mixed, torch.cat([floats[piece.name] for piece in pieces]))
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_quantizing_on_load_keeps_logits_near(kind: str, tmp_path: Path) -> None:
+    """Within 5 % (int8: 1/254 of a row's largest element) or 15 % (e4m3: 1/16 of each) of the logits' deviation."""
+    folder = tiny_checkpoint(tmp_path, "qwen3_moe")
+    tokens = prompts_of({"a": 60}, 270, seed=3)
+    exact = PagedRun(load(folder), 16).step(tokens)["a"]
+    rough = PagedRun(load(folder, quantization=kind), 16).step(tokens)["a"]
+    error = float((rough - exact).std() / exact.std())
+    assert 1e-4 < error < {"int8": 0.05, "fp8": 0.15}[kind]
+
+
+def test_scales_of_other_blocks_are_told(tmp_path: Path) -> None:
+    quantized, _ = quantized_pair(tmp_path, "fp8, blocks", **SHAPE)
+    wrong = QuantizationConfig(layout="scaled", codes="fp8", block=(16, 16))
+    message = r"q_proj.weight_scale_inv has shape \[2, 2\], blocks of 16 x 16 in \[96, 96\] ask for \[6, 6\]"
+    with Checkpoint(quantized, torch.float32, CPU, wrong) as checkpoint, pytest.raises(ConfigError, match=message):
+        load_matrix(checkpoint, Piece(Q_PROJ, (96, 96)))
+
+
+def test_codes_of_another_kind_are_told(tmp_path: Path) -> None:
+    quantized, _ = quantized_pair(tmp_path, "int8, channels", **SHAPE)
+    wrong = QuantizationConfig(layout="scaled", codes="fp8")
+    message = r"q_proj.weight is I8, only F8_E4M3 can be used here"
+    with Checkpoint(quantized, torch.float32, CPU, wrong) as checkpoint, pytest.raises(ConfigError, match=message):
+        load_matrix(checkpoint, Piece(Q_PROJ, (96, 96)))

@@ -1,0 +1,204 @@
+"""The matrices of a checkpoint in the form they are stored in: floats, or codes with scales in one of four layouts.
+
+    scaled  weight [out, in] of 8 bits; weight_scale one, per output or per block, or weight_scale_inv per block
+    packed  weight_packed [out, in / 8] int32, weight_scale [out, groups], weight_g_idx [in] or none; zero is code 8
+    gptq    qweight [in / 8, out] int32, qzeros [groups, out / 8] int32, scales [groups, out], g_idx [in] or none
+    awq     qweight [in, out / 8] int32, qzeros [groups, out / 8] int32, scales [groups, out]; codes are interleaved
+
+An int32 holds eight codes, the first in its lowest bits. Knows which tensors make a matrix and how a rank's share of
+them is cut; knows no layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..ipc.errors import ConfigError
+from ..ipc.quantization_config import QuantizationConfig
+from ..kernels.quantized import QuantizedWeight, Weight, as_floats, concatenate, from_groups, quantize
+from .weights import FLOAT_DTYPES, Checkpoint, Piece
+
+CODES_PER_WORD = 8  # of 4 bits in an int32
+AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where in a word the code of each of eight outputs is
+STORED_DTYPES = {"fp8": ("F8_E4M3",), "int8": ("I8",)}
+
+
+def load_matrix(checkpoint: Checkpoint, *pieces: Piece) -> Weight:
+    """Pieces of `NAME.weight` [out, in], one under the other. Those that are not quantized stay as they are."""
+    config = checkpoint.quantization
+    if config is None or config.layout == "on_load":
+        return as_stored(checkpoint, checkpoint.load(*pieces))
+    matrices = [_Matrix.of(piece) for piece in pieces]
+    parts = [_READERS[config.layout](checkpoint, config, matrix) for matrix in matrices]
+    quantized = [part for part in parts if part is not None]
+    if len(quantized) == len(parts):
+        return concatenate(quantized)
+    if not quantized:
+        return checkpoint.load(*pieces)
+    return torch.cat(
+        [checkpoint.load(piece) if part is None else as_floats(part) for piece, part in zip(pieces, parts, strict=True)]
+    )
+
+
+def as_stored(checkpoint: Checkpoint, weight: Tensor) -> Weight:
+    """A matrix that came as floats, rounded to 8 bits if that is asked for."""
+    config = checkpoint.quantization
+    if config is None or config.layout != "on_load":
+        return weight
+    assert config.codes != "int4"
+    return quantize(weight, config.codes)
+
+
+@dataclass(frozen=True)
+class _Matrix:
+    """Outputs `rows` and inputs `columns` of the [num_rows, num_columns] matrix `name`; one of them is whole."""
+
+    name: str
+    num_rows: int
+    num_columns: int
+    rows: range
+    columns: range
+
+    @classmethod
+    def of(cls, piece: Piece) -> _Matrix:
+        num_rows, num_columns = piece.shape
+        rows = piece.range if piece.axis == 0 else range(num_rows)
+        columns = piece.range if piece.axis == 1 else range(num_columns)
+        return cls(piece.name.removesuffix(".weight"), num_rows, num_columns, rows, columns)
+
+    def piece(self, suffix: str, shape: tuple[int, ...], axis: int, share: range) -> Piece:
+        return Piece(f"{self.name}.{suffix}", shape, axis, share)
+
+
+def _read_scaled(checkpoint: Checkpoint, config: QuantizationConfig, matrix: _Matrix) -> QuantizedWeight | None:
+    scale_name = next(
+        (s for s in ("weight_scale_inv", "weight_scale") if f"{matrix.name}.{s}" in checkpoint),
+        None,
+    )
+    if scale_name is None:
+        return None
+    shape = (matrix.num_rows, matrix.num_columns)
+    whole, part = (0, matrix.rows) if len(matrix.rows) < matrix.num_rows else (1, matrix.columns)
+    codes = checkpoint.load_stored(matrix.piece("weight", shape, whole, part), STORED_DTYPES[config.codes])
+    stored_shape = checkpoint.shape_of(f"{matrix.name}.{scale_name}")
+    scales = _floats(checkpoint, f"{matrix.name}.{scale_name}", stored_shape)
+    block_rows, block_columns = config.block or (1, matrix.num_columns)
+    num_blocks = (-(-matrix.num_rows // block_rows), -(-matrix.num_columns // block_columns))
+    if scales.numel() == 1:
+        scales = scales.reshape(1, 1).expand(matrix.num_rows, 1)
+        block_rows, block_columns = 1, matrix.num_columns
+    elif scales.numel() != num_blocks[0] * num_blocks[1]:
+        raise ConfigError(
+            f"{checkpoint.folder}: {matrix.name}.{scale_name} has shape {list(stored_shape)}, blocks of "
+            f"{block_rows} x {block_columns} in {list(shape)} ask for {list(num_blocks)}: config.json is another's"
+        )
+    else:
+        scales = scales.reshape(num_blocks)
+    rows = _indices(matrix.rows, codes.device) // block_rows
+    return from_groups(
+        codes, scales[rows], None, _indices(matrix.columns, codes.device) // block_columns, checkpoint.dtype
+    )
+
+
+def _read_packed(checkpoint: Checkpoint, config: QuantizationConfig, matrix: _Matrix) -> QuantizedWeight | None:
+    if f"{matrix.name}.weight_packed" not in checkpoint:
+        return None
+    words = _aligned(matrix.columns)
+    num_groups = _num_groups(config, matrix)
+    if len(matrix.rows) < matrix.num_rows:
+        piece = matrix.piece("weight_packed", (matrix.num_rows, matrix.num_columns // CODES_PER_WORD), 0, matrix.rows)
+    else:
+        piece = matrix.piece("weight_packed", (matrix.num_rows, matrix.num_columns // CODES_PER_WORD), 1, words)
+    codes = _trim(_unpack(checkpoint.load_stored(piece, ("I32",))), matrix.columns)
+    scales = _floats(checkpoint, f"{matrix.name}.weight_scale", (matrix.num_rows, num_groups))
+    scales = scales[_indices(matrix.rows, scales.device)]
+    zeros = torch.full_like(scales, 8, dtype=torch.uint8)
+    groups = _groups(checkpoint, config, matrix, "weight_g_idx")
+    return from_groups(codes, scales, zeros, groups, checkpoint.dtype)
+
+
+def _read_gptq(checkpoint: Checkpoint, config: QuantizationConfig, matrix: _Matrix) -> QuantizedWeight | None:
+    if f"{matrix.name}.qweight" not in checkpoint:
+        return None
+    shape = (matrix.num_columns // CODES_PER_WORD, matrix.num_rows)
+    if len(matrix.rows) < matrix.num_rows:
+        piece = matrix.piece("qweight", shape, 1, matrix.rows)
+    else:
+        piece = matrix.piece("qweight", shape, 0, _aligned(matrix.columns))
+    codes = _trim(_unpack(checkpoint.load_stored(piece, ("I32",)).T), matrix.columns)
+    scales, zeros = _read_grid(checkpoint, config, matrix, range(CODES_PER_WORD))
+    groups = _groups(checkpoint, config, matrix, "g_idx")
+    return from_groups(codes, scales, zeros + config.zero_offset, groups, checkpoint.dtype)
+
+
+def _read_awq(checkpoint: Checkpoint, config: QuantizationConfig, matrix: _Matrix) -> QuantizedWeight | None:
+    if f"{matrix.name}.qweight" not in checkpoint:
+        return None
+    shape = (matrix.num_columns, matrix.num_rows // CODES_PER_WORD)
+    if len(matrix.rows) < matrix.num_rows:
+        piece = matrix.piece("qweight", shape, 1, _aligned(matrix.rows))
+    else:
+        piece = matrix.piece("qweight", shape, 0, matrix.columns)
+    codes = _trim(_unpack(checkpoint.load_stored(piece, ("I32",)), AWQ_ORDER), matrix.rows).T
+    scales, zeros = _read_grid(checkpoint, config, matrix, AWQ_ORDER)
+    return from_groups(codes, scales, zeros, _groups(checkpoint, config, matrix, "g_idx"), checkpoint.dtype)
+
+
+def _read_grid(
+    checkpoint: Checkpoint, config: QuantizationConfig, matrix: _Matrix, order: range | tuple[int, ...]
+) -> tuple[Tensor, Tensor]:
+    """Scales and zero points [rows, all groups] of the two layouts of [groups, out] tensors."""
+    num_groups = _num_groups(config, matrix)
+    zeros_shape = (num_groups, matrix.num_rows // CODES_PER_WORD)
+    stored = checkpoint.load_stored(matrix.piece("qzeros", zeros_shape, 1, _aligned(matrix.rows)), ("I32",))
+    scales = checkpoint.load_stored(matrix.piece("scales", (num_groups, matrix.num_rows), 1, matrix.rows), FLOAT_DTYPES)
+    return scales.T, _trim(_unpack(stored, order), matrix.rows).T
+
+
+def _num_groups(config: QuantizationConfig, matrix: _Matrix) -> int:
+    return 1 if config.group_size is None else -(-matrix.num_columns // config.group_size)
+
+
+def _groups(checkpoint: Checkpoint, config: QuantizationConfig, matrix: _Matrix, name: str) -> Tensor:
+    """The group of each input of the share: what the file says (act-order), else runs of the group's size."""
+    if f"{matrix.name}.{name}" in checkpoint:
+        stored = matrix.piece(name, (matrix.num_columns,), 0, matrix.columns)
+        return checkpoint.load_stored(stored, ("I32", "I64")).long()
+    return _indices(matrix.columns, checkpoint.device) // (config.group_size or matrix.num_columns)
+
+
+def _unpack(words: Tensor, order: range | tuple[int, ...] = range(CODES_PER_WORD)) -> Tensor:
+    """int32 [n, m] → codes uint8 [n, 8 m]; the k-th of eight is in place `order[k]`, counted from the low bits."""
+    shifts = torch.tensor([4 * place for place in order], dtype=torch.int32, device=words.device)
+    return ((words[:, :, None] >> shifts) & 15).to(torch.uint8).flatten(1)
+
+
+def _aligned(share: range) -> range:
+    """The words that hold the codes `share`."""
+    return range(share.start // CODES_PER_WORD, -(-share.stop // CODES_PER_WORD))
+
+
+def _trim(codes: Tensor, share: range) -> Tensor:
+    """Of the columns that `_aligned(share)` unpacks to, those of the share."""
+    start = share.start % CODES_PER_WORD
+    return codes[:, start : start + len(share)]
+
+
+def _floats(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> Tensor:
+    return checkpoint.load_stored(Piece(name, shape), FLOAT_DTYPES)
+
+
+def _indices(share: range, device: torch.device) -> Tensor:
+    return torch.arange(share.start, share.stop, device=device)
+
+
+_READERS: dict[str, Callable[[Checkpoint, QuantizationConfig, _Matrix], QuantizedWeight | None]] = {
+    "scaled": _read_scaled,
+    "packed": _read_packed,
+    "gptq": _read_gptq,
+    "awq": _read_awq,
+}
