@@ -27,7 +27,9 @@ from . import (
     triton_activation,
     triton_decode,
     triton_embedding,
+    triton_experts,
     triton_heads,
+    triton_matmul,
     triton_norm,
     triton_prefill,
     triton_sampling,
@@ -81,6 +83,8 @@ def builds(architecture: int, is_quick: bool = False) -> Iterator[Build]:
         yield _decode(architecture, element, head_dim, group, window)
         yield _prefill(architecture, element, head_dim, group, window)
     yield from _merges()
+    yield from _matmuls(is_quick)
+    yield from _experts()
     yield from _small_ops()
 
 
@@ -153,6 +157,78 @@ def _merges() -> Iterator[Build]:
         lengths | {"partials": "*fp32", "partial_logs": "*fp32", "output": "*E"},
         split | {"NUM_HEADS": 16, "HEAD_DIM": 128, "DIM_PAD": 128},
         num_warps=2,
+    )
+
+
+_MATMUL_FORMS = [  # element, kind, group size, whether groups are gathered, rows, chosen experts
+    ("bf16", "int4", 128, False, 16, 0),
+    ("bf16", "float", 0, False, 64, 8),
+    ("bf16", "int4", 128, False, 2048, 0),
+    ("bf16", "int4", 128, True, 16, 0),
+    ("bf16", "int8", 0, False, 16, 0),
+    ("bf16", "int8", 0, False, 2048, 0),
+    ("bf16", "fp8", 128, False, 16, 0),
+    ("fp16", "fp8", 0, False, 2048, 0),
+    ("fp32", "int8", 0, False, 16, 0),
+    ("bf16", "float", 0, False, 16, 8),
+    ("bf16", "int4", 128, False, 16, 8),
+    ("bf16", "fp8", 128, False, 64, 8),
+]
+
+
+def _matmuls(is_quick: bool) -> Iterator[Build]:
+    for element, kind, group_size, is_gathered, num_rows, num_chosen in _MATMUL_FORMS[: 2 if is_quick else None]:
+        num_groups = 4096 // group_size if group_size else 1
+        shape = triton_matmul.matmul_shape(num_rows, _BYTES[element], group_size or 4096, num_groups)
+        arguments = dict.fromkeys(("x", "bias", "output"), "*E") | {
+            "codes": {"float": "*E", "int8": "*i8"}.get(kind, "*u8"),
+            "scales": "*fp16" if kind == "int4" else "*fp32",
+            "zeros": "*u8",
+            "groups": "*i32",
+            "rows": "*i32",
+            "counts": "*i32",
+            "row_scales": "*fp32",
+            "num_rows": "i32",
+            "x_stride": "i32",
+        }
+        constants = {
+            "IN": 4096,
+            "OUT": 1536,
+            "NUM_GROUPS": num_groups,
+            "GROUP_SIZE": group_size or 4096,
+            "NUM_CHOSEN": num_chosen or 1,
+            "KIND": kind,
+            "HAS_ZEROS": kind == "int4",
+            "IS_GATHERED": is_gathered,
+            "HAS_BIAS": False,
+            "HAS_EXPERTS": num_chosen > 0,
+            "IS_WEIGHTED": False,
+            "BLOCK_M": shape.block_m,
+            "BLOCK_N": shape.block_n,
+            "BLOCK_K": shape.block_k,
+        }
+        label = f"matmul {element} x {kind}{' gathered' * is_gathered}{' experts' * (num_chosen > 0)}, {num_rows} rows"
+        yield Build(
+            label, triton_matmul.matmul_kernel, element, arguments, constants, shape.num_warps, shape.num_stages
+        )
+
+
+def _experts() -> Iterator[Build]:
+    yield Build(
+        "route",
+        triton_experts.route_kernel,
+        "bf16",
+        {"scores": "*E", "weights": "*fp32", "experts": "*i32"},
+        {"NUM_EXPERTS": 128, "EXPERTS_PAD": 128, "NUM_CHOSEN": 8, "CHOSEN_PAD": 8, "IS_NORMALIZED": True},
+        num_warps=1,
+    )
+    yield Build(
+        "list_rows",
+        triton_experts.list_rows_kernel,
+        "bf16",
+        {"experts": "*i32", "rows": "*i32", "counts": "*i32", "num_tokens": "i32", "num_choices": "i32"},
+        {"CHUNK": triton_experts.CHUNK},
+        num_warps=4,
     )
 
 

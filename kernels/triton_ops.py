@@ -1,4 +1,4 @@
-"""TritonOps: the operations of `ops.py` on CUDA, in Triton; matrix products are torch's (cuBLAS).
+"""TritonOps: the operations of `ops.py` on CUDA, in Triton; products with plain matrices are torch's (cuBLAS).
 
 What it does not override is the reference. No operation reads the device back, so that a decode step can be captured
 in a CUDA graph: everything that depends on lengths is found by the kernels.
@@ -7,17 +7,21 @@ in a CUDA graph: everything that depends on lengths is found by the kernels.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from .ops import AttentionMetadata, PackedLinear
+from .ops import AttentionMetadata, PackedExperts, PackedLinear
+from .quantized import Weight
 from .reference import PlainLinear, ReferenceOps
 from .triton_activation import silu_and_mul
 from .triton_decode import decode_attention, plan_decode
 from .triton_embedding import embedding
+from .triton_experts import TritonExperts, mix_experts
 from .triton_heads import prepare_heads
+from .triton_matmul import Matrices, matmul
 from .triton_norm import MAX_WIDTH, rms_norm
 from .triton_prefill import plan_prefill, prefill_attention
 from .triton_table import DecodeShape, PrefillShape, decode_shape, prefill_shape
@@ -27,6 +31,27 @@ logger = logging.getLogger("tokenloom.kernels")
 MIN_HEAD_DIM = 16  # the least that tl.dot multiplies
 MAX_HEAD_DIM = 256
 MAX_GROUP = 16
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizedLinear:
+    """One matrix in codes, and a bias [out]."""
+
+    matrices: Matrices
+    bias: Tensor | None
+    is_gated: bool
+
+    @property
+    def in_features(self) -> int:
+        return self.matrices.in_features
+
+    @property
+    def out_features(self) -> int:
+        return self.matrices.out_features // (2 if self.is_gated else 1)
+
+    @property
+    def nbytes(self) -> int:
+        return self.matrices.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
 
 @dataclass
@@ -51,6 +76,26 @@ class TritonOps(ReferenceOps):
         weight = table.weight if isinstance(table, PlainLinear) else table
         assert isinstance(weight, Tensor)
         return embedding(token_ids, weight, first_id)
+
+    def pack_linear(self, weight: Weight, bias: Tensor | None, is_gated: bool = False) -> PackedLinear:
+        if isinstance(weight, Tensor):
+            return super().pack_linear(weight, bias, is_gated)
+        return QuantizedLinear(Matrices.pack([weight]), bias, is_gated)
+
+    def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
+        if not isinstance(packed, QuantizedLinear):
+            return super().linear(x, packed)
+        outputs = matmul(_with_dense_rows(x), packed.matrices, packed.bias, x.dtype)
+        return self.silu_and_mul(outputs) if packed.is_gated else outputs
+
+    def pack_experts(self, gate_up: Sequence[Weight], down: Sequence[Weight]) -> PackedExperts:
+        return TritonExperts(Matrices.pack(gate_up), Matrices.pack(down))
+
+    def mix_experts(
+        self, x: Tensor, scores: Tensor, packed: PackedExperts, num_chosen: int, is_normalized: bool
+    ) -> Tensor:
+        assert isinstance(packed, TritonExperts)
+        return mix_experts(_with_dense_rows(x), scores, packed, num_chosen, is_normalized)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         if x.shape[-1] > MAX_WIDTH:
@@ -137,3 +182,7 @@ class TritonOps(ReferenceOps):
         if plans.prefill_tiles is None:
             plans.prefill_tiles = plan_prefill(plans.metadata, group, shape)
         return plans.prefill_tiles
+
+
+def _with_dense_rows(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()

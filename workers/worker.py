@@ -225,9 +225,7 @@ class Worker:
 
     @property
     def _has_graphs(self) -> bool:
-        """Experts are chosen on the host, token by token: that cannot be recorded."""
-        has_experts = self._spec.model.experts is not None
-        return self._samples_on_device and not self._spec.config.enforce_eager and not has_experts
+        return self._samples_on_device and not self._spec.config.enforce_eager
 
     @property
     def _samples_on_device(self) -> bool:

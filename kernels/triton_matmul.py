@@ -1,0 +1,293 @@
+"""x times matrices in 8 or 4 bits, or times the matrix of each row's expert: one kernel, dequantising as it goes.
+
+A program makes [BLOCK_N outputs, BLOCK_M rows], the matrix being the left side of each product: codes become floats in
+registers, and a tensor core's 64 rows are filled by outputs even where there are few tokens. A row's sum goes through
+the inputs in one order, whatever the number of rows.
+"""
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .quantized import QuantizedWeight, Weight
+
+KINDS = {torch.int8: "int8", torch.float8_e4m3fn: "fp8", torch.uint8: "int4"}
+MIN_BLOCK_K = 16  # the least that tl.dot multiplies
+
+
+@dataclass(frozen=True, eq=False)
+class Matrices:
+    """E matrices [out, in] of one form, one behind the other."""
+
+    codes: Tensor  # [E, out, in], 4-bit ones [E, out, in / 2]; "float": in the model's dtype
+    kind: str  # int8, fp8, int4 or float
+    scales: Tensor | None  # [E, out, num_groups]
+    zeros: Tensor | None  # [E, out, num_groups] uint8
+    groups: Tensor | None  # [E, in] int32; None: input i is of group i // group_size
+    group_size: int
+    in_features: int
+
+    @property
+    def out_features(self) -> int:
+        return self.codes.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.nbytes for t in (self.codes, self.scales, self.zeros, self.groups) if t is not None)
+
+    @classmethod
+    def pack(cls, weights: Sequence[Weight]) -> Matrices:
+        """All of one shape and kind."""
+        first = weights[0]
+        if isinstance(first, Tensor):
+            plain = torch.stack([weight for weight in weights if isinstance(weight, Tensor)])
+            return cls(plain, "float", None, None, None, first.shape[1], first.shape[1])
+        quantized = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
+        codes = torch.stack([weight.codes.view(torch.uint8) for weight in quantized])
+        kind = KINDS[first.codes.dtype]
+        if kind == "int8":
+            codes = codes.view(torch.int8)
+        is_even = all(weight.groups is None and weight.group_size == first.group_size for weight in quantized)
+        groups = None
+        if not is_even or not _fits_tiles(first):
+            groups = torch.stack([weight.group_of_inputs() for weight in quantized]).to(torch.int32)
+        num_groups = max(weight.scales.shape[1] for weight in quantized)
+        scales = torch.stack([_widened(weight.scales, num_groups) for weight in quantized])
+        zeros = None
+        if first.zeros is not None:
+            zeros = torch.stack([_widened(w.zeros, num_groups) for w in quantized if w.zeros is not None])
+        return cls(codes, kind, scales, zeros, groups, first.group_size, first.shape[1])
+
+
+def _block_k(weight_bytes: int, group_size: int, num_groups: int) -> int:
+    """Inputs at once: 64, or 32 of float32, and never of two groups."""
+    block = 32 if weight_bytes == 4 else 64
+    while num_groups > 1 and block > MIN_BLOCK_K and group_size % block:
+        block //= 2
+    return block
+
+
+def _fits_tiles(weight: QuantizedWeight) -> bool:
+    """Whether each tile of inputs lies in one group: the second half of 4-bit codes begins with a tile of its own."""
+    num_groups = weight.scales.shape[1]
+    block = _block_k(weight.dtype.itemsize, weight.group_size, num_groups)
+    has_fit = weight.group_size % block == 0 and (not weight.is_packed or weight.codes.shape[1] % block == 0)
+    return num_groups == 1 or has_fit
+
+
+def _widened(values: Tensor, num_groups: int) -> Tensor:
+    return torch.nn.functional.pad(values, (0, num_groups - values.shape[1]))
+
+
+@triton.jit
+def _floats_of(codes, dtype: tl.constexpr, KIND: tl.constexpr):
+    """Codes as floats; of e4m3 their 256th, which `_scale_of` makes up for."""
+    if KIND == "fp8":
+        bits = codes.to(tl.uint16)
+        half = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)  # the exponent of float16 is biased by 8 more
+        return half.to(tl.float16, bitcast=True).to(dtype)
+    return codes.to(dtype)
+
+
+@triton.jit
+def _scale_of(scales, KIND: tl.constexpr):
+    wide = scales.to(tl.float32)
+    if KIND == "fp8":
+        wide *= 256.0
+    return wide
+
+
+@triton.jit
+def _add_product(
+    total, codes, x_at, scales_at, zeros_at, groups_at, inputs, first, is_input, is_row, is_out,
+    NUM_GROUPS: tl.constexpr, GROUP_SIZE: tl.constexpr, KIND: tl.constexpr,
+    HAS_ZEROS: tl.constexpr, IS_GATHERED: tl.constexpr,
+):  # fmt: skip
+    """total [N, M] + the product of codes [N, K] and the `inputs` [K], from `first` on, of the rows at x_at [M]."""
+    values = tl.load(x_at[None, :] + inputs[:, None], mask=is_input[:, None] & is_row[None, :], other=0.0)
+    weight = _floats_of(codes, values.dtype, KIND)
+    if IS_GATHERED:
+        groups = tl.load(groups_at + inputs, mask=is_input, other=0)
+        where = is_out[:, None] & is_input[None, :]
+        if HAS_ZEROS:
+            weight -= tl.load(zeros_at[:, None] + groups[None, :], mask=where, other=0).to(values.dtype)
+        scale = _scale_of(tl.load(scales_at[:, None] + groups[None, :], mask=where, other=0.0), KIND)
+        return tl.dot((weight.to(tl.float32) * scale).to(values.dtype), values, total, input_precision="ieee")
+    if NUM_GROUPS == 1 and not HAS_ZEROS:  # the scale can wait
+        return tl.dot(weight, values, total, input_precision="ieee")
+    group = first // GROUP_SIZE
+    if HAS_ZEROS:
+        weight -= tl.load(zeros_at + group, mask=is_out, other=0).to(values.dtype)[:, None]
+    scale = _scale_of(tl.load(scales_at + group, mask=is_out, other=0.0), KIND)
+    return total + tl.dot(weight, values, input_precision="ieee") * scale[:, None]
+
+
+@triton.jit
+def matmul_kernel(
+    x,  # [*, IN], rows x_stride apart
+    codes,
+    scales,
+    zeros,
+    groups,
+    bias,  # [OUT]
+    output,  # [*, OUT]
+    rows,  # [E, num_rows] int32: the rows of the output that belong to each expert
+    counts,  # [E] int32: how many they are
+    row_scales,  # float32, of each row of the output
+    num_rows,
+    x_stride,
+    IN: tl.constexpr,
+    OUT: tl.constexpr,
+    NUM_GROUPS: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
+    NUM_CHOSEN: tl.constexpr,  # rows of the output made from one row of x
+    KIND: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    IS_GATHERED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_EXPERTS: tl.constexpr,
+    IS_WEIGHTED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    WIDTH: tl.constexpr = IN // 2 if KIND == "int4" else IN
+    expert = tl.program_id(2).to(tl.int64)
+    places = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    limit = num_rows
+    if HAS_EXPERTS:
+        limit = tl.load(counts + expert)
+        if tl.program_id(1) * BLOCK_M >= limit:
+            return
+    is_row = places < limit
+    targets = places.to(tl.int64)
+    if HAS_EXPERTS:
+        targets = tl.load(rows + expert * num_rows + places, mask=is_row, other=0).to(tl.int64)
+    outs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    is_out = outs < OUT
+    matrix_rows = expert * OUT + outs
+    codes_at = codes + matrix_rows * WIDTH
+    scales_at, zeros_at = scales + matrix_rows * NUM_GROUPS, zeros + matrix_rows * NUM_GROUPS
+    groups_at = groups + expert * IN
+    x_at = x + (targets // NUM_CHOSEN) * x_stride
+    total = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
+    for start in range(0, WIDTH, BLOCK_K):
+        inputs = start + tl.arange(0, BLOCK_K)
+        is_input = inputs < WIDTH
+        loaded = tl.load(codes_at[:, None] + inputs[None, :], mask=is_out[:, None] & is_input[None, :], other=0)
+        if KIND == "int4":
+            total = _add_product(
+                total, loaded & 15, x_at, scales_at, zeros_at, groups_at, inputs, start, is_input, is_row, is_out,
+                NUM_GROUPS, GROUP_SIZE, KIND, HAS_ZEROS, IS_GATHERED,
+            )  # fmt: skip
+            total = _add_product(
+                total, loaded >> 4, x_at, scales_at, zeros_at, groups_at, inputs + WIDTH, start + WIDTH, is_input,
+                is_row, is_out, NUM_GROUPS, GROUP_SIZE, KIND, HAS_ZEROS, IS_GATHERED,
+            )  # fmt: skip
+        elif KIND == "float":
+            values = tl.load(x_at[None, :] + inputs[:, None], mask=is_input[:, None] & is_row[None, :], other=0.0)
+            total = tl.dot(loaded, values, total, input_precision="ieee")
+        else:
+            total = _add_product(
+                total, loaded, x_at, scales_at, zeros_at, groups_at, inputs, start, is_input, is_row, is_out,
+                NUM_GROUPS, GROUP_SIZE, KIND, HAS_ZEROS, IS_GATHERED,
+            )  # fmt: skip
+    if KIND != "float" and NUM_GROUPS == 1 and not HAS_ZEROS and not IS_GATHERED:
+        total *= _scale_of(tl.load(scales_at, mask=is_out, other=0.0), KIND)[:, None]
+    if HAS_BIAS:
+        total += tl.load(bias + outs, mask=is_out, other=0.0).to(tl.float32)[:, None]
+    if IS_WEIGHTED:
+        total *= tl.load(row_scales + targets, mask=is_row, other=0.0)[None, :]
+    at = output + targets[None, :] * OUT + outs[:, None]
+    tl.store(at, total.to(output.dtype.element_ty), mask=is_out[:, None] & is_row[None, :])
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertRows:
+    """Which rows of the output each expert makes; row r is made from row r // num_chosen of x."""
+
+    rows: Tensor  # [E, num_tokens] int32
+    counts: Tensor  # [E] int32
+    num_choices: int  # rows of the output
+    num_chosen: int
+
+
+@dataclass(frozen=True)
+class MatmulShape:
+    """block_m: rows of a program; block_n: its outputs; block_k: inputs at once."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+
+def matmul_shape(num_rows: int, element_size: int, group_size: int, num_groups: int) -> MatmulShape:
+    """How a product of so many rows (of an expert: on the average) is launched."""
+    block_m = 16 if num_rows <= 16 else 32 if num_rows <= 48 else 64
+    block_n, num_warps = (64, 4) if block_m <= 32 else (128, 8)
+    block_k = _block_k(element_size, group_size, num_groups)
+    return MatmulShape(block_m, block_n, block_k, num_warps, num_stages=4)
+
+
+def matmul(
+    x: Tensor,
+    matrices: Matrices,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    experts: ExpertRows | None = None,
+    row_scales: Tensor | None = None,
+) -> Tensor:
+    """x [T, in] times the only matrix, or each row times its expert's and its scale: [T or num_choices, out] `dtype`.
+
+    x has dense rows; with experts and as many rows as choices, row r of x makes row r of the output.
+    """
+    num_rows, width = x.shape[0], matrices.out_features
+    num_targets = num_rows if experts is None else experts.num_choices
+    output = torch.empty((num_targets, width), dtype=dtype, device=x.device)
+    if not num_targets:
+        return output
+    num_matrices, num_groups = matrices.codes.shape[0], 1 if matrices.scales is None else matrices.scales.shape[2]
+    region = num_rows if experts is None else experts.rows.shape[1]
+    rows_each = -(-num_targets // num_matrices)
+    shape = matmul_shape(rows_each, x.element_size(), matrices.group_size, num_groups)
+    grid = (triton.cdiv(width, shape.block_n), triton.cdiv(region, shape.block_m), num_matrices)
+    matmul_kernel[grid](
+        x,
+        matrices.codes,
+        x if matrices.scales is None else matrices.scales,
+        x if matrices.zeros is None else matrices.zeros,
+        x if matrices.groups is None else matrices.groups,
+        x if bias is None else bias,
+        output,
+        x if experts is None else experts.rows,
+        x if experts is None else experts.counts,
+        x if row_scales is None else row_scales,
+        region,
+        x.stride(0),
+        IN=matrices.in_features,
+        OUT=width,
+        NUM_GROUPS=num_groups,
+        GROUP_SIZE=matrices.group_size,
+        NUM_CHOSEN=num_targets // num_rows,
+        KIND=matrices.kind,
+        HAS_ZEROS=matrices.zeros is not None,
+        IS_GATHERED=matrices.groups is not None,
+        HAS_BIAS=bias is not None,
+        HAS_EXPERTS=experts is not None,
+        IS_WEIGHTED=row_scales is not None,
+        BLOCK_M=shape.block_m,
+        BLOCK_N=shape.block_n,
+        BLOCK_K=shape.block_k,
+        num_warps=shape.num_warps,
+        num_stages=shape.num_stages,
+    )
+    return output

@@ -1,0 +1,149 @@
+"""Products with quantized matrices and with experts' against the reference, over random shapes, in the interpreter.
+
+Tolerances, relative to the largest element: float32 1e-5 (sums of up to 600 terms in another order); float16 4e-3 (the
+reference rounds the dequantised matrix, the kernel the product of a group alone; the answers of experts are rounded
+before they are mixed). The reference is compared with numpy in test_reference.py and test_quantized.py.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tokenloom.kernels.quantized import QuantizedWeight, Weight, concatenate, from_groups, quantize
+from tokenloom.kernels.reference import ReferenceOps
+from tokenloom.kernels.reference import route as reference_route
+from tokenloom.kernels.triton_experts import list_rows, route
+from tokenloom.kernels.triton_ops import TritonOps
+from tokenloom.tests.quantized_checkpoints import quantized_pair
+from tokenloom.tests.workers.paged_run import PagedRun, load
+
+from .test_triton_layers import seeds
+
+TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3}
+FORMS = ("int8", "fp8", "int8 groups", "int4", "int4 act-order", "int4 one group", "fp8 blocks")
+
+
+@pytest.fixture(autouse=True)
+def inference() -> Iterator[None]:
+    torch.set_num_threads(1)
+    with torch.inference_mode():
+        yield
+
+
+def check_close(result: torch.Tensor, wanted: torch.Tensor) -> None:
+    bound = TOLERANCES[result.dtype] * max(float(wanted.abs().max()), 1e-3) if wanted.numel() else 0.0
+    torch.testing.assert_close(result, wanted, atol=bound, rtol=0)
+
+
+def random_weight(rng: random.Random, form: str, num_out: int, num_in: int, dtype: torch.dtype) -> QuantizedWeight:
+    """`num_in` is even. Elements are of deviation 1 / sqrt(num_in)."""
+    group = num_in if form.endswith("one group") else rng.choice([16, 24, 32, 64, 128])
+    groups = torch.arange(num_in) // group
+    if form in ("int8", "fp8"):
+        return quantize((torch.randn(num_out, num_in) / num_in**0.5).to(dtype), form)
+    if form.endswith("act-order"):
+        groups = groups[torch.randperm(num_in)]
+    scales = (torch.rand(num_out, int(groups.max()) + 1) + 0.5) / num_in**0.5
+    if form.startswith("int4"):
+        zeros = torch.randint(1, 17, scales.shape, dtype=torch.uint8)
+        codes = torch.randint(0, 16, (num_out, num_in), dtype=torch.uint8)
+        return from_groups(codes, (scales / 8).half(), zeros, groups, dtype)
+    if form.startswith("int8"):
+        codes = torch.randint(-127, 128, (num_out, num_in), dtype=torch.int8)
+        return from_groups(codes, scales / 127, None, groups, dtype)
+    codes = torch.randn(num_out, num_in).mul(90).clamp(-448, 448).to(torch.float8_e4m3fn)
+    codes.view(torch.uint8)[0, 0] = 1  # the least there is, a subnormal
+    return from_groups(codes, scales / 90, None, groups, dtype)
+
+
+def random_shape(rng: random.Random) -> tuple[int, int, int]:
+    """(rows, out, in)"""
+    return (
+        rng.choice([0, 1, 3, 16, 17, 40, 70]),
+        rng.choice([1, 7, 64, 100, 130]),
+        2 * rng.choice([1, 20, 64, 100, 150]),
+    )
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("seed", seeds(2, 10))
+def test_quantized_linear_is_the_references(seed: int, form: str) -> None:
+    rng = random.Random(f"{seed} {form}")
+    torch.manual_seed(rng.getrandbits(32))
+    dtype = rng.choice(list(TOLERANCES))
+    num_rows, num_out, num_in = random_shape(rng)
+    is_gated = rng.random() < 0.3
+    weight = random_weight(rng, form, num_out * (1 + is_gated), num_in, dtype)
+    if rng.random() < 0.3:
+        weight = concatenate([weight, random_weight(rng, form, 2, num_in, dtype)])
+    bias = rng.choice([None, torch.randn(weight.shape[0]).to(dtype)])
+    x = torch.randn(num_rows, 2 * num_in).to(dtype)[:, :num_in]  # strided
+    results = [ops.linear(x, ops.pack_linear(weight, bias, is_gated)) for ops in (TritonOps(90), ReferenceOps())]
+    check_close(*results)
+
+
+@pytest.mark.parametrize("form", ["float", "int8", "fp8 blocks", "int4", "int4 act-order"])
+@pytest.mark.parametrize("seed", seeds(2, 8))
+def test_mixed_experts_are_the_references(seed: int, form: str) -> None:
+    rng = random.Random(f"{seed} {form}")
+    torch.manual_seed(rng.getrandbits(32))
+    dtype = rng.choice(list(TOLERANCES))
+    num_experts = rng.choice([1, 5, 8, 33])
+    num_chosen, is_normalized = rng.randint(1, min(num_experts, 8)), rng.random() < 0.5
+    num_tokens, hidden, inner = rng.choice([0, 1, 5, 50, 90]), rng.choice([24, 64, 100]), rng.choice([10, 32, 56])
+
+    def draw(num_out: int, num_in: int) -> Weight:
+        if form == "float":
+            return (torch.randn(num_out, num_in) / num_in**0.5).to(dtype)
+        return random_weight(rng, form, num_out, num_in, dtype)
+
+    gate_up, down = ([draw(*shape) for _ in range(num_experts)] for shape in ((2 * inner, hidden), (hidden, inner)))
+    x, scores = torch.randn(num_tokens, hidden).to(dtype), torch.randn(num_tokens, num_experts).to(dtype)
+    results = [
+        ops.mix_experts(x, scores, ops.pack_experts(gate_up, down), num_chosen, is_normalized)
+        for ops in (TritonOps(90), ReferenceOps())
+    ]
+    check_close(*results)
+
+
+@pytest.mark.parametrize("seed", seeds(6, 30))
+def test_experts_are_chosen_and_listed_as_the_scores_say(seed: int) -> None:
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    num_experts = rng.choice([1, 3, 8, 60, 128])
+    num_tokens, num_chosen = rng.choice([0, 1, 9, 150]), rng.randint(1, min(num_experts, 8))
+    scores = torch.randn(num_tokens, num_experts) * 3
+    weights, experts = route(scores, num_chosen, seed % 2 == 0)
+    wanted_weights, wanted = reference_route(scores, num_chosen, seed % 2 == 0)
+    assert torch.equal(experts.long(), wanted)
+    torch.testing.assert_close(weights, wanted_weights, atol=1e-6, rtol=1e-5)
+    lists = list_rows(experts, num_experts)
+    for expert in range(num_experts):
+        found = lists.rows[expert, : int(lists.counts[expert])] if num_tokens else torch.empty(0)
+        assert found.tolist() == (experts.flatten() == expert).nonzero()[:, 0].tolist()
+
+
+@pytest.mark.parametrize(("form", "family"), [("gptq, act-order", "mixtral"), ("fp8, blocks", "qwen3_moe")])
+def test_a_quantized_model_with_experts_has_the_references_logits(form: str, family: str, tmp_path: Path) -> None:
+    shape = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+    folder, _ = quantized_pair(tmp_path, form, family, num_hidden_layers=1, mlp_only_layers=[], **shape)
+    tokens = {"a": [7, 80, 9, 200, 31], "b": [11]}
+    found, wanted = (
+        PagedRun(load(folder, ops=ops), block_size=16).step(tokens) for ops in (TritonOps(90), ReferenceOps())
+    )
+    for name in tokens:
+        torch.testing.assert_close(found[name], wanted[name], atol=1e-4, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+def test_scores_that_overflowed_choose_unlike_experts_that_exist() -> None:
+    scores = torch.tensor([[torch.nan] * 6, [torch.inf, torch.nan, 1, -torch.inf, torch.inf, 0], [1, 2, 3, 4, 5, 6.0]])
+    weights, experts = route(scores, 4, True)
+    for row in experts.tolist():
+        assert len(set(row)) == 4 and 0 <= min(row) <= max(row) < 6
+    assert experts[2].tolist() == [5, 4, 3, 2] and weights[2].isfinite().all()
