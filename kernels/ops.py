@@ -204,9 +204,10 @@ def select_ops(
     from .reference import ReferenceOps
 
     if is_deterministic:
+        from .cpu.cpu_ops import load_cpu_ops
         from .deterministic import DeterministicOps
 
-        return DeterministicOps()
+        return DeterministicOps(None if enforce_reference else load_cpu_ops(dtype))
     if device.type == "cpu" and not enforce_reference:
         from .cpu.cpu_ops import load_cpu_ops
 
