@@ -314,6 +314,8 @@ class Conversation:
         if self._run_id is not None:
             what = f"the engine at {self._address} is lost and did not come back within {self._patience_s:g} s"
         mend = f"start one with `engine-launch --listen {self._address}`, or check the address"
+        if self._address.startswith("tcp://"):
+            mend = "check the address, and the key file: an engine does not answer who has not its key"
         self._move("lost")
         self._unsent_aborts.clear()
         self.error = EngineDead(f"{what}: {mend}")
