@@ -12,9 +12,7 @@ import contextlib
 import fcntl
 import http.client
 import json
-import os
 import secrets
-import subprocess
 import sys
 import threading
 import time
@@ -28,8 +26,11 @@ from urllib.parse import urlsplit
 import msgspec
 from tqdm import tqdm
 
-from ..ipc.errors import ConfigError, EngineDead
+from ..ipc.errors import ConfigError
 from .cli_command import Command
+from .cli_engine import announce_start
+from .engine_handle import EngineHandle
+from .engine_options import config_from_keywords
 
 PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/responses")
 NUM_TRIES = 8  # of a request that is answered with 429 or 503, or not at all
@@ -213,25 +214,13 @@ def _server(arguments: argparse.Namespace) -> Iterator[tuple[str, str | None]]:
             raise ConfigError(asked.reason)
         yield arguments.url, arguments.api_key
         return
+    announce_start(arguments.model)
     key = secrets.token_hex(16)
-    command = [sys.executable, "-m", "tokenloom.frontend.launch", "--http", "0", "--api-key", key]
-    command += ["--log-level", "warning"]
-    command += [] if arguments.model is None else ["--model", os.path.abspath(arguments.model)]
-    lifeline, our_end = os.pipe()
-    process = subprocess.Popen(
-        [*command, "--lifeline-fd", str(lifeline)], stdout=subprocess.PIPE, cwd="/", pass_fds=[lifeline], text=True
-    )
-    os.close(lifeline)
+    handle = EngineHandle(config_from_keywords("batch", arguments.model, {"http": "0", "api_key": key}))
     try:
-        assert process.stdout is not None
-        ready = next((line for line in process.stdout if line.startswith("Ready")), None)
-        if ready is None:
-            raise EngineDead(f"the engine did not start: exit code {process.wait()}, its reason is above")
-        yield next(word for word in ready.split() if word.startswith("http://")), key
+        yield handle.http_address or "", key
     finally:
-        process.terminate()
-        process.wait()
-        os.close(our_end)
+        handle.stop()
 
 
 COMMAND = Command(

@@ -21,8 +21,12 @@ def open_engine(arguments: argparse.Namespace) -> Client:
     """A client of the engine at --address, or a private engine."""
     if arguments.address is not None:
         return Client(arguments.address, key_file=arguments.key_file)
-    print(f"starting an engine for {arguments.model or 'the demo model'} …", file=sys.stderr)
+    announce_start(arguments.model)
     return LLM(arguments.model)
+
+
+def announce_start(model: str | None) -> None:
+    print(f"starting an engine for {model or 'the demo model'} …", file=sys.stderr)
 
 
 def add_sampling(parser: argparse.ArgumentParser, max_tokens: int | None) -> None:

@@ -38,11 +38,13 @@ class _Answer(msgspec.Struct, frozen=True):
     """The one line on the ready pipe."""
 
     address: str | None = None
+    http_address: str | None = None
     error: ErrorInfo | None = None
 
 
 class EngineHandle:
-    """Owns the process and the lifeline. `address` is where the engine serves; `stop` may be called from anywhere."""
+    """Owns the process and the lifeline. `address`, and `http_address` with --http, are where the engine serves; `stop`
+    may be called from anywhere."""
 
     def __init__(self, config: EngineConfig, command: Sequence[str] = COMMAND) -> None:
         """Start the engine and wait until it serves; raises its own error if it cannot."""
@@ -67,7 +69,7 @@ class EngineHandle:
         self._reader = _start_thread("tokenloom engine stderr", self._read_stderr)
         self._watcher = _start_thread("tokenloom engine watch", self._watch)
         try:
-            self.address = self._wait_ready(ready_fd, config.start_timeout_s)
+            self.address, self.http_address = self._wait_ready(ready_fd, config.start_timeout_s)
         except BaseException:
             self.stop()
             raise
@@ -100,7 +102,7 @@ class EngineHandle:
         self._watcher.join(TERMINATE_TIMEOUT_S)
         self._reader.join(LAST_WORDS_TIMEOUT_S)
 
-    def _wait_ready(self, ready_fd: int, timeout_s: float) -> str:
+    def _wait_ready(self, ready_fd: int, timeout_s: float) -> tuple[str, str | None]:
         deadline = time.monotonic() + timeout_s
         line = b""
         while not line.endswith(b"\n"):
@@ -119,7 +121,7 @@ class EngineHandle:
             raise answer.error.to_exception()
         if answer.address is None:
             raise EngineDead("the engine started without an address")
-        return answer.address
+        return answer.address, answer.http_address
 
     def _read_stderr(self) -> None:
         """Keep the engine's last lines, and show them as the engine's own."""

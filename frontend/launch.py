@@ -27,7 +27,7 @@ from .cli_command import COMMANDS, list_commands, list_examples, load_command, u
 from .resolve import resolve
 from .supervisor import Supervisor
 
-Report: TypeAlias = Callable[[str | None, Exception | None], None]
+Report: TypeAlias = Callable[[str | None, str | None, Exception | None], None]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -73,7 +73,7 @@ def serve(argv: Sequence[str]) -> int:
         log.configure("supervisor", config.log_level)
         _serve(config, arguments.lifeline_fd, report)
     except TokenloomError as error:
-        report(None, error)
+        report(None, None, error)
         return 2 if isinstance(error, ConfigError) else 1
     return 0
 
@@ -95,7 +95,7 @@ def _serve(config: EngineConfig, lifeline_fd: int | None, report: Report) -> Non
         start_lifeline(lifeline_fd, supervisor.remove_files)
     try:
         supervisor.start()
-        report(supervisor.address, None)
+        report(supervisor.address, supervisor.http_address, None)
         supervisor.run()
     finally:
         supervisor.stop()
@@ -107,12 +107,13 @@ def _announce(line: str) -> None:
 
 
 def _report_to(fd: int | None) -> Report:
-    """A function that tells whoever started us, once, the address or the error; without `fd` it is a person."""
+    """A function that tells whoever started us, once, the addresses or the error; without `fd` it is a person."""
     pending = [fd] if fd is not None else []
 
-    def report(address: str | None, error: Exception | None) -> None:
+    def report(address: str | None, http_address: str | None, error: Exception | None) -> None:
         if pending:
-            answer = {"address": address} if error is None else {"error": error_info(error)}
+            places = {"address": address, "http_address": http_address}
+            answer = places if error is None else {"error": error_info(error)}
             with os.fdopen(pending.pop(), "wb") as pipe, contextlib.suppress(BrokenPipeError):
                 pipe.write(msgspec.json.encode(answer) + b"\n")
         elif error is not None:

@@ -63,7 +63,7 @@ class Supervisor:
     def __init__(self, spec: EngineSpec, run_directory: RunDirectory, announce: Callable[[str], None]) -> None:
         self.spec = spec
         self.address = spec.client_address
-        self._http_address: str | None = None  # as it was bound, with the port that a 0 became
+        self.http_address: str | None = None  # as it was bound, with the port that a 0 became
         self._run_directory = run_directory
         self._announce = announce
         self._begun = time.monotonic()
@@ -106,7 +106,7 @@ class Supervisor:
         self._is_serving = True
         self._first_start_s = time.monotonic() - self._begun
         self._roster.broadcast(StartPhases(phases=self._phases), "frontend")
-        places = " and ".join(each for each in (self.address, self._http_address) if each is not None)
+        places = " and ".join(each for each in (self.address, self.http_address) if each is not None)
         self._announce(f"Ready at {places} after {time.monotonic() - self._begun:.2f} s")
 
     def _start(self, role: str) -> None:
@@ -124,8 +124,8 @@ class Supervisor:
         else:
             identity = f"frontend-{self._num_frontends}"
             arguments = ["--identity", identity, "--address", self.address]
-            if self._http_address is not None:
-                arguments += ["--http", self._http_address.removeprefix("http://")]
+            if self.http_address is not None:
+                arguments += ["--http", self.http_address.removeprefix("http://")]
             self._roster.spawn(role, "frontend", "tokenloom.frontend.process", identity, arguments)
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -207,7 +207,7 @@ class Supervisor:
         if phase.name == "listen":
             self.address = phase.detail
         elif phase.name == "http":
-            self._http_address = phase.detail
+            self.http_address = phase.detail
         since = time.monotonic() - self._begun
         self._phases.append(
             StartPhase(
