@@ -8,8 +8,8 @@ for each shape, and the tile or group is made smaller until it does not (one of 
 
 Linears and norms are the C kernels' where there are any: they compute each row by itself, in one order.
 
-Slower than the kernels by what padding and small shapes cost; `scripts/bench_sampling.py --with-deterministic` prints by
-how much.
+Slower than the kernels by what padding and small shapes cost; `scripts/bench_sampling.py --with-deterministic` prints
+by how much.
 """
 
 from __future__ import annotations
