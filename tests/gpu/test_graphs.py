@@ -130,8 +130,9 @@ def drive(runner: ModelRunner, num_steps: int, num_in_flight: int) -> list[list[
     return outputs
 
 
-def test_graphs_and_steps_in_flight_change_no_token(device: torch.device, tmp_path: Path) -> None:
-    folder = tiny_checkpoint(tmp_path, "qwen3")
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+def test_graphs_and_steps_in_flight_change_no_token(family: str, device: torch.device, tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path, family)
     plain = drive(new_runner(folder, device, has_graphs=False, is_on_device=False), 150, 1)
     for has_graphs in (False, True):
         for num_in_flight in (1, 2):

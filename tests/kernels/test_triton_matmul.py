@@ -17,7 +17,7 @@ import torch
 from tokenloom.kernels.quantized import QuantizedWeight, Weight, concatenate, from_groups, quantize
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.kernels.reference import route as reference_route
-from tokenloom.kernels.triton_experts import list_rows, route
+from tokenloom.kernels.triton_experts import CHUNK, list_rows, route
 from tokenloom.kernels.triton_ops import TritonOps
 from tokenloom.tests.quantized_checkpoints import quantized_pair
 from tokenloom.tests.workers.paged_run import PagedRun, load
@@ -122,10 +122,20 @@ def test_experts_are_chosen_and_listed_as_the_scores_say(seed: int) -> None:
     wanted_weights, wanted = reference_route(scores, num_chosen, seed % 2 == 0)
     assert torch.equal(experts.long(), wanted)
     torch.testing.assert_close(weights, wanted_weights, atol=1e-6, rtol=1e-5)
+    check_lists(experts, num_experts)
+
+
+def check_lists(experts: torch.Tensor, num_experts: int) -> None:
     lists = list_rows(experts, num_experts)
     for expert in range(num_experts):
-        found = lists.rows[expert, : int(lists.counts[expert])] if num_tokens else torch.empty(0)
+        found = lists.rows[expert, : int(lists.counts[expert])] if len(experts) else torch.empty(0)
         assert found.tolist() == (experts.flatten() == expert).nonzero()[:, 0].tolist()
+
+
+@pytest.mark.parametrize("num_tokens", [CHUNK // 4 - 1, CHUNK // 4, CHUNK // 4 + 1, CHUNK])
+def test_lists_go_on_where_a_chunk_of_choices_ends(num_tokens: int) -> None:
+    generator = torch.Generator().manual_seed(num_tokens)
+    check_lists(torch.rand(num_tokens, 7, generator=generator).argsort(dim=1)[:, :4].int(), 7)
 
 
 @pytest.mark.parametrize(("form", "family"), [("gptq, act-order", "mixtral"), ("fp8, blocks", "qwen3_moe")])
