@@ -112,6 +112,7 @@ def new_spec(vocab_size: int = 1000, max_model_len: int = 512, **changes: object
         has_qk_norm=False,
         sliding_windows=[None],
         experts=None,
+        quantization=None,
         eos_token_ids=[2],
         bos_token_id=1,
     )
