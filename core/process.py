@@ -12,6 +12,7 @@ import logging
 import signal
 import sys
 import time
+from collections import deque
 
 import zmq
 
@@ -55,6 +56,7 @@ from ..ipc.title import set_title
 from .control_desk import ControlDesk
 from .engine import EngineCore
 from .grammar_host import GrammarProcessHost
+from .step_watch import FIRST_LIMIT_S
 from .worker_group import WorkerGroup
 
 logger = logging.getLogger("tokenloom.core")
@@ -82,6 +84,7 @@ class CoreProcess:
         self._owner_by_identity: dict[bytes, int] = {}
         self._identity_by_owner: dict[int, bytes] = {}
         self._is_stopping = self._is_draining = False
+        self._put_off: deque[SupervisorToChild] = deque()  # orders that came while workers were probed
         self._progress_at = 0.0
         self.num_malformed = 0
 
@@ -127,7 +130,7 @@ class CoreProcess:
     def _start(self, message: Initialize) -> None:
         begun = time.monotonic()
         assert self._workers is not None
-        self._workers.probe(time.monotonic() + self._spec.config.start_timeout_s)
+        failure = self._probe(self._workers)
         self._engine = EngineCore(
             self._spec,
             message.num_blocks,
@@ -139,10 +142,36 @@ class CoreProcess:
         self._desk = ControlDesk(self._engine, self._answer_owner, self._reload)
         self._tell(Phase(name="workers joined", duration_s=time.monotonic() - begun))
         self._tell(Ready())
+        if failure is not None:
+            self._lose_workers(failure)
+
+    def _probe(self, workers: WorkerGroup) -> str | None:
+        """Wait until every rank listens; why that is hopeless, if it is. They may be at a step of another core."""
+        try:
+            workers.probe(self._spec.config.step_timeout_s or FIRST_LIMIT_S, lambda: self._put_off_orders(workers))
+        except EngineDead as error:
+            return str(error)
+        return None
+
+    def _put_off_orders(self, workers: WorkerGroup) -> None:
+        """Give a sign of life, and leave the other orders for later; EngineDead if they end the wait for `workers`."""
+        with contextlib.suppress(zmq.Again):
+            while True:
+                message = self._from_supervisor.decode(self._control.recv(zmq.NOBLOCK))
+                if isinstance(message, Ping):
+                    self._tell(Pong())
+                    continue
+                self._put_off.append(message)
+                if isinstance(message, WorkersDown) and message.generation == workers.generation:
+                    raise EngineDead(message.reason)
+                if isinstance(message, Stop):
+                    raise EngineDead("the engine stops")
 
     def _patience_ms(self) -> int | None:
         """How long nothing may happen until a deadline passes or a step is overdue."""
         assert self._engine is not None
+        if self._put_off:
+            return 0
         waits = []
         if (deadline := self._engine.next_deadline) is not None:
             waits.append(deadline - time.time())
@@ -234,8 +263,10 @@ class CoreProcess:
             self._workers.close()
             self._forget_workers("replaced by the supervisor")
         self._workers = WorkerGroup(self._context, self._spec, self._core_epoch, generation)
-        self._workers.probe(time.monotonic() + self._spec.config.start_timeout_s)
         self._engine.gain_workers(self._workers, generation)
+        failure = self._probe(self._workers)
+        if failure is not None:
+            self._lose_workers(failure)
 
     # ── frontends ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -315,7 +346,10 @@ class CoreProcess:
         assert self._engine is not None
         with contextlib.suppress(zmq.Again):
             while True:
-                message = self._from_supervisor.decode(self._control.recv(zmq.NOBLOCK))
+                if self._put_off:
+                    message = self._put_off.popleft()
+                else:
+                    message = self._from_supervisor.decode(self._control.recv(zmq.NOBLOCK))
                 if isinstance(message, Stop):
                     self._is_stopping = True
                 elif isinstance(message, Drain):

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import zmq
 
@@ -56,13 +56,19 @@ class WorkerGroup:
         self._unreloaded: set[int] | None = None  # ranks that are still reading other weights; None: no reload
         self.num_dropped = 0  # stale or malformed frames
 
-    def probe(self, deadline: float) -> None:
-        """Wait until every rank listens; EngineDead at `deadline` (monotonic seconds) naming those that are silent."""
+    def probe(self, timeout_s: float, while_waiting: Callable[[], None]) -> None:
+        """Wait until every rank listens; EngineDead after `timeout_s` naming those that are silent.
+
+        `while_waiting` is called every PROBE_INTERVAL_MS and may raise.
+        """
+        deadline = time.monotonic() + timeout_s
         silent = set(range(self.size))
         frame = encode(Probe(core_epoch=self._core_epoch, generation=self.generation))
         while silent:
             if time.monotonic() > deadline:
-                raise EngineDead(f"worker ranks {sorted(silent)} did not answer the core's probe")
+                ranks = " and ".join(f"worker {rank}" for rank in sorted(silent))
+                raise EngineDead(f"{ranks} did not answer the core's probe within {timeout_s:g} s")
+            while_waiting()
             self._publisher.send(frame)
             if self.results.poll(PROBE_INTERVAL_MS):
                 silent -= {message.rank for message in self._receive() if isinstance(message, ProbeAck)}

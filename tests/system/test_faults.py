@@ -176,6 +176,19 @@ def test_unseeded_answers_go_on_after_a_frontend_with_the_seed_they_were_accepte
     assert [answer.token_ids for answer in seeded.outputs] == tokens
 
 
+@pytest.mark.timeout(120)
+def test_a_worker_that_stands_still_when_a_new_core_comes_is_replaced(engine: Engine) -> None:
+    with Client(engine.address) as client:
+        calm = client.generate(PROMPT, GREEDY, use_tqdm=False)[0]
+        future = client.submit(PROMPT, GREEDY)
+        worker, core = engine.find("worker 1"), engine.find("core")
+        assert worker is not None and core is not None
+        worker.suspend()
+        core.kill()
+        assert difference(calm, future.result(timeout=RECOVERY_S)) is None
+        assert "worker 1 did not answer the core's probe within 1 s" in client.health().last_failure
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("rank", [0, 1])
