@@ -30,6 +30,8 @@ from tokenloom.ipc.messages import (
     EngineCoreRequest,
     Hello,
     Initialize,
+    Ping,
+    Pong,
     Probe,
     ProbeAck,
     Ready,
@@ -41,6 +43,7 @@ from tokenloom.ipc.messages import (
     Unknown,
     Welcome,
     WorkerError,
+    WorkersDown,
     WorkersUp,
 )
 from tokenloom.ipc.sampling_params import SamplingParams
@@ -117,7 +120,8 @@ class Bench:
             order = Decoder[CoreToWorker](CoreToWorker).decode(self.steps.recv())
             if isinstance(order, Probe):
                 self.probes += 1
-                self.push(ProbeAck(rank=0, core_epoch=order.core_epoch, generation=order.generation))
+                if not self.is_mute:
+                    self.push(ProbeAck(rank=0, core_epoch=order.core_epoch, generation=order.generation))
             elif not self.is_mute and order.step == self.worker.num_steps + 1:
                 self.push(self.worker.execute(order))
             yield order
@@ -250,6 +254,31 @@ def test_a_failed_group_is_replaced_and_streams_go_on(bench: Bench, how: str) ->
     bench.order(WorkersUp(generation=1))
     bench.run_until_finished(0, 1, 2)
     assert bench.tokens() == {key: expected_tokens([key + 1] * 9, key, 60, []) for key in range(3)}
+
+
+def test_workers_that_do_not_answer_a_new_core_are_replaced(bench: Bench) -> None:
+    """The first group says nothing, the second is lost while it is probed; the supervisor is answered all the time."""
+    bench.is_mute = True
+    bench.pump(ChildHello)
+    bench.order(Initialize(num_blocks=64))
+    bench.pump(Probe)
+    bench.order(Ping())
+    bench.pump(Pong, seconds=1.0)
+    (replace,) = [each for each in bench.pump(ReplaceWorkers) if isinstance(each, ReplaceWorkers)]
+    assert replace.generation == 0 and "worker 0 did not answer the core's probe within 2 s" in replace.reason
+    bench.join(generation=1)
+    bench.order(WorkersUp(generation=1))
+    bench.pump(Probe)
+    bench.order(WorkersDown(generation=1, reason="killed"))
+    bench.pump(ReplaceWorkers, seconds=1.0)
+    bench.is_mute = False
+    bench.join(generation=2)
+    bench.order(WorkersUp(generation=2))
+    bench.say(bench.hello())
+    bench.pump(Welcome)
+    bench.submit(0, [1, 2, 3])
+    bench.run_until_finished(0)
+    assert bench.tokens()[0] == expected_tokens([1, 2, 3], 0, 10, [])
 
 
 def _empty_step(bench: Bench) -> SchedulerOutput:
