@@ -41,6 +41,7 @@ MODEL = ModelConfig(
     has_mlp_bias=False,
     has_qk_norm=False,
     sliding_windows=[None],
+    quantization=None,
     experts=None,
     eos_token_ids=[],
     bos_token_id=None,
