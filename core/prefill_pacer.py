@@ -1,8 +1,8 @@
 """How many prompt tokens may join a step beside decoding rows.
 
 A prompt that comes among many streams may add half a step's time to each of their steps, or they would stall while it
-is taken in; each further prompt as much again. A burst of prompts, on the other hand, is taken in at full speed. The
-cost of a token is learned from the steps that came back.
+is taken in; each further prompt as much again. A burst of prompts, on the other hand, is taken in at full speed. What
+a step of so many prompt tokens adds is learned from the steps that came back.
 """
 
 from __future__ import annotations
@@ -10,36 +10,41 @@ from __future__ import annotations
 SHARE = 0.5  # of a decode step's time that one prompt may add to it
 CROWD = 4  # decoding rows per prompt; with fewer it is a burst of requests, and prompts take the whole budget
 MIN_TOKENS = 16  # a prompt always gets on
-MIN_SAMPLE = 128  # prompt tokens in a step from which their cost is learned: fewer tell of the step's fixed cost
+MIN_SAMPLE = 128  # prompt tokens in a step from which their cost is learned: fewer tell of the mixed step's own cost
 _WEIGHT = 0.3  # of the newest step in the averages
 
 
 class PrefillPacer:
-    """Two moving averages: seconds of a step of decodes alone, seconds per prompt token."""
+    """Moving averages: seconds of a step of decodes alone, seconds per prompt token, and how many times as long a token
+    takes where a step has few of them: a mixed step costs something by itself, and small matmuls are less efficient."""
 
     def __init__(self) -> None:
         self._decode_step_s: float | None = None
         self._prompt_token_s: float | None = None
+        self._times_as_long = 1.0
 
     def on_step(self, num_decodes: int, num_prompt_tokens: int, seconds: float) -> None:
         """Learn from a step that took `seconds` for both kinds of tokens."""
         if seconds <= 0:
             return
-        if 0 < num_prompt_tokens < MIN_SAMPLE:
-            return
         if not num_prompt_tokens:
             self._decode_step_s = _blend(self._decode_step_s, seconds)
-        elif num_decodes and self._decode_step_s is not None:
-            added = max(seconds - self._decode_step_s, 0.05 * seconds)
-            self._prompt_token_s = _blend(self._prompt_token_s, added / num_prompt_tokens)
-        elif not num_decodes:
-            self._prompt_token_s = _blend(self._prompt_token_s, seconds / num_prompt_tokens)
+            return
+        if num_decodes and self._decode_step_s is None:
+            return
+        of_decodes = (self._decode_step_s or 0.0) if num_decodes else 0.0
+        token_s = max(seconds - of_decodes, 0.05 * seconds) / num_prompt_tokens
+        if num_prompt_tokens >= MIN_SAMPLE:
+            self._prompt_token_s = _blend(self._prompt_token_s, token_s)
+        elif num_decodes and self._prompt_token_s is not None:
+            self._times_as_long = _blend(self._times_as_long, token_s / self._prompt_token_s)
 
     def limit(self, num_decodes: int, num_prompts: int, budget: int) -> int:
         """Of `budget` tokens left in a step with `num_decodes` decoding rows, how many go to `num_prompts` prompts."""
         if num_decodes <= CROWD * num_prompts or self._decode_step_s is None or self._prompt_token_s is None:
             return budget
-        tokens = int(SHARE * self._decode_step_s * num_prompts / self._prompt_token_s)
+        token_s = self._prompt_token_s * self._times_as_long
+        tokens = int(SHARE * self._decode_step_s * num_prompts / token_s)
         return min(budget, max(tokens, MIN_TOKENS))
 
 

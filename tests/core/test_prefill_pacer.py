@@ -31,14 +31,25 @@ def test_many_prompts_for_few_streams_take_the_budget() -> None:
     assert pacer.limit(16, 1, 2048) < pacer.limit(16, 2, 2048) < pacer.limit(16, 4, 2048) == 2048
 
 
-def test_small_chunks_do_not_make_prompts_look_dear() -> None:
+def test_what_a_mixed_step_costs_by_itself_is_taken_off_the_tokens() -> None:
     pacer = PrefillPacer()
-    pacer.on_step(16, 0, 0.010)
+    pacer.on_step(16, 0, 0.020)
     pacer.on_step(0, 512, 0.0512)
     before = pacer.limit(16, 1, 2048)
     for _ in range(50):
-        pacer.on_step(16, MIN_TOKENS, 0.010 + 0.005)  # most of it for being a mixed step at all
-    assert pacer.limit(16, 1, 2048) == before
+        tokens = pacer.limit(16, 1, 2048)
+        pacer.on_step(16, tokens, 0.020 + 0.004 + 0.0001 * tokens)
+    assert before == 100 and abs(pacer.limit(16, 1, 2048) - 60) <= 1
+
+
+def test_tokens_that_cost_more_in_small_chunks_are_held_to_the_same_limit() -> None:
+    pacer = PrefillPacer()
+    pacer.on_step(16, 0, 0.100)
+    pacer.on_step(0, 2048, 0.2048)
+    for _ in range(50):
+        tokens = min(pacer.limit(16, 1, 2048), 100)
+        pacer.on_step(16, tokens, 0.100 + 0.001 * tokens)
+    assert abs(pacer.limit(16, 1, 2048) - 50) <= 1
 
 
 def test_without_streams_or_without_knowledge_nothing_is_held_back() -> None:
