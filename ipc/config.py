@@ -42,6 +42,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     num_kv_blocks: Annotated[int | None, _help("size of the KV pool in blocks; none: measured")] = None
     kv_cache_memory_bytes: Annotated[int | None, _help("size of the KV pool in bytes; none: measured")] = None
     gpu_memory_utilization: Annotated[float, _help("share of the device's memory that a worker may use")] = 0.9
+    kv_cache_dtype: Annotated[
+        Literal["auto", "fp8"], _help("numbers of the KV cache; auto: the model's; fp8: e4m3 with scales")
+    ] = "auto"
     enable_prefix_caching: Annotated[bool, _help("share KV blocks of equal prefixes")] = True
     scheduling_policy: Annotated[Literal["fcfs", "priority"], _help("who runs first")] = "fcfs"
     steps_in_flight: Annotated[int, _help("steps sent ahead of their results: 1 or 2")] = 2
@@ -51,9 +54,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     allowed_logits_processors: Annotated[
         str | None, _help("import paths module:function that requests may name, separated by commas; none: no others")
     ] = None
-    deterministic: Annotated[
-        bool, _help("the same bits for a request in any batch, chunk or restart; slower, on the CPU only")
-    ] = False
+    deterministic: Annotated[bool, _help("the same bits for a request in any batch, chunk or restart; slower")] = False
     enforce_eager: Annotated[bool, _help("no CUDA graphs")] = False
     enforce_reference: Annotated[bool, _help("plain torch instead of our own kernels")] = False
     num_threads: Annotated[int | None, _help("CPU threads of a worker; none: cores / local ranks")] = None

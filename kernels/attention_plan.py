@@ -31,8 +31,8 @@ class CacheLayout:
 
     @classmethod
     def of(cls, kv_cache: Tensor) -> CacheLayout:
-        _, num_layers, _, num_kv_heads, block_size, head_dim = kv_cache.shape
-        block_bytes = 2 * num_kv_heads * block_size * head_dim * kv_cache.element_size()
+        _, num_layers, _, num_kv_heads, block_size, width = kv_cache.shape
+        block_bytes = 2 * num_kv_heads * block_size * width * kv_cache.element_size()
         return cls(num_layers, num_kv_heads, block_size, block_bytes)
 
 

@@ -15,7 +15,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -29,6 +29,8 @@ from . import (
     triton_embedding,
     triton_experts,
     triton_heads,
+    triton_linear,
+    triton_logprobs,
     triton_matmul,
     triton_norm,
     triton_prefill,
@@ -38,9 +40,10 @@ from . import (
 from .triton_table import decode_shape, prefill_shape
 
 ARCHITECTURES = (80, 90)
+MIN_FP8_ARCHITECTURE = 89
 MAX_SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}  # of one block (CUDA programming guide, table of capabilities)
 
-_PAGED = {"query": "*E", "kv_cache": "*E", "block_tables": "*i32", "seq_lens": "*i32"}
+_PAGED = {"query": "*E", "kv_cache": "*E", "scales": "*E", "block_tables": "*i32", "seq_lens": "*i32"}
 _STRIDES = dict.fromkeys(("layer_offset", "block_stride", "query_stride", "table_stride"), "i32")
 _SCORES = {"scale": "fp32", "cap": "fp32", "window": "i32"}
 
@@ -82,10 +85,27 @@ def builds(architecture: int, is_quick: bool = False) -> Iterator[Build]:
     for element, head_dim, group, window in _ATTENTION_FORMS[: 1 if is_quick else None]:
         yield _decode(architecture, element, head_dim, group, window)
         yield _prefill(architecture, element, head_dim, group, window)
+    prefill = _prefill(architecture, "bf16", 128, 2, False)
+    yield replace(prefill, label=f"{prefill.label} uniform", constants={**prefill.constants, "IS_UNIFORM": True})
+    yield from (_linear(element) for element in ("bf16", "fp32"))
     yield from _merges()
     yield from _matmuls(is_quick)
     yield from _experts()
     yield from _small_ops()
+    if architecture >= MIN_FP8_ARCHITECTURE:
+        for head_dim, group in ((128, 2), (128, 8), (64, 8), (256, 4))[: 1 if is_quick else None]:
+            yield _with_fp8_cache(_decode(architecture, "bf16", head_dim, group, False))
+            yield _with_fp8_cache(_prefill(architecture, "bf16", head_dim, group, False))
+        yield _with_fp8_cache(_prepare_heads(True))
+
+
+def _with_fp8_cache(build: Build) -> Build:
+    return replace(
+        build,
+        label=f"{build.label} fp8 cache",
+        arguments={**build.arguments, "kv_cache": "*fp8e4nv", "scales": "*fp32"},
+        constants={**build.constants, "IS_FP8": True},
+    )
 
 
 _ATTENTION_FORMS = [
@@ -108,6 +128,7 @@ def _attention_constants(head_dim: int, has_window: bool) -> dict[str, object]:
         "BLOCK_SIZE": 16,
         "HAS_WINDOW": has_window,
         "HAS_CAP": False,
+        "IS_FP8": False,
     }
 
 
@@ -131,6 +152,7 @@ def _prefill(architecture: int, element: str, head_dim: int, group: int, has_win
     constants = _attention_constants(head_dim, has_window) | {
         "GROUP": group,
         "BLOCK_M": shape.block_m,
+        "IS_UNIFORM": False,
         "TILE": shape.tile,
     }
     own = {"query_starts": "*i32", "tiles": "*i32", "output": "*E"}
@@ -257,20 +279,7 @@ def _small_ops() -> Iterator[Build]:
         {"WIDTH": 1024, "BLOCK": 1024},
         num_warps=4,
     )
-    heads = dict.fromkeys(("heads", "query_norm", "key_norm", "kv_cache"), "*E") | {
-        "cos_sin": "*fp32",
-        "positions": "*i64",
-        "slots": "*i64",
-        "eps": "fp32",
-        "layer_offset": "i32",
-        "block_stride": "i32",
-        "token_stride": "i32",
-    }
-    shape: dict[str, object] = {"NUM_HEADS": 16, "NUM_KV_HEADS": 8, "HEAD_DIM": 128, "HALF_PAD": 64, "BLOCK_SIZE": 16}
-    for has_norm in (False, True):
-        constants = shape | {"HEADS": 4, "HAS_NORM": has_norm}
-        label = f"prepare_heads{' with norms' * has_norm}"
-        yield Build(label, triton_heads.prepare_heads_kernel, "bf16", heads, constants, num_warps=2)
+    yield from (_prepare_heads(has_norm) for has_norm in (False, True))
     yield Build(
         "sample",
         triton_sampling.sample_kernel,
@@ -278,6 +287,14 @@ def _small_ops() -> Iterator[Build]:
         triton_sampling.ARGUMENT_TYPES,
         {"BLOCK": triton_sampling.BLOCK, "PART": triton_sampling.PART},
         num_warps=triton_sampling.NUM_WARPS,
+    )
+    yield Build(
+        "log_totals",
+        triton_logprobs.log_totals_kernel,
+        "fp32",
+        {"logits": "*E", "output": "*E", "vocab_size": "i32", "row_stride": "i32"},
+        {"BLOCK": 4096},
+        num_warps=8,
     )
     yield Build(
         "prepare_step",
@@ -289,13 +306,41 @@ def _small_ops() -> Iterator[Build]:
     )
 
 
+def _linear(element: str) -> Build:
+    shape = triton_linear.linear_shape(_BYTES[element])
+    arguments = dict.fromkeys(("x", "weight", "bias", "output"), "*E") | {
+        "num_rows": "i32",
+        "num_outputs": "i32",
+        "x_stride": "i32",
+    }
+    constants = {"INPUTS": 1024, "ROWS": shape.rows, "OUTPUTS": shape.outputs, "INNER": shape.inner, "HAS_BIAS": True}
+    label = f"deterministic linear {element}"
+    return Build(label, triton_linear.linear_kernel, element, arguments, constants, shape.num_warps, shape.num_stages)
+
+
+def _prepare_heads(has_norm: bool) -> Build:
+    arguments = dict.fromkeys(("heads", "query_norm", "key_norm", "kv_cache", "scales"), "*E") | {
+        "cos_sin": "*fp32",
+        "positions": "*i64",
+        "slots": "*i64",
+        "eps": "fp32",
+        "layer_offset": "i32",
+        "block_stride": "i32",
+        "token_stride": "i32",
+    }
+    shape = {"NUM_HEADS": 16, "NUM_KV_HEADS": 8, "HEAD_DIM": 128, "HALF_PAD": 64, "BLOCK_SIZE": 16, "HEADS": 4}
+    constants: dict[str, object] = {**shape, "HAS_NORM": has_norm, "IS_FP8": False}
+    label = f"prepare_heads{' with norms' * has_norm}"
+    return Build(label, triton_heads.prepare_heads_kernel, "bf16", arguments, constants, num_warps=2)
+
+
 _BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
 
 
 def compile_build(build: Build, architecture: int) -> Report:
     """Compile one build and read what it takes from ptxas."""
     signature = {
-        name: "constexpr" if name in build.constants else build.arguments[name].replace("E", build.element)
+        name: "constexpr" if name in build.constants else build.arguments[name].replace("*E", f"*{build.element}")
         for name in build.kernel.arg_names
     }
     aligned = [["tt.divisibility", 16]]  # torch's allocations and the strides of all supported models

@@ -16,7 +16,7 @@ logger = logging.getLogger("tokenloom.kernels")
 MIN_CAPABILITY = (8, 0)  # bfloat16 products and asynchronous copies
 
 
-def load_gpu_ops(device: torch.device) -> TritonOps | None:
+def load_gpu_ops(device: torch.device, is_deterministic: bool = False) -> TritonOps | None:
     """The Triton kernels for `device`; None where they cannot run."""
     capability = torch.cuda.get_device_capability(device)
     if capability < MIN_CAPABILITY:
@@ -25,6 +25,11 @@ def load_gpu_ops(device: torch.device) -> TritonOps | None:
     if importlib.util.find_spec("triton") is None:
         logger.warning("triton is not installed: plain torch. `pip install triton` for the kernels")
         return None
+    architecture = 10 * capability[0] + capability[1]
+    if is_deterministic:
+        from .triton_deterministic import DeterministicTritonOps
+
+        return DeterministicTritonOps(architecture)
     from .triton_ops import TritonOps
 
-    return TritonOps(10 * capability[0] + capability[1])
+    return TritonOps(architecture)

@@ -5,12 +5,14 @@ specification; any other implementation agrees with it within a stated tolerance
 (requests), H heads, D head_dim.
 
     kv_cache  [num_blocks, num_layers, 2, num_kv_heads, block_size, D]; 2 is key, value. Zeroed when allocated.
+              One of uint8 has D + 4 in the place of D: see fp8_cache.py.
     block 0   is the null block: no row owns it; padded block tables point at it, and what is told not to be written
               may land there.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,6 +21,8 @@ import torch
 from torch import Tensor
 
 from .quantized import Weight
+
+logger = logging.getLogger("tokenloom.kernels")
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,16 +202,23 @@ class Ops(Protocol):
 
 
 def select_ops(
-    device: torch.device, dtype: torch.dtype, enforce_reference: bool = False, is_deterministic: bool = False
+    device: torch.device,
+    dtype: torch.dtype,
+    enforce_reference: bool = False,
+    is_deterministic: bool = False,
+    has_fp8_cache: bool = False,
 ) -> Ops:
-    """The implementation for models of this dtype on `device`. `is_deterministic` is for the CPU alone."""
+    """The implementation for models of this dtype on `device`."""
     from .reference import ReferenceOps
 
-    if is_deterministic:
+    if is_deterministic and device.type == "cpu":
         from .cpu.cpu_ops import load_cpu_ops
         from .deterministic import DeterministicOps
 
         return DeterministicOps(None if enforce_reference else load_cpu_ops(dtype))
+    if device.type == "cpu" and has_fp8_cache:
+        logger.warning("a KV cache of fp8 runs in plain torch on a CPU: the kernels in C read no such cache")
+        return ReferenceOps()
     if device.type == "cpu" and not enforce_reference:
         from .cpu.cpu_ops import load_cpu_ops
 
@@ -215,5 +226,5 @@ def select_ops(
     if device.type == "cuda" and not enforce_reference:
         from .gpu_ops import load_gpu_ops
 
-        return load_gpu_ops(device) or ReferenceOps()
+        return load_gpu_ops(device, is_deterministic) or ReferenceOps()
     return ReferenceOps()

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from . import fp8_cache
 from .attention_plan import TILE_BYTES, CacheLayout, Tile, make_plan
 from .ops import AttentionMetadata, DecoderWeights, FusedDecoder, PackedExperts, PackedLinear
 from .quantized import Weight, as_floats
@@ -147,14 +148,19 @@ class ReferenceOps:
     def store_kv(self, key: Tensor, value: Tensor, kv_cache: Tensor, layer: int, metadata: AttentionMetadata) -> None:
         """Write key and value [T, num_kv_heads, D] to the step's slots, NaN and infinities as 0."""
         step = self._step_of(metadata, kv_cache)
-        rows = kv_cache.view(-1, kv_cache.shape[-1])
-        rows_per_side = step.layout.num_kv_heads * step.layout.block_size
+        width, block_size = kv_cache.shape[-1], step.layout.block_size
+        rows_per_side = step.layout.num_kv_heads * block_size
         for side, heads in enumerate((key, value)):
             finite = torch.nan_to_num(heads, nan=0.0, posinf=0.0, neginf=0.0)
             if step.written is not None:
                 finite = finite[step.written]
             target = step.slot_rows + (2 * layer + side) * rows_per_side
-            rows.index_copy_(0, target, finite.reshape(-1, rows.shape[1]))
+            if fp8_cache.is_fp8(kv_cache):
+                numbers, scales = fp8_cache.parts(kv_cache.view(-1, block_size * width), block_size)
+                where = target // block_size, target % block_size
+                numbers[where], scales[where] = fp8_cache.encode(finite.reshape(-1, finite.shape[-1]))
+            else:
+                kv_cache.view(-1, width).index_copy_(0, target, finite.reshape(-1, width))
 
     def paged_attention(
         self,
@@ -222,7 +228,7 @@ def _attend(query: Tensor, kv_cache: Tensor, layer: int, tile: Tile, scale: floa
     num_tokens, num_heads, head_dim = query.shape
     _, num_rows, num_kv_heads, _ = tile.tiles.shape
     group = num_heads // num_kv_heads
-    cache_tiles = kv_cache.view(-1, kv_cache.shape[4] * head_dim)
+    cache_tiles = kv_cache.view(-1, kv_cache.shape[4] * kv_cache.shape[5])
     # [B * Q, H, D] → [B, H, Q, D]
     query = query.view(num_rows, num_tokens // num_rows, num_heads, head_dim).transpose(1, 2)
     mask = tile.mask(query.dtype)
@@ -231,6 +237,8 @@ def _attend(query: Tensor, kv_cache: Tensor, layer: int, tile: Tile, scale: floa
     for head in range(0, num_kv_heads, heads_at_once):
         index = tile.tiles[:, :, head : head + heads_at_once] + layer * 2 * num_kv_heads
         gathered = cache_tiles.index_select(0, index.flatten())
+        if fp8_cache.is_fp8(kv_cache):
+            gathered = fp8_cache.decode(gathered, kv_cache.shape[4], query.dtype)
         key, value = gathered.view(2, num_rows, index.shape[2], -1, head_dim)  # [B, heads, S, D] each
         part = query[:, head * group : (head + heads_at_once) * group]
         parts.append(F.scaled_dot_product_attention(part, key, value, mask, scale=scale, enable_gqa=group > 1))

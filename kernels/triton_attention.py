@@ -10,23 +10,49 @@ through the block table; offsets are 64 bits wide. Knows no grid.
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from .fp8_cache import is_fp8
 
 LOG2_E = 1.4426950408889634
 NO_SCORE = tl.constexpr(-1e30)  # below every score, and finite: a query that has met no key yet makes no NaN
 
 
 @triton.jit
-def key_offsets(table, start, end, block_stride, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, TILE: tl.constexpr):
-    """[TILE] int64: where keys start … start + TILE − 1 begin, from the first key of block 0; those ≥ end: block 0."""
+def key_places(table, start, end, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """Blocks (int64) of keys start … start + TILE − 1 and their places there; those ≥ end: block 0."""
     steps = tl.arange(0, TILE)
     if BLOCK_SIZE % TILE == 0:
-        block = tl.load(table + start // BLOCK_SIZE).to(tl.int64)
-        return block * block_stride + (start % BLOCK_SIZE + steps) * HEAD_DIM
+        return tl.load(table + start // BLOCK_SIZE).to(tl.int64), start % BLOCK_SIZE + steps
     keys = start + steps
-    blocks = tl.load(table + keys // BLOCK_SIZE, mask=keys < end, other=0).to(tl.int64)
-    return blocks * block_stride + (keys % BLOCK_SIZE) * HEAD_DIM
+    return tl.load(table + keys // BLOCK_SIZE, mask=keys < end, other=0).to(tl.int64), keys % BLOCK_SIZE
+
+
+@triton.jit
+def tile_bases(
+    kv_cache, scales, layer_offset, kv_head,
+    NUM_KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, IS_FP8: tl.constexpr,
+):  # fmt: skip
+    """Where in block 0 the keys and values of this layer and KV head begin, and their scales in an fp8 cache."""
+    NUMBERS: tl.constexpr = BLOCK_SIZE * HEAD_DIM
+    if IS_FP8:
+        TILE_BYTES: tl.constexpr = NUMBERS + 4 * BLOCK_SIZE
+        start = layer_offset + kv_head * TILE_BYTES
+        first = scales + (start + NUMBERS) // 4
+        keys = kv_cache + start
+        return keys, keys + NUM_KV_HEADS * TILE_BYTES, (first, first + NUM_KV_HEADS * (TILE_BYTES // 4))
+    keys = kv_cache + layer_offset + kv_head * NUMBERS
+    return keys, keys + NUM_KV_HEADS * NUMBERS, (scales, scales)
+
+
+def kernel_views(kv_cache: Tensor) -> tuple[Tensor, Tensor]:
+    """The cache as the kernels take it: its numbers, and in an fp8 cache the same memory as float32, for the scales."""
+    if not is_fp8(kv_cache):
+        return kv_cache, kv_cache
+    return kv_cache.view(torch.float8_e4m3fn), kv_cache.view(torch.float32)
 
 
 @triton.jit
@@ -38,6 +64,7 @@ def attend_tile(
     total,  # [M]
     keys_base,  # of this layer and KV head in block 0
     values_base,
+    scale_bases,  # likewise of both, in an fp8 cache
     table,  # of this row
     start,  # first key of the tile
     end,  # keys before this exist
@@ -52,17 +79,22 @@ def attend_tile(
     IS_MASKED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
+    IS_FP8: tl.constexpr,
 ):
     """acc, peak and total after one more tile. Unmasked: every query sees every key of the tile."""
     dims = tl.arange(0, DIM_PAD)
     keys = start + tl.arange(0, TILE)
-    offsets = key_offsets(table, start, end, block_stride, BLOCK_SIZE, HEAD_DIM, TILE)[:, None] + dims[None, :]
+    blocks, places = key_places(table, start, end, BLOCK_SIZE, TILE)
+    offsets = (blocks * block_stride + places * HEAD_DIM)[:, None] + dims[None, :]
     if IS_MASKED or HEAD_DIM != DIM_PAD:
         exists = (keys < end)[:, None] & (dims < HEAD_DIM)[None, :]
         key = tl.load(keys_base + offsets, mask=exists, other=0.0)
     else:
         key = tl.load(keys_base + offsets)
-    score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+    score = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision="ieee") * scale
+    if IS_FP8:
+        scale_offsets = blocks * (block_stride // 4) + places
+        score = score * tl.load(scale_bases[0] + scale_offsets, mask=keys < end, other=0.0)[None, :]
     if HAS_CAP:  # cap · tanh(score / cap), with tanh x = 1 − 2 / (1 + e^2x)
         score = cap * (1.0 - 2.0 / (1.0 + tl.exp2(score * (2.0 * 1.4426950408889634 / cap))))
     if IS_MASKED:
@@ -79,5 +111,8 @@ def attend_tile(
         value = tl.load(values_base + offsets, mask=exists, other=0.0)
     else:
         value = tl.load(values_base + offsets)
-    acc = tl.dot(weight.to(value.dtype), value, acc * fade[:, None], input_precision="ieee")
+    if IS_FP8:
+        weight = weight * tl.load(scale_bases[1] + scale_offsets, mask=keys < end, other=0.0)[None, :]
+    weight = weight.to(query.dtype)
+    acc = tl.dot(weight, value.to(query.dtype), acc * fade[:, None], input_precision="ieee")
     return acc, new_peak, total

@@ -16,7 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .triton_attention import LOG2_E, NO_SCORE, attend_tile
+from .fp8_cache import is_fp8
+from .triton_attention import LOG2_E, NO_SCORE, attend_tile, kernel_views, tile_bases
 from .triton_table import DecodeShape
 
 MAX_CHUNKS = 16  # of one row: bounds the partials
@@ -65,6 +66,7 @@ def plan_kernel(
 def decode_kernel(
     query,  # [T, H, D], token stride given
     kv_cache,
+    scales,  # of an fp8 cache: its memory as float32
     block_tables,  # [R, table_stride]
     seq_lens,
     items,
@@ -89,14 +91,16 @@ def decode_kernel(
     CHUNKS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
+    IS_FP8: tl.constexpr,
 ):
     kv_head = tl.program_id(1)
     members = tl.arange(0, GROUP_PAD)
     heads = kv_head * GROUP + members
     dims = tl.arange(0, DIM_PAD)
     exists = (members < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
-    keys_base = kv_cache + layer_offset + kv_head * (BLOCK_SIZE * HEAD_DIM)
-    values_base = keys_base + NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM
+    keys_base, values_base, scale_bases = tile_bases(
+        kv_cache, scales, layer_offset, kv_head, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, IS_FP8
+    )
     num_items = tl.load(items)
     for index in range(tl.program_id(0), num_items, tl.num_programs(0)):
         item = tl.load(items + 1 + index)
@@ -116,20 +120,20 @@ def decode_kernel(
         if HAS_WINDOW:  # noqa: SIM102  (known when compiling)
             if (start <= length - 1 - window) & (start + TILE <= stop):
                 acc, peak, total = attend_tile(
-                    q, positions, acc, peak, total, keys_base, values_base, table, start, length, scale, cap, window,
-                    block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True, HAS_WINDOW, HAS_CAP,
+                    q, positions, acc, peak, total, keys_base, values_base, scale_bases, table, start, length, scale,
+                    cap, window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True, HAS_WINDOW, HAS_CAP, IS_FP8,
                 )  # fmt: skip
                 body_start = start + TILE
         body_stop = stop // TILE * TILE
         for tile_start in range(body_start, body_stop, TILE):
             acc, peak, total = attend_tile(
-                q, positions, acc, peak, total, keys_base, values_base, table, tile_start, length, scale, cap, window,
-                block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, False, HAS_WINDOW, HAS_CAP,
+                q, positions, acc, peak, total, keys_base, values_base, scale_bases, table, tile_start, length, scale,
+                cap, window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, False, HAS_WINDOW, HAS_CAP, IS_FP8,
             )  # fmt: skip
         if body_stop < stop:
             acc, peak, total = attend_tile(
-                q, positions, acc, peak, total, keys_base, values_base, table, body_stop, length, scale, cap, window,
-                block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True, HAS_WINDOW, HAS_CAP,
+                q, positions, acc, peak, total, keys_base, values_base, scale_bases, table, body_stop, length, scale,
+                cap, window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True, HAS_WINDOW, HAS_CAP, IS_FP8,
             )  # fmt: skip
         acc = acc / total[:, None]
         at = row * (NUM_KV_HEADS * GROUP) + heads
@@ -210,16 +214,16 @@ def decode_attention(
     `items` come from plan_decode with the same lengths, window and shape. A row of length 0 gives zeros.
     """
     num_rows, num_heads, head_dim = query.shape
-    _, num_layers, _, num_kv_heads, block_size, _ = kv_cache.shape
+    _, num_layers, _, num_kv_heads, block_size, width = kv_cache.shape
     group = num_heads // num_kv_heads
-    layer_stride = 2 * num_kv_heads * block_size * head_dim
+    layer_stride = 2 * num_kv_heads * block_size * width
     dim_pad = triton.next_power_of_2(head_dim)
     partials = torch.empty((num_rows, num_heads, MAX_CHUNKS, head_dim), dtype=torch.float32, device=query.device)
     partial_logs = torch.empty((num_rows, num_heads, MAX_CHUNKS), dtype=torch.float32, device=query.device)
     num_programs = min(num_rows * MAX_CHUNKS, max(1, MAX_PROGRAMS // num_kv_heads))
     decode_kernel[(num_programs, num_kv_heads)](
         query,
-        kv_cache,
+        *kernel_views(kv_cache),
         block_tables,
         seq_lens,
         items,
@@ -244,6 +248,7 @@ def decode_attention(
         CHUNKS=MAX_CHUNKS,
         HAS_WINDOW=sliding_window is not None,
         HAS_CAP=soft_cap is not None,
+        IS_FP8=is_fp8(kv_cache),
         num_warps=shape.num_warps,
         num_stages=shape.num_stages,
     )

@@ -10,7 +10,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .fp8_cache import LARGEST, is_fp8
+from .triton_attention import kernel_views
+
 _HEADS = 4  # of one program
+_LARGEST = tl.constexpr(LARGEST)
 
 
 @triton.jit
@@ -46,6 +50,7 @@ def prepare_heads_kernel(
     key_norm,
     cos_sin,  # [P, D] float32
     kv_cache,
+    scales,  # of an fp8 cache: its memory as float32
     positions,  # [T] int64
     slots,  # [T] int64
     eps,
@@ -59,8 +64,10 @@ def prepare_heads_kernel(
     BLOCK_SIZE: tl.constexpr,
     HEADS: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    IS_FP8: tl.constexpr,
 ):
     HALF: tl.constexpr = HEAD_DIM // 2
+    WIDTH: tl.constexpr = HEAD_DIM + 4 if IS_FP8 else HEAD_DIM
     QUERY_PARTS: tl.constexpr = (NUM_HEADS + HEADS - 1) // HEADS
     KV_PARTS: tl.constexpr = (NUM_KV_HEADS + HEADS - 1) // HEADS
     token = tl.program_id(0).to(tl.int64)
@@ -93,12 +100,20 @@ def prepare_heads_kernel(
             )  # fmt: skip
             first = rotated_first.to(heads.dtype.element_ty)
             second = rotated_second.to(heads.dtype.element_ty)
-        tile = (side * NUM_KV_HEADS + head) * (BLOCK_SIZE * HEAD_DIM)
-        block = slot // BLOCK_SIZE
-        target = kv_cache + layer_offset + block * block_stride + (slot % BLOCK_SIZE) * HEAD_DIM
-        target = target + tile[:, None] + dims[None, :]
-        tl.store(target, finite_or_zero(first), mask=exists)
-        tl.store(target + HALF, finite_or_zero(second), mask=exists)
+        first, second = finite_or_zero(first), finite_or_zero(second)
+        tile = (side * NUM_KV_HEADS + head) * (BLOCK_SIZE * WIDTH)
+        place = slot % BLOCK_SIZE
+        start = layer_offset + slot // BLOCK_SIZE * block_stride
+        if IS_FP8:
+            first, second = first.to(tl.float32), second.to(tl.float32)
+            scale = tl.maximum(tl.max(tl.abs(first), axis=1), tl.max(tl.abs(second), axis=1)) / _LARGEST
+            scale = tl.where(scale == 0.0, 1.0, scale)
+            scale_at = scales + (start + tile + BLOCK_SIZE * HEAD_DIM) // 4 + place
+            tl.store(scale_at, scale, mask=head < NUM_KV_HEADS)
+            first, second = first / scale[:, None], second / scale[:, None]
+        target = kv_cache + start + place * HEAD_DIM + tile[:, None] + dims[None, :]
+        tl.store(target, first.to(kv_cache.dtype.element_ty), mask=exists)
+        tl.store(target + HALF, second.to(kv_cache.dtype.element_ty), mask=exists)
 
 
 def prepare_heads(
@@ -113,9 +128,9 @@ def prepare_heads(
 ) -> Tensor:
     """Ops.prepare_heads; the answer is the query part of `heads`."""
     num_tokens, num_all_heads, head_dim = heads.shape
-    _, num_layers, _, num_kv_heads, block_size, _ = kv_cache.shape
+    _, num_layers, _, num_kv_heads, block_size, width = kv_cache.shape
     num_heads = num_all_heads - 2 * num_kv_heads
-    layer_stride = 2 * num_kv_heads * block_size * head_dim
+    layer_stride = 2 * num_kv_heads * block_size * width
     query_norm, key_norm = norms if norms is not None else (cos_sin, cos_sin)
     if num_tokens:
         grid = (num_tokens, triton.cdiv(num_heads, _HEADS) + 2 * triton.cdiv(num_kv_heads, _HEADS))
@@ -124,7 +139,7 @@ def prepare_heads(
             query_norm,
             key_norm,
             cos_sin,
-            kv_cache,
+            *kernel_views(kv_cache),
             positions,
             slots,
             eps,
@@ -138,6 +153,7 @@ def prepare_heads(
             BLOCK_SIZE=block_size,
             HEADS=_HEADS,
             HAS_NORM=norms is not None,
+            IS_FP8=is_fp8(kv_cache),
             num_warps=2,
         )
     return heads[:, :num_heads]

@@ -13,8 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .fp8_cache import is_fp8
 from .ops import AttentionMetadata
-from .triton_attention import LOG2_E, NO_SCORE, attend_tile
+from .triton_attention import LOG2_E, NO_SCORE, attend_tile, kernel_views, tile_bases
 from .triton_table import PrefillShape
 
 
@@ -22,6 +23,7 @@ from .triton_table import PrefillShape
 def prefill_kernel(
     query,  # [T, H, D], token stride given
     kv_cache,
+    scales,  # of an fp8 cache: its memory as float32
     block_tables,
     seq_lens,
     query_starts,
@@ -43,6 +45,8 @@ def prefill_kernel(
     TILE: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
+    IS_FP8: tl.constexpr,
+    IS_UNIFORM: tl.constexpr,
 ):
     TOKENS: tl.constexpr = BLOCK_M // GROUP  # of a tile; rows past TOKENS * GROUP are idle
     kv_head = tl.program_id(0)
@@ -62,8 +66,9 @@ def prefill_kernel(
     positions = offset + tokens
     last = offset + tl.minimum(first + TOKENS, count) - 1  # position of the tile's last token
     end = last + 1
-    keys_base = kv_cache + layer_offset + kv_head * (BLOCK_SIZE * HEAD_DIM)
-    values_base = keys_base + NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM
+    keys_base, values_base, scale_bases = tile_bases(
+        kv_cache, scales, layer_offset, kv_head, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, IS_FP8
+    )
     table = block_tables + row * table_stride
     acc = tl.zeros([BLOCK_M, DIM_PAD], tl.float32)
     peak = tl.full([BLOCK_M], NO_SCORE, tl.float32)
@@ -72,21 +77,25 @@ def prefill_kernel(
     body_start = first * 0
     if HAS_WINDOW:
         left = tl.maximum(offset + first - window + 1, 0) // TILE * TILE
-        body_start = tl.minimum((tl.maximum(last - window + 1, 0) + TILE - 1) // TILE * TILE, diagonal)
+        body_start = left
+        if not IS_UNIFORM:
+            body_start = tl.minimum((tl.maximum(last - window + 1, 0) + TILE - 1) // TILE * TILE, diagonal)
         for start in range(left, body_start, TILE):
             acc, peak, total = attend_tile(
-                q, positions, acc, peak, total, keys_base, values_base, table, start, end, scale, cap, window,
-                block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True, HAS_WINDOW, HAS_CAP,
+                q, positions, acc, peak, total, keys_base, values_base, scale_bases, table, start, end, scale,
+                cap, window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True, HAS_WINDOW, HAS_CAP, IS_FP8,
             )  # fmt: skip
+    if IS_UNIFORM:  # all tiles in the last loop: which of them are masked depends on the tile's other queries
+        diagonal = body_start
     for start in range(body_start, diagonal, TILE):
         acc, peak, total = attend_tile(
-            q, positions, acc, peak, total, keys_base, values_base, table, start, end, scale, cap, window,
-            block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, False, HAS_WINDOW, HAS_CAP,
+            q, positions, acc, peak, total, keys_base, values_base, scale_bases, table, start, end, scale,
+            cap, window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, False, HAS_WINDOW, HAS_CAP, IS_FP8,
         )  # fmt: skip
     for start in range(diagonal, end, TILE):
         acc, peak, total = attend_tile(
-            q, positions, acc, peak, total, keys_base, values_base, table, start, end, scale, cap, window,
-            block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True, HAS_WINDOW, HAS_CAP,
+            q, positions, acc, peak, total, keys_base, values_base, scale_bases, table, start, end, scale,
+            cap, window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True, HAS_WINDOW, HAS_CAP, IS_FP8,
         )  # fmt: skip
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # idle lanes have met no key
     at = global_tokens * (NUM_KV_HEADS * GROUP) + heads
@@ -119,14 +128,18 @@ def prefill_attention(
     sliding_window: int | None,
     shape: PrefillShape,
     soft_cap: float | None = None,
+    is_uniform: bool = False,
 ) -> None:
-    """Attention of the tokens in `tiles` (of plan_prefill); query and output are the whole step's [T, H, D]."""
+    """Attention of the tokens in `tiles` (of plan_prefill); query and output are the whole step's [T, H, D].
+
+    `is_uniform`: a token's bits do not depend on the others of its tile.
+    """
     _, num_heads, head_dim = query.shape
-    _, num_layers, _, num_kv_heads, block_size, _ = kv_cache.shape
-    layer_stride = 2 * num_kv_heads * block_size * head_dim
+    _, num_layers, _, num_kv_heads, block_size, width = kv_cache.shape
+    layer_stride = 2 * num_kv_heads * block_size * width
     prefill_kernel[(num_kv_heads, tiles.shape[0])](
         query,
-        kv_cache,
+        *kernel_views(kv_cache),
         metadata.block_tables,
         metadata.seq_lens,
         metadata.query_starts,
@@ -148,6 +161,8 @@ def prefill_attention(
         TILE=shape.tile,
         HAS_WINDOW=sliding_window is not None,
         HAS_CAP=soft_cap is not None,
+        IS_FP8=is_fp8(kv_cache),
+        IS_UNIFORM=is_uniform,
         num_warps=shape.num_warps,
         num_stages=shape.num_stages,
     )

@@ -1,6 +1,9 @@
 """The whole check of a GPU, into one JSON: scripts/gpu_check [OUT.json]
 
-    device, versions, date, commit · every gpu-marked test by name and outcome · figures of gpu_bench.py
+    device, versions, date, commit · every gpu-marked test by name and outcome, kernels first · figures of gpu_goals.py
+    beside their limits · figures of gpu_bench.py
+
+The JSON is written anew after each part, so that what was found survives a stop.
 
 Works from a bare checkout: nothing of the project is installed, a temporary folder with a link `tokenloom` to the
 checkout stands on PYTHONPATH. Needs no pytest plugin and no setproctitle. Exit code 0 if all tests passed and the
@@ -19,7 +22,7 @@ import sys
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -52,6 +55,7 @@ markers =
 MARK = re.compile(r"^(pytestmark = |\s*@)pytest\.mark\.gpu\b", re.MULTILINE)
 OUTCOME = re.compile(r"^(\S*\.py::.*?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b")
 NUM_LAST_LINES = 200
+FIRST = {"test_kernels.py": 0, "test_graphs.py": 1}  # what all else stands on
 
 
 @contextmanager
@@ -100,7 +104,7 @@ def run_streamed(command: list[str], folder: Path, environment: dict[str, str], 
 
 def gpu_test_files() -> list[str]:
     """Files with a gpu mark, as paths below the temporary folder."""
-    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    files = sorted((ROOT / "tests").rglob("test_*.py"), key=lambda file: (FIRST.get(file.name, len(FIRST)), file))
     return [f"tokenloom/{file.relative_to(ROOT)}" for file in files if MARK.search(file.read_text())]
 
 
@@ -123,10 +127,10 @@ def run_tests(folder: Path, environment: dict[str, str], timeout_s: float, files
     return report
 
 
-def run_benchmark(folder: Path, environment: dict[str, str], timeout_s: float) -> dict[str, Any]:
-    """The figures that gpu_bench.py wrote, all that were there when it ended."""
-    file = folder / "bench.json"
-    command = [sys.executable, "-m", "tokenloom.scripts.gpu_bench", "--json", str(file)]
+def run_script(name: str, folder: Path, environment: dict[str, str], timeout_s: float) -> dict[str, Any]:
+    """The figures that a script wrote, all that were there when it ended."""
+    file = folder / f"{name}.json"
+    command = [sys.executable, "-m", f"tokenloom.scripts.{name}", "--json", str(file)]
     result = run_streamed(command, folder, environment, timeout_s)
     report: dict[str, Any] = {"ok": result["code"] == 0, "stopped_at_limit": result["code"] is None}
     if file.exists():
@@ -147,27 +151,36 @@ def commit() -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", nargs="?", type=Path, help="where the JSON goes; none: it is printed")
-    parser.add_argument("--tests-timeout-s", type=float, default=330)
-    parser.add_argument("--bench-timeout-s", type=float, default=210)
-    parser.add_argument("--only", choices=("tests", "benchmark"), help="leave the other part out")
+    parser.add_argument("--tests-timeout-s", type=float, default=300)
+    parser.add_argument("--goals-timeout-s", type=float, default=90)
+    parser.add_argument("--bench-timeout-s", type=float, default=170)
+    parser.add_argument("--only", choices=("tests", "goals", "benchmark"), help="leave the other parts out")
     options = parser.parse_args()
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     document: dict[str, Any] = {"date": now, "commit": commit(), "python": sys.version.split()[0], **ask_torch()}
+    write(document, options.out)
     if document["gpu"] is None:
         print(f"gpu_check: nothing to check, {document.get('reason')}")
-    else:
-        print(f"gpu_check: {document['gpu']['name']}, commit {document['commit']}")
-        with bare_package() as (folder, environment):
-            if options.only != "benchmark":
-                document["tests"] = run_tests(folder, environment, options.tests_timeout_s, gpu_test_files())
-            if options.only != "tests":
-                document["benchmark"] = run_benchmark(folder, environment, options.bench_timeout_s)
-    text = json.dumps(document, indent=2) + "\n"
-    if options.out is not None:
-        options.out.write_text(text)
-    elif document["gpu"] is not None:
-        print(text)
-    return 0 if all(document[part]["ok"] for part in ("tests", "benchmark") if part in document) else 1
+        return 0
+    print(f"gpu_check: {document['gpu']['name']}, commit {document['commit']}")
+    with bare_package() as (folder, environment):
+        parts: dict[str, Callable[[], dict[str, Any]]] = {
+            "tests": lambda: run_tests(folder, environment, options.tests_timeout_s, gpu_test_files()),
+            "goals": lambda: run_script("gpu_goals", folder, environment, options.goals_timeout_s),
+            "benchmark": lambda: run_script("gpu_bench", folder, environment, options.bench_timeout_s),
+        }
+        for name, run in parts.items():
+            if options.only in (None, name):
+                document[name] = run()
+                write(document, options.out)
+    if options.out is None:
+        print(json.dumps(document, indent=2))
+    return 0 if all(document[name]["ok"] for name in parts if name in document) else 1
+
+
+def write(document: dict[str, Any], file: Path | None) -> None:
+    if file is not None:
+        file.write_text(json.dumps(document, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -88,11 +88,13 @@ def _ordered(token_ids: I64, logits: F32) -> I64:
 
 
 def _score_on_device(logits: Tensor, token_ids: I64, num_top: Sequence[int], scored: TokenLogprobs) -> None:
+    from ..kernels.triton_logprobs import log_totals
+
     index = torch.from_numpy(token_ids).to(logits.device)[:, None]
     values = logits.gather(1, index)
     ties_before = (logits == values) & (torch.arange(logits.shape[1], device=logits.device) < index)
     ranks = 1 + (logits > values).sum(-1) + ties_before.sum(-1)
-    totals = logits.logsumexp(-1, keepdim=True)
+    totals = log_totals(logits)[:, None]
     top_logits, top_ids = logits.topk(min(max(num_top), logits.shape[1]), dim=-1)
     logprobs = (torch.cat([values, top_logits], dim=-1) - totals).cpu().numpy()
     ids = torch.cat([index, top_ids], dim=-1).cpu().numpy()

@@ -23,6 +23,7 @@ from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import ConfigError
 from ..ipc.faults import maybe_fail
 from ..ipc.messages import Measured, ModelRunnerOutput, Phase, SchedulerOutput
+from ..kernels import fp8_cache
 from ..kernels.cpu.sampling import load_cpu_sampling
 from ..kernels.ops import select_ops
 from .cpu_threads import num_cpu_threads
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tokenloom.worker")
 
+FP8_CAPABILITY = (8, 9)  # conversion from and to e4m3
 MAX_DETERMINISTIC_RANKS = 2  # a sum of two has one order
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -58,6 +60,8 @@ class Worker:
         self._size = spec.config.tensor_parallel_size
         self._device = torch.device("cuda", rank) if spec.device == "cuda" else torch.device("cpu")
         self._dtype = _DTYPES[spec.dtype]
+        self._has_fp8_cache = spec.config.kv_cache_dtype == "fp8"
+        self._kv_dtype = fp8_cache.DTYPE if self._has_fp8_cache else self._dtype
         self._group = ParallelGroup(rank, self._size)
         self._model: DecoderModel | None = None
         self._runner: ModelRunner | None = None
@@ -91,7 +95,7 @@ class Worker:
     def measure(self) -> Measured:
         """How many KV blocks there is room for; on a GPU by running the largest steps. ConfigError if too few."""
         limits = KVCacheLimits(
-            block_bytes=torch.Size(self._block_shape).numel() * self._dtype.itemsize,
+            block_bytes=torch.Size(self._block_shape).numel() * self._kv_dtype.itemsize,
             max_blocks_per_row=self._spec.max_blocks_per_row,
             max_num_seqs=self._spec.config.max_num_seqs,
             num_blocks=self._spec.config.num_kv_blocks,
@@ -108,7 +112,7 @@ class Worker:
         """Allocate the KV pool and run one token through the model, so that the first request does not pay for it."""
         assert self._model is not None, "load comes before initialize"
         spec = self._spec
-        kv_cache = allocate_kv_cache((num_blocks, *self._block_shape), self._dtype, self._device)
+        kv_cache = allocate_kv_cache((num_blocks, *self._block_shape), self._kv_dtype, self._device)
         batch = InputBatch(
             spec.config.max_num_seqs,
             spec.max_model_len,
@@ -124,7 +128,13 @@ class Worker:
         self._runner = ModelRunner(self._model, batch, kv_cache, self._group, spec.model.vocab_size, on_device, sampler)
         num_tokens = (num_blocks - 1) * spec.config.block_size
         size = gib(kv_cache.numel() * kv_cache.element_size())
-        logger.info("KV cache: %d blocks, %d tokens, %s of %s", num_blocks, num_tokens, size, spec.dtype)
+        logger.info(
+            "KV cache: %d blocks, %d tokens, %s of %s",
+            num_blocks,
+            num_tokens,
+            size,
+            "fp8" if self._has_fp8_cache else spec.dtype,
+        )
 
     def execute(self, output: SchedulerOutput, receive_mask: MaskSource = no_mask) -> ModelRunnerOutput | None:
         """Run one step, when none is started. Rank 0 returns what it sampled, the others None."""
@@ -189,7 +199,13 @@ class Worker:
             self._spec.max_model_len,
             self._dtype,
             self._device,
-            select_ops(self._device, self._dtype, self._spec.config.enforce_reference, self._spec.config.deterministic),
+            select_ops(
+                self._device,
+                self._dtype,
+                self._spec.config.enforce_reference,
+                self._spec.config.deterministic,
+                self._has_fp8_cache,
+            ),
             self._group,
         )
 
@@ -225,14 +241,20 @@ class Worker:
 
     @property
     def _has_graphs(self) -> bool:
-        return self._samples_on_device and not self._spec.config.enforce_eager
+        """Experts with --deterministic are found on the host, which cannot be recorded."""
+        config = self._spec.config
+        is_on_host = config.deterministic and self._spec.model.experts is not None
+        return self._samples_on_device and not config.enforce_eager and not is_on_host
 
     @property
     def _samples_on_device(self) -> bool:
         """It takes kernels that find all lengths on the device, and one rank: NCCL is not recorded."""
         config = self._spec.config
-        if self._device.type != "cuda" or self._size > 1 or config.enforce_reference:
-            return False
+        return self._device.type == "cuda" and self._size == 1 and not config.enforce_reference and self._has_kernels
+
+    @property
+    def _has_kernels(self) -> bool:
+        """Whether this GPU has kernels for the model's attention."""
         from ..kernels.gpu_ops import load_gpu_ops
 
         ops = load_gpu_ops(self._device)
@@ -241,16 +263,24 @@ class Worker:
 
     @property
     def _block_shape(self) -> tuple[int, ...]:
-        """[num_layers, 2, num_kv_heads, block_size, head_dim]"""
+        """[num_layers, 2, num_kv_heads, block_size, head_dim, in fp8 with its scale]"""
         assert self._model is not None, "load comes first"
         model = self._model
-        return (model.num_layers, 2, model.num_kv_heads_local, self._spec.config.block_size, model.head_dim)
+        width = model.head_dim + (fp8_cache.SCALE_BYTES if self._has_fp8_cache else 0)
+        return (model.num_layers, 2, model.num_kv_heads_local, self._spec.config.block_size, width)
 
     def _prepare_device(self) -> None:
-        if self._spec.config.deterministic and (self._device.type != "cpu" or self._size > MAX_DETERMINISTIC_RANKS):
+        if self._spec.config.deterministic and self._size > MAX_DETERMINISTIC_RANKS:
             raise ConfigError(
-                f"--deterministic runs on the CPU with at most {MAX_DETERMINISTIC_RANKS} ranks, this is {self._device} "
-                f"with {self._size}: give --device cpu, lower --tensor-parallel-size or leave it out"
+                f"--deterministic runs with at most {MAX_DETERMINISTIC_RANKS} ranks, these are {self._size}: lower "
+                "--tensor-parallel-size or leave it out"
+            )
+        if self._has_fp8_cache and self._spec.config.deterministic and self._device.type == "cpu":
+            raise ConfigError("--deterministic on a CPU has no --kv-cache-dtype fp8: leave one of them out")
+        if self._has_fp8_cache and self._spec.model.head_dim % 4:
+            raise ConfigError(
+                f"--kv-cache-dtype fp8 needs heads of a multiple of 4 elements, these have "
+                f"{self._spec.model.head_dim}: leave it out"
             )
         if self._device.type == "cpu":
             torch.set_num_threads(num_cpu_threads(self._spec.config.num_threads, self._size))
@@ -261,6 +291,17 @@ class Worker:
             )
         else:
             torch.cuda.set_device(self._device)
+            if self._spec.config.deterministic and (self._spec.config.enforce_reference or not self._has_kernels):
+                raise ConfigError(
+                    f"--deterministic has no kernels for this model on {self._device}: give --device cpu or "
+                    "leave it out"
+                )
+            capability = torch.cuda.get_device_capability(self._device)
+            if self._has_fp8_cache and capability < FP8_CAPABILITY:
+                raise ConfigError(
+                    f"--kv-cache-dtype fp8 needs compute capability {FP8_CAPABILITY[0]}.{FP8_CAPABILITY[1]}, "
+                    f"{self._device} has {capability[0]}.{capability[1]}: leave it out"
+                )
 
     def _join_group(self) -> ParallelGroup:
         folder = Path(self._spec.run_directory) / f"group-{self._generation}"
@@ -274,7 +315,7 @@ class Worker:
         steps = largest_steps(
             config.max_num_seqs, config.max_num_batched_tokens, self._spec.max_model_len, config.block_size
         )
-        null_block = allocate_kv_cache((1, *self._block_shape), self._dtype, self._device)
+        null_block = allocate_kv_cache((1, *self._block_shape), self._kv_dtype, self._device)
         max_logprobs = min(config.max_logprobs, self._spec.model.vocab_size)
         measured = activation_bytes(self._model, steps, null_block, self._rank == 0, max_logprobs)
         if not self._has_graphs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +11,13 @@ import pytest
 import torch
 
 from tokenloom.ipc.messages import RowSampling
+from tokenloom.kernels.ops import select_ops
 from tokenloom.kernels.triton_decode import decode_attention, plan_decode
 from tokenloom.kernels.triton_sampling import sample
 from tokenloom.kernels.triton_table import decode_shape
 from tokenloom.tests.checkpoints import tiny_checkpoint
 from tokenloom.tests.kernels.test_triton_sampling import Row, draw, random_logits, random_rows
-from tokenloom.tests.workers.paged_run import load
+from tokenloom.tests.workers.paged_run import PagedRun, load
 from tokenloom.tests.workers.test_model_runner import message, new_row
 from tokenloom.workers.cuda_graphs import CudaRecorder
 from tokenloom.workers.device_runner import DeviceRunner
@@ -79,6 +81,28 @@ def test_a_decode_row_does_not_feel_its_neighbours(device: torch.device) -> None
     together = attend(list(range(num_rows)))
     for row in range(num_rows):
         assert torch.equal(attend([row])[0], together[row])
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_deterministic_logits_have_the_same_bits_in_any_way(
+    dtype: torch.dtype, device: torch.device, tmp_path: Path
+) -> None:
+    folder = tiny_checkpoint(tmp_path, "qwen3")
+    model = load(folder, dtype, device=device, ops=select_ops(device, dtype, is_deterministic=True))
+    rng = random.Random(0)
+    tokens = [rng.randrange(200) for _ in range(300)]
+    others = {f"o{i}": [rng.randrange(200) for _ in range(rng.randrange(1, 60))] for i in range(63)}
+
+    def run() -> PagedRun:
+        return PagedRun(model, BLOCK_SIZE, 4096, dtype, device, rng.randrange(100))
+
+    wanted = run().step({"a": tokens})["a"]
+    assert torch.equal(run().step({**others, "a": tokens})["a"], wanted)
+    chunked, bounds = run(), [0, 7, 8, 129, 290, *range(291, 301)]
+    few = {name: ids[:1] for name, ids in others.items()}
+    parts = [chunked.step({"a": tokens[i:j], **few})["a"] for i, j in pairwise(bounds)]
+    assert torch.equal(torch.cat(parts), wanted)
 
 
 def new_runner(folder: Path, device: torch.device, has_graphs: bool, is_on_device: bool = True) -> ModelRunner:

@@ -18,7 +18,7 @@ from tokenloom.kernels.triton_ops import TritonOps
 from tokenloom.kernels.triton_prefill import plan_prefill, prefill_attention
 from tokenloom.kernels.triton_table import DecodeShape, PrefillShape
 
-from .triton_shapes import PagedStep, paged_step
+from .triton_shapes import PagedStep, from_fp8, paged_step
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3}
 HEAD_DIMS = [64, 80, 96, 128, 256]
@@ -36,7 +36,8 @@ def inference() -> Iterator[None]:
 
 
 def expected(step: PagedStep) -> torch.Tensor:
-    query, kv_cache = step.query.float(), step.kv_cache.float()
+    query, kv_cache = step.query.float(), step.kv_cache
+    kv_cache = from_fp8(kv_cache) if kv_cache.dtype == torch.uint8 else kv_cache.float()
     return ReferenceOps().paged_attention(query, kv_cache, 1, step.metadata, step.scale, step.window)
 
 
@@ -57,6 +58,7 @@ def random_step(seed: int) -> PagedStep:
         num_kv_heads=rng.choice([1, 2]),
         block_size=rng.choice(BLOCK_SIZES),
         window=rng.choice(WINDOWS),
+        has_fp8_cache=seed % 3 == 0,
     )
 
 

@@ -38,7 +38,7 @@ def check(found: list[dict[str, object]]) -> None:
         assert isinstance(report["spill_bytes"], int)
         assert report["shared_bytes"] <= MAX_SHARED_BYTES[architecture], report
         assert report["spill_bytes"] <= MAX_SPILL_BYTES or "fp32" in label, report
-        is_product = ("prefill" in label or "matmul" in label) and "fp32" not in label
+        is_product = any(word in label for word in ("prefill", "matmul", "linear")) and "fp32" not in label
         assert report["has_wgmma"] == (architecture == 90 and is_product), report
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tokenloom.kernels import fp8_cache
 from tokenloom.kernels.ops import AttentionMetadata
 from tokenloom.tests.workers.paged_run import make_metadata
 
@@ -35,6 +36,7 @@ def paged_step(
     num_kv_heads: int,
     block_size: int,
     window: int | None,
+    has_fp8_cache: bool = False,
 ) -> PagedStep:
     """decode_lengths: keys of each decode row, its own included; prefill_rows: (cached, new) tokens of each."""
     sizes = [(length - 1, 1) for length in decode_lengths] + prefill_rows
@@ -46,6 +48,19 @@ def paged_step(
     generator = torch.Generator().manual_seed(rng.getrandbits(32))
     shape = (num_blocks, NUM_LAYERS, 2, num_kv_heads, block_size, head_dim)
     kv_cache = torch.randn(shape, generator=generator).to(dtype)
+    if has_fp8_cache:
+        kv_cache = as_fp8(kv_cache)
     num_heads = group * num_kv_heads
     heads = torch.randn(metadata.query_starts_host[-1], num_heads + 2 * num_kv_heads, head_dim, generator=generator)
     return PagedStep(heads.to(dtype)[:, :num_heads], kv_cache, metadata, window, head_dim**-0.5)
+
+
+def as_fp8(kv_cache: Tensor) -> Tensor:
+    """The same keys and values in 8 bits."""
+    numbers, scales = fp8_cache.encode(kv_cache)
+    tiles = torch.cat([numbers.flatten(-2), scales.view(torch.uint8)], dim=-1)
+    return tiles.unflatten(-1, (kv_cache.shape[-2], -1))
+
+
+def from_fp8(kv_cache: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    return fp8_cache.decode(kv_cache.flatten(-2), kv_cache.shape[-2], dtype)

@@ -1,0 +1,76 @@
+"""DeterministicTritonOps: the kernels of a GPU with the same bits for a token whatever it is computed together with.
+
+Matrix products go through one shape of tile (triton_linear.py). Attention treats a decode row as a prompt of one token
+and goes through all tiles of keys in order, each with its mask: what a mask hides adds exactly nothing. All other
+kernels take each row by itself anyway. So batch, chunk, prefix hit and attempt do not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .ops import AttentionMetadata, PackedExperts, PackedLinear
+from .quantized import Weight
+from .reference import PlainLinear, ReferenceOps
+from .triton_linear import linear
+from .triton_ops import TritonOps
+from .triton_prefill import plan_prefill, prefill_attention
+from .triton_table import PrefillShape, prefill_shape
+
+
+class DeterministicTritonOps(TritonOps):
+    """Remembers the tiles of the last step's metadata only. Attention of a shape without a kernel is not its own."""
+
+    def pack_linear(self, weight: Weight, bias: Tensor | None, is_gated: bool = False) -> PackedLinear:
+        return ReferenceOps.pack_linear(self, weight, bias, is_gated)  # codes as the numbers that they stand for
+
+    def pack_experts(self, gate_up: Sequence[Weight], down: Sequence[Weight]) -> PackedExperts:
+        return ReferenceOps.pack_experts(self, gate_up, down)
+
+    def mix_experts(
+        self, x: Tensor, scores: Tensor, packed: PackedExperts, num_chosen: int, is_normalized: bool
+    ) -> Tensor:
+        return ReferenceOps.mix_experts(self, x, scores, packed, num_chosen, is_normalized)
+
+    def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
+        assert isinstance(packed, PlainLinear)
+        outputs = linear(x, packed.weight, packed.bias, x.dtype)
+        return self.silu_and_mul(outputs) if packed.is_gated else outputs
+
+    def logits(self, x: Tensor, packed: PackedLinear) -> Tensor:
+        assert isinstance(packed, PlainLinear)
+        return linear(x, packed.weight, packed.bias, torch.float32)
+
+    def paged_attention(
+        self,
+        query: Tensor,
+        kv_cache: Tensor,
+        layer: int,
+        metadata: AttentionMetadata,
+        scale: float,
+        sliding_window: int | None,
+    ) -> Tensor:
+        head_dim, group = query.shape[2], query.shape[1] // kv_cache.shape[3]
+        shape = prefill_shape(self._architecture, head_dim, group, query.element_size())
+        output = torch.zeros(query.shape, dtype=query.dtype, device=query.device)
+        tiles = self._all_tiles(metadata, group, shape)
+        if tiles.shape[0]:
+            prefill_attention(
+                query, kv_cache, layer, metadata, tiles, output, scale, sliding_window, shape, is_uniform=True
+            )
+        return output
+
+    def _all_tiles(self, metadata: AttentionMetadata, group: int, shape: PrefillShape) -> Tensor:
+        """Of decode rows as well, which are made on the device: a copy from the host cannot be recorded."""
+        plans = self._plans_of(metadata)
+        if plans.prefill_tiles is None:
+            device = metadata.seq_lens.device
+            decode = torch.zeros((metadata.num_decode_rows, 2), dtype=torch.int32, device=device)
+            decode[:, 0] = torch.arange(metadata.num_decode_rows, dtype=torch.int32, device=device)
+            plans.prefill_tiles = decode
+            if metadata.num_decode_rows < len(metadata.seq_lens_host):
+                plans.prefill_tiles = torch.cat([plan_prefill(metadata, group, shape), decode])
+        return plans.prefill_tiles

@@ -1,0 +1,137 @@
+"""Kernels of a GPU beside their limits of the same run: python -m tokenloom.scripts.gpu_goals --json FILE
+
+    decode attention   against a copy of the same bytes, and torch's SDPA over contiguous keys   ≤ 1.11 × copy
+    prefill attention  8k causal, against cuDNN's SDPA                                            ≥ 75 %
+    sampling           all filters on, 256 rows of 152k logits                                    time alone
+
+bfloat16, head_dim 128, 8 KV heads, 4 query heads each. Medians of triton's do_bench. The file is written after each
+figure; goals that nothing here measures are listed as such.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from tokenloom.kernels.triton_decode import decode_attention, plan_decode
+from tokenloom.kernels.triton_prefill import plan_prefill, prefill_attention
+from tokenloom.kernels.triton_sampling import sample
+from tokenloom.kernels.triton_table import decode_shape, prefill_shape
+from tokenloom.scripts.tune_kernels import (
+    BLOCK_SIZE,
+    NUM_KV_HEADS,
+    PROMPT,
+    copy_milliseconds,
+    metadata_of,
+    milliseconds,
+)
+
+HEAD_DIM, GROUP = 128, 4
+MAX_CACHE_BYTES = 12 << 30
+CASES = [(1, 1024), (1, 32768), (32, 1024), (32, 8192), (256, 1024), (256, 8192)]  # rows, context
+NOT_MEASURED = [
+    "256 requests of 100-1024 in and out, Qwen3-0.6B and 14B shapes: share of the roofline",
+    "the same against transformers' continuous batching",
+    "8B shape: one row against its copy floor; time to first token of 8k against its floor",
+    "device idle between steps",
+    "cost of batch invariance in decode attention",
+    "tensor parallel over NCCL",
+]
+
+
+def architecture() -> int:
+    major, minor = torch.cuda.get_device_capability()
+    return 10 * major + minor
+
+
+def decode_row(lengths: list[int], label: str) -> dict[str, Any]:
+    metadata = metadata_of(lengths, [1] * len(lengths))
+    num_blocks = int(metadata.block_tables.max()) + 1
+    cache = torch.randn(num_blocks, 1, 2, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
+    query = torch.randn(len(lengths), GROUP * NUM_KV_HEADS, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
+    output, shape = torch.empty_like(query), decode_shape(architecture(), HEAD_DIM, GROUP, 2)
+    items = plan_decode(metadata.seq_lens, None, shape)
+    ours = milliseconds(
+        lambda: decode_attention(
+            query, cache, 0, metadata.block_tables, metadata.seq_lens, items, output, HEAD_DIM**-0.5, None, shape
+        )
+    )
+    copied = copy_milliseconds(sum(lengths) * 2 * NUM_KV_HEADS * HEAD_DIM * 2)
+    row = {"case": f"decode attention {label}", "ms": ours, "copy_ms": copied, "times_copy": ours / copied}
+    if len(set(lengths)) == 1:
+        row["sdpa_ms"] = decode_sdpa_milliseconds(len(lengths), lengths[0])
+    return {**row, "goal": "at most 1.11 x copy", "is_met": ours <= 1.11 * copied}
+
+
+def decode_sdpa_milliseconds(num_rows: int, length: int) -> float:
+    query = torch.randn(num_rows, GROUP * NUM_KV_HEADS, 1, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
+    key, value = torch.randn(2, num_rows, NUM_KV_HEADS, length, HEAD_DIM, device="cuda", dtype=torch.bfloat16).unbind()
+    return milliseconds(lambda: F.scaled_dot_product_attention(query, key, value, enable_gqa=True))
+
+
+def prefill_row() -> dict[str, Any]:
+    metadata = metadata_of([PROMPT], [PROMPT])
+    num_heads, num_blocks = GROUP * NUM_KV_HEADS, int(metadata.block_tables.max()) + 1
+    cache = torch.randn(num_blocks, 1, 2, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
+    query = torch.randn(PROMPT, num_heads, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
+    output, shape = torch.empty_like(query), prefill_shape(architecture(), HEAD_DIM, GROUP, 2)
+    tiles = plan_prefill(metadata, GROUP, shape)
+    ours = milliseconds(
+        lambda: prefill_attention(query, cache, 0, metadata, tiles, output, HEAD_DIM**-0.5, None, shape)
+    )
+    full = [torch.randn(1, num_heads, PROMPT, HEAD_DIM, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        theirs = milliseconds(lambda: F.scaled_dot_product_attention(*full, is_causal=True))
+    flops = 2 * num_heads * HEAD_DIM * PROMPT**2  # the causal half of two products
+    row = {"case": "prefill attention 8k", "ms": ours, "cudnn_ms": theirs, "share_of_cudnn": theirs / ours}
+    return {**row, "TFLOP_per_s": flops / ours / 1e9, "goal": "at least 0.75 of cuDNN", "is_met": theirs >= 0.75 * ours}
+
+
+def sampling_row() -> dict[str, Any]:
+    num_rows, vocab_size = 256, 151_936
+    logits = torch.randn(num_rows, vocab_size, device="cuda") * 2
+    rows = torch.arange(num_rows, device="cuda")
+    ones = torch.ones(num_rows, device="cuda")
+    columns = (0.8 * ones, 50 * ones.int(), 0.95 * ones.double(), 0.02 * ones.double())
+    seeds = torch.randint(0, 1 << 30, (num_rows, 2), device="cuda", dtype=torch.int32)
+    ms = milliseconds(lambda: sample(logits, rows, *columns, seeds, rows))
+    return {"case": "sampling with all filters, 256 x 152k", "ms": ms, "goal": "at most 3 % of the step"}
+
+
+def rows() -> Iterator[dict[str, Any]]:
+    for num_rows, length in CASES:
+        if num_rows * length * 2 * NUM_KV_HEADS * HEAD_DIM * 2 <= MAX_CACHE_BYTES:
+            yield decode_row([length] * num_rows, f"{num_rows} x {length}")
+    yield decode_row([1024, 2048, 4096, 9000] * 16, "64 skewed")
+    yield prefill_row()
+    yield sampling_row()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("gpu_goals: no GPU is visible", file=sys.stderr)
+        return 2
+    document: dict[str, Any] = {"rows": [], "not_measured": NOT_MEASURED}
+    with torch.inference_mode():
+        for row in rows():
+            document["rows"].append(row)
+            print(json.dumps(row), flush=True)
+            if options.json is not None:
+                options.json.write_text(json.dumps(document, indent=2) + "\n")
+            torch.cuda.empty_cache()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

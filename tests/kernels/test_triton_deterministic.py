@@ -1,0 +1,99 @@
+"""With --deterministic a GPU gives a request the same bits in any batch and chunk, after a hit and after preemption.
+
+In the interpreter; tests/gpu has the same on a device. The interpreter multiplies with numpy, where a row's bits depend
+on its place in the tile; tensor cores add up each element alike, and so does `in_order` here. Tolerance against the
+reference: 2e-5 in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+from tokenloom.kernels.reference import ReferenceOps
+from tokenloom.kernels.triton_deterministic import DeterministicTritonOps
+from tokenloom.kernels.triton_linear import linear
+from tokenloom.kernels.triton_logprobs import log_totals
+from tokenloom.tests.checkpoints import tiny_checkpoint
+from tokenloom.tests.workers.paged_run import PagedRun, load
+
+BLOCK_SIZE, LENGTH = 16, 44
+
+
+@pytest.fixture(autouse=True)
+def in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products whose every element is a sum in the order of the inner dimension."""
+
+    def dot(builder: InterpreterBuilder, a: Any, b: Any, d: Any, *precision: Any) -> TensorHandle:
+        acc = d.data.astype(np.float32)
+        left, right = a.data.astype(np.float32), b.data.astype(np.float32)
+        for k in range(left.shape[1]):
+            acc = acc + left[:, k : k + 1] * right[k : k + 1]
+        return TensorHandle(acc, d.dtype.scalar)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", dot)
+
+
+@pytest.mark.parametrize(("num_inputs", "num_outputs"), [(40, 24), (128, 300)])
+def test_a_product_is_torchs_and_its_rows_stand_alone(num_inputs: int, num_outputs: int) -> None:
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(70, num_inputs), torch.randn(num_outputs, num_inputs), torch.randn(num_outputs)
+    together = linear(x, weight, bias, torch.float32)
+    torch.testing.assert_close(together, torch.nn.functional.linear(x, weight, bias), atol=1e-5, rtol=1e-5)
+    for rows in ([0], [69], [3, 50], list(range(17, 40))):
+        assert torch.equal(linear(x[rows], weight, bias, torch.float32), together[rows])
+
+
+def test_totals_are_torchs_and_rows_stand_alone() -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(5, 9000) * 10
+    logits[2, :8000] = -torch.inf
+    totals = log_totals(logits)
+    torch.testing.assert_close(totals, logits.logsumexp(-1), atol=1e-5, rtol=1e-6)
+    assert torch.equal(log_totals(logits[3:4]), totals[3:4])
+
+
+def alone(run: PagedRun, tokens: list[int]) -> Tensor:
+    return run.step({"a": tokens})["a"]
+
+
+def among_others(run: PagedRun, tokens: list[int]) -> Tensor:
+    rng = np.random.default_rng(1)
+    others = {f"o{i}": rng.integers(0, 200, int(rng.integers(1, 20))).tolist() for i in range(3)}
+    return run.step({**others, "a": tokens})["a"]
+
+
+def chunked(run: PagedRun, tokens: list[int]) -> Tensor:
+    bounds = [0, 7, 8, 33, LENGTH]
+    return torch.cat([run.step({"a": tokens[i:j], "b": [i]})["a"] for i, j in pairwise(bounds)])
+
+
+def token_by_token(run: PagedRun, tokens: list[int]) -> Tensor:
+    first = run.step({"a": tokens[:40]})["a"]
+    return torch.cat([first, *(run.step({"a": [token]})["a"] for token in tokens[40:])])
+
+
+@pytest.mark.parametrize(
+    ("family", "way"),
+    [("qwen3", among_others), ("qwen3", chunked), ("qwen3", token_by_token), ("mistral", chunked)],
+)
+def test_logits_have_the_same_bits_in_any_way(
+    family: str, way: Callable[[PagedRun, list[int]], Tensor], tmp_path: Path
+) -> None:
+    torch.set_num_threads(1)
+    folder = tiny_checkpoint(tmp_path, family)
+    tokens = np.random.default_rng(0).integers(0, 200, LENGTH).tolist()
+    model = load(folder, ops=DeterministicTritonOps(90))
+    wanted = alone(PagedRun(model, BLOCK_SIZE), tokens)
+    again = way(PagedRun(model, BLOCK_SIZE, seed=3), tokens)  # after a hit or preemption: chunked
+    assert torch.equal(again, wanted)
+    reference = alone(PagedRun(load(folder, ops=ReferenceOps()), BLOCK_SIZE), tokens)
+    torch.testing.assert_close(wanted, reference, atol=2e-5, rtol=2e-5)
