@@ -17,6 +17,7 @@ from tokenloom.kernels import noise
 from tokenloom.kernels.ops import AttentionMetadata, Ops, select_ops
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.kernels.test_reference import scatter_rows
+from tokenloom.tests.kernels.triton_shapes import as_fp8, from_fp8
 from tokenloom.tests.workers.paged_run import make_metadata
 
 pytestmark = pytest.mark.gpu
@@ -121,6 +122,34 @@ def test_heads_and_attention_agree_with_the_reference_over_random_schedules(
     assert_near(query_here, query, dtype)
     assert_near(attended_here, attended, dtype)
     assert_near(cache_here[1:], cache[1:], dtype)  # what is not to be written may land in the null block
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("seed", range(4))
+def test_a_cache_of_8_bits_agrees_with_the_reference(
+    seed: int, ops: Ops, device: torch.device, dtype: torch.dtype
+) -> None:
+    if torch.cuda.get_device_capability(device) < (8, 9):
+        pytest.skip("this device converts nothing to e4m3")
+    draw = random.Random(seed)
+    group, head_dim, block_size = draw.choice([1, 4, 8]), draw.choice([64, 128, 256]), draw.choice([16, 64])
+    sizes = [(draw.randint(0, 700), 1) for _ in range(5)] + [(draw.randint(0, 300), draw.randint(2, 260))]
+    num_blocks = 2 + sum(-(-(computed + new) // block_size) for computed, new in sizes)
+    metadata = make_metadata(scatter_rows(sizes, block_size, num_blocks, seed), block_size)
+    kv_cache = as_fp8(rounded(num_blocks, 2, 2, 2, block_size, head_dim, dtype=dtype))
+    heads = rounded(metadata.query_starts_host[-1], 2 * group + 4, head_dim, dtype=dtype)
+    angles = torch.rand(1024, head_dim // 2) * 7
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
+    results = []
+    for each, where, kind in ((ReferenceOps(), torch.device("cpu"), torch.float32), (ops, device, dtype)):
+        cache, step = kv_cache.to(where, copy=True), to_device(metadata, where)
+        copied = heads.to(where, kind, copy=True)
+        query = each.prepare_heads(copied, None, EPS, cos_sin.to(where), cache, 1, step).clone()
+        results.append((from_fp8(cache.cpu())[1:], each.paged_attention(query, cache, 1, step, head_dim**-0.5, None)))
+    (stored, attended), (stored_here, attended_here) = results
+    bound = torch.maximum(stored.abs() / 8, stored.abs().amax(-1, keepdim=True) / 448 / 512) * 1.02
+    assert ((stored_here - stored).abs() <= bound).all()  # a rounding apart: the next number
+    assert_near(attended_here, attended, torch.bfloat16)
 
 
 @torch.inference_mode()
