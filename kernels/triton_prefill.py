@@ -49,9 +49,10 @@ def prefill_kernel(
     IS_UNIFORM: tl.constexpr,
 ):
     TOKENS: tl.constexpr = BLOCK_M // GROUP  # of a tile; rows past TOKENS * GROUP are idle
-    kv_head = tl.program_id(0)
-    row = tl.load(tiles + 2 * tl.program_id(1)).to(tl.int64)
-    first = tl.load(tiles + 2 * tl.program_id(1) + 1)
+    kv_head = tl.program_id(0) % NUM_KV_HEADS
+    tile = tl.program_id(0) // NUM_KV_HEADS
+    row = tl.load(tiles + 2 * tile).to(tl.int64)
+    first = tl.load(tiles + 2 * tile + 1)
     query_start = tl.load(query_starts + row)
     count = tl.load(query_starts + row + 1) - query_start
     offset = tl.load(seq_lens + row) - count  # position of the step's first token of this row
@@ -137,7 +138,7 @@ def prefill_attention(
     _, num_heads, head_dim = query.shape
     _, num_layers, _, num_kv_heads, block_size, width = kv_cache.shape
     layer_stride = 2 * num_kv_heads * block_size * width
-    prefill_kernel[(num_kv_heads, tiles.shape[0])](
+    prefill_kernel[(num_kv_heads * tiles.shape[0],)](
         query,
         *kernel_views(kv_cache),
         metadata.block_tables,

@@ -51,7 +51,8 @@ class CudaRecorder:
         """`step` must have run once before: what it compiles or allocates for good cannot be recorded."""
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Of this thread alone: another waits for the tokens of the step before, which may go on.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             step()
         replay: Step = graph.replay
         return replay
