@@ -34,6 +34,7 @@ class Terminal:
         )
         os.close(theirs)
         self._unread = ""
+        self.raw = ""  # all that came, control sequences included
 
     def type(self, text: str) -> None:
         os.write(self._fd, text.encode())
@@ -48,7 +49,9 @@ class Terminal:
                 data = os.read(self._fd, 1 << 16)
             except OSError:  # how Linux says that the program has closed its side
                 raise AssertionError(f"{text!r} does not come, the program has ended: {self._unread!r}") from None
-            self._unread = _CONTROL.sub("", self._unread + data.decode(errors="replace"))
+            text = data.decode(errors="replace")
+            self.raw += text
+            self._unread = _CONTROL.sub("", self._unread + text)
         end = self._unread.index(text) + len(text)
         seen, self._unread = self._unread[:end], self._unread[end:]
         return seen

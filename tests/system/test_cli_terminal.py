@@ -17,6 +17,7 @@ from .launched import LaunchedEngine
 from .terminal import DEADLINE_S, Terminal
 
 CTRL_C, CTRL_D, UP = "\x03", "\x04", "\x1b[A"
+BRACKET_PASTES = "\x1b[?2004h"
 PROMPT = "> "
 COMMAND = (sys.executable, "-m", "tokenloom.frontend.launch")
 MANY_TOKENS = "/params ignore_eos=true max_tokens=1500\n"
@@ -67,6 +68,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(open_chat: Callable[[], Termin
 def test_pasted_lines_are_one_turn_and_typed_ones_come_back_with_the_arrow(open_chat: Callable[[], Terminal]) -> None:
     with open_chat() as chat:
         chat.read_until(PROMPT)
+        assert BRACKET_PASTES in chat.raw  # asked of the terminal, which would send lines else
         chat.type("\x1b[200~What is the capital\nof Norway?\x1b[201~\n")
         assert chat.read_until("Oslo").count(PROMPT) == 0
         chat.read_until(PROMPT)
