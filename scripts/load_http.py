@@ -3,9 +3,9 @@
     python scripts/load_http.py --minutes 10 --streams 500
 
 Starts an engine on the demo model with one compute thread. Each of --streams connections asks for one answer after the
-other, of 16 to 128 tokens, and counts its events; meanwhile /health is asked ten times a second by a thread whose
-waits for the interpreter count as the server's. Prints requests, tokens, failures, the times of /health, and how much
-each process grew between one third of the time and its end. Exit code 1 if one of them is not as it should be.
+other, of 16 to 128 tokens; meanwhile a process of its own asks /health ten times a second. Prints requests, tokens,
+failures, the times of /health, and how much each process grew between one third of the time and its end. Exit code 1 if
+one of them is not as it should be.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import asyncio
 import http.client
 import json
 import random
+import select
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
@@ -32,11 +34,8 @@ from tokenloom.scripts.soak import measure
 # a cache whose memory has all been touched within the first minutes, so that it is not taken for growth
 OPTIONS = ("--http", "0", "--device", "cpu", "--num-threads", "1", "--kv-cache-memory-bytes", str(96 << 20))
 HEALTH_LIMIT_MS = 200.0  # p99
-GROWTH_LIMIT_MB = {
-    "core": 4.0,
-    "frontend": 8.0,
-    "worker 0": 32.0,
-}  # the arena of a worker that meets new batch sizes settles
+# a worker's arena settles when it has met the batch sizes
+GROWTH_LIMIT_MB = {"core": 4.0, "frontend": 8.0, "worker 0": 32.0}
 PROBE_INTERVAL_S = 0.1
 PATIENCE_S = 60.0  # for the next line of a stream
 COUNTRIES = ("France", "Peru", "Japan", "Chad", "Norway", "Kenya")
@@ -92,10 +91,10 @@ class Load:
             writer.close()
 
 
-def probe(url: str, stop: threading.Event, times_ms: list[float], failures: list[str]) -> None:
-    """Ask /health on connections of its own until `stop` is set."""
-    parts = urlsplit(url)
-    while not stop.wait(PROBE_INTERVAL_S):
+def probe(url: str) -> int:
+    """Ask /health on a new connection each time until stdin closes; print the times in ms and what went wrong."""
+    parts, times_ms, failures = urlsplit(url), list[float](), list[str]()
+    while not select.select([sys.stdin], [], [], PROBE_INTERVAL_S)[0]:
         begun = time.monotonic()
         connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=PATIENCE_S)
         try:
@@ -109,27 +108,31 @@ def probe(url: str, stop: threading.Event, times_ms: list[float], failures: list
         finally:
             connection.close()
         times_ms.append(1000 * (time.monotonic() - begun))
+    print(json.dumps([times_ms, failures]))
+    return 0
 
 
 def load(minutes: float, num_streams: int) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as runtime:
         engine = Engine(Path(runtime), [*OPTIONS, "--max-num-seqs", str(num_streams)])
-        streams, stop, times_ms = Load(engine.url), threading.Event(), list[float]()
-        prober = threading.Thread(target=probe, args=(engine.url, stop, times_ms, streams.failures))
+        streams = Load(engine.url)
+        prober = subprocess.Popen(
+            [sys.executable, "-P", __file__, "--probe", engine.url], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
         sampled: list[dict[str, tuple[float, int]]] = []
         try:
             processes = {role: process for role in GROWTH_LIMIT_MB if (process := engine.find(role)) is not None}
             timers = [threading.Timer(minutes * 60 * share, sample, (processes, sampled)) for share in (1 / 3, 1)]
-            for each in (prober, *timers):
+            for each in timers:
                 each.start()
             asyncio.run(streams.run(num_streams, minutes * 60))
             for each in timers:
                 each.join()
-            stop.set()
-            prober.join()
+            times_ms, failed_probes = json.loads(prober.communicate(timeout=PATIENCE_S)[0])
             code = engine.stop()
         finally:
-            stop.set()
+            prober.kill()
+            prober.communicate()
             engine.close()
     middle, end = sampled
     return {
@@ -137,7 +140,7 @@ def load(minutes: float, num_streams: int) -> dict[str, object]:
         "streams": num_streams,
         "requests": streams.num_requests,
         "tokens": streams.num_tokens,
-        "failures": dict(Counter(streams.failures)),
+        "failures": dict(Counter(streams.failures + failed_probes)),
         "/health in ms": {"p50": statistics.median(times_ms), "p99": percentile(times_ms, 0.99), "max": max(times_ms)},
         "growth in MB over the last two thirds": {
             role: round(end[role][0] - middle[role][0], 2) for role in GROWTH_LIMIT_MB
@@ -166,7 +169,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--streams", type=int, default=500)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--probe", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
+    if arguments.probe:
+        return probe(arguments.probe)
     report = load(arguments.minutes, arguments.streams)
     text = json.dumps(report, indent=2)
     print(text)

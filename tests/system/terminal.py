@@ -49,9 +49,9 @@ class Terminal:
                 data = os.read(self._fd, 1 << 16)
             except OSError:  # how Linux says that the program has closed its side
                 raise AssertionError(f"{text!r} does not come, the program has ended: {self._unread!r}") from None
-            text = data.decode(errors="replace")
-            self.raw += text
-            self._unread = _CONTROL.sub("", self._unread + text)
+            news = data.decode(errors="replace")
+            self.raw += news
+            self._unread = _CONTROL.sub("", self._unread + news)
         end = self._unread.index(text) + len(text)
         seen, self._unread = self._unread[:end], self._unread[end:]
         return seen

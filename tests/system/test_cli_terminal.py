@@ -118,11 +118,14 @@ def offered_by_fish(file: Path, words: str) -> str:
 
 def offered_by_zsh(file: Path, words: str) -> str:
     file.rename(file.parent / "_engine-launch")
+    called = file.parent / "called"  # with what a command was called that took the place of ours
     with Terminal(["zsh", "-f", "-i"], {**os.environ, "HOME": str(file.parent)}) as zsh:
-        zsh.type(f"fpath+={file.parent}; autoload -Uz compinit; compinit -u; PS1='now''> '\n")
-        zsh.read_until("now> ")
-        zsh.type(f"{words}\t\x01: \n")  # completed, and then made to do nothing
-        return zsh.read_until("now> ")
+        zsh.type(f"engine-launch() {{ print -r -- $@ > {called} }}\n")
+        zsh.type(f"fpath+={file.parent}; autoload -Uz compinit; compinit -u; echo rea''dy\n")
+        zsh.read_until("ready")
+        zsh.type(f"{words}\t\necho do''ne\n")
+        zsh.read_until("done")
+    return called.read_text()
 
 
 @pytest.mark.parametrize(
