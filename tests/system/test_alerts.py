@@ -1,0 +1,157 @@
+"""Every alert fires in a real Prometheus when its fault is caused in a real engine, and none where all is well.
+
+The rules are those of docs/dashboards/alerts.yml with a clock that runs 30 times as fast: each duration is divided.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import httpx2
+import psutil
+import pytest
+
+from .launched import LaunchedEngine
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed"),
+]
+
+RULES = Path(__file__).parents[2] / "docs" / "dashboards" / "alerts.yml"
+SPEED = 30
+PATIENCE_S = 90.0
+EXPECTED = {
+    ("TokenloomErrors", "busy"),
+    ("TokenloomRefusing", "busy"),
+    ("TokenloomSlowFirstToken", "busy"),
+    ("TokenloomKvFull", "full"),
+    ("TokenloomStalled", "lost"),
+    ("TokenloomDown", "lost"),
+    ("TokenloomRestartLoop", "lost"),
+}
+
+
+def faster(rules: str) -> str:
+    """The same rules with every duration divided by SPEED."""
+    milliseconds = {"s": 1000, "m": 60_000}
+
+    def divide(match: re.Match[str]) -> str:
+        return f"{match[1]}{int(match[2]) * milliseconds[match[3]] // SPEED}ms{match[4]}"
+
+    return re.sub(r"(\[|for: )(\d+)([sm])(\]|$)", divide, rules, flags=re.MULTILINE)
+
+
+class Prometheus:
+    def __init__(self, folder: Path, targets: list[str]) -> None:
+        (folder / "alerts.yml").write_text(faster(RULES.read_text()))
+        config = {
+            "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "500ms"},
+            "rule_files": [str(folder / "alerts.yml")],
+            "scrape_configs": [{"job_name": "tokenloom", "static_configs": [{"targets": targets}]}],
+        }
+        (folder / "prometheus.yml").write_text(json.dumps(config))
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self._address = f"127.0.0.1:{free.getsockname()[1]}"
+        self._log = (folder / "log").open("w")
+        command = [f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}"]
+        self._process = subprocess.Popen(
+            ["prometheus", *command, f"--web.listen-address={self._address}"],
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+        )
+        self.seen: set[tuple[str, str]] = set()
+
+    def wait_firing(self, wanted: set[tuple[str, str]], meanwhile: Callable[[], None] = lambda: None) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not wanted <= self.seen:
+            assert time.monotonic() < deadline, f"these do not fire: {wanted - self.seen}"
+            assert self._process.poll() is None, "prometheus has ended"
+            meanwhile()
+            with suppress(httpx2.TransportError, KeyError, ValueError):
+                alerts = httpx2.get(f"http://{self._address}/api/v1/alerts", timeout=5.0).json()["data"]["alerts"]
+                firing = [alert["labels"] for alert in alerts if alert["state"] == "firing"]
+                self.seen |= {(labels["alertname"], labels["model_name"]) for labels in firing}
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.wait(PATIENCE_S)
+        self._log.close()
+
+
+@contextmanager
+def load(url: str, num_clients: int, **body: object) -> Iterator[None]:
+    """Completions without a pause, from so many clients at once."""
+    is_over = threading.Event()
+
+    def ask() -> None:
+        with httpx2.Client(base_url=url, timeout=PATIENCE_S) as http:
+            while not is_over.is_set():
+                with suppress(httpx2.HTTPError):  # the engine is being stopped
+                    http.post("/v1/completions", json={"prompt": "The", "ignore_eos": True} | body)
+
+    threads = [threading.Thread(target=ask) for _ in range(num_clients)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+
+
+def launch(stack: ExitStack, folder: Path, name: str, *options: str) -> tuple[LaunchedEngine, str]:
+    runtime = folder / name
+    runtime.mkdir()
+    engine = stack.enter_context(LaunchedEngine(runtime, "--http", "0", "--served-model-name", name, *options))
+    engine.wait_ready()
+    found = re.search(r"http://\S+", next(line for line in engine.lines if line.startswith("Ready")))
+    assert found
+    return engine, found.group()
+
+
+def kill(process: psutil.Process) -> None:
+    with suppress(psutil.NoSuchProcess):
+        process.kill()
+
+
+def test_every_alert_fires_when_its_fault_is_caused_and_none_without(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        _, well = launch(stack, tmp_path, "well")
+        _, busy = launch(stack, tmp_path, "busy", "--max-num-seqs", "1", "--max-waiting-requests", "5")
+        _, full = launch(stack, tmp_path, "full", "--num-kv-blocks", "130", "--max-num-seqs", "16")
+        sick, lost = launch(stack, tmp_path, "lost", "--step-timeout-s", "1000", "--start-timeout-s", "100")
+        targets = [url.removeprefix("http://") for url in (well, busy, full, lost)]
+        prometheus = Prometheus(tmp_path, targets)
+        stack.callback(prometheus.close)
+        worker = sick.child("worker 0")
+        with load(well, 1, max_tokens=8), load(lost, 1, max_tokens=2000):
+            worker.send_signal(signal.SIGSTOP)  # a step that does not end
+            stack.callback(kill, worker)
+            with (
+                load(busy, 8, max_tokens=400),  # 1 runs, 5 wait, the others are too many
+                load(busy, 1, max_tokens=400, timeout_s=0.05),
+                load(full, 16, max_tokens=400),  # 16 times 26 blocks
+            ):
+                wanted = {each for each in EXPECTED if each[1] in ("busy", "full")}
+                prometheus.wait_firing(wanted | {("TokenloomStalled", "lost")})
+            for _ in range(4):
+                core = sick.child("core")
+                core.kill()  # the next one waits for the worker that stands still
+                core.wait(PATIENCE_S)
+            prometheus.wait_firing(EXPECTED)
+            sick.process.kill()
+            kill(worker)
+        assert prometheus.seen == EXPECTED, "an alert fires without its fault"
