@@ -422,12 +422,15 @@ def test_each_parameter_changes_the_answer(folder: Path) -> None:
         only_a = base.replace(allowed_token_ids=[97, 98, 99])
         texts = [
             llm.generate([prompt], only_a.replace(**fields), use_tqdm=False)[0].outputs[0].text
-            for fields in ({}, {"bad_words": ["a"]}, {"bad_words": ["a", "b"]}, {"bad_words": ["a", "b", "cc"]})
+            for fields in ({}, {"bad_words": ["a"]}, {"bad_words": ["a", "b"]}, {"bad_words": ["a", "bb"]})
         ]
+        with pytest.raises(RequestError, match="no token may come next"):  # nothing is left after "c"
+            llm.generate([prompt], only_a.replace(bad_words=["a", "b", "cc"]), use_tqdm=False)
         seen = llm.generate([prompt], base.replace(stop_token_ids=[plain.token_ids[0]]), use_tqdm=False)[0].outputs[0]
         later = base.replace(stop_token_ids=[plain.token_ids[0]], min_tokens=5)
         late = llm.generate([prompt], later, use_tqdm=False)[0].outputs[0]
-    assert texts[2] == "c" * 12 and "a" not in texts[1] and "cc" not in texts[3]
+    assert texts[2] == "c" * 12 and "a" not in texts[1]
+    assert "b" * 12 == texts[1] and "a" not in texts[3] and "bb" not in texts[3]
     assert len(seen.token_ids) == 1 and plain.token_ids[0] not in late.token_ids[:5] and len(late.token_ids) >= 5
 
 
