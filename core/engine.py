@@ -76,7 +76,7 @@ class EngineCore:
             KVCacheManager(num_blocks, config.block_size, config.enable_prefix_caching, random_namespace()),
             max_num_seqs=config.max_num_seqs,
             max_model_len=spec.max_model_len,
-            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_batched_tokens=spec.max_num_batched_tokens,
             long_prefill_token_threshold=config.long_prefill_token_threshold,
             core_epoch=core_epoch,
             generation=generation,

@@ -245,16 +245,17 @@ class Scheduler:
                 break
             if request is None:  # preempted by an older row of this loop
                 continue
-            count = min(int(ahead[row]), budget, self._chunk_limit())
+            count = min(int(ahead[row]), budget, self._chunk_limit(request))
             if self._grow(request, int(rows.num_scheduled[row]) + count):
                 self._counts[row] = count
                 budget -= count
         return budget
 
-    def _chunk_limit(self) -> int:
-        """Most tokens of one prompt in this step: the whole budget only for a request that is alone."""
+    def _chunk_limit(self, request: Request) -> int:
+        """Most tokens of one prompt in this step: the whole budget for a request that is alone, and for one that goes
+        on after a loss or a preemption, since its reader waits in the middle of an answer."""
         is_alone = self.rows.num_active <= 1 and len(self.waiting) == 0
-        return self._budget if is_alone else self._max_chunk
+        return self._budget if is_alone or request.num_output_tokens else self._max_chunk
 
     def _grow(self, request: Request, num_tokens: int) -> bool:
         """Make room for `num_tokens` tokens, preempting others behind the request; if that does not do, the request
@@ -342,7 +343,7 @@ class Scheduler:
         self._changes.new_rows.append(_new_row(request, row, num_computed))
         for block in computed:
             self._changes.block_appends += (row, 0, block)
-        count = min(request.num_tokens - num_computed, budget, self._chunk_limit())
+        count = min(request.num_tokens - num_computed, budget, self._chunk_limit(request))
         has_room = self._grow(request, num_computed + count)
         assert has_room, "can_admit has counted the blocks"
         self._counts[row] = count

@@ -34,7 +34,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tensor_parallel_size: Annotated[int, _help("worker processes that share each layer")] = 1
     max_model_len: Annotated[int | None, _help("longest prompt + answer; none: the model's")] = None
     max_num_seqs: Annotated[int, _help("requests that run at once")] = 256
-    max_num_batched_tokens: Annotated[int, _help("token budget of one step")] = 2048
+    max_num_batched_tokens: Annotated[
+        int | None, _help("token budget of one step; none: 2048, on a CPU 512, at least --max-num-seqs")
+    ] = None
     long_prefill_token_threshold: Annotated[
         int, _help("most tokens of one prompt in a step while others run or wait; 0: a quarter of the budget")
     ] = 0
@@ -99,7 +101,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError(f"--grammar-timeout-s must be in (0, 600], got {self.grammar_timeout_s}")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(f"--gpu-memory-utilization must be in (0, 1], got {self.gpu_memory_utilization}")
-        if self.max_num_batched_tokens < self.max_num_seqs:
+        if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"--max-num-batched-tokens {self.max_num_batched_tokens} is below --max-num-seqs {self.max_num_seqs}: "
                 "a step could not hold one token of each running request; raise the first or lower the second"

@@ -35,6 +35,13 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
         return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()[:16]
 
     @property
+    def max_num_batched_tokens(self) -> int:
+        """Token budget of one step. A CPU is as fast with few hundred tokens as with thousands, and then nobody waits
+        longer than that for a turn."""
+        default = 512 if self.device == "cpu" else 2048
+        return self.config.max_num_batched_tokens or max(default, self.config.max_num_seqs)
+
+    @property
     def max_blocks_per_row(self) -> int:
         """Blocks that a request of max_model_len needs."""
         return -(-self.max_model_len // self.config.block_size)

@@ -313,7 +313,7 @@ class Worker:
         assert self._model is not None, "load comes before measure"
         config = self._spec.config
         steps = largest_steps(
-            config.max_num_seqs, config.max_num_batched_tokens, self._spec.max_model_len, config.block_size
+            config.max_num_seqs, self._spec.max_num_batched_tokens, self._spec.max_model_len, config.block_size
         )
         null_block = allocate_kv_cache((1, *self._block_shape), self._kv_dtype, self._device)
         max_logprobs = min(config.max_logprobs, self._spec.model.vocab_size)

@@ -315,6 +315,18 @@ def test_a_long_prompt_leaves_room_for_short_ones() -> None:
     assert list(harness.finished) == [1, 0]
 
 
+def test_answers_that_have_begun_go_on_one_after_the_other() -> None:
+    harness = Harness(max_num_seqs=8, max_num_batched_tokens=32, block_size=4, steps_in_flight=1)
+    for key in range(4):
+        prompt = [key + 1] * 30
+        harness.add(key, prompt, outputs=[next_token(prompt, key)])
+    harness.turn()
+    assert [len(harness.tokens[key]) for key in range(4)] == [2, 1, 1, 1], "a step's whole budget went to the first"
+    harness.run()
+    for key in range(4):
+        harness.check(key)
+
+
 def test_a_request_that_can_never_fit_is_refused_with_the_numbers() -> None:
     harness = Harness(num_blocks=9, block_size=4)
     harness.add(0, [1] * 30, 8)
