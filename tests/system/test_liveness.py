@@ -82,15 +82,16 @@ def test_the_requests_of_a_killed_client_end_within_its_lease(engine: Engine, cl
 @pytest.mark.parametrize("pause_s", [LEASE_S / 3, pytest.param(LEASE_S * 1.5, marks=pytest.mark.slow)])
 def test_a_client_that_comes_back_goes_on(engine: Engine, client: Client, pause_s: float) -> None:
     """Within its lease its request runs on; later it is asked for again with the tokens that it has."""
-    params = LONG.replace(max_tokens=400)
+    params, is_late = LONG.replace(max_tokens=400), pause_s > LEASE_S
     calm = client.generate(PROMPT, params, use_tqdm=False)[0].outputs[0].text
     with start_program(engine, 400) as program:
         program.send_signal(signal.SIGSTOP)
+        if is_late:  # the answer must not be at its end when the lease is
+            assert engine.inject("worker.forward", f"delay {LEASE_S + 1:g}", 0, DEADLINE_S)
         time.sleep(pause_s)
         program.send_signal(signal.SIGCONT)
         words, _ = program.communicate(timeout=DEADLINE_S)
     assert bytes.fromhex(words.splitlines()[-1]).decode() == calm
-    is_late = pause_s > LEASE_S
     assert ("a client is silent: its 1 requests end" in (engine.runtime / "stderr").read_text()) == is_late
 
 
