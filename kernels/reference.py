@@ -195,8 +195,10 @@ class ReferenceOps:
 
 
 def route(scores: Tensor, num_chosen: int, is_normalized: bool) -> tuple[Tensor, Tensor]:
-    """Weights [T, num_chosen] float32 and numbers of the experts with the highest scores [T, E], likeliest first."""
-    weights, experts = scores.softmax(dim=-1, dtype=torch.float32).topk(num_chosen, dim=-1)
+    """Weights [T, num_chosen] float32 and numbers of the experts with the highest scores [T, E], likeliest first; of
+    equals the lower number first."""
+    ranked, order = scores.softmax(dim=-1, dtype=torch.float32).sort(dim=-1, descending=True, stable=True)
+    weights, experts = ranked[:, :num_chosen], order[:, :num_chosen]
     if is_normalized:
         total = weights[:, :1].clone()
         for place in range(1, num_chosen):  # one by one: torch's sum may round by the number of rows

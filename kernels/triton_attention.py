@@ -24,11 +24,12 @@ NO_SCORE = tl.constexpr(-1e30)  # below every score, and finite: a query that ha
 @triton.jit
 def key_places(table, start, end, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr):
     """Blocks (int64) of keys start … start + TILE − 1 and their places there; those ≥ end: block 0."""
-    steps = tl.arange(0, TILE)
+    keys = start + tl.arange(0, TILE)
     if BLOCK_SIZE % TILE == 0:
-        return tl.load(table + start // BLOCK_SIZE).to(tl.int64), start % BLOCK_SIZE + steps
-    keys = start + steps
-    return tl.load(table + keys // BLOCK_SIZE, mask=keys < end, other=0).to(tl.int64), keys % BLOCK_SIZE
+        blocks = tl.load(table + start // BLOCK_SIZE).to(tl.int64)
+    else:  # one return for both: the compiler goes on past a return, and would see two types
+        blocks = tl.load(table + keys // BLOCK_SIZE, mask=keys < end, other=0).to(tl.int64)
+    return blocks, keys % BLOCK_SIZE
 
 
 @triton.jit
