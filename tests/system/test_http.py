@@ -9,6 +9,7 @@ import re
 import socket
 import time
 from collections.abc import Iterator
+from statistics import median
 
 import httpx2
 import openai
@@ -419,8 +420,7 @@ def seconds_to_abort(http: httpx2.Client, url: str, stream: bool) -> float:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_disconnect_aborts_the_request_within_100_ms(http: httpx2.Client, url: str, stream: bool) -> None:
-    """The least of a few: what others do on the machine can only add to it."""
-    assert min(seconds_to_abort(http, url, stream) for _ in range(5)) < 0.1
+    assert median(seconds_to_abort(http, url, stream) for _ in range(5)) < 0.1
 
 
 def test_abort_ends_a_stream_with_its_reason(http: httpx2.Client) -> None:
