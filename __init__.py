@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .frontend.client import Client
     from .frontend.embedding import EmbeddingOutput, EmbeddingRequestOutput
     from .frontend.llm import LLM
-    from .frontend.outputs import CompletionOutput, RequestMetrics, RequestOutput
+    from .frontend.outputs import CompletionOutput, RequestOutput
     from .ipc.errors import (
         ConfigError,
         Draining,
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         RequestError,
         TokenloomError,
     )
+    from .ipc.messages import RequestMetrics
     from .ipc.pooling_params import PoolingParams
     from .ipc.sampling_params import SamplingParams
     from .ipc.structured_outputs import StructuredOutputsParams
@@ -37,7 +38,7 @@ _HOME_BY_NAME = {
     "AsyncClient": "frontend.async_client",
     "RequestOutput": "frontend.outputs",
     "CompletionOutput": "frontend.outputs",
-    "RequestMetrics": "frontend.outputs",
+    "RequestMetrics": "ipc.messages",
     "EmbeddingRequestOutput": "frontend.embedding",
     "EmbeddingOutput": "frontend.embedding",
     "SamplingParams": "ipc.sampling_params",

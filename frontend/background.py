@@ -8,35 +8,43 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
 
-from ..ipc.errors import Overloaded
+from ..ipc.errors import Overloaded, TokenloomError
+
+T = TypeVar("T")
 
 MAX_JOBS = 1024  # waiting or running; beyond, the work is refused
 
-Completion = Callable[[], None]  # runs in the loop
-
 
 class Background:
-    """Two threads. Jobs return what is to be done with their result in the loop."""
+    """Two threads."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="tokenize")
-        self._done: deque[Completion] = deque()
+        self._done: deque[Callable[[], None]] = deque()
         self._num_jobs = 0
 
-    def submit(self, job: Callable[[], Completion]) -> None:
-        """Run `job` in a thread, and what it returns in the loop; `job` must not raise."""
+    def run(self, work: Callable[[], T], then: Callable[[T | TokenloomError], None]) -> None:
+        """Do `work` in a thread; `then` gets what it returns or raises, in the loop. Of the errors work may raise
+        TokenloomError alone; Overloaded comes at once when too much waits."""
         if self._num_jobs >= MAX_JOBS:
-            raise Overloaded(f"{self._num_jobs} long prompts wait to be tokenized, at most {MAX_JOBS} may: ask again")
+            then(Overloaded(f"{self._num_jobs} long prompts wait to be tokenized, at most {MAX_JOBS} may: ask again"))
+            return
         self._num_jobs += 1
-        self._pool.submit(self._run, job)
+        self._pool.submit(self._work, work, then)
 
-    def _run(self, job: Callable[[], Completion]) -> None:
-        self._done.append(job())
+    def _work(self, work: Callable[[], T], then: Callable[[T | TokenloomError], None]) -> None:
+        try:
+            result: T | TokenloomError = work()
+        except TokenloomError as error:
+            result = error
+        self._done.append(partial(then, result))
         self._wake()
 
-    def take(self) -> list[Completion]:
+    def take(self) -> list[Callable[[], None]]:
         """What is to be done now, in the order in which the jobs ended."""
         completions = [self._done.popleft() for _ in range(len(self._done))]
         self._num_jobs -= len(completions)

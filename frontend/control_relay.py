@@ -12,10 +12,10 @@ from typing import TypeAlias
 import msgspec
 
 from ..ipc.engine_spec import EngineSpec
-from ..ipc.errors import EngineDead, ErrorInfo, RequestError, TokenloomError, error_info
+from ..ipc.errors import ConfigError, EngineDead, ErrorInfo, RequestError, TokenloomError, error_info
 from ..ipc.messages import Control, ControlDone, Done, EngineControl, QueryFailed
 from ..ipc.model_config import ModelConfig
-from .background import Background, Completion
+from .background import Background
 from .core_link import CoreLink
 from .resolve import find_checkpoint
 
@@ -33,36 +33,29 @@ class ControlRelay:
 
     def ask(self, control: Control, send: Send) -> None:
         """Pass an order on; `send` is called once, from the frontend's own thread."""
-        if control.action != "reload":
+        if control.action == "reload":
+            self._background.run(lambda: self._find(control.model), lambda folder: self._tell(control, folder, send))
+        else:
             self._tell(control, "", send)
-            return
-
-        def job() -> Completion:
-            try:
-                folder = self._find(control.model)
-            except TokenloomError as error:
-                info = error_info(RequestError(str(error)))
-                return lambda: send(QueryFailed(query_id=control.query_id, error=info))
-            return lambda: self._tell(control, folder, send)
-
-        try:
-            self._background.submit(job)
-        except TokenloomError as error:
-            send(QueryFailed(query_id=control.query_id, error=error_info(error)))
 
     def _find(self, model: str) -> str:
         """The folder of a checkpoint that this engine could serve in place of its own."""
-        folder = find_checkpoint(model or None, None) if model else None
-        if folder is None:
+        if not model:
             raise RequestError("reload needs a model: a folder or a hub id")
-        if _shape(ModelConfig.load(folder)) != _shape(self._spec.model):
+        try:
+            folder = find_checkpoint(model, None)
+            shape = _shape(ModelConfig.load(folder))
+        except ConfigError as error:  # here it is the caller's
+            raise RequestError(str(error)) from None
+        if shape != _shape(self._spec.model):
             raise RequestError(f"{folder} has another architecture or shape than the model that is served: start anew")
         return str(folder)
 
-    def _tell(self, control: Control, folder: str, send: Send) -> None:
-        if not self._link.is_up:
-            info = error_info(EngineDead("the core is being replaced just now: ask again in a second"))
-            send(QueryFailed(query_id=control.query_id, error=info))
+    def _tell(self, control: Control, folder: str | TokenloomError, send: Send) -> None:
+        if not isinstance(folder, TokenloomError) and not self._link.is_up:
+            folder = EngineDead("the core is being replaced just now: ask again in a second")
+        if isinstance(folder, TokenloomError):
+            send(QueryFailed(query_id=control.query_id, error=error_info(folder)))
             return
         control_id = next(self._numbers)
         self._asker_by_id[control_id] = (control.query_id, send)

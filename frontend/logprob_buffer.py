@@ -6,6 +6,7 @@ Keeps the frames as they came; only the texts of single tokens are looked up, on
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from ..ipc.codec import decode_ids
 from ..ipc.errors import ProtocolError
@@ -74,21 +75,16 @@ class LogprobBuffer:
         return taken
 
 
-class LogprobRun:
+class LogprobRun(NamedTuple):
     """Consecutive tokens of one key in the core's columns."""
 
-    __slots__ = ("key", "logprobs", "num_tokens", "position", "ranks", "token_ids", "width")
-
-    def __init__(
-        self, key: int, position: int, num_tokens: int, width: int, ranks: bytes, token_ids: bytes, logprobs: bytes
-    ) -> None:
-        self.key = key
-        self.position = position  # of the first
-        self.num_tokens = num_tokens
-        self.width = width
-        self.ranks = ranks
-        self.token_ids = token_ids
-        self.logprobs = logprobs
+    key: int
+    position: int  # of the first
+    num_tokens: int
+    width: int
+    ranks: bytes
+    token_ids: bytes
+    logprobs: bytes
 
 
 def runs_of(columns: LogprobColumns | None) -> Iterator[LogprobRun]:
@@ -109,13 +105,6 @@ def runs_of(columns: LogprobColumns | None) -> Iterator[LogprobRun]:
         ):
             end += 1
         stop = offset + 4 * width * (end - first)
-        yield LogprobRun(
-            key,
-            position,
-            end - first,
-            width,
-            columns.ranks[4 * first : 4 * end],
-            columns.token_ids[offset:stop],
-            columns.logprobs[offset:stop],
-        )
+        ranks, ids = columns.ranks[4 * first : 4 * end], columns.token_ids[offset:stop]
+        yield LogprobRun(key, position, end - first, width, ranks, ids, columns.logprobs[offset:stop])
         first, offset = end, stop

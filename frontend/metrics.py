@@ -56,30 +56,22 @@ class Counter:
 
 
 class Gauge:
-    """What a function says now."""
+    """What a function says now: a number, or one for each value of the label `label_name`."""
 
     kind = "gauge"
 
-    def __init__(self, name: str, help: str, read: Callable[[], float]) -> None:
+    def __init__(
+        self, name: str, help: str, read: Callable[[], float | Mapping[str, float]], label_name: str = ""
+    ) -> None:
         self.name, self.help = name, help
         self._read = read
-
-    def samples(self) -> list[tuple[str, Labels, float]]:
-        return [(self.name, (), self._read())]
-
-
-class GaugeByLabel:
-    """What a function says now, for each value of one label."""
-
-    kind = "gauge"
-
-    def __init__(self, name: str, help: str, label_name: str, read: Callable[[], Mapping[str, float]]) -> None:
-        self.name, self.help = name, help
         self._label_name = label_name
-        self._read = read
 
     def samples(self) -> list[tuple[str, Labels, float]]:
-        return [(self.name, ((self._label_name, label),), value) for label, value in self._read().items()]
+        value = self._read()
+        if not isinstance(value, Mapping):
+            return [(self.name, (), value)]
+        return [(self.name, ((self._label_name, label),), each) for label, each in value.items()]
 
 
 class Histogram:

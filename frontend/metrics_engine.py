@@ -20,9 +20,9 @@ import msgspec
 from ..ipc.codec import decode_ids, num_ids
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.messages import EngineCoreOutputs, Progress
-from .metrics import Counter, Gauge, GaugeByLabel, Histogram, Metric, Registry
+from .metrics import Counter, Gauge, Histogram, Metric, Registry
 from .output_processor import Answer, RequestState
-from .tracing import EndedAnswer, Tracing
+from .tracing import Timeline, Tracing
 
 SECONDS = (
     *(0.0005, 0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3),
@@ -43,42 +43,6 @@ class OpenAnswer(msgspec.Struct, frozen=True, kw_only=True):
     num_prompt_tokens: int
     num_tokens: int
     tokens_per_s: float
-
-
-class _Timeline:
-    """When things happened to an answer, in monotonic seconds; 0 = not yet."""
-
-    __slots__ = (
-        "arrived_at",
-        "first_at",
-        "last_at",
-        "num_prompt_tokens",
-        "num_tokens",
-        "request_id",
-        "started_at",
-        "traceparent",
-    )
-
-    def __init__(self, request_id: str, traceparent: str, arrived_at: float, num_prompt_tokens: int) -> None:
-        self.request_id = request_id
-        self.traceparent = traceparent
-        self.arrived_at = arrived_at
-        self.num_prompt_tokens = num_prompt_tokens
-        self.started_at = self.first_at = self.last_at = 0.0
-        self.num_tokens = 0
-
-    def ended(self, reason: str, now: float) -> EndedAnswer:
-        return EndedAnswer(
-            request_id=self.request_id,
-            traceparent=self.traceparent,
-            reason=reason,
-            arrived_at=self.arrived_at,
-            started_at=self.started_at,
-            first_at=self.first_at,
-            ended_at=now,
-            num_prompt_tokens=self.num_prompt_tokens,
-            num_tokens=self.num_tokens,
-        )
 
 
 class EngineMetrics:
@@ -129,7 +93,7 @@ class EngineMetrics:
         self.num_kv_blocks = 0
         self._progress_at = time.monotonic()
         self._core_totals: dict[int, float] = {}  # by number of a total: what the present core has reported
-        self._timelines: dict[int, _Timeline] = {}  # by key of the answer
+        self._timelines: dict[int, Timeline] = {}  # by key of the answer
         model = (("model_name", spec.served_model_name), ("engine", "0"))
         self.registry = Registry("vllm:" if spec.config.metrics_names == "vllm" else "tokenloom_", model)
         self.registry.metrics += [*self._gauges(), *(each for each in vars(self).values() if _is_metric(each))]
@@ -141,10 +105,10 @@ class EngineMetrics:
             Gauge("kv_cache_usage_perc", "Share of the KV blocks in use, 1 = all.", lambda: self.kv_use),
             Gauge("kv_cache_blocks", "KV blocks of the pool.", lambda: self.num_kv_blocks),
             Gauge("step_age_seconds", "Since the last step ended.", lambda: self.step_age_s),
-            Gauge("engine_up", "1 while the core is there.", lambda: float(self.progress.is_core_up)),
+            Gauge("engine_up", "1 while the core is there.", lambda: self.progress.is_core_up),
             Gauge("num_open_answers", "Answers that the frontend waits for.", lambda: self.num_open),
-            GaugeByLabel("worker_memory_bytes", "Resident memory of a worker.", "rank", self._worker_memory),
-            GaugeByLabel("socket_queue_depth", "Messages sent and not answered.", "socket", self._socket_depths),
+            Gauge("worker_memory_bytes", "Resident memory of a worker.", self._worker_memory, "rank"),
+            Gauge("socket_queue_depth", "Messages sent and not answered.", self._socket_depths, "socket"),
         ]
 
     def _worker_memory(self) -> dict[str, float]:
@@ -188,8 +152,8 @@ class EngineMetrics:
         assert request.processed is not None
         now, num_prompt_tokens = time.monotonic(), num_ids(request.processed.prompt.token_ids)
         for answer in request.answers:
-            self._timelines[answer.key] = _Timeline(
-                request.request_id, request.submit.traceparent, now, num_prompt_tokens
+            self._timelines[answer.key] = Timeline(
+                request.request_id, request.submit.traceparent, num_prompt_tokens, arrived_at=now
             )
             if answer.finish_reason is not None:
                 self.on_end(answer)
@@ -222,7 +186,7 @@ class EngineMetrics:
             self.inter_token.observe(gap, count)
         self.generation_tokens.add(num_new)
 
-    def _start(self, timeline: _Timeline, now: float, num_cached: int) -> None:
+    def _start(self, timeline: Timeline, now: float, num_cached: int) -> None:
         timeline.started_at = now
         self.queue.observe(now - timeline.arrived_at)
         self.prompt_tokens.add(timeline.num_prompt_tokens)
@@ -258,7 +222,7 @@ class EngineMetrics:
         if timeline.num_tokens > 1:
             self.per_token.observe((timeline.last_at - timeline.first_at) / (timeline.num_tokens - 1))
         if self._tracing is not None:
-            self._tracing.record(timeline.ended(reason, now))
+            self._tracing.record(timeline, reason, now)
 
     def on_refused(self, kind: str) -> None:
         """A request was refused before it was opened; `kind` as in ErrorInfo."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 import time
 from typing import Literal
 
+import msgspec
+
 from ..ipc.codec import num_ids
 from ..ipc.messages import Accepted, Child, Delta, Submit
 from ..ipc.sampling_params import child_seed
@@ -16,15 +18,12 @@ from .channel import Sink
 Verdict = Literal["new", "old", "gap"]
 
 
-class OpenAnswer:
+class OpenAnswer(msgspec.Struct):
     """One of the n answers: `chunks` are exactly the tokens that the sink has seen, `num_tokens` their number."""
 
-    __slots__ = ("chunks", "is_finished", "num_tokens")
-
-    def __init__(self) -> None:
-        self.chunks: list[bytes] = []
-        self.num_tokens = 0
-        self.is_finished = False
+    chunks: list[bytes] = []
+    num_tokens: int = 0
+    is_finished: bool = False
 
     def joined(self) -> bytes:
         self.chunks = [b"".join(self.chunks)]
@@ -33,23 +32,6 @@ class OpenAnswer:
 
 class OpenRequest:
     """Invariant: `answers` hold exactly what the sink has seen."""
-
-    __slots__ = (
-        "_arrival_time",
-        "_is_accepted",
-        "_num_prompt_logprobs",
-        "_num_sent",
-        "_seed",
-        "_submit",
-        "answers",
-        "is_aborted",
-        "is_finished",
-        "is_unanswered",
-        "is_waiting",
-        "num_faults",
-        "sink",
-        "unanswered_bytes",
-    )
 
     def __init__(self, submit: Submit, sink: Sink) -> None:
         self._submit = submit
@@ -103,25 +85,15 @@ class OpenRequest:
         has_something = self.num_tokens or self._num_prompt_logprobs or len(self.open_answers) < len(self.answers)
         if has_something and self._seed is not None:
             children = [
-                Child(
-                    index=index,
-                    seed=child_seed(self._seed, index),
-                    output_token_ids=self.answers[index].joined(),
-                )
+                Child(index=index, seed=child_seed(self._seed, index), output_token_ids=self.answers[index].joined())
                 for index in self.open_answers
             ]
-        return Submit(
-            request_id=submit.request_id,
-            params=submit.params,
-            prompt=submit.prompt,
-            prompt_token_ids=submit.prompt_token_ids,
-            chat=submit.chat,
+        return msgspec.structs.replace(
+            submit,
             attempt=attempt,
             children=children,
             arrival_time=self._arrival_time,
             num_prompt_logprobs=self._num_prompt_logprobs if children else 0,
-            pooling=submit.pooling,
-            traceparent=submit.traceparent,
         )
 
     def accept(self, accepted: Accepted) -> bool:
@@ -132,12 +104,8 @@ class OpenRequest:
         if self._seed is None:
             self._seed = accepted.seed
         if self._submit.prompt_token_ids is None:  # the tokens are the request from here on; the text is not needed
-            self._submit = Submit(
-                request_id=self.request_id,
-                params=self._submit.params,
-                prompt_token_ids=accepted.prompt_token_ids,
-                pooling=self._submit.pooling,
-                traceparent=self._submit.traceparent,
+            self._submit = msgspec.structs.replace(
+                self._submit, prompt=None, chat=None, prompt_token_ids=accepted.prompt_token_ids
             )
         return True
 

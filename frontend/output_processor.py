@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from ..ipc.codec import decode_ids
 from ..ipc.errors import ErrorInfo, ProtocolError
@@ -21,7 +22,7 @@ from ..ipc.messages import (
     EngineCoreRequest,
     Finished,
     FinishReason,
-    Metrics,
+    RequestMetrics,
     Submit,
 )
 from .detokenizer import Detokenizer, DetokenizerFactory
@@ -32,8 +33,6 @@ from .stop_checker import StopChecker
 
 class RequestState:
     """A request that is open: from its submit until every answer has finished."""
-
-    __slots__ = ("answers", "identity", "is_accepted", "processed", "prompt_logprobs", "submit")
 
     def __init__(self, identity: bytes, submit: Submit) -> None:
         self.identity = identity  # of the client
@@ -53,14 +52,8 @@ class RequestState:
 
     def is_same(self, submit: Submit) -> bool:
         """Whether `submit` asks for the same, at whatever attempt."""
-        mine = self.submit
-        return (mine.params, mine.pooling, mine.prompt, mine.prompt_token_ids, mine.chat) == (
-            submit.params,
-            submit.pooling,
-            submit.prompt,
-            submit.prompt_token_ids,
-            submit.chat,
-        )
+        what_counts = attrgetter("params", "pooling", "prompt", "prompt_token_ids", "chat")
+        return bool(what_counts(self.submit) == what_counts(submit))
 
     def to_core(self) -> EngineCoreRequest:
         """The request with all tokens that are known by now: the same for a submit, a resume and a lost core."""
@@ -91,34 +84,6 @@ class Answer:
     A Delta holds tokens and their text in step, so that a client's text is always a function of its tokens.
     """
 
-    __slots__ = (
-        "_counts_stop_text",
-        "_detokenizer",
-        "_eos_token_ids",
-        "_first_token_time",
-        "_has_logprobs",
-        "_has_told_start",
-        "_logprobs",
-        "_min_tokens",
-        "_num_preemptions",
-        "_num_taken",
-        "_stop_checker",
-        "_stop_token_ids",
-        "_text",
-        "_texts",
-        "embedding",
-        "error",
-        "finish_reason",
-        "finished_time",
-        "index",
-        "key",
-        "num_cached_tokens",
-        "request",
-        "seed",
-        "stop_reason",
-        "token_ids",
-    )
-
     def __init__(
         self,
         request: RequestState,
@@ -132,14 +97,15 @@ class Answer:
         params = processed.params
         self.request = request
         self.key = key
-        self.index = child.index
-        self.seed = child.seed
+        self.index, self.seed = child.index, child.seed
         self.token_ids = array("i")
-        self._min_tokens = params.min_tokens
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self.finished_time = 0.0
         self.num_cached_tokens = 0
+        self.error: ErrorInfo | None = None
+        self.embedding: BulkArray | None = None
+        self._min_tokens = params.min_tokens
         self._detokenizer = detokenizer
         self._stop_checker = (
             StopChecker(tuple(params.stop_strings), params.include_stop_str_in_output) if params.stop_strings else None
@@ -150,13 +116,10 @@ class Answer:
         self._has_logprobs = params.logprobs is not None or params.prompt_logprobs is not None
         self._logprobs = LogprobBuffer(0)
         self._texts = texts
-        self._text = ""
-        self._num_taken = 0
+        self._text, self._num_taken = "", 0
         self._num_preemptions = 0
         self._first_token_time = 0.0
         self._has_told_start = False
-        self.error: ErrorInfo | None = None
-        self.embedding: BulkArray | None = None
 
     def replay(self, token_ids: Sequence[int]) -> None:
         """Take tokens that the client has: they rebuild the state, and only what comes after them is news."""
@@ -184,8 +147,10 @@ class Answer:
         detokenizer = self._detokenizer
         for token_id in token_ids:  # the path of every token
             self.token_ids.append(token_id)
-            if detokenizer is None or (token_id in self._stop_token_ids and self._ends_without_text()):
+            if detokenizer is None:
                 continue
+            if token_id in self._stop_token_ids and self._may_stop and not self._counts_stop_text:
+                continue  # it ends the answer and is not shown
             text = detokenizer.append(token_id)
             if self._stop_checker is None:
                 self._text += text
@@ -199,10 +164,6 @@ class Answer:
     @property
     def _may_stop(self) -> bool:
         return len(self.token_ids) >= self._min_tokens
-
-    def _ends_without_text(self) -> bool:
-        """Whether the last token, a stop token, ends the answer and is not shown."""
-        return self._may_stop and not self._counts_stop_text
 
     def _append_text(self, text: str) -> None:
         if self._stop_checker is None:
@@ -237,13 +198,8 @@ class Answer:
         self._num_taken, self._text = len(self.token_ids), ""
         token_ids = self.token_ids[start:].tobytes()
         if self._has_told_start and self.finish_reason is None and not self._has_logprobs:
-            return Delta(
-                request_id=self.request.submit.request_id,
-                index=self.index,
-                start=start,
-                token_ids=token_ids,
-                text=text,
-            )
+            request_id = self.request.submit.request_id
+            return Delta(request_id=request_id, index=self.index, start=start, token_ids=token_ids, text=text)
         logprobs, prompt_start = self._logprobs.take(self._texts), self.request.prompt_logprobs.start
         prompt_logprobs = self.request.prompt_logprobs.take(self._texts)
         self._has_told_start = bool(self.token_ids)
@@ -257,7 +213,7 @@ class Answer:
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             num_cached_tokens=self.num_cached_tokens,
-            metrics=Metrics(
+            metrics=RequestMetrics(
                 arrival_time=0.0 if processed is None else processed.arrival_time,
                 first_token_time=self._first_token_time,
                 finished_time=self.finished_time,
@@ -295,11 +251,10 @@ class OutputProcessor:
         """Make the answers of `request`; returns those that are at their end already."""
         request.processed = processed
         prompt_token_ids = decode_ids(processed.prompt.token_ids)
-        ended = []
+        params, ended = processed.params, []
         for child in processed.children:
             detokenizer = None
             if self._detokenizers is not None:
-                params = processed.params
                 detokenizer = self._detokenizers.new(
                     prompt_token_ids, params.skip_special_tokens, params.spaces_between_special_tokens
                 )

@@ -11,7 +11,7 @@ import msgspec
 
 from ..ipc.codec import decode_ids
 from ..ipc.errors import TokenloomError
-from ..ipc.messages import Accepted, BulkArray, Delta, FinishReason, Metrics, Submit
+from ..ipc.messages import Accepted, BulkArray, Delta, FinishReason, RequestMetrics, Submit
 from .channel import Update
 from .logprobs import TokenLogprobs, unpack_logprobs
 
@@ -37,15 +37,6 @@ class CompletionOutput(msgspec.Struct, kw_only=True):
         )
 
 
-class RequestMetrics(msgspec.Struct, kw_only=True):
-    """When things happened, by the frontend's clock in unix seconds; 0 = not yet."""
-
-    arrival_time: float = 0.0
-    first_token_time: float = 0.0
-    finished_time: float = 0.0
-    num_preemptions: int = 0
-
-
 class RequestOutput(msgspec.Struct, kw_only=True):
     """A request and its answers so far; `finished` says that nothing will be added.
 
@@ -60,7 +51,7 @@ class RequestOutput(msgspec.Struct, kw_only=True):
     num_cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprobs | None] | None = None  # one for each prompt token; the first has none
     embedding: BulkArray | None = None  # of a prompt that was to be embedded
-    metrics: RequestMetrics = msgspec.field(default_factory=RequestMetrics)
+    metrics: RequestMetrics = RequestMetrics()
 
     def __repr__(self) -> str:
         prompt = None if self.prompt is None else _short(self.prompt)
@@ -82,7 +73,7 @@ class OutputBuilder:
         wants_prompt = submit.params.prompt_logprobs is not None
         self._prompt_logprobs: list[TokenLogprobs | None] | None = [None] if wants_prompt else None
         self.output_kind = submit.params.output_kind
-        self._metrics = Metrics()
+        self._metrics = RequestMetrics()
         self._num_cached_tokens = 0
         self._embedding: BulkArray | None = None
         self.error: TokenloomError | None = None
@@ -125,7 +116,6 @@ class OutputBuilder:
         return self._build([answer.take_new() for answer in self._answers if answer.has_news])
 
     def _build(self, outputs: list[CompletionOutput]) -> RequestOutput:
-        metrics = self._metrics
         return RequestOutput(
             request_id=self._request_id,
             prompt=self._prompt,
@@ -135,12 +125,7 @@ class OutputBuilder:
             num_cached_tokens=self._num_cached_tokens,
             prompt_logprobs=None if self._prompt_logprobs is None else list(self._prompt_logprobs),
             embedding=self._embedding,
-            metrics=RequestMetrics(
-                arrival_time=metrics.arrival_time,
-                first_token_time=metrics.first_token_time,
-                finished_time=metrics.finished_time,
-                num_preemptions=metrics.num_preemptions,
-            ),
+            metrics=self._metrics,
         )
 
     def result(self) -> RequestOutput:

@@ -26,7 +26,7 @@ from ..ipc.messages import (
     Tokenize,
 )
 from ..ipc.version import tokenloom_version
-from .background import Background, Completion
+from .background import Background
 from .input_processor import HEAVY_CHARACTERS, InputProcessor, is_heavy
 
 STALL_S = 10.0  # with requests there and no step for longer, the engine is called stalled
@@ -59,40 +59,25 @@ class QueryProcessor:
     def answer(self, query: Query, is_ready: bool, now: float, send: Callable[[Reply], None]) -> None:
         """Answer at once, or later where the work is long."""
         if isinstance(query, GetHealth):
-            send(self._health(query.query_id, is_ready, now))
+            send(self.health(query.query_id, is_ready, now))
         elif isinstance(query, GetInfo):
             send(self._info(query.query_id))
-        elif self._is_heavy(query):
-            self._answer_later(query, send)
+        elif _is_heavy(query):
+            self._background.run(lambda: self._convert(query), lambda reply: send(_reply(query, reply)))
         else:
-            send(self._convert(query))
-
-    def _is_heavy(self, query: Tokenize | Detokenize) -> bool:
-        if isinstance(query, Detokenize):
-            return num_ids(query.token_ids) > HEAVY_CHARACTERS
-        return is_heavy(query.prompt, query.chat)
-
-    def _answer_later(self, query: Tokenize | Detokenize, send: Callable[[Reply], None]) -> None:
-        def job() -> Completion:
-            reply = self._convert(query)
-            return lambda: send(reply)
-
-        try:
-            self._background.submit(job)
-        except TokenloomError as error:
-            send(QueryFailed(query_id=query.query_id, error=error_info(error)))
+            try:
+                send(self._convert(query))
+            except RequestError as error:
+                send(_reply(query, error))
 
     def _convert(self, query: Tokenize | Detokenize) -> Reply:
         """May run in any thread."""
-        try:
-            if isinstance(query, Detokenize):
-                return Text(query_id=query.query_id, text=self._inputs.detokenize(query.token_ids))
-            prompt = self._inputs.tokenize(query.prompt, None, query.chat)
-            return TokenIds(query_id=query.query_id, token_ids=prompt.token_ids)
-        except RequestError as error:
-            return QueryFailed(query_id=query.query_id, error=error_info(error))
+        if isinstance(query, Detokenize):
+            return Text(query_id=query.query_id, text=self._inputs.detokenize(query.token_ids))
+        prompt = self._inputs.tokenize(query.prompt, None, query.chat)
+        return TokenIds(query_id=query.query_id, token_ids=prompt.token_ids)
 
-    def _health(self, query_id: int, is_ready: bool, now: float) -> Health:
+    def health(self, query_id: int, is_ready: bool, now: float) -> Health:
         progress = self._progress
         since = now - self._progress_at if self._progress_at else 0.0
         return Health(
@@ -126,6 +111,18 @@ class QueryProcessor:
             dtype=spec.dtype,
             device=spec.device,
         )
+
+
+def _is_heavy(query: Tokenize | Detokenize) -> bool:
+    if isinstance(query, Detokenize):
+        return num_ids(query.token_ids) > HEAVY_CHARACTERS
+    return is_heavy(query.prompt, query.chat)
+
+
+def _reply(query: Tokenize | Detokenize, result: Reply | TokenloomError) -> Reply:
+    if isinstance(result, TokenloomError):
+        return QueryFailed(query_id=query.query_id, error=error_info(result))
+    return result
 
 
 def _is_busy(progress: Progress) -> bool:

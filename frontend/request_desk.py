@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from ..ipc.errors import Draining, ErrorInfo, TokenloomError, error_info
 from ..ipc.messages import Accepted, Delta, EngineCoreOutputs, FinishReason, FrontendMessage, Refused, Submit
-from .background import Background, Completion
+from .background import Background
 from .client_session import ClientSession
 from .core_link import CoreLink
 from .input_processor import MAX_REQUEST_ID_CHARACTERS, InputProcessor, Prompt, is_heavy
@@ -79,8 +79,13 @@ class RequestDesk:
         request = RequestState(session.identity, submit)
         session.request_by_id[submit.request_id] = request
         self._sessions.open_lease(session)
+        if is_heavy(submit.prompt, submit.chat):
+            self._background.run(
+                lambda: self._tokenize(submit), lambda result: self._on_tokenized(session, request, result)
+            )
+            return
         try:
-            self._tokenize(session, request)
+            self._start(session, request, self._tokenize(submit))
         except TokenloomError as error:
             self._fail(session, request, error)
 
@@ -92,20 +97,9 @@ class RequestDesk:
         elif known.is_accepted and submit.attempt == known.submit.attempt:
             self._tell_accepted(known)
 
-    def _tokenize(self, session: ClientSession, request: RequestState) -> None:
-        submit, inputs = request.submit, self._inputs
-        if not is_heavy(submit.prompt, submit.chat):
-            self._start(session, request, inputs.tokenize(submit.prompt, submit.prompt_token_ids, submit.chat))
-            return
-
-        def job() -> Completion:
-            try:
-                result: Prompt | TokenloomError = inputs.tokenize(submit.prompt, submit.prompt_token_ids, submit.chat)
-            except TokenloomError as error:
-                result = error
-            return lambda: self._on_tokenized(session, request, result)
-
-        self._background.submit(job)
+    def _tokenize(self, submit: Submit) -> Prompt:
+        """May run in any thread."""
+        return self._inputs.tokenize(submit.prompt, submit.prompt_token_ids, submit.chat)
 
     def _on_tokenized(self, session: ClientSession, request: RequestState, result: Prompt | TokenloomError) -> None:
         if session.request_by_id.get(request.request_id) is not request:

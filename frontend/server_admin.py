@@ -93,7 +93,7 @@ class AdminEndpoints:
 
     async def health(self, request: Request) -> Response:
         """200 while this answers and steps end; 503 when requests are there and no step ends."""
-        health = await self._engine.health()
+        health = self._engine.health()
         body: JsonObject = {
             "status": "stalled" if health.is_stalled else "ok" if health.is_ready else "starting",
             "step": health.step,
@@ -107,7 +107,7 @@ class AdminEndpoints:
 
     async def ready(self, request: Request) -> Response:
         """200 when a request would be served now."""
-        health = await self._engine.health()
+        health = self._engine.health()
         return _json({"ready": health.is_ready}, 200 if health.is_ready else 503)
 
     async def metrics(self, request: Request) -> Response:

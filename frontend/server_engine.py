@@ -7,35 +7,17 @@ news once, with everything that the turn brought for it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import itertools
 from collections.abc import Callable, Sequence
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 import msgspec
 
-from ..ipc.errors import ErrorInfo, InternalError, RequestError, TokenloomError
-from ..ipc.messages import (
-    Abort,
-    Accepted,
-    Delta,
-    Deltas,
-    FrontendMessage,
-    GetHealth,
-    GetInfo,
-    Health,
-    Info,
-    QueryFailed,
-    Submit,
-    Text,
-    TokenIds,
-)
-from .channel import Query
+from ..ipc.errors import ErrorInfo, RequestError
+from ..ipc.messages import Abort, Accepted, Delta, Deltas, FrontendMessage, Health, Submit
 from .input_processor import InputProcessor
 from .service import Frontend
 from .trace_context import incoming_traceparent
 
-ReplyT = TypeVar("ReplyT", TokenIds, Text, Health, Info)
 News: TypeAlias = tuple[int, Accepted | Delta]  # the position of the submit, and what it got
 
 
@@ -81,16 +63,10 @@ class LocalEngine:
         self._session = frontend.open_local(self._deliver)
         self._stream_by_id: dict[str, tuple[Stream, int]] = {}
         self._num_answers_by_id: dict[str, int] = {}
-        self._queries: dict[int, asyncio.Future[FrontendMessage]] = {}
-        self._query_ids = itertools.count(1)
 
     @property
     def inputs(self) -> InputProcessor:
         return self._frontend.inputs
-
-    @property
-    def num_open(self) -> int:
-        return len(self._stream_by_id)
 
     def open(self, submits: Sequence[Submit], num_answers: int = 1) -> Stream:
         """Submit all, each for `num_answers`; close the stream whatever happens. RequestError for an id in use."""
@@ -124,25 +100,8 @@ class LocalEngine:
             self.wake()
         return len(found)
 
-    async def health(self) -> Health:
-        return await self._ask(GetHealth(query_id=next(self._query_ids)), Health)
-
-    async def info(self) -> Info:
-        return await self._ask(GetInfo(query_id=next(self._query_ids)), Info)
-
-    async def _ask(self, query: Query, reply_type: type[ReplyT]) -> ReplyT:
-        future: asyncio.Future[FrontendMessage] = asyncio.get_running_loop().create_future()
-        self._queries[query.query_id] = future
-        self._frontend.on_local_message(self._session, query)
-        try:
-            reply = await future
-        finally:
-            self._queries.pop(query.query_id, None)
-        if isinstance(reply, QueryFailed):
-            raise reply.error.to_exception()
-        if not isinstance(reply, reply_type):
-            raise InternalError(f"the frontend answered {type(query).__name__} with {type(reply).__name__}")
-        return reply
+    def health(self) -> Health:
+        return self._frontend.health()
 
     def _deliver(self, message: FrontendMessage) -> None:
         if isinstance(message, Deltas):
@@ -150,10 +109,6 @@ class LocalEngine:
                 self._put(delta.request_id, delta, delta.finish_reason is not None)
         elif isinstance(message, Accepted):
             self._put(message.request_id, message, is_end=False)
-        elif isinstance(message, (TokenIds, Text, Health, Info, QueryFailed)):
-            future = self._queries.get(message.query_id)
-            if future is not None and not future.done():
-                future.set_result(message)
 
     def _put(self, request_id: str, update: Accepted | Delta, is_end: bool) -> None:
         entry = self._stream_by_id.get(request_id)
@@ -170,10 +125,3 @@ class LocalEngine:
 
 def _is_error(update: Accepted | Delta) -> bool:
     return isinstance(update, Delta) and update.finish_reason == "error"
-
-
-async def settle(task: asyncio.Task[object]) -> None:
-    """Cancel a task and see it end."""
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError, TokenloomError):
-        await task

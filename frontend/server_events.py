@@ -52,7 +52,6 @@ class EventStream(Response):
         self._chunks = chunks
         self._end = end
         self.background = None
-        self.headers_to_add: list[tuple[bytes, bytes]] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await until_disconnect(receive, self._serve(scope, receive, send))

@@ -34,6 +34,7 @@ from ..ipc.messages import (
     FrontendMessage,
     GetHealth,
     GetInfo,
+    Health,
     Hello,
     Initialize,
     Ping,
@@ -121,6 +122,9 @@ class Frontend:
     def inputs(self) -> InputProcessor:
         """The tokenizer and the chat template, for who renders prompts of its own."""
         return self._inputs
+
+    def health(self) -> Health:
+        return self._queries.health(0, self._core.is_up, self._monotonic())
 
     @property
     def num_open_requests(self) -> int:

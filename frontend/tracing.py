@@ -32,18 +32,17 @@ _VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT
 FLUSH_S = 2.0  # how long the last spans may take when the engine stops
 
 
-class EndedAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """An answer from its arrival to its end. Times are monotonic seconds; 0 = it did not come to that."""
+class Timeline(msgspec.Struct):
+    """When things happened to an answer, in monotonic seconds; 0 = not yet."""
 
     request_id: str
     traceparent: str  # of the caller; "" for none
-    reason: str  # why it ended
-    arrived_at: float
-    started_at: float
-    first_at: float
-    ended_at: float
     num_prompt_tokens: int
-    num_tokens: int
+    arrived_at: float
+    started_at: float = 0.0  # its first step
+    first_at: float = 0.0  # its first token
+    last_at: float = 0.0  # its newest tokens
+    num_tokens: int = 0
 
 
 class Tracing:
@@ -64,8 +63,8 @@ class Tracing:
         self._tracer = self._provider.get_tracer("tokenloom")
         self._model = model
 
-    def record(self, answer: EndedAnswer) -> None:
-        """Make the spans of an answer that has just ended."""
+    def record(self, answer: Timeline, reason: str, ended_at: float) -> None:
+        """Make the spans of an answer that has just ended; `reason` says why."""
         from opentelemetry import trace
 
         offset = time.time() - time.monotonic()
@@ -76,19 +75,19 @@ class Tracing:
             {
                 "gen_ai.request.model": self._model,
                 "gen_ai.response.id": answer.request_id,
-                "gen_ai.response.finish_reasons": [answer.reason],
+                "gen_ai.response.finish_reasons": [reason],
                 "gen_ai.usage.input_tokens": answer.num_prompt_tokens,
                 "gen_ai.usage.output_tokens": answer.num_tokens,
             },
             start_time=_nanoseconds(answer.arrived_at + offset),
         )
-        if answer.reason in ("error", "timeout"):
-            span.set_status(trace.StatusCode.ERROR, answer.reason)
+        if reason in ("error", "timeout"):
+            span.set_status(trace.StatusCode.ERROR, reason)
         inside = trace.set_span_in_context(span)
-        for name, begin, end in _phases(answer):
+        for name, begin, end in _phases(answer, ended_at):
             phase = self._tracer.start_span(name, inside, start_time=_nanoseconds(begin + offset))
             phase.end(_nanoseconds(end + offset))
-        span.end(_nanoseconds(answer.ended_at + offset))
+        span.end(_nanoseconds(ended_at + offset))
 
     def close(self) -> None:
         """Let the last spans out, within FLUSH_S."""
@@ -114,13 +113,12 @@ def new_tracing(spec: EngineSpec) -> Tracing | None:
         return None
 
 
-def _phases(answer: EndedAnswer) -> list[tuple[str, float, float]]:
+def _phases(answer: Timeline, ended_at: float) -> list[tuple[str, float, float]]:
     """Name, begin and end of each phase that the answer came to."""
-    if not answer.started_at:
-        return [("queue", answer.arrived_at, answer.ended_at)]
-    first_at = answer.first_at or answer.ended_at
-    phases = [("queue", answer.arrived_at, answer.started_at), ("prefill", answer.started_at, first_at)]
-    return [*phases, ("decode", first_at, answer.ended_at)] if answer.first_at else phases
+    begins = (("queue", answer.arrived_at), ("prefill", answer.started_at), ("decode", answer.first_at))
+    came = [(name, begin) for name, begin in begins if begin]
+    ends = [*(begin for _, begin in came[1:]), ended_at]
+    return [(name, begin, end) for (name, begin), end in zip(came, ends, strict=True)]
 
 
 def _context_of(traceparent: str) -> Context:

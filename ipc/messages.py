@@ -157,8 +157,8 @@ class Accepted(Message, frozen=True, kw_only=True, tag="accepted"):
     seed: int  # given or drawn: what a resubmission must carry
 
 
-class Metrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Times are unix seconds; 0 = not yet."""
+class RequestMetrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """When things happened, by the frontend's clock in unix seconds; 0 = not yet."""
 
     arrival_time: float = 0.0
     first_token_time: float = 0.0
@@ -198,7 +198,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None  # the stop string or stop token id that ended it
     num_cached_tokens: int = 0
-    metrics: Metrics | None = None  # with the first and the last delta
+    metrics: RequestMetrics | None = None  # with the first and the last delta
     error: ErrorInfo | None = None  # with finish_reason error
     logprobs: Logprobs | None = None  # of the tokens here, if asked for
     prompt_logprobs: Logprobs | None = None  # if asked for: of the prompt's tokens from prompt_start on

@@ -38,11 +38,11 @@ from tokenloom.ipc.messages import (
     Health,
     Hello,
     Info,
-    Metrics,
     Ping,
     Pong,
     QueryFailed,
     Refused,
+    RequestMetrics,
     Submit,
     Text,
     TokenIds,
@@ -82,7 +82,7 @@ class Running:
     submit: Submit
     tokens: list[int]
     num_sent: int
-    metrics: Metrics = field(default_factory=lambda: Metrics(arrival_time=1.0))
+    metrics: RequestMetrics = field(default_factory=lambda: RequestMetrics(arrival_time=1.0))
 
 
 @dataclass

@@ -9,7 +9,7 @@ import pytest
 from tokenloom.frontend.outputs import OutputBuilder
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.errors import RequestError
-from tokenloom.ipc.messages import Accepted, Delta, Metrics, Submit
+from tokenloom.ipc.messages import Accepted, Delta, RequestMetrics, Submit
 from tokenloom.ipc.sampling_params import SamplingParams
 
 
@@ -34,7 +34,7 @@ def test_however_the_deltas_are_cut_the_output_is_the_same(seed: int) -> None:
                 text=text,
                 finish_reason=finish,
                 stop_reason=7 if finish else None,
-                metrics=Metrics(num_preemptions=2, finished_time=5.0) if finish else None,
+                metrics=RequestMetrics(num_preemptions=2, finished_time=5.0) if finish else None,
             )
         )
         start = end

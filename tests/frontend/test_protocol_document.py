@@ -30,7 +30,7 @@ STRUCTS: dict[str, Any] = {
     "bulk_array": messages.BulkArray,
     "delta": Delta,
     "logprobs": messages.Logprobs,
-    "metrics": messages.Metrics,
+    "metrics": messages.RequestMetrics,
     "error": ErrorInfo,
 }
 
