@@ -46,6 +46,11 @@ class LaunchedEngine:
         self.known = [psutil.Process(self.process.pid), *self.children()]
         return next(word for word in line.split() if "://" in word)
 
+    def wait_http(self) -> str:
+        """The URL of its HTTP server, on the same line."""
+        self.wait_ready()
+        return next(word for word in self.lines[-1].split() if word.startswith("http://"))
+
     def wait_line(self, beginning: str) -> str:
         assert self.process.stdout is not None
         deadline = time.monotonic() + START_S

@@ -5,15 +5,12 @@ The rules are those of docs/dashboards/alerts.yml with a clock that runs 30 time
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import signal
-import socket
-import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -22,6 +19,7 @@ import psutil
 import pytest
 
 from .launched import LaunchedEngine
+from .prometheus import Prometheus
 
 pytestmark = [
     pytest.mark.slow,
@@ -53,41 +51,20 @@ def faster(rules: str) -> str:
     return re.sub(r"(\[|for: )(\d+)([sm])(\]|$)", divide, rules, flags=re.MULTILINE)
 
 
-class Prometheus:
-    def __init__(self, folder: Path, targets: list[str]) -> None:
-        (folder / "alerts.yml").write_text(faster(RULES.read_text()))
-        config = {
-            "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "500ms"},
-            "rule_files": [str(folder / "alerts.yml")],
-            "scrape_configs": [{"job_name": "tokenloom", "static_configs": [{"targets": targets}]}],
-        }
-        (folder / "prometheus.yml").write_text(json.dumps(config))
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self._address = f"127.0.0.1:{free.getsockname()[1]}"
-        self._log = (folder / "log").open("w")
-        command = [f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}"]
-        self._process = subprocess.Popen(
-            ["prometheus", *command, f"--web.listen-address={self._address}"],
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-        )
+class Alerts:
+    """Which alerts have fired so far, by name and model."""
+
+    def __init__(self, prometheus: Prometheus) -> None:
+        self._prometheus = prometheus
         self.seen: set[tuple[str, str]] = set()
 
-    def wait_firing(self, wanted: set[tuple[str, str]], meanwhile: Callable[[], None] = lambda: None) -> None:
+    def wait_firing(self, wanted: set[tuple[str, str]]) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while not wanted <= self.seen:
             assert time.monotonic() < deadline, f"these do not fire: {wanted - self.seen}"
-            assert self._process.poll() is None, "prometheus has ended"
-            meanwhile()
-            with suppress(httpx2.TransportError, KeyError, ValueError):
-                alerts = httpx2.get(f"http://{self._address}/api/v1/alerts", timeout=5.0).json()["data"]["alerts"]
-                firing = [alert["labels"] for alert in alerts if alert["state"] == "firing"]
-                self.seen |= {(labels["alertname"], labels["model_name"]) for labels in firing}
-
-    def close(self) -> None:
-        self._process.terminate()
-        self._process.wait(PATIENCE_S)
-        self._log.close()
+            alerts = self._prometheus.ask("alerts")["alerts"]
+            firing = [alert["labels"] for alert in alerts if alert["state"] == "firing"]
+            self.seen |= {(labels["alertname"], labels["model_name"]) for labels in firing}
 
 
 @contextmanager
@@ -116,10 +93,7 @@ def launch(stack: ExitStack, folder: Path, name: str, *options: str) -> tuple[La
     runtime = folder / name
     runtime.mkdir()
     engine = stack.enter_context(LaunchedEngine(runtime, "--http", "0", "--served-model-name", name, *options))
-    engine.wait_ready()
-    found = re.search(r"http://\S+", next(line for line in engine.lines if line.startswith("Ready")))
-    assert found
-    return engine, found.group()
+    return engine, engine.wait_http()
 
 
 def kill(process: psutil.Process) -> None:
@@ -134,8 +108,7 @@ def test_every_alert_fires_when_its_fault_is_caused_and_none_without(tmp_path: P
         _, full = launch(stack, tmp_path, "full", "--num-kv-blocks", "130", "--max-num-seqs", "16")
         sick, lost = launch(stack, tmp_path, "lost", "--step-timeout-s", "1000", "--start-timeout-s", "100")
         targets = [url.removeprefix("http://") for url in (well, busy, full, lost)]
-        prometheus = Prometheus(tmp_path, targets)
-        stack.callback(prometheus.close)
+        alerts = Alerts(stack.enter_context(Prometheus(tmp_path, targets, faster(RULES.read_text()))))
         worker = sick.child("worker 0")
         with load(well, 1, max_tokens=8), load(lost, 1, max_tokens=2000):
             worker.send_signal(signal.SIGSTOP)  # a step that does not end
@@ -146,12 +119,12 @@ def test_every_alert_fires_when_its_fault_is_caused_and_none_without(tmp_path: P
                 load(full, 16, max_tokens=400),  # 16 times 26 blocks
             ):
                 wanted = {each for each in EXPECTED if each[1] in ("busy", "full")}
-                prometheus.wait_firing(wanted | {("TokenloomStalled", "lost")})
+                alerts.wait_firing(wanted | {("TokenloomStalled", "lost")})
             for _ in range(4):
                 core = sick.child("core")
                 core.kill()  # the next one waits for the worker that stands still
                 core.wait(PATIENCE_S)
-            prometheus.wait_firing(EXPECTED)
+            alerts.wait_firing(EXPECTED)
             sick.process.kill()
             kill(worker)
-        assert prometheus.seen == EXPECTED, "an alert fires without its fault"
+        assert alerts.seen == EXPECTED, "an alert fires without its fault"

@@ -12,7 +12,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -38,10 +37,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with LaunchedEngine(tmp_path_factory.mktemp("clients"), "--http", "0") as engine:
-        engine.wait_ready()
-        found = re.search(r"http://\S+", next(line for line in engine.lines if line.startswith("Ready")))
-        assert found
-        yield found.group()
+        yield engine.wait_http()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import threading
 import time
 from collections.abc import Iterator
@@ -28,10 +27,7 @@ ENDLESS = {"prompt": "The", "max_tokens": 2000, "ignore_eos": True, "stream": Tr
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     options = ("--http", "0", "--api-key", KEY, "--num-kv-blocks", "400")
     with LaunchedEngine(tmp_path_factory.mktemp("dashboard"), *options) as engine:
-        engine.wait_ready()
-        found = re.search(r"http://\S+", next(line for line in engine.lines if line.startswith("Ready")))
-        assert found
-        yield found.group()
+        yield engine.wait_http()
 
 
 @pytest.fixture(scope="module")

@@ -29,11 +29,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     runtime = tmp_path_factory.mktemp("http")
     options = ("--http", "0", "--api-key", KEY, "--cors-origins", ORIGIN, "--max-body-bytes", "100000")
     with LaunchedEngine(runtime, *options) as engine:
-        engine.wait_ready()
-        ready = next(line for line in engine.lines if line.startswith("Ready"))
-        found = re.search(r"http://\S+", ready)
-        assert found, ready
-        yield found.group()
+        yield engine.wait_http()
 
 
 @pytest.fixture

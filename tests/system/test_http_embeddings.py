@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import re
 import struct
 from collections.abc import Iterator
 
@@ -20,10 +19,7 @@ TEXTS = ["The capital of France is", "The capital of Peru is", "one two three"]
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with LaunchedEngine(tmp_path_factory.mktemp("http"), "--http", "0", "--max-model-len", "64") as engine:
-        engine.wait_ready()
-        found = re.search(r"http://\S+", next(line for line in engine.lines if line.startswith("Ready")))
-        assert found
-        yield found.group()
+        yield engine.wait_http()
 
 
 @pytest.fixture

@@ -25,11 +25,11 @@ Answer = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx2.Client]:
-    with LaunchedEngine(tmp_path_factory.mktemp("fields"), "--http", "0") as engine:
-        engine.wait_ready()
-        url = re.findall(r"http://\S+", next(line for line in engine.lines if line.startswith("Ready")))[0]
-        with httpx2.Client(base_url=url, timeout=DEADLINE_S) as http:
-            yield http
+    with (
+        LaunchedEngine(tmp_path_factory.mktemp("fields"), "--http", "0") as engine,
+        httpx2.Client(base_url=engine.wait_http(), timeout=DEADLINE_S) as http,
+    ):
+        yield http
 
 
 def ask(http: httpx2.Client, path: str, body: Answer) -> Answer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -15,9 +14,11 @@ import httpx2
 import pytest
 
 from .launched import LaunchedEngine
+from .prometheus import Prometheus
 
 DASHBOARDS = Path(__file__).parents[2] / "docs" / "dashboards"
 DEADLINE_S = 30.0
+PANELS_S = 90.0
 
 
 def needs(program: str) -> pytest.MarkDecorator:
@@ -27,10 +28,7 @@ def needs(program: str) -> pytest.MarkDecorator:
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with LaunchedEngine(tmp_path_factory.mktemp("tools"), "--http", "0") as engine:
-        engine.wait_ready()
-        found = re.search(r"http://\S+", next(line for line in engine.lines if line.startswith("Ready")))
-        assert found
-        yield found.group()
+        yield engine.wait_http()
 
 
 def run(*command: str, text: str = "", timeout_s: float = DEADLINE_S) -> str:
@@ -52,34 +50,29 @@ def test_promtool_finds_nothing_to_say_of_the_metrics(url: str) -> None:
     assert run("promtool", "check", "metrics", text=httpx2.get(f"{url}/metrics").text) == ""
 
 
+def cause_what_is_counted(url: str) -> None:
+    """An answer in several steps, one in vain, one that is too late and one that nobody waits for."""
+    body = {"prompt": "The", "ignore_eos": True, "max_tokens": 40}
+    for change in ({}, {"prompt": [5] * 3000}, {"timeout_s": 0.05, "max_tokens": 2000}):
+        httpx2.post(f"{url}/v1/completions", json=body | change, timeout=DEADLINE_S)
+    with httpx2.stream("POST", f"{url}/v1/completions", json=body | {"stream": True, "max_tokens": 2000}) as answer:
+        next(answer.iter_lines())
+
+
 @pytest.mark.slow
 @needs("prometheus")
-def test_a_prometheus_scrapes_the_engine(url: str, tmp_path: Path) -> None:
-    targets = [url.removeprefix("http://")]
-    config = {
-        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
-        "rule_files": [str(DASHBOARDS / "alerts.yml")],
-        "scrape_configs": [{"job_name": "tokenloom", "static_configs": [{"targets": targets}]}],
-    }
-    (tmp_path / "prometheus.yml").write_text(json.dumps(config))
-    listen = "127.0.0.1:19191"
-    command = ["prometheus", f"--config.file={tmp_path / 'prometheus.yml'}", f"--storage.tsdb.path={tmp_path / 'data'}"]
-    process = subprocess.Popen(
-        [*command, f"--web.listen-address={listen}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        deadline, found = time.monotonic() + DEADLINE_S, []
-        while not found:
-            assert time.monotonic() < deadline and process.poll() is None
-            try:
-                answer = httpx2.get(f"http://{listen}/api/v1/query", params={"query": "tokenloom_engine_up"})
-                found = answer.json()["data"]["result"]
-            except (httpx2.TransportError, KeyError, ValueError):
-                continue
-        assert [each["value"][1] for each in found] == ["1"]
-    finally:
-        process.terminate()
-        process.wait(DEADLINE_S)
+def test_every_panel_shows_something_in_a_prometheus_that_scrapes_the_engine(url: str, tmp_path: Path) -> None:
+    panels = json.loads((DASHBOARDS / "grafana.json").read_text())["panels"]
+    wanted = {(panel["title"], target["expr"]) for panel in panels for target in panel["targets"]}
+    with Prometheus(tmp_path, [url], (DASHBOARDS / "alerts.yml").read_text()) as prometheus:
+        deadline = time.monotonic() + PANELS_S
+        while wanted:
+            assert time.monotonic() < deadline, f"these show nothing: {sorted(wanted)}"
+            cause_what_is_counted(url)  # again: a rate needs samples before and after
+            for title, expression in sorted(wanted):
+                found = prometheus.query(expression.replace("$__rate_interval", "30s").replace("$model", ".*"))
+                if any(sample["value"][1] != "NaN" for sample in found):
+                    wanted.discard((title, expression))
 
 
 OPTIONS = ("--max-examples", "60", "--request-timeout", "100")  # an answer may be as long as the model's length

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import subprocess
 import sys
@@ -79,13 +78,6 @@ def collector() -> Iterator[Collector]:
     collector.close()
 
 
-def url_of(engine: LaunchedEngine) -> str:
-    engine.wait_ready()
-    found = re.search(r"http://\S+", next(line for line in engine.lines if line.startswith("Ready")))
-    assert found
-    return found.group()
-
-
 def complete(url: str, traceparent: str = "", **body: object) -> None:
     headers = {"traceparent": traceparent} if traceparent else {}
     body = {"prompt": "The capital of France is", "temperature": 0, "max_tokens": 5, "ignore_eos": True} | body
@@ -108,7 +100,7 @@ def test_each_answer_is_a_span_of_its_phases_below_the_callers(
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
     monkeypatch.setenv("OTEL_SERVICE_NAME", "loom")
     with LaunchedEngine(tmp_path, "--http", "0", "--otlp-endpoint", collector.endpoint) as engine:
-        url, begun = url_of(engine), time.time_ns()
+        url, begun = engine.wait_http(), time.time_ns()
         complete(url, f"00-{TRACE}-{PARENT}-01", request_id="mine")
         collector.wait(lambda spans: len(spans) == 4)
         by_name = {span.name: span for span in collector.spans}
@@ -145,7 +137,7 @@ def test_the_last_spans_leave_when_the_engine_stops(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint)
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "3600000")
     with LaunchedEngine(tmp_path, "--http", "0") as engine:
-        complete(url_of(engine), n=3)
+        complete(engine.wait_http(), n=3)
         assert not collector.spans
         engine.signal(signal.SIGTERM)
         assert engine.wait_exit() == 0
@@ -154,7 +146,7 @@ def test_the_last_spans_leave_when_the_engine_stops(
 
 def test_a_collector_that_is_not_there_holds_nothing_up(tmp_path: Path) -> None:
     with LaunchedEngine(tmp_path, "--http", "0", "--otlp-endpoint", "http://127.0.0.1:9") as engine:
-        complete(url_of(engine))
+        complete(engine.wait_http())
         engine.signal(signal.SIGTERM)
         assert engine.wait_exit(10.0) == 0
 
