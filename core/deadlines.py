@@ -8,13 +8,17 @@ import itertools
 
 from .request import Request, State
 
+MIN_SWEEP = 64  # entries
+
 
 class Deadlines:
-    """A heap with lazy removal: requests that ended meanwhile are skipped when they surface."""
+    """A heap with lazy removal: requests that ended meanwhile are skipped when they surface, and let go whenever the
+    heap has doubled."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, bool, Request]] = []
         self._tie = itertools.count()
+        self._sweep_at = MIN_SWEEP
 
     def add(self, request: Request) -> None:
         """Note both deadlines of a request that has any."""
@@ -26,6 +30,10 @@ class Deadlines:
 
     def _push(self, request: Request, when: float, in_queue: bool) -> None:
         heapq.heappush(self._heap, (when, next(self._tie), in_queue, request))
+        if len(self._heap) > self._sweep_at:
+            self._heap = [entry for entry in self._heap if _is_due(entry)]
+            heapq.heapify(self._heap)
+            self._sweep_at = max(2 * len(self._heap), MIN_SWEEP)
 
     def expired(self, now: float) -> list[Request]:
         """Requests whose time is over, each once."""
