@@ -135,7 +135,7 @@ class EngineMetrics:
         return [
             OpenAnswer(
                 key=key,
-                request_id=each.request_id,
+                request_id=each.submit.request_id,
                 state="running" if each.started_at else "waiting",
                 age_s=now - each.arrived_at,
                 num_prompt_tokens=each.num_prompt_tokens,
@@ -152,9 +152,7 @@ class EngineMetrics:
         assert request.processed is not None
         now, num_prompt_tokens = time.monotonic(), num_ids(request.processed.prompt.token_ids)
         for answer in request.answers:
-            self._timelines[answer.key] = Timeline(
-                request.request_id, request.submit.traceparent, num_prompt_tokens, arrived_at=now
-            )
+            self._timelines[answer.key] = Timeline(request.submit, num_prompt_tokens, arrived_at=now)
             if answer.finish_reason is not None:
                 self.on_end(answer)
 

@@ -33,6 +33,7 @@ from .server_engine import LocalEngine
 from .server_events import EventStream, until_disconnect
 from .server_gate import Gate
 from .service import Frontend
+from .trace_context import TraceContext
 
 CLIENT_CLOSED_REQUEST = 499  # nobody reads it; nginx's number, for the metrics
 
@@ -128,6 +129,6 @@ def new_app(engine: LocalEngine, frontend: Frontend, spec: EngineSpec) -> ASGIAp
             allow_origins=origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "traceparent"],
+            expose_headers=["x-request-id", *TraceContext._fields],
         )
     return Gate(app, spec.config.api_key, spec.config.max_body_bytes)

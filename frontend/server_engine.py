@@ -16,7 +16,7 @@ from ..ipc.errors import ErrorInfo, RequestError
 from ..ipc.messages import Abort, Accepted, Delta, Deltas, FrontendMessage, Health, Submit
 from .input_processor import InputProcessor
 from .service import Frontend
-from .trace_context import incoming_traceparent
+from .trace_context import incoming_trace
 
 News: TypeAlias = tuple[int, Accepted | Delta]  # the position of the submit, and what it got
 
@@ -73,12 +73,12 @@ class LocalEngine:
         for submit in submits:
             if submit.request_id in self._stream_by_id:
                 raise RequestError(f"request_id {submit.request_id} is open already: choose another")
-        stream, traceparent = Stream(len(submits)), incoming_traceparent.get()
+        stream, trace = Stream(len(submits)), incoming_trace.get()
         for position, submit in enumerate(submits):
             self._stream_by_id[submit.request_id] = (stream, position)
             self._num_answers_by_id[submit.request_id] = num_answers
         for submit in submits:
-            traced = msgspec.structs.replace(submit, traceparent=traceparent) if traceparent else submit
+            traced = msgspec.structs.replace(submit, **trace._asdict()) if trace.traceparent else submit
             self._frontend.on_local_message(self._session, traced)
         self.wake()
         return stream

@@ -1,7 +1,7 @@
 """Gate: what every HTTP request passes first: its id, the key, the size of its body.
 
 Pure ASGI, since this wraps the path of every token. Adds `x-request-id` (the caller's, or a new one) and the caller's
-W3C `traceparent` to the answer, and turns whatever an endpoint raises into an answer in OpenAI's form.
+W3C trace context to the answer, and turns whatever an endpoint raises into an answer in OpenAI's form.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .openai_errors import HttpError, to_http_error
 from .server_events import SERVER_SEND
-from .trace_context import incoming_traceparent, is_traceparent
+from .trace_context import TraceContext, incoming_trace, read_trace_context
 
 logger = logging.getLogger("tokenloom.http")
 
@@ -36,11 +36,9 @@ class Gate:
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        traceparent = headers.get(b"traceparent", b"").decode("latin-1")
-        if not is_traceparent(traceparent):
-            traceparent = ""
-        incoming_traceparent.set(traceparent)
-        extra = _headers_to_add(headers, traceparent)
+        trace = read_trace_context(scope["headers"])
+        incoming_trace.set(trace)
+        extra = _headers_to_add(headers, trace)
         has_started = False
 
         async def send_with_headers(message: Message) -> None:
@@ -99,11 +97,9 @@ class Gate:
         return HttpError(413, f"the body has more than {limit} bytes: send less or raise --max-body-bytes")
 
 
-def _headers_to_add(headers: dict[bytes, bytes], traceparent: str) -> list[tuple[bytes, bytes]]:
+def _headers_to_add(headers: dict[bytes, bytes], trace: TraceContext) -> list[tuple[bytes, bytes]]:
     request_id = headers.get(b"x-request-id", b"")
     if not _REQUEST_ID.fullmatch(request_id):
         request_id = secrets.token_hex(16).encode()
-    added = [(b"x-request-id", request_id)]
-    if traceparent:
-        added.append((b"traceparent", traceparent.encode()))
-    return added
+    carried = [(name.encode(), value.encode()) for name, value in trace._asdict().items() if value]
+    return [(b"x-request-id", request_id), *carried]

@@ -4,7 +4,7 @@
                  ├─ prefill    to the first token
                  └─ decode     to the end
 
-The parent is the caller's span, if the request brought a W3C traceparent. Spans are made from a request's times when
+The parent is the caller's span, if the request brought a W3C trace context. Spans are made from a request's times when
 it ends, so that a token costs nothing, and leave in a thread of OpenTelemetry's, which keeps at most 2048 of them
 (OTEL_BSP_MAX_QUEUE_SIZE). Imports OpenTelemetry only where it is configured: the extra `otel`.
 """
@@ -22,6 +22,7 @@ import msgspec
 
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import ConfigError
+from ..ipc.messages import Submit
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -35,8 +36,7 @@ FLUSH_S = 2.0  # how long the last spans may take when the engine stops
 class Timeline(msgspec.Struct):
     """When things happened to an answer, in monotonic seconds; 0 = not yet."""
 
-    request_id: str
-    traceparent: str  # of the caller; "" for none
+    submit: Submit
     num_prompt_tokens: int
     arrived_at: float
     started_at: float = 0.0  # its first step
@@ -70,11 +70,11 @@ class Tracing:
         offset = time.time() - time.monotonic()
         span = self._tracer.start_span(
             "llm_request",
-            _context_of(answer.traceparent),
+            _context_of(answer.submit),
             trace.SpanKind.SERVER,
             {
                 "gen_ai.request.model": self._model,
-                "gen_ai.response.id": answer.request_id,
+                "gen_ai.response.id": answer.submit.request_id,
                 "gen_ai.response.finish_reasons": [reason],
                 "gen_ai.usage.input_tokens": answer.num_prompt_tokens,
                 "gen_ai.usage.output_tokens": answer.num_tokens,
@@ -121,10 +121,10 @@ def _phases(answer: Timeline, ended_at: float) -> list[tuple[str, float, float]]
     return [(name, begin, end) for (name, begin), end in zip(came, ends, strict=True)]
 
 
-def _context_of(traceparent: str) -> Context:
+def _context_of(submit: Submit) -> Context:
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-    return TraceContextTextMapPropagator().extract({"traceparent": traceparent})
+    return TraceContextTextMapPropagator().extract({"traceparent": submit.traceparent, "tracestate": submit.tracestate})
 
 
 def _nanoseconds(unix_time: float) -> int:

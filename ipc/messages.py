@@ -72,6 +72,7 @@ class Submit(Message, frozen=True, kw_only=True, tag="submit"):
     num_prompt_logprobs: int = 0  # a resumed request: prompt tokens whose logprobs were delivered
     pooling: PoolingParams | None = None  # embed the prompt instead of going on with it
     traceparent: str = ""  # W3C trace context: the span that the request's spans belong to
+    tracestate: str = ""  # W3C trace context: what tracing systems keep beside it
 
 
 class Abort(Message, frozen=True, kw_only=True, tag="abort"):

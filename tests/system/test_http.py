@@ -319,7 +319,9 @@ def test_the_document_lists_every_route_and_field(http: httpx2.Client) -> None:
 
 def test_ids_and_trace_headers_come_back(http: httpx2.Client) -> None:
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    answer = http.get("/v1/models", headers={"x-request-id": "abc-1", "traceparent": trace})
+    sent = [("x-request-id", "abc-1"), ("traceparent", trace), ("tracestate", "a=1"), ("tracestate", "b=2")]
+    answer = http.get("/v1/models", headers=sent)
+    assert answer.headers["tracestate"] == "a=1,b=2"
     assert (answer.headers["x-request-id"], answer.headers["traceparent"]) == ("abc-1", trace)
     assert re.fullmatch("[0-9a-f]{32}", http.get("/v1/models").headers["x-request-id"])
     assert "traceparent" not in http.get("/v1/models", headers={"traceparent": "rubbish"}).headers

@@ -16,7 +16,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from tokenloom.frontend.trace_context import is_traceparent
+from tokenloom.frontend.trace_context import is_traceparent, is_tracestate
 from tokenloom.frontend.tracing import new_tracing
 from tokenloom.ipc.config import EngineConfig
 from tokenloom.ipc.errors import ConfigError
@@ -78,8 +78,8 @@ def collector() -> Iterator[Collector]:
     collector.close()
 
 
-def complete(url: str, traceparent: str = "", **body: object) -> None:
-    headers = {"traceparent": traceparent} if traceparent else {}
+def complete(url: str, traceparent: str = "", tracestate: str = "", **body: object) -> None:
+    headers = {"traceparent": traceparent, "tracestate": tracestate}
     body = {"prompt": "The capital of France is", "temperature": 0, "max_tokens": 5, "ignore_eos": True} | body
     answer = httpx2.post(f"{url}/v1/completions", json=body, headers=headers, timeout=DEADLINE_S)
     assert answer.status_code == 200, answer.text
@@ -101,11 +101,12 @@ def test_each_answer_is_a_span_of_its_phases_below_the_callers(
     monkeypatch.setenv("OTEL_SERVICE_NAME", "loom")
     with LaunchedEngine(tmp_path, "--http", "0", "--otlp-endpoint", collector.endpoint) as engine:
         url, begun = engine.wait_http(), time.time_ns()
-        complete(url, f"00-{TRACE}-{PARENT}-01", request_id="mine")
+        complete(url, f"00-{TRACE}-{PARENT}-01", "loom=warp,other@vendor=2", request_id="mine")
         collector.wait(lambda spans: len(spans) == 4)
         by_name = {span.name: span for span in collector.spans}
         request, queue, prefill, decode = (by_name[name] for name in ("llm_request", "queue", "prefill", "decode"))
         assert {span.trace_id.hex() for span in collector.spans} == {TRACE}
+        assert {span.trace_state for span in collector.spans} == {"loom=warp,other@vendor=2"}
         assert request.parent_span_id.hex() == PARENT
         assert {span.parent_span_id for span in (queue, prefill, decode)} == {request.span_id}
         assert begun <= request.start_time_unix_nano == queue.start_time_unix_nano
@@ -168,3 +169,12 @@ def test_a_traceparent_is_what_the_standard_says() -> None:
     for bad in ("", "00", good.upper(), f"ff-{TRACE}-{PARENT}-01", f"00-{'0' * 32}-{PARENT}-01", good + "\n"):
         assert not is_traceparent(bad), bad
     assert not is_traceparent(f"00-{TRACE}-{'0' * 16}-01")
+
+
+def test_a_tracestate_is_what_the_standard_says() -> None:
+    longest = ",".join(f"a{i}={'x' * 256}" for i in range(32))
+    for good in ("rojo=00f067aa0ba902b7,congo=t61rcWkgMzE", "a=1, b=2 ,\t,c=3", "0tenant@sys=a b", "a-_*/0=!", longest):
+        assert is_tracestate(good), good
+    for bad in ("", ",", "A=1", "a", "a=", "a=b=c", "a= ", "1a=2", "a@1b=2", "a=\x7f", "a=é", f"a={'x' * 257}"):
+        assert not is_tracestate(bad), bad
+    assert not is_tracestate(longest + ",a=1")
