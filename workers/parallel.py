@@ -91,14 +91,6 @@ class ParallelGroup:
             dist.all_reduce(x)
         return x
 
-    def all_gather(self, x: Tensor) -> Tensor:
-        """Every rank's x [..., n] side by side, on every rank: [..., size * n]."""
-        if self.size == 1:
-            return x
-        parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.size)]
-        dist.all_gather(parts, x.contiguous())
-        return torch.cat(parts, dim=-1)
-
     def gather(self, x: Tensor) -> Tensor | None:
         """Every rank's x [..., n] side by side on rank 0: [..., size * n]; None on the others."""
         if self.size == 1:

@@ -41,7 +41,6 @@ def check_collectives(group: ParallelGroup) -> None:
     rank, size = group.rank, group.size
     mine = torch.arange(6, dtype=torch.bfloat16).view(3, 2) + 10 * rank
     everyone = torch.cat([torch.arange(6, dtype=torch.bfloat16).view(3, 2) + 10 * r for r in range(size)], dim=-1)
-    assert torch.equal(group.all_gather(mine), everyone)
     gathered = group.gather(mine.T.contiguous().T)  # not contiguous
     assert (gathered is not None and torch.equal(gathered, everyone)) if rank == 0 else gathered is None
     assert torch.equal(group.all_reduce(torch.full((2, 3), rank + 1.0)), torch.full((2, 3), size * (size + 1) / 2))

@@ -9,11 +9,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ...kernels.ops import AttentionMetadata, Ops
-from ..parallel import ParallelGroup
-from ..weights import Checkpoint
-from .linear import ColumnParallelLinear, Projection, RowParallelLinear
-from .norm import RMSNorm
+from ...kernels.ops import AttentionMetadata
+from .loader import LayerLoader, Projection
 from .rotary import RotaryEmbedding
 
 
@@ -27,6 +24,8 @@ class AttentionShape:
     head_dim: int
     has_qkv_bias: bool
     has_output_bias: bool
+    has_qk_norm: bool
+    norm_eps: float
     sliding_window: int | None
 
 
@@ -34,85 +33,38 @@ class Attention:
     """x [T, hidden_size] → [T, hidden_size]; keys and values go to layer `layer` of the KV cache."""
 
     def __init__(
-        self,
-        ops: Ops,
-        shape: AttentionShape,
-        layer: int,
-        qkv: ColumnParallelLinear,
-        norms: tuple[RMSNorm, RMSNorm] | None,
-        rotary: RotaryEmbedding,
-        output: RowParallelLinear,
-        num_local_heads: tuple[int, int],
+        self, loader: LayerLoader, name: str, shape: AttentionShape, layer: int, rotary: RotaryEmbedding
     ) -> None:
-        self._ops = ops
-        self._shape = shape
+        self._ops, self._group = loader.ops, loader.group
         self._layer = layer
-        self.qkv = qkv
-        self.norms = norms  # of query heads and of key heads
-        self._norm_eps = 0.0 if norms is None else norms[0].eps
         self._rotary = rotary
-        self.output = output
-        self.num_heads, self.num_kv_heads = num_local_heads
+        self.shape = shape
         self.scale = shape.head_dim**-0.5
-
-    @classmethod
-    def load(
-        cls,
-        checkpoint: Checkpoint,
-        ops: Ops,
-        group: ParallelGroup,
-        name: str,
-        shape: AttentionShape,
-        layer: int,
-        rotary: RotaryEmbedding,
-        qk_norm_eps: float | None,
-    ) -> Attention:
-        """`qk_norm_eps` is None for models without norms of query and key heads."""
         head_dim = shape.head_dim
-        heads = group.share(shape.num_heads, "attention heads")
-        kv_heads = group.share_kv_heads(shape.num_kv_heads)
+        heads = loader.group.share(shape.num_heads, "attention heads")
+        kv_heads = loader.group.share_kv_heads(shape.num_kv_heads)
+        self._num_local_heads = len(heads) + 2 * len(kv_heads)  # of queries, of keys, of values
         projections = [
             Projection(f"{name}.q_proj", shape.num_heads * head_dim, _elements(heads, head_dim)),
             Projection(f"{name}.k_proj", shape.num_kv_heads * head_dim, _elements(kv_heads, head_dim)),
             Projection(f"{name}.v_proj", shape.num_kv_heads * head_dim, _elements(kv_heads, head_dim)),
         ]
-        qkv = ColumnParallelLinear.load(checkpoint, ops, shape.hidden_size, projections, shape.has_qkv_bias)
-        output = RowParallelLinear.load(
-            checkpoint,
-            ops,
-            group,
-            f"{name}.o_proj",
-            (shape.hidden_size, shape.num_heads * head_dim),
-            _elements(heads, head_dim),
-            shape.has_output_bias,
-        )
-        norms = None
-        if qk_norm_eps is not None:
-            norms = (
-                RMSNorm.load(checkpoint, ops, f"{name}.q_norm", head_dim, qk_norm_eps),
-                RMSNorm.load(checkpoint, ops, f"{name}.k_norm", head_dim, qk_norm_eps),
-            )
-        return cls(ops, shape, layer, qkv, norms, rotary, output, (len(heads), len(kv_heads)))
-
-    @property
-    def sliding_window(self) -> int | None:
-        return self._shape.sliding_window
-
-    @property
-    def nbytes(self) -> int:
-        return self.qkv.nbytes + self.output.nbytes + sum(norm.nbytes for norm in self.norms or ())
+        self.qkv = loader.columns(shape.hidden_size, projections, shape.has_qkv_bias)
+        output_shape, share = (shape.hidden_size, shape.num_heads * head_dim), _elements(heads, head_dim)
+        self.output = loader.rows(f"{name}.o_proj", output_shape, share, shape.has_output_bias)
+        self.norms: tuple[Tensor, Tensor] | None = None  # weights [D], of query heads and of key heads
+        if shape.has_qk_norm:
+            self.norms = loader.vector(f"{name}.q_norm", head_dim), loader.vector(f"{name}.k_norm", head_dim)
 
     def __call__(self, x: Tensor, metadata: AttentionMetadata, kv_cache: Tensor) -> Tensor:
+        shape = self.shape
         # [T, query heads | key heads | value heads, head_dim]
-        heads = self.qkv(x).view(x.shape[0], self.num_heads + 2 * self.num_kv_heads, self._shape.head_dim)
-        norms = None if self.norms is None else (self.norms[0].weight, self.norms[1].weight)
+        heads = self._ops.linear(x, self.qkv).view(x.shape[0], self._num_local_heads, shape.head_dim)
         query = self._ops.prepare_heads(
-            heads, norms, self._norm_eps, self._rotary.cos_sin, kv_cache, self._layer, metadata
+            heads, self.norms, shape.norm_eps, self._rotary.cos_sin, kv_cache, self._layer, metadata
         )
-        attended = self._ops.paged_attention(
-            query, kv_cache, self._layer, metadata, self.scale, self._shape.sliding_window
-        )
-        return self.output(attended.flatten(1))
+        attended = self._ops.paged_attention(query, kv_cache, self._layer, metadata, self.scale, shape.sliding_window)
+        return self._group.all_reduce(self._ops.linear(attended.flatten(1), self.output))
 
 
 def _elements(heads: range, head_dim: int) -> range:

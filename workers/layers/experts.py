@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from ...ipc.model_config import ExpertsConfig
-from ...kernels.ops import Ops, PackedExperts, PackedLinear
 from ...kernels.quantized import Weight
-from ..parallel import ParallelGroup
 from ..quantized_weights import as_stored, load_matrix
 from ..weights import Checkpoint, Piece
+from .loader import LayerLoader
 
 QWEN = ("mlp", "gate_proj", "up_proj", "down_proj")  # where router and experts are, and an expert's matrices
 MIXTRAL = ("block_sparse_moe", "w1", "w3", "w2")
@@ -22,44 +21,26 @@ MIXTRAL = ("block_sparse_moe", "w1", "w3", "w2")
 class SparseMLP:
     """x [T, hidden_size] → [T, hidden_size]: a router scores all experts for each token, the best ones answer."""
 
-    def __init__(
-        self, ops: Ops, group: ParallelGroup, router: PackedLinear, experts: PackedExperts, config: ExpertsConfig
-    ) -> None:
-        self._ops = ops
-        self._group = group
-        self._router = router
-        self._experts = experts
-        self._num_chosen = config.num_chosen
-        self._is_normalized = config.is_normalized
-
-    @classmethod
-    def load(
-        cls,
-        checkpoint: Checkpoint,
-        ops: Ops,
-        group: ParallelGroup,
-        name: str,
-        hidden_size: int,
-        config: ExpertsConfig,
-    ) -> SparseMLP:
+    def __init__(self, loader: LayerLoader, name: str, hidden_size: int, config: ExpertsConfig) -> None:
         """`name` is the layer's."""
+        self._ops, self._group = loader.ops, loader.group
+        self._config = config
+        checkpoint = loader.checkpoint
         block, *matrices = MIXTRAL if f"{name}.{MIXTRAL[0]}.gate.weight" in checkpoint else QWEN
         router = checkpoint.load(Piece(f"{name}.{block}.gate.weight", (config.num_experts, hidden_size)))
-        share = group.share(config.intermediate_size, "elements of an expert's intermediate size")
+        share = loader.group.share(config.intermediate_size, "elements of an expert's intermediate size")
         experts = f"{name}.{block}.experts"
         if f"{experts}.gate_up_proj" in checkpoint:
             gate_up, down = _load_stacked(checkpoint, experts, hidden_size, config, share)
         else:
             gate_up, down = _load_each(checkpoint, experts, matrices, hidden_size, config, share)
-        return cls(ops, group, ops.pack_linear(router, None), ops.pack_experts(gate_up, down), config)
-
-    @property
-    def nbytes(self) -> int:
-        return self._router.nbytes + self._experts.nbytes
+        self._router = loader.pack(router)
+        self._experts = loader.pack_experts(gate_up, down)
 
     def __call__(self, x: Tensor) -> Tensor:
         scores = self._ops.linear(x, self._router)
-        mixed = self._ops.mix_experts(x, scores, self._experts, self._num_chosen, self._is_normalized)
+        config = self._config
+        mixed = self._ops.mix_experts(x, scores, self._experts, config.num_chosen, config.is_normalized)
         return self._group.all_reduce(mixed)
 
 

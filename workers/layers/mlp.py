@@ -4,44 +4,20 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ...kernels.ops import Ops
-from ..parallel import ParallelGroup
-from ..weights import Checkpoint
-from .linear import ColumnParallelLinear, Projection, RowParallelLinear
+from .loader import LayerLoader, Projection
 
 
 class GatedMLP:
     """x [T, hidden_size] → [T, hidden_size]."""
 
-    def __init__(self, gate_up: ColumnParallelLinear, down: RowParallelLinear) -> None:
-        self.gate_up = gate_up
-        self.down = down
-
-    @classmethod
-    def load(
-        cls,
-        checkpoint: Checkpoint,
-        ops: Ops,
-        group: ParallelGroup,
-        name: str,
-        hidden_size: int,
-        intermediate_size: int,
-        has_bias: bool,
-    ) -> GatedMLP:
-        share = group.share(intermediate_size, "elements of intermediate_size")
-        projections = [
-            Projection(f"{name}.gate_proj", intermediate_size, share),
-            Projection(f"{name}.up_proj", intermediate_size, share),
-        ]
-        gate_up = ColumnParallelLinear.load(checkpoint, ops, hidden_size, projections, has_bias, is_gated=True)
-        down = RowParallelLinear.load(
-            checkpoint, ops, group, f"{name}.down_proj", (hidden_size, intermediate_size), share, has_bias
-        )
-        return cls(gate_up, down)
-
-    @property
-    def nbytes(self) -> int:
-        return self.gate_up.nbytes + self.down.nbytes
+    def __init__(
+        self, loader: LayerLoader, name: str, hidden_size: int, intermediate_size: int, has_bias: bool
+    ) -> None:
+        self._ops, self._group = loader.ops, loader.group
+        share = loader.group.share(intermediate_size, "elements of intermediate_size")
+        projections = [Projection(f"{name}.{each}", intermediate_size, share) for each in ("gate_proj", "up_proj")]
+        self.gate_up = loader.columns(hidden_size, projections, has_bias, is_gated=True)
+        self.down = loader.rows(f"{name}.down_proj", (hidden_size, intermediate_size), share, has_bias)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.down(self.gate_up(x))
+        return self._group.all_reduce(self._ops.linear(self._ops.linear(x, self.gate_up), self.down))

@@ -32,10 +32,6 @@ class RotaryEmbedding:
         # [max_model_len, head_dim] float32: cosines, then sines, of each position
         self.cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1).mul_(magnitude).to(device)
 
-    @property
-    def nbytes(self) -> int:
-        return self.cos_sin.nbytes
-
 
 def rotary_frequencies(
     rope: RopeConfig, head_dim: int, max_position_embeddings: int, max_model_len: int

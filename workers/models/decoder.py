@@ -2,7 +2,7 @@
 
     token ids → embedding → [norm → attention → norm → MLP] × num_layers → norm → (lm head) → logits
 
-Knows the order of the layers and the names in a checkpoint; knows nothing of kernels, of how ranks talk, of requests.
+Knows the order of the layers and the names in a checkpoint; knows nothing of kernels or of requests.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from torch import Tensor
 from ...ipc.model_config import ModelConfig
 from ...kernels.ops import AttentionMetadata, DecoderWeights, FusedDecoder, LayerWeights, Ops, PackedLinear
 from ..layers.attention import Attention, AttentionShape
-from ..layers.embedding import LMHead, VocabParallelEmbedding, load_vocab_shard
 from ..layers.experts import SparseMLP
+from ..layers.loader import LayerLoader
 from ..layers.mlp import GatedMLP
-from ..layers.norm import RMSNorm
 from ..layers.rotary import RotaryEmbedding
 from ..parallel import ParallelGroup
 from ..weights import Checkpoint
@@ -27,68 +26,101 @@ from ..weights import Checkpoint
 class DecoderLayer:
     """One block. The residual stream is carried beside the hidden states and added inside the norms."""
 
-    def __init__(
-        self, input_norm: RMSNorm, attention: Attention, post_norm: RMSNorm, mlp: GatedMLP | SparseMLP
-    ) -> None:
-        self._input_norm = input_norm
-        self.attention = attention
-        self._post_norm = post_norm
-        self._mlp = mlp
+    def __init__(self, loader: LayerLoader, config: ModelConfig, layer: int, rotary: RotaryEmbedding) -> None:
+        name, hidden_size = f"model.layers.{layer}", config.hidden_size
+        shape = AttentionShape(
+            hidden_size=hidden_size,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            has_qkv_bias=config.has_qkv_bias,
+            has_output_bias=config.has_output_bias,
+            has_qk_norm=config.has_qk_norm,
+            norm_eps=config.rms_norm_eps,
+            sliding_window=config.sliding_windows[layer],
+        )
+        self._ops = loader.ops
+        self._eps = config.rms_norm_eps
+        self._attention = Attention(loader, f"{name}.self_attn", shape, layer, rotary)
+        self._mlp: GatedMLP | SparseMLP
+        if config.experts is not None and layer in config.experts.layers:
+            self._mlp = SparseMLP(loader, name, hidden_size, config.experts)
+        else:
+            self._mlp = GatedMLP(loader, f"{name}.mlp", hidden_size, config.intermediate_size, config.has_mlp_bias)
+        self._input_norm = loader.vector(f"{name}.input_layernorm", hidden_size)
+        self._post_norm = loader.vector(f"{name}.post_attention_layernorm", hidden_size)
 
     @property
     def weights(self) -> LayerWeights | None:
         """None for a layer with experts."""
         if isinstance(self._mlp, SparseMLP):
             return None
-        query_norm, key_norm = self.attention.norms or (None, None)
+        query_norm, key_norm = self._attention.norms or (None, None)
         return LayerWeights(
-            input_norm=self._input_norm.weight,
-            qkv=self.attention.qkv.packed,
-            query_norm=None if query_norm is None else query_norm.weight,
-            key_norm=None if key_norm is None else key_norm.weight,
-            output=self.attention.output.packed,
-            post_norm=self._post_norm.weight,
-            gate_up=self._mlp.gate_up.packed,
-            down=self._mlp.down.packed,
-            sliding_window=self.attention.sliding_window,
+            input_norm=self._input_norm,
+            qkv=self._attention.qkv,
+            query_norm=query_norm,
+            key_norm=key_norm,
+            output=self._attention.output,
+            post_norm=self._post_norm,
+            gate_up=self._mlp.gate_up,
+            down=self._mlp.down,
+            sliding_window=self._attention.shape.sliding_window,
         )
-
-    @property
-    def nbytes(self) -> int:
-        return self._input_norm.nbytes + self.attention.nbytes + self._post_norm.nbytes + self._mlp.nbytes
 
     def __call__(
         self, hidden: Tensor | None, residual: Tensor, metadata: AttentionMetadata, kv_cache: Tensor
     ) -> Tensor:
         """hidden [T, hidden_size] is what the block before gives to `residual` (in place); None before the first."""
-        normed = self._input_norm(residual) if hidden is None else self._input_norm.add(hidden, residual)
-        attended = self.attention(normed, metadata, kv_cache)
-        return self._mlp(self._post_norm.add(attended, residual))
+        if hidden is None:
+            normed = self._ops.rms_norm(residual, self._input_norm, self._eps)
+        else:
+            normed = self._ops.add_rms_norm(hidden, residual, self._input_norm, self._eps)
+        attended = self._attention(normed, metadata, kv_cache)
+        return self._mlp(self._ops.add_rms_norm(attended, residual, self._post_norm, self._eps))
 
 
 class DecoderModel:
     """The weights of one rank. Inference only: call it under `torch.inference_mode()`."""
 
-    def __init__(
-        self,
-        embedding: VocabParallelEmbedding,
-        layers: list[DecoderLayer],
-        norm: RMSNorm,
-        lm_head: LMHead,
-        num_kv_heads_local: int,
-        head_dim: int,
-        weight_bytes: int,
-        fused: FusedDecoder | None = None,
-    ) -> None:
-        self._embedding = embedding
-        self._layers = layers
-        self._norm = norm
-        self._lm_head = lm_head
-        self.num_kv_heads_local = num_kv_heads_local  # of this rank: what its KV cache holds
-        self.head_dim = head_dim
-        self.num_layers = len(layers)
-        self.weight_bytes = weight_bytes  # of this rank
-        self._fused = fused  # the same from embedding to norm, as one operation
+    def __init__(self, loader: LayerLoader, config: ModelConfig, rotary: RotaryEmbedding) -> None:
+        self._ops, self._group = loader.ops, loader.group
+        self._eps, self._vocab_size = config.rms_norm_eps, config.vocab_size
+        self.num_layers = config.num_layers
+        self.num_kv_heads_local = len(loader.group.share_kv_heads(config.num_kv_heads))  # what its KV cache holds
+        self.head_dim = config.head_dim
+        vocabulary = (config.vocab_size, config.hidden_size)
+        table = loader.vocabulary("model.embed_tokens", *vocabulary)
+        self._first_id = self._group.rank * len(table)
+        self._layers = [DecoderLayer(loader, config, layer, rotary) for layer in range(config.num_layers)]
+        self._norm = loader.vector("model.norm", config.hidden_size)
+        self._table: Tensor | PackedLinear = table  # the embedding; packed if it is the weight of the head, too
+        if config.tie_word_embeddings:
+            self._head = self._table = loader.pack(table)
+        else:
+            self._head = loader.pack(loader.vocabulary("lm_head", *vocabulary))
+            loader.num_bytes += table.nbytes
+        self.weight_bytes = loader.num_bytes + rotary.cos_sin.nbytes  # of this rank
+        self._fused = self._fuse(config, rotary)
+
+    def _fuse(self, config: ModelConfig, rotary: RotaryEmbedding) -> FusedDecoder | None:
+        """The same from embedding to norm, as one operation."""
+        weights = [layer.weights for layer in self._layers]
+        dense = [each for each in weights if each is not None]
+        if self._group.size > 1 or len(dense) < len(weights):  # ranks must meet after each layer's halves
+            return None
+        decoder = DecoderWeights(
+            table=self._table,
+            layers=dense,
+            norm=self._norm,
+            eps=config.rms_norm_eps,
+            cos_sin=rotary.cos_sin,
+            scale=config.head_dim**-0.5,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+        )
+        return self._ops.fuse_decoder(decoder)
 
     def forward(self, token_ids: Tensor, metadata: AttentionMetadata, kv_cache: Tensor) -> Tensor:
         """One step: token_ids [T] int → hidden states [T, hidden] after the final norm. Writes the step's K/V.
@@ -98,16 +130,20 @@ class DecoderModel:
         """
         if self._fused is not None:
             return self._fused(token_ids, metadata, kv_cache)
-        residual = self._embedding(token_ids)
+        residual = self._group.all_reduce(self._ops.embedding(token_ids, self._table, self._first_id))
         hidden: Tensor | None = None
         for layer in self._layers:
             hidden = layer(hidden, residual, metadata, kv_cache)
         assert hidden is not None
-        return self._norm.add(hidden, residual)
+        return self._ops.add_rms_norm(hidden, residual, self._norm, self._eps)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """hidden [n, hidden] → [n, vocab_size] float32 on rank 0; the others must call too and get [0, vocab_size]."""
-        return self._lm_head(hidden)
+        shard = self._ops.logits(hidden, self._head)
+        scores = self._group.gather(shard)
+        if scores is None:
+            return shard.new_empty((0, self._vocab_size))
+        return scores[:, : self._vocab_size]
 
 
 def load_model(
@@ -123,82 +159,6 @@ def load_model(
 
     ConfigError if the checkpoint lacks a tensor, has one of another shape, is damaged, or does not divide by the group.
     """
-    num_kv_heads_local = len(group.share_kv_heads(config.num_kv_heads))
     rotary = RotaryEmbedding(config.rope, config.head_dim, config.max_position_embeddings, max_model_len, device)
-    table: Tensor | PackedLinear
     with Checkpoint(folder, dtype, device, config.quantization) as checkpoint:
-        table = load_vocab_shard(checkpoint, group, "model.embed_tokens", config.vocab_size, config.hidden_size)
-        layers = [_load_layer(checkpoint, config, layer, ops, group, rotary) for layer in range(config.num_layers)]
-        norm = RMSNorm.load(checkpoint, ops, "model.norm", config.hidden_size, config.rms_norm_eps)
-        if config.tie_word_embeddings:
-            head = table = ops.pack_linear(table, None)
-        else:
-            head = ops.pack_linear(
-                load_vocab_shard(checkpoint, group, "lm_head", config.vocab_size, config.hidden_size), None
-            )
-    embedding, lm_head = VocabParallelEmbedding(ops, group, table), LMHead(ops, group, head, config.vocab_size)
-    weight_bytes = embedding.nbytes + sum(layer.nbytes for layer in layers) + norm.nbytes + rotary.nbytes
-    if not config.tie_word_embeddings:
-        weight_bytes += lm_head.nbytes
-    fused = None
-    if group.size == 1:  # ranks must meet after each layer's halves
-        fused = _fuse(ops, config, table, layers, norm, rotary)
-    return DecoderModel(embedding, layers, norm, lm_head, num_kv_heads_local, config.head_dim, weight_bytes, fused)
-
-
-def _fuse(
-    ops: Ops,
-    config: ModelConfig,
-    table: Tensor | PackedLinear,
-    layers: list[DecoderLayer],
-    norm: RMSNorm,
-    rotary: RotaryEmbedding,
-) -> FusedDecoder | None:
-    weights = [layer.weights for layer in layers]
-    dense = [each for each in weights if each is not None]
-    if len(dense) < len(layers):
-        return None
-    decoder = DecoderWeights(
-        table=table,
-        layers=dense,
-        norm=norm.weight,
-        eps=config.rms_norm_eps,
-        cos_sin=rotary.cos_sin,
-        scale=layers[0].attention.scale,
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-    )
-    return ops.fuse_decoder(decoder)
-
-
-def _load_layer(
-    checkpoint: Checkpoint, config: ModelConfig, layer: int, ops: Ops, group: ParallelGroup, rotary: RotaryEmbedding
-) -> DecoderLayer:
-    name = f"model.layers.{layer}"
-    eps = config.rms_norm_eps
-    shape = AttentionShape(
-        hidden_size=config.hidden_size,
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        has_qkv_bias=config.has_qkv_bias,
-        has_output_bias=config.has_output_bias,
-        sliding_window=config.sliding_windows[layer],
-    )
-    attention = Attention.load(
-        checkpoint, ops, group, f"{name}.self_attn", shape, layer, rotary, eps if config.has_qk_norm else None
-    )
-    mlp: GatedMLP | SparseMLP
-    if config.experts is not None and layer in config.experts.layers:
-        mlp = SparseMLP.load(checkpoint, ops, group, name, config.hidden_size, config.experts)
-    else:
-        mlp = GatedMLP.load(
-            checkpoint, ops, group, f"{name}.mlp", config.hidden_size, config.intermediate_size, config.has_mlp_bias
-        )
-    return DecoderLayer(
-        RMSNorm.load(checkpoint, ops, f"{name}.input_layernorm", config.hidden_size, eps),
-        attention,
-        RMSNorm.load(checkpoint, ops, f"{name}.post_attention_layernorm", config.hidden_size, eps),
-        mlp,
-    )
+        return DecoderModel(LayerLoader(checkpoint, ops, group), config, rotary)
