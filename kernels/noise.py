@@ -1,8 +1,8 @@
 """Counter-based noise: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11).
 
 The bits of a draw depend on (seed, token id, position, purpose) and on nothing else, so that any process, batch,
-step or device draws the same. Here is the specification, twice: numpy for hosts, torch for any device. Both work in
-64-bit integers that hold 32-bit words and agree bit for bit; a kernel that replaces them must as well.
+step or device draws the same. Here is the specification, in numpy's 64-bit integers that hold 32-bit words; a kernel
+that replaces it must agree bit for bit.
 
     key      (seed & 0xffffffff, seed >> 32)
     counter  (token_id // 4, position, purpose, 0); lane token_id % 4 of the answer belongs to the token
@@ -15,8 +15,6 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 PURPOSE_TOKEN = 0  # the token of the answer itself; other purposes are other numbers
 
@@ -51,19 +49,6 @@ def philox4x32(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Wor
     return c0, c1 & mask, c2, c3 & mask
 
 
-def philox4x32_torch(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
-    """Philox4x32-10 in torch. Counter and key words int64 in [0, 2³²), broadcast together; returns four such words."""
-    c0, c1, c2, c3 = counter
-    k0, k1 = key
-    for _ in range(_NUM_ROUNDS):
-        product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]  # wrap as int64: the low 64 bits are right
-        c0 = ((product1 >> 32) ^ c1 ^ k0) & _MASK
-        c2 = ((product0 >> 32) ^ c3 ^ k1) & _MASK
-        c1, c3 = product1 & _MASK, product0 & _MASK
-        k0, k1 = (k0 + _WEYL[0]) & _MASK, (k1 + _WEYL[1]) & _MASK
-    return c0, c1, c2, c3
-
-
 def token_bits(
     token_ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64], seeds: Bits, purpose: int = PURPOSE_TOKEN
 ) -> Bits:
@@ -95,14 +80,6 @@ def vocabulary_bits(vocab_size: int, position: int, seed: Bits, purpose: int = P
         for lane, words in enumerate(philox4x32(counter, key)):
             bits[start : start + len(ids), lane] = words
     return bits.reshape(-1)[:vocab_size]
-
-
-def vocabulary_bits_torch(vocab_size: int, positions: Tensor, seeds: Tensor, purpose: int = PURPOSE_TOKEN) -> Tensor:
-    """Bits of every token for n rows. positions: [n], seeds: [n, 2], both int64. Returns [n, vocab_size] int64."""
-    ids = torch.arange(-(-vocab_size // 4), device=positions.device)[None, :]
-    zero = torch.zeros_like(ids)
-    words = philox4x32_torch((ids, positions[:, None], zero + purpose, zero), (seeds[:, :1], seeds[:, 1:]))
-    return torch.stack(words, dim=-1).flatten(1)[:, :vocab_size]
 
 
 def gumbel(bits: Bits) -> npt.NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""Which tokens of a row can win its draw: found on the logits' device, filtered on the host.
+"""Which tokens of a row can win its draw, where the logits are on the host.
 
 A token's weight is exp((logit − largest) / T), so the likeliest weighs 1. The filters, in this order, each on what
 the one before left:
@@ -19,16 +19,14 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from ..kernels import noise
-from ..kernels.cpu.sampling import DRAW, CpuSampling
+from ..kernels.cpu.sampling import DRAW, CpuSampling, Listed
 
 _SLACK = 1e-3  # relative error granted to float32 weights where they only rule tokens out
 _WIDE_SHARE = 1 / 16  # of the vocabulary: with more candidates than this its whole noise costs less than their list
 _NUM_GROUP_MEMBERS = 64  # logits in one group when the k-th largest is bounded by the maxima of groups
-_DEVICE_ROWS = 32  # rows whose whole noise is made at once on a GPU: 32 · 128k tokens are 0.5 GiB of words
 
 F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]
@@ -79,9 +77,6 @@ class RowDraw(NamedTuple):
         """A token needs bits ≤ weight · this: its E must be ≤ weight · exp(−reached_noise), and E > bits / 2³²."""
         return math.exp(-self.reached_noise) * 2.0**32 * (1 + _SLACK)
 
-    def is_wide(self, num_candidates: int, vocab_size: int) -> bool:
-        return self.top_k == 0 and self.top_p == 1 and num_candidates > vocab_size * _WIDE_SHARE
-
 
 @dataclass(frozen=True)
 class Candidates:
@@ -109,19 +104,29 @@ class Candidates:
         return Candidates(self.token_ids[mask], self.logits[mask], self.total)
 
 
-def find_on_host(logits: Tensor, draws: list[RowDraw]) -> list[Candidates]:
-    """Candidates of each draw, row by row so that a row stays in the cache. logits: [n, vocab] float32 on the CPU."""
-    array = logits.numpy()
-    scratch = np.empty(logits.shape[1], np.float32)
-    return [_find_in_row(array[draw.row], draw, scratch) for draw in draws]
+def find_candidates(logits: Tensor, draws: list[RowDraw], kernels: CpuSampling | None) -> list[Candidates]:
+    """Candidates of each draw. logits: [n, vocab] float32 on the CPU. `kernels` do what numpy else does."""
+    array, vocab_size = logits.numpy(), logits.shape[1]
+    wide = [draw for draw in draws if draw.top_k == 0]  # where top_k does not already leave few
+    if kernels is not None:
+        listed = iter(kernels.list_candidates(logits, _kernel_draws(wide, vocab_size)))
+    else:
+        scratch = np.empty(vocab_size, np.float32)
+        listed = (_list_in_row(array[draw.row], draw, scratch) for draw in wide)  # a row stays in the cache
+    found = []
+    for draw in draws:
+        row = array[draw.row]
+        if draw.top_k:
+            token_ids = largest_ids(row, draw.top_k)
+            found.append(Candidates(token_ids, row[token_ids], draw.total(row[token_ids])))
+        else:
+            token_ids, total = next(listed)
+            found.append(Candidates(token_ids, row[token_ids], total))
+    return found
 
 
-def _find_in_row(logits: F32, draw: RowDraw, weights: F32) -> Candidates:
-    """logits: [vocab]. weights: [vocab], overwritten."""
-    if draw.top_k:
-        token_ids = largest_ids(logits, draw.top_k)
-        kept = logits[token_ids]
-        return Candidates(token_ids, kept, draw.total(kept))
+def _list_in_row(logits: F32, draw: RowDraw, weights: F32) -> Listed:
+    """Of a draw without top_k. logits: [vocab]. weights: [vocab], overwritten."""
     np.subtract(logits, draw.largest, out=weights)
     np.divide(weights, draw.temperature, out=weights)
     np.exp(weights, out=weights)
@@ -129,12 +134,11 @@ def _find_in_row(logits: F32, draw: RowDraw, weights: F32) -> Candidates:
     if draw.top_p < 1:
         total = float(weights[weights >= draw.min_p].sum() if draw.min_p else weights.sum())
     mask = weights >= np.float32(draw.weight_floor(total, len(logits)))
-    if draw.is_wide(int(np.count_nonzero(mask)), len(logits)):
+    if draw.top_p == 1 and np.count_nonzero(mask) > len(logits) * _WIDE_SHARE:
         bits = noise.vocabulary_bits(len(logits), draw.position, draw.seed)
         np.multiply(weights, np.float32(draw.noise_scale()), out=weights)
         mask = weights >= bits
-    token_ids = np.flatnonzero(mask)
-    return Candidates(token_ids, logits[token_ids], total)
+    return Listed(np.flatnonzero(mask), total)
 
 
 def largest_ids(logits: F32, k: int) -> I64:
@@ -154,22 +158,6 @@ def _kth_largest(values: F32, k: int) -> np.float32:
     return np.float32(np.partition(values, len(values) - k)[len(values) - k])
 
 
-def find_with_kernels(kernels: CpuSampling, logits: Tensor, draws: list[RowDraw]) -> list[Candidates]:
-    """The same as find_on_host, where top_k does not already leave few."""
-    array, vocab_size = logits.numpy(), logits.shape[1]
-    listed = iter(kernels.list_candidates(logits, _kernel_draws([d for d in draws if d.top_k == 0], vocab_size)))
-    found = []
-    for draw in draws:
-        row = array[draw.row]
-        if draw.top_k:
-            token_ids = largest_ids(row, draw.top_k)
-            found.append(Candidates(token_ids, row[token_ids], draw.total(row[token_ids])))
-        else:
-            token_ids, total = next(listed)
-            found.append(Candidates(token_ids, row[token_ids], total))
-    return found
-
-
 def _kernel_draws(draws: list[RowDraw], vocab_size: int) -> npt.NDArray[np.void]:
     """Bounds as in RowDraw.weight_floor; noise rules tokens out only where top_p need not see them."""
     columns = np.zeros(len(draws), DRAW)
@@ -182,54 +170,3 @@ def _kernel_draws(draws: list[RowDraw], vocab_size: int) -> npt.NDArray[np.void]
         column["noise_scale"] = draw.noise_scale() if draw.top_p == 1 else 0
         column["seed_low"], column["seed_high"] = draw.seed
     return columns
-
-
-def find_on_device(logits: Tensor, draws: list[RowDraw]) -> list[Candidates]:
-    """The same as find_on_host on any device, all rows at once. logits: [n, vocab] float32."""
-    device, vocab_size = logits.device, logits.shape[1]
-    logits = logits[torch.tensor([draw.row for draw in draws], device=device)]
-    largest = torch.tensor(np.array([draw.largest for draw in draws]), device=device)[:, None]
-    temperature = torch.tensor(np.array([draw.temperature for draw in draws]), device=device)[:, None]
-    weights = logits.sub(largest).div_(temperature).exp_()
-    min_p = torch.tensor([draw.min_p for draw in draws], dtype=torch.float32, device=device)[:, None]
-    totals = weights.where(weights >= min_p, 0).sum(-1, dtype=torch.float64).tolist()
-    floors = [0.0 if d.top_k else d.weight_floor(t, vocab_size) for d, t in zip(draws, totals, strict=True)]
-    mask = weights >= torch.tensor(floors, dtype=torch.float32, device=device)[:, None]
-    mask &= logits >= _top_k_cuts(logits, draws)[:, None]
-    counts = mask.sum(-1).tolist()
-    wide = [i for i, draw in enumerate(draws) if draw.is_wide(counts[i], vocab_size)]
-    for first in range(0, len(wide), _DEVICE_ROWS):
-        _mask_by_noise(mask, weights, draws, wide[first : first + _DEVICE_ROWS])
-    return _split(logits, mask, draws, totals)
-
-
-def _top_k_cuts(logits: Tensor, draws: list[RowDraw]) -> Tensor:
-    """[n] the k-th largest logit; −inf without top_k."""
-    cuts = torch.full((len(draws),), -torch.inf, device=logits.device)
-    limited = [i for i, draw in enumerate(draws) if draw.top_k]
-    for first in range(0, len(limited), _DEVICE_ROWS):  # some at a time: topk sorts in memory of its own
-        chosen = limited[first : first + _DEVICE_ROWS]
-        ks = torch.tensor([draws[i].top_k for i in chosen], device=logits.device)
-        rows = torch.tensor(chosen, device=logits.device)
-        falling = logits[rows].topk(int(ks.max()), dim=-1).values
-        cuts[rows] = falling.gather(1, ks[:, None] - 1)[:, 0]
-    return cuts
-
-
-def _mask_by_noise(mask: Tensor, weights: Tensor, draws: list[RowDraw], rows: list[int]) -> None:
-    """Leave in `mask` [n, vocab], for these rows, the tokens whose noise lifts them to the score reached."""
-    device = mask.device
-    seeds = torch.tensor(np.array([draws[i].seed for i in rows]).astype(np.int64), device=device)
-    positions = torch.tensor([draws[i].position for i in rows], device=device)
-    scales = torch.tensor([draws[i].noise_scale() for i in rows], dtype=torch.float32, device=device)
-    bits = noise.vocabulary_bits_torch(mask.shape[1], positions, seeds)
-    index = torch.tensor(rows, device=device)
-    mask[index] = weights[index] * scales[:, None] >= bits
-
-
-def _split(logits: Tensor, mask: Tensor, draws: list[RowDraw], totals: list[float]) -> list[Candidates]:
-    rows, token_ids = mask.nonzero(as_tuple=True)  # in row-major order
-    values = logits[rows, token_ids].cpu().numpy()
-    ends = np.cumsum(np.bincount(rows.cpu().numpy(), minlength=len(draws)))[:-1]
-    parts = zip(np.split(token_ids.cpu().numpy(), ends), np.split(values, ends), draws, totals, strict=True)
-    return [Candidates(ids, kept, draw.total(kept) if draw.top_k else total) for ids, kept, draw, total in parts]

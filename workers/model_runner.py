@@ -101,7 +101,7 @@ class ModelRunner:
         self._batch = batch
         self._kv_cache = kv_cache
         self._group = group
-        self._sampler = sampler or Sampler(kv_cache.device)
+        self._sampler = sampler or Sampler()
         self._scratch = torch.empty(0, device=kv_cache.device)
         self._pooler = Pooler()
         self.stage = "idle"

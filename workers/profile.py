@@ -54,34 +54,34 @@ def run_dummy(
     model: Model,
     inputs: StepInputs,
     kv_cache: Tensor,
-    is_sampler: bool,
+    sampler: Sampler | None,
     sampling: RowSampling | None = None,
     num_logprobs: int | None = None,
 ) -> None:
-    """Compute `inputs` and throw the tokens away. `is_sampler`: this rank samples.
+    """Compute `inputs` and throw the tokens away. `sampler`: None on a rank that does not sample.
 
     num_logprobs: with rules, and with so many logprobs beside each token; None: neither.
     """
     device = kv_cache.device
     hidden = model.forward(torch.from_numpy(inputs.token_ids).to(device), metadata_of(inputs, device), kv_cache)
     logits = model.compute_logits(hidden[torch.from_numpy(inputs.sampled_tokens).to(device)])
-    if is_sampler:
+    if sampler is not None:
         columns = SamplingColumns.greedy(len(inputs.sampled_rows))
         for row in inputs.sampled_rows:
             columns.put(int(row), sampling or RowSampling())
         ruled = logits if num_logprobs is None else logits.clone()
-        token_ids = Sampler(device).sample(ruled, columns, inputs.sampled_positions)
+        token_ids = sampler.sample(ruled, columns, inputs.sampled_positions)
         if num_logprobs is not None:
             score_tokens(logits, token_ids, [num_logprobs] * len(token_ids))
 
 
 def activation_bytes(
-    model: Model, steps: Iterator[StepInputs], kv_cache: Tensor, is_sampler: bool, max_logprobs: int
+    model: Model, steps: Iterator[StepInputs], kv_cache: Tensor, sampler: Sampler | None, max_logprobs: int
 ) -> int:
     """Most memory of a CUDA device that any of `steps` takes beside what is allocated before, whatever rows ask for."""
     most = RowSampling(top_p=0.9)
     torch.cuda.reset_peak_memory_stats(kv_cache.device)
     before = torch.cuda.memory_allocated(kv_cache.device)
     for inputs in steps:
-        run_dummy(model, inputs, kv_cache, is_sampler, most, max_logprobs)
+        run_dummy(model, inputs, kv_cache, sampler, most, max_logprobs)
     return torch.cuda.max_memory_allocated(kv_cache.device) - before

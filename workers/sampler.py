@@ -4,13 +4,11 @@ A token is argmax(logit / T − log E) over the tokens that the filters leave, t
 `kernels/noise.py`, keyed by seed, token and position, so that a draw does not depend on batch, step or process. Knows
 nothing of requests or ranks.
 
-Most tokens cannot win whatever their noise. `candidates.py` finds those that can, on the device of the logits and in
-float32; here, on the host, they are filtered, scored in double precision and compared.
+On a GPU one kernel draws (`kernels/triton_sampling.py`). On the host most tokens cannot win whatever their noise:
+`candidates.py` finds those that can, in float32; here they are filtered, scored in double precision and compared.
 """
 
 from __future__ import annotations
-
-import functools
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ..kernels import noise
-from ..kernels.cpu.sampling import CpuSampling
-from .candidates import Candidates, RowDraw, find_on_device, find_on_host, find_with_kernels
+from ..kernels.cpu.sampling import CpuSampling, load_cpu_sampling
+from .candidates import Candidates, RowDraw, find_candidates
 from .sampling_columns import SamplingColumns
 
 MIN_TEMPERATURE = 1e-5  # as in vLLM: logits over less would leave float32; such rows are greedy
@@ -28,14 +26,22 @@ F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]
 
 
+def select_sampler(device: torch.device, enforce_reference: bool, deterministic: bool) -> Sampler:
+    """The fastest for logits on `device`."""
+    if enforce_reference:
+        return Sampler()
+    if device.type == "cuda":
+        return Sampler(is_on_device=True)
+    return Sampler(None if deterministic else load_cpu_sampling())
+
+
 class Sampler:
     """Draws for any mix of rows, each with its own parameters; keeps no state between calls."""
 
-    def __init__(self, device: torch.device, kernels: CpuSampling | None = None) -> None:
-        """`kernels` do on the CPU what numpy else does; the tokens are the same."""
-        self._find = find_on_host if device.type == "cpu" else find_on_device
-        if kernels is not None:
-            self._find = functools.partial(find_with_kernels, kernels)
+    def __init__(self, kernels: CpuSampling | None = None, is_on_device: bool = False) -> None:
+        """`kernels` do on the host what numpy else does; `is_on_device`: Triton draws. The tokens are the same."""
+        self._kernels = kernels
+        self._is_on_device = is_on_device
 
     def sample(self, logits: Tensor, columns: SamplingColumns, positions: I64) -> I64:
         """Draw one token for each row.
@@ -44,33 +50,31 @@ class Sampler:
         of the token to draw. Returns [n] token ids. A row whose largest logit is
         no number gets its id: it has no distribution, and other rows shall not feel it.
         """
-        tokens = _argmax(logits)
+        if self._is_on_device:
+            return _sample_on_device(logits, columns, positions)
+        logits = logits.cpu()
+        tokens: I64 = np.argmax(logits.numpy(), axis=-1)  # vectorised, which torch's is not
         if not (columns.temperature >= MIN_TEMPERATURE).any():
             return tokens
-        largest = _take(logits, tokens)
+        largest: F32 = logits.numpy()[np.arange(len(tokens)), tokens]
         drawn = np.flatnonzero((columns.temperature >= MIN_TEMPERATURE) & np.isfinite(largest))
         if len(drawn) == 0:
             return tokens
         draws = _row_draws(drawn, tokens[drawn], largest[drawn], columns.take(drawn), positions[drawn], logits.shape[1])
         with np.errstate(over="ignore"):  # logits of ±1e38 over a small temperature are infinite, and rightly so
-            found = zip(self._find(logits, draws), draws, strict=True)
+            found = zip(find_candidates(logits, draws, self._kernels), draws, strict=True)
             tokens[drawn] = _best([candidates.filtered(draw) for candidates, draw in found], draws)
         return tokens
 
 
-def _argmax(logits: Tensor) -> I64:
-    """[n] the lowest id of the largest logit."""
-    if logits.device.type == "cpu":  # numpy's is vectorised, torch's is not
-        tokens: I64 = np.argmax(logits.numpy(), axis=-1)
-    else:
-        tokens = logits.argmax(dim=-1).cpu().numpy()
+def _sample_on_device(logits: Tensor, columns: SamplingColumns, positions: I64) -> I64:
+    from ..kernels.triton_sampling import sample
+
+    arrays = (columns.temperature, columns.top_k, columns.top_p, columns.min_p, columns.seeds.view(np.int32), positions)
+    values = [torch.from_numpy(array).to(logits.device) for array in arrays]
+    rows = torch.arange(len(positions), device=logits.device)
+    tokens: I64 = sample(logits.contiguous(), rows, *values).cpu().numpy()
     return tokens
-
-
-def _take(logits: Tensor, token_ids: I64) -> F32:
-    """[n] each row's logit of its token."""
-    values: F32 = logits.gather(1, torch.from_numpy(token_ids).to(logits.device)[:, None])[:, 0].cpu().numpy()
-    return values
 
 
 def _row_draws(

@@ -24,7 +24,6 @@ from ..ipc.errors import ConfigError
 from ..ipc.faults import maybe_fail
 from ..ipc.messages import Measured, ModelRunnerOutput, Phase, SchedulerOutput
 from ..kernels import fp8_cache
-from ..kernels.cpu.sampling import load_cpu_sampling
 from ..kernels.ops import select_ops
 from .cpu_threads import num_cpu_threads
 from .input_batch import InputBatch
@@ -35,7 +34,7 @@ from .models.decoder import DecoderModel, load_model
 from .parallel import ParallelGroup
 from .profile import activation_bytes, dummy_step, largest_steps, run_dummy
 from .row_rules import LogitsProcessor
-from .sampler import Sampler
+from .sampler import Sampler, select_sampler
 from .token_mask import MaskSource, no_mask
 
 if TYPE_CHECKING:
@@ -63,6 +62,7 @@ class Worker:
         self._has_fp8_cache = spec.config.kv_cache_dtype == "fp8"
         self._kv_dtype = fp8_cache.DTYPE if self._has_fp8_cache else self._dtype
         self._group = ParallelGroup(rank, self._size)
+        self._sampler: Sampler | None = None  # of rank 0
         self._model: DecoderModel | None = None
         self._runner: ModelRunner | None = None
         self._processors: list[LogitsProcessor] = []
@@ -87,6 +87,9 @@ class Worker:
             self._group = self._join_group()
             yield Phase(name="join group", duration_s=time.monotonic() - begun, detail=f"{self._size} ranks")
             begun = time.monotonic()
+        if self._rank == 0:
+            config = self._spec.config
+            self._sampler = select_sampler(self._device, config.enforce_reference, config.deterministic)
         self._model = self._load_model(folder or Path(self._spec.model_folder))
         size = gib(self._model.weight_bytes)
         detail = f"{size} as {self._spec.dtype} on {self._device}"
@@ -121,11 +124,11 @@ class Worker:
             spec.model.vocab_size,
             self._processors,
         )
-        run_dummy(self._model, dummy_step([1], [1], spec.config.block_size), kv_cache, self._rank == 0)
+        run_dummy(self._model, dummy_step([1], [1], spec.config.block_size), kv_cache, self._sampler)
         on_device = self._make_device_runner(self._model, kv_cache)
-        has_kernels = self._device.type == "cpu" and not (spec.config.enforce_reference or spec.config.deterministic)
-        sampler = Sampler(self._device, load_cpu_sampling() if has_kernels else None)
-        self._runner = ModelRunner(self._model, batch, kv_cache, self._group, spec.model.vocab_size, on_device, sampler)
+        self._runner = ModelRunner(
+            self._model, batch, kv_cache, self._group, spec.model.vocab_size, on_device, self._sampler
+        )
         num_tokens = (num_blocks - 1) * spec.config.block_size
         size = gib(kv_cache.numel() * kv_cache.element_size())
         logger.info(
@@ -317,7 +320,7 @@ class Worker:
         )
         null_block = allocate_kv_cache((1, *self._block_shape), self._kv_dtype, self._device)
         max_logprobs = min(config.max_logprobs, self._spec.model.vocab_size)
-        measured = activation_bytes(self._model, steps, null_block, self._rank == 0, max_logprobs)
+        measured = activation_bytes(self._model, steps, null_block, self._sampler, max_logprobs)
         if not self._has_graphs:
             return measured
         from .cuda_graphs import graph_bytes

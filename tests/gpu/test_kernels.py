@@ -13,12 +13,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from tokenloom.kernels import noise
+from tokenloom.ipc.messages import RowSampling
 from tokenloom.kernels.ops import AttentionMetadata, Ops, select_ops
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.kernels.test_reference import scatter_rows
 from tokenloom.tests.kernels.triton_shapes import as_fp8, from_fp8
 from tokenloom.tests.workers.paged_run import make_metadata
+from tokenloom.workers.sampler import Sampler
+from tokenloom.workers.sampling_columns import SamplingColumns
 
 pytestmark = pytest.mark.gpu
 
@@ -153,8 +155,11 @@ def test_a_cache_of_8_bits_agrees_with_the_reference(
 
 
 @torch.inference_mode()
-def test_noise_is_the_hosts_bit_for_bit(device: torch.device) -> None:
-    positions, seeds = torch.tensor([0, 7, 100_000]), torch.tensor([[1, 0], [0xFFFFFFFF, 5], [123456789, 0x80000000]])
-    actual = noise.vocabulary_bits_torch(151_936, positions.to(device), seeds.to(device)).cpu().numpy()
-    for row, (position, seed) in enumerate(zip(positions.tolist(), seeds.numpy().astype(np.uint32), strict=True)):
-        assert np.array_equal(actual[row].astype(np.uint32), noise.vocabulary_bits(151_936, position, seed))
+def test_a_sampler_draws_what_one_on_the_host_draws(device: torch.device) -> None:
+    num_rows = 32
+    logits = torch.randn(num_rows, 151_936, generator=torch.Generator().manual_seed(0)) * 2
+    columns, positions = SamplingColumns.greedy(num_rows), np.arange(num_rows) * 3001
+    for row in range(num_rows):
+        columns.put(row, RowSampling(temperature=0.8 * (row % 4), top_k=50 * (row % 3), seed=-row))
+    drawn = Sampler(is_on_device=True).sample(logits.to(device), columns, positions)
+    assert drawn.tolist() == Sampler().sample(logits, columns, positions).tolist()

@@ -17,9 +17,12 @@ import torch
 import triton
 import triton.language as tl
 
+from tokenloom.ipc.messages import RowSampling
 from tokenloom.kernels import noise
 from tokenloom.kernels.triton_noise import gumbel, run_bits, token_bits
 from tokenloom.kernels.triton_sampling import sample
+from tokenloom.workers.sampler import Sampler
+from tokenloom.workers.sampling_columns import SamplingColumns
 
 F64 = npt.NDArray[np.float64]
 
@@ -161,6 +164,22 @@ def test_draws_are_those_of_the_definition() -> None:
 @pytest.mark.parametrize("start", range(100, 200, 10))
 def test_many_draws_are_those_of_the_definition(start: int) -> None:
     assert sum(check_draws(seed) for seed in range(start, start + 10)) > 10
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_sampler_on_a_device_draws_what_one_on_the_host_draws() -> None:
+    rng = random.Random(11)
+    rows, logits = random_rows(rng, 12), torch.randn(12, 700, generator=torch.Generator().manual_seed(11)) * 2
+    columns, positions = SamplingColumns.greedy(len(rows)), np.array([row.position for row in rows])
+    for place, row in enumerate(rows):
+        seed = row.seed[0] + (row.seed[1] << 32)
+        sampling = RowSampling(
+            temperature=row.temperature, top_k=row.top_k, top_p=row.top_p, min_p=row.min_p, seed=seed
+        )
+        columns.put(place, sampling)
+    on_device = Sampler(is_on_device=True).sample(logits, columns, positions)
+    assert on_device.tolist() == Sampler().sample(logits, columns, positions).tolist()
+    assert len(set(on_device.tolist())) > 6
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from tokenloom.kernels.noise import MAX_GUMBEL, gumbel, vocabulary_bits
-from tokenloom.workers.candidates import Candidates, RowDraw, find_on_device, find_on_host
+from tokenloom.workers.candidates import RowDraw, find_candidates
 
 
 def draw_of(reached_noise: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> RowDraw:
@@ -44,24 +42,20 @@ def test_no_bits_beyond_the_scale_reach_the_score(reached_noise: float) -> None:
     assert is_possible.any() and (scores < reached_noise).all()
 
 
-@pytest.mark.parametrize("find", [find_on_host, find_on_device])
-def test_a_row_in_which_most_tokens_could_win_is_thinned_by_its_noise(
-    find: Callable[[Tensor, list[RowDraw]], list[Candidates]],
-) -> None:
+def test_a_row_in_which_most_tokens_could_win_is_thinned_by_its_noise() -> None:
     vocab_size, reached = 20_000, 3.0
     logits = torch.zeros(1, vocab_size)
-    found = find(logits, [draw_of(reached)])[0].token_ids
+    found = find_candidates(logits, [draw_of(reached)], None)[0].token_ids
     winners = np.flatnonzero(gumbel(vocabulary_bits(vocab_size, 17, np.array([1, 2], np.uint32))) >= reached)
     assert set(winners) <= set(found)
     assert len(found) < 1.2 * len(winners) + 10
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 40, 156, 157, 9000])
-def test_top_k_keeps_the_k_largest_and_their_ties_on_host_and_device(top_k: int) -> None:
+def test_top_k_keeps_the_k_largest_and_their_ties(top_k: int) -> None:
     values = np.random.default_rng(top_k).normal(0, 3, 10_003).round(2).astype(np.float32)
     values -= values.max()
     logits = torch.from_numpy(values)[None]
     cut = np.sort(values)[-top_k]
-    on_host = find_on_host(logits, [draw_of(0.0, top_k=top_k)])[0]
-    on_device = find_on_device(logits, [draw_of(0.0, top_k=top_k)])[0]
-    assert on_host.token_ids.tolist() == on_device.token_ids.tolist() == np.flatnonzero(values >= cut).tolist()
+    found = find_candidates(logits, [draw_of(0.0, top_k=top_k)], None)[0]
+    assert found.token_ids.tolist() == np.flatnonzero(values >= cut).tolist()

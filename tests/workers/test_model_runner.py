@@ -61,7 +61,7 @@ def expected_tokens(prompt: list[int], sampling: RowSampling, count: int) -> lis
     columns.put(0, sampling)
     history = list(prompt)
     for _ in range(count):
-        history.append(int(Sampler(CPU).sample(logits_after(history), columns, np.array([len(history)]))[0]))
+        history.append(int(Sampler().sample(logits_after(history), columns, np.array([len(history)]))[0]))
     return history[len(prompt) :]
 
 

@@ -9,6 +9,7 @@ from tokenloom.ipc.messages import RowSampling
 from tokenloom.tests.workers.history_model import HistoryModel
 from tokenloom.workers.input_batch import StepInputs
 from tokenloom.workers.profile import dummy_step, largest_steps, run_dummy
+from tokenloom.workers.sampler import Sampler
 
 BLOCK_SIZE = 4
 
@@ -28,6 +29,6 @@ def test_the_largest_steps_reach_each_limit() -> None:
 )
 def test_a_dummy_step_runs_and_writes_nothing(inputs: StepInputs) -> None:
     cache = torch.zeros(1, 1, 2, 1, BLOCK_SIZE, 1)
-    run_dummy(HistoryModel(), inputs, cache, is_sampler=True)
-    run_dummy(HistoryModel(), inputs, cache, is_sampler=True, sampling=RowSampling(top_p=0.9), num_logprobs=3)
+    run_dummy(HistoryModel(), inputs, cache, sampler=Sampler())
+    run_dummy(HistoryModel(), inputs, cache, sampler=Sampler(), sampling=RowSampling(top_p=0.9), num_logprobs=3)
     assert not cache.any()
