@@ -17,7 +17,7 @@ import peer_protocol
 MATMUL_TOKENS = {"cpu": 1024, "cuda": 8192}
 
 
-def load(options: argparse.Namespace) -> tuple[dict[str, Any], Callable[[dict[str, Any]], dict[str, Any]]]:
+def load(options: argparse.Namespace) -> tuple[dict[str, Any], peer_protocol.Answer]:
     import torch
 
     from tokenloom.ipc.model_config import ModelConfig
@@ -51,15 +51,5 @@ def load(options: argparse.Namespace) -> tuple[dict[str, Any], Callable[[dict[st
     return {"device": str(device)}, answer
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--threads", type=int)
-    options = parser.parse_args()
-    return peer_protocol.serve(lambda: load(options))
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(peer_protocol.serve(__doc__, load, dtype="bfloat16", device="cpu", threads=0))

@@ -10,18 +10,32 @@ libraries print goes to stderr.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
+Answer = Callable[[dict[str, Any]], dict[str, Any]]
 
-def serve(load: Callable[[], tuple[dict[str, Any], Callable[[dict[str, Any]], dict[str, Any]]]]) -> int:
-    """Load, say ready, answer requests until stdin ends. `load` returns facts about itself and the answerer."""
+
+def serve(
+    description: str | None, load: Callable[[argparse.Namespace], tuple[dict[str, Any], Answer]], **flags: Any
+) -> int:
+    """Read the command line (MODEL and `flags`, with their defaults), load, say ready, answer until stdin ends.
+
+    `load` returns facts about the peer and the answerer.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    for name, default in flags.items():
+        kind: dict[str, Any] = {"action": "store_true"} if default is False else {"type": type(default)}
+        parser.add_argument(f"--{name.replace('_', '-')}", default=default, **kind)
+    options = parser.parse_args()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    facts, answer = load()
+    facts, answer = load(options)
     answers.write(json.dumps({"ready": facts}) + "\n")
     for line in sys.stdin:
         try:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
 from typing import Any
 
 import peer_protocol
 
 
-def load(options: argparse.Namespace) -> tuple[dict[str, Any], Callable[[dict[str, Any]], dict[str, Any]]]:
+def load(options: argparse.Namespace) -> tuple[dict[str, Any], peer_protocol.Answer]:
     begun = time.perf_counter()
     import torch
     import transformers
@@ -40,15 +39,5 @@ def load(options: argparse.Namespace) -> tuple[dict[str, Any], Callable[[dict[st
     return facts, answer
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--threads", type=int)
-    options = parser.parse_args()
-    return peer_protocol.serve(lambda: load(options))
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(peer_protocol.serve(__doc__, load, dtype="bfloat16", device="cpu", threads=0))

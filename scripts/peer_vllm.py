@@ -1,7 +1,8 @@
 """vLLM's offline LLM as a peer: python peer_vllm.py MODEL --dtype bfloat16, in an environment where vLLM is installed.
 
 Its CPU build computes on one core as it comes; bench_compare.py sets the environment that tunes it. Prefix caching is
-off, since prompts never repeat. See peer_protocol.py.
+off, since prompts never repeat. --eager: without compilation, a faster start and slower steps; --separate-worker: in a
+process of its own, as with several. See peer_protocol.py.
 """
 
 from __future__ import annotations
@@ -9,13 +10,12 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Callable
 from typing import Any
 
 import peer_protocol
 
 
-def load(options: argparse.Namespace) -> tuple[dict[str, Any], Callable[[dict[str, Any]], dict[str, Any]]]:
+def load(options: argparse.Namespace) -> tuple[dict[str, Any], peer_protocol.Answer]:
     begun = time.perf_counter()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")  # GiB
@@ -42,16 +42,7 @@ def load(options: argparse.Namespace) -> tuple[dict[str, Any], Callable[[dict[st
     return facts, answer
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--max-model-len", type=int, default=2048)
-    parser.add_argument("--eager", action="store_true", help="without compilation: a faster start, slower steps")
-    parser.add_argument("--separate-worker", action="store_true", help="in a process of its own, as with several")
-    options = parser.parse_args()
-    return peer_protocol.serve(lambda: load(options))
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(
+        peer_protocol.serve(__doc__, load, dtype="bfloat16", max_model_len=2048, eager=False, separate_worker=False)
+    )

@@ -14,13 +14,13 @@ PROGRAM = """
 import sys
 sys.path.insert(0, {scripts!r})
 import peer_protocol
-def load():
+def load(options):
     print("noise of a library")
     def answer(request):
         print("more noise")
         {body}
     return {{"version": "1"}}, answer
-raise SystemExit(peer_protocol.serve(load))
+raise SystemExit(peer_protocol.serve("", load))
 """
 Start = Callable[[str], Peer]
 
@@ -32,7 +32,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     def start_peer(body: str) -> Peer:
         file = tmp_path / "peer.py"
         file.write_text(PROGRAM.format(scripts=str(SCRIPTS), body=body))
-        peers.append(Peer("the peer", [sys.executable, str(file)]))
+        peers.append(Peer("the peer", [sys.executable, str(file), "model"]))
         return peers[-1]
 
     yield start_peer
