@@ -7,17 +7,17 @@ command line win over those of the file.
 from __future__ import annotations
 
 import argparse
-import difflib
 import types
 import typing
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import yaml
 
 from ..ipc.config import EngineConfig
 from ..ipc.errors import ConfigError
+from .engine_options import NAMES, config_from_options
 
 ALIASES = {"tensor_parallel_size": ["--tp"], "listen": ["--address"]}
 
@@ -31,14 +31,12 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         kind, text = _describe(field.type)
         default = "" if field.default is None else f" (default: {field.default})"
         if kind is bool:
-            group.add_argument(
-                *flags, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text + default
-            )
+            form: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
         elif isinstance(kind, tuple):
-            group.add_argument(*flags, choices=kind, default=argparse.SUPPRESS, help=text + default)
+            form = {"choices": kind}
         else:
-            metavar = {int: "N", float: "X", str: "TEXT"}[kind]
-            group.add_argument(*flags, type=kind, metavar=metavar, default=argparse.SUPPRESS, help=text + default)
+            form = {"type": kind, "metavar": {int: "N", float: "X", str: "TEXT"}[kind]}
+        group.add_argument(*flags, **form, default=argparse.SUPPRESS, help=text + default)
 
 
 def _describe(annotation: object) -> tuple[type | tuple[str, ...], str]:
@@ -53,26 +51,12 @@ def _describe(annotation: object) -> tuple[type | tuple[str, ...], str]:
 
 def engine_config(arguments: argparse.Namespace) -> EngineConfig:
     """The configuration that a parsed command line asks for; ConfigError names the file, the key and the mend."""
-    names = {field.name for field in msgspec.structs.fields(EngineConfig)}
-    options = read_config_file(Path(arguments.config)) if arguments.config else {}
-    options |= {name: value for name, value in vars(arguments).items() if name in names}
+    options = _read_config_file(Path(arguments.config)) if arguments.config else {}
+    options |= {name: value for name, value in vars(arguments).items() if name in NAMES}
     return config_from_options(options, "the options")
 
 
-def config_from_options(options: dict[str, object], source: str) -> EngineConfig:
-    """EngineConfig from plain values, checked by type; `source` says in an error where they came from."""
-    names = [field.name for field in msgspec.structs.fields(EngineConfig)]
-    for name in options:
-        if name not in names:
-            close = difflib.get_close_matches(name, names, 1)
-            raise ConfigError(f"{source}: unknown option {name}" + (f", did you mean {close[0]}?" if close else ""))
-    try:
-        return msgspec.convert(options, EngineConfig)
-    except msgspec.ValidationError as error:
-        raise ConfigError(str(error.__cause__) if error.__cause__ else f"{source}: {error}") from None
-
-
-def read_config_file(path: Path) -> dict[str, object]:
+def _read_config_file(path: Path) -> dict[str, object]:
     """The options of a YAML file, with `-` in keys read as `_`."""
     try:
         loaded = yaml.safe_load(path.read_text())
@@ -81,8 +65,3 @@ def read_config_file(path: Path) -> dict[str, object]:
     if not isinstance(loaded, dict):
         raise ConfigError(f"--config {path} must hold options as `name: value` lines")
     return {str(key).replace("-", "_"): value for key, value in loaded.items()}
-
-
-def parse(argv: Sequence[str], parser: argparse.ArgumentParser) -> tuple[EngineConfig, argparse.Namespace]:
-    arguments = parser.parse_args(argv)
-    return engine_config(arguments), arguments

@@ -1,9 +1,10 @@
-"""Keywords of LLM and AsyncLLM, made into an EngineConfig: each field of EngineConfig is a keyword."""
+"""Options by name, made into an EngineConfig: each field of EngineConfig is a keyword of LLM and AsyncLLM."""
 
 from __future__ import annotations
 
 import difflib
 import os
+from collections.abc import Mapping
 
 import msgspec
 
@@ -11,24 +12,35 @@ from ..ipc.config import EngineConfig
 from ..ipc.errors import ConfigError
 
 LIBRARY_LOG_LEVEL = "warning"  # a program's own output is not ours to fill
+NAMES = [field.name for field in msgspec.structs.fields(EngineConfig)]
 
 
-def config_from_keywords(owner: str, model: object, options: dict[str, object]) -> EngineConfig:
+def config_from_keywords(owner: str, model: object, options: Mapping[str, object]) -> EngineConfig:
     """The configuration that `owner`(model, **options) asks for.
 
     Raises TypeError for an unknown keyword, with what it may have meant, and ConfigError for a bad value.
     """
-    names = [field.name for field in msgspec.structs.fields(EngineConfig)]
     for name in options:
-        if name not in names:
-            close = difflib.get_close_matches(name, names, 3)
-            hint = f": did you mean {' or '.join(close)}?" if close else ""
-            raise TypeError(f"{owner}() got an unexpected keyword argument {name!r}{hint}")
+        if name not in NAMES:
+            raise TypeError(f"{owner}() got an unexpected keyword argument {name!r}{_meant(name)}")
     values = {"log_level": LIBRARY_LOG_LEVEL, "model": model, **options}
+    return config_from_options({name: _plain(value) for name, value in values.items()}, owner)
+
+
+def config_from_options(options: Mapping[str, object], source: str) -> EngineConfig:
+    """EngineConfig from plain values, checked by type; `source` says in an error where they came from."""
+    for name in options:
+        if name not in NAMES:
+            raise ConfigError(f"{source}: unknown option {name}{_meant(name)}")
     try:
-        return msgspec.convert({name: _plain(value) for name, value in values.items()}, EngineConfig)
+        return msgspec.convert(options, EngineConfig)
     except msgspec.ValidationError as error:
-        raise ConfigError(str(error.__cause__ or f"{owner}: {error}")) from None
+        raise ConfigError(str(error.__cause__ or f"{source}: {error}")) from None
+
+
+def _meant(name: str) -> str:
+    close = difflib.get_close_matches(name, NAMES, 3)
+    return f": did you mean {' or '.join(close)}?" if close else ""
 
 
 def _plain(value: object) -> object:

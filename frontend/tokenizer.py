@@ -9,10 +9,9 @@ nothing of requests and streams (`detokenizer.py`) or of chats (`chat.py`). Ids 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol, cast
 
 import tokenizers
 
@@ -23,27 +22,6 @@ JsonObject = dict[str, object]
 TRANSFORMERS_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "tokenizer_config.json")
 
 
-class Codec(Protocol):
-    """What a Tokenizer needs of its library: plain encode and decode."""
-
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
-
-    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str: ...
-
-
-class BackendCodec:
-    """A `tokenizers.Tokenizer`; its calls release the GIL and may come from any thread."""
-
-    def __init__(self, backend: tokenizers.Tokenizer) -> None:
-        self._backend = backend
-
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
-
-    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
-        return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
-
-
 class Tokenizer:
     """One checkpoint's tokenizer. `backend` is None where transformers runs Python code of its own.
 
@@ -52,14 +30,16 @@ class Tokenizer:
 
     def __init__(
         self,
-        codec: Codec,
+        encode: Callable[[str, bool], list[int]],
+        decode: Callable[[Sequence[int], bool], str],
         *,
         size: int,
         special_ids: frozenset[int],
         config: JsonObject,
         backend: tokenizers.Tokenizer | None,
     ) -> None:
-        self._codec = codec
+        """`encode` takes add_special_tokens, `decode` skip_special_tokens; both may be called from any thread."""
+        self._encode, self._decode = encode, decode
         self.size = size
         self.special_ids = special_ids
         self.config = config
@@ -83,7 +63,8 @@ class Tokenizer:
         _add_tokens(backend, config)
         added = backend.get_added_tokens_decoder()
         return cls(
-            BackendCodec(backend),
+            lambda text, add_special_tokens: backend.encode(text, add_special_tokens=add_special_tokens).ids,
+            backend.decode,
             size=max(backend.get_vocab_size(with_added_tokens=True), max(added, default=-1) + 1),
             special_ids=frozenset(token_id for token_id, token in added.items() if token.special),
             config=config,
@@ -93,13 +74,13 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; with `add_special_tokens` those that the checkpoint puts around a prompt too."""
         try:
-            return self._codec.encode(text, add_special_tokens)
+            return self._encode(text, add_special_tokens)
         except Exception as error:  # the libraries raise bare Exception, and a remote tokenizer anything
             raise RequestError(f"a text of {len(text)} characters cannot be tokenized: {error}") from None
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `token_ids` as a whole; bytes that are not UTF-8 become U+FFFD."""
-        return self._codec.decode(token_ids, skip_special_tokens)
+        return self._decode(token_ids, skip_special_tokens)
 
     @cached_property
     def special_tokens(self) -> dict[str, str]:
@@ -155,38 +136,6 @@ def _add_tokens(backend: tokenizers.Tokenizer, config: JsonObject) -> None:
             backend.add_tokens([tokenizers.AddedToken(entry["content"], **options)])
 
 
-class _TransformersCodec:
-    """A tokenizer in Python, through transformers."""
-
-    def __init__(self, tokenizer: _PythonTokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._size = len(tokenizer)
-
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
-
-    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
-        known = [token_id for token_id in token_ids if token_id < self._size]
-        text = self._tokenizer.decode(
-            known, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
-        )
-        return text if isinstance(text, str) else "".join(text)
-
-
-class _PythonTokenizer(Protocol):
-    """The part of transformers' PreTrainedTokenizer that is used here."""
-
-    all_special_ids: list[int]
-
-    def __len__(self) -> int: ...
-
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
-
-    def decode(
-        self, token_ids: list[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool
-    ) -> str | list[str]: ...
-
-
 def _load_with_transformers(folder: Path, config: JsonObject, trust_remote_code: bool) -> Tokenizer:
     """AutoTokenizer, imported only here; most come with a `tokenizers` backend, converted in memory."""
     try:
@@ -201,11 +150,15 @@ def _load_with_transformers(folder: Path, config: JsonObject, trust_remote_code:
     backend = getattr(loaded, "backend_tokenizer", None)
     if isinstance(backend, tokenizers.Tokenizer):
         return Tokenizer.from_backend(backend, config)
+    size: int = len(loaded)
+
+    def encode(text: str, add_special_tokens: bool) -> list[int]:
+        return list(loaded.encode(text, add_special_tokens=add_special_tokens))
+
+    def decode(token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+        known = [token_id for token_id in token_ids if token_id < size]
+        text = loaded.decode(known, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
+        return "".join(text)  # some give a list of texts
+
     special_ids = frozenset(int(token_id) for token_id in loaded.all_special_ids)
-    return Tokenizer(
-        _TransformersCodec(cast(_PythonTokenizer, loaded)),
-        size=len(loaded),
-        special_ids=special_ids,
-        config=config,
-        backend=None,
-    )
+    return Tokenizer(encode, decode, size=size, special_ids=special_ids, config=config, backend=None)

@@ -8,7 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tokenloom.frontend.args import add_engine_arguments, config_from_options, engine_config
+from tokenloom.frontend.args import add_engine_arguments, engine_config
+from tokenloom.frontend.engine_options import config_from_options
 from tokenloom.ipc.config import EngineConfig
 from tokenloom.ipc.errors import ConfigError
 
