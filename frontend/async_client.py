@@ -7,11 +7,10 @@ number of tasks, and event loops one after the other.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
-import weakref
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 from types import TracebackType
 from typing import TypeVar
 
@@ -28,61 +27,24 @@ from ..ipc.messages import (
     Submit,
     Text,
     TokenIds,
-    Tokenize,
 )
 from ..ipc.pooling_params import PoolingParams
 from ..ipc.sampling_params import SamplingParams
 from .async_stream import AsyncStream, LoopWaker
-from .channel import Channel, Query, Reply
-from .client import ReplyType, check_reply
-from .connection import Connection
+from .attachment import Attachment, reload_query, tokenize_query
+from .conversation import Query, Reply, ReplyType, check_reply
 from .embedding import EmbeddingRequestOutput, to_embedding
 from .outputs import RequestOutput
-from .prompts import (
-    Chat,
-    Prompt,
-    chat_submit,
-    check_chat,
-    check_params,
-    check_pooling,
-    check_text,
-    check_token_ids,
-    new_submit,
-)
+from .prompts import Chat, Prompt, check_chat, check_params, check_token_ids
 
 AsyncClientType = TypeVar("AsyncClientType", bound="AsyncClient")
 
 
-class AsyncClient:
+class AsyncClient(Attachment):
     """A program's side of an engine. Close it, or use it as a context manager; what is open then is aborted."""
 
-    def __init__(
-        self,
-        address: str,
-        *,
-        connect_timeout_s: float = 10.0,
-        reconnect_timeout_s: float = 30.0,
-        key_file: str | os.PathLike[str] | None = None,
-    ) -> None:
-        """Attach to the engine at `address`, as engine-launch prints it.
-
-        Does not wait: the first request, or entering the context, raises EngineDead if nobody answers within
-        `connect_timeout_s`.
-        """
-        connection = Connection(
-            address,
-            connect_timeout_s=connect_timeout_s,
-            reconnect_timeout_s=reconnect_timeout_s,
-            key_file=key_file,
-        )
-        self._attach(connection, connection.close)
-
-    def _attach(self, channel: Channel, close: Callable[[], None]) -> None:
-        """Serve over `channel`; `close` runs once: when asked, when this object is collected, or at exit."""
-        self._channel = channel
-        self._finalizer = weakref.finalize(self, close)
-        self._request_numbers = itertools.count()
-        self._waker: LoopWaker | None = None  # of the loop that was used last
+    _waits_for_engine = False
+    _waker: LoopWaker | None = None  # of the loop that was used last
 
     # ── answers ──
 
@@ -96,15 +58,13 @@ class AsyncClient:
 
         The request starts with the first `anext`. A consumer that is slow gets fewer, longer steps.
         """
-        request_id = self._new_id() if request_id is None else request_id
-        return self._run(new_submit(request_id, prompt, check_params(sampling_params)))
+        return self._run(self._submit_of(prompt, check_params(sampling_params), request_id))
 
     def chat(
         self, messages: Chat, sampling_params: SamplingParams | None = None, request_id: str | None = None
     ) -> AsyncGenerator[RequestOutput, None]:
         """The next turn of a conversation as it grows; a message is {"role": …, "content": …}."""
-        request_id = self._new_id() if request_id is None else request_id
-        return self._run(chat_submit(request_id, messages, check_params(sampling_params)))
+        return self._run(self._submit_of(check_chat(messages), check_params(sampling_params), request_id))
 
     async def embed(
         self,
@@ -117,11 +77,9 @@ class AsyncClient:
         timeout_s: float | None = None,
     ) -> EmbeddingRequestOutput:
         """The vector of a prompt; as Client.embed."""
-        request_id = self._new_id() if request_id is None else request_id
-        params = SamplingParams(
-            truncate_prompt_tokens=truncate_prompt_tokens, priority=priority, timeout_s=timeout_s, max_tokens=1
+        (submit,) = self._embed_submits(
+            [prompt], pooling_params, request_id, truncate_prompt_tokens, priority, timeout_s
         )
-        submit = new_submit(request_id, prompt, params, check_pooling(pooling_params))
         async with aclosing(self._run(submit)) as outputs:
             return await anext(to_embedding(output) async for output in outputs if output.finished)
 
@@ -133,38 +91,30 @@ class AsyncClient:
 
     async def tokenize(self, prompt: str | Chat) -> list[int]:
         """The token ids that the engine would compute for a text or a chat."""
-        if isinstance(prompt, str):
-            text = check_text(prompt)
-            reply = await self._ask(lambda query_id: Tokenize(query_id=query_id, prompt=text), TokenIds)
-        else:
-            chat = check_chat(prompt)
-            reply = await self._ask(lambda query_id: Tokenize(query_id=query_id, chat=chat), TokenIds)
-        return decode_ids(reply.token_ids).tolist()
+        return decode_ids((await self._ask(tokenize_query(prompt), TokenIds)).token_ids).tolist()
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
-        frame = check_token_ids(token_ids)
-        return (await self._ask(lambda query_id: Detokenize(query_id=query_id, token_ids=frame), Text)).text
+        return (await self._ask(partial(Detokenize, token_ids=check_token_ids(token_ids)), Text)).text
 
     async def health(self) -> Health:
         """Whether requests are served and steps end."""
-        return await self._ask(lambda query_id: GetHealth(query_id=query_id), Health)
+        return await self._ask(GetHealth, Health)
 
     async def info(self) -> Info:
         """What the engine serves: model, sizes, version."""
-        return await self._ask(lambda query_id: GetInfo(query_id=query_id), Info)
+        return await self._ask(GetInfo, Info)
 
     async def pause(self, mode: PauseMode = "keep") -> None:
         """As Client.pause."""
-        await self._ask(lambda query_id: Control(query_id=query_id, action="pause", mode=mode), Done)
+        await self._ask(partial(Control, action="pause", mode=mode), Done)
 
     async def resume(self) -> None:
         """As Client.resume."""
-        await self._ask(lambda query_id: Control(query_id=query_id, action="resume"), Done)
+        await self._ask(partial(Control, action="resume"), Done)
 
     async def reload(self, model: str | os.PathLike[str]) -> None:
         """As Client.reload."""
-        folder = os.fspath(model)
-        await self._ask(lambda query_id: Control(query_id=query_id, action="reload", model=folder), Done)
+        await self._ask(reload_query(model), Done)
 
     # ── its life ──
 
@@ -195,9 +145,6 @@ class AsyncClient:
 
     # ── how ──
 
-    def _new_id(self) -> str:
-        return f"request-{next(self._request_numbers)}"
-
     async def _run(self, submit: Submit) -> AsyncGenerator[RequestOutput, None]:
         loop = asyncio.get_running_loop()
         if self._waker is None or self._waker.loop is not loop:
@@ -213,7 +160,7 @@ class AsyncClient:
             if not stream.is_finished:
                 self._channel.cancel(submit.request_id)
 
-    async def _ask(self, make_query: Callable[[int], Query], reply_type: type[ReplyType]) -> ReplyType:
+    async def _ask(self, make_query: Callable[..., Query], reply_type: type[ReplyType]) -> ReplyType:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Reply] = loop.create_future()
 

@@ -11,7 +11,7 @@ import contextlib
 from collections import deque
 
 from ..ipc.messages import Submit
-from .channel import Update
+from .open_request import Update
 from .outputs import OutputBuilder, RequestOutput
 
 

@@ -13,7 +13,8 @@ from time import monotonic
 
 from ..ipc.errors import Draining, Overloaded, RequestError, TokenloomError
 from ..ipc.messages import Submit
-from .channel import Channel, Update
+from .channel import Channel
+from .open_request import Update
 from .outputs import OutputBuilder, RequestOutput
 
 MAX_OPEN = 16384

@@ -1,64 +1,74 @@
 """Channel: how a client speaks to an engine, whether over a socket or inside one process.
 
-Client and AsyncClient are written against this protocol alone. A request is registered with a sink, which gets the
-request's updates in order and each token exactly once; the last update is a Delta with a finish reason or an error.
+Client and AsyncClient are written against this alone. A request is registered with a sink, which gets the request's
+updates in order and each token exactly once; the last update is a Delta with a finish reason or an error.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
-from typing import Protocol, TypeAlias, TypeVar
+from typing import TypeVar
 
-from ..ipc.errors import TokenloomError
-from ..ipc.messages import (
-    Accepted,
-    Control,
-    Delta,
-    Detokenize,
-    Done,
-    GetHealth,
-    GetInfo,
-    Health,
-    Info,
-    Submit,
-    Text,
-    TokenIds,
-    Tokenize,
-)
+from ..ipc.errors import RequestError
+from ..ipc.messages import Submit
+from .conversation import Conversation, OpenQuery, Query, ReplySink
+from .open_request import OpenRequest, Sink
 
 T = TypeVar("T")
 
-Update: TypeAlias = Accepted | Delta | TokenloomError  # immutable; an error is always the last
-Sink: TypeAlias = Callable[[Update], None]  # called in the channel's thread: must be cheap and never block
 
-Query: TypeAlias = Tokenize | Detokenize | GetHealth | GetInfo | Control
-Reply: TypeAlias = TokenIds | Text | Health | Info | Done | TokenloomError
-ReplySink: TypeAlias = Callable[[Reply], None]
+class Channel(ABC):
+    """Every method may be called from any thread, except that `wait` must not be called from a sink.
 
-MAX_OPEN_REQUESTS = 1 << 17  # on one channel; a submit beyond raises Overloaded
+    Invariant: the conversation is touched by one thread at a time. Callers only leave commands for it.
+    """
 
-
-class Channel(Protocol):
-    """Every method may be called from any thread, except that `wait` must not be called from a sink."""
+    def __init__(self, conversation: Conversation) -> None:
+        self._conversation = conversation
+        self._commands: deque[Callable[[], None]] = deque()
+        self._query_ids = itertools.count(1)
 
     def submit(self, submit: Submit, sink: Sink) -> None:
-        """Open a request. RequestError if its id is open already, Overloaded beyond MAX_OPEN_REQUESTS."""
+        """Open a request. Its sink gets RequestError if its id is open already, Overloaded beyond
+        MAX_OPEN_REQUESTS."""
+        self._command(partial(self._conversation.submit, OpenRequest(submit, sink)))
 
     def abort(self, request_id: str) -> None:
         """End a request; its sink gets a last delta with finish_reason abort. An unknown id is ignored."""
+        self._command(partial(self._conversation.abort, request_id))
 
     def cancel(self, request_id: str) -> None:
         """End a request whose caller is gone: like abort, but its sink hears nothing more."""
+        with contextlib.suppress(RequestError):  # closed: cancelled already
+            self._command(partial(self._conversation.cancel, request_id))
 
-    def query(self, make_query: Callable[[int], Query], sink: ReplySink) -> None:
-        """Ask; `make_query` gets the query's id."""
+    def query(self, make_query: Callable[..., Query], sink: ReplySink) -> None:
+        """Ask; `make_query` gets the query's id by its name, query_id."""
+        message = make_query(query_id=next(self._query_ids))
+        self._command(partial(self._conversation.query, OpenQuery(message, sink)))
 
+    def _run_commands(self) -> None:
+        while self._commands:
+            self._commands.popleft()()
+
+    @abstractmethod
+    def _command(self, command: Callable[[], None]) -> None:
+        """Leave a command and see that it is run soon; RequestError once the channel is closed."""
+
+    @abstractmethod
     def wait(self, queue: SimpleQueue[T], timeout_s: float | None = None) -> T:
         """The next item that a sink puts into `queue`; raises queue.Empty after `timeout_s`."""
 
+    @abstractmethod
     def call_later(self, function: Callable[[], None]) -> None:
         """Run `function`, which may take long, outside the channel's own thread."""
 
+    @abstractmethod
     def close(self) -> None:
         """End every request with an error and release everything. A second call does nothing."""

@@ -9,13 +9,11 @@ so that nothing stale is sent.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import os
 import secrets
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
@@ -27,12 +25,11 @@ import zmq
 from ..ipc.codec import Decoder, encode
 from ..ipc.errors import ConfigError, InternalError, ProtocolError, RequestError, TokenloomError
 from ..ipc.keys import Keys
-from ..ipc.messages import ClientMessage, FrontendMessage, GetInfo, Submit
+from ..ipc.messages import ClientMessage, FrontendMessage, GetInfo, Info
 from ..ipc.sockets import MAX_CLIENT_MESSAGE_BYTES, new_socket
-from .channel import Query, Reply, ReplySink, Sink
-from .conversation import Conversation, OpenQuery
+from .channel import Channel
+from .conversation import Conversation, Reply, check_reply
 from .errand_thread import ErrandThread
-from .open_request import OpenRequest
 
 T = TypeVar("T")
 
@@ -41,7 +38,7 @@ REOPEN_INTERVAL_S = 0.1  # a peer that accepts and hangs up at once is not hamme
 _MONITORED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 
-class Connection:
+class Connection(Channel):
     """A Channel over ZeroMQ. The constructor does not wait; `wait_connected` does."""
 
     def __init__(
@@ -54,11 +51,9 @@ class Connection:
     ) -> None:
         self._keys = None if key_file is None else Keys.load(os.fspath(key_file))
         self.address = _check_address(address)
+        super().__init__(Conversation(address, self._send, connect_timeout_s, reconnect_timeout_s))
         self._identity = secrets.token_bytes(16)
-        self._conversation = Conversation(address, self._send, connect_timeout_s, reconnect_timeout_s)
         self._decoder: Decoder[FrontendMessage] = Decoder(FrontendMessage)
-        self._query_ids = itertools.count(1)
-        self._commands: deque[Callable[[], None]] = deque()
         self._errands = ErrandThread("tokenloom callbacks")
         self._lock = threading.Lock()  # guards _is_closed, _is_woken and the life of _wake_fd
         self._is_closed = False
@@ -83,20 +78,6 @@ class Connection:
 
     # ── called from any thread ──
 
-    def submit(self, submit: Submit, sink: Sink) -> None:
-        self._command(partial(self._conversation.submit, OpenRequest(submit, sink)))
-
-    def abort(self, request_id: str) -> None:
-        self._command(partial(self._conversation.abort, request_id))
-
-    def cancel(self, request_id: str) -> None:
-        with contextlib.suppress(RequestError):  # closed: cancelled already
-            self._command(partial(self._conversation.cancel, request_id))
-
-    def query(self, make_query: Callable[[int], Query], sink: ReplySink) -> None:
-        message = make_query(next(self._query_ids))
-        self._command(partial(self._conversation.query, OpenQuery(message, sink)))
-
     def wait(self, queue: SimpleQueue[T], timeout_s: float | None = None) -> T:
         return queue.get(timeout=timeout_s)
 
@@ -106,10 +87,8 @@ class Connection:
     def wait_connected(self) -> None:
         """Block until an engine answers; raises EngineDead after connect_timeout_s, ProtocolError if it refuses."""
         replies: SimpleQueue[Reply] = SimpleQueue()
-        self.query(lambda query_id: GetInfo(query_id=query_id), replies.put)
-        reply = replies.get()
-        if isinstance(reply, TokenloomError):
-            raise reply
+        self.query(GetInfo, replies.put)
+        check_reply(replies.get(), Info)
 
     def fail(self, error: TokenloomError) -> None:
         """The engine is known to be dead: everything open, now and later, gets `error`."""
@@ -194,10 +173,6 @@ class Connection:
             self._is_woken = False
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._wake_fd)
-
-    def _run_commands(self) -> None:
-        while self._commands:
-            self._commands.popleft()()
 
     def _receive(self) -> bool:
         """Take what came; True if there may be more."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -22,11 +22,15 @@ from ..ipc.messages import (
     Abort,
     Accepted,
     ClientMessage,
+    Control,
     Credit,
     Delta,
     Deltas,
+    Detokenize,
     Done,
     FrontendMessage,
+    GetHealth,
+    GetInfo,
     Health,
     Hello,
     Info,
@@ -35,14 +39,20 @@ from ..ipc.messages import (
     Refused,
     Text,
     TokenIds,
+    Tokenize,
     Unknown,
     Welcome,
 )
-from .channel import MAX_OPEN_REQUESTS, Query, Reply, ReplySink
 from .keepalive import Keepalive
 from .open_request import OpenRequest
 from .submit_window import SubmitWindow
 
+Query: TypeAlias = Tokenize | Detokenize | GetHealth | GetInfo | Control
+Reply: TypeAlias = TokenIds | Text | Health | Info | Done | TokenloomError
+ReplySink: TypeAlias = Callable[[Reply], None]
+ReplyType = TypeVar("ReplyType", TokenIds, Text, Health, Info, Done)
+
+MAX_OPEN_REQUESTS = 1 << 17  # in one conversation; a submit beyond gets Overloaded
 CREDIT_BATCH = CREDIT_WINDOW // 4  # taken Deltas messages that one Credit reports
 MAX_FAULTS = 8  # attempts of a request that may meet tokens which do not follow, before it fails
 
@@ -340,6 +350,15 @@ class Conversation:
             f"the engine at {self._address} sent tokens from {delta.start} of request {request.request_id}, which "
             f"has {request.num_tokens}, after {MAX_FAULTS} new attempts: report this as a bug"
         )
+
+
+def check_reply(reply: Reply, reply_type: type[ReplyType]) -> ReplyType:
+    """The reply as the type that was asked for; raises it if it is an error."""
+    if isinstance(reply, TokenloomError):
+        raise reply
+    if not isinstance(reply, reply_type):
+        raise ProtocolError(f"the engine answered a query with {type(reply).__name__}, not {reply_type.__name__}")
+    return reply
 
 
 def _ignore(update: object) -> None:

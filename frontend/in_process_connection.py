@@ -7,20 +7,17 @@ an event loop, which must not wait, `in_background` runs it in a daemon thread i
 from __future__ import annotations
 
 import contextlib
-import itertools
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Protocol, TypeVar
 
 from ..ipc.errors import InternalError, RequestError, TokenloomError
-from ..ipc.messages import ClientMessage, FrontendMessage, Submit
-from .channel import Query, ReplySink, Sink
-from .conversation import Conversation, OpenQuery
-from .open_request import OpenRequest
+from ..ipc.messages import ClientMessage, FrontendMessage
+from .channel import Channel
+from .conversation import Conversation
 
 T = TypeVar("T")
 
@@ -38,14 +35,12 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-class InProcessConnection:
+class InProcessConnection(Channel):
     """Invariant: engine and conversation are touched only by the holder of `_turn_lock`."""
 
     def __init__(self, engine: Engine, *, in_background: bool = False) -> None:
+        super().__init__(Conversation("in-process", engine.send, _PATIENCE_S, _PATIENCE_S))
         self._engine = engine
-        self._conversation = Conversation("in-process", engine.send, _PATIENCE_S, _PATIENCE_S)
-        self._query_ids = itertools.count(1)
-        self._commands: deque[Callable[[], None]] = deque()
         self._errands: deque[Callable[[], None]] = deque()
         self._turn_lock = threading.Lock()
         self._has_work = threading.Condition()  # guards _is_closed and the end of _commands
@@ -55,20 +50,6 @@ class InProcessConnection:
         if in_background:
             self._thread = threading.Thread(target=self._run, name="tokenloom engine", daemon=True)
             self._thread.start()
-
-    def submit(self, submit: Submit, sink: Sink) -> None:
-        self._command(partial(self._conversation.submit, OpenRequest(submit, sink)))
-
-    def abort(self, request_id: str) -> None:
-        self._command(partial(self._conversation.abort, request_id))
-
-    def cancel(self, request_id: str) -> None:
-        with contextlib.suppress(RequestError):  # closed: cancelled already
-            self._command(partial(self._conversation.cancel, request_id))
-
-    def query(self, make_query: Callable[[int], Query], sink: ReplySink) -> None:
-        message = make_query(next(self._query_ids))
-        self._command(partial(self._conversation.query, OpenQuery(message, sink)))
 
     def wait(self, queue: SimpleQueue[T], timeout_s: float | None = None) -> T:
         if self._thread is not None:
@@ -133,10 +114,6 @@ class InProcessConnection:
         if self._conversation.wants_new_connection:
             self._conversation.greet(now)
         self._conversation.tick(now)
-
-    def _run_commands(self) -> None:
-        while self._commands:
-            self._commands.popleft()()
 
     def _run_errands(self) -> None:
         """What callers want to hear, outside the lock: they may use the engine again."""

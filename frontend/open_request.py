@@ -6,15 +6,18 @@ It keeps the tokens that were delivered, drops what it is told twice and notices
 from __future__ import annotations
 
 import time
-from typing import Literal
+from collections.abc import Callable
+from typing import Literal, TypeAlias
 
 import msgspec
 
 from ..ipc.codec import num_ids
+from ..ipc.errors import TokenloomError
 from ..ipc.messages import Accepted, Child, Delta, Submit
 from ..ipc.sampling_params import child_seed
-from .channel import Sink
 
+Update: TypeAlias = Accepted | Delta | TokenloomError  # immutable; an error is always the last
+Sink: TypeAlias = Callable[[Update], None]  # called in the channel's thread: must be cheap and never block
 Verdict = Literal["new", "old", "gap"]
 
 

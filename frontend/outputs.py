@@ -12,8 +12,8 @@ import msgspec
 from ..ipc.codec import decode_ids
 from ..ipc.errors import TokenloomError
 from ..ipc.messages import Accepted, BulkArray, Delta, FinishReason, RequestMetrics, Submit
-from .channel import Update
 from .logprobs import TokenLogprobs, unpack_logprobs
+from .open_request import Update
 
 _SHOWN_IDS = 8
 _SHOWN_CHARACTERS = 120

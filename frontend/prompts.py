@@ -89,11 +89,6 @@ def new_submit(
     return Submit(request_id=request_id, params=params, prompt_token_ids=check_token_ids(content), pooling=pooling)
 
 
-def chat_submit(request_id: str, messages: Chat, params: SamplingParams) -> Submit:
-    """The message that asks for the next turn of a conversation."""
-    return Submit(request_id=request_id, params=params, chat=check_chat(messages))
-
-
 def check_text(text: str) -> str:
     """A prompt as text: not empty, encodable, not too long."""
     if not text:

@@ -8,7 +8,8 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 
 from ..ipc.messages import Submit
-from .channel import Channel, Update
+from .channel import Channel
+from .open_request import Update
 from .outputs import OutputBuilder, RequestOutput
 
 

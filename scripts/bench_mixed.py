@@ -19,9 +19,10 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from tokenloom import SamplingParams
-from tokenloom.frontend.channel import Channel, Update
+from tokenloom.frontend.channel import Channel
 from tokenloom.frontend.engine_options import config_from_keywords
 from tokenloom.frontend.llm import open_private
+from tokenloom.frontend.open_request import Update
 from tokenloom.frontend.prompts import new_submit
 from tokenloom.ipc.codec import num_ids
 from tokenloom.ipc.messages import Delta

@@ -6,10 +6,9 @@ import random
 
 import pytest
 
-from tokenloom.frontend.channel import Reply, Update
-from tokenloom.frontend.conversation import CREDIT_BATCH, MAX_FAULTS, Conversation, OpenQuery
+from tokenloom.frontend.conversation import CREDIT_BATCH, MAX_FAULTS, Conversation, OpenQuery, Reply
 from tokenloom.frontend.keepalive import SILENCE_S
-from tokenloom.frontend.open_request import OpenRequest
+from tokenloom.frontend.open_request import OpenRequest, Update
 from tokenloom.frontend.outputs import OutputBuilder
 from tokenloom.frontend.submit_window import MAX_UNANSWERED_BYTES, MAX_UNANSWERED_REQUESTS
 from tokenloom.ipc.errors import EngineDead, ErrorInfo, Overloaded, ProtocolError, RequestError, TokenloomError

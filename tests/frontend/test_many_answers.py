@@ -6,9 +6,8 @@ from array import array
 
 import pytest
 
-from tokenloom.frontend.channel import Update
 from tokenloom.frontend.detokenizer import DetokenizerFactory
-from tokenloom.frontend.open_request import OpenRequest
+from tokenloom.frontend.open_request import OpenRequest, Update
 from tokenloom.frontend.outputs import OutputBuilder
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.messages import (

@@ -14,8 +14,8 @@ from queue import SimpleQueue
 import pytest
 
 from tokenloom import Client, EngineDead, InternalError, SamplingParams
-from tokenloom.frontend.channel import Update
 from tokenloom.frontend.connection import Connection
+from tokenloom.frontend.open_request import Update
 from tokenloom.ipc.codec import decode_ids
 from tokenloom.ipc.faults import POINTS, maybe_fail
 from tokenloom.ipc.messages import Accepted, Delta, Health, Submit

@@ -1,0 +1,99 @@
+"""Attachment: what Client and AsyncClient share: the channel to an engine, its life, the messages for what is asked.
+
+Imports `ipc` alone: pyzmq and msgspec, not torch. What a request is on the wire is the Channel's business, what a
+prompt may look like is `prompts.py`'s.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import ClassVar
+
+from ..ipc.messages import Control, Submit, Tokenize
+from ..ipc.pooling_params import PoolingParams
+from ..ipc.sampling_params import SamplingParams
+from .channel import Channel
+from .connection import Connection
+from .conversation import Query
+from .prompts import Chat, Prompt, check_chat, check_pooling, check_text, new_submit
+
+
+class Attachment:
+    """A program's side of an engine. Close it, or use it as a context manager; what is open then is aborted."""
+
+    _waits_for_engine: ClassVar[bool]
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        connect_timeout_s: float = 10.0,
+        reconnect_timeout_s: float = 30.0,
+        key_file: str | os.PathLike[str] | None = None,
+    ) -> None:
+        """Attach to the engine at `address`, as engine-launch prints it; `key_file` is what it got as --key-file.
+
+        EngineDead is raised if nobody answers within `connect_timeout_s`: by this constructor in a Client, by the
+        first request or by entering the context in an AsyncClient. When the engine's frontend is lost later, open
+        requests go on as soon as it is back, and fail with EngineDead after `reconnect_timeout_s`.
+        """
+        connection = Connection(
+            address,
+            connect_timeout_s=connect_timeout_s,
+            reconnect_timeout_s=reconnect_timeout_s,
+            key_file=key_file,
+        )
+        self._attach(connection, connection.close)
+        if self._waits_for_engine:
+            try:
+                connection.wait_connected()
+            except BaseException:
+                self._finalizer()
+                raise
+
+    def _attach(self, channel: Channel, close: Callable[[], None]) -> None:
+        """Serve over `channel`; `close` runs once: when asked, when this object is collected, or at exit."""
+        self._channel = channel
+        self._finalizer = weakref.finalize(self, close)
+        self._request_numbers = itertools.count()
+
+    def _submit_of(
+        self,
+        prompt: Prompt | Chat,
+        params: SamplingParams,
+        request_id: str | None = None,
+        pooling: PoolingParams | None = None,
+    ) -> Submit:
+        if request_id is None:
+            request_id = f"request-{next(self._request_numbers)}"
+        return new_submit(request_id, prompt, params, pooling)
+
+    def _embed_submits(
+        self,
+        prompts: list[Prompt],
+        pooling_params: PoolingParams | None,
+        request_id: str | None,
+        truncate_prompt_tokens: int | None,
+        priority: int,
+        timeout_s: float | None,
+    ) -> list[Submit]:
+        params = SamplingParams(
+            truncate_prompt_tokens=truncate_prompt_tokens, priority=priority, timeout_s=timeout_s, max_tokens=1
+        )
+        pooling = check_pooling(pooling_params)
+        return [self._submit_of(prompt, params, request_id, pooling) for prompt in prompts]
+
+
+def tokenize_query(prompt: str | Chat) -> Callable[..., Query]:
+    """Asks for the token ids of a text or a chat; lacks the query's id, as everything for Channel.query."""
+    if isinstance(prompt, str):
+        return partial(Tokenize, prompt=check_text(prompt))
+    return partial(Tokenize, chat=check_chat(prompt))
+
+
+def reload_query(model: str | os.PathLike[str]) -> Callable[..., Query]:
+    return partial(Control, action="reload", model=os.fspath(model))
