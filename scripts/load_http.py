@@ -31,8 +31,9 @@ import psutil
 from tokenloom.scripts.chaos_engine import Engine
 from tokenloom.scripts.soak import measure
 
-# a cache whose memory has all been touched within the first minutes, so that it is not taken for growth
-OPTIONS = ("--http", "0", "--device", "cpu", "--num-threads", "1", "--kv-cache-memory-bytes", str(96 << 20))
+OPTIONS = ("--http", "0", "--device", "cpu", "--num-threads", "1")
+# for each stream: so little that all of it has been touched by a third of the time and is not taken for growth
+CACHE_BYTES = 192 << 10
 HEALTH_LIMIT_MS = 200.0  # p99
 # a worker's arena settles when it has met the batch sizes
 GROWTH_LIMIT_MB = {"core": 4.0, "frontend": 8.0, "worker 0": 32.0}
@@ -114,7 +115,8 @@ def probe(url: str) -> int:
 
 def load(minutes: float, num_streams: int) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as runtime:
-        engine = Engine(Path(runtime), [*OPTIONS, "--max-num-seqs", str(num_streams)])
+        sizes = ["--max-num-seqs", str(num_streams), "--kv-cache-memory-bytes", str(num_streams * CACHE_BYTES)]
+        engine = Engine(Path(runtime), [*OPTIONS, *sizes])
         streams = Load(engine.url)
         prober = subprocess.Popen(
             [sys.executable, "-P", __file__, "--probe", engine.url], stdin=subprocess.PIPE, stdout=subprocess.PIPE
