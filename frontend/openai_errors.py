@@ -11,7 +11,7 @@ from starlette.responses import Response
 from ..ipc.errors import EngineDead, Overloaded, RequestError, TokenloomError
 
 _BACKTICKED = re.compile(r"`([^`]+)`")
-_LEADING_NAME = re.compile(r"([a-z_]+)(?:\[\d+\])? (?:is|must|has|holds|cannot|needs)\b")
+_LEADING_NAME = re.compile(r"([a-z_]+)(?:[.\[][\w.\[\]]*)?(?::| (?:is|must|has|holds|cannot|needs)\b)")
 
 
 class HttpError(Exception):

@@ -79,13 +79,15 @@ def _turn(position: int, message: Message) -> JsonObject:
 def _text(where: str, content: str | list[TextPart] | None) -> str:
     if content is None or isinstance(content, str):
         return content or ""
-    texts = []
-    for part in content:
-        text = part.refusal if part.type == "refusal" else part.text
-        if part.type not in ("text", "input_text", "output_text", "refusal") or text is None:
-            raise RequestError(f"{where} holds a part of type {part.type!r:.40}: only text is served")
-        texts.append(text)
-    return "\n".join(texts)
+    parts = ((part.type, part.text if part.refusal is None else part.refusal) for part in content)
+    return "\n".join(text_of(where, kind, text) for kind, text in parts)
+
+
+def text_of(where: str, kind: str, text: str | None) -> str:
+    """The text of a part of a message, of the type `kind`."""
+    if kind not in ("text", "input_text", "output_text", "refusal") or text is None:
+        raise RequestError(f"{where} holds a part of type {kind!r:.40}: only text is served")
+    return text
 
 
 def _arguments(where: str, text: str) -> object:

@@ -17,6 +17,7 @@ from ..ipc.errors import RequestError
 from .openai_chat import ChatCompletion
 from .openai_errors import encode_json
 from .openai_items import ItemWriter
+from .openai_messages import text_of
 from .openai_ranges import Count, MinP, Priority, RequestId, Seed, Temperature, Text, TopK, TopP, items, only
 from .openai_schema import (
     Body,
@@ -28,7 +29,6 @@ from .openai_schema import (
     NamedFunction,
     NamedTool,
     ResponseFormat,
-    TextPart,
     Tool,
     ToolCall,
 )
@@ -262,12 +262,12 @@ def _messages(body: ResponsesRequest) -> list[Message]:
         elif item.type == "message":
             if item.role is None or item.content is None:
                 raise RequestError(f"input[{position}] needs role and content")
-            messages.append(Message(role=item.role, content=_content(item.content)))
+            messages.append(Message(role=item.role, content=_content(f"input[{position}]", item.content)))
     return messages
 
 
-def _content(content: str | list[TextItem]) -> str | list[TextPart]:
-    return content if isinstance(content, str) else [TextPart(type=part.type, text=part.text) for part in content]
+def _content(where: str, content: str | list[TextItem]) -> str:
+    return content if isinstance(content, str) else "\n".join(text_of(where, each.type, each.text) for each in content)
 
 
 def _usage(usage: JsonObject) -> JsonObject:

@@ -59,13 +59,13 @@ def _with_absolute_paths(config: EngineConfig) -> EngineConfig:
 
 
 def find_checkpoint(name: str | None, revision: str | None) -> Path:
-    """The folder of `name`: a folder itself, or a hub id whose files are fetched unless cached; None: the demo."""
-    if name is None:
-        return DEMO_FOLDER
-    if os.path.isdir(name):
+    """The folder of `name`: a folder, or a hub id whose files are fetched unless cached; None, demo: the demo."""
+    if name is not None and os.path.isdir(name):
         return Path(name).resolve()
+    if name in (None, "demo"):
+        return DEMO_FOLDER
     if not _HUB_ID.fullmatch(name):
-        raise ConfigError(f"--model {name} is neither a folder nor a hub id of the form owner/name")
+        raise ConfigError(f"--model {name} is neither a folder, nor a hub id of the form owner/name, nor demo")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from ..ipc.engine_spec import EngineSpec
@@ -52,6 +52,7 @@ class Dashboard:
 
     def routes(self) -> list[Route]:
         return [
+            Route("/", self.home),
             Route("/dashboard", self.page),
             Route("/dashboard/data", self.data),
             Route("/dashboard/abort", self.abort, methods=["POST"]),
@@ -60,6 +61,10 @@ class Dashboard:
     @cached_property
     def _html(self) -> bytes:
         return PAGE.read_bytes()
+
+    async def home(self, request: Request) -> Response:
+        """For a person who opens the address that the Ready line names."""
+        return RedirectResponse("dashboard")
 
     async def page(self, request: Request) -> Response:
         return Response(self._html, headers=_HEADERS, media_type="text/html; charset=utf-8")

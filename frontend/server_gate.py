@@ -19,7 +19,7 @@ from .trace_context import TraceContext, incoming_trace, read_trace_context
 
 logger = logging.getLogger("tokenloom.http")
 
-OPEN_PATHS = frozenset(("/health", "/ready", "/version", "/dashboard", "/openapi.json", "/metrics"))
+OPEN_PATHS = frozenset(("/", "/health", "/ready", "/version", "/dashboard", "/openapi.json", "/metrics"))
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,200}")
 
 

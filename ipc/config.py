@@ -22,7 +22,7 @@ def _help(text: str) -> Meta:
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The options of one engine. Sizes are in tokens unless a name says otherwise."""
 
-    model: Annotated[str | None, _help("folder or hub id of the checkpoint; none: the demo model")] = None
+    model: Annotated[str | None, _help("folder or hub id of the checkpoint; none, demo: the demo model")] = None
     tokenizer: Annotated[str | None, _help("folder or hub id of the tokenizer, if not the model's")] = None
     revision: Annotated[str | None, _help("branch, tag or commit of a hub id")] = None
     trust_remote_code: Annotated[bool, _help("let a hub tokenizer run its own Python code")] = False

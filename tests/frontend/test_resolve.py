@@ -17,7 +17,7 @@ from tokenloom.ipc.quantization_config import QuantizationConfig
 
 def test_without_a_model_the_demo_is_served(tmp_path: Path) -> None:
     spec = resolve(EngineConfig(device="cpu"), RunDirectory(tmp_path))
-    assert Path(spec.model_folder) == DEMO_FOLDER
+    assert Path(spec.model_folder) == DEMO_FOLDER == find_checkpoint("demo", None)
     assert spec.max_model_len == spec.model.max_position_embeddings >= 2048
     assert spec.client_address == f"ipc://{tmp_path}/client.sock"
     assert type(spec).from_argument(spec.to_argument()) == spec
@@ -47,7 +47,7 @@ def test_a_length_beyond_the_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_no_folder_and_no_hub_id_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="neither a folder nor a hub id"):
+    with pytest.raises(ConfigError, match="neither a folder, nor a hub id"):
         find_checkpoint(str(tmp_path / "missing"), None)
     with pytest.raises(ConfigError, match="does not exist"):
         resolve(EngineConfig(model=str(tmp_path), device="cpu"), RunDirectory(tmp_path))

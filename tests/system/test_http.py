@@ -263,6 +263,7 @@ BAD_BODIES: list[tuple[str, dict[str, object], int, str | None]] = [
     ("mixed prompts", {"prompt": [1, "two"]}, 400, "prompt"),
     ("not served", {"prompt": "x", "suffix": "y"}, 400, "suffix"),
     ("best_of", {"prompt": "x", "best_of": 3}, 400, "best_of"),
+    ("bad regex", {"prompt": "x", "guided_regex": "(["}, 400, "structured_outputs"),
     ("n", {"prompt": "x", "n": 1000}, 400, "n"),
     ("another model", {"prompt": "x", "model": "gpt-7"}, 404, "model"),
 ]
@@ -295,6 +296,7 @@ def test_no_key_and_a_wrong_key_are_401_and_the_probes_are_open(url: str) -> Non
         assert answer.status_code == 401 and answer.json()["error"]["code"] == "invalid_api_key"
     for path in ("/health", "/ready", "/version", "/metrics"):
         assert httpx2.get(f"{url}{path}", timeout=DEADLINE_S).status_code == 200
+    assert "<html" in httpx2.get(url, timeout=DEADLINE_S, follow_redirects=True).text
 
 
 def test_statuses_of_paths_methods_sizes_and_json(http: httpx2.Client) -> None:

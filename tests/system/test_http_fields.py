@@ -229,11 +229,10 @@ def test_what_is_not_served_is_refused_by_name(http: httpx2.Client, path: str, m
 
 
 def test_parts_other_than_text_are_refused(http: httpx2.Client) -> None:
-    image = {"role": "user", "content": [{"type": "image_url"}]}
-    answer = http.post(CHAT, json={"messages": [image]})
-    assert answer.status_code == 400 and "only text is served" in answer.json()["error"]["message"]
-    answer = http.post(RESPONSE, json={"input": [{"role": "user", "content": [{"type": "input_image"}]}]})
-    assert answer.status_code == 400 and "only text is served" in answer.json()["error"]["message"]
+    for path, field, kind in ((CHAT, "messages", "image_url"), (RESPONSE, "input", "input_image")):
+        answer = http.post(path, json={field: [{"role": "user", "content": [{"type": kind}]}]})
+        assert answer.status_code == 400 and "only text is served" in answer.json()["error"]["message"]
+        assert answer.json()["error"]["param"] == field
 
 
 def test_the_templates_own_fields_are_not_overridden(http: httpx2.Client) -> None:
