@@ -11,13 +11,13 @@ from .cli_engine import add_engine_choice, add_sampling, open_engine, sampling_o
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="the text; none or -: standard input")
+    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="the text; none or -: standard input, less a last newline")
     add_sampling(parser, 128)
     add_engine_choice(parser)
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    prompt = sys.stdin.read() if arguments.prompt in (None, "-") else arguments.prompt
+    prompt = sys.stdin.read().removesuffix("\n") if arguments.prompt in (None, "-") else arguments.prompt
     if not prompt:
         raise RequestError("the prompt is empty: give it as an argument or on standard input")
     with open_engine(arguments) as engine:

@@ -51,7 +51,7 @@ def test_complete_continues_its_argument_or_its_input(engine: LaunchedEngine) ->
         " Paris.\n",
         "",
     )
-    assert run("complete", "--address", address, "--temperature", "0", text="The capital of Peru is")[1] == " Lima.\n"
+    assert run("complete", "--address", address, "--temperature", "0", text="The capital of Peru is\n")[1] == " Lima.\n"
     code, _, reason = run("complete", "--address", address, text="")
     assert code == 2 and "the prompt is empty" in reason
 
