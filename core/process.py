@@ -22,6 +22,7 @@ from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import EngineDead, ProtocolError, error_info
 from ..ipc.faults import maybe_fail
 from ..ipc.lifeline import start_lifeline
+from ..ipc.malloc import return_large_blocks
 from ..ipc.messages import (
     PROTOCOL_VERSION,
     AbortRequests,
@@ -398,6 +399,7 @@ def main() -> int:
     parser.add_argument("--lifeline-fd", type=int, required=True)
     arguments = parser.parse_args()
     set_title("tokenloom core")
+    return_large_blocks()
     start_lifeline(arguments.lifeline_fd)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     spec = EngineSpec.from_argument(arguments.spec)

@@ -27,6 +27,7 @@ from ..ipc.errors import ConfigError, ProtocolError, error_info
 from ..ipc.faults import maybe_fail
 from ..ipc.keys import Keys
 from ..ipc.lifeline import start_lifeline
+from ..ipc.malloc import return_large_blocks
 from ..ipc.messages import (
     PROTOCOL_VERSION,
     ChildHello,
@@ -285,6 +286,7 @@ def main() -> int:
     arguments = parser.parse_args()
     spec = EngineSpec.from_argument(arguments.spec)
     set_title("tokenloom frontend")
+    return_large_blocks()
     start_lifeline(arguments.lifeline_fd, lambda: _remove_files(spec))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     log.configure("frontend", spec.config.log_level)
