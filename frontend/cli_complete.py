@@ -11,7 +11,8 @@ from .cli_engine import add_engine_choice, add_sampling, open_engine, sampling_o
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="the text; none or -: standard input, less a last newline")
+    what = "the text; none or -: standard input without its last newline"
+    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help=what)
     add_sampling(parser, 128)
     add_engine_choice(parser)
 

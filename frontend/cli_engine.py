@@ -35,7 +35,8 @@ def add_sampling(parser: argparse.ArgumentParser, max_tokens: int | None) -> Non
     group.add_argument("--top-p", type=float, default=1.0, metavar="X")
     group.add_argument("--top-k", type=int, default=0, metavar="N")
     group.add_argument("--seed", type=int, metavar="N", help="the same seed, the same answer")
-    group.add_argument("--max-tokens", type=int, default=max_tokens, metavar="N", help=f"(default: {max_tokens or 'as many as fit'})")
+    default = f"(default: {max_tokens or 'as many as fit'})"
+    group.add_argument("--max-tokens", type=int, default=max_tokens, metavar="N", help=default)
 
 
 def sampling_of(arguments: argparse.Namespace) -> SamplingParams:
