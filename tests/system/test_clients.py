@@ -1,6 +1,6 @@
 """Clients that people already use, unpatched, against one engine; each where it is installed, the rest is skipped.
 
-openai, Python      tests/system/test_http.py
+openai, Python      tests/system/test_http_openai.py
 openai, JavaScript  npm ci --prefix tests/clients
 LangChain           pip install -c constraints.txt -e '.[clients]'
 vllm bench serve    TOKENLOOM_VLLM_PYTHON: the Python of an environment with vLLM (0.32.0 was tried)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import httpx2
 import pytest
 
-from .launched import LaunchedEngine
-
-DEADLINE_S = 20.0
 COMPLETION, CHAT, RESPONSE = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 FRANCE = {"prompt": "The capital of France is", "temperature": 0}
 QUESTION = {"messages": [{"role": "user", "content": "What is the capital of Peru?"}], "temperature": 0}
@@ -21,15 +18,6 @@ WILD = {"temperature": 50, "seed": 1}
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [7]}}, "required": ["a"], "additionalProperties": False}
 
 Answer = dict[str, Any]
-
-
-@pytest.fixture(scope="module")
-def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx2.Client]:
-    with (
-        LaunchedEngine(tmp_path_factory.mktemp("fields"), "--http", "0") as engine,
-        httpx2.Client(base_url=engine.wait_http(), timeout=DEADLINE_S) as http,
-    ):
-        yield http
 
 
 def ask(http: httpx2.Client, path: str, body: Answer) -> Answer:

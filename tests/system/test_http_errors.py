@@ -1,0 +1,44 @@
+"""Bodies that cannot be served are answered in OpenAI's form, with the field that is wrong."""
+
+from __future__ import annotations
+
+import httpx2
+import pytest
+
+from .http_engine import QUESTION
+
+BAD_BODIES: list[tuple[str, dict[str, object], int, str | None]] = [
+    ("unknown field", {"prompt": "x", "temprature": 1}, 400, "temprature"),
+    ("out of range", {"prompt": "x", "temperature": -1}, 400, "temperature"),
+    ("wrong type", {"prompt": "x", "max_tokens": "many"}, 400, "max_tokens"),
+    ("no prompt", {"max_tokens": 1}, 400, "prompt"),
+    ("empty prompt", {"prompt": ""}, 400, None),
+    ("too long", {"prompt": [5] * 3000}, 400, None),
+    ("mixed prompts", {"prompt": [1, "two"]}, 400, "prompt"),
+    ("not served", {"prompt": "x", "suffix": "y"}, 400, "suffix"),
+    ("best_of", {"prompt": "x", "best_of": 3}, 400, "best_of"),
+    ("bad regex", {"prompt": "x", "guided_regex": "(["}, 400, "structured_outputs"),
+    ("n", {"prompt": "x", "n": 1000}, 400, "n"),
+    ("another model", {"prompt": "x", "model": "gpt-7"}, 404, "model"),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name, body, status, param", BAD_BODIES, ids=[each[0] for each in BAD_BODIES])
+def test_a_bad_body_is_answered_in_openais_form(
+    http: httpx2.Client, name: str, body: dict[str, object], status: int, param: str | None, stream: bool
+) -> None:
+    answer = http.post("/v1/completions", json=body | {"stream": stream})
+    error = answer.json()["error"]
+    assert answer.status_code == status, error
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    assert param is None or error["param"] == param, error
+
+
+def test_tools_that_the_template_cannot_show_are_refused_unless_a_call_is_forced(http: httpx2.Client) -> None:
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    answer = http.post("/v1/chat/completions", json={"messages": QUESTION, "tools": tools})
+    assert answer.status_code == 400 and "no place for them" in answer.json()["error"]["message"]
+    body = {"messages": QUESTION, "tools": tools, "tool_choice": "none", "max_tokens": 1}
+    assert http.post("/v1/chat/completions", json=body).status_code == 200

@@ -1,0 +1,75 @@
+"""Bodies of rubbish, whole or torn: none gets a 500."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+
+import httpx2
+import msgspec
+import pytest
+
+from tokenloom.frontend.openai_responses import ResponsesRequest
+from tokenloom.frontend.openai_schema import ChatRequest, CompletionRequest, DetokenizeRequest, EmbeddingRequest
+
+from .http_engine import KEY, QUESTION
+
+VALUES = [None, True, 0, -1, 1, 3, 1e308, -0.5, "", "x", "\x00", [], [[]], [1], ["a"], {}, {"a": 1}, 2**63, "😀" * 9]
+BODIES = (CompletionRequest, ChatRequest, ResponsesRequest, EmbeddingRequest, DetokenizeRequest)
+FIELDS = sorted({field.name for body in BODIES for field in msgspec.structs.fields(body)})
+GOOD_BODIES: dict[str, dict[str, object]] = {
+    "/v1/completions": {"prompt": "The", "max_tokens": 2},
+    "/v1/chat/completions": {"messages": QUESTION, "max_tokens": 2},
+    "/v1/responses": {"input": "The", "max_output_tokens": 2},
+    "/v1/embeddings": {"input": "The"},
+    "/tokenize": {"prompt": "The"},
+    "/detokenize": {"tokens": [5]},
+    "/abort": {"request_id": "none"},
+}
+
+
+def fuzzed_body(rng: random.Random, path: str) -> bytes:
+    body = dict(GOOD_BODIES[path])
+    for _ in range(rng.randrange(3)):
+        body[rng.choice(FIELDS)] = rng.choice(VALUES)
+    if rng.random() < 0.1:
+        body["messages"] = [{"role": rng.choice(["user", "system", "tool", ""]), "content": rng.choice(VALUES)}]
+    raw = json.dumps(body).encode()
+    if rng.random() < 0.2:
+        place = rng.randrange(len(raw))
+        raw = raw[:place] + rng.randbytes(rng.randrange(4)) + raw[place + rng.randrange(3) :]
+    return raw
+
+
+def fuzz(url: str, count: int, seed: int) -> dict[int, int]:
+    """How often each status came."""
+    rng = random.Random(seed)
+    statuses: dict[int, int] = {}
+
+    async def run() -> None:
+        headers = {"authorization": f"Bearer {KEY}"}
+        async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=60.0) as http:
+            for start in range(0, count, 50):
+                paths = rng.choices(list(GOOD_BODIES), k=min(50, count - start))
+                bodies = [(path, fuzzed_body(rng, path)) for path in paths]
+                answers = await asyncio.gather(*(http.post(path, content=body) for path, body in bodies))
+                for (path, body), answer in zip(bodies, answers, strict=True):
+                    statuses[answer.status_code] = statuses.get(answer.status_code, 0) + 1
+                    assert answer.status_code < 500, (path, body, answer.text)
+
+    asyncio.run(run())
+    return statuses
+
+
+def test_no_body_gets_a_500(url: str, http: httpx2.Client) -> None:
+    statuses = fuzz(url, 500, seed=1)
+    assert statuses[200] > 20 and statuses[400] > 100
+    assert http.get("/ready").status_code == 200
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_no_body_of_a_hundred_thousand_gets_a_500(url: str, http: httpx2.Client) -> None:
+    fuzz(url, 100_000, seed=2)
+    assert http.get("/ready").status_code == 200

@@ -1,0 +1,46 @@
+"""What every request passes: the key, sizes, origins, ids; and the statuses of what is not there."""
+
+from __future__ import annotations
+
+import re
+
+import httpx2
+
+from .http_engine import DEADLINE_S, KEY, ORIGIN
+
+
+def test_no_key_and_a_wrong_key_are_401_and_the_probes_are_open(url: str) -> None:
+    for headers in ({}, {"authorization": "Bearer no"}, {"authorization": KEY}):
+        answer = httpx2.get(f"{url}/v1/models", headers=headers, timeout=DEADLINE_S)
+        assert answer.status_code == 401 and answer.json()["error"]["code"] == "invalid_api_key"
+    for path in ("/health", "/ready", "/version", "/metrics"):
+        assert httpx2.get(f"{url}{path}", timeout=DEADLINE_S).status_code == 200
+    assert "<html" in httpx2.get(url, timeout=DEADLINE_S, follow_redirects=True).text
+
+
+def test_statuses_of_paths_methods_sizes_and_json(http: httpx2.Client) -> None:
+    assert http.get("/nowhere").status_code == 404
+    assert http.get("/v1/completions").status_code == 405
+    assert http.post("/v1/completions", content=b'{"prompt": "' + b"x" * 200_000 + b'"}').status_code == 413
+    assert http.post("/v1/completions", content=iter([b'{"prompt":"' + b"x" * 60_000] * 2)).status_code == 413
+    for content in (b"", b"[]", b"{", b'"\xff"', b"[" * 50_000, b'{"prompt": "\\ud800"}'):
+        assert http.post("/v1/completions", content=content).status_code == 400, content[:20]
+
+
+def test_ids_and_trace_headers_come_back(http: httpx2.Client) -> None:
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    sent = [("x-request-id", "abc-1"), ("traceparent", trace), ("tracestate", "a=1"), ("tracestate", "b=2")]
+    answer = http.get("/v1/models", headers=sent)
+    assert answer.headers["tracestate"] == "a=1,b=2"
+    assert (answer.headers["x-request-id"], answer.headers["traceparent"]) == ("abc-1", trace)
+    assert re.fullmatch("[0-9a-f]{32}", http.get("/v1/models").headers["x-request-id"])
+    assert "traceparent" not in http.get("/v1/models", headers={"traceparent": "rubbish"}).headers
+
+
+def test_cors_admits_the_named_origin_alone(http: httpx2.Client) -> None:
+    preflight = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    admitted = http.options("/v1/completions", headers=preflight | {"origin": ORIGIN})
+    assert admitted.headers["access-control-allow-origin"] == ORIGIN
+    assert (
+        "access-control-allow-origin" not in http.get("/v1/models", headers={"origin": "https://evil.example"}).headers
+    )

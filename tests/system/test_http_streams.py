@@ -1,0 +1,76 @@
+"""Streams: how events are framed, and how one ends before its answer does."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from statistics import median
+
+import httpx2
+import pytest
+
+from .http_engine import DEADLINE_S, KEY, QUESTION, samples, wait_idle
+
+ENDLESS = {"prompt": "The", "max_tokens": 2000, "ignore_eos": True, "temperature": 0}
+
+
+def test_every_event_is_framed_and_the_last_is_done(http: httpx2.Client) -> None:
+    body = {"messages": QUESTION, "max_tokens": 9, "stream": True, "n": 2}
+    with http.stream("POST", "/v1/chat/completions", json=body) as answer:
+        assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+        raw = answer.read().decode()
+    assert raw.endswith("\n\n")
+    *events, done = raw.removesuffix("\n\n").split("\n\n")
+    assert done == "data: [DONE]"
+    chunks = [json.loads(event.removeprefix("data: ")) for event in events]
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    for index in (0, 1):
+        mine = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == index]
+        assert mine[0]["delta"]["role"] == "assistant"
+        assert [bool(choice["finish_reason"]) for choice in mine] == [False] * (len(mine) - 1) + [True]
+
+
+def seconds_to_abort(http: httpx2.Client, url: str, stream: bool) -> float:
+    """From a disconnect until none of its 8 answers is open."""
+    wait_idle(http)
+    aborted = samples(http).get("tokenloom_request_success_total{abort}", 0.0)
+    host, port = url.removeprefix("http://").split(":")
+    body = json.dumps(ENDLESS | {"stream": stream, "n": 8}).encode()
+    fields = (
+        "POST /v1/completions HTTP/1.1",
+        "host: x",
+        f"authorization: Bearer {KEY}",
+        f"content-length: {len(body)}",
+    )
+    head = "\r\n".join((*fields, "", ""))
+    deadline = time.monotonic() + DEADLINE_S
+    with socket.create_connection((host, int(port)), timeout=DEADLINE_S) as connection:
+        connection.sendall(head.encode() + body)
+        while samples(http)["tokenloom_num_open_answers"] < 8:
+            assert time.monotonic() < deadline
+    gone_at = time.monotonic()
+    while samples(http)["tokenloom_num_open_answers"] > 0:
+        assert time.monotonic() < deadline
+    took_s = time.monotonic() - gone_at
+    assert samples(http)["tokenloom_request_success_total{abort}"] == aborted + 8
+    assert samples(http)["tokenloom_request_aborts_total{disconnect}"] >= 8
+    return took_s
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_disconnect_aborts_the_request_within_100_ms(http: httpx2.Client, url: str, stream: bool) -> None:
+    assert median(seconds_to_abort(http, url, stream) for _ in range(5)) < 0.1
+
+
+def test_abort_ends_a_stream_with_its_reason(http: httpx2.Client) -> None:
+    with http.stream("POST", "/v1/completions", json=ENDLESS | {"stream": True, "request_id": "mine"}) as answer:
+        lines = (line for line in answer.iter_lines() if line.startswith("data: {"))
+        first = json.loads(next(lines).removeprefix("data: "))
+        assert first["id"] == "cmpl-mine"
+        twice = http.post("/v1/completions", json=ENDLESS | {"request_id": "mine"})
+        assert twice.status_code == 400 and "open already" in twice.json()["error"]["message"]
+        assert http.post("/abort", json={"request_id": "cmpl-mine"}).json() == {"request_id": "cmpl-mine", "aborted": 1}
+        *_, last = lines
+    assert json.loads(last.removeprefix("data: "))["choices"][0]["finish_reason"] == "abort"
+    assert http.post("/abort", json={"request_id": "cmpl-mine"}).status_code == 404
