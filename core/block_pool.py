@@ -6,11 +6,10 @@ content. Block 0 is the null block: never handed out, safe to point at.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 
 NULL_BLOCK = 0
-_HEAD = 0  # the null block's links serve as the list's sentinel: next[_HEAD] is the first to be taken
 
 
 class BlockPool:
@@ -20,12 +19,14 @@ class BlockPool:
     def __init__(self, num_blocks: int) -> None:
         assert num_blocks >= 2, "the null block and one more"
         self.num_blocks = num_blocks
-        self.num_free = num_blocks - 1
         self._ref_count = [0] * num_blocks
         self._key_by_block: list[bytes | None] = [None] * num_blocks
         self._block_by_key: dict[bytes, int] = {}
-        self._next = [*range(1, num_blocks), _HEAD]
-        self._previous = [num_blocks - 1, *range(num_blocks - 1)]
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))  # the first is taken first
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
 
     def allocate(self, count: int) -> list[int]:
         """Take `count` free blocks, the longest unused first; their old keys leave the index. The caller has checked
@@ -33,8 +34,7 @@ class BlockPool:
         assert count <= self.num_free, f"{count} blocks asked for, {self.num_free} are free"
         blocks = []
         for _ in range(count):
-            block = self._next[_HEAD]
-            self._unlink(block)
+            block, _ = self._free.popitem(last=False)
             self._drop_key(block)
             self._ref_count[block] = 1
             blocks.append(block)
@@ -44,7 +44,7 @@ class BlockPool:
         """Reference blocks that the index found; free ones leave the free list."""
         for block in blocks:
             if self._ref_count[block] == 0:
-                self._unlink(block)
+                del self._free[block]
             self._ref_count[block] += 1
 
     def free(self, blocks: Iterable[int]) -> None:
@@ -55,7 +55,9 @@ class BlockPool:
             assert count >= 0, f"block {block} is freed more often than referenced"
             self._ref_count[block] = count
             if count == 0:
-                self._link(block, at_front=self._key_by_block[block] is None)
+                self._free[block] = None
+                if self._key_by_block[block] is None:
+                    self._free.move_to_end(block, last=False)
 
     def publish(self, block: int, key: bytes) -> None:
         """Let `key` find `block`, unless another block with the same content is found already."""
@@ -90,32 +92,13 @@ class BlockPool:
             del self._block_by_key[key]
             self._key_by_block[block] = None
 
-    def _unlink(self, block: int) -> None:
-        before, after = self._previous[block], self._next[block]
-        self._next[before], self._previous[after] = after, before
-        self.num_free -= 1
-
-    def _link(self, block: int, at_front: bool) -> None:
-        before = _HEAD if at_front else self._previous[_HEAD]
-        after = self._next[before]
-        self._next[before] = self._previous[after] = block
-        self._previous[block], self._next[block] = before, after
-        self.num_free += 1
-
     def check_invariants(self, tables: Iterable[Iterable[int]]) -> None:
         """AssertionError unless the pool is consistent with the block tables of all running requests."""
-        free = []
-        block = self._next[_HEAD]
-        while block != _HEAD:
-            assert self._previous[self._next[block]] == block, f"links around block {block} disagree"
-            free.append(block)
-            block = self._next[block]
-        assert len(free) == len(set(free)) == self.num_free, "the free list repeats a block or num_free is wrong"
         expected = Counter(block for table in tables for block in table)
         assert NULL_BLOCK not in expected, "a request holds the null block"
         for block in range(1, self.num_blocks):
             assert self._ref_count[block] == expected[block], f"block {block}: wrong reference count"
-        assert set(free) == {block for block in range(1, self.num_blocks) if not expected[block]}
+        assert set(self._free) == {block for block in range(1, self.num_blocks) if not expected[block]}
         for key, block in self._block_by_key.items():
             assert self._key_by_block[block] == key, f"block {block} does not carry the key that finds it"
         assert sum(key is not None for key in self._key_by_block) == len(self._block_by_key)

@@ -15,18 +15,10 @@ import msgspec
 from .errors import ConfigError
 from .quantization_config import QuantizationConfig, parse_quantization
 
-ARCHITECTURES = (
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "MixtralForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-    "Qwen3MoeForCausalLM",
-)
 ROPE_KINDS = ("default", "linear", "llama3", "yarn", "dynamic")
 
-# What a field means that a config.json leaves out, where its family says (transformers' config classes).
-_DEFAULTS: dict[str, dict[str, Any]] = {
+# What is known, and what a field means that its config.json leaves out (transformers' config classes).
+ARCHITECTURES: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {},
     "MistralForCausalLM": {"num_key_value_heads": 8, "sliding_window": 4096},
     "MixtralForCausalLM": {
@@ -122,7 +114,7 @@ def _parse(raw: dict[str, Any], generation: dict[str, Any], path: Path) -> Model
     architecture = (raw.get("architectures") or ["none"])[0]
     if architecture not in ARCHITECTURES:
         raise ConfigError(f"{path}: architecture {architecture} is not supported, known are {', '.join(ARCHITECTURES)}")
-    raw = _DEFAULTS[architecture] | raw
+    raw = ARCHITECTURES[architecture] | raw
     num_heads = _positive(raw, "num_attention_heads", path)
     hidden_size = _positive(raw, "hidden_size", path)
     num_kv_heads = _positive(raw, "num_key_value_heads", path) if raw.get("num_key_value_heads") else num_heads

@@ -68,96 +68,72 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     spaces_between_special_tokens: bool = True  # between special tokens that are shown, where the tokenizer puts one
     logprobs: int | None = None  # ≥ 0: of each token, and of this many likeliest at its place
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
-    truncate_prompt_tokens: int | None = (
-        None  # ≥ 1: the prompt's last so many; -1: as many as leave room for max_tokens
-    )
+    truncate_prompt_tokens: int | None = None  # ≥ 1: the prompt's last so many; -1: leave room for max_tokens
     output_kind: OutputKind = "cumulative"  # of a stream's outputs: all so far, what is new, or one at the end
     priority: int = 0  # lower runs first, with --scheduling-policy priority
     timeout_s: float | None = None  # > 0: end with finish_reason timeout this long after arrival
     queue_timeout_s: float | None = None  # > 0: the same for a request that has not begun to run
     cache_salt: str | None = None  # prefixes are shared only among requests of the same salt
-    structured_outputs: StructuredOutputsParams | None = (
-        None  # what the text must conform to; a dict of its fields does too
-    )
+    structured_outputs: StructuredOutputsParams | None = None  # what the text must conform to; or a dict of its fields
 
     def __post_init__(self) -> None:
         for name, (low, high, low_open) in _FLOAT_RANGES.items():
-            _check_float(name, getattr(self, name), low, high, low_open)
-        _check_int("top_k", self.top_k, -1, 2**31 - 1)
-        if self.seed is not None:
-            _check_int("seed", self.seed, -(2**63), 2**64 - 1)
-        if self.max_tokens is not None:
-            _check_int("max_tokens", self.max_tokens, 1, 2**31 - 1)
-        _check_int("min_tokens", self.min_tokens, 0, 2**31 - 1)
+            if getattr(self, name) is not None or name not in _OPTIONAL:
+                _check_float(name, getattr(self, name), low, high, low_open)
+        for name, (least, most) in _INT_RANGES.items():
+            if getattr(self, name) is not None or name not in _OPTIONAL:
+                _check_int(name, getattr(self, name), least, most)
+        if self.truncate_prompt_tokens is not None and self.truncate_prompt_tokens != -1:
+            _check_int("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, _MAX_INT)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens is {self.min_tokens}, above max_tokens {self.max_tokens}: lower it")
-        _check_int("priority", self.priority, -(2**31), 2**31 - 1)
-        for name in ("timeout_s", "queue_timeout_s"):
-            if getattr(self, name) is not None:
-                _check_float(name, getattr(self, name), 0.0, 1e9, low_open=True)
-        self._check_counts()
-        if self.cache_salt is not None and not (isinstance(self.cache_salt, str) and 0 < len(self.cache_salt) <= 1024):
-            raise RequestError("cache_salt must be a string of 1 to 1024 characters")
-        self._check_stops()
-        self._check_logit_rules()
-        if self.structured_outputs is not None:
-            structured = StructuredOutputsParams.of(self.structured_outputs)
-            msgspec.structs.force_setattr(self, "structured_outputs", structured)
-
-    def _check_counts(self) -> None:
-        _check_int("n", self.n, 1, MAX_CHILDREN)
         if self.best_of is not None and self.best_of != self.n:
             raise RequestError(
                 f"best_of is {self.best_of} and n is {self.n}: choosing among more answers than are returned is not "
                 "offered; ask for n answers with logprobs=0 and choose by cumulative_logprob"
             )
-        for name in ("logprobs", "prompt_logprobs"):
-            if getattr(self, name) is not None:
-                _check_int(name, getattr(self, name), 0, 2**31 - 1)
-        if self.truncate_prompt_tokens is not None and self.truncate_prompt_tokens != -1:
-            _check_int("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, 2**31 - 1)
         if self.output_kind not in ("cumulative", "delta", "final_only"):
             raise RequestError(f"output_kind must be cumulative, delta or final_only, got {self.output_kind!r}")
+        if self.cache_salt is not None and not (isinstance(self.cache_salt, str) and 0 < len(self.cache_salt) <= 1024):
+            raise RequestError("cache_salt must be a string of 1 to 1024 characters")
+        self._check_strings()
+        self._check_token_ids()
+        if self.structured_outputs is not None:
+            structured = StructuredOutputsParams.of(self.structured_outputs)
+            msgspec.structs.force_setattr(self, "structured_outputs", structured)
 
-    def _check_logit_rules(self) -> None:
-        if len(self.logit_bias or ()) > MAX_LOGIT_BIASES:
-            raise RequestError(f"logit_bias has {len(self.logit_bias or ())} tokens, at most {MAX_LOGIT_BIASES}")
-        for token_id, bias in (self.logit_bias or {}).items():
-            _check_int("logit_bias", token_id, 0, 2**31 - 1)
-            _check_float(f"logit_bias[{token_id}]", bias, -100.0, 100.0, low_open=False)
+    def _check_strings(self) -> None:
+        for name, strings, most in (
+            ("stop", self.stop_strings, MAX_STOP_STRINGS),
+            ("bad_words", self.bad_words or (), MAX_BAD_WORDS),
+            ("logits_processors", self.logits_processors or (), MAX_LOGITS_PROCESSORS),
+        ):
+            if len(strings) > most:
+                raise RequestError(f"{name} has {len(strings)} strings, at most {most} are allowed")
+            for string in strings:
+                if not isinstance(string, str) or not string:
+                    raise RequestError(f"{name} holds {string!r}: each must be a string of at least 1 character")
+                if name != "stop" and not string.strip():
+                    raise RequestError(f"{name} holds {string!r}: each must be a string that is not blank")
+
+    def _check_token_ids(self) -> None:
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise RequestError("allowed_token_ids is empty, so that no token could come: name at least 1")
-        for token_id in self.allowed_token_ids or ():
-            _check_int("allowed_token_ids", token_id, 0, 2**31 - 1)
-        for name, words, most in (
-            ("bad_words", self.bad_words, MAX_BAD_WORDS),
-            ("logits_processors", self.logits_processors, MAX_LOGITS_PROCESSORS),
+        for name, token_ids, most in (
+            ("stop_token_ids", self.stop_token_ids or (), MAX_STOP_TOKEN_IDS),
+            ("allowed_token_ids", self.allowed_token_ids or (), _MAX_INT),
+            ("logit_bias", self.logit_bias or (), MAX_LOGIT_BIASES),
         ):
-            if len(words or ()) > most:
-                raise RequestError(f"{name} has {len(words or ())} strings, at most {most} are allowed")
-            for word in words or ():
-                if not isinstance(word, str) or not word.strip():
-                    raise RequestError(f"{name} holds {word!r}: each must be a string that is not blank")
-
-    def _check_stops(self) -> None:
-        strings = self.stop_strings
-        if len(strings) > MAX_STOP_STRINGS:
-            raise RequestError(f"stop has {len(strings)} strings, at most {MAX_STOP_STRINGS} are allowed")
-        for string in strings:
-            if not isinstance(string, str) or not string:
-                raise RequestError(f"stop holds {string!r}: each stop string must be a string of at least 1 character")
-        if len(self.stop_token_ids or ()) > MAX_STOP_TOKEN_IDS:
-            raise RequestError(f"stop_token_ids has {len(self.stop_token_ids or ())} ids, at most {MAX_STOP_TOKEN_IDS}")
-        for token_id in self.stop_token_ids or ():
-            _check_int("stop_token_ids", token_id, 0, 2**31 - 1)
+            if len(token_ids) > most:
+                raise RequestError(f"{name} has {len(token_ids)} tokens, at most {most} are allowed")
+            for token_id in token_ids:
+                _check_int(name, token_id, 0, _MAX_INT)
+        for token_id, bias in (self.logit_bias or {}).items():
+            _check_float(f"logit_bias[{token_id}]", bias, -100.0, 100.0, low_open=False)
 
     @property
     def stop_strings(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
-
-    @property
-    def is_greedy(self) -> bool:
-        return self.temperature == 0.0
 
     def replace(self, **changes: Any) -> SamplingParams:
         """A validated copy with `changes`."""
@@ -176,7 +152,21 @@ _FLOAT_RANGES: dict[str, tuple[float, float, bool]] = {  # name: (low, high, low
     "presence_penalty": (-2.0, 2.0, False),
     "frequency_penalty": (-2.0, 2.0, False),
     "repetition_penalty": (0.0, 100.0, True),
+    "timeout_s": (0.0, 1e9, True),
+    "queue_timeout_s": (0.0, 1e9, True),
 }
+_MAX_INT = 2**31 - 1
+_INT_RANGES = {
+    "n": (1, MAX_CHILDREN),
+    "top_k": (-1, _MAX_INT),
+    "seed": (-(2**63), 2**64 - 1),
+    "max_tokens": (1, _MAX_INT),
+    "min_tokens": (0, _MAX_INT),
+    "priority": (-_MAX_INT - 1, _MAX_INT),
+    "logprobs": (0, _MAX_INT),
+    "prompt_logprobs": (0, _MAX_INT),
+}
+_OPTIONAL = {"seed", "max_tokens", "logprobs", "prompt_logprobs", "timeout_s", "queue_timeout_s"}  # None is a value
 
 
 def _check_float(name: str, value: object, low: float, high: float, low_open: bool) -> None:

@@ -197,7 +197,7 @@ def test_the_client_in_the_protocol_document_works_as_it_stands(engine: Engine) 
     address = engine.start()
     client = subprocess.Popen([sys.executable, "-P", "-c", code, address], stdout=subprocess.PIPE, text=True)
     request = engine.at_core(EngineCoreRequest)
-    assert request.max_tokens == 32 and request.params.is_greedy
+    assert request.max_tokens == 32 and request.params.temperature == 0
     key, answer = request.children[0].key, new_tokenizer("byte_level").encode(" Paris, and that is it.")
     for start, token_id in enumerate(answer):
         columns = {"keys": [key], "starts": [start], "counts": [1], "token_ids": [token_id]}
