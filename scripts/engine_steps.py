@@ -15,6 +15,7 @@ import msgspec
 
 from tokenloom.core.engine import EngineCore
 from tokenloom.core.grammar_local import GrammarLocalHost
+from tokenloom.frontend.chat import ChatTemplate
 from tokenloom.frontend.resolve import resolve
 from tokenloom.frontend.service import Frontend
 from tokenloom.frontend.tokenizer import Tokenizer
@@ -127,7 +128,11 @@ def _decode_request(key: int, max_tokens: int) -> EngineCoreRequest:
 def new_frontend(config: EngineConfig) -> tuple[Frontend, EngineSpec]:
     """A frontend that a core has welcomed."""
     spec = new_spec(config)
-    frontend = Frontend(spec, Tokenizer.load(Path(spec.tokenizer_folder), False), None, lambda: None)
+    folder = Path(spec.tokenizer_folder)
+    tokenizer = Tokenizer.load(folder)
+    assert tokenizer is not None
+    template = ChatTemplate.load(folder, tokenizer.config, tokenizer.special_tokens)
+    frontend = Frontend(spec, tokenizer, template, lambda: None)
     frontend.connect()
     frontend.on_core_message(Welcome(protocol_version=PROTOCOL_VERSION, run_id=spec.run_id))
     frontend.outbox.to_core.clear()

@@ -17,23 +17,18 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import zmq
 from msgspec import inspect
 
-from tokenloom.frontend.chat import ChatTemplate
-from tokenloom.frontend.service import Frontend
-from tokenloom.frontend.tokenizer import Tokenizer
 from tokenloom.ipc import messages
 from tokenloom.ipc.codec import Decoder, encode
 from tokenloom.ipc.config import EngineConfig
-from tokenloom.ipc.engine_spec import EngineSpec
 from tokenloom.ipc.errors import ProtocolError
-from tokenloom.ipc.model_config import ModelConfig
 from tokenloom.ipc.sockets import new_socket
+from tokenloom.scripts.engine_steps import new_frontend
 
 
 class Channel(NamedTuple):
@@ -178,14 +173,7 @@ _MUTATIONS = (_flip, _truncate, _insert, _splice, _noise, _inflate, _nest, _rety
 
 def throw_at_frontend(count: int, seed: int) -> dict[str, int]:
     """`count` frames at the handlers of a Frontend for the demo model, from clients and from the core; its counts."""
-    spec = _spec()
-    folder = Path(spec.tokenizer_folder)
-    tokenizer = Tokenizer.load(folder)
-    assert tokenizer is not None
-    template = ChatTemplate.load(folder, tokenizer.config, tokenizer.special_tokens)
-    frontend = Frontend(spec, tokenizer, template, lambda: None)
-    frontend.connect()
-    frontend.on_core_message(messages.Welcome(protocol_version=messages.PROTOCOL_VERSION, run_id=""))
+    frontend, _ = new_frontend(EngineConfig(max_model_len=64))
     from_clients = FrameFuzzer(messages.ClientMessage, seed)
     from_core = FrameFuzzer(messages.CoreToFrontend, seed + 1)
     core_decoder: Decoder[messages.CoreToFrontend] = Decoder(messages.CoreToFrontend)
@@ -255,24 +243,6 @@ def check_alive(address: str, deadline_s: float = DEADLINE_S) -> messages.Health
     finally:
         context.destroy(linger=0)
     raise SystemExit(f"{address} does not answer within {deadline_s:g} s")
-
-
-def _spec() -> EngineSpec:
-    folder = Path(__file__).resolve().parent.parent / "demo"
-    model = ModelConfig.load(folder)
-    return EngineSpec(
-        run_id="fuzz",
-        run_directory="/nonexistent",
-        client_address="ipc:///nonexistent/client.sock",
-        config=EngineConfig(),
-        model=model,
-        model_folder=str(folder),
-        tokenizer_folder=str(folder),
-        served_model_name="fuzz",
-        dtype="float32",
-        device="cpu",
-        max_model_len=64,
-    )
 
 
 def main(arguments: list[str]) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from pathlib import Path
 
 import pytest
 
@@ -15,53 +14,16 @@ from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.config import EngineConfig
 from tokenloom.ipc.engine_spec import EngineSpec
 from tokenloom.ipc.messages import BulkArray, CoreChild, EngineCoreRequest, Finished
-from tokenloom.ipc.model_config import ModelConfig, RopeConfig
 from tokenloom.ipc.pooling_params import PoolingParams
 from tokenloom.ipc.sampling_params import SamplingParams
+from tokenloom.tests.engine_specs import new_spec
 
 from .fake_grammar_host import FakeGrammarHost
 from .fake_worker import FakeWorker, expected_tokens, fake_vector, next_token
 
-MODEL = ModelConfig(
-    architecture="LlamaForCausalLM",
-    vocab_size=997,
-    hidden_size=8,
-    intermediate_size=8,
-    num_layers=1,
-    num_heads=1,
-    num_kv_heads=1,
-    head_dim=8,
-    max_position_embeddings=512,
-    rms_norm_eps=1e-6,
-    rope=RopeConfig(),
-    dtype="float32",
-    tie_word_embeddings=True,
-    has_qkv_bias=False,
-    has_output_bias=False,
-    has_mlp_bias=False,
-    has_qk_norm=False,
-    sliding_windows=[None],
-    quantization=None,
-    experts=None,
-    eos_token_ids=[],
-    bos_token_id=None,
-)
-
 
 def make_spec(**options: object) -> EngineSpec:
-    return EngineSpec(
-        run_id="0" * 16,
-        run_directory=str(Path("unused")),
-        client_address="ipc://unused",
-        config=EngineConfig(**options),  # type: ignore[arg-type]
-        model=MODEL,
-        model_folder="",
-        tokenizer_folder="",
-        served_model_name="fake",
-        dtype="float32",
-        device="cpu",
-        max_model_len=256,
-    )
+    return new_spec(vocab_size=997, max_model_len=256, config=EngineConfig(**options))  # type: ignore[arg-type]
 
 
 class Harness:

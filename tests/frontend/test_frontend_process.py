@@ -48,8 +48,9 @@ from tokenloom.ipc.messages import (
 )
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.ipc.sockets import MAX_CLIENT_MESSAGE_BYTES, new_socket
+from tokenloom.tests.engine_specs import new_spec
 
-from .samples import backend_json, new_spec, new_tokenizer
+from .samples import backend_json, new_tokenizer
 
 DEADLINE_S = 30.0
 T = TypeVar("T")

@@ -15,8 +15,9 @@ from tokenloom.ipc.config import EngineConfig
 from tokenloom.ipc.errors import RequestError
 from tokenloom.ipc.messages import ChatMessage, Child, Submit
 from tokenloom.ipc.sampling_params import SamplingParams
+from tokenloom.tests.engine_specs import new_spec
 
-from .samples import new_spec, new_tokenizer
+from .samples import new_tokenizer
 
 TEMPLATE = ChatTemplate("{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}", {"bos_token": "<s>"})
 

@@ -30,8 +30,7 @@ from tokenloom.ipc.messages import (
     Welcome,
 )
 from tokenloom.ipc.sampling_params import SamplingParams
-
-from .samples import new_spec
+from tokenloom.tests.engine_specs import new_spec
 
 GOLDEN = Path(__file__).parent / "metric_names.txt"
 DASHBOARDS = Path(__file__).parents[2] / "docs" / "dashboards"

@@ -56,8 +56,9 @@ from tokenloom.ipc.messages import (
     Welcome,
 )
 from tokenloom.ipc.sampling_params import SamplingParams
+from tokenloom.tests.engine_specs import new_spec
 
-from .samples import new_spec, new_tokenizer
+from .samples import new_tokenizer
 
 DEADLINE_S = 20.0
 TOKENIZER = new_tokenizer("byte_level")

@@ -20,7 +20,7 @@ from tokenloom.frontend.trace_context import is_traceparent, is_tracestate
 from tokenloom.frontend.tracing import new_tracing
 from tokenloom.ipc.config import EngineConfig
 from tokenloom.ipc.errors import ConfigError
-from tokenloom.tests.frontend.samples import new_spec
+from tokenloom.tests.engine_specs import new_spec
 
 from .launched import LaunchedEngine
 

@@ -9,6 +9,7 @@ import pytest
 
 from tokenloom.ipc.errors import ProtocolError
 from tokenloom.ipc.messages import NewRow, RowSampling
+from tokenloom.tests.workers.random_schedule import new_row
 from tokenloom.workers.input_batch import InputBatch
 
 MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS = 6, 50, 4, 200
@@ -20,16 +21,6 @@ def ints(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
 
 def new_batch() -> InputBatch:
     return InputBatch(MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS)
-
-
-def new_row(row: int, token_ids: list[int], num_computed: int = 0, sampling: RowSampling | None = None) -> NewRow:
-    return NewRow(
-        row=row,
-        token_ids=np.array(token_ids, np.int32).tobytes(),
-        num_prompt_tokens=len(token_ids),
-        num_computed_tokens=num_computed,
-        sampling=sampling or RowSampling(),
-    )
 
 
 @dataclass
@@ -207,7 +198,7 @@ def test_a_table_takes_no_more_blocks_than_the_longest_request_needs() -> None:
         (new_row(-1, [1]), "rows are"),
         (new_row(MAX_NUM_SEQS, [1]), "rows are"),
         (new_row(2, []), "one to compute"),
-        (new_row(2, [1, 2], num_computed=2), "one to compute"),
+        (new_row(2, [1, 2], computed=2), "one to compute"),
         (new_row(2, [1] * (MAX_MODEL_LEN + 1)), "at most 50"),
     ],
 )

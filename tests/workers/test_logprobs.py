@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tokenloom.ipc.messages import NewRow, RowSampling
+from tokenloom.ipc.messages import RowSampling
 from tokenloom.tests.workers.history_model import VOCAB_SIZE, logits_after
-from tokenloom.tests.workers.test_model_runner import frame, message, new_runner
+from tokenloom.tests.workers.random_schedule import message, new_row, new_runner
 from tokenloom.workers import model_runner
 from tokenloom.workers.logprobs import TokenLogprobs, _score_on_device, score_tokens
 
@@ -58,16 +58,6 @@ def test_a_row_without_a_distribution_has_logprobs_without_a_number() -> None:
     assert np.allclose(scored.logprobs[1], -np.log(50))
 
 
-def admit(tokens: list[int], num_computed: int, start: int, num_prompt: int | None = None) -> NewRow:
-    return NewRow(
-        row=0,
-        token_ids=frame(*tokens),
-        num_prompt_tokens=len(tokens) if num_prompt is None else num_prompt,
-        num_computed_tokens=num_computed,
-        sampling=RowSampling(temperature=0.0, num_prompt_logprobs=3, prompt_logprobs_start=start),
-    )
-
-
 @pytest.mark.parametrize("chunk", [1, 2, 5, 17])
 @pytest.mark.parametrize("start", [1, 2, 9, 16])
 def test_prompts_are_scored_from_where_they_are_wanted_whatever_the_chunks(
@@ -76,12 +66,12 @@ def test_prompts_are_scored_from_where_they_are_wanted_whatever_the_chunks(
     monkeypatch.setattr(model_runner, "LOGITS_BYTES", 3 * 4 * VOCAB_SIZE)  # three rows at once
     prompt = np.random.default_rng(start).integers(0, VOCAB_SIZE, 17).tolist()
     runner = new_runner()
-    runner._vocab_size = VOCAB_SIZE
+    scored = RowSampling(temperature=0.0, num_prompt_logprobs=3, prompt_logprobs_start=start)
     found: dict[int, tuple[int, list[int], F64]] = {}
     appends = [value for block in range(5) for value in (0, 0, block + 1)]
     for first in range(0, 17, chunk):
         count = min(chunk, 17 - first)
-        news = {"new_rows": [admit(prompt, 0, start)], "appends": appends} if first == 0 else {}
+        news = {"new_rows": [new_row(0, prompt, 0, scored)], "appends": appends} if first == 0 else {}
         columns = runner.execute_model(message([0], [count], **news)).prompt_logprobs  # type: ignore[arg-type]
         if columns is not None:
             positions = np.frombuffer(columns.positions, np.int32)

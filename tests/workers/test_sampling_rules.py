@@ -10,22 +10,11 @@ import torch
 from torch import Tensor
 
 from tokenloom.ipc.errors import ConfigError, ProtocolError
-from tokenloom.ipc.messages import NewRow, RowSampling, SchedulerOutput
+from tokenloom.ipc.messages import RowSampling
 from tokenloom.tests.sampling_reference import F64, Wanted, processed, scores
-from tokenloom.tests.workers.history_model import VOCAB_SIZE, HistoryModel, logits_after
-from tokenloom.tests.workers.test_model_runner import (
-    BLOCK_SIZE,
-    MAX_MODEL_LEN,
-    MAX_NUM_SEQS,
-    NUM_BLOCKS,
-    RandomSchedule,
-    Request,
-    frame,
-)
-from tokenloom.workers.input_batch import InputBatch
+from tokenloom.tests.workers.history_model import VOCAB_SIZE, logits_after
+from tokenloom.tests.workers.random_schedule import RandomSchedule, Request, frame, message, new_row, new_runner
 from tokenloom.workers.logits_rules import apply_rules, load_processors
-from tokenloom.workers.model_runner import ModelRunner
-from tokenloom.workers.parallel import ParallelGroup
 from tokenloom.workers.row_rules import RowRules
 from tokenloom.workers.token_counts import TokenCounts
 
@@ -108,19 +97,9 @@ class WantedSchedule(RandomSchedule):
         return Request(request.prompt, to_row(wanted), min(request.limit, 16))
 
 
-def new_runner() -> ModelRunner:
-    batch = InputBatch(MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS, VOCAB_SIZE, [prefer_new])
-    return ModelRunner(HistoryModel(), batch, torch.zeros(NUM_BLOCKS, 1, 2, 1, BLOCK_SIZE, 1), ParallelGroup())
-
-
 def serve(schedule: RandomSchedule) -> list[list[int]]:
-    runner = new_runner()
-    for _ in range(3000):
-        if not schedule.open:
-            return [request.outputs for request in schedule.requests]
-        sampled = runner.execute_model(schedule.step())
-        schedule.take(sampled.rows.tolist(), sampled.token_ids.tolist())
-    raise AssertionError("the requests do not finish")
+    schedule.run(new_runner(processors=[prefer_new]))
+    return [request.outputs for request in schedule.requests]
 
 
 def reference(prompt: list[int], wanted: Wanted, count: int) -> list[int]:
@@ -148,17 +127,7 @@ def test_every_logit_is_that_of_the_reference(name: str) -> None:
     ends = [[], [1, 2], [9, 2], [2], [7, 50], [1, 2, 1, 2]]  # of the output: what bad words look at
     histories = [(rng.integers(0, 30, 9).tolist(), [*rng.integers(0, 30, len(end)).tolist(), *end]) for end in ends]
     rules = {
-        i: RowRules(
-            NewRow(
-                row=i,
-                token_ids=frame(*prompt, *outputs),
-                num_prompt_tokens=len(prompt),
-                num_computed_tokens=0,
-                sampling=to_row(wanted),
-            ),
-            [prefer_new],
-            VOCAB_SIZE,
-        )
+        i: RowRules(new_row(i, [*prompt, *outputs], 0, to_row(wanted), len(prompt)), [prefer_new], VOCAB_SIZE)
         for i, (prompt, outputs) in enumerate(histories)
         if i != 4
     }
@@ -194,16 +163,9 @@ def test_counts_follow_the_output_and_grow() -> None:
 
 
 def test_a_row_that_names_tokens_outside_the_vocabulary_is_refused() -> None:
-    row = NewRow(
-        row=0,
-        token_ids=frame(1),
-        num_prompt_tokens=1,
-        num_computed_tokens=0,
-        sampling=RowSampling(allowed_token_ids=frame(VOCAB_SIZE)),
-    )
-    step = SchedulerOutput(step=1, core_epoch=0, generation=0, rows=b"", counts=b"", new_rows=[row])
+    row = new_row(0, [1], 0, RowSampling(allowed_token_ids=frame(VOCAB_SIZE)))
     with pytest.raises(ProtocolError, match="name the tokens"):
-        new_runner().execute_model(step)
+        new_runner().execute_model(message(new_rows=[row]))
 
 
 @pytest.mark.parametrize("path", ["no_such_module:function", "math:nothing", "math:pi", "math"])

@@ -23,7 +23,8 @@ from tokenloom.ipc.messages import (
     WorkerError,
 )
 from tokenloom.tests.checkpoints import tiny_checkpoint
-from tokenloom.tests.workers.worker_harness import GENERATION, WorkerHarness, make_spec, new_row
+from tokenloom.tests.workers.random_schedule import new_row
+from tokenloom.tests.workers.worker_harness import GENERATION, WorkerHarness, make_spec
 from tokenloom.workers.worker import Worker
 
 GREEDY = RowSampling(temperature=0.0)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 import numpy as np
 import zmq
 
@@ -35,6 +36,9 @@ from tokenloom.ipc.messages import (
 )
 from tokenloom.ipc.model_config import ModelConfig
 from tokenloom.ipc.sockets import new_socket
+from tokenloom.tests.engine_specs import new_spec
+from tokenloom.tests.workers import random_schedule
+from tokenloom.tests.workers.random_schedule import new_row
 
 START_S = 60.0
 ANSWER_S = 20.0
@@ -45,24 +49,13 @@ M = TypeVar("M")
 
 def make_spec(model_folder: Path, run_directory: Path, **options: int | str) -> EngineSpec:
     run_directory.mkdir(parents=True, exist_ok=True)
-    model = ModelConfig.load(model_folder)
-    return EngineSpec(
-        run_id="0123456789abcdef",
+    return new_spec(
         run_directory=str(run_directory),
-        client_address=f"ipc://{run_directory}/client.sock",
         config=EngineConfig(**{"num_threads": 1, "num_kv_blocks": 64, "max_num_seqs": 4, **options}),  # type: ignore[arg-type]
-        model=model,
+        model=ModelConfig.load(model_folder),
         model_folder=str(model_folder),
-        tokenizer_folder=str(model_folder),
-        served_model_name="model",
-        dtype="float32",
-        device="cpu",
         max_model_len=128,
     )
-
-
-def frame(*values: int) -> bytes:
-    return np.array(values, np.int32).tobytes()
 
 
 class WorkerHarness:
@@ -159,16 +152,8 @@ class WorkerHarness:
         freed: list[int] | None = None,
     ) -> SchedulerOutput:
         self.step += 1
-        return SchedulerOutput(
-            step=self.step,
-            core_epoch=self.epoch,
-            generation=GENERATION,
-            rows=frame(*rows),
-            counts=frame(*counts),
-            freed_rows=frame(*freed or []),
-            new_rows=new_rows or [],
-            block_appends=frame(*appends or []),
-        )
+        step = random_schedule.message(rows, counts, freed, new_rows, appends)
+        return msgspec.structs.replace(step, step=self.step, core_epoch=self.epoch, generation=GENERATION)
 
     def receive(self, kind: type[M]) -> M:
         """The next result, which must be of this kind; late answers to repeated probes are passed over."""
@@ -192,7 +177,7 @@ class WorkerHarness:
         """The answer to one prompt on row 1, prefilled in chunks."""
         block_size = self.spec.config.block_size
         tokens, num_computed, num_blocks = list(prompt), 0, 0
-        new_rows = [new_row(1, prompt, sampling)]
+        new_rows = [new_row(1, prompt, 0, sampling)]
         while len(tokens) < len(prompt) + num_tokens:
             count = min(chunk, len(tokens) - num_computed)
             num_computed += count
@@ -226,13 +211,3 @@ class WorkerHarness:
                 process.kill()
             process.communicate(timeout=ANSWER_S)
         self._context.destroy(linger=0)
-
-
-def new_row(row: int, tokens: list[int], sampling: RowSampling | None = None) -> NewRow:
-    return NewRow(
-        row=row,
-        token_ids=frame(*tokens),
-        num_prompt_tokens=len(tokens),
-        num_computed_tokens=0,
-        sampling=sampling or RowSampling(temperature=0.0),
-    )

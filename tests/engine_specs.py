@@ -1,0 +1,48 @@
+"""The specification of an engine that is never started, for the tests of every room."""
+
+from __future__ import annotations
+
+from tokenloom.ipc.config import EngineConfig
+from tokenloom.ipc.engine_spec import EngineSpec
+from tokenloom.ipc.model_config import ModelConfig, RopeConfig
+
+
+def new_spec(vocab_size: int = 1000, max_model_len: int = 512, **changes: object) -> EngineSpec:
+    model = ModelConfig(
+        architecture="LlamaForCausalLM",
+        vocab_size=vocab_size,
+        hidden_size=8,
+        intermediate_size=8,
+        num_layers=1,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=8,
+        max_position_embeddings=max_model_len,
+        rms_norm_eps=1e-6,
+        rope=RopeConfig(),
+        dtype="float32",
+        tie_word_embeddings=True,
+        has_qkv_bias=False,
+        has_output_bias=False,
+        has_mlp_bias=False,
+        has_qk_norm=False,
+        sliding_windows=[None],
+        experts=None,
+        quantization=None,
+        eos_token_ids=[2],
+        bos_token_id=1,
+    )
+    fields: dict[str, object] = {
+        "run_id": "0123456789abcdef",
+        "run_directory": "/nonexistent",
+        "client_address": "ipc:///nonexistent/client.sock",
+        "config": EngineConfig(),
+        "model": model,
+        "model_folder": "/nonexistent",
+        "tokenizer_folder": "/nonexistent",
+        "served_model_name": "sample",
+        "dtype": "float32",
+        "device": "cpu",
+        "max_model_len": max_model_len,
+    }
+    return EngineSpec(**{**fields, **changes})  # type: ignore[arg-type]

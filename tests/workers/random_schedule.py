@@ -1,0 +1,170 @@
+"""RandomSchedule: a core without a policy, which admits, chunks, interleaves and preempts at random.
+
+And what it takes to say one step by hand: messages, new rows, a runner of the history model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from tokenloom.ipc.messages import NewRow, RowSampling, SchedulerOutput
+from tokenloom.tests.workers.history_model import VOCAB_SIZE, HistoryModel, logits_after
+from tokenloom.workers.input_batch import InputBatch
+from tokenloom.workers.model_runner import Model, ModelRunner
+from tokenloom.workers.parallel import ParallelGroup
+from tokenloom.workers.row_rules import LogitsProcessor
+from tokenloom.workers.sampler import Sampler
+from tokenloom.workers.sampling_columns import SamplingColumns
+
+MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS = 8, 64, 4, 129
+
+
+def new_runner(
+    model: Model | None = None, group: ParallelGroup | None = None, processors: Sequence[LogitsProcessor] = ()
+) -> ModelRunner:
+    batch = InputBatch(MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS, VOCAB_SIZE, processors)
+    kv_cache = torch.zeros(NUM_BLOCKS, 1, 2, 1, BLOCK_SIZE, 1)
+    return ModelRunner(model or HistoryModel(), batch, kv_cache, group or ParallelGroup(), VOCAB_SIZE)
+
+
+def frame(*values: int) -> bytes:
+    return np.array(values, np.int32).tobytes()
+
+
+def new_row(
+    row: int, tokens: list[int], computed: int = 0, sampling: RowSampling | None = None, num_prompt: int | None = None
+) -> NewRow:
+    """Greedy unless `sampling` says otherwise; all tokens are the prompt's without `num_prompt`."""
+    return NewRow(
+        row=row,
+        token_ids=frame(*tokens),
+        num_prompt_tokens=len(tokens) if num_prompt is None else num_prompt,
+        num_computed_tokens=computed,
+        sampling=sampling or RowSampling(temperature=0.0),
+    )
+
+
+def message(
+    rows: list[int] | None = None,
+    counts: list[int] | None = None,
+    freed: list[int] | None = None,
+    new_rows: list[NewRow] | None = None,
+    appends: list[int] | None = None,
+    undrawn: list[int] | None = None,
+) -> SchedulerOutput:
+    return SchedulerOutput(
+        step=1,
+        core_epoch=0,
+        generation=0,
+        rows=frame(*rows or []),
+        counts=frame(*counts or []),
+        freed_rows=frame(*freed or []),
+        new_rows=new_rows or [],
+        block_appends=frame(*appends or []),
+        token_appends=frame(*undrawn or []),
+    )
+
+
+def expected_tokens(prompt: list[int], sampling: RowSampling, count: int) -> list[int]:
+    """The oracle: each token drawn alone from the logits of its history."""
+    columns = SamplingColumns.greedy(1)
+    columns.put(0, sampling)
+    history = list(prompt)
+    for _ in range(count):
+        history.append(int(Sampler().sample(logits_after(history), columns, np.array([len(history)]))[0]))
+    return history[len(prompt) :]
+
+
+@dataclass
+class Request:
+    prompt: list[int]
+    sampling: RowSampling
+    limit: int
+    outputs: list[int] = field(default_factory=list)
+    row: int | None = None
+    num_computed: int = 0
+    blocks: list[int] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt) + len(self.outputs)
+
+
+class RandomSchedule:
+    """Admits, chunks, interleaves and preempts at random; what a core may do, without its policy."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.free_blocks = list(range(1, NUM_BLOCKS))
+        self.requests = [self._request() for _ in range(20)]
+
+    def _request(self) -> Request:
+        prompt = self.rng.integers(0, VOCAB_SIZE, self.rng.integers(1, 40)).tolist()
+        temperature = float(self.rng.choice([0.0, 0.7, 1.3]))
+        top_k, top_p = int(self.rng.choice([0, 20])), float(self.rng.choice([1.0, 0.9]))
+        sampling = RowSampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=int(self.rng.integers(1 << 40)))
+        return Request(prompt, sampling, int(self.rng.integers(1, MAX_MODEL_LEN - len(prompt) + 1)))
+
+    @property
+    def open(self) -> list[Request]:
+        return [request for request in self.requests if len(request.outputs) < request.limit]
+
+    def step(self) -> SchedulerOutput:
+        freed = self._free()
+        new_rows = self._admit()
+        running = [request for request in self.open if request.row is not None and self.rng.random() < 0.8]
+        rows, counts, appends = list[int](), list[int](), list[int]()
+        for index in self.rng.permutation(len(running)):
+            request = running[index]
+            count = int(self.rng.integers(1, request.num_tokens - request.num_computed + 1))
+            while len(request.blocks) * BLOCK_SIZE < request.num_computed + count:
+                request.blocks.append(self.free_blocks.pop(int(self.rng.integers(len(self.free_blocks)))))
+                appends += [request.row or 0, 0, request.blocks[-1]]
+            request.num_computed += count
+            rows.append(request.row or 0)
+            counts.append(count)
+        return message(rows, counts, freed, new_rows, appends)
+
+    def _free(self) -> list[int]:
+        freed = []
+        for request in self.requests:
+            is_done = len(request.outputs) == request.limit
+            if request.row is not None and (is_done or self.rng.random() < 0.05):  # finished or preempted
+                freed.append(request.row)
+                self.free_blocks += request.blocks
+                request.row, request.num_computed, request.blocks = None, 0, []
+        return freed
+
+    def _admit(self) -> list[NewRow]:
+        new_rows = []
+        for row in set(range(MAX_NUM_SEQS)) - {request.row for request in self.requests}:
+            waiting = [request for request in self.open if request.row is None]
+            if waiting and self.rng.random() < 0.5:
+                request = waiting[0]
+                request.row = row
+                tokens = [*request.prompt, *request.outputs]
+                new_rows.append(new_row(row, tokens, 0, request.sampling, len(request.prompt)))
+        return new_rows
+
+    def take(self, rows: list[int], token_ids: list[int]) -> None:
+        by_row = {request.row: request for request in self.requests}
+        for row, token in zip(rows, token_ids, strict=True):
+            by_row[row].outputs.append(token)
+
+    def run(self, runner: ModelRunner) -> None:
+        """Step after step until all requests have all their tokens."""
+        for _ in range(3000):
+            if not self.open:
+                return
+            sampled = runner.execute_model(self.step())
+            self.take(sampled.rows.tolist(), sampled.token_ids.tolist())
+        raise AssertionError("the requests do not finish")
+
+    def check(self) -> None:
+        """Each request has got the tokens that it would get alone."""
+        for request in self.requests:
+            assert request.outputs == expected_tokens(request.prompt, request.sampling, request.limit)
