@@ -92,7 +92,7 @@ class Streamed:
     cpu_s: dict[str, float] = field(default_factory=dict)
 
 
-class _Stream(asyncio.Protocol):
+class Stream(asyncio.Protocol):
     """One connection: sends its request at once, counts events, ends with the usage that the server reports."""
 
     def __init__(self, request: bytes, done: asyncio.Future[int]) -> None:
@@ -101,6 +101,19 @@ class _Stream(asyncio.Protocol):
         self._tail = b""
         self.num_events = 0
 
+    @classmethod
+    async def open(cls, port: int, path: str, body: bytes) -> Stream:
+        head = f"POST {path} HTTP/1.1\r\nHost: {HOST}\r\nConnection: close\r\nContent-Type: application/json\r\n"
+        request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+        loop = asyncio.get_running_loop()
+        end: asyncio.Future[int] = loop.create_future()
+        _, stream = await loop.create_connection(lambda: cls(request, end), HOST, port)
+        return stream
+
+    async def num_tokens(self, timeout_s: float) -> int:
+        """Of the whole answer; ConnectionError if it does not come to its end."""
+        return await asyncio.wait_for(self._done, timeout_s)
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport = transport
         transport.write(self._request)
@@ -108,7 +121,7 @@ class _Stream(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.num_events += data.count(b"data: ")
         self._tail = (self._tail + data)[-4096:]
-        if b"data: [DONE]" in data and not self._done.done():
+        if b"data: [DONE]" in self._tail and not self._done.done():
             assert self._transport is not None
             usage = self._tail.rpartition(b'"completion_tokens":')[2].lstrip()
             self._done.set_result(int(usage[: next(i for i, byte in enumerate(usage) if not 48 <= byte <= 57)]))
@@ -120,17 +133,9 @@ class _Stream(asyncio.Protocol):
 
 
 async def stream_all(port: int, bodies: list[bytes]) -> Streamed:
-    loop = asyncio.get_running_loop()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\nContent-Length: "
-    streams, ends = [], []
     begun = time.perf_counter()
-    for body in bodies:
-        end: asyncio.Future[int] = loop.create_future()
-        stream = _Stream(f"{head}{len(body)}\r\n\r\n".encode() + body, end)
-        await loop.create_connection(lambda stream=stream: stream, HOST, port)  # type: ignore[misc]
-        streams.append(stream)
-        ends.append(end)
-    num_tokens = sum(await asyncio.wait_for(asyncio.gather(*ends), RUN_TIMEOUT_S))
+    streams = [await Stream.open(port, "/v1/completions", body) for body in bodies]
+    num_tokens = sum(await asyncio.gather(*(stream.num_tokens(RUN_TIMEOUT_S) for stream in streams)))
     num_events = sum(stream.num_events - 2 for stream in streams)  # without usage and [DONE]
     return Streamed(time.perf_counter() - begun, num_events, num_tokens)
 

@@ -28,6 +28,8 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from tokenloom.scripts.bench_report import percentile
+from tokenloom.scripts.bench_sse import Stream
 from tokenloom.scripts.chaos_engine import Engine
 from tokenloom.scripts.soak import measure
 
@@ -38,7 +40,7 @@ HEALTH_LIMIT_MS = 200.0  # p99
 # a worker's arena settles when it has met the batch sizes
 GROWTH_LIMIT_MB = {"core": 4.0, "frontend": 8.0, "worker 0": 32.0}
 PROBE_INTERVAL_S = 0.1
-PATIENCE_S = 60.0  # for the next line of a stream
+PATIENCE_S = 300.0  # for an answer
 COUNTRIES = ("France", "Peru", "Japan", "Chad", "Norway", "Kenya")
 
 
@@ -46,7 +48,7 @@ class Load:
     """The streams of one run and what became of them."""
 
     def __init__(self, url: str) -> None:
-        self._parts = urlsplit(url)
+        self._port = urlsplit(url).port or 80
         self.num_requests = self.num_tokens = 0
         self.failures: list[str] = []
         self._end = 0.0
@@ -63,7 +65,7 @@ class Load:
                 got = await self._ask(question, wanted)
                 if got != wanted:
                     self.failures.append(f"{got} tokens instead of {wanted}")
-            except (OSError, TimeoutError, asyncio.TimeoutError, asyncio.IncompleteReadError, ValueError) as error:
+            except (OSError, TimeoutError, asyncio.TimeoutError) as error:
                 self.failures.append(f"{type(error).__name__}: {error}")
             self.num_requests += 1
 
@@ -71,25 +73,10 @@ class Load:
         """How many tokens the usage of one streamed answer counts."""
         body = {"messages": [{"role": "user", "content": question}], "max_tokens": num_tokens, "ignore_eos": True}
         text = json.dumps(body | {"stream": True, "stream_options": {"include_usage": True}})
-        reader, writer = await asyncio.open_connection(self._parts.hostname, self._parts.port)
-        try:
-            head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: load\r\ncontent-length: {len(text)}\r\n"
-            writer.write(f"{head}connection: close\r\n\r\n{text}".encode())
-            status = await asyncio.wait_for(reader.readline(), PATIENCE_S)
-            if b" 200 " not in status:
-                raise ValueError(status.decode().strip())
-            usage, is_whole = 0, False
-            while line := await asyncio.wait_for(reader.readline(), PATIENCE_S):
-                if line.startswith(b"data: {"):
-                    event = json.loads(line[6:])
-                    if "error" in event:
-                        raise ValueError(event["error"]["message"])
-                    usage = (event.get("usage") or {}).get("completion_tokens", usage)
-                is_whole |= line.startswith(b"data: [DONE]")
-            self.num_tokens += usage
-            return usage if is_whole else -1
-        finally:
-            writer.close()
+        stream = await Stream.open(self._port, "/v1/chat/completions", text.encode())
+        got = await stream.num_tokens(PATIENCE_S)
+        self.num_tokens += got
+        return got
 
 
 def probe(url: str) -> int:
@@ -143,7 +130,7 @@ def load(minutes: float, num_streams: int) -> dict[str, object]:
         "requests": streams.num_requests,
         "tokens": streams.num_tokens,
         "failures": dict(Counter(streams.failures + failed_probes)),
-        "/health in ms": {"p50": statistics.median(times_ms), "p99": percentile(times_ms, 0.99), "max": max(times_ms)},
+        "/health in ms": {"p50": statistics.median(times_ms), "p99": percentile(times_ms, 99), "max": max(times_ms)},
         "growth in MB over the last two thirds": {
             role: round(end[role][0] - middle[role][0], 2) for role in GROWTH_LIMIT_MB
         },
@@ -153,10 +140,6 @@ def load(minutes: float, num_streams: int) -> dict[str, object]:
 
 def sample(processes: dict[str, psutil.Process], sampled: list[dict[str, tuple[float, int]]]) -> None:
     sampled.append(measure(processes))
-
-
-def percentile(values: list[float], share: float) -> float:
-    return sorted(values)[min(int(share * len(values)), len(values) - 1)]
 
 
 def is_clean(report: dict[str, object]) -> bool:

@@ -59,17 +59,23 @@ def llama(hidden: int, layers: int, heads: int, kv_heads: int, mlp: int, vocab: 
     }
 
 
-def mistral(hidden: int, layers: int, heads: int, kv_heads: int, mlp: int, vocab: int, **more: object) -> Config:
+def mistral(*sizes: int, **more: object) -> Config:
+    """This and what follows: sizes as of `llama`."""
     kind: Config = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 4096}
-    return llama(hidden, layers, heads, kv_heads, mlp, vocab, **(kind | {"tie_word_embeddings": False} | more))
+    return llama(*sizes, **(kind | {"tie_word_embeddings": False} | more))
 
 
-def qwen2(hidden: int, layers: int, heads: int, kv_heads: int, mlp: int, vocab: int, **more: object) -> Config:
+def mixtral(*sizes: int, **more: object) -> Config:
+    kind: Config = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "sliding_window": None}
+    return mistral(*sizes, **(kind | {"num_local_experts": 8, "num_experts_per_tok": 2} | more))
+
+
+def qwen2(*sizes: int, **more: object) -> Config:
     kind: Config = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "use_sliding_window": False}
-    return llama(hidden, layers, heads, kv_heads, mlp, vocab, **(kind | more))
+    return llama(*sizes, **(kind | more))
 
 
-def qwen3(hidden: int, layers: int, heads: int, kv_heads: int, mlp: int, vocab: int, **more: object) -> Config:
+def qwen3(*sizes: int, **more: object) -> Config:
     kind: Config = {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
@@ -78,7 +84,7 @@ def qwen3(hidden: int, layers: int, heads: int, kv_heads: int, mlp: int, vocab: 
         "rms_norm_eps": 1e-6,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
     }
-    return llama(hidden, layers, heads, kv_heads, mlp, vocab, **(kind | more))
+    return llama(*sizes, **(kind | more))
 
 
 def qwen3_moe(hidden: int, layers: int, heads: int, kv_heads: int, mlp: int, vocab: int, **more: object) -> Config:
@@ -95,17 +101,6 @@ def qwen3_moe(hidden: int, layers: int, heads: int, kv_heads: int, mlp: int, voc
         "tie_word_embeddings": False,
     }
     return qwen3(hidden, layers, heads, kv_heads, 3 * mlp, vocab, **(kind | more))
-
-
-def mixtral(hidden: int, layers: int, heads: int, kv_heads: int, mlp: int, vocab: int, **more: object) -> Config:
-    kind: Config = {
-        "architectures": ["MixtralForCausalLM"],
-        "model_type": "mixtral",
-        "num_local_experts": 8,
-        "num_experts_per_tok": 2,
-        "sliding_window": None,
-    }
-    return mistral(hidden, layers, heads, kv_heads, mlp, vocab, **(kind | more))
 
 
 CONFIGS: dict[str, Config] = {

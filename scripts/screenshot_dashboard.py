@@ -24,6 +24,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from tokenloom.scripts.chaos_engine import Engine
+
 VIEWS = [("desktop", 1280, 1920, False), ("phone", 390, 2760, True)]
 PATIENCE_S = 30.0
 NUM_STREAMS = 12
@@ -128,17 +130,6 @@ def keep_busy(url: str, number: int) -> None:
             return
 
 
-def start_engine() -> tuple[subprocess.Popen[str], str]:
-    command = [sys.executable, "-m", "tokenloom.frontend.launch", "--http", "0", "--num-threads", "1"]
-    command += ["--num-kv-blocks", "600"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd="/", text=True)
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("Ready"):
-            return process, next(word for word in line.split() if word.startswith("http://"))
-    raise SystemExit("the engine did not start")
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
@@ -149,25 +140,23 @@ def main() -> int:
         print("no Chromium here: nothing is made")
         return 0
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    engine, url = start_engine()
-    try:
-        for number in range(NUM_STREAMS):
-            threading.Thread(target=keep_busy, args=(url, number), daemon=True).start()
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-            browser = Browser(program, profile)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        engine = Engine(Path(folder), ["--http", "0", "--num-threads", "1", "--num-kv-blocks", "600"])
+        try:
+            for number in range(NUM_STREAMS):
+                threading.Thread(target=keep_busy, args=(engine.url, number), daemon=True).start()
+            browser = Browser(program, f"{folder}/profile")
             browser.open_page()
             for theme in ("light", "dark"):
-                browser.call("Page.navigate", url=f"{url}/dashboard?theme={theme}")
+                browser.call("Page.navigate", url=f"{engine.url}/dashboard?theme={theme}")
                 time.sleep(arguments.seconds)
                 for name, width, height, is_phone in VIEWS:
                     path = arguments.folder / f"dashboard-{name}-{theme}.png"
                     path.write_bytes(browser.picture(width, height, is_phone))
                     print(path)
             browser.close()
-    finally:
-        engine.terminate()
-        engine.terminate()
-        engine.wait(PATIENCE_S)
+        finally:
+            engine.close()
     return 0
 
 
