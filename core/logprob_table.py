@@ -60,16 +60,13 @@ class LogprobTable:
         """The same tokens, known to the frontends by these. Each [n]."""
         return LogprobTable(owners, keys, positions, self.widths, self.ranks, self.token_ids, self.logprobs)
 
-
-def to_columns(tables: list[LogprobTable]) -> LogprobColumns | None:
-    """What a frontend gets, in this order; None for nothing."""
-    if not tables:
-        return None
-    return LogprobColumns(
-        owners=b"".join(table.keys.tobytes() for table in tables),
-        positions=b"".join(table.positions.tobytes() for table in tables),
-        widths=b"".join(table.widths.tobytes() for table in tables),
-        ranks=b"".join(table.ranks.tobytes() for table in tables),
-        token_ids=b"".join(table.token_ids.tobytes() for table in tables),
-        logprobs=b"".join(table.logprobs.tobytes() for table in tables),
-    )
+    def to_columns(self) -> LogprobColumns:
+        """What a frontend gets."""
+        return LogprobColumns(
+            owners=self.keys.tobytes(),
+            positions=self.positions.tobytes(),
+            widths=self.widths.tobytes(),
+            ranks=self.ranks.tobytes(),
+            token_ids=self.token_ids.tobytes(),
+            logprobs=self.logprobs.tobytes(),
+        )

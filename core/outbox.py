@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..ipc.messages import BulkArray, EngineCoreOutputs, Finished, Pooled, Started
-from .logprob_table import LogprobTable, to_columns
+from ..ipc.messages import BulkArray, EngineCoreOutputs, Finished, LogprobColumns, Pooled, Started
+from .logprob_table import LogprobTable
 from .scheduler import NewTokens
 
 
@@ -21,8 +21,8 @@ class _Draft:
     accepted: list[int] = field(default_factory=list)
     started: list[Started] = field(default_factory=list)
     finished: list[Finished] = field(default_factory=list)
-    logprobs: list[LogprobTable] = field(default_factory=list)
-    prompt_logprobs: list[LogprobTable] = field(default_factory=list)
+    logprobs: list[LogprobColumns] = field(default_factory=list)
+    prompt_logprobs: list[LogprobColumns] = field(default_factory=list)
     pooled: list[Pooled] = field(default_factory=list)
 
 
@@ -49,9 +49,9 @@ class Outbox:
 
     def add_tokens(self, tokens: NewTokens) -> None:
         for owner, table in _by_owner(tokens.logprobs):
-            self._draft(owner).logprobs.append(table)
+            self._draft(owner).logprobs.append(table.to_columns())
         for owner, table in _by_owner(tokens.prompt_logprobs):
-            self._draft(owner).prompt_logprobs.append(table)
+            self._draft(owner).prompt_logprobs.append(table.to_columns())
         if not len(tokens.owner):
             return
         first = int(tokens.owner[0])
@@ -90,7 +90,7 @@ def _message(draft: _Draft) -> EngineCoreOutputs:
         accepted=draft.accepted,
         started=draft.started,
         finished=draft.finished,
-        logprobs=to_columns(draft.logprobs),
-        prompt_logprobs=to_columns(draft.prompt_logprobs),
+        logprobs=LogprobColumns.join(draft.logprobs),
+        prompt_logprobs=LogprobColumns.join(draft.prompt_logprobs),
         pooled=draft.pooled,
     )

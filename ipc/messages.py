@@ -12,6 +12,7 @@ Structs are msgpack maps with a `type` tag; token, row and block ids are `bytes`
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -351,6 +352,13 @@ class LogprobColumns(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ranks: bytes = b""  # int32 [n]: of the token itself; 1 = likeliest
     token_ids: bytes = b""  # int32, flat: sum(widths)
     logprobs: bytes = b""  # float32, flat
+
+    @classmethod
+    def join(cls, parts: Sequence[LogprobColumns]) -> LogprobColumns | None:
+        """All of them in one, in this order; None for none."""
+        if len(parts) <= 1:
+            return parts[0] if parts else None
+        return cls(**{name: b"".join(getattr(part, name) for part in parts) for name in cls.__struct_fields__})
 
 
 class Pooled(msgspec.Struct, frozen=True, kw_only=True):

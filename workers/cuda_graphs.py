@@ -114,7 +114,7 @@ class DecodeGraphs:
         recorder: Recorder,
         sizes_at_start: tuple[int, ...] = SIZES_AT_START,
     ) -> None:
-        self._model: Model | None = model
+        self._model = model
         self._kv_cache = kv_cache
         self._block_size = kv_cache.shape[4]
         self._max_num_seqs = max_num_seqs
@@ -123,27 +123,15 @@ class DecodeGraphs:
         self._recorder = recorder
         self._buffers: dict[int, _Buffers] = {}
         self._replays: dict[int, Step] = {}
-        self._sizes_at_start = (max_num_seqs, *(size for size in sizes_at_start if size < max_num_seqs))
-        self._record_at_start()
+        self._record_at_start((max_num_seqs, *(size for size in sizes_at_start if size < max_num_seqs)))
 
     @property
     def recorded_sizes(self) -> list[int]:
         return sorted(self._replays)
 
-    def drop_model(self) -> None:
-        """Let go of the weights and of the graphs that read them; `take_model` must follow before the next step."""
-        self._model = None
-        self._replays.clear()
-        self._buffers.clear()
-
-    def take_model(self, model: Model) -> None:
-        """Go on with other weights of the same shape."""
-        self._model = model
-        self._record_at_start()
-
     @torch.inference_mode()
-    def _record_at_start(self) -> None:
-        for size in self._sizes_at_start:
+    def _record_at_start(self, sizes: tuple[int, ...]) -> None:
+        for size in sizes:
             self._compute(self._buffers_of(size))  # of padding alone
             self._record(size)
 
@@ -181,7 +169,6 @@ class DecodeGraphs:
 
     def _compute(self, buffers: _Buffers) -> None:
         """The step itself; reads nothing back."""
-        assert self._model is not None, "take_model comes after drop_model"
         rows = self._rows
         prepare_step(
             buffers.row_ids,

@@ -36,7 +36,7 @@ class DeviceRunner:
         sizes_at_start: tuple[int, ...] = SIZES_AT_START,
     ) -> None:
         """`recorder`: who makes graphs of decode steps; None: they run kernel by kernel as well."""
-        self._model: Model | None = model
+        self._model = model
         self._kv_cache = kv_cache
         device, block_size = kv_cache.device, kv_cache.shape[4]
         self._rows = DeviceRows(max_num_seqs, -(-max_model_len // block_size), block_size, device)
@@ -55,18 +55,6 @@ class DeviceRunner:
     def clear(self) -> None:
         """All rows were freed."""
         self._rows.clear()
-
-    def drop_model(self) -> None:
-        """Let go of the weights; `take_model` must follow before the next step."""
-        self._model = None
-        if self._graphs is not None:
-            self._graphs.drop_model()
-
-    def take_model(self, model: Model) -> None:
-        """Go on with other weights of the same shape."""
-        self._model = model
-        if self._graphs is not None:
-            self._graphs.take_model(model)
 
     @torch.inference_mode()
     def start(self, inputs: StepInputs, columns: SamplingColumns) -> TokensInFlight:
@@ -89,7 +77,6 @@ class DeviceRunner:
 
     def _compute(self, inputs: StepInputs, changes: list[npt.NDArray[np.generic]]) -> Tensor:
         """The same kernel by kernel, for rows with any number of tokens."""
-        assert self._model is not None, "take_model comes after drop_model"
         arrays = (inputs.positions, inputs.slots, inputs.query_starts, inputs.seq_lens, inputs.block_tables)
         sampled = (inputs.sampled_tokens, inputs.sampled_rows.astype(np.int64), inputs.sampled_positions)
         token_ids, *rest = self._staging.send([inputs.token_ids, *arrays, *sampled, *changes])

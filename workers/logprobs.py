@@ -102,17 +102,3 @@ def _score_on_device(logits: Tensor, token_ids: I64, num_top: Sequence[int], sco
         order = np.lexsort((ids[i, 1:], -logprobs[i, 1:]))[:k] + 1
         kept = np.concatenate([np.zeros(1, np.int64), order])
         _add(scored, (rank, ids[i, kept], logprobs[i, kept]))
-
-
-def join_columns(parts: list[LogprobColumns]) -> LogprobColumns | None:
-    """All of them in one, in this order; None for none."""
-    if len(parts) <= 1:
-        return parts[0] if parts else None
-    return LogprobColumns(
-        owners=b"".join(part.owners for part in parts),
-        positions=b"".join(part.positions for part in parts),
-        widths=b"".join(part.widths for part in parts),
-        ranks=b"".join(part.ranks for part in parts),
-        token_ids=b"".join(part.token_ids for part in parts),
-        logprobs=b"".join(part.logprobs for part in parts),
-    )

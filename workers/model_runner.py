@@ -29,7 +29,7 @@ from ..ipc.messages import LogprobColumns, Pooled, SchedulerOutput, TokenMask
 from ..kernels.ops import AttentionMetadata
 from .input_batch import ExpectedTokens, InputBatch, PromptSpan, StepInputs, ids_of
 from .logits_rules import apply_rules
-from .logprobs import join_columns, score_tokens
+from .logprobs import score_tokens
 from .parallel import ParallelGroup
 from .pooler import Pooler
 from .sampler import Sampler
@@ -105,18 +105,6 @@ class ModelRunner:
         self._scratch = torch.empty(0, device=kv_cache.device)
         self._pooler = Pooler()
         self.stage = "idle"
-
-    def drop_model(self) -> None:
-        """Let go of the weights; `take_model` must follow before the next step."""
-        del self._model
-        if self._on_device is not None:
-            self._on_device.drop_model()
-
-    def take_model(self, model: Model) -> None:
-        """Go on with other weights of the same shape. No row is there: `clear` came before."""
-        self._model = model
-        if self._on_device is not None:
-            self._on_device.take_model(model)
 
     def execute_model(self, output: SchedulerOutput, receive_mask: MaskSource = no_mask) -> SampledTokens:
         """Run one step, when none is started; one without rows only applies its changes."""
@@ -249,7 +237,7 @@ class ModelRunner:
         hidden: [T, hidden_size].
         """
         parts = [part for span in self._batch.prompt_spans(inputs) for part in self._score_prompt(hidden, span)]
-        prompt_logprobs, rows = join_columns(parts), inputs.sampled_rows
+        prompt_logprobs, rows = LogprobColumns.join(parts), inputs.sampled_rows
         pooled = self._pooler.pool(hidden, inputs) if self._group.rank == 0 else []
         if len(rows) == 0:
             return SampledTokens(rows, np.empty(0, np.int64), None, prompt_logprobs, pooled)

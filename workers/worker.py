@@ -8,6 +8,7 @@ weights' shard, the KV tensor and the runner; knows no socket and does not check
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections import deque
@@ -64,6 +65,7 @@ class Worker:
         self._group = ParallelGroup(rank, self._size)
         self._sampler: Sampler | None = None  # of rank 0
         self._model: DecoderModel | None = None
+        self._kv_cache: Tensor | None = None
         self._runner: ModelRunner | None = None
         self._processors: list[LogitsProcessor] = []
         self._started: deque[tuple[SchedulerOutput, float]] = deque()  # steps that are not finished, when they began
@@ -114,30 +116,26 @@ class Worker:
     def initialize(self, num_blocks: int) -> None:
         """Allocate the KV pool and run one token through the model, so that the first request does not pay for it."""
         assert self._model is not None, "load comes before initialize"
-        spec = self._spec
-        kv_cache = allocate_kv_cache((num_blocks, *self._block_shape), self._kv_dtype, self._device)
+        self._kv_cache = allocate_kv_cache((num_blocks, *self._block_shape), self._kv_dtype, self._device)
+        run_dummy(self._model, dummy_step([1], [1], self._spec.config.block_size), self._kv_cache, self._sampler)
+        self._runner = self._make_runner(self._model, self._kv_cache)
+        num_tokens = (num_blocks - 1) * self._spec.config.block_size
+        size = gib(self._kv_cache.numel() * self._kv_cache.element_size())
+        dtype = "fp8" if self._has_fp8_cache else self._spec.dtype
+        logger.info("KV cache: %d blocks, %d tokens, %s of %s", num_blocks, num_tokens, size, dtype)
+
+    def _make_runner(self, model: DecoderModel, kv_cache: Tensor) -> ModelRunner:
+        config, vocab_size = self._spec.config, self._spec.model.vocab_size
         batch = InputBatch(
-            spec.config.max_num_seqs,
-            spec.max_model_len,
-            spec.config.block_size,
-            num_blocks,
-            spec.model.vocab_size,
+            config.max_num_seqs,
+            self._spec.max_model_len,
+            config.block_size,
+            len(kv_cache),
+            vocab_size,
             self._processors,
         )
-        run_dummy(self._model, dummy_step([1], [1], spec.config.block_size), kv_cache, self._sampler)
-        on_device = self._make_device_runner(self._model, kv_cache)
-        self._runner = ModelRunner(
-            self._model, batch, kv_cache, self._group, spec.model.vocab_size, on_device, self._sampler
-        )
-        num_tokens = (num_blocks - 1) * spec.config.block_size
-        size = gib(kv_cache.numel() * kv_cache.element_size())
-        logger.info(
-            "KV cache: %d blocks, %d tokens, %s of %s",
-            num_blocks,
-            num_tokens,
-            size,
-            "fp8" if self._has_fp8_cache else spec.dtype,
-        )
+        on_device = self._make_device_runner(model, kv_cache)
+        return ModelRunner(model, batch, kv_cache, self._group, vocab_size, on_device, self._sampler)
 
     def execute(self, output: SchedulerOutput, receive_mask: MaskSource = no_mask) -> ModelRunnerOutput | None:
         """Run one step, when none is started. Rank 0 returns what it sampled, the others None."""
@@ -214,12 +212,12 @@ class Worker:
 
     def reload(self, folder: Path) -> None:
         """Forget all rows and take the weights in `folder` instead; never holds both at once. A failure is final."""
-        assert self._runner is not None, "initialize comes before reload"
+        assert self._kv_cache is not None, "initialize comes before reload"
         self.reset()
-        self._model = None
-        self._runner.drop_model()
+        self._model = self._runner = None
+        gc.collect()  # recorded graphs refer to themselves and hold the weights
         self._model = self._load_model(folder)
-        self._runner.take_model(self._model)
+        self._runner = self._make_runner(self._model, self._kv_cache)
 
     def reset(self) -> None:
         """Forget all rows: a new core knows none of them."""
