@@ -17,7 +17,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -47,14 +47,11 @@ SCHEMAS: dict[str, object] = {
 Words = npt.NDArray[np.uint32]
 
 
-class Walker(Protocol):
+class Walker(NamedTuple):
     """One compiled grammar in use."""
 
-    def fill(self, words: Words) -> None: ...
-
-    def accept(self, token_id: int) -> bool:
-        """False at the end."""
-        ...
+    fill: Callable[[Words], object]
+    accept: Callable[[int], bool]  # a token; False at the end
 
 
 Compiler = Callable[[str], Walker]
@@ -65,18 +62,15 @@ def llguidance_compiler(path: Path) -> Compiler:
 
     tokenizer = LLTokenizer(path.read_text())
 
-    class _Walker:
-        def __init__(self, schema: str) -> None:
-            self._matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_json_schema(schema))
-            assert not self._matcher.is_error(), self._matcher.get_error()
+    def compile_schema(schema: str) -> Walker:
+        matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_json_schema(schema))
+        assert not matcher.is_error(), matcher.get_error()
+        return Walker(
+            lambda words: matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes),
+            lambda token_id: bool(matcher.consume_token(token_id)) and not matcher.is_stopped(),
+        )
 
-        def fill(self, words: Words) -> None:
-            self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-
-        def accept(self, token_id: int) -> bool:
-            return bool(self._matcher.consume_token(token_id)) and not self._matcher.is_stopped()
-
-    return _Walker
+    return compile_schema
 
 
 def xgrammar_compiler(path: Path) -> Compiler:
@@ -89,17 +83,14 @@ def xgrammar_compiler(path: Path) -> Compiler:
     info = xgrammar.TokenizerInfo(tokens, xgrammar.VocabType.BYTE_LEVEL, stop_token_ids=[1])
     compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
-    class _Walker:
-        def __init__(self, schema: str) -> None:
-            self._matcher = xgrammar.GrammarMatcher(compiler.compile_json_schema(schema))
+    def compile_schema(schema: str) -> Walker:
+        matcher = xgrammar.GrammarMatcher(compiler.compile_json_schema(schema))
+        return Walker(
+            lambda words: matcher.fill_next_token_bitmask(torch.from_numpy(words.view(np.int32))[None]),
+            lambda token_id: bool(matcher.accept_token(token_id)) and not matcher.is_terminated(),
+        )
 
-        def fill(self, words: Words) -> None:
-            self._matcher.fill_next_token_bitmask(torch.from_numpy(words.view(np.int32))[None])
-
-        def accept(self, token_id: int) -> bool:
-            return bool(self._matcher.accept_token(token_id)) and not self._matcher.is_terminated()
-
-    return _Walker
+    return compile_schema
 
 
 def main() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,8 @@ from transformers import AutoModel
 from tokenloom import LLM, AsyncLLM, EmbeddingRequestOutput, PoolingParams, RequestError, SamplingParams
 from tokenloom.tests.checkpoints import tiny_checkpoint
 
-VOCAB_SIZE = 1013
+from .test_parity import VOCAB_SIZE, make_prompts
+
 TOLERANCE = 1e-4
 SHAPES: dict[str, dict[str, object]] = {
     "llama": {"hidden_size": 144, "num_attention_heads": 9, "num_key_value_heads": 3, "intermediate_size": 192},
@@ -58,15 +58,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         family: tiny_checkpoint(root / family, family, vocab_size=VOCAB_SIZE, num_hidden_layers=2, **shape)
         for family, shape in SHAPES.items()
     }
-
-
-def make_prompts(count: int, longest: int, seed: int) -> list[list[int]]:
-    """Prompts of 1 to `longest` ids; a third of them share a stem of half that."""
-    rng = random.Random(seed)
-    stem = [rng.randrange(VOCAB_SIZE) for _ in range(longest // 2)]
-    own = [[rng.randrange(VOCAB_SIZE) for _ in range(rng.randrange(1, longest // 2))] for _ in range(count)]
-    own[0] = own[0][:1]
-    return [stem + each if i % 3 == 1 else each for i, each in enumerate(own)]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

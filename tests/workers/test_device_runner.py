@@ -261,7 +261,6 @@ class NoWaiting(TorchFunctionMode):
 
 
 def test_starting_a_step_never_waits_for_the_device(tmp_path: Path) -> None:
-    torch.set_num_threads(1)
     model = load(tiny_checkpoint(tmp_path, "qwen3"), ops=TritonOps(90))
     shape = (NUM_BLOCKS, model.num_layers, 2, model.num_kv_heads_local, BLOCK_SIZE, model.head_dim)
     runner = new_runner(Again(), model, torch.zeros(shape))
@@ -293,7 +292,6 @@ def test_sizes_grow_by_an_eighth_and_hold_the_rows() -> None:
 @torch.inference_mode()
 def test_a_decoder_gives_the_logits_of_the_reference_with_the_kernels_of_a_gpu(tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path, "qwen3")
-    torch.set_num_threads(1)
     plain, kernels = load(folder), load(folder, ops=TritonOps(90))
     prompt = np.random.default_rng(0).integers(0, 200, 21).tolist()
     runs = [PagedRun(model, block_size=16) for model in (plain, kernels)]

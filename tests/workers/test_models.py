@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -99,15 +98,6 @@ MODELS: dict[str, tuple[str, int, dict[str, Any]]] = {  # family, block size, fi
         },
     ),
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Matrices this small are slower on two."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 def schedule(lengths: dict[str, int], seed: int) -> list[dict[str, int]]:

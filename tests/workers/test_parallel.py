@@ -7,7 +7,6 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +21,6 @@ from tokenloom.tests.workers.paged_run import PagedRun, load
 from tokenloom.workers.parallel import ParallelGroup
 
 DEADLINE_S = 90.0
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Matrices this small are slower on two."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 def run_ranks(folder: Path, size: int, folders: list[Path], dies: int | None = None) -> list[tuple[int, str]]:

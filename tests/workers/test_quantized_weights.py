@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,15 +23,6 @@ SHAPE = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 2, 
 INNER = 208  # not a multiple of a group or a block; 26 words of eight codes
 LAYER = "model.layers.1"
 Q_PROJ = f"{LAYER}.self_attn.q_proj.weight"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Matrices this small are slower on two."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 def open_pair(folders: tuple[Path, Path]) -> tuple[Checkpoint, dict[str, torch.Tensor]]:

@@ -9,7 +9,7 @@ import torch
 
 from tokenloom.ipc.messages import RowSampling
 from tokenloom.kernels.cpu.sampling import load_cpu_sampling
-from tokenloom.kernels.noise import gumbel, vocabulary_bits
+from tokenloom.tests.sampling_reference import Wanted, filtered, scores
 from tokenloom.workers.sampler import Sampler
 from tokenloom.workers.sampling_columns import SamplingColumns
 
@@ -30,20 +30,15 @@ def columns_of(rows: list[RowSampling]) -> SamplingColumns:
     return columns
 
 
+def wanted_of(sampling: RowSampling) -> Wanted:
+    fields = ("temperature", "top_k", "top_p", "min_p", "seed")
+    return Wanted(**{name: getattr(sampling, name) for name in fields})
+
+
 def filtered_distribution(logits: F64, sampling: RowSampling) -> F64:
-    """The oracle: temperature, min_p, top_k, top_p over one row, by sorting, as vLLM means them."""
-    scaled = logits / sampling.temperature
-    if sampling.min_p:
-        scaled = np.where(np.exp(scaled - scaled.max()) >= sampling.min_p, scaled, -np.inf)
-    if 0 < sampling.top_k < len(logits):
-        scaled = np.where(scaled >= np.sort(scaled)[-sampling.top_k], scaled, -np.inf)
+    """What the filters of the reference leave of one row."""
+    scaled = filtered(logits, wanted_of(sampling))
     probabilities = np.exp(scaled - scaled.max())
-    probabilities /= probabilities.sum()
-    if sampling.top_p < 1:
-        order = np.argsort(-probabilities, kind="stable")
-        num_kept = 1 + int(np.searchsorted(np.cumsum(probabilities[order]), sampling.top_p))
-        least = probabilities[order[min(num_kept, len(order)) - 1]]
-        probabilities = np.where(probabilities >= least, probabilities, 0)
     return np.asarray(probabilities / probabilities.sum())
 
 
@@ -117,13 +112,7 @@ def random_sampling(rng: np.random.Generator) -> RowSampling:
 
 def brute_force(logits: F64, sampling: RowSampling, position: int) -> int:
     """Noise for every token, filters by sorting, one argmax."""
-    if sampling.temperature == 0:
-        return int(logits.argmax())
-    seed = sampling.seed % 2**64
-    bits = vocabulary_bits(len(logits), position, np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32))
-    scaled = (logits.astype(np.float32) / np.float32(sampling.temperature)).astype(np.float64)
-    scores = np.where(filtered_distribution(logits, sampling) > 0, scaled + gumbel(bits), -np.inf)
-    return int(scores.argmax())
+    return int(scores(logits, [0] * position, (), wanted_of(sampling)).argmax())
 
 
 @pytest.mark.parametrize("sampler", [SAMPLER, WITH_KERNELS], ids=["numpy", "kernels"])
