@@ -8,6 +8,7 @@ together with the tables.
     python scripts/train_demo_model.py --output demo
 
 This file does not know how the model is served; it needs torch, transformers and tokenizers, and nothing of tokenloom.
+What the model has learned, tests/scripts/test_demo_model.py measures.
 """
 
 import argparse
@@ -329,18 +330,6 @@ def train(model: LlamaForCausalLM, batches: Iterator[torch.Tensor], num_steps: i
             print(f"step {step} loss {loss.item():.3f} after {time.monotonic() - start:.0f} s", flush=True)
 
 
-@torch.inference_mode()
-def capitals_right(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> float:
-    """The share of countries for which greedy decoding gives the capital, a full stop, and then the end."""
-    countries = read_countries()
-    prompts = [f"The capital of {row['place']} is" for row in countries]
-    inputs = tokenizer(prompts, return_tensors="pt", padding=True)
-    output = cast(Any, model).generate(**inputs, do_sample=False, max_new_tokens=16)
-    answers = tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :])
-    right = [answer.startswith(f" {row['capital']}.{EOS}") for answer, row in zip(answers, countries, strict=True)]
-    return sum(right) / len(right)
-
-
 def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, output: Path) -> None:
     """Write beside the target first and move the files over one by one, so that a reader never sees half a file."""
     output.mkdir(parents=True, exist_ok=True)
@@ -373,7 +362,6 @@ def main() -> None:
     train(model, windows(Corpus(Random(arguments.seed + 1)), tokenizer), arguments.steps)
     model.to(torch.bfloat16)  # type: ignore[arg-type]
     save(model, tokenizer, arguments.output)
-    print(f"capitals right: {capitals_right(model, tokenizer):.1%}")
     print(f"took {time.monotonic() - start:.0f} s")
 
 
