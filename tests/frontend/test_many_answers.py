@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from array import array
 
-import pytest
-
 from tokenloom.frontend.detokenizer import DetokenizerFactory
 from tokenloom.frontend.open_request import OpenRequest, Update
 from tokenloom.frontend.outputs import OutputBuilder
@@ -26,9 +24,9 @@ from tokenloom.ipc.messages import (
 )
 from tokenloom.ipc.sampling_params import SamplingParams
 
+from .bench import Bench, ids, new_submit
 from .samples import new_tokenizer
 from .test_conversation import Rig
-from .test_service import Bench, ids, new_submit
 
 
 def scored(*entries: tuple[int, int, int]) -> LogprobColumns:
@@ -45,13 +43,6 @@ def scored(*entries: tuple[int, int, int]) -> LogprobColumns:
 
 def own_ids(logprobs: Logprobs | None) -> list[int]:
     return [] if logprobs is None else decode_ids(logprobs.token_ids).tolist()[:: logprobs.num_top + 1]
-
-
-@pytest.fixture
-def bench() -> Bench:
-    bench = Bench()
-    bench.hello()
-    return bench
 
 
 def test_n_answers_are_one_request_with_seeds_in_a_row(bench: Bench) -> None:

@@ -1,0 +1,157 @@
+"""A Frontend whose clock, core and clients the test plays."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from tokenloom.frontend.chat import ChatTemplate
+from tokenloom.frontend.service import Frontend
+from tokenloom.frontend.tokenizer import Tokenizer
+from tokenloom.ipc.codec import Decoder, encode, encode_ids
+from tokenloom.ipc.errors import ErrorInfo
+from tokenloom.ipc.messages import (
+    PROTOCOL_VERSION,
+    AbortRequests,
+    ClientMessage,
+    Delta,
+    Deltas,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    FrontendMessage,
+    Hello,
+    Ping,
+    Submit,
+    Welcome,
+)
+from tokenloom.ipc.sampling_params import SamplingParams
+from tokenloom.tests.engine_specs import new_spec
+
+from .samples import new_tokenizer
+
+DEADLINE_S = 20.0
+TOKENIZER = new_tokenizer("byte_level")
+TEMPLATE = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {})
+
+
+class Bench:
+    """A Frontend with a clock that the test turns, a core that is the test, and clients, of which c has said hello."""
+
+    def __init__(self, tokenizer: Tokenizer | None = TOKENIZER, is_core_up: bool = True, **spec: Any) -> None:
+        self.now = 100.0
+        self.is_awake = threading.Event()
+        self.frontend = Frontend(
+            new_spec(**spec),
+            tokenizer,
+            TEMPLATE,
+            self.is_awake.set,
+            monotonic=lambda: self.now,
+            unix_time=lambda: self.now + 1e9,
+        )
+        self.to_core: list[Any] = []
+        self.num_core_pings = 0
+        self.messages_by_client: dict[bytes, list[FrontendMessage]] = {}
+        self._decoder: Decoder[FrontendMessage] = Decoder(FrontendMessage)
+        self.frontend.connect()
+        if is_core_up:
+            self.frontend.on_core_message(Welcome(protocol_version=PROTOCOL_VERSION, run_id="r"))
+        self.turn()
+        self.hello()
+        self.to_core.clear()
+
+    def turn(self) -> None:
+        self.frontend.tick(self.now)
+        for identity, frame in self.frontend.outbox.to_clients:
+            self.messages_by_client.setdefault(identity, []).append(self._decoder.decode(frame))
+        self.to_core += [message for message in self.frontend.outbox.to_core if not isinstance(message, Ping)]
+        self.num_core_pings += sum(isinstance(message, Ping) for message in self.frontend.outbox.to_core)
+        self.frontend.outbox.to_clients.clear()
+        self.frontend.outbox.to_core.clear()
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass in a loop that turns as it should."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(end, self.now + 0.5)
+            self.turn()
+
+    def wait_for_wakeup(self) -> None:
+        """Until a thread has done its work, and the turn after it."""
+        assert self.is_awake.wait(DEADLINE_S)
+        self.is_awake.clear()
+        self.frontend.on_wakeup()
+        self.turn()
+
+    def say(self, *messages: ClientMessage, client: bytes = b"c") -> list[FrontendMessage]:
+        """Messages of a client in one turn; returns what it hears, and forgets it."""
+        for message in messages:
+            self.frontend.on_client_frame(client, encode(message))
+        self.turn()
+        return self.heard(client)
+
+    def hello(self, client: bytes = b"c") -> None:
+        assert isinstance(self.say(Hello(protocol_version=PROTOCOL_VERSION), client=client)[-1], Welcome)
+
+    def heard(self, client: bytes = b"c") -> list[FrontendMessage]:
+        return self.messages_by_client.pop(client, [])
+
+    def deltas(self, client: bytes = b"c") -> list[Delta]:
+        return deltas_of(self.heard(client))
+
+    def news(self, *messages: ClientMessage, client: bytes = b"c") -> list[Delta]:
+        """What messages of a client in one turn bring of its requests."""
+        return deltas_of(self.say(*messages, client=client))
+
+    def core(self, **columns: Any) -> None:
+        """A message of the core, and the end of the turn."""
+        self.frontend.on_core_message(EngineCoreOutputs(**columns))
+        self.turn()
+
+    def tokens(self, *entries: tuple[int, int, Sequence[int]], **more: Any) -> None:
+        """The core's tokens as (key, start, ids)."""
+        self.core(
+            keys=encode_ids(key for key, _, _ in entries),
+            starts=encode_ids(start for _, start, _ in entries),
+            counts=encode_ids(len(ids) for _, _, ids in entries),
+            token_ids=encode_ids(token_id for _, _, ids in entries for token_id in ids),
+            **more,
+        )
+
+    def refusal(self, *messages: ClientMessage) -> ErrorInfo:
+        """Why the one request that ends in this turn ends."""
+        (delta,) = self.news(*messages)
+        assert delta.finish_reason == "error" and delta.error is not None
+        return delta.error
+
+    def submit(self, request_id: str = "r", client: bytes = b"c", accept: bool = True, **fields: Any) -> int:
+        """Submit and have the core accept; returns the key."""
+        self.frontend.on_client_frame(client, encode(new_submit(request_id, **fields)))
+        self.turn()
+        request = self.to_core[-1]
+        assert isinstance(request, EngineCoreRequest)
+        key = request.children[0].key
+        if accept:
+            self.core(accepted=[key])
+            self.heard(client)
+        return key
+
+    def aborted(self) -> list[int]:
+        keys = [key for message in self.to_core if isinstance(message, AbortRequests) for key in message.keys]
+        self.to_core.clear()
+        return keys
+
+
+def new_submit(request_id: str = "r", **fields: Any) -> Submit:
+    params = SamplingParams(**fields.pop("params", {}))
+    if not fields.keys() & {"prompt", "prompt_token_ids", "chat"}:
+        fields["prompt"] = "The capital"
+    return Submit(request_id=request_id, params=params, **fields)
+
+
+def ids(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False)
+
+
+def deltas_of(messages: list[FrontendMessage]) -> list[Delta]:
+    return [delta for message in messages if isinstance(message, Deltas) for delta in message.deltas]

@@ -1,0 +1,165 @@
+"""Clients that read slowly, fall silent, come back and repeat themselves, as the Frontend sees them."""
+
+from __future__ import annotations
+
+import random
+
+from tokenloom.ipc.codec import decode_ids
+from tokenloom.ipc.messages import (
+    CREDIT_WINDOW,
+    LEASE_S,
+    PROTOCOL_VERSION,
+    Abort,
+    Accepted,
+    Credit,
+    Finished,
+    Hello,
+    Ping,
+    Pong,
+    Refused,
+    Unknown,
+    Welcome,
+)
+
+from .bench import TOKENIZER, Bench, deltas_of, ids, new_submit
+
+
+def test_a_client_that_does_not_read_gets_its_news_merged_and_slows_nobody(bench: Bench) -> None:
+    bench.hello(b"slow")
+    slow, quick = bench.submit("s", client=b"slow"), bench.submit("q")
+    tokens = [random.Random(1).randrange(4, 400) for _ in range(1000)]
+    for start, token_id in enumerate(tokens):
+        bench.tokens((slow, start, [token_id]), (quick, start, [token_id]))
+        bench.say(Credit(count=1))
+        bench.now += 0.001
+    unread = bench.heard(b"slow")
+    assert len(unread) == CREDIT_WINDOW
+    (merged,) = bench.news(Credit(count=CREDIT_WINDOW), client=b"slow")
+    assert merged.start == CREDIT_WINDOW and decode_ids(merged.token_ids).tolist() == tokens[CREDIT_WINDOW:]
+    assert "".join(delta.text for delta in [*deltas_of(unread), merged]) == TOKENIZER.decode(tokens).rstrip("\ufffd")
+
+
+def test_a_negative_credit_is_refused(bench: Bench) -> None:
+    (refused,) = bench.say(Credit(count=-5))
+    assert isinstance(refused, Refused) and "-5" in refused.error.message
+
+
+def test_silence_counts_only_while_requests_are_open(bench: Bench) -> None:
+    bench.now += 100 * LEASE_S
+    assert bench.frontend.seconds_to_tick(bench.now) is None
+    key = bench.submit()
+    for _ in range(5):
+        bench.wait(LEASE_S * 0.9)
+        assert bench.say(Ping()) == [Pong()]
+    assert bench.aborted() == []
+    bench.wait(LEASE_S * 1.01)
+    assert bench.aborted() == [key] and bench.frontend.counts["requests_aborted_silent"] == 1
+    assert bench.say(Ping()) == [Unknown()]
+
+
+def test_a_client_without_requests_outlives_the_leases_of_others(bench: Bench) -> None:
+    bench.hello(b"idle")
+    bench.submit()
+    for _ in range(10):
+        bench.now += 1
+        bench.say(Ping())
+    assert bench.say(Ping(), client=b"idle") == [Pong()]
+
+
+def test_no_client_is_silent_before_all_is_read(bench: Bench) -> None:
+    bench.submit()
+    for _ in range(10):
+        bench.now += 1
+        bench.frontend.tick(bench.now, check_leases=False)
+    assert bench.frontend.num_open_requests == 1
+    bench.turn()
+    assert bench.frontend.num_open_requests == 0
+
+
+def test_a_loop_that_stood_still_holds_nobodys_silence_against_it(bench: Bench) -> None:
+    bench.submit()
+    for _ in range(5):
+        bench.now += 10 * LEASE_S
+        bench.turn()
+        bench.turn()
+    assert bench.frontend.num_open_requests == 1
+
+
+def test_the_loop_wakes_for_the_next_lease_or_ping(bench: Bench) -> None:
+    bench.submit()
+    seconds = bench.frontend.seconds_to_tick(bench.now)
+    assert seconds is not None and 0 < seconds <= 1
+    bench.say(Abort(request_id="r"))
+    bench.wait(LEASE_S + 1)
+    assert bench.frontend.seconds_to_tick(bench.now) is None
+
+
+def test_a_client_that_is_gone_loses_its_requests_and_no_other(bench: Bench) -> None:
+    bench.hello(b"d")
+    mine, other = bench.submit(), bench.submit(client=b"d")
+    bench.to_core.clear()
+    bench.frontend.on_client_gone(b"c")
+    bench.turn()
+    assert bench.aborted() == [mine]
+    bench.tokens((mine, 0, ids("The")), (other, 0, ids("The")))
+    assert bench.heard() == [] and len(bench.deltas(b"d")) == 1
+
+
+def test_abort_answers_with_the_last_delta_and_unknown_ids_with_nothing(bench: Bench) -> None:
+    key = bench.submit()
+    (delta,) = bench.news(Abort(request_id="r"))
+    assert delta.finish_reason == "abort" and bench.aborted() == [key]
+    assert bench.say(Abort(request_id="r"), Abort(request_id="never")) == []
+
+
+def test_an_equal_attempt_changes_nothing_and_is_accepted_again(bench: Bench) -> None:
+    key = bench.submit(accept=False)
+    bench.to_core.clear()
+    assert bench.say(new_submit()) == [] and bench.to_core == []
+    bench.core(accepted=[key])
+    bench.heard()
+    (again,) = bench.say(new_submit())
+    assert isinstance(again, Accepted) and bench.to_core == []
+
+
+def test_another_request_under_an_open_id_is_refused_and_the_first_goes_on(bench: Bench) -> None:
+    key = bench.submit()
+    (refused,) = bench.say(new_submit(prompt="something else"))
+    assert isinstance(refused, Refused) and "is open already" in refused.error.message
+    bench.tokens((key, 0, ids("The")))
+    assert len(bench.deltas()) == 1
+
+
+def test_a_higher_attempt_replaces_silently(bench: Bench) -> None:
+    first = bench.submit(accept=False)
+    second = bench.submit(attempt=1)
+    assert bench.aborted() == [first]
+    bench.tokens((first, 0, ids("x")), (second, 0, ids("The")), finished=[Finished(key=first, reason="abort")])
+    assert [delta.text for delta in bench.deltas()] == ["The"]
+
+
+def test_news_of_a_replaced_attempt_that_were_not_sent_yet_are_never_sent(bench: Bench) -> None:
+    first = bench.submit()
+    for start in range(CREDIT_WINDOW + 1):
+        bench.tokens((first, start, [40]))
+    bench.heard()
+    second = bench.submit(attempt=1)
+    bench.tokens((second, 0, ids("The")))
+    (delta,) = bench.news(Credit(count=CREDIT_WINDOW))
+    assert delta.start == 0 and delta.text == "The"
+
+
+def test_the_same_id_of_two_clients_is_two_requests(bench: Bench) -> None:
+    bench.hello(b"d")
+    mine, other = bench.submit(), bench.submit(client=b"d")
+    bench.tokens((mine, 0, ids("The")), (other, 0, ids("Don")))
+    assert [d.text for d in bench.deltas()] == ["The"] and [d.text for d in bench.deltas(b"d")] == ["Don"]
+
+
+def test_a_second_hello_keeps_requests_and_restores_credits(bench: Bench) -> None:
+    key = bench.submit()
+    for start in range(CREDIT_WINDOW + 5):
+        bench.tokens((key, start, [40]))
+    bench.heard()
+    messages = bench.say(Hello(protocol_version=PROTOCOL_VERSION))
+    assert isinstance(messages[0], Welcome) and deltas_of(messages)[0].start == CREDIT_WINDOW

@@ -1,0 +1,155 @@
+"""The Frontend and a core that is not there yet, repeats itself, forgets or talks nonsense; and answers that resume."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tokenloom.ipc.codec import decode_ids, encode_ids
+from tokenloom.ipc.errors import ErrorInfo
+from tokenloom.ipc.messages import (
+    PROTOCOL_VERSION,
+    Accepted,
+    Child,
+    Delta,
+    Deltas,
+    EngineCoreRequest,
+    Finished,
+    Hello,
+    Ping,
+    Unknown,
+    Welcome,
+)
+
+from .bench import Bench, ids, new_submit
+
+
+@pytest.mark.parametrize("params", [{}, {"stop": ["is P", "Madrid."]}, {"min_tokens": 9, "stop": "is"}])
+def test_a_resumed_answer_goes_on_where_it_was_at_any_cut(params: dict[str, Any]) -> None:
+    """The text that the client has plus what comes after the resume is the text of a calm run."""
+    tokens = [token_id for character in "漢 France is Paris, Spain is Madrid." for token_id in ids(character)]
+    calm = Bench()
+    key = calm.submit(params={**params, "max_tokens": 200, "seed": 3})
+    pieces: list[Delta] = []
+    for start, token_id in enumerate(tokens):
+        calm.tokens((key, start, [token_id]))
+        pieces += calm.deltas()
+    calm.core(finished=[Finished(key=key, reason="length")])
+    pieces += calm.deltas()
+    assert pieces[-1].finish_reason == ("stop" if params else "length")
+    for cut in range(len(pieces) - 1):
+        bench = Bench()
+        had = pieces[:cut]
+        child = Child(index=0, seed=3, output_token_ids=b"".join(delta.token_ids for delta in had))
+        key = bench.submit(params={**params, "max_tokens": 200, "seed": 3}, attempt=1, children=[child])
+        assert bench.to_core[-1].children[0].output_token_ids == child.output_token_ids
+        bench.tokens((key, max(cut - 2, 0), tokens[max(cut - 2, 0) :]))  # a core may repeat what is known
+        bench.core(finished=[Finished(key=key, reason="length")])
+        rest = bench.deltas()
+        assert rest[0].start == cut
+        assert joined([*had, *rest]) == joined(pieces)
+        assert (rest[-1].finish_reason, rest[-1].stop_reason) == (pieces[-1].finish_reason, pieces[-1].stop_reason)
+
+
+def joined(deltas: list[Delta]) -> tuple[bytes, str]:
+    return b"".join(delta.token_ids for delta in deltas), "".join(delta.text for delta in deltas)
+
+
+def test_resumed_tokens_that_meet_a_stop_string_end_at_once_without_the_core(bench: Bench) -> None:
+    bench.to_core.clear()
+    child = Child(seed=1, output_token_ids=encode_ids(ids("Paris")))
+    accepted, deltas = bench.say(new_submit(params={"stop": "Par"}, attempt=1, children=[child]))
+    assert isinstance(accepted, Accepted) and bench.to_core == []
+    assert isinstance(deltas, Deltas) and (deltas.deltas[0].finish_reason, deltas.deltas[0].text) == ("stop", "")
+
+
+def test_each_of_several_answers_is_resumed_and_ends_alone(bench: Bench) -> None:
+    children = [Child(index=i, seed=i, output_token_ids=encode_ids(ids("The")[:i])) for i in range(2)]
+    key = bench.submit(attempt=1, children=children)
+    (zero, one) = (child.key for child in bench.to_core[-1].children)
+    assert key == zero
+    bench.tokens((zero, 0, ids("Don")), (one, 1, ids("x")), finished=[Finished(key=one, reason="length")])
+    assert [(d.index, d.start, d.finish_reason) for d in bench.deltas()] == [(0, 0, None), (1, 1, "length")]
+    assert bench.frontend.num_open_requests == 1
+    bench.core(finished=[Finished(key=zero, reason="stop")])
+    assert bench.deltas()[0].index == 0 and bench.frontend.num_open_requests == 0
+
+
+def test_tokens_that_are_known_are_dropped_and_a_gap_ends_that_request_alone(bench: Bench) -> None:
+    mine, other = bench.submit("a"), bench.submit("b")
+    bench.tokens((mine, 0, [40, 41]), (other, 0, [40]))
+    bench.tokens((mine, 1, [41, 42]), (mine, 0, [40]))
+    deltas = bench.deltas()
+    assert [decode_ids(d.token_ids).tolist() for d in deltas] == [[40, 41], [40], [42]]
+    bench.aborted()
+    bench.tokens((mine, 5, [43]), (other, 1, [41]))
+    broken, whole = bench.deltas()
+    assert broken.error is not None and broken.error.kind == "internal" and "5 on, 3 are known" in broken.error.message
+    assert whole.finish_reason is None and bench.aborted() == [mine]
+
+
+def test_a_core_that_does_not_know_us_gets_everything_again_with_its_tokens(bench: Bench) -> None:
+    key = bench.submit(params={"seed": 9})
+    bench.tokens((key, 0, [40, 41, 42]))
+    bench.heard()
+    bench.to_core.clear()
+    bench.frontend.on_core_message(Unknown())
+    bench.frontend.on_core_message(Unknown())
+    bench.turn()
+    (hello,) = bench.to_core
+    assert isinstance(hello, Hello) and hello.fingerprint and not bench.frontend.is_ready
+    bench.say(new_submit("later"))
+    bench.frontend.on_core_message(Welcome(protocol_version=PROTOCOL_VERSION, run_id="r"))
+    bench.turn()
+    first, second = [message for message in bench.to_core if isinstance(message, EngineCoreRequest)]
+    assert first.children[0].output_token_ids == encode_ids([40, 41, 42]) and first.children[0].seed == 9
+    bench.core(accepted=[first.children[0].key, second.children[0].key])
+    (accepted,) = bench.heard()
+    assert isinstance(accepted, Accepted) and accepted.request_id == "later"
+    bench.tokens((first.children[0].key, 3, [43]))
+    assert bench.deltas()[0].start == 3
+
+
+def test_columns_that_disagree_are_counted_and_change_nothing(bench: Bench) -> None:
+    key = bench.submit()
+    good = {
+        "keys": encode_ids([key]),
+        "starts": encode_ids([0]),
+        "counts": encode_ids([1]),
+        "token_ids": encode_ids([40]),
+    }
+    for bad in ({"keys": b"\1"}, {"counts": encode_ids([2])}, {"counts": encode_ids([-1])}, {"starts": b""}):
+        bench.core(**{**good, **bad})
+        assert bench.heard() == []
+    assert bench.frontend.counts["malformed_core_frames"] == 4
+    bench.core(**good)
+    assert len(bench.deltas()) == 1
+
+
+def test_a_request_that_the_core_refuses_ends_with_its_error(bench: Bench) -> None:
+    key = bench.submit(accept=False)
+    error = ErrorInfo("overloaded", "65536 requests wait", 2.5)
+    bench.core(finished=[Finished(key=key, reason="error", error=error)])
+    (delta,) = bench.deltas()
+    assert (delta.finish_reason, delta.error) == ("error", error)
+
+
+def test_requests_wait_for_a_core_that_is_not_up_yet() -> None:
+    bench = Bench(is_core_up=False)
+    bench.say(new_submit())
+    assert bench.to_core == []
+    bench.frontend.on_core_message(Welcome(protocol_version=PROTOCOL_VERSION, run_id="r"))
+    bench.turn()
+    assert isinstance(bench.to_core[0], EngineCoreRequest)
+
+
+def test_the_core_is_pinged_only_while_it_has_requests(bench: Bench) -> None:
+    bench.now += 10
+    bench.turn()
+    assert bench.num_core_pings == 0
+    bench.submit()
+    for _ in range(100):
+        bench.now += 0.1
+        bench.say(Ping())
+    assert 10 <= bench.num_core_pings <= 12

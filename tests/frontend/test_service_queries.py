@@ -1,0 +1,73 @@
+"""Questions to the Frontend beside requests: health, info, tokens."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tokenloom.ipc.codec import encode_ids
+from tokenloom.ipc.messages import (
+    Detokenize,
+    GetHealth,
+    GetInfo,
+    Health,
+    Info,
+    Initialize,
+    Progress,
+    QueryFailed,
+    Text,
+    TokenIds,
+    Tokenize,
+)
+
+from .bench import TOKENIZER, Bench
+
+
+def health_after(bench: Bench, seconds: float, **progress: float) -> Health:
+    """What is said of an engine that has reported its progress so long ago."""
+    bench.frontend.on_control_message(msgspec.convert({"num_running": 3, "num_waiting": 4} | progress, Progress))
+    bench.now += seconds
+    (health,) = bench.say(GetHealth(query_id=1))
+    assert isinstance(health, Health)
+    return health
+
+
+def test_health_is_that_of_the_last_progress_and_ages(bench: Bench) -> None:
+    health = health_after(bench, 2, step=5, step_age_s=0.5)
+    assert health.is_ready and not health.is_stalled
+    assert (health.step, health.step_age_s, health.num_running, health.num_waiting) == (5, 2.5, 3, 4)
+    assert health_after(bench, 9, step=5, step_age_s=9.5).is_stalled
+    assert not health_after(bench, 0, step=6, step_age_s=0.0).is_stalled
+
+
+def test_the_first_step_after_a_long_idle_time_is_no_stall(bench: Bench) -> None:
+    assert not health_after(bench, 1000, step=5, step_age_s=0.0, num_running=0, num_waiting=0).is_stalled
+    assert not health_after(bench, 1, step=5, step_age_s=1000.0, num_running=1, num_waiting=0).is_stalled
+
+
+def test_info_tells_what_is_served(bench: Bench) -> None:
+    bench.frontend.on_control_message(Initialize(num_blocks=65))
+    (info,) = bench.say(GetInfo(query_id=4))
+    assert isinstance(info, Info) and (info.query_id, info.model, info.num_kv_blocks) == (4, "sample", 64)
+    assert (info.max_model_len, info.vocab_size, info.eos_token_ids) == (512, 1000, [2])
+
+
+def test_tokenize_and_detokenize_answer_short_and_long(bench: Bench) -> None:
+    for text in ("The capital", "The capital " * 1000):
+        token_ids = TOKENIZER.encode(text)
+        heard = bench.say(Tokenize(query_id=1, prompt=text), Detokenize(query_id=2, token_ids=encode_ids(token_ids)))
+        while len(heard) < 2:
+            bench.wait_for_wakeup()
+            heard += bench.heard()
+        by_type = {type(message): message for message in heard}
+        assert by_type[TokenIds] == TokenIds(query_id=1, token_ids=encode_ids(token_ids))
+        assert by_type[Text] == Text(query_id=2, text=text)
+
+
+def test_a_query_that_cannot_be_answered_says_why(bench: Bench) -> None:
+    failed = bench.say(
+        Tokenize(query_id=7),
+        Detokenize(query_id=8, token_ids=b"abc"),
+        Detokenize(query_id=9, token_ids=encode_ids([-1])),
+    )
+    kinds = {each.query_id: each.error.kind for each in failed if isinstance(each, QueryFailed)}
+    assert kinds == dict.fromkeys((7, 8, 9), "request")

@@ -1,0 +1,79 @@
+"""What the Frontend refuses, and that nothing else is touched by it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+import pytest
+
+from tokenloom.ipc.codec import encode_ids
+from tokenloom.ipc.errors import ErrorInfo
+from tokenloom.ipc.messages import PROTOCOL_VERSION, Child, Deltas, Drain, Hello, Ping, Refused, Unknown
+
+from .bench import Bench, ids, new_submit
+
+
+def test_another_protocol_version_is_refused_with_both_named(bench: Bench) -> None:
+    (refused,) = bench.say(Hello(protocol_version=99), client=b"other")
+    assert isinstance(refused, Refused) and "99" in refused.error.message
+    assert f"speaks {PROTOCOL_VERSION}" in refused.error.message
+    assert bench.say(Ping(), client=b"other") == [Unknown()]
+
+
+def test_a_message_before_hello_is_answered_with_unknown(bench: Bench) -> None:
+    assert bench.say(new_submit(), client=b"other") == [Unknown()] and bench.to_core == []
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"params": {"temperature": -1}}, r"temperature must be in \[0, 100\], got -1"),
+        ({"params": {"top_p": 0}}, "top_p must be in"),
+        ({"params": {"tempurature": 1}}, "tempurature"),
+        ({"params": {"max_tokens": "many"}}, r"params\.max_tokens"),
+        ({"prompt": 5}, r"\$\.prompt"),
+    ],
+)
+def test_a_bad_field_is_named_under_the_id_of_its_request(bench: Bench, change: dict[str, Any], reason: str) -> None:
+    raw = {"type": "submit", "request_id": "mine", "params": {}, "prompt": "x", **change}
+    bench.frontend.on_client_frame(b"c", msgspec.msgpack.encode(raw))
+    bench.turn()
+    (delta,) = bench.deltas()
+    assert delta.request_id == "mine" and delta.finish_reason == "error" and delta.error is not None
+    assert delta.error.kind == "request" and re.search(reason, delta.error.message)
+
+
+def test_a_bad_message_under_an_open_id_does_not_end_that_request(bench: Bench) -> None:
+    key = bench.submit()
+    bench.frontend.on_client_frame(b"c", msgspec.msgpack.encode({"type": "submit", "request_id": "r", "params": 5}))
+    bench.tokens((key, 0, ids("The")))
+    refused, deltas = bench.heard()
+    assert isinstance(refused, Refused) and isinstance(deltas, Deltas) and deltas.deltas[0].text == "The"
+
+
+@pytest.mark.parametrize("request_id", ["", "x" * 257])
+def test_a_request_id_must_have_a_sensible_length(bench: Bench, request_id: str) -> None:
+    assert "must have 1 to 256" in bench.refusal(new_submit(request_id)).message
+
+
+def test_a_request_error_touches_no_other_request(bench: Bench) -> None:
+    key = bench.submit("good")
+    assert "5000" in bench.refusal(new_submit("bad", prompt_token_ids=encode_ids([5000]))).message
+    assert bench.aborted() == []
+    bench.tokens((key, 0, ids("The")))
+    assert bench.deltas()[0].text == "The"
+
+
+def test_while_draining_only_resumed_requests_are_taken(bench: Bench) -> None:
+    bench.frontend.on_control_message(Drain())
+    error = bench.refusal(new_submit())
+    assert error.kind == "draining" and error.retry_after_s > 0
+    bench.submit("resumed", attempt=1, children=[Child(seed=1, output_token_ids=encode_ids([40]))])
+
+
+def test_when_the_engine_stops_every_open_request_is_told_why(bench: Bench) -> None:
+    bench.submit()
+    bench.frontend.stop("stopped by the operator")
+    assert bench.refusal() == ErrorInfo("dead", "request r: stopped by the operator")
