@@ -18,6 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from io import RawIOBase
 from pathlib import Path
 from weakref import WeakSet
 
@@ -43,8 +44,8 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 class EngineHandle:
-    """Owns the process and the lifeline. `address`, and `http_address` with --http, are where the engine serves; `stop`
-    may be called from anywhere."""
+    """Owns the process and the write end of its `lifeline`. `address`, and `http_address` with --http, are where the
+    engine serves; `stop` may be called from anywhere."""
 
     def __init__(self, config: EngineConfig, command: Sequence[str] = COMMAND) -> None:
         """Start the engine and wait until it serves; raises its own error if it cannot."""
@@ -52,29 +53,28 @@ class EngineHandle:
         self._last_words: deque[str] = deque(maxlen=NUM_LAST_WORDS)
         self._is_stopping = False
         self._on_death: Callable[[TokenloomError], None] | None = None
-        self._lock = threading.Lock()  # guards _lifeline_fd, _on_death and _death
+        self._lock = threading.Lock()  # guards _on_death and _death
         self._death: EngineDead | None = None
-        lifeline_fd, self._lifeline_fd = os.pipe()
+        lifeline_fd, write_fd = os.pipe()
         ready_fd, answer_fd = os.pipe()
-        try:
-            self._process = _start([*command, *_arguments(config, lifeline_fd, answer_fd)], (lifeline_fd, answer_fd))
-        except BaseException:
-            os.close(self._lifeline_fd)
-            os.close(ready_fd)
-            raise
-        finally:
-            os.close(lifeline_fd)
-            os.close(answer_fd)
-        _handles.add(self)
-        self._reader = _start_thread("tokenloom engine stderr", self._read_stderr)
-        self._watcher = _start_thread("tokenloom engine watch", self._watch)
-        try:
-            self.address, self.http_address = self._wait_ready(ready_fd, config.start_timeout_s)
-        except BaseException:
-            self.stop()
-            raise
-        finally:
-            os.close(ready_fd)
+        self.lifeline = os.fdopen(write_fd, "wb", buffering=0)
+        with os.fdopen(ready_fd, "rb", buffering=0) as ready:
+            try:
+                self._process = _start(command, config, lifeline_fd, answer_fd)
+            except BaseException:
+                self.lifeline.close()
+                raise
+            finally:
+                os.close(lifeline_fd)
+                os.close(answer_fd)
+            _handles.add(self)
+            self._reader = _start_thread("tokenloom engine stderr", self._read_stderr)
+            self._watcher = _start_thread("tokenloom engine watch", self._watch)
+            try:
+                self.address, self.http_address = self._wait_ready(ready, config.start_timeout_s)
+            except BaseException:
+                self.stop()
+                raise
 
     @property
     def pid(self) -> int:
@@ -93,7 +93,7 @@ class EngineHandle:
         if os.getpid() != self._pid:
             return
         self._is_stopping = True
-        self._close_lifeline()
+        self.lifeline.close()
         for timeout_s, signal_number in ((STOP_TIMEOUT_S, signal.SIGTERM), (TERMINATE_TIMEOUT_S, signal.SIGKILL)):
             self._watcher.join(timeout_s)
             if not self._watcher.is_alive():
@@ -102,16 +102,16 @@ class EngineHandle:
         self._watcher.join(TERMINATE_TIMEOUT_S)
         self._reader.join(LAST_WORDS_TIMEOUT_S)
 
-    def _wait_ready(self, ready_fd: int, timeout_s: float) -> tuple[str, str | None]:
+    def _wait_ready(self, ready: RawIOBase, timeout_s: float) -> tuple[str, str | None]:
         deadline = time.monotonic() + timeout_s
         line = b""
         while not line.endswith(b"\n"):
-            if not select.select([ready_fd], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            if not select.select([ready], [], [], max(0.0, deadline - time.monotonic()))[0]:
                 raise EngineDead(
                     f"the engine did not start within {timeout_s:g} s{self._quoted()}: raise start_timeout_s if the "
                     "model is large"
                 )
-            data = os.read(ready_fd, 1 << 16)
+            data = ready.read(1 << 16)
             if not data:
                 self._watcher.join(TERMINATE_TIMEOUT_S)
                 raise self._death or EngineDead(f"the engine gave up its start{self._quoted()}")
@@ -140,7 +140,7 @@ class EngineHandle:
         with self._lock:
             self._death = EngineDead(f"the engine (pid {self._process.pid}) {how}{self._quoted()}")
             callback = None if self._is_stopping else self._on_death
-        self._close_lifeline()
+        self.lifeline.close()
         if callback is not None:
             callback(self._death)
 
@@ -148,42 +148,28 @@ class EngineHandle:
         words = [line for line in self._last_words if line]
         return "; its last words:\n  " + "\n  ".join(words[-NUM_QUOTED_WORDS:]) if words else ", without a word"
 
-    def _close_lifeline(self) -> None:
-        with self._lock:
-            if self._lifeline_fd >= 0:
-                os.close(self._lifeline_fd)
-                self._lifeline_fd = -1
-
-    def drop_lifeline(self) -> None:
-        """In a child made by fork, which must not keep the engine alive."""
-        if self._lifeline_fd >= 0:
-            os.close(self._lifeline_fd)
-            self._lifeline_fd = -1
-
 
 _handles: WeakSet[EngineHandle] = WeakSet()
 
 
 def _after_fork() -> None:
+    """A child made by fork must not keep the engine alive."""
     for handle in _handles:
-        handle.drop_lifeline()
+        handle.lifeline.close()
 
 
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _arguments(config: EngineConfig, lifeline_fd: int, answer_fd: int) -> list[str]:
+def _start(command: Sequence[str], config: EngineConfig, lifeline_fd: int, answer_fd: int) -> subprocess.Popen[bytes]:
     config_json = msgspec.json.encode(config).decode()
-    return ["--config-json", config_json, "--lifeline-fd", str(lifeline_fd), "--ready-fd", str(answer_fd)]
-
-
-def _start(command: Sequence[str], pass_fds: Sequence[int]) -> subprocess.Popen[bytes]:
+    arguments = ["--config-json", config_json, "--lifeline-fd", str(lifeline_fd), "--ready-fd", str(answer_fd)]
     return subprocess.Popen(
-        command,
+        [*command, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-        pass_fds=pass_fds,
+        pass_fds=(lifeline_fd, answer_fd),
         start_new_session=True,
         env=_environment(),
     )

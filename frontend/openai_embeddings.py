@@ -10,9 +10,7 @@ from ..ipc.pooling_params import PoolingParams
 from ..ipc.sampling_params import SamplingParams
 from .embedding import floats
 from .openai_errors import encode_json
-from .openai_ids import answer_id
-from .openai_prompts import prompt_submits
-from .openai_run import Run
+from .openai_prompts import answer_id, prompt_submits
 from .openai_schema import EmbeddingRequest
 from .server_engine import LocalEngine
 from .tokenizer import JsonObject
@@ -42,7 +40,7 @@ class Embeddings:
         )
 
     async def whole(self) -> bytes:
-        async with Run(self._engine, self._submits, 1) as run:
+        with self._engine.run(self._submits, 1) as run:
             vectors: list[BulkArray | None] = [None] * run.num_choices
             async for news in run.news():
                 for index, delta in news:

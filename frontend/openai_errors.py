@@ -33,11 +33,15 @@ class HttpError(Exception):
         self.headers = headers or {}
 
     def response(self) -> Response:
-        return Response(encode_json(self.body), self.status, self.headers, "application/json")
+        return json_response(self.body, self.status, self.headers)
 
 
 _encoder = msgspec.json.Encoder()
 encode_json = _encoder.encode
+
+
+def json_response(body: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(encode_json(body), status, headers, "application/json")
 
 
 def to_http_error(error: BaseException) -> HttpError:

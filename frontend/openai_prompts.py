@@ -1,7 +1,11 @@
-"""The prompts of a request that may hold many, as texts or as token ids, made into Submit messages."""
+"""The prompts of a request that may hold many, as texts or as token ids, made into Submit messages.
+
+Of the ids `cmpl-…` is the answer's, and `cmpl-…/3` that of its fourth prompt.
+"""
 
 from __future__ import annotations
 
+import secrets
 from typing import cast
 
 from ..ipc.errors import RequestError
@@ -9,11 +13,20 @@ from ..ipc.messages import Submit
 from ..ipc.pooling_params import PoolingParams
 from ..ipc.sampling_params import SamplingParams
 from .input_processor import InputProcessor
-from .openai_ids import submit_ids
-from .openai_ranges import Prompts
+from .openai_schema import Prompts
 from .prompts import check_text, check_token_ids
 
 MAX_PROMPTS = 2048  # of one request: OpenAI's limit
+MAX_ID_CHARACTERS = 200
+
+
+def answer_id(prefix: str, given: str | None) -> str:
+    """A fresh id, or one of the caller's own."""
+    if given is None:
+        return f"{prefix}-{secrets.token_hex(16)}"
+    if not 0 < len(given) <= MAX_ID_CHARACTERS or not given.isprintable() or "/" in given:
+        raise RequestError(f"request_id must have 1 to {MAX_ID_CHARACTERS} printable characters other than /")
+    return f"{prefix}-{given}"
 
 
 def prompt_submits(
@@ -30,7 +43,7 @@ def prompt_submits(
     if len(listed) > MAX_PROMPTS:
         raise RequestError(f"{field} holds {len(listed)} prompts, at most {MAX_PROMPTS} are served at once")
     submits = []
-    for each, prompt in zip(submit_ids(request_id, len(listed)), listed, strict=True):
+    for position, prompt in enumerate(listed):
         text, token_ids = None, None
         if isinstance(prompt, list):
             token_ids = check_token_ids(prompt)
@@ -38,7 +51,10 @@ def prompt_submits(
             token_ids = inputs.encode(check_text(prompt), add_special_tokens=False).token_ids
         else:
             text = check_text(prompt)
-        submits.append(Submit(request_id=each, params=params, prompt=text, prompt_token_ids=token_ids, pooling=pooling))
+        submit_id = request_id if len(listed) == 1 else f"{request_id}/{position}"
+        submits.append(
+            Submit(request_id=submit_id, params=params, prompt=text, prompt_token_ids=token_ids, pooling=pooling)
+        )
     return submits
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import AsyncGenerator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -18,19 +18,29 @@ from .openai_chat import ChatCompletion
 from .openai_errors import encode_json
 from .openai_items import ItemWriter
 from .openai_messages import text_of
-from .openai_ranges import Count, MinP, Priority, RequestId, Seed, Temperature, Text, TopK, TopP, items, only
 from .openai_schema import (
     Body,
     ChatRequest,
+    Count,
     Function,
     FunctionCall,
     JsonSchemaFormat,
     Message,
+    MinP,
     NamedFunction,
     NamedTool,
+    Priority,
+    RequestId,
     ResponseFormat,
+    Seed,
+    Temperature,
+    Text,
     Tool,
     ToolCall,
+    TopK,
+    TopP,
+    items,
+    only,
 )
 from .openai_tools import ParserName
 from .server_engine import LocalEngine
@@ -123,6 +133,9 @@ class ResponsesRequest(Body, frozen=True, kw_only=True):
     request_id: RequestId | None = None
 
 
+_SAME = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "priority", "request_id", "parallel_tool_calls")
+
+
 class ResponseCreation:
     """One request to the endpoint, made by `start`. `whole` or `events` is used once."""
 
@@ -160,7 +173,7 @@ class ResponseCreation:
     async def _progress(self) -> AsyncGenerator[tuple[str, JsonObject], None]:
         """Every event in order, as (type, its fields)."""
         writer = ItemWriter(secrets.token_hex(12))
-        async with self._chat.run() as run:
+        with self._chat.run() as run:
             begun = False
             finish_reason: str | None = None
             async for pieces in self._chat.pieces(run):
@@ -218,22 +231,15 @@ def chat_request(body: ResponsesRequest) -> ChatRequest:
         for each in body.tools or ()
     ]
     choice = body.tool_choice
+    same: dict[str, Any] = {name: getattr(body, name) for name in _SAME}
     return ChatRequest(
+        **same,
         messages=_messages(body),
         max_completion_tokens=body.max_output_tokens,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=body.top_k,
-        min_p=body.min_p,
-        seed=body.seed,
-        stop=body.stop,
-        priority=body.priority,
-        request_id=body.request_id,
         tools=tools or None,
         tool_choice=NamedTool(type="function", function=NamedFunction(name=choice.name))
         if isinstance(choice, ResponseToolName)
         else choice,
-        parallel_tool_calls=body.parallel_tool_calls,
         response_format=_response_format(body.text),
         reasoning_effort=None if body.reasoning is None else body.reasoning.effort,
     )

@@ -2,6 +2,10 @@
 
 Structs that refuse unknown fields by name. A null counts as not given. What a field means for the engine is said in
 `openai_params.py`; a field that is listed here and cannot be served is refused there, by name.
+
+Beside their types fields have ranges for /openapi.json. Decoding does not look at them: they are checked where they
+matter, by SamplingParams, the endpoints and the input processor, whose messages name the mend. That both say the same
+is shown by schemathesis (`tests/system/test_http_tools.py`), in both directions.
 """
 
 from __future__ import annotations
@@ -9,35 +13,63 @@ from __future__ import annotations
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
-from .openai_ranges import (
-    Bias,
-    Count,
-    LogprobCount,
-    MinP,
-    Natural,
-    Penalty,
-    Priority,
-    Prompts,
-    Repetition,
-    RequestId,
-    Salt,
-    Seconds,
-    Seed,
-    Temperature,
-    Text,
-    TokenId,
-    TopK,
-    TopP,
-    Truncation,
-    Word,
-    items,
-    only,
-    within,
-)
 from .tokenizer import JsonObject
 
-Json: TypeAlias = dict[str, object]
+TOKEN_ID = "token id"  # title of integers whose maximum the loaded model gives
+
+LOGPROBS = "number of logprobs"  # of those whose maximum the operator sets
+
+
+def within(low: float | None = None, high: float | None = None, above: float | None = None) -> Meta:
+    """A number in [low, high], or (above, high]."""
+    limits = {"minimum": low, "maximum": high, "exclusiveMinimum": above}
+    return Meta(extra_json_schema={name: limit for name, limit in limits.items() if limit is not None})
+
+
+def items(least: int = 0, most: int | None = None) -> Meta:
+    return Meta(extra_json_schema={"minItems": least} | ({} if most is None else {"maxItems": most}))
+
+
+def matching(pattern: str) -> Meta:
+    return Meta(extra_json_schema={"pattern": pattern})
+
+
+def only(*values: object) -> Meta:
+    """Of a field that is not served: null and what else asks for nothing."""
+    return Meta(extra_json_schema={"enum": [None, *values]})
+
+
+MOST = 2**31 - 1
+Count: TypeAlias = Annotated[int, within(1, MOST)]
+Natural: TypeAlias = Annotated[int, within(0, MOST)]
+TokenId: TypeAlias = Annotated[int, within(0, MOST), Meta(title=TOKEN_ID)]
+Seed: TypeAlias = Annotated[int, within(-(2**63), 2**64 - 1)]
+Priority: TypeAlias = Annotated[int, within(-(2**31), MOST)]
+LogprobCount: TypeAlias = Annotated[int, within(0, MOST), Meta(title=LOGPROBS)]
+Truncation: TypeAlias = Annotated[
+    int, Meta(extra_json_schema={"anyOf": [{"const": -1}, {"minimum": 1, "maximum": MOST}]})
+]
+TopK: TypeAlias = Annotated[int, within(-1, MOST)]
+Temperature: TypeAlias = Annotated[float, within(0, 100)]
+TopP: TypeAlias = Annotated[float, within(above=0, high=1)]
+MinP: TypeAlias = Annotated[float, within(0, 1)]
+Penalty: TypeAlias = Annotated[float, within(-2, 2)]
+Repetition: TypeAlias = Annotated[float, within(above=0, high=100)]
+Seconds: TypeAlias = Annotated[float, within(above=0, high=1e9)]
+Text: TypeAlias = Annotated[str, Meta(extra_json_schema={"minLength": 1})]
+Word: TypeAlias = Annotated[str, matching(r"\S")]
+RequestId: TypeAlias = Annotated[str, matching(r"^[ -.0-~]{1,200}$")]
+Salt: TypeAlias = Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": 1024})]
+Bias: TypeAlias = dict[Annotated[str, matching("^[0-9]+$")], Annotated[float, within(-100, 100)]]
+
+_TEXT = {"type": "string", "minLength": 1}
+_IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "maximum": MOST, "title": TOKEN_ID}}
+_PROMPTS = {"type": "array", "minItems": 1, "maxItems": 2048, "items": {"anyOf": [_TEXT, _IDS]}}
+Prompts: TypeAlias = Annotated[  # one prompt as text or ids, or a list of prompts
+    str | list[str | int | list[int]], Meta(extra_json_schema={"allOf": [{"anyOf": [_TEXT, _IDS, _PROMPTS]}]})
+]
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -62,10 +94,23 @@ class ResponseFormat(Body, frozen=True, kw_only=True):
     json_schema: JsonSchemaFormat | None = None
 
 
-class Generation(Body, frozen=True, kw_only=True):
-    """What completions and chats share."""
+class Scheduled(Body, frozen=True, kw_only=True):
+    """What all requests share that the engine works on."""
 
     model: str | None = None
+    user: str | None = None
+    # beyond OpenAI
+    truncate_prompt_tokens: Truncation | None = None
+    priority: Priority | None = None
+    timeout_s: Seconds | None = None
+    queue_timeout_s: Seconds | None = None
+    cache_salt: Salt | None = None
+    request_id: RequestId | None = None
+
+
+class Generation(Scheduled, frozen=True, kw_only=True):
+    """What completions and chats share."""
+
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, within(1, 128)] | None = None
@@ -76,7 +121,6 @@ class Generation(Body, frozen=True, kw_only=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: Bias | None = None
-    user: str | None = None
     response_format: ResponseFormat | None = None
     # beyond OpenAI
     top_k: TopK | None = None
@@ -88,15 +132,9 @@ class Generation(Body, frozen=True, kw_only=True):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
-    truncate_prompt_tokens: Truncation | None = None
     prompt_logprobs: Annotated[int | None, only()] = None
     allowed_token_ids: Annotated[list[TokenId], items(1)] | None = None
     bad_words: Annotated[list[Word], items(0, 256)] | None = None
-    priority: Priority | None = None
-    timeout_s: Seconds | None = None
-    queue_timeout_s: Seconds | None = None
-    cache_salt: Salt | None = None
-    request_id: RequestId | None = None
     return_token_ids: bool | None = None
     structured_outputs: JsonObject | None = None
     guided_json: JsonObject | str | None = None
@@ -119,24 +157,16 @@ class CompletionRequest(Generation, frozen=True, kw_only=True):
     add_special_tokens: bool | None = None
 
 
-class EmbeddingRequest(Body, frozen=True, kw_only=True):
+class EmbeddingRequest(Scheduled, frozen=True, kw_only=True):
     """POST /v1/embeddings."""
 
-    model: str | None = None
     input: Prompts  # as prompt of a completion
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
-    user: str | None = None
     # beyond OpenAI
     pooling: Literal["last", "mean"] | None = None
     normalize: bool | None = None
     add_special_tokens: bool | None = None
-    truncate_prompt_tokens: Truncation | None = None
-    priority: Priority | None = None
-    timeout_s: Seconds | None = None
-    queue_timeout_s: Seconds | None = None
-    cache_salt: Salt | None = None
-    request_id: RequestId | None = None
 
 
 class TextPart(Body, frozen=True, kw_only=True):

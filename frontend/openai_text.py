@@ -47,6 +47,11 @@ class AnswerText:
         """Whether all text is content as it comes."""
         return self._splitter is None and self._tools is None
 
+    def read(self, delta: Delta) -> Piece:
+        """All that a delta brings; with the last one, what was held back too."""
+        piece = self.append(delta.text)
+        return piece if delta.finish_reason is None else piece.joined(self.finish())
+
     def append(self, text: str) -> Piece:
         if self.is_plain:
             return Piece("", text)

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import zmq
 
@@ -47,6 +48,8 @@ from .chat import ChatTemplate
 from .service import Frontend
 from .tokenizer import Tokenizer, read_tokenizer_config
 from .zap import DOMAIN, ZapHandler
+
+T = TypeVar("T")
 
 logger = logging.getLogger("tokenloom.frontend")
 
@@ -187,12 +190,7 @@ class FrontendProcess:
     # ── in ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _take_orders(self) -> None:
-        for (frame,) in _receive(self._control, num_parts=1):
-            try:
-                message = self._from_supervisor.decode(frame)
-            except ProtocolError as error:
-                self._frontend.count_malformed("supervisor", error)
-                continue
+        for message in self._decoded(self._control, self._from_supervisor, "supervisor"):
             if isinstance(message, Stop):
                 self.is_stopping, self._stop_reason = True, message.reason
             elif isinstance(message, Ping):
@@ -201,13 +199,17 @@ class FrontendProcess:
                 self._frontend.on_control_message(message)
 
     def _take_outputs(self) -> None:
-        for (frame,) in _receive(self._core, num_parts=1):
-            try:
-                message = self._from_core.decode(frame)
-            except ProtocolError as error:
-                self._frontend.count_malformed("core", error)
-                continue
+        for message in self._decoded(self._core, self._from_core, "core"):
             self._frontend.on_core_message(message)
+
+    def _decoded(self, socket: zmq.Socket[bytes], decoder: Decoder[T], peer: str) -> Iterator[T]:
+        for (frame,) in _receive(socket, num_parts=1):
+            try:
+                message = decoder.decode(frame)
+            except ProtocolError as error:
+                self._frontend.count_malformed(peer, error)
+                continue
+            yield message
 
     def _take_requests(self) -> bool:
         """Whether nothing is left to read."""

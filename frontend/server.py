@@ -11,7 +11,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import uvicorn
 import uvloop
@@ -21,19 +21,18 @@ from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import ConfigError
 from .server_app import new_app
 from .server_engine import LocalEngine
-from .server_loop import Turning, TurnLoop
+from .server_loop import TurnLoop
 from .service import Frontend
+
+if TYPE_CHECKING:
+    from .process import FrontendProcess
 
 BACKLOG = 2048
 FAREWELL_S = 2  # how long answers that are being written may take when the engine stops
 
 
-class Stoppable(Turning, Protocol):
-    def stop(self) -> None: ...
-
-
 def run_with_http(
-    process: Stoppable, frontend: Frontend, spec: EngineSpec, address: str, on_listening: Callable[[str], None]
+    process: FrontendProcess, frontend: Frontend, spec: EngineSpec, address: str, on_listening: Callable[[str], None]
 ) -> None:
     """Serve until the process is stopping; raises ConfigError if nothing can listen at `address`."""
     listener = _bind(address)
@@ -58,7 +57,7 @@ def _bind(address: str) -> socket.socket:
     return listener
 
 
-async def _serve(process: Stoppable, frontend: Frontend, spec: EngineSpec, listener: socket.socket) -> None:
+async def _serve(process: FrontendProcess, frontend: Frontend, spec: EngineSpec, listener: socket.socket) -> None:
     turns = TurnLoop(process)
     app = new_app(LocalEngine(frontend, turns.wake), frontend, spec)
     config = uvicorn.Config(

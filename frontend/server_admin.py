@@ -13,10 +13,9 @@ from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import RequestError
 from ..ipc.version import tokenloom_version
 from .openai_document import document
-from .openai_errors import HttpError, encode_json
+from .openai_errors import HttpError, json_response
 from .openai_messages import encode_messages
-from .openai_ranges import LOGPROBS, TOKEN_ID
-from .openai_schema import AbortRequest, DetokenizeRequest, TokenizeRequest
+from .openai_schema import LOGPROBS, TOKEN_ID, AbortRequest, DetokenizeRequest, TokenizeRequest
 from .prompts import check_text, check_token_ids
 from .server_body import check_model, read_body
 from .server_engine import LocalEngine
@@ -48,11 +47,11 @@ class AdminEndpoints:
         ]
 
     async def models(self, request: Request) -> Response:
-        return _json({"object": "list", "data": [self._model()]})
+        return json_response({"object": "list", "data": [self._model()]})
 
     async def model(self, request: Request) -> Response:
         check_model(request.path_params["model"], self._spec.served_model_name)
-        return _json(self._model())
+        return json_response(self._model())
 
     def _model(self) -> JsonObject:
         return {
@@ -76,20 +75,20 @@ class AdminEndpoints:
         else:
             prompt = inputs.encode(check_text(body.prompt), body.add_special_tokens)
         tokens = decode_ids(prompt.token_ids).tolist()
-        return _json({"tokens": tokens, "count": len(tokens), "max_model_len": self._spec.max_model_len})
+        return json_response({"tokens": tokens, "count": len(tokens), "max_model_len": self._spec.max_model_len})
 
     async def detokenize(self, request: Request) -> Response:
         body = await read_body(request, DetokenizeRequest)
         check_model(body.model, self._spec.served_model_name)
         text = self._engine.inputs.detokenize(check_token_ids(body.tokens)) if body.tokens else ""
-        return _json({"prompt": text})
+        return json_response({"prompt": text})
 
     async def abort(self, request: Request) -> Response:
         body = await read_body(request, AbortRequest)
         num_aborted = self._engine.abort(body.request_id)
         if not num_aborted:
             raise HttpError(404, f"no request {body.request_id!r:.200} is open", param="request_id")
-        return _json({"request_id": body.request_id, "aborted": num_aborted})
+        return json_response({"request_id": body.request_id, "aborted": num_aborted})
 
     async def health(self, request: Request) -> Response:
         """200 while this answers and steps end; 503 when requests are there and no step ends."""
@@ -103,12 +102,12 @@ class AdminEndpoints:
             "restarts": health.num_restarts,
             "last_failure": health.last_failure,
         }
-        return _json(body, 503 if health.is_stalled else 200)
+        return json_response(body, 503 if health.is_stalled else 200)
 
     async def ready(self, request: Request) -> Response:
         """200 when a request would be served now."""
         health = self._engine.health()
-        return _json({"ready": health.is_ready}, 200 if health.is_ready else 503)
+        return json_response({"ready": health.is_ready}, 200 if health.is_ready else 503)
 
     async def metrics(self, request: Request) -> Response:
         """What Prometheus scrapes; open to all, as its scrapers expect."""
@@ -120,11 +119,7 @@ class AdminEndpoints:
     async def openapi(self, request: Request) -> Response:
         config = self._spec.config
         maxima = {TOKEN_ID: self._spec.model.vocab_size - 1, LOGPROBS: config.max_logprobs}
-        return _json(document(tokenloom_version(), config.api_key is not None, maxima))
+        return json_response(document(tokenloom_version(), config.api_key is not None, maxima))
 
     async def version(self, request: Request) -> Response:
-        return _json({"version": tokenloom_version()})
-
-
-def _json(body: object, status: int = 200) -> Response:
-    return Response(encode_json(body), status, media_type="application/json")
+        return json_response({"version": tokenloom_version()})

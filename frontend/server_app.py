@@ -5,8 +5,7 @@ Knows no field of any body (`openai_schema.py`) and no protocol of the engine (`
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Coroutine
-from typing import Protocol
+from collections.abc import Coroutine
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -18,6 +17,7 @@ from starlette.types import ASGIApp
 
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import TokenloomError
+from .openai_answers import Answers
 from .openai_chat import ChatCompletion
 from .openai_completions import Completion
 from .openai_embeddings import Embeddings
@@ -38,14 +38,6 @@ from .trace_context import TraceContext
 CLIENT_CLOSED_REQUEST = 499  # nobody reads it; nginx's number, for the metrics
 
 
-class Generating(Protocol):
-    """A request of one of the endpoints that generate."""
-
-    async def whole(self) -> bytes: ...
-
-    def events(self) -> AsyncGenerator[bytes, None]: ...
-
-
 class OpenAIEndpoints:
     """The endpoints that generate."""
 
@@ -61,19 +53,19 @@ class OpenAIEndpoints:
     async def completions(self, request: Request) -> Response:
         body = await read_body(request, CompletionRequest)
         check_model(body.model, self._model)
-        return await _answer(request, Completion(self._engine, body, self._model), bool(body.stream))
+        return await _answer(request, Completion(self._engine, body, self._model), body.stream)
 
     async def chat_completions(self, request: Request) -> Response:
         body = await read_body(request, ChatRequest)
         check_model(body.model, self._model)
         chat = await ChatCompletion.start(self._engine, body, self._model, self._tool_parser, self._has_reasoning)
-        return await _answer(request, chat, bool(body.stream))
+        return await _answer(request, chat, body.stream)
 
     async def responses(self, request: Request) -> Response:
         body = await read_body(request, ResponsesRequest)
         check_model(body.model, self._model)
         made = await ResponseCreation.start(self._engine, body, self._model, self._tool_parser, self._has_reasoning)
-        return EventStream(made.events(), end=b"") if body.stream else await _answer(request, made, is_stream=False)
+        return EventStream(made.events(), end=b"") if body.stream else await _whole(request, made.whole())
 
     async def embeddings(self, request: Request) -> Response:
         body = await read_body(request, EmbeddingRequest)
@@ -81,7 +73,7 @@ class OpenAIEndpoints:
         return await _whole(request, Embeddings(self._engine, body, self._model).whole())
 
 
-async def _answer(request: Request, work: Generating, is_stream: bool) -> Response:
+async def _answer(request: Request, work: Answers, is_stream: bool | None) -> Response:
     return EventStream(work.events()) if is_stream else await _whole(request, work.whole())
 
 

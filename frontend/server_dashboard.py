@@ -18,7 +18,7 @@ from starlette.routing import Route
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.version import tokenloom_version
 from .metrics_engine import SECONDS
-from .openai_errors import HttpError, encode_json
+from .openai_errors import HttpError, json_response
 from .server_body import read_body
 from .server_engine import LocalEngine
 from .service import Frontend
@@ -104,11 +104,11 @@ class Dashboard:
             "num_open": metrics.num_open,
             "open": metrics.open_answers(MAX_SHOWN),
         }
-        return Response(encode_json(body), headers={"cache-control": "no-store"}, media_type="application/json")
+        return json_response(body, headers={"cache-control": "no-store"})
 
     async def abort(self, request: Request) -> Response:
         body = await read_body(request, AbortAnswer)
         if not self._frontend.abort_answer(body.key):
             raise HttpError(404, f"no answer {body.key} is open", param="key")
         self._engine.wake()
-        return Response(encode_json({"key": body.key, "aborted": 1}), media_type="application/json")
+        return json_response({"key": body.key, "aborted": 1})

@@ -9,33 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import zmq
 
-
-class Turning(Protocol):
-    """What runs in turns: the frontend process."""
-
-    @property
-    def is_stopping(self) -> bool: ...
-
-    @property
-    def sockets(self) -> Sequence[zmq.Socket[bytes]]: ...
-
-    @property
-    def wakeup_fd(self) -> int: ...
-
-    def turn(self) -> None: ...
-
-    def seconds_to_tick(self, now: float) -> float | None: ...
+if TYPE_CHECKING:
+    from .process import FrontendProcess
 
 
 class TurnLoop:
     """`run` returns when the process is stopping, and raises what a turn raises."""
 
-    def __init__(self, process: Turning) -> None:
+    def __init__(self, process: FrontendProcess) -> None:
         self._process = process
         self._loop = asyncio.get_running_loop()
         self._is_pending = False

@@ -1,0 +1,120 @@
+"""Answers: a request to /v1/completions or /v1/chat/completions on its way back, whole or as events.
+
+Knows no field of a choice: what is text, a message or a call is the endpoint's own.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractContextManager
+from typing import ClassVar
+
+from ..ipc.messages import Delta, Submit
+from .openai_errors import encode_json
+from .openai_run import Run
+from .openai_schema import Generation
+from .server_engine import LocalEngine
+from .server_events import TextEvents, event
+from .tokenizer import JsonObject
+
+
+class Choice(ABC):
+    """One answer: either `add` all its deltas and `build`, or take the `chunks` of each."""
+
+    is_plain: bool  # after its first chunk it brings text alone, until its end
+    has_begun = False  # whether there was a chunk
+
+    @abstractmethod
+    def add(self, delta: Delta) -> None: ...
+
+    @abstractmethod
+    def build(self) -> JsonObject: ...
+
+    @abstractmethod
+    def chunks(self, delta: Delta) -> list[JsonObject]: ...
+
+    @abstractmethod
+    def text_chunk(self, text: str) -> JsonObject:
+        """The only chunk of a delta that brings text to a plain choice."""
+
+
+class Answers(ABC):
+    """`whole` or `events` is used once."""
+
+    kind: ClassVar[str]
+    chunk_kind: ClassVar[str]
+    tells_empty: ClassVar[bool]  # whether tokens without text are an event
+
+    def __init__(
+        self, engine: LocalEngine, body: Generation, model: str, request_id: str, submits: Sequence[Submit], n: int
+    ) -> None:
+        self._engine = engine
+        self._options = body.stream_options
+        self._has_token_ids = bool(body.return_token_ids)
+        self._model = model
+        self.id = request_id
+        self._submits = submits
+        self._n = n
+        self._created = int(time.time())
+
+    def run(self) -> AbstractContextManager[Run]:
+        return self._engine.run(self._submits, self._n)
+
+    @abstractmethod
+    def _choices(self, run: Run) -> Sequence[Choice]: ...
+
+    async def whole(self) -> bytes:
+        with self.run() as run:
+            choices = self._choices(run)
+            async for news in run.news():
+                for index, delta in news:
+                    choices[index].add(delta)
+            return encode_json(self._envelope(self.kind, [choice.build() for choice in choices], run.usage()))
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        with_usage = bool(self._options and self._options.include_usage)
+        in_every = bool(self._options and self._options.continuous_usage_stats)
+        with self.run() as run:
+            choices = self._choices(run)
+            is_plain = not in_every and not self._has_token_ids and all(choice.is_plain for choice in choices)
+            plain = [self._text_events(choice, with_usage) for choice in choices] if is_plain else []
+            async for news in run.news():
+                events = []
+                for index, delta in news:
+                    choice = choices[index]
+                    if plain and choice.has_begun and delta.finish_reason is None:
+                        if delta.text or self.tells_empty:
+                            events.append(plain[index].event(delta.text))
+                        continue
+                    usage = run.usage() if in_every else None
+                    bodies = [
+                        self._envelope(self.chunk_kind, [each], usage, with_usage) for each in choice.chunks(delta)
+                    ]
+                    events += map(event, bodies)
+                    choice.has_begun = True
+                if events:
+                    yield b"".join(events)
+            if with_usage:
+                yield event(self._envelope(self.chunk_kind, [], run.usage()))
+
+    def _text_events(self, choice: Choice, with_null: bool) -> TextEvents:
+        def body_of(text: str) -> JsonObject:
+            return self._envelope(self.chunk_kind, [choice.text_chunk(text)], None, with_null)
+
+        return TextEvents(body_of)
+
+    def _envelope(
+        self, kind: str, choices: list[JsonObject], usage: JsonObject | None, with_null: bool = False
+    ) -> JsonObject:
+        envelope: JsonObject = {
+            "id": self.id,
+            "object": kind,
+            "created": self._created,
+            "model": self._model,
+            "choices": choices,
+        }
+        if usage is not None or with_null:
+            envelope["usage"] = usage
+        return envelope
