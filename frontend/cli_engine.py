@@ -40,10 +40,5 @@ def add_sampling(parser: argparse.ArgumentParser, max_tokens: int | None) -> Non
 
 
 def sampling_of(arguments: argparse.Namespace) -> SamplingParams:
-    return SamplingParams(
-        temperature=arguments.temperature,
-        top_p=arguments.top_p,
-        top_k=arguments.top_k,
-        seed=arguments.seed,
-        max_tokens=arguments.max_tokens,
-    )
+    names = ("temperature", "top_p", "top_k", "seed", "max_tokens")
+    return SamplingParams(**{name: getattr(arguments, name) for name in names})

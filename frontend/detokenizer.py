@@ -28,6 +28,7 @@ from .tokenizer import JsonObject, Tokenizer
 
 REPLACEMENT = "\ufffd"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_LOCAL_STEPS = {"ByteLevel", "WordPiece", "Metaspace", "BPEDecoder", "ByteFallback", "Fuse", "Replace", "Strip"}
 
 
 class Detokenizer(Protocol):
@@ -248,16 +249,7 @@ def _comes_in_pieces(steps: list[JsonObject]) -> bool:
     is_fused = False
     for step in steps:
         kind = step["type"]
-        if kind not in (
-            "ByteLevel",
-            "WordPiece",
-            "Metaspace",
-            "BPEDecoder",
-            "ByteFallback",
-            "Fuse",
-            "Replace",
-            "Strip",
-        ):
+        if kind not in _LOCAL_STEPS:
             return False
         is_edge_strip = kind == "Strip" and step["stop"] == 0 and step["start"] in (0, 1)
         if is_fused and not is_edge_strip:

@@ -56,7 +56,7 @@ class InputProcessor:
         self._max_model_len = spec.max_model_len
         self._hidden_size = spec.model.hidden_size
         self._tokenizer = tokenizer
-        self._chat_template = chat_template
+        self.chat_template = chat_template
         eos_token_id = None if tokenizer is None else tokenizer.eos_token_id
         fallback = () if eos_token_id is None else (eos_token_id,)
         self.eos_token_ids = frozenset(spec.model.eos_token_ids or fallback)
@@ -64,20 +64,15 @@ class InputProcessor:
         self._processor_paths = [path.strip() for path in (spec.config.allowed_logits_processors or "").split(",")]
         self._seeds = random.Random(spec.config.seed)
 
-    @property
-    def chat_template(self) -> ChatTemplate | None:
-        return self._chat_template
+    # ── prompts ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def encode_chat(self, turns: Sequence[JsonObject], variables: JsonObject) -> Prompt:
         """The prompt of a chat whose turns may hold more than text (tool calls); `variables` go to the template."""
-        text = self._template().render_turns(turns, variables)
-        return Prompt(encode_ids(self._text_tokenizer().encode(text, add_special_tokens=False)), text)
+        return self.encode(self._template().render_turns(turns, variables), add_special_tokens=False)
 
     def encode(self, text: str, add_special_tokens: bool) -> Prompt:
         """The prompt of a text, with or without what the checkpoint puts around one."""
         return Prompt(encode_ids(self._text_tokenizer().encode(text, add_special_tokens=add_special_tokens)), text)
-
-    # ── prompts ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def tokenize(self, prompt: str | None, token_ids: bytes | None, chat: Sequence[ChatMessage] | None) -> Prompt:
         """The prompt's tokens. Exactly one of the three is given."""
@@ -87,11 +82,10 @@ class InputProcessor:
         if token_ids is not None:
             return Prompt(token_ids, None)
         if chat is not None:
-            text = self._render(chat)  # writes its own special tokens
-            return Prompt(encode_ids(self._text_tokenizer().encode(text, add_special_tokens=False)), text)
+            return self.encode(self._template().render(chat), add_special_tokens=False)  # it writes its own
         if not prompt:
             raise RequestError("the prompt is empty: give at least one character")
-        return Prompt(encode_ids(self._text_tokenizer().encode(prompt)), prompt)
+        return self.encode(prompt, add_special_tokens=True)
 
     def detokenize(self, token_ids: bytes) -> str:
         """The text of `token_ids`, special tokens included."""
@@ -100,13 +94,10 @@ class InputProcessor:
             raise RequestError(f"token_ids holds {min(ids)}: ids begin at 0")
         return self._text_tokenizer().decode(ids, skip_special_tokens=False)
 
-    def _render(self, chat: Sequence[ChatMessage]) -> str:
-        return self._template().render(chat)
-
     def _template(self) -> ChatTemplate:
-        if self._chat_template is None:
+        if self.chat_template is None:
             raise RequestError("this model has no chat template: send a prompt, or start with --chat-template FILE")
-        return self._chat_template
+        return self.chat_template
 
     def _text_tokenizer(self) -> Tokenizer:
         if self._tokenizer is None:

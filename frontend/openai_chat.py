@@ -11,7 +11,7 @@ from ..ipc.structured_outputs import StructuredOutputsParams
 from .openai_answers import Answers, Choice
 from .openai_logprobs import chat_logprobs
 from .openai_messages import encode_messages
-from .openai_params import chat_max_tokens, logit_bias, num_choices, sampling_params, structured_params
+from .openai_params import chat_max_tokens, num_choices, sampling_params, structured_outputs
 from .openai_prompts import answer_id
 from .openai_run import Run
 from .openai_schema import ChatRequest, NamedTool
@@ -39,11 +39,8 @@ class ChatCompletion(Answers):
     ) -> ChatCompletion:
         """Check everything and make the prompt; nothing runs yet."""
         forced = _forced_tools(body)
-        constraint = structured_params(body)
-        if forced is not None:
-            if constraint:
-                raise RequestError("tool_choice forces a call while response_format wants something else: give one")
-            constraint = {"structured_outputs": StructuredOutputsParams(json=forced)}
+        if forced is not None and structured_outputs(body) is not None:
+            raise RequestError("tool_choice forces a call while response_format wants something else: give one")
         num_answers = num_choices(body)
         if body.top_logprobs and not body.logprobs:
             raise RequestError("top_logprobs needs logprobs to be true")
@@ -51,8 +48,7 @@ class ChatCompletion(Answers):
             body,
             max_tokens=chat_max_tokens(body),
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-            logit_bias=logit_bias(body),
-            **constraint,
+            structured_outputs=None if forced is None else StructuredOutputsParams(json=forced),
         )
         if chat_max_tokens(body) is None:
             params = params.replace(max_tokens=None)  # to the end of the model's length

@@ -7,7 +7,7 @@ from ..ipc.messages import Accepted, Delta, Logprobs
 from .input_processor import InputProcessor
 from .openai_answers import Answers, Choice
 from .openai_logprobs import CompletionLogprobs
-from .openai_params import logit_bias, num_choices, sampling_params, structured_params
+from .openai_params import num_choices, sampling_params
 from .openai_prompts import answer_id, prompt_submits
 from .openai_run import Run
 from .openai_schema import CompletionRequest
@@ -27,8 +27,6 @@ class Completion(Answers):
             max_tokens=body.max_tokens,
             logprobs=body.logprobs,
             prompt_logprobs=body.logprobs if body.echo else None,
-            logit_bias=logit_bias(body),
-            **structured_params(body),
         )
         submits = prompt_submits(request_id, "prompt", body.prompt, params, engine.inputs, body.add_special_tokens)
         super().__init__(engine, body, model, request_id, submits, num_choices(body))

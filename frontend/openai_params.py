@@ -29,7 +29,7 @@ MAX_CHOICES = 128
 
 
 def sampling_params(body: Generation, **more: object) -> SamplingParams:
-    """The parameters that `body` asks for; `more` is what the endpoint has worked out itself, None: not given."""
+    """The parameters that `body` asks for; `more` is what the endpoint has worked out itself, None: as in `body`."""
     for name, harmless in _REFUSED.items():
         value = getattr(body, name, None)
         if value is not None and value not in harmless:
@@ -37,7 +37,9 @@ def sampling_params(body: Generation, **more: object) -> SamplingParams:
     num_answers = num_choices(body)
     if body.best_of is not None and body.best_of != num_answers:
         raise RequestError(f"best_of is {body.best_of} and n is {num_answers}: ask for n answers and choose yourself")
-    given = {name: getattr(body, name) for name in _PASSED} | {"n": num_answers} | more
+    given = {name: getattr(body, name) for name in _PASSED}
+    given |= {"n": num_answers, "logit_bias": _logit_bias(body), "structured_outputs": structured_outputs(body)}
+    given |= {name: value for name, value in more.items() if value is not None}
     try:
         return SamplingParams(**{name: value for name, value in given.items() if value is not None})
     except TypeError as error:
@@ -51,7 +53,7 @@ def num_choices(body: Generation) -> int:
     return n
 
 
-def logit_bias(body: Generation) -> dict[int, float] | None:
+def _logit_bias(body: Generation) -> dict[int, float] | None:
     """OpenAI writes the token ids as JSON keys."""
     if not body.logit_bias:
         return None
@@ -62,13 +64,12 @@ def logit_bias(body: Generation) -> dict[int, float] | None:
         raise RequestError(f"logit_bias has the key {bad!r:.80}: keys are token ids") from None
 
 
-def structured(body: Generation) -> dict[str, object]:
-    """What the answer must conform to, as {name of the constraint: its value}; empty if free."""
-    found: dict[str, object] = dict(body.structured_outputs or {})
-    for name in ("guided_json", "guided_regex", "guided_choice", "guided_grammar"):
-        if getattr(body, name) is not None:
-            value = getattr(body, name)
-            found[name.removeprefix("guided_")] = value
+def structured_outputs(body: Generation) -> StructuredOutputsParams | None:
+    """What the answer must conform to; None if it is free."""
+    found: dict[str, object] = dict(body.structured_outputs or {})  # by name of the constraint
+    for name in ("json", "regex", "choice", "grammar"):
+        if (value := getattr(body, f"guided_{name}")) is not None:
+            found[name] = value
     form = body.response_format
     if form is not None and form.type == "json_object":
         found["json_object"] = True
@@ -78,13 +79,7 @@ def structured(body: Generation) -> dict[str, object]:
         found["json"] = form.json_schema.schema
     if len(found) > 1:
         raise RequestError(f"structured_outputs is asked for in {len(found)} ways ({', '.join(found)}): give one")
-    return found
-
-
-def structured_params(body: Generation) -> dict[str, object]:
-    """Likewise as keywords of SamplingParams."""
-    found = structured(body)
-    return {"structured_outputs": StructuredOutputsParams.of(found)} if found else {}
+    return StructuredOutputsParams.of(found) if found else None
 
 
 def chat_max_tokens(body: ChatRequest) -> int | None:

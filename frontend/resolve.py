@@ -9,7 +9,7 @@ import os
 import re
 import secrets
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast, get_args
 
 import msgspec
 
@@ -21,6 +21,7 @@ from ..ipc.keys import Keys
 from ..ipc.model_config import ModelConfig
 from ..ipc.quantization_config import QuantizationConfig
 
+DType = Literal["float32", "bfloat16", "float16"]
 DEMO_FOLDER = Path(__file__).resolve().parent.parent / "demo"
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _HUB_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
@@ -50,12 +51,9 @@ def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
 
 
 def _with_absolute_paths(config: EngineConfig) -> EngineConfig:
-    def absolute(path: str | None) -> str | None:
-        return None if path is None else os.path.abspath(path)
-
-    return msgspec.structs.replace(
-        config, key_file=absolute(config.key_file), chat_template=absolute(config.chat_template)
-    )
+    given = {"key_file": config.key_file, "chat_template": config.chat_template}
+    absolute = {name: os.path.abspath(path) for name, path in given.items() if path is not None}
+    return msgspec.structs.replace(config, **absolute)
 
 
 def find_checkpoint(name: str | None, revision: str | None) -> Path:
@@ -107,15 +105,11 @@ def _quantized(config: EngineConfig, model: ModelConfig) -> ModelConfig:
     return msgspec.structs.replace(model, quantization=on_load)
 
 
-def _dtype(config: EngineConfig, model: ModelConfig) -> Literal["float32", "bfloat16", "float16"]:
+def _dtype(config: EngineConfig, model: ModelConfig) -> DType:
     name = model.dtype if config.dtype == "auto" else config.dtype
-    if name == "float32":
-        return "float32"
-    if name == "bfloat16":
-        return "bfloat16"
-    if name == "float16":
-        return "float16"
-    raise ConfigError(f"the checkpoint's dtype {name} is not supported: give --dtype float32, bfloat16 or float16")
+    if name not in get_args(DType):
+        raise ConfigError(f"the checkpoint's dtype {name} is not supported: give --dtype float32, bfloat16 or float16")
+    return cast(DType, name)
 
 
 def _device(config: EngineConfig) -> Literal["cpu", "cuda"]:

@@ -50,12 +50,17 @@ from tokenloom.ipc.messages import (
     Unknown,
     Welcome,
 )
+from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.ipc.sockets import new_socket
 
 T = TypeVar("T")
 
 DEADLINE_S = 20.0
 FORBIDDEN = "forbidden"  # a prompt with this word is refused
+
+
+def greedy(max_tokens: int = 40, **more: object) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=max_tokens, **more)  # type: ignore[arg-type]
 
 
 def prompt_ids(submit: Submit) -> bytes:

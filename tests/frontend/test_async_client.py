@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -13,16 +13,8 @@ import pytest
 from tokenloom.frontend.async_client import AsyncClient
 from tokenloom.frontend.outputs import RequestOutput
 from tokenloom.ipc.errors import EngineDead, RequestError
-from tokenloom.ipc.sampling_params import SamplingParams
 
-from .fake_frontend import DEADLINE_S, FORBIDDEN, FakeFrontend, expected_text
-
-
-@pytest.fixture
-def fake(tmp_path: Path) -> Iterator[FakeFrontend]:
-    frontend = FakeFrontend(f"ipc://{tmp_path}/f")
-    yield frontend
-    frontend.close()
+from .fake_frontend import DEADLINE_S, FORBIDDEN, FakeFrontend, expected_text, greedy
 
 
 def run(fake: FakeFrontend, body: Callable[[AsyncClient], Awaitable[None]]) -> None:
@@ -34,16 +26,12 @@ def run(fake: FakeFrontend, body: Callable[[AsyncClient], Awaitable[None]]) -> N
 
 
 async def last(client: AsyncClient, prompt: str, max_tokens: int) -> RequestOutput:
-    return [output async for output in client.generate(prompt, params(max_tokens))][-1]
-
-
-def params(max_tokens: int = 40) -> SamplingParams:
-    return SamplingParams(temperature=0.0, max_tokens=max_tokens)
+    return [output async for output in client.generate(prompt, greedy(max_tokens))][-1]
 
 
 def test_outputs_are_cumulative_and_the_last_one_is_finished(fake: FakeFrontend) -> None:
     async def body(client: AsyncClient) -> None:
-        outputs = [output async for output in client.generate("p", params(), "mine")]
+        outputs = [output async for output in client.generate("p", greedy(), "mine")]
         texts = [output.outputs[0].text for output in outputs]
         assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
         assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
@@ -65,7 +53,7 @@ def test_many_tasks_at_once_get_their_own_answers(fake: FakeFrontend) -> None:
 def test_a_slow_consumer_finds_all_news_in_one_output(fake: FakeFrontend) -> None:
     async def body(client: AsyncClient) -> None:
         fake.set(max_deltas=1)
-        stream = client.generate("p", params(400))
+        stream = client.generate("p", greedy(400))
         await anext(stream)
         fake.set(max_deltas=None, is_paused=False)
         await last(client, "another that ends later", 400)
@@ -94,7 +82,7 @@ def test_cancelling_the_task_aborts_the_request(fake: FakeFrontend) -> None:
 def test_leaving_the_loop_and_closing_the_generator_aborts_the_request(fake: FakeFrontend) -> None:
     async def body(client: AsyncClient) -> None:
         fake.set(max_deltas=1)
-        stream = client.generate("p", params())
+        stream = client.generate("p", greedy())
         async for _ in stream:
             break
         await stream.aclose()
@@ -106,7 +94,7 @@ def test_leaving_the_loop_and_closing_the_generator_aborts_the_request(fake: Fak
 def test_abort_ends_a_request_for_whoever_waits(fake: FakeFrontend) -> None:
     async def body(client: AsyncClient) -> None:
         fake.set(max_deltas=1)
-        stream = client.generate("p", params(), "mine")
+        stream = client.generate("p", greedy(), "mine")
         first = await anext(stream)
         await client.abort("mine")
         output = await anext(stream)
@@ -119,7 +107,7 @@ def test_abort_ends_a_request_for_whoever_waits(fake: FakeFrontend) -> None:
 def test_chats_and_questions_are_answered(fake: FakeFrontend) -> None:
     async def body(client: AsyncClient) -> None:
         turns = [{"role": "user", "content": "hello"}]
-        for stream in (client.chat(turns, params(5)), client.generate(turns, params(5))):
+        for stream in (client.chat(turns, greedy(5)), client.generate(turns, greedy(5))):
             outputs = [output async for output in stream]
             assert outputs[-1].outputs[0].text == expected_text("hello", 5)
         assert await client.tokenize("hi") == await client.tokenize([{"role": "user", "content": "hi"}]) == [104, 105]
@@ -173,7 +161,7 @@ def test_a_loop_that_ends_with_a_request_open_does_no_harm(fake: FakeFrontend) -
         fake.set(max_deltas=1)
 
         async def leave() -> None:
-            await anext(client.generate("p", params()))
+            await anext(client.generate("p", greedy()))
 
         asyncio.run(asyncio.wait_for(leave(), DEADLINE_S))
         fake.until(lambda service: service.seen["Abort"] == 1)

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,26 +16,8 @@ import pytest
 from tokenloom.frontend.client import Client
 from tokenloom.ipc.errors import EngineDead, ProtocolError, RequestError
 from tokenloom.ipc.messages import ChatMessage, Submit
-from tokenloom.ipc.sampling_params import SamplingParams
 
-from .fake_frontend import DEADLINE_S, FORBIDDEN, FakeFrontend, expected_text
-
-
-@pytest.fixture
-def fake(tmp_path: Path) -> Iterator[FakeFrontend]:
-    frontend = FakeFrontend(f"ipc://{tmp_path}/f")
-    yield frontend
-    frontend.close()
-
-
-@pytest.fixture
-def client(fake: FakeFrontend) -> Iterator[Client]:
-    with Client(fake.address) as client:
-        yield client
-
-
-def greedy(max_tokens: int = 10, **more: object) -> SamplingParams:
-    return SamplingParams(temperature=0.0, max_tokens=max_tokens, **more)  # type: ignore[arg-type]
+from .fake_frontend import DEADLINE_S, FORBIDDEN, FakeFrontend, expected_text, greedy
 
 
 def test_results_come_in_the_order_of_the_prompts(client: Client) -> None:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,32 +15,14 @@ from tokenloom.frontend.client import Client
 from tokenloom.frontend.connection import Connection
 from tokenloom.ipc.errors import EngineDead, InternalError, RequestError
 from tokenloom.ipc.messages import CREDIT_WINDOW, Delta, Submit
-from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.ipc.sockets import MAX_CLIENT_MESSAGE_BYTES
 
-from .fake_frontend import DEADLINE_S, FakeFrontend, expected_text
-
-
-@pytest.fixture
-def fake(tmp_path: Path) -> Iterator[FakeFrontend]:
-    frontend = FakeFrontend(f"ipc://{tmp_path}/f")
-    yield frontend
-    frontend.close()
-
-
-@pytest.fixture
-def client(fake: FakeFrontend) -> Iterator[Client]:
-    with Client(fake.address) as client:
-        yield client
-
-
-def params(max_tokens: int = 40) -> SamplingParams:
-    return SamplingParams(temperature=0.0, max_tokens=max_tokens)
+from .fake_frontend import DEADLINE_S, FakeFrontend, expected_text, greedy
 
 
 def test_requests_go_on_after_the_frontend_has_forgotten_the_client(fake: FakeFrontend, client: Client) -> None:
     fake.set(is_paused=True)
-    futures = [client.submit(f"p{index}", params()) for index in range(10)]
+    futures = [client.submit(f"p{index}", greedy()) for index in range(10)]
     fake.until(lambda service: service.seen["Submit"] == 10)
     fake.set(is_paused=False, max_deltas=3)
     fake.until(lambda service: service.is_paused)
@@ -57,7 +38,7 @@ def test_requests_go_on_after_the_frontend_has_forgotten_the_client(fake: FakeFr
 def test_requests_go_on_after_the_frontend_was_replaced(fake: FakeFrontend, client: Client) -> None:
     for _ in range(3):
         fake.set(max_deltas=3, is_paused=False)
-        future = client.submit("p", params())
+        future = client.submit("p", greedy())
         fake.until(lambda service: service.is_paused)
         fake.hang_up()
         fake.come_back()
@@ -69,12 +50,12 @@ def test_an_idle_client_finds_the_new_frontend(fake: FakeFrontend, client: Clien
     fake.hang_up()
     fake.come_back()
     fake.until(lambda service: service.seen["Hello"] == 2)
-    assert client.generate("p", params(), use_tqdm=False)[0].outputs[0].text == expected_text("p", 40)
+    assert client.generate("p", greedy(), use_tqdm=False)[0].outputs[0].text == expected_text("p", 40)
 
 
 def test_what_is_asked_while_the_frontend_is_away_is_served_when_it_is_back(fake: FakeFrontend, client: Client) -> None:
     fake.hang_up()
-    future = client.submit("p", params())
+    future = client.submit("p", greedy())
     fake.come_back()
     assert future.result(DEADLINE_S).finished
 
@@ -82,20 +63,20 @@ def test_what_is_asked_while_the_frontend_is_away_is_served_when_it_is_back(fake
 def test_an_engine_that_does_not_come_back_is_dead_to_all_who_wait(fake: FakeFrontend) -> None:
     with Client(fake.address, reconnect_timeout_s=0.3) as client:
         fake.set(is_paused=True)
-        future = client.submit("p", params())
+        future = client.submit("p", greedy())
         fake.until(lambda service: service.seen["Submit"] == 1)
         fake.hang_up()
         with pytest.raises(EngineDead, match=r"lost and did not come back within 0.3 s"):
             future.result(DEADLINE_S)
         fake.come_back()
         fake.set(is_paused=False)
-        assert client.generate("p", params(), use_tqdm=False)[0].finished
+        assert client.generate("p", greedy(), use_tqdm=False)[0].finished
 
 
 def test_frames_that_are_no_messages_are_dropped(fake: FakeFrontend, client: Client) -> None:
     for frame in (b"", b"\xc1", b"garbage", os.urandom(1000), b"\x81\xa4type\xa4nope"):
         fake.say(frame)
-    assert client.generate("p", params(), use_tqdm=False)[0].finished
+    assert client.generate("p", greedy(), use_tqdm=False)[0].finished
 
 
 def test_tokens_that_come_twice_are_dropped_and_missing_ones_asked_for(fake: FakeFrontend, client: Client) -> None:
@@ -107,19 +88,19 @@ def test_tokens_that_come_twice_are_dropped_and_missing_ones_asked_for(fake: Fak
         return [delta, delta]
 
     fake.set(spoil=spoil)
-    assert client.generate("p", params(), use_tqdm=False)[0].outputs[0].text == expected_text("p", 40)
+    assert client.generate("p", greedy(), use_tqdm=False)[0].outputs[0].text == expected_text("p", 40)
     assert fake.do(lambda service: service.seen["Hello"]) == 2
 
 
 def test_a_consumer_that_does_not_read_stops_neither_pings_nor_credits(fake: FakeFrontend, client: Client) -> None:
     fake.set(tokens_per_delta=1)
     num_tokens = CREDIT_WINDOW * 3
-    stream = client.stream("p", params(num_tokens))
+    stream = client.stream("p", greedy(num_tokens))
     text = next(stream)  # and then the program computes
-    other = client.submit("q", params(num_tokens))
+    other = client.submit("q", greedy(num_tokens))
     other.result(DEADLINE_S)
     fake.set(is_paused=True)
-    kept_open = client.submit("r", params())
+    kept_open = client.submit("r", greedy())
     pings = fake.do(lambda service: service.seen["Ping"])
     fake.until(lambda service: service.seen["Ping"] > pings + 1)
     assert text + "".join(stream) == expected_text("p", num_tokens)
@@ -128,7 +109,7 @@ def test_a_consumer_that_does_not_read_stops_neither_pings_nor_credits(fake: Fak
 
 
 def test_an_idle_client_does_not_wake_up(fake: FakeFrontend, client: Client) -> None:
-    client.generate("p", params(3), use_tqdm=False)
+    client.generate("p", greedy(3), use_tqdm=False)
     wakeups = _context_switches()
     fake.until(lambda service: True)
     deadline = time.monotonic() + 1.2  # longer than any interval of the protocol
@@ -177,7 +158,7 @@ def test_a_request_too_large_for_a_message_fails_alone(fake: FakeFrontend, clien
     turns = [{"role": "user", "content": half}, {"role": "user", "content": half}]
     with pytest.raises(RequestError, match=f"at most {MAX_CLIENT_MESSAGE_BYTES}"):
         client.chat(turns, use_tqdm=False)
-    assert client.generate("p", params(3), use_tqdm=False)[0].finished
+    assert client.generate("p", greedy(3), use_tqdm=False)[0].finished
 
 
 def test_a_client_carried_over_a_fork_says_so(fake: FakeFrontend, client: Client) -> None:
@@ -197,4 +178,4 @@ def test_a_client_carried_over_a_fork_says_so(fake: FakeFrontend, client: Client
 
 
 def _submit(request_id: str) -> Submit:
-    return Submit(request_id=request_id, prompt="p", params=params())
+    return Submit(request_id=request_id, prompt="p", params=greedy())

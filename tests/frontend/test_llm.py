@@ -28,7 +28,7 @@ from tokenloom.ipc.errors import ConfigError, EngineDead, InternalError, Request
 from tokenloom.ipc.messages import ClientMessage, FrontendMessage
 from tokenloom.ipc.sampling_params import SamplingParams
 
-from .fake_frontend import DEADLINE_S, FORBIDDEN, FakeService, expected_text
+from .fake_frontend import DEADLINE_S, FORBIDDEN, FakeService, expected_text, greedy
 
 LAUNCHER = """
 import json, os, sys, time
@@ -189,10 +189,6 @@ class FakeAsyncLLM(AsyncClient):
     def __init__(self, engine: FakeEngine) -> None:
         connection = InProcessConnection(engine, in_background=True)
         self._attach(connection, connection.close)
-
-
-def greedy(max_tokens: int) -> SamplingParams:
-    return SamplingParams(temperature=0.0, max_tokens=max_tokens)
 
 
 def test_in_process_the_waiting_thread_does_the_work() -> None:
