@@ -17,132 +17,121 @@ from tokenloom.ipc.errors import EngineDead, RequestError
 from .fake_frontend import DEADLINE_S, FORBIDDEN, FakeFrontend, expected_text, greedy
 
 
-def run(fake: FakeFrontend, body: Callable[[AsyncClient], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with AsyncClient(fake.address) as client:
-            await body(client)
+def with_client(body: Callable[[FakeFrontend, AsyncClient], Awaitable[None]]) -> Callable[[FakeFrontend], None]:
+    """A test of what happens in one event loop, in which a client is attached to the fake frontend."""
 
-    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+    def test(fake: FakeFrontend) -> None:
+        async def main() -> None:
+            async with AsyncClient(fake.address) as client:
+                await body(fake, client)
+
+        asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+
+    return test
 
 
 async def last(client: AsyncClient, prompt: str, max_tokens: int) -> RequestOutput:
     return [output async for output in client.generate(prompt, greedy(max_tokens))][-1]
 
 
-def test_outputs_are_cumulative_and_the_last_one_is_finished(fake: FakeFrontend) -> None:
-    async def body(client: AsyncClient) -> None:
-        outputs = [output async for output in client.generate("p", greedy(), "mine")]
-        texts = [output.outputs[0].text for output in outputs]
-        assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
-        assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
-        assert texts[-1] == expected_text("p", 40)
-        assert outputs[-1].request_id == "mine"
-
-    run(fake, body)
+@with_client
+async def test_outputs_are_cumulative_and_the_last_one_is_finished(fake: FakeFrontend, client: AsyncClient) -> None:
+    outputs = [output async for output in client.generate("p", greedy(), "mine")]
+    texts = [output.outputs[0].text for output in outputs]
+    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
+    assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
+    assert texts[-1] == expected_text("p", 40)
+    assert outputs[-1].request_id == "mine"
 
 
-def test_many_tasks_at_once_get_their_own_answers(fake: FakeFrontend) -> None:
-    async def body(client: AsyncClient) -> None:
-        outputs = await asyncio.gather(*[last(client, f"p{index}", 1 + index % 50) for index in range(300)])
-        for index, output in enumerate(outputs):
-            assert output.outputs[0].text == expected_text(f"p{index}", 1 + index % 50)
-
-    run(fake, body)
+@with_client
+async def test_many_tasks_at_once_get_their_own_answers(fake: FakeFrontend, client: AsyncClient) -> None:
+    outputs = await asyncio.gather(*[last(client, f"p{index}", 1 + index % 50) for index in range(300)])
+    for index, output in enumerate(outputs):
+        assert output.outputs[0].text == expected_text(f"p{index}", 1 + index % 50)
 
 
-def test_a_slow_consumer_finds_all_news_in_one_output(fake: FakeFrontend) -> None:
-    async def body(client: AsyncClient) -> None:
-        fake.set(max_deltas=1)
-        stream = client.generate("p", greedy(400))
+@with_client
+async def test_a_slow_consumer_finds_all_news_in_one_output(fake: FakeFrontend, client: AsyncClient) -> None:
+    fake.set(max_deltas=1)
+    stream = client.generate("p", greedy(400))
+    await anext(stream)
+    fake.set(max_deltas=None, is_paused=False)
+    await last(client, "another that ends later", 400)
+    output = await anext(stream)
+    assert output.finished
+    assert output.outputs[0].text == expected_text("p", 400)
+    with pytest.raises(StopAsyncIteration):
         await anext(stream)
-        fake.set(max_deltas=None, is_paused=False)
-        await last(client, "another that ends later", 400)
-        output = await anext(stream)
-        assert output.finished
-        assert output.outputs[0].text == expected_text("p", 400)
-        with pytest.raises(StopAsyncIteration):
-            await anext(stream)
-
-    run(fake, body)
 
 
-def test_cancelling_the_task_aborts_the_request(fake: FakeFrontend) -> None:
-    async def body(client: AsyncClient) -> None:
-        fake.set(is_paused=True)
-        task = asyncio.create_task(last(client, "p", 10))
-        await asyncio.to_thread(fake.until, lambda service: service.seen["Submit"] == 1)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await asyncio.to_thread(fake.until, lambda service: service.seen["Abort"] == 1)
-
-    run(fake, body)
+@with_client
+async def test_cancelling_the_task_aborts_the_request(fake: FakeFrontend, client: AsyncClient) -> None:
+    fake.set(is_paused=True)
+    task = asyncio.create_task(last(client, "p", 10))
+    await asyncio.to_thread(fake.until, lambda service: service.seen["Submit"] == 1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.to_thread(fake.until, lambda service: service.seen["Abort"] == 1)
 
 
-def test_leaving_the_loop_and_closing_the_generator_aborts_the_request(fake: FakeFrontend) -> None:
-    async def body(client: AsyncClient) -> None:
-        fake.set(max_deltas=1)
-        stream = client.generate("p", greedy())
-        async for _ in stream:
-            break
-        await stream.aclose()
-        await asyncio.to_thread(fake.until, lambda service: service.seen["Abort"] == 1)
-
-    run(fake, body)
-
-
-def test_abort_ends_a_request_for_whoever_waits(fake: FakeFrontend) -> None:
-    async def body(client: AsyncClient) -> None:
-        fake.set(max_deltas=1)
-        stream = client.generate("p", greedy(), "mine")
-        first = await anext(stream)
-        await client.abort("mine")
-        output = await anext(stream)
-        assert output.outputs[0].finish_reason == "abort"
-        assert output.outputs[0].text == first.outputs[0].text
-
-    run(fake, body)
+@with_client
+async def test_leaving_the_loop_and_closing_the_generator_aborts_the_request(
+    fake: FakeFrontend, client: AsyncClient
+) -> None:
+    fake.set(max_deltas=1)
+    stream = client.generate("p", greedy())
+    async for _ in stream:
+        break
+    await stream.aclose()
+    await asyncio.to_thread(fake.until, lambda service: service.seen["Abort"] == 1)
 
 
-def test_chats_and_questions_are_answered(fake: FakeFrontend) -> None:
-    async def body(client: AsyncClient) -> None:
-        turns = [{"role": "user", "content": "hello"}]
-        for stream in (client.chat(turns, greedy(5)), client.generate(turns, greedy(5))):
-            outputs = [output async for output in stream]
-            assert outputs[-1].outputs[0].text == expected_text("hello", 5)
-        assert await client.tokenize("hi") == await client.tokenize([{"role": "user", "content": "hi"}]) == [104, 105]
-        assert await client.detokenize([104, 105]) == "hi"
-        assert (await client.health()).is_ready
-        assert (await client.info()).model == "fake"
-
-    run(fake, body)
+@with_client
+async def test_abort_ends_a_request_for_whoever_waits(fake: FakeFrontend, client: AsyncClient) -> None:
+    fake.set(max_deltas=1)
+    stream = client.generate("p", greedy(), "mine")
+    first = await anext(stream)
+    await client.abort("mine")
+    output = await anext(stream)
+    assert output.outputs[0].finish_reason == "abort"
+    assert output.outputs[0].text == first.outputs[0].text
 
 
-def test_errors_reach_the_task_that_asked(fake: FakeFrontend) -> None:
-    async def body(client: AsyncClient) -> None:
-        good = asyncio.create_task(last(client, "good", 20))
-        with pytest.raises(RequestError, match="forbidden"):
-            await last(client, FORBIDDEN, 1)
-        with pytest.raises(RequestError, match="empty"):
-            client.generate("")
-        with pytest.raises(RequestError, match="forbidden"):
-            await client.tokenize(FORBIDDEN)
-        assert (await good).finished
-
-    run(fake, body)
+@with_client
+async def test_chats_and_questions_are_answered(fake: FakeFrontend, client: AsyncClient) -> None:
+    turns = [{"role": "user", "content": "hello"}]
+    for stream in (client.chat(turns, greedy(5)), client.generate(turns, greedy(5))):
+        outputs = [output async for output in stream]
+        assert outputs[-1].outputs[0].text == expected_text("hello", 5)
+    assert await client.tokenize("hi") == await client.tokenize([{"role": "user", "content": "hi"}]) == [104, 105]
+    assert await client.detokenize([104, 105]) == "hi"
+    assert (await client.health()).is_ready
+    assert (await client.info()).model == "fake"
 
 
-def test_requests_go_on_after_the_frontend_was_replaced(fake: FakeFrontend) -> None:
-    async def body(client: AsyncClient) -> None:
-        fake.set(max_deltas=2)
-        task = asyncio.create_task(last(client, "p", 40))
-        await asyncio.to_thread(fake.until, lambda service: service.is_paused)
-        fake.hang_up()
-        fake.come_back()
-        fake.set(max_deltas=None, is_paused=False)
-        assert (await task).outputs[0].text == expected_text("p", 40)
+@with_client
+async def test_errors_reach_the_task_that_asked(fake: FakeFrontend, client: AsyncClient) -> None:
+    good = asyncio.create_task(last(client, "good", 20))
+    with pytest.raises(RequestError, match="forbidden"):
+        await last(client, FORBIDDEN, 1)
+    with pytest.raises(RequestError, match="empty"):
+        client.generate("")
+    with pytest.raises(RequestError, match="forbidden"):
+        await client.tokenize(FORBIDDEN)
+    assert (await good).finished
 
-    run(fake, body)
+
+@with_client
+async def test_requests_go_on_after_the_frontend_was_replaced(fake: FakeFrontend, client: AsyncClient) -> None:
+    fake.set(max_deltas=2)
+    task = asyncio.create_task(last(client, "p", 40))
+    await asyncio.to_thread(fake.until, lambda service: service.is_paused)
+    fake.hang_up()
+    fake.come_back()
+    fake.set(max_deltas=None, is_paused=False)
+    assert (await task).outputs[0].text == expected_text("p", 40)
 
 
 def test_one_client_serves_one_loop_after_the_other(fake: FakeFrontend) -> None:
