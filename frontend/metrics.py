@@ -8,19 +8,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import TypeAlias
 
 Labels = tuple[tuple[str, str], ...]  # (name, value)
-
-
-class Metric(Protocol):
-    """One family: a name, a type and its samples."""
-
-    name: str
-    kind: str
-    help: str
-
-    def samples(self) -> list[tuple[str, Labels, float]]: ...
 
 
 class Counter:
@@ -115,6 +105,9 @@ class Histogram:
             for bound, count in zip(names, self.cumulative, strict=True)
         ]
         return [*buckets, (f"{self.name}_sum", (), self.sum), (f"{self.name}_count", (), self.count)]
+
+
+Metric: TypeAlias = Counter | Gauge | Histogram  # one family: a name, a kind and its samples
 
 
 class Registry:

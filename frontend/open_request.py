@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -21,10 +22,11 @@ Sink: TypeAlias = Callable[[Update], None]  # called in the channel's thread: mu
 Verdict = Literal["new", "old", "gap"]
 
 
-class OpenAnswer(msgspec.Struct):
+@dataclass(slots=True)
+class OpenAnswer:
     """One of the n answers: `chunks` are exactly the tokens that the sink has seen, `num_tokens` their number."""
 
-    chunks: list[bytes] = []
+    chunks: list[bytes] = field(default_factory=list)
     num_tokens: int = 0
     is_finished: bool = False
 

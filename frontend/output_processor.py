@@ -34,6 +34,8 @@ from .stop_checker import StopChecker
 class RequestState:
     """A request that is open: from its submit until every answer has finished."""
 
+    __slots__ = ("answers", "identity", "is_accepted", "processed", "prompt_logprobs", "submit")
+
     def __init__(self, identity: bytes, submit: Submit) -> None:
         self.identity = identity  # of the client
         self.submit = submit
@@ -83,6 +85,34 @@ class Answer:
 
     A Delta holds tokens and their text in step, so that a client's text is always a function of its tokens.
     """
+
+    __slots__ = (
+        "_counts_stop_text",
+        "_detokenizer",
+        "_eos_token_ids",
+        "_first_token_time",
+        "_has_logprobs",
+        "_has_told_start",
+        "_logprobs",
+        "_min_tokens",
+        "_num_preemptions",
+        "_num_taken",
+        "_stop_checker",
+        "_stop_token_ids",
+        "_text",
+        "_texts",
+        "embedding",
+        "error",
+        "finish_reason",
+        "finished_time",
+        "index",
+        "key",
+        "num_cached_tokens",
+        "request",
+        "seed",
+        "stop_reason",
+        "token_ids",
+    )
 
     def __init__(
         self,

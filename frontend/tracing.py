@@ -15,10 +15,9 @@ import logging
 import os
 import threading
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
-
-import msgspec
 
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import ConfigError
@@ -33,7 +32,8 @@ _VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT
 FLUSH_S = 2.0  # how long the last spans may take when the engine stops
 
 
-class Timeline(msgspec.Struct):
+@dataclass(slots=True)
+class Timeline:
     """When things happened to an answer, in monotonic seconds; 0 = not yet."""
 
     submit: Submit
