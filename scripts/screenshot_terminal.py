@@ -19,6 +19,7 @@ from pathlib import Path
 
 COLUMNS, ROWS = 110, 36
 PATIENCE_S = 60.0
+SHELL = "bash-"  # its prompt begins so
 LAUNCH = f"{sys.executable} -P -m tokenloom.frontend.launch"
 TURNS = ("What is the capital of Peru?", "And of Norway?", "What is 2 plus 3?", "/stats", "/help")
 
@@ -36,6 +37,7 @@ class Terminal:
             env=environment,
             cwd=folder,
         )
+        self.wait_for(SHELL)
         self.run(f'engine-launch() {{ {LAUNCH} "$@"; }}; clear')
 
     def run(self, line: str) -> None:
@@ -93,18 +95,19 @@ def main() -> int:
 
 
 def take(terminal: Terminal, out: Path) -> None:
-    terminal.run("engine-launch --http 8000")
-    terminal.wait_for("Ready at")
-    terminal.picture("engine-launch --http 8000", out / "start.svg")
-    terminal.key("C-c")
-    terminal.wait_for("Draining")
-    terminal.run("clear; engine-launch chat --temperature 0")
+    """The chat first: its engine compiles the kernels into the folder that is home here."""
+    terminal.run("engine-launch chat --temperature 0")
     terminal.wait_for("/help for commands")
     for number, turn in enumerate(TURNS, start=2):
         terminal.run(turn)
         terminal.wait_for("\n>", number)
     terminal.picture("engine-launch chat", out / "chat.svg")
     terminal.run("/exit")
+    terminal.wait_for(SHELL)
+    terminal.run("clear; engine-launch --http 8000")
+    terminal.wait_for("Ready at")
+    terminal.picture("engine-launch --http 8000", out / "start.svg")
+    terminal.key("C-c")
 
 
 if __name__ == "__main__":

@@ -130,4 +130,4 @@ def allocate_kv_cache(shape: tuple[int, ...], dtype: torch.dtype, device: torch.
 
 
 def gib(num_bytes: int) -> str:
-    return f"{num_bytes / (1 << 30):.2f} GiB"
+    return f"{num_bytes / (1 << 30):.2f} GiB" if num_bytes >= 1 << 27 else f"{num_bytes / (1 << 20):.1f} MiB"
