@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 
+from .block_record import BlockRecord
+
 NULL_BLOCK = 0
 
 
@@ -16,13 +18,24 @@ class BlockPool:
     """Invariants (check_invariants): free + referenced + null partition the ids; nothing referenced is free; an
     indexed block carries exactly its key."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, record: BlockRecord | None = None) -> None:
+        """`record` keeps the index for a core that comes after this one; what it holds is found from the start."""
         assert num_blocks >= 2, "the null block and one more"
         self.num_blocks = num_blocks
         self._ref_count = [0] * num_blocks
         self._key_by_block: list[bytes | None] = [None] * num_blocks
         self._block_by_key: dict[bytes, int] = {}
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))  # the first is taken first
+        self._unconfirmed: list[tuple[int, bytes]] = []  # published since the last `take_unconfirmed`
+        self._record = record
+        if record is not None:
+            self._adopt(record.key_by_block)
+
+    def _adopt(self, key_by_block: dict[int, bytes]) -> None:
+        for block, key in key_by_block.items():
+            self._key_by_block[block] = key
+            self._block_by_key[key] = block
+            self._free.move_to_end(block)
 
     @property
     def num_free(self) -> int:
@@ -65,6 +78,20 @@ class BlockPool:
             self._drop_key(block)
             self._key_by_block[block] = key
             self._block_by_key[key] = block
+            if self._record is not None:
+                self._unconfirmed.append((block, key))
+
+    def take_unconfirmed(self) -> list[tuple[int, bytes]]:
+        """Blocks and keys that were published since the last call, for `confirm` when all steps sent so far and the
+        next one are done."""
+        unconfirmed, self._unconfirmed = self._unconfirmed, []
+        return unconfirmed
+
+    def confirm(self, published: Iterable[tuple[int, bytes]]) -> None:
+        """The workers have written these; what has got another key since is not recorded."""
+        for block, key in published:
+            if self._record is not None and self._key_by_block[block] == key:
+                self._record.write(block, key)
 
     def lookup(self, key: bytes) -> int | None:
         return self._block_by_key.get(key)
@@ -85,12 +112,17 @@ class BlockPool:
         """Forget all content: what the blocks hold is not to be trusted or not of these weights."""
         self._block_by_key.clear()
         self._key_by_block = [None] * self.num_blocks
+        self._unconfirmed = []
+        if self._record is not None:
+            self._record.clear()
 
     def _drop_key(self, block: int) -> None:
         key = self._key_by_block[block]
         if key is not None:
             del self._block_by_key[key]
             self._key_by_block[block] = None
+            if self._record is not None:
+                self._record.erase(block)
 
     def check_invariants(self, tables: Iterable[Iterable[int]]) -> None:
         """AssertionError unless the pool is consistent with the block tables of all running requests."""

@@ -46,6 +46,7 @@ class ControlDesk:
                 return
             if order.action == "reload":
                 self._is_reloading = True
+                self._engine.forget_computed()
                 self._reload(order.model_folder)
             else:
                 self._finish()
@@ -54,7 +55,6 @@ class ControlDesk:
         """Every rank has the new weights; returns their folder."""
         folder = self._orders[0][1].model_folder
         self._is_reloading = False
-        self._engine.forget_computed()
         if not self._was_paused:
             self._engine.resume()
         self._finish()

@@ -27,6 +27,7 @@ from ..ipc.messages import (
     TokenMask,
 )
 from .block_hash import random_namespace
+from .block_record import BlockRecord
 from .deadlines import Deadlines
 from .grammar import GrammarHost, Grammars, RequestMask, may_jump
 from .kv_cache import KVCacheManager
@@ -59,7 +60,9 @@ class EngineCore:
         *,
         core_epoch: int = 0,
         generation: int = 0,
+        record: BlockRecord | None = None,
     ) -> None:
+        """`record` is of the blocks of this generation."""
         config = spec.config
         self._config = config
         self._max_model_len = spec.max_model_len
@@ -73,7 +76,7 @@ class EngineCore:
         self._request_by_id: dict[tuple[int, int], Request] = {}
         self.stats = CoreStats()
         self.scheduler = Scheduler(
-            KVCacheManager(num_blocks, config.block_size, config.enable_prefix_caching, random_namespace()),
+            KVCacheManager(num_blocks, config.block_size, config.enable_prefix_caching, record),
             max_num_seqs=config.max_num_seqs,
             max_model_len=spec.max_model_len,
             max_num_batched_tokens=spec.max_num_batched_tokens,
@@ -250,7 +253,7 @@ class EngineCore:
     def forget_computed(self) -> None:
         """The weights are others: all that was computed or cached is void; requests go on from their tokens."""
         self._reset_scheduler()
-        self.scheduler.kv_cache.change_namespace(random_namespace())
+        self.scheduler.kv_cache.change_namespace()
         for request in self._request_by_id.values():
             request.block_keys = []
 

@@ -6,19 +6,24 @@ rows and no steps.
 
 from __future__ import annotations
 
-from .block_hash import block_key, salted_root
+from .block_hash import block_key, random_namespace, salted_root
 from .block_pool import BlockPool
+from .block_record import BlockRecord
 from .request import Request
 
 
 class KVCacheManager:
     """Owns the pool. A request's table is `request.block_ids`; block i holds its tokens [i·size, (i+1)·size)."""
 
-    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool, namespace: bytes) -> None:
-        self.pool = BlockPool(num_blocks)
+    def __init__(
+        self, num_blocks: int, block_size: int, enable_prefix_caching: bool, record: BlockRecord | None = None
+    ) -> None:
+        """`record` tells what a core before this one left in the blocks, and keeps it for the next."""
+        self.pool = BlockPool(num_blocks, record)
         self.block_size = block_size
         self._is_caching = enable_prefix_caching
-        self._namespace = namespace
+        self._record = record
+        self._namespace = random_namespace() if record is None else record.namespace
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
 
@@ -82,14 +87,21 @@ class KVCacheManager:
         request.block_ids = []
         request.num_published = 0
 
-    def change_namespace(self, namespace: bytes) -> None:
+    def change_namespace(self) -> None:
         """From now on nothing that was cached before is found. `reset` came before; keys made before are void."""
-        self._namespace = namespace
+        self._namespace = random_namespace()
+        if self._record is not None:
+            self._record.change_namespace(self._namespace)
 
     def reset(self) -> None:
         """Forget all cached content. Tables must be empty."""
         assert self.pool.num_free == self.num_usable_blocks, "a request still holds blocks"
         self.pool.clear_index()
+
+    def begin_generation(self, generation: int) -> None:
+        """The blocks are those of a new group of workers. `reset` came before."""
+        if self._record is not None:
+            self._record.begin_generation(generation)
 
     def _is_shared(self, request: Request) -> bool:
         return self._is_caching or request.private_root is not None

@@ -27,6 +27,7 @@ class LedgerEntry:
     num_prompt_tokens: int  # of them, in chunks of more than one token
     scores_prompts: bool  # whether it tells the logprobs of prompts
     grammar_ids: Ids  # of the rows that sample by a grammar: the step waits for their masks
+    published: list[tuple[int, bytes]]  # blocks and keys that hold for certain when this step is done
     sent_at: float = field(default_factory=time.monotonic)
 
     @property

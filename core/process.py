@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections import deque
+from pathlib import Path
 
 import zmq
 
@@ -54,6 +55,7 @@ from ..ipc.messages import (
 )
 from ..ipc.sockets import new_socket
 from ..ipc.title import set_title
+from .block_record import BlockRecord
 from .control_desk import ControlDesk
 from .engine import EngineCore
 from .grammar_host import GrammarProcessHost
@@ -132,13 +134,18 @@ class CoreProcess:
         begun = time.monotonic()
         assert self._workers is not None
         failure = self._probe(self._workers)
+        generation = self._workers.generation
+        record = None
+        if self._spec.config.enable_prefix_caching:
+            record = BlockRecord(Path(self._spec.run_directory) / "blocks", message.num_blocks, generation)
         self._engine = EngineCore(
             self._spec,
             message.num_blocks,
             self._workers,
             self._grammar_host,
             core_epoch=self._core_epoch,
-            generation=self._workers.generation,
+            generation=generation,
+            record=record,
         )
         self._desk = ControlDesk(self._engine, self._answer_owner, self._reload)
         self._tell(Phase(name="workers joined", duration_s=time.monotonic() - begun))

@@ -64,7 +64,7 @@ class Request:
     block_ids: list[int] = field(default_factory=list)
     block_keys: list[bytes] = field(default_factory=list)  # of its first blocks, made as they are needed
     num_published: int = 0  # blocks of its table that are in the index
-    num_cached_tokens: int = -1  # found in the prefix cache at the first admission; -1: not admitted yet
+    num_cached_tokens: int = -1  # found in the prefix cache when it began, 0 if it was resumed; -1: not admitted yet
     num_preemptions: int = 0
     num_overtakes: int = 0  # admissions of others since it could not be placed
 

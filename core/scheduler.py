@@ -194,6 +194,7 @@ class Scheduler:
     def begin_generation(self, generation: int) -> None:
         """A new worker group, which has no rows, counts its steps from 1. `reset` came before."""
         self._generation, self.num_steps = generation, 0
+        self.kv_cache.begin_generation(generation)
 
     def has_work(self) -> bool:
         return len(self.waiting) > 0 or self.rows.num_active > 0
@@ -336,7 +337,7 @@ class Scheduler:
         self.kv_cache.take_computed(request, computed)
         num_computed = len(computed) * self.kv_cache.block_size
         if request.num_cached_tokens < 0:
-            request.num_cached_tokens = num_computed
+            request.num_cached_tokens = 0 if request.num_output_tokens else num_computed
         request.num_overtakes = 0
         request.move(State.RUNNING)
         row = self.rows.occupy(request, num_computed)
@@ -373,6 +374,7 @@ class Scheduler:
                 num_prompt_tokens=int(counts[counts > 1].sum()),
                 scores_prompts=bool((state.scores_prompt[rows] & is_prompt).any()),
                 grammar_ids=grammar_ids,
+                published=self.kv_cache.pool.take_unconfirmed(),
             )
         )
         if self.siblings:
@@ -413,6 +415,7 @@ class Scheduler:
     def update_from_output(self, output: ModelRunnerOutput) -> tuple[NewTokens, list[FinishedRequest]]:
         """Append the sampled tokens of rows that still belong to the same request, and finish those that stop."""
         entry = self.ledger.settle(output.step)
+        self.kv_cache.pool.confirm(entry.published)
         sampled = entry.sampling_rows
         rows = np.frombuffer(output.rows, np.int32)
         token_ids = np.frombuffer(output.token_ids, np.int32)

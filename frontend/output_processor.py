@@ -346,7 +346,7 @@ class OutputProcessor:
         for started in outputs.started:
             answer = self.answer_by_key.get(started.key)
             if answer is not None:
-                answer.num_cached_tokens = started.num_cached_tokens
+                answer.num_cached_tokens = max(answer.num_cached_tokens, started.num_cached_tokens)
 
     def _append(self, answer: Answer, start: int, token_ids: array[int], now: float, news: News) -> None:
         try:

@@ -100,6 +100,12 @@ class FakeWorker:
             assert message.step == self.num_steps + 1 and self.mask is None, "a mask for another step, or a second one"
             self.mask = message
 
+    def forget_rows(self) -> None:
+        """A new core is there; of the old one's steps no more comes. What the slots hold stays."""
+        self.rows.clear()
+        self.queue.clear()
+        self.mask, self.num_steps = None, 0
+
     def answer(self) -> ModelRunnerOutput | None:
         """Execute the oldest step that was sent, once its mask is there."""
         if not self.queue or (self.queue[0].is_mask_pending and self.mask is None):

@@ -7,7 +7,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -67,17 +67,30 @@ class Bench:
         self.control.bind(self.spec.address("control"))
         self.frontend = new_socket(self.context, zmq.DEALER, identity=b"f" * 16)
         self.frontend.connect(self.spec.address("core"))
-        read_fd, self.lifeline = os.pipe()
-        arguments = ["--spec", self.spec.to_argument(), "--lifeline-fd", str(read_fd)]
-        self.core = subprocess.Popen(
-            [sys.executable, "-m", "tokenloom.core.process", *arguments], pass_fds=[read_fd], cwd="/"
-        )
-        os.close(read_fd)
+        self.core_epoch = 0
+        self.spawn_core()
         self.told: list[ChildToSupervisor] = []
         self.news: list[CoreToFrontend] = []
         self.probes = 0
         self.is_mute = False  # the worker hears but does not answer
         self.join(generation=0)
+
+    def spawn_core(self) -> None:
+        read_fd, self.lifeline = os.pipe()
+        arguments = ["--spec", self.spec.to_argument(), "--lifeline-fd", str(read_fd), "--epoch", str(self.core_epoch)]
+        self.core = subprocess.Popen(
+            [sys.executable, "-m", "tokenloom.core.process", *arguments], pass_fds=[read_fd], cwd="/"
+        )
+        os.close(read_fd)
+
+    def replace_core(self) -> None:
+        """Kill the core; the next one is there, and has not been told of any request."""
+        self.core.kill()
+        self.core.wait(DEADLINE_S)
+        os.close(self.lifeline)
+        self.core_epoch += 1
+        self.spawn_core()
+        self.start()
 
     def join(self, generation: int) -> None:
         """A worker of `generation` connects."""
@@ -85,7 +98,7 @@ class Bench:
             self.steps.close()
             self.results.close()
         self.generation = generation
-        self.worker = FakeWorker(64, 4)
+        self.worker, self.worker_epoch = FakeWorker(64, 4), self.core_epoch
         self.steps = new_socket(self.context, zmq.SUB)
         self.steps.connect(self.spec.address(f"workers-{generation}"))
         self.results = new_socket(self.context, zmq.PUSH)
@@ -120,9 +133,12 @@ class Bench:
             order = Decoder[CoreToWorker](CoreToWorker).decode(self.steps.recv())
             if isinstance(order, Probe):
                 self.probes += 1
+                if order.core_epoch > self.worker_epoch:
+                    self.worker_epoch = order.core_epoch
+                    self.worker.forget_rows()
                 if not self.is_mute:
                     self.push(ProbeAck(rank=0, core_epoch=order.core_epoch, generation=order.generation))
-            elif not self.is_mute and order.step == self.worker.num_steps + 1:
+            elif not self.is_mute and order.core_epoch == self.worker_epoch and order.step == self.worker.num_steps + 1:
                 self.push(self.worker.execute(order))
             yield order
 
@@ -130,7 +146,7 @@ class Bench:
         self.results.send(encode(message))
 
     def order(self, message: object) -> None:
-        self.control.send_multipart([b"core-0", encode(message)])
+        self.control.send_multipart([b"core-%d" % self.core_epoch, encode(message)])
 
     def start(self) -> None:
         self.pump(ChildHello)
@@ -146,10 +162,10 @@ class Bench:
     def say(self, message: object) -> None:
         self.frontend.send(encode(message))
 
-    def submit(self, key: int, prompt: list[int], max_tokens: int = 10) -> None:
+    def submit(self, key: int, prompt: list[int], max_tokens: int = 10, outputs: Sequence[int] = ()) -> None:
         self.say(
             EngineCoreRequest(
-                children=[CoreChild(key=key, seed=key)],
+                children=[CoreChild(key=key, seed=key, output_token_ids=encode_ids(outputs))],
                 prompt_token_ids=encode_ids(prompt),
                 params=SamplingParams(max_tokens=max_tokens),
                 max_tokens=max_tokens,
@@ -240,11 +256,10 @@ def test_a_failed_group_is_replaced_and_streams_go_on(bench: Bench, how: str) ->
     for key in range(3):
         bench.submit(key, [key + 1] * 9, 60)
     bench.pump(EngineCoreOutputs)
+    bench.is_mute = True
     if how == "error":
         bench.push(WorkerError(rank=0, generation=0, step=2, phase="execute", message="RuntimeError: boom"))
-    elif how == "silence":
-        bench.is_mute = True
-    else:
+    elif how == "nonsense":
         bench.push(bench.worker.execute(msgspec.structs.replace(_empty_step(bench), step=bench.worker.num_steps + 1)))
     seen = bench.pump(ReplaceWorkers)
     reason = next(message.reason for message in seen if isinstance(message, ReplaceWorkers))
@@ -254,6 +269,20 @@ def test_a_failed_group_is_replaced_and_streams_go_on(bench: Bench, how: str) ->
     bench.order(WorkersUp(generation=1))
     bench.run_until_finished(0, 1, 2)
     assert bench.tokens() == {key: expected_tokens([key + 1] * 9, key, 60, []) for key in range(3)}
+
+
+def test_a_new_core_lets_streams_go_on_from_what_the_workers_have_computed(bench: Bench) -> None:
+    bench.start()
+    prompt = list(range(100))
+    bench.submit(0, prompt, 60)
+    while len(bench.tokens().get(0, ())) < 10:
+        bench.pump(EngineCoreOutputs)
+    bench.replace_core()
+    had, num_computed = bench.tokens()[0], bench.worker.num_computed_tokens
+    bench.submit(0, prompt, 60, had)
+    bench.run_until_finished(0)
+    assert bench.tokens()[0] == expected_tokens(prompt, 0, 60, [])
+    assert bench.worker.num_computed_tokens - num_computed < (60 - len(had)) + 3 * 4, "the prompt is computed again"
 
 
 def test_workers_that_do_not_answer_a_new_core_are_replaced(bench: Bench) -> None:
@@ -312,6 +341,7 @@ def test_drain_refuses_new_work_and_says_when_all_is_done(bench: Bench) -> None:
         key += 1
     if not any(isinstance(message, Drained) for message in bench.told):
         bench.pump(Drained)
+    bench.run_until_finished(0)
     assert bench.finished()[0] == "length"
 
 

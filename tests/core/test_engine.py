@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 
+import msgspec
 import pytest
 
 from tokenloom.core.block_pool import BlockPool
+from tokenloom.core.block_record import BlockRecord
 from tokenloom.core.engine import EngineCore
 from tokenloom.core.step_watch import FIRST_LIMIT_S, MIN_LIMIT_S
 from tokenloom.ipc.codec import decode_ids, encode_ids
@@ -29,11 +31,14 @@ def make_spec(**options: object) -> EngineSpec:
 class Harness:
     """A core, a worker that answers when told, and what each request has received."""
 
-    def __init__(self, num_blocks: int = 64, **options: object) -> None:
-        spec = make_spec(**options)
-        self.worker = FakeWorker(num_blocks, spec.config.block_size)
+    def __init__(self, num_blocks: int = 64, record: Path | None = None, **options: object) -> None:
+        """`record` is the file of the core's BlockRecord, if it keeps one."""
+        self.spec, self.num_blocks, self.record = make_spec(**options), num_blocks, record
         self.grammars = FakeGrammarHost()
-        self.core = EngineCore(spec, num_blocks, self.worker, self.grammars)
+        self.core_epoch = self.generation = 0
+        self.renew_worker()
+        self.renew_core()
+        self.requests: dict[int, EngineCoreRequest] = {}
         self.prompts: dict[int, tuple[list[int], SamplingParams, int, list[int]]] = {}
         self.tokens: dict[int, list[int]] = defaultdict(list)
         self.finished: dict[int, Finished] = {}
@@ -41,6 +46,44 @@ class Harness:
         self.poolings: dict[int, PoolingParams] = {}
         self.vectors: dict[int, BulkArray] = {}
         self.clock = 0.0
+
+    def renew_worker(self) -> None:
+        self.worker = FakeWorker(self.num_blocks, self.spec.config.block_size)
+
+    def renew_core(self) -> None:
+        record = None if self.record is None else BlockRecord(self.record, self.num_blocks, self.generation)
+        self.core = EngineCore(
+            self.spec,
+            self.num_blocks,
+            self.worker,
+            self.grammars,
+            core_epoch=self.core_epoch,
+            generation=self.generation,
+            record=record,
+        )
+
+    def lose_worker(self) -> None:
+        self.core.lose_workers("a test")
+        self.core.scheduler.check_invariants()
+        self.renew_worker()
+        self.generation += 1
+        self.core.gain_workers(self.worker, self.generation)
+
+    def lose_core(self, num_done: int, *, with_worker: bool = False) -> None:
+        """Of the steps in flight the worker ends `num_done`, which nobody hears, and the others have never come. The
+        next core gets all open requests with the tokens that have been taken."""
+        for _ in range(num_done):
+            self.worker.answer()
+        if with_worker:
+            self.generation += 1
+            self.renew_worker()
+        self.worker.forget_rows()
+        self.core_epoch += 1
+        self.renew_core()
+        for key, request in self.requests.items():
+            if key not in self.finished:
+                child = CoreChild(key=key, seed=key, output_token_ids=encode_ids(self.tokens[key]))
+                self.core.add_request(0, msgspec.structs.replace(request, children=[child]))
 
     def add(
         self,
@@ -61,19 +104,17 @@ class Harness:
         self.prompts[key] = (prompt, sampling, key, stop or [])
         self.tokens[key] = list(outputs or [])
         child = CoreChild(key=key, seed=key, output_token_ids=encode_ids(outputs or []))
-        self.core.add_request(
-            0,
-            EngineCoreRequest(
-                children=[child],
-                prompt_token_ids=encode_ids(prompt),
-                params=sampling,
-                max_tokens=max_tokens,
-                stop_token_ids=stop or [],
-                arrival_time=self.clock,
-                attempt=attempt,
-                pooling=pooling,
-            ),
+        self.requests[key] = EngineCoreRequest(
+            children=[child],
+            prompt_token_ids=encode_ids(prompt),
+            params=sampling,
+            max_tokens=max_tokens,
+            stop_token_ids=stop or [],
+            arrival_time=self.clock,
+            attempt=attempt,
+            pooling=pooling,
         )
+        self.core.add_request(0, self.requests[key])
 
     def turn(self, answers: int = 1) -> None:
         self.core.step()
@@ -186,6 +227,20 @@ def test_the_map_of_the_pool_tells_the_state_of_each_block() -> None:
     expected = {cached: 1, shared: 3, used: 2}
     assert list(pool.sample(10)) == [expected.get(block, 0) for block in range(1, 11)]
     assert list(pool.sample(4)) == [expected.get(block, 0) for block in (1, 4, 7, 10)]
+
+
+def test_a_block_that_was_taken_for_other_content_while_its_step_was_in_flight_is_not_recorded(tmp_path: Path) -> None:
+    path, keys = tmp_path / "blocks", [b"a" * 32, b"b" * 32]
+    pool = BlockPool(3, BlockRecord(path, 3, 0))
+    blocks = pool.allocate(2)
+    for block, key in zip(blocks, keys, strict=True):
+        pool.publish(block, key)
+    published = pool.take_unconfirmed()
+    pool.free(blocks)
+    pool.allocate(1)
+    pool.confirm(published)
+    assert BlockRecord(path, 3, 0).key_by_block == {blocks[1]: keys[1]}
+    assert BlockPool(3, BlockRecord(path, 3, 0)).lookup(keys[1]) == blocks[1]
 
 
 def test_a_salt_or_no_caching_shares_nothing() -> None:
@@ -332,16 +387,45 @@ def test_losing_the_workers_loses_no_token() -> None:
     harness, rng = Harness(max_num_seqs=8, max_num_batched_tokens=32, block_size=4), random.Random(6)
     for key in range(12):
         harness.add(key, prompt_of(rng, rng.randrange(1, 40)), 20)
-    for generation in range(1, 5):
+    for _ in range(4):
         for _ in range(rng.randrange(1, 12)):
             harness.turn()
-        harness.core.lose_workers("a test")
-        harness.core.scheduler.check_invariants()
-        harness.worker = FakeWorker(64, 4)
-        harness.core.gain_workers(harness.worker, generation)
+        harness.lose_worker()
     harness.run()
     for key in range(12):
         harness.check(key)
+
+
+def test_a_new_core_goes_on_from_what_the_workers_of_the_old_one_have_computed(tmp_path: Path) -> None:
+    harness, rng = Harness(num_blocks=128, record=tmp_path / "blocks", block_size=4, max_num_seqs=8), random.Random(8)
+    for key in range(5):
+        harness.add(key, prompt_of(rng, 30), 40)
+    while min(len(tokens) for tokens in harness.tokens.values()) < 20:
+        harness.turn()
+    num_computed, num_told = harness.worker.num_computed_tokens, sum(map(len, harness.tokens.values()))
+    harness.lose_core(num_done=1)
+    harness.run()
+    num_repeated = harness.worker.num_computed_tokens - num_computed - (5 * 40 - num_told)
+    assert num_repeated < 5 * 2 * 4, "more than the blocks that were not certain is computed again"
+    for key in range(5):
+        harness.check(key)
+    assert harness.cached == dict.fromkeys(range(5), 0), "what a resumed request finds is its own"
+
+
+def test_a_new_core_of_new_workers_or_weights_finds_nothing(tmp_path: Path) -> None:
+    harness, rng = Harness(num_blocks=128, record=tmp_path / "blocks", block_size=4, max_num_seqs=8), random.Random(9)
+    prompt = prompt_of(rng, 30)
+    for key, with_worker in enumerate((False, True)):
+        harness.add(key, prompt, 4)
+        harness.run()
+        if not with_worker:
+            harness.core.forget_computed()
+        num_computed = harness.worker.num_computed_tokens * (not with_worker)
+        harness.lose_core(num_done=0, with_worker=with_worker)
+        harness.add(key + 10, prompt, 1)
+        harness.run()
+        assert harness.worker.num_computed_tokens - num_computed == 30
+        harness.check(key + 10)
 
 
 def test_a_prompt_to_embed_is_computed_whole_for_a_mean_and_from_the_cache_for_its_last_token() -> None:
@@ -423,13 +507,15 @@ def test_the_request_that_kills_every_group_fails_alone() -> None:
         harness.check(key)
 
 
-def run_random_operations(seed: int, num_operations: int) -> None:
-    """Adds, aborts, resumes, answers late or early, on pools of random sizes; invariants after each operation."""
+def run_random_operations(seed: int, num_operations: int, record: Path) -> None:
+    """Adds, aborts, resumes, answers late or early, losses of workers and cores, on pools of random sizes; invariants
+    after each operation."""
     rng = random.Random(seed)
     block_size = rng.choice([1, 2, 4, 8, 16])
     num_blocks = max(rng.randrange(4, 80), 3 + 80 // block_size)
     harness = Harness(
         num_blocks=num_blocks,
+        record=record,
         block_size=block_size,
         max_num_seqs=(max_num_seqs := rng.choice([1, 2, 5, 16])),
         max_num_batched_tokens=max(max_num_seqs, rng.choice([1, 3, 8, 64])),
@@ -458,6 +544,10 @@ def run_random_operations(seed: int, num_operations: int) -> None:
             harness.take()
             if harness.finished[victim].reason == "abort":
                 aborted.add(victim)
+        elif action < 0.185:
+            harness.lose_worker()
+        elif action < 0.20:
+            harness.lose_core(rng.randrange(3), with_worker=rng.random() < 0.2)
         elif action < 0.6:
             harness.core.step()
         else:
@@ -474,12 +564,12 @@ def run_random_operations(seed: int, num_operations: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_random_operations_keep_every_invariant(seed: int) -> None:
-    run_random_operations(seed, 500)
+def test_random_operations_keep_every_invariant(seed: int, tmp_path: Path) -> None:
+    run_random_operations(seed, 500, tmp_path / "blocks")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_100_000_random_operations_keep_every_invariant() -> None:
+def test_100_000_random_operations_keep_every_invariant(tmp_path: Path) -> None:
     for seed in range(100, 200):
-        run_random_operations(seed, 1000)
+        run_random_operations(seed, 1000, tmp_path / f"blocks-{seed}")
