@@ -37,6 +37,7 @@ class ChildProcess:
         os.set_blocking(self.stderr_fd, False)
         self.pid_fd = os.pidfd_open(self._process.pid)
         self._partial = b""
+        self._starved_s = 0.0
 
     @property
     def pid(self) -> int:
@@ -54,6 +55,11 @@ class ChildProcess:
                 return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         except (OSError, IndexError):
             return 0
+
+    def take_starved_s(self) -> float:
+        """For how long its loop has waited for a CPU since the last call."""
+        before, self._starved_s = self._starved_s, starved_s(self.pid)
+        return max(self._starved_s - before, 0.0)
 
     def describe_exit(self) -> str:
         code = self.exit_code
@@ -90,3 +96,12 @@ class ChildProcess:
         self._process.stderr.close()
         os.close(self.pid_fd)
         os.close(self._lifeline_fd)
+
+
+def starved_s(pid: int) -> float:
+    """For how long the first thread of a process has been ready to run without a CPU; 0 where nobody tells."""
+    try:
+        with open(f"/proc/{pid}/schedstat") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, IndexError):
+        return 0.0

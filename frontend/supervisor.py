@@ -103,7 +103,7 @@ class Supervisor:
             if time.monotonic() >= deadline:
                 late = [child.process.name for child in self._roster.children if not child.is_ready]
                 raise EngineDead(f"{', '.join(late)} not ready after --start-timeout-s {deadline - self._begun:g} s")
-        self._is_serving = True
+        self._is_serving, self._next_ping_at = True, time.monotonic()
         self._first_start_s = time.monotonic() - self._begun
         self._roster.broadcast(StartPhases(phases=self._phases), "frontend")
         places = " and ".join(each for each in (self.address, self.http_address) if each is not None)
@@ -302,8 +302,10 @@ class Supervisor:
         now = time.monotonic()
         if not self._is_serving or now < self._next_ping_at:
             return
-        self._next_ping_at = now + self._ping_interval_s
+        late_s, self._next_ping_at = now - self._next_ping_at, now + self._ping_interval_s
         for child in list(self._roster.children):
+            excused_s = late_s + child.process.take_starved_s()  # it was not asked, or wants a CPU: that is no hang
+            child.heard_at = min(child.heard_at + excused_s, now)
             if child.role == "worker" and child.is_ready:
                 continue  # the core watches it
             if child.role == "frontend" and not child.is_ready and not self._roster.is_up("core"):

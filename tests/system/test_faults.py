@@ -6,14 +6,18 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
 
+import psutil
 import pytest
 
 from tokenloom import Client, EngineDead, InternalError, SamplingParams
+from tokenloom.frontend.child_process import starved_s
 from tokenloom.frontend.connection import Connection
 from tokenloom.frontend.open_request import Update
 from tokenloom.ipc.codec import decode_ids
@@ -24,6 +28,7 @@ from tokenloom.scripts.chaos_work import difference
 
 RECOVERY_S = 30.0
 STRIKE_S = 20.0
+HANG_S = 2
 OPTIONS = [
     "--device",
     "cpu",
@@ -34,7 +39,7 @@ OPTIONS = [
     "--step-timeout-s",
     "1",
     "--hang-timeout-s",
-    "2",
+    str(HANG_S),
 ]
 PROMPT = "The capital of France is"
 GREEDY = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True, logprobs=1)
@@ -143,6 +148,42 @@ def test_any_rank_may_be_killed_or_stand_still(engine: Engine, number: signal.Si
         process.send_signal(number)
         wait_health(client, num_restarts + 1)
         assert difference(calm, future.result(timeout=RECOVERY_S)) is None
+
+
+@pytest.mark.timeout(120)
+def test_a_supervisor_that_stood_still_takes_nobody_for_hung(engine: Engine) -> None:
+    with Client(engine.address) as client:
+        num_restarts = client.health().num_restarts
+        stream = client.stream(PROMPT, GREEDY.replace(max_tokens=1900))
+        supervisor, until = psutil.Process(engine.process.pid), time.monotonic() + 1.5 * HANG_S
+        supervisor.suspend()
+        while time.monotonic() < until:
+            stream = stream if next(stream, None) is not None else client.stream(PROMPT, GREEDY)
+        supervisor.resume()
+        until = time.monotonic() + HANG_S
+        while time.monotonic() < until:
+            stream = stream if next(stream, None) is not None else client.stream(PROMPT, GREEDY)
+        stream.close()
+        assert client.health().num_restarts == num_restarts
+
+
+def test_waiting_for_a_cpu_is_told_from_standing_still() -> None:
+    command = [sys.executable, "-c", "import time\nprint(flush=True)\nwhile True: time.sleep(%g)"]
+    cpu = min(os.sched_getaffinity(0))
+    processes = [subprocess.Popen([*command[:-1], command[-1] % s], stdout=subprocess.PIPE) for s in (0, 0, 100)]
+    try:
+        for process in processes:
+            assert process.stdout is not None and process.stdout.readline()
+            os.sched_setaffinity(process.pid, {cpu})
+        before, deadline = starved_s(processes[2].pid), time.monotonic() + 20
+        while starved_s(processes[0].pid) < 0.2:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert starved_s(processes[2].pid) - before < 0.05
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
 
 
 @pytest.mark.timeout(120)
