@@ -83,7 +83,8 @@ def openers(
         yield lambda: transformers_peer(folder, dtype, device, threads)
     if arguments.vllm:
         command = [arguments.vllm, str(SCRIPTS / "peer_vllm.py"), str(folder), "--dtype", dtype]
-        yield lambda: Peer("vLLM as it comes", command)
+        if arguments.untuned:
+            yield lambda: Peer("vLLM as it comes", command)
         yield lambda: Peer("vLLM tuned", command, tuned_environment(arguments.vllm))
     if arguments.llama_cpp:
         yield lambda: llama_cpp_peer(arguments.llama_cpp, folder, threads)
@@ -158,6 +159,9 @@ def main() -> int:
     add_shape_arguments(parser, num_requests=32)
     parser.add_argument("--transformers", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--vllm", metavar="PYTHON", help="the Python of an environment with vLLM")
+    parser.add_argument(
+        "--untuned", action=argparse.BooleanOptionalAction, default=True, help="vLLM as it comes, too; it compiles long"
+    )
     parser.add_argument("--llama-cpp", metavar="PYTHON", help="of one with llama-cpp-python, gguf and safetensors")
     parser.add_argument("--cpu", action="store_true", help="also print the CPU seconds of every process")
     add_json_argument(parser)
