@@ -6,6 +6,7 @@
  * round merges them.
  */
 #include "attention.h"
+#include "avx2.h"
 
 #include <math.h>
 
@@ -48,7 +49,7 @@ static void begin_task(Task *t, const AttentionPlan *plan, const AttentionTask *
             memcpy(&t->query_tiles[pair / 16][pair % 16][row], t->queries[row] + 2 * pair, 4);
 #elif !defined(__AVX512F__)
     for (int64_t row = 0; row < t->num_rows; row++)
-        for (int64_t i = 0; i < plan->head_dim; i += 16)
+        for (int64_t i = 0; i < round_up(plan->head_dim, LINE); i += 16)
             store_floats(t->wide_queries[row] + i, load16(t->queries[row] + i, lanes(plan->head_dim - i)));
 #endif
 }
@@ -61,6 +62,8 @@ INLINE void prefetch(const element *from, int64_t bytes) {
 }
 
 #ifdef __AVX512F__
+
+#define SCORED 16 /* keys at once */
 
 /* Lane i of the answer is the sum of all lanes of v[i]. */
 INLINE __m512 reduce_16x16(const __m512 v[16]) {
@@ -77,8 +80,8 @@ INLINE __m512 reduce_16x16(const __m512 v[16]) {
     return _mm512_add_ps(_mm512_shuffle_f32x4(z[0], z[1], 0x88), _mm512_shuffle_f32x4(z[0], z[1], 0xdd));
 }
 
-/* Scores of 16 keys, those past `count` taken from the last one. */
-static void score_16(Task *t, int64_t at, int64_t count, int64_t head_dim) {
+/* Scores of SCORED keys, those past `count` taken from the last one. */
+static void score_keys(Task *t, int64_t at, int64_t count, int64_t head_dim) {
     for (int64_t row = 0; row < t->num_rows; row++) {
         Floats sums[16];
         for (int64_t i = 0; i < 16; i++) {
@@ -94,58 +97,19 @@ static void score_16(Task *t, int64_t at, int64_t count, int64_t head_dim) {
 
 #else
 
-/* Lane i of the answer is the sum of all lanes of v[i]. */
-INLINE __m256 reduce_8x8(const __m256 v[8]) {
-    __m256 s[4], y[2];
-    for (int i = 0; i < 4; i++)
-        s[i] = _mm256_add_ps(_mm256_unpacklo_ps(v[2 * i], v[2 * i + 1]), _mm256_unpackhi_ps(v[2 * i], v[2 * i + 1]));
-    for (int i = 0; i < 2; i++) {
-        __m256d a = _mm256_castps_pd(s[2 * i]), b = _mm256_castps_pd(s[2 * i + 1]);
-        y[i] = _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(a, b)), _mm256_castpd_ps(_mm256_unpackhi_pd(a, b)));
-    }
-    return _mm256_add_ps(_mm256_permute2f128_ps(y[0], y[1], 0x20), _mm256_permute2f128_ps(y[0], y[1], 0x31));
-}
+#define SCORED 32 /* keys at once: a pair of tiles */
 
-INLINE __m256 load_key(const element *key, int64_t left) {
-    element part[8] = {0};
-    if (left < 8) key = memcpy(part, key, (size_t)left * sizeof *key);
-#ifdef ELEMENT_BF16
-    return widen8(_mm_loadu_si128((const __m128i *)key));
-#else
-    return _mm256_loadu_ps(key);
-#endif
-}
-
-/* Scores of 8 keys for `rows` query rows from `first` on, a constant at every call. */
-INLINE void score_8(Task *t, int64_t first, int64_t at, int64_t count, int64_t head_dim, const int rows) {
-    __m256 sums[2][8];
-    for (int i = 0; i < 8; i += 4) {
-        const element *keys[4];
-        for (int j = 0; j < 4; j++) keys[j] = t->keys[min64(at + i + j, count - 1)];
-        __m256 s[2][4];
-        for (int row = 0; row < rows; row++)
-            for (int j = 0; j < 4; j++) s[row][j] = _mm256_setzero_ps();
-        for (int64_t d = 0; d < head_dim; d += 8) {
-            __m256 key[4];
-            for (int j = 0; j < 4; j++) key[j] = load_key(keys[j] + d, head_dim - d);
-            for (int row = 0; row < rows; row++) {
-                __m256 query = _mm256_load_ps(t->wide_queries[first + row] + d);
-                for (int j = 0; j < 4; j++) s[row][j] = _mm256_fmadd_ps(query, key[j], s[row][j]);
-            }
-        }
-        for (int row = 0; row < rows; row++)
-            for (int j = 0; j < 4; j++) sums[row][i + j] = s[row][j];
+/* Scores of SCORED keys, those past `count` taken from the last one. */
+static void score_keys(Task *t, int64_t at, int64_t count, int64_t head_dim) {
+    _Alignas(64) element tiles[MAX_HEAD_DIM / LINE * 2 * TILE];
+    int64_t num_lines = divide_up(head_dim, LINE), last = count - 1 - at;
+    for (int64_t i = 0; i < 2 * num_lines; i++) {
+        int64_t first = min64(i % 2 * 16, last), d = i / 2 * LINE;
+        pack_keys(tiles + i * TILE, t->keys + at + first, last - first, d, head_dim - d);
     }
-    for (int row = 0; row < rows; row++) _mm256_store_ps(t->scores[first + row] + at, reduce_8x8(sums[row]));
-}
-
-/* Scores of 16 keys, those past `count` taken from the last one. */
-static void score_16(Task *t, int64_t at, int64_t count, int64_t head_dim) {
-    for (int64_t half = at; half < at + 16; half += 8) {
-        int64_t row = 0;
-        for (; row + 2 <= t->num_rows; row += 2) score_8(t, row, half, count, head_dim, 2);
-        if (row < t->num_rows) score_8(t, row, half, count, head_dim, 1);
-    }
+    for (int64_t row = 0; row < t->num_rows; row++)
+        for (int64_t i = at; i < at + SCORED; i += 16) store_floats(t->scores[row] + i, zero16());
+    multiply_near(t->scores[0] + at, CHUNK, t->wide_queries[0], MAX_HEAD_DIM, LINE, t->num_rows, tiles, num_lines);
 }
 
 #endif
@@ -185,20 +149,21 @@ static void score_tile(Task *t, int64_t at, int64_t head_dim) {
 /* Scores of the chunk's keys to weights 2^(score - largest); those that a row may not see weigh 0. */
 static void weigh(Task *t, int64_t first, int64_t count, float scale, int64_t head_dim) {
     Floats factor = fill16(scale * LOG2_E);
+    int64_t padded = round_up(count, LINE);
     for (int64_t row = 0; row < t->num_rows; row++) {
         float *scores = t->scores[row];
         int64_t low = t->low[row] - first, high = min64(count, t->high[row] - first);
         Floats highest = fill16(-INFINITY);
-        for (int64_t i = 0; i < count; i += 16) {
+        for (int64_t i = 0; i < padded; i += 16) {
             Mask seen = lanes(high - i) & (Mask)~lanes(low - i);
             Floats score = multiply16(load_floats(scores + i), factor);
-            score = choose(seen, score, fill16(-INFINITY));
+            if (seen != 0xffff) score = choose(seen, score, fill16(-INFINITY));
             store_floats(scores + i, score);
             highest = larger16(highest, score);
         }
         float largest = fmaxf(t->largest[row], largest_of(highest));
         Floats offset = fill16(largest == -INFINITY ? 0 : largest), sum = zero16();
-        for (int64_t i = 0; i < count; i += 16) {
+        for (int64_t i = 0; i < padded; i += 16) {
             Floats weight = exp2_16(subtract16(load_floats(scores + i), offset));
             store_floats(scores + i, weight);
             sum = add16(sum, weight);
@@ -222,38 +187,31 @@ INLINE void fetch_next(Task *t, int64_t head_dim) {
     if (t->next_column >= head_dim) t->next_column = 0, t->next_row++;
 }
 
-/* Rows and elements of them whose sums stay in registers. */
 #ifdef __AVX512F__
-#define HELD_ROWS 8
-#define HELD_VALUES 32
-#else
-#define HELD_ROWS 6
-#define HELD_VALUES 16
-#endif
+
+#define HELD_ROWS 8 /* whose sums of 32 elements stay in registers */
 
 /* values[first .. first + rows) += weights * value rows; `rows` is a constant at every call. */
 INLINE void add_values(Task *t, int64_t first, int64_t count, int64_t head_dim, const int rows) {
-    for (int64_t d = 0; d < head_dim; d += HELD_VALUES) {
+    for (int64_t d = 0; d < head_dim; d += 32) {
         Floats a[HELD_ROWS], b[HELD_ROWS];
         for (int row = 0; row < rows; row++) {
             a[row] = load_floats(t->values[first + row] + d);
-            if (HELD_VALUES == 32) b[row] = load_floats(t->values[first + row] + d + 16);
+            b[row] = load_floats(t->values[first + row] + d + 16);
         }
         for (int64_t i = 0; i < count; i++) {
             fetch_next(t, head_dim);
-            Floats32 value;
-            if (HELD_VALUES == 32) value = load32(t->value_rows[i] + d, head_dim - d);
-            else value.a = load16(t->value_rows[i] + d, lanes(head_dim - d));
+            Floats32 value = load32(t->value_rows[i] + d, head_dim - d);
 #pragma GCC unroll 8
             for (int row = 0; row < rows; row++) {
                 Floats weight = fill16(t->scores[first + row][i]);
                 a[row] = multiply_add16(weight, value.a, a[row]);
-                if (HELD_VALUES == 32) b[row] = multiply_add16(weight, value.b, b[row]);
+                b[row] = multiply_add16(weight, value.b, b[row]);
             }
         }
         for (int row = 0; row < rows; row++) {
             store_floats(t->values[first + row] + d, a[row]);
-            if (HELD_VALUES == 32) store_floats(t->values[first + row] + d + 16, b[row]);
+            store_floats(t->values[first + row] + d + 16, b[row]);
         }
     }
 }
@@ -261,7 +219,7 @@ INLINE void add_values(Task *t, int64_t first, int64_t count, int64_t head_dim, 
 static void add_all_values(Task *t, int64_t count, int64_t head_dim) {
     for (int64_t row = 0; row < t->num_rows;) {
         int64_t left = t->num_rows - row;
-        if (left >= HELD_ROWS) add_values(t, row, count, head_dim, HELD_ROWS), row += HELD_ROWS;
+        if (left >= 8) add_values(t, row, count, head_dim, 8), row += 8;
         else if (left >= 4) add_values(t, row, count, head_dim, 4), row += 4;
         else if (left == 3) add_values(t, row, count, head_dim, 3), row += 3;
         else if (left == 2) add_values(t, row, count, head_dim, 2), row += 2;
@@ -269,17 +227,34 @@ static void add_all_values(Task *t, int64_t count, int64_t head_dim) {
     }
 }
 
+#else
+
+static void add_all_values(Task *t, int64_t count, int64_t head_dim) {
+    _Alignas(64) element tiles[CHUNK / LINE * 2 * TILE]; /* for 32 elements of the values */
+    int64_t num_lines = divide_up(count, LINE);
+    for (int64_t d = 0; d < head_dim; d += 32) {
+        for (int64_t i = 0; i < num_lines * LINE; i += LINE / 16) {
+            fetch_next(t, head_dim);
+            fetch_next(t, head_dim);
+            pack_value(tiles + i / LINE * 2 * TILE + i % LINE * 16, &t->value_rows[i], count - 1 - i, d, head_dim - d);
+        }
+        multiply_near(t->values[0] + d, MAX_HEAD_DIM, t->scores[0], CHUNK, LINE, t->num_rows, tiles, num_lines);
+    }
+}
+
+#endif
+
 static void attend_chunk(Task *t, const Cache *cache, int64_t first, int64_t count, float scale) {
     int64_t head_dim = cache->head_dim, bytes = head_dim * (int64_t)sizeof(element);
-    for (int64_t at = 0; at < count; at += 16) {
-        for (int64_t i = at; i < min64(at + 16, count); i++) prefetch(t->value_rows[i], bytes);
+    for (int64_t at = 0; at < count; at += SCORED) {
+        for (int64_t i = at; i < min64(at + SCORED, count); i++) prefetch(t->value_rows[i], bytes);
 #ifdef HAS_TILES
         if (cache->block_size % 16 == 0 && (first + at) % 16 == 0 && head_dim % 16 == 0) {
             score_tile(t, at, head_dim); /* reads to the end of the block: what lies there is finite and not seen */
             continue;
         }
 #endif
-        score_16(t, at, count, head_dim);
+        score_keys(t, at, count, head_dim);
     }
     weigh(t, first, count, scale, head_dim);
     add_all_values(t, count, head_dim);
@@ -358,10 +333,13 @@ void attend(AttentionPlan *plan, const element *query, int64_t query_stride, con
     for (int64_t i = take_task(team, 0), after; i < plan->num_tasks; i = after) {
         after = take_task(team, 0);
         const AttentionTask *task = &plan->tasks[i], *next = after < plan->num_tasks ? &plan->tasks[after] : NULL;
-        if (task->num_tokens * task->num_heads > TASK_ROWS)
+#ifdef HAS_TILES
+        if (task->num_tokens * task->num_heads > TASK_ROWS) {
             prefill_task(plan, task, query, query_stride, cache, scale, out);
-        else
-            run_task(plan, task, query, query_stride, cache, scale, out, next);
+            continue;
+        }
+#endif
+        run_task(plan, task, query, query_stride, cache, scale, out, next);
     }
     team_wait(team);
     if (team->id == 0) atomic_store(&team->shared->next_task[0], 0);

@@ -6,7 +6,7 @@
  * Sums run over the inputs in one fixed order, whatever the number of rows and threads: a row's result does not
  * depend on the rows beside it.
  */
-#include "kernels.h"
+#include "avx2.h"
 
 #define BLOCK_ROWS 32 /* rows of one call of the inner routine: two groups of a panel */
 #define CACHED_BYTES (1 << 20) /* of operands that are kept in the second-level cache */
@@ -213,125 +213,15 @@ static void multiply(Block *block, const operand *x, const element *weight, int6
 
 #else
 
-#define HELD_ROWS 6 /* rows whose sums of 16 outputs stay in registers */
 #define CACHED_LINES 8 /* of a pair of tiles, 16 KiB: in the first-level cache while all rows of a block pass */
 #define AHEAD_BYTES 2048 /* from what the first rows of a block multiply to what is fetched for them */
 
-/* Of 8 neighbouring outputs at `at` the weights of an input; of a pair of inputs where elements come in pairs. */
-INLINE __m256 first_weights(const element *at) {
-#ifdef ELEMENT_BF16
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_load_si256((const __m256i *)at), 16));
-#else
-    return _mm256_load_ps(at);
-#endif
-}
-#ifdef ELEMENT_BF16
-INLINE __m256 second_weights(const element *at) {
-    const __m256i high = _mm256_set1_epi32((int)0xffff0000);
-    return _mm256_castsi256_ps(_mm256_and_si256(_mm256_load_si256((const __m256i *)at), high));
-}
-#endif
-
-/* sum += a * b, in the register where the sum is: left its choice among forms, the compiler runs out of registers. */
-INLINE void accumulate(__m256 *sum, __m256 a, __m256 b) {
-    __asm__("vfmadd231ps %2, %1, %0" : "+x"(*sum) : "x"(a), "x"(b));
-}
-
-/* sums += x @ weight for `count` rows of a group that is `height` rows high, and for `num_tiles` tiles of a pair; both
- * are constants at every call. */
-INLINE void multiply_near(float (*sums)[PAIR_OUTPUTS], const float *x, int64_t height, const element *weight,
-                          int64_t num_lines, const int count, const int num_tiles) {
-    const int num_parts = 2 * num_tiles; /* of 8 outputs */
-    __m256 s[HELD_ROWS][4], w[4];
-    for (int row = 0; row < count; row++)
-        for (int i = 0; i < num_parts; i++) s[row][i] = _mm256_load_ps(sums[row] + 8 * i);
-    for (int64_t line = 0; line < num_lines; line++, weight += 2 * TILE, x += height * LINE) {
-        const element *at = weight;
-#pragma GCC unroll 2
-        for (const float *input = x; input < x + LINE; at += TILE / 16) {
-            for (int i = 0; i < num_parts; i++) w[i] = first_weights(at + i / 2 * TILE + i % 2 * (TILE / 32));
-            for (int row = 0; row < count; row++) {
-                __m256 value = _mm256_broadcast_ss(input + row * LINE);
-                for (int i = 0; i < num_parts; i++) accumulate(&s[row][i], value, w[i]);
-            }
-            input++;
-#ifdef ELEMENT_BF16
-            if (count * num_parts == 12) __asm__("" : "+r"(at)); /* load again: no register is left to keep them */
-            for (int i = 0; i < num_parts; i++) w[i] = second_weights(at + i / 2 * TILE + i % 2 * (TILE / 32));
-            for (int row = 0; row < count; row++) {
-                __m256 value = _mm256_broadcast_ss(input + row * LINE);
-                for (int i = 0; i < num_parts; i++) accumulate(&s[row][i], value, w[i]);
-            }
-            input++;
-#endif
-        }
-    }
-    for (int row = 0; row < count; row++)
-        for (int i = 0; i < num_parts; i++) _mm256_store_ps(sums[row] + 8 * i, s[row][i]);
-}
-
-/* The same for both tiles, in the order of memory, for rows that take the weight from there: what follows is fetched into
- * the second-level cache meanwhile. */
+/* Rows [0, count) of a group that is `height` high, in the order of memory: for rows that take the weight from there. */
 INLINE void multiply_far(float (*sums)[PAIR_OUTPUTS], const float *x, int64_t height, const element *weight,
-                         int64_t num_lines, const int count) {
-    const element *at = weight;
-    for (int64_t tile = 0; tile < 2 * num_lines; tile++) {
-        float *target = sums[0] + tile % 2 * 16;
-        const float *first = x + tile / 2 * height * LINE;
-        __m256 low[HELD_ROWS], high[HELD_ROWS];
-        for (int row = 0; row < count; row++) {
-            low[row] = _mm256_load_ps(target + row * PAIR_OUTPUTS);
-            high[row] = _mm256_load_ps(target + row * PAIR_OUTPUTS + 8);
-        }
-#pragma GCC unroll 2
-        for (const float *input = first; input < first + LINE; at += TILE / 16) {
-            _mm_prefetch((const char *)at + AHEAD_BYTES, _MM_HINT_T1);
-            __m256 a = first_weights(at), b = first_weights(at + TILE / 32);
-            for (int row = 0; row < count; row++) {
-                __m256 value = _mm256_broadcast_ss(input + row * LINE);
-                accumulate(&low[row], value, a);
-                accumulate(&high[row], value, b);
-            }
-            input++;
-#ifdef ELEMENT_BF16
-            if (count == HELD_ROWS) __asm__("" : "+r"(at)); /* load again: no register is left to keep them */
-            a = second_weights(at), b = second_weights(at + TILE / 32);
-            for (int row = 0; row < count; row++) {
-                __m256 value = _mm256_broadcast_ss(input + row * LINE);
-                accumulate(&low[row], value, a);
-                accumulate(&high[row], value, b);
-            }
-            input++;
-#endif
-        }
-        for (int row = 0; row < count; row++) {
-            _mm256_store_ps(target + row * PAIR_OUTPUTS, low[row]);
-            _mm256_store_ps(target + row * PAIR_OUTPUTS + 8, high[row]);
-        }
-    }
-}
-
-/* One of the two for 1 to HELD_ROWS rows. */
-static void multiply_piece(float (*sums)[PAIR_OUTPUTS], const float *x, int64_t height, const element *weight,
-                           int64_t num_lines, bool is_far, int64_t count) {
-    if (is_far) {
-        if (count == 1) multiply_far(sums, x, height, weight, num_lines, 1);
-        if (count == 2) multiply_far(sums, x, height, weight, num_lines, 2);
-        if (count == 3) multiply_far(sums, x, height, weight, num_lines, 3);
-        if (count == 4) multiply_far(sums, x, height, weight, num_lines, 4);
-        if (count == 5) multiply_far(sums, x, height, weight, num_lines, 5);
-        if (count == 6) multiply_far(sums, x, height, weight, num_lines, 6);
-        return;
-    }
-    if (count == 1) multiply_near(sums, x, height, weight, num_lines, 1, 2);
-    if (count == 2) multiply_near(sums, x, height, weight, num_lines, 2, 2);
-    if (count <= 2) return;
-    for (int side = 0; side < 2; side++, weight += TILE, sums = (float(*)[PAIR_OUTPUTS])(sums[0] + 16)) {
-        if (count == 3) multiply_near(sums, x, height, weight, num_lines, 3, 1);
-        if (count == 4) multiply_near(sums, x, height, weight, num_lines, 4, 1);
-        if (count == 5) multiply_near(sums, x, height, weight, num_lines, 5, 1);
-        if (count == 6) multiply_near(sums, x, height, weight, num_lines, 6, 1);
-    }
+                         int64_t num_lines, int64_t count) {
+    for (int64_t tile = 0; tile < 2 * num_lines; tile++)
+        multiply_tile(sums[0] + tile % 2 * 16, PAIR_OUTPUTS, x + tile / 2 * height * LINE, LINE, 0,
+                      weight + tile * TILE, 1, count, AHEAD_BYTES);
 }
 
 static void multiply(Block *block, const operand *x, const element *weight, int64_t num_lines, int64_t num_rows,
@@ -341,13 +231,12 @@ static void multiply(Block *block, const operand *x, const element *weight, int6
     memset(block->sums, 0, (size_t)num_rows * sizeof block->sums[0]);
     for (int64_t line = 0; line < num_lines; line += CACHED_LINES, weight += CACHED_LINES * 2 * TILE)
         for (int64_t first = 0; first < num_rows; first += GROUP_ROWS) {
-            int64_t height = min64(GROUP_ROWS, num_rows - first), num_pieces = divide_up(height, HELD_ROWS);
+            int64_t height = min64(GROUP_ROWS, num_rows - first), count = min64(CACHED_LINES, num_lines - line);
             const operand *group = x + (first * num_lines + line * height) * LINE;
-            for (int64_t piece = 0; piece < num_pieces; piece++) {
-                int64_t row = height * piece / num_pieces, count = height * (piece + 1) / num_pieces - row;
-                multiply_piece(block->sums + first + row, group + row * LINE, height, weight,
-                               min64(CACHED_LINES, num_lines - line), first + row == 0, count);
-            }
+            int64_t far = first ? 0 : height / divide_up(height, HELD_ROWS);
+            multiply_far(block->sums + first, group, height, weight, count, far);
+            multiply_near(block->sums[first + far], PAIR_OUTPUTS, group + far * LINE, LINE, height * LINE,
+                          height - far, weight, count);
         }
 }
 

@@ -289,12 +289,4 @@ void prefill_task(const AttentionPlan *plan, const AttentionTask *task, const el
     write_rows(s, plan, task, out);
 }
 
-#else
-
-void prefill_task(const AttentionPlan *plan, const AttentionTask *task, const element *query, int64_t query_stride,
-                  const Cache *cache, float scale, const Rows *out) {
-    (void)plan, (void)task, (void)query, (void)query_stride, (void)cache, (void)scale, (void)out;
-    abort(); /* has_prefill() is false: no such task is planned */
-}
-
 #endif

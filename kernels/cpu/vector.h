@@ -109,9 +109,6 @@ INLINE Mask at_least(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_
 INLINE Mask is_finite16(Floats v) {
     return _mm512_cmp_ps_mask(_mm512_abs_ps(v), _mm512_set1_ps(__builtin_inff()), _CMP_LT_OQ);
 }
-INLINE Mask no_larger_magnitude(Floats a, float b) { /* true with NaN */
-    return _mm512_cmp_ps_mask(_mm512_abs_ps(a), _mm512_set1_ps(b), _CMP_NGT_UQ);
-}
 INLINE Floats from_unsigned(Ints v) { return _mm512_cvtepu32_ps(v); }
 INLINE Floats nearest16(Floats v) { return _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 INLINE Floats scale16(Floats v, Floats whole) { return _mm512_scalef_ps(v, whole); } /* v * 2^whole */
@@ -180,10 +177,9 @@ INLINE Ints odd_words_of(Ints v, Ints even) {
 #define COMPARE(a, b, how)                                                                                             \
     (Mask)(_mm256_movemask_ps(_mm256_cmp_ps(a.low, b.low, how)) |                                                      \
            _mm256_movemask_ps(_mm256_cmp_ps(a.high, b.high, how)) << 8)
-INLINE Floats magnitude16(Floats v) { return as_floats(and_words(as_words(v), fill_words(0x7fffffff))); }
 INLINE Mask at_least(Floats a, Floats b) { return COMPARE(a, b, _CMP_GE_OQ); }
+INLINE Floats magnitude16(Floats v) { return as_floats(and_words(as_words(v), fill_words(0x7fffffff))); }
 INLINE Mask is_finite16(Floats v) { return COMPARE(magnitude16(v), fill16(__builtin_inff()), _CMP_LT_OQ); }
-INLINE Mask no_larger_magnitude(Floats a, float b) { return COMPARE(magnitude16(a), fill16(b), _CMP_NGT_UQ); }
 #undef COMPARE
 INLINE Floats from_signed(Ints v) { return (Floats){_mm256_cvtepi32_ps(v.low), _mm256_cvtepi32_ps(v.high)}; }
 INLINE Floats from_unsigned(Ints v) { /* halves are exact, their sum is rounded once */
@@ -194,13 +190,10 @@ INLINE Floats nearest16(Floats v) {
     return (Floats){_mm256_round_ps(v.low, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC),
                     _mm256_round_ps(v.high, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
-INLINE Floats scale16(Floats v, Floats whole) { /* in two steps: 2^whole alone may be out of range */
-    whole = smaller16(larger16(whole, fill16(-252.0f)), fill16(256.0f));
+INLINE Floats scale16(Floats v, Floats whole) { /* 0 below 2^-126, infinite from 2^128 on */
+    whole = smaller16(larger16(whole, fill16(-127.0f)), fill16(128.0f));
     Ints exponent = {_mm256_cvtps_epi32(whole.low), _mm256_cvtps_epi32(whole.high)};
-    Ints half = {_mm256_srai_epi32(exponent.low, 1), _mm256_srai_epi32(exponent.high, 1)};
-    Ints rest = {_mm256_sub_epi32(exponent.low, half.low), _mm256_sub_epi32(exponent.high, half.high)};
-    v = multiply16(v, as_floats(shift_left(add_words(half, fill_words(127)), 23)));
-    return multiply16(v, as_floats(shift_left(add_words(rest, fill_words(127)), 23)));
+    return multiply16(v, as_floats(shift_left(add_words(exponent, fill_words(127)), 23)));
 }
 INLINE Floats reciprocal16(Floats v) { return divide16(fill16(1.0f), v); }
 
@@ -246,9 +239,8 @@ INLINE Ints odd_quarters(Ints a, Ints b) {
 
 /* 2^x; -inf gives 0, NaN stays. Relative error below 2^-22 (a polynomial of degree 6 on [-1/2, 1/2]). */
 INLINE Floats exp2_16(Floats x) {
+    x = smaller16(fill16(200.0f), larger16(fill16(-200.0f), x)); /* finite, or NaN */
     Floats whole = nearest16(x), f = subtract16(x, whole);
-    /* x = ±inf leaves NaN in f; scale16 needs something finite there */
-    f = keep(no_larger_magnitude(x, 1e30f), f);
     Floats p = fill16(1.535336188319500e-4f);
     p = multiply_add16(p, f, fill16(1.339887440266574e-3f));
     p = multiply_add16(p, f, fill16(9.618437357674640e-3f));

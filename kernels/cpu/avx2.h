@@ -1,0 +1,143 @@
+/* The tiles of linear.c and attention.c with AVX2: rows times tiles, and keys and values brought into tiles. */
+#ifndef TOKENLOOM_AVX2_H
+#define TOKENLOOM_AVX2_H
+
+#include "kernels.h"
+
+#ifndef __AVX512F__
+
+#define HELD_ROWS 6 /* rows whose sums of 16 outputs stay in registers */
+
+/* Of 8 neighbouring outputs at `at` the weights of an input; of a pair of inputs where elements come in pairs. */
+INLINE __m256 first_weights(const element *at) {
+#ifdef ELEMENT_BF16
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_load_si256((const __m256i *)at), 16));
+#else
+    return _mm256_load_ps(at);
+#endif
+}
+#ifdef ELEMENT_BF16
+INLINE __m256 second_weights(const element *at) {
+    const __m256i high = _mm256_set1_epi32((int)0xffff0000);
+    return _mm256_castsi256_ps(_mm256_and_si256(_mm256_load_si256((const __m256i *)at), high));
+}
+#endif
+
+/* sum += a * b, in the register where the sum is: left its choice among forms, the compiler runs out of registers. */
+INLINE void accumulate(__m256 *sum, __m256 a, __m256 b) {
+    __asm__("vfmadd231ps %2, %1, %0" : "+x"(*sum) : "x"(a), "x"(b));
+}
+
+/* sums += x @ weight for `count` rows and `num_tiles` tiles of a pair. `ahead`: bytes from what is multiplied to what is
+ * fetched into the second-level cache meanwhile. All that is const is a constant at every call. */
+INLINE void multiply_held(float *sums, const int64_t sums_stride, const float *x, const int64_t row_stride,
+                          int64_t line_stride, const element *weight, int64_t num_lines, const int count,
+                          const int num_tiles, const int ahead) {
+    const int num_parts = 2 * num_tiles; /* of 8 outputs */
+    __m256 s[HELD_ROWS][4], w[4];
+    for (int row = 0; row < count; row++)
+        for (int i = 0; i < num_parts; i++) s[row][i] = _mm256_load_ps(sums + row * sums_stride + 8 * i);
+    for (int64_t line = 0; line < num_lines; line++, weight += 2 * TILE, x += line_stride) {
+        const element *at = weight;
+#pragma GCC unroll 2
+        for (const float *input = x; input < x + LINE; at += TILE / 16) {
+            if (ahead) _mm_prefetch((const char *)at + ahead, _MM_HINT_T1);
+            for (int i = 0; i < num_parts; i++) w[i] = first_weights(at + i / 2 * TILE + i % 2 * (TILE / 32));
+            for (int row = 0; row < count; row++) {
+                __m256 value = _mm256_broadcast_ss(input + row * row_stride);
+                for (int i = 0; i < num_parts; i++) accumulate(&s[row][i], value, w[i]);
+            }
+            input++;
+#ifdef ELEMENT_BF16
+            if (count * num_parts == 12) __asm__("" : "+r"(at)); /* load again: no register is left to keep them */
+            for (int i = 0; i < num_parts; i++) w[i] = second_weights(at + i / 2 * TILE + i % 2 * (TILE / 32));
+            for (int row = 0; row < count; row++) {
+                __m256 value = _mm256_broadcast_ss(input + row * row_stride);
+                for (int i = 0; i < num_parts; i++) accumulate(&s[row][i], value, w[i]);
+            }
+            input++;
+#endif
+        }
+    }
+    for (int row = 0; row < count; row++)
+        for (int i = 0; i < num_parts; i++) _mm256_store_ps(sums + row * sums_stride + 8 * i, s[row][i]);
+}
+
+/* One tile of each pair, for any count up to HELD_ROWS. */
+INLINE void multiply_tile(float *sums, const int64_t sums_stride, const float *x, const int64_t row_stride,
+                          int64_t line_stride, const element *weight, int64_t num_lines, int64_t count,
+                          const int ahead) {
+#define HELD(rows)                                                                                                     \
+    if (count == rows)                                                                                                 \
+        multiply_held(sums, sums_stride, x, row_stride, line_stride, weight, num_lines, rows, 1, ahead)
+    HELD(1);
+    HELD(2);
+    HELD(3);
+    HELD(4);
+    HELD(5);
+    HELD(6);
+#undef HELD
+}
+
+/* Rows [0, num_rows) times a pair of tiles. Input i of a row: x[i / LINE * line_stride + row * row_stride + i % LINE].
+ * weight: [num_lines][2 tiles]. */
+INLINE void multiply_near(float *sums, const int64_t sums_stride, const float *x, const int64_t row_stride,
+                          int64_t line_stride, int64_t num_rows, const element *weight, int64_t num_lines) {
+    int64_t num_pieces = divide_up(num_rows, HELD_ROWS);
+    for (int64_t piece = 0, row = 0, end; piece < num_pieces; piece++, row = end) {
+        end = num_rows * (piece + 1) / num_pieces;
+        float *to = sums + row * sums_stride;
+        const float *from = x + row * row_stride;
+        if (end - row == 1)
+            multiply_held(to, sums_stride, from, row_stride, line_stride, weight, num_lines, 1, 2, 0);
+        else if (end - row == 2)
+            multiply_held(to, sums_stride, from, row_stride, line_stride, weight, num_lines, 2, 2, 0);
+        else
+            for (int side = 0; side < 2; side++)
+                multiply_tile(to + side * 16, sums_stride, from, row_stride, line_stride, weight + side * TILE,
+                              num_lines, end - row, 0);
+    }
+}
+
+/* A line of 16 keys, those past `last` taken from it, to a tile: word i of a key to a place in the tile's line i. */
+INLINE void pack_keys(element *tile, const element *const *keys, int64_t last, int64_t d, int64_t left) {
+    for (int64_t first = 0; first < 16; first += 8) {
+        Ints r[8], t[8];
+        for (int64_t i = 0; i < 8; i++) r[i] = load_line(keys[min64(first + i, last)] + d, left);
+        for (int i = 0; i < 8; i += 2) {
+            t[i] = interleave_low_words(r[i], r[i + 1]);
+            t[i + 1] = interleave_high_words(r[i], r[i + 1]);
+        }
+        for (int i = 0; i < 8; i += 2) { /* two of each four: t[0], t[1], t[4], t[5] and those two further on */
+            r[i] = interleave_low_pairs(t[i - i % 4 / 2], t[i - i % 4 / 2 + 2]);
+            r[i + 1] = interleave_high_pairs(t[i - i % 4 / 2], t[i - i % 4 / 2 + 2]);
+        }
+        __m256i *to = (__m256i *)((uint32_t *)tile + first);
+        for (int i = 0; i < 4; i++, to += 2) {
+            to[0] = _mm256_permute2x128_si256(r[i].low, r[i + 4].low, 0x20);
+            to[8] = _mm256_permute2x128_si256(r[i].low, r[i + 4].low, 0x31);
+            to[16] = _mm256_permute2x128_si256(r[i].high, r[i + 4].high, 0x20);
+            to[24] = _mm256_permute2x128_si256(r[i].high, r[i + 4].high, 0x31);
+        }
+    }
+}
+
+/* Values[0] (where elements are half words, values[1] too; those past `last` taken from it) to their line of a pair of
+ * tiles: 32 elements from d on, of which `left` exist. */
+INLINE void pack_value(element *tiles, const element *const *values, int64_t last, int64_t d, int64_t left) {
+    const element *first = values[min64(0, last)] + d;
+#ifdef ELEMENT_BF16
+    Ints a = load_line(first, left), b = load_line(values[min64(1, last)] + d, left);
+    __m256i pairs[4] = {_mm256_unpacklo_epi16(a.low, b.low), _mm256_unpackhi_epi16(a.low, b.low),
+                        _mm256_unpacklo_epi16(a.high, b.high), _mm256_unpackhi_epi16(a.high, b.high)};
+    for (int side = 0; side < 2; side++)
+        store_any(tiles + side * TILE, (Ints){_mm256_permute2x128_si256(pairs[2 * side], pairs[2 * side + 1], 0x20),
+                                              _mm256_permute2x128_si256(pairs[2 * side], pairs[2 * side + 1], 0x31)});
+#else
+    store_any(tiles, load_line(first, left));
+    store_any(tiles + TILE, load_line(first + 16, max64(0, left - 16)));
+#endif
+}
+
+#endif
+#endif
