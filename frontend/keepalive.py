@@ -17,12 +17,8 @@ class Keepalive:
     """Times are seconds of any clock that does not go back."""
 
     def __init__(self) -> None:
-        self._next_ping: float | None = None  # None: at rest
+        self.next_due: float | None = None  # None: at rest
         self._silent_since: float | None = None
-
-    @property
-    def next_due(self) -> float | None:
-        return self._next_ping
 
     def heard(self) -> None:
         """Something came from the frontend."""
@@ -30,17 +26,17 @@ class Keepalive:
 
     def rest(self) -> None:
         """Nothing is open: no pings, no alarm."""
-        self._next_ping = self._silent_since = None
+        self.next_due = self._silent_since = None
 
     def due(self, now: float) -> Literal["nothing", "ping", "lost"]:
         """What to do at `now`; "ping" counts as done."""
         if self._silent_since is not None and now - self._silent_since >= SILENCE_S:
             return "lost"
-        if self._next_ping is None:
-            self._next_ping = now + PING_INTERVAL_S
-        if now < self._next_ping:
+        if self.next_due is None:
+            self.next_due = now + PING_INTERVAL_S
+        if now < self.next_due:
             return "nothing"
-        self._next_ping = now + PING_INTERVAL_S
+        self.next_due = now + PING_INTERVAL_S
         if self._silent_since is None:
             self._silent_since = now
         return "ping"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from .openai_errors import ErrorBody
 from .openai_responses import ResponsesRequest
 from .openai_schema import (
     AbortRequest,
@@ -43,22 +44,6 @@ _ERRORS = {
     "500": "A fault of the engine",
     "503": "Too busy, shutting down or restarting: ask again after Retry-After seconds",
 }
-_ERROR_SCHEMA: JsonObject = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-        }
-    },
-}
 _TOKENIZE_ONE: JsonObject = {  # of the two forms, the other one is null or left out
     "oneOf": [
         {"required": [this], "properties": {this: {"not": {"type": "null"}}, other: {"type": "null"}}}
@@ -70,12 +55,11 @@ _TOKENIZE_ONE: JsonObject = {  # of the two forms, the other one is null or left
 def document(version: str, needs_key: bool, maxima: Mapping[str, int]) -> JsonObject:
     """OpenAPI 3.1. `maxima`: of integers that depend on the model and the operator, by their title."""
     bodies = [body for body, _, _ in _POSTS.values()]
-    schemas, components = msgspec.json.schema_components(
-        bodies, schema_hook=_anything, ref_template="#/components/schemas/{name}"
+    (*schemas, _), components = msgspec.json.schema_components(
+        [*bodies, ErrorBody], schema_hook=_anything, ref_template="#/components/schemas/{name}"
     )
     components["TokenizeRequest"] |= _TOKENIZE_ONE
     _limit(components, maxima)
-    components["Error"] = _ERROR_SCHEMA
     paths: JsonObject = {}
     for (path, (_, summary, may_stream)), schema in zip(_POSTS.items(), schemas, strict=True):
         paths[path] = {"post": _post(summary, schema, may_stream)}
@@ -124,7 +108,7 @@ def _post(summary: str, schema: JsonObject, may_stream: bool) -> JsonObject:
 
 
 def _responses(content: JsonObject, errors: tuple[str, ...]) -> JsonObject:
-    failed: JsonObject = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    failed: JsonObject = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}
     answers: JsonObject = {"200": {"description": "As asked", "content": content}}
     for status in errors:
         answers[status] = {"description": _ERRORS[status], "content": failed if status != "503" else {}}

@@ -14,6 +14,17 @@ _BACKTICKED = re.compile(r"`([^`]+)`")
 _LEADING_NAME = re.compile(r"([a-z_]+)(?:[.\[][\w.\[\]]*)?(?::| (?:is|must|has|holds|cannot|needs)\b)")
 
 
+class ErrorDetail(msgspec.Struct, frozen=True):
+    message: str
+    type: str
+    param: str | None  # the field that it is about
+    code: str | None
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    error: ErrorDetail
+
+
 class HttpError(Exception):
     """An answer other than 200, on purpose."""
 
@@ -29,7 +40,7 @@ class HttpError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+        self.body = ErrorBody(ErrorDetail(message, kind, param, code))
         self.headers = headers or {}
 
     def response(self) -> Response:

@@ -16,13 +16,7 @@ class CompletionLogprobs:
 
     def __init__(self) -> None:
         self._offset = 0  # in characters of the choice's text
-        self._clear()
-
-    def _clear(self) -> None:
-        self._tokens: list[str] = []
-        self._logprobs: list[float | None] = []
-        self._top: list[dict[str, float] | None] = []
-        self._offsets: list[int] = []
+        self._rows: list[tuple[str, float | None, dict[str, float] | None, int]] = []
 
     def add_first(self, text: str) -> None:
         """The first token of an echoed prompt, which nothing came before."""
@@ -34,21 +28,13 @@ class CompletionLogprobs:
             self._add(text, logprob, dict(reversed(tokens[1:])) | {text: logprob})
 
     def _add(self, text: str, logprob: float | None, top: dict[str, float] | None) -> None:
-        self._tokens.append(text)
-        self._logprobs.append(logprob)
-        self._top.append(top)
-        self._offsets.append(self._offset)
+        self._rows.append((text, logprob, top, self._offset))
         self._offset += len(text)
 
     def take(self) -> JsonObject:
-        taken: JsonObject = {
-            "tokens": self._tokens,
-            "token_logprobs": self._logprobs,
-            "top_logprobs": self._top,
-            "text_offset": self._offsets,
-        }
-        self._clear()
-        return taken
+        rows, self._rows = self._rows, []
+        names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+        return {name: [row[column] for row in rows] for column, name in enumerate(names)}
 
 
 def chat_logprobs(delta: Delta) -> list[JsonObject]:
