@@ -80,76 +80,38 @@ class RequestState:
         )
 
 
+@dataclass(slots=True, eq=False)
 class Answer:
     """One answer of a request: its tokens, the state that makes text of them, and what was not taken yet.
 
     A Delta holds tokens and their text in step, so that a client's text is always a function of its tokens.
     """
 
-    __slots__ = (
-        "_counts_stop_text",
-        "_detokenizer",
-        "_eos_token_ids",
-        "_first_token_time",
-        "_has_logprobs",
-        "_has_told_start",
-        "_logprobs",
-        "_min_tokens",
-        "_num_preemptions",
-        "_num_taken",
-        "_stop_checker",
-        "_stop_token_ids",
-        "_text",
-        "_texts",
-        "embedding",
-        "error",
-        "finish_reason",
-        "finished_time",
-        "index",
-        "key",
-        "num_cached_tokens",
-        "request",
-        "seed",
-        "stop_reason",
-        "token_ids",
-    )
-
-    def __init__(
-        self,
-        request: RequestState,
-        processed: ProcessedRequest,
-        key: int,
-        child: Child,
-        detokenizer: Detokenizer | None,
-        eos_token_ids: frozenset[int],
-        texts: TokenTexts | None = None,
-    ) -> None:
-        params = processed.params
-        self.request = request
-        self.key = key
-        self.index, self.seed = child.index, child.seed
-        self.token_ids = array("i")
-        self.finish_reason: FinishReason | None = None
-        self.stop_reason: int | str | None = None
-        self.finished_time = 0.0
-        self.num_cached_tokens = 0
-        self.error: ErrorInfo | None = None
-        self.embedding: BulkArray | None = None
-        self._min_tokens = params.min_tokens
-        self._detokenizer = detokenizer
-        self._stop_checker = (
-            StopChecker(tuple(params.stop_strings), params.include_stop_str_in_output) if params.stop_strings else None
-        )
-        self._stop_token_ids = frozenset(processed.stop_token_ids)
-        self._eos_token_ids = eos_token_ids
-        self._counts_stop_text = params.include_stop_str_in_output
-        self._has_logprobs = params.logprobs is not None or params.prompt_logprobs is not None
-        self._logprobs = LogprobBuffer(0)
-        self._texts = texts
-        self._text, self._num_taken = "", 0
-        self._num_preemptions = 0
-        self._first_token_time = 0.0
-        self._has_told_start = False
+    request: RequestState
+    key: int
+    index: int
+    seed: int
+    _min_tokens: int
+    _counts_stop_text: bool  # what ends the answer is shown
+    _has_logprobs: bool
+    _stop_token_ids: frozenset[int]
+    _eos_token_ids: frozenset[int]
+    _detokenizer: Detokenizer | None
+    _stop_checker: StopChecker | None
+    _texts: TokenTexts | None
+    token_ids: array[int] = field(default_factory=lambda: array("i"))
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    finished_time: float = 0.0
+    num_cached_tokens: int = 0
+    error: ErrorInfo | None = None
+    embedding: BulkArray | None = None
+    _logprobs: LogprobBuffer = field(default_factory=lambda: LogprobBuffer(0))
+    _text: str = ""
+    _num_taken: int = 0  # tokens
+    _num_preemptions: int = 0
+    _first_token_time: float = 0.0
+    _has_told_start: bool = False
 
     def replay(self, token_ids: Sequence[int]) -> None:
         """Take tokens that the client has: they rebuild the state, and only what comes after them is news."""
@@ -280,15 +242,9 @@ class OutputProcessor:
     def add(self, request: RequestState, processed: ProcessedRequest, now: float) -> list[Answer]:
         """Make the answers of `request`; returns those that are at their end already."""
         request.processed = processed
-        prompt_token_ids = decode_ids(processed.prompt.token_ids)
-        params, ended = processed.params, []
+        prompt_token_ids, ended = decode_ids(processed.prompt.token_ids), []
         for child in processed.children:
-            detokenizer = None
-            if self._detokenizers is not None:
-                detokenizer = self._detokenizers.new(
-                    prompt_token_ids, params.skip_special_tokens, params.spaces_between_special_tokens
-                )
-            answer = Answer(request, processed, self._new_key(), child, detokenizer, self._eos_token_ids, self._texts)
+            answer = self._new_answer(request, processed, child, prompt_token_ids)
             request.answers.append(answer)
             answer.replay(decode_ids(child.output_token_ids))
             if answer.finish_reason is None:
@@ -297,6 +253,30 @@ class OutputProcessor:
                 answer.finished_time = now
                 ended.append(answer)
         return ended
+
+    def _new_answer(
+        self, request: RequestState, processed: ProcessedRequest, child: Child, prompt_token_ids: Sequence[int]
+    ) -> Answer:
+        params, detokenizer = processed.params, None
+        if self._detokenizers is not None:
+            detokenizer = self._detokenizers.new(
+                prompt_token_ids, params.skip_special_tokens, params.spaces_between_special_tokens
+            )
+        stops = tuple(params.stop_strings)
+        return Answer(
+            request,
+            self._new_key(),
+            child.index,
+            child.seed,
+            _min_tokens=params.min_tokens,
+            _counts_stop_text=params.include_stop_str_in_output,
+            _has_logprobs=params.logprobs is not None or params.prompt_logprobs is not None,
+            _stop_token_ids=frozenset(processed.stop_token_ids),
+            _eos_token_ids=self._eos_token_ids,
+            _detokenizer=detokenizer,
+            _stop_checker=StopChecker(stops, params.include_stop_str_in_output) if stops else None,
+            _texts=self._texts,
+        )
 
     def remove(self, request: RequestState) -> list[int]:
         """Forget the answers of `request`; returns the keys that the core still has."""

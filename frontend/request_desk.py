@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from ..ipc.errors import Draining, ErrorInfo, TokenloomError, error_info
 from ..ipc.messages import Accepted, Delta, EngineCoreOutputs, FinishReason, FrontendMessage, Refused, Submit
@@ -25,6 +26,7 @@ logger = logging.getLogger("tokenloom.frontend")
 MAX_REFUSALS = 1 << 17  # ends of requests that wait for a client's credit; beyond, it is taken for dead
 
 
+@dataclass(eq=False)
 class RequestDesk:
     """Owns every open request.
 
@@ -32,29 +34,16 @@ class RequestDesk:
     it has been told of every one of them.
     """
 
-    def __init__(
-        self,
-        sessions: SessionTable,
-        inputs: InputProcessor,
-        outputs: OutputProcessor,
-        background: Background,
-        core: CoreLink,
-        counts: Counter[str],
-        metrics: EngineMetrics,
-        send: Callable[[bytes, FrontendMessage], None],
-        unix_time: Callable[[], float],
-    ) -> None:
-        """`send` takes a client's identity and a message; `counts` is what the frontend counts for its metrics."""
-        self._sessions = sessions
-        self._inputs = inputs
-        self._outputs = outputs
-        self._background = background
-        self._core = core
-        self._counts = counts
-        self._metrics = metrics
-        self._send = send
-        self._unix_time = unix_time
-        self.is_draining = False  # refuse what is new, finish what is open
+    _sessions: SessionTable
+    _inputs: InputProcessor
+    _outputs: OutputProcessor
+    _background: Background
+    _core: CoreLink
+    _counts: Counter[str]  # for the metrics
+    _metrics: EngineMetrics
+    _send: Callable[[bytes, FrontendMessage], None]  # to the client of this identity
+    _unix_time: Callable[[], float]
+    is_draining: bool = False  # refuse what is new, finish what is open
 
     # ── in ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
