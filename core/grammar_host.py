@@ -10,6 +10,7 @@ import sys
 
 import zmq
 
+from ..ipc.addresses import unlink_ipc_address
 from ..ipc.codec import Decoder, encode
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.messages import CloseGrammars, CoreToGrammar, GrammarToCore
@@ -65,6 +66,7 @@ class GrammarProcessHost:
             return
         self._process.kill()
         self._process.wait()
+        unlink_ipc_address(self._socket.getsockopt_string(zmq.LAST_ENDPOINT))
         self._socket.close()
         os.close(self._pid_fd)
         os.close(self._lifeline_fd)
@@ -73,8 +75,8 @@ class GrammarProcessHost:
     def _start(self) -> None:
         address = self._spec.address(f"grammar-{self._core_epoch}-{self._num_starts}")
         self._num_starts += 1
-        self._socket = new_socket(self._context, zmq.PAIR)
-        self._socket.bind(address)
+        self._socket = new_socket(self._context, zmq.DEALER)
+        self._socket.connect(address)  # the process binds: a socket bound here would hold up a send until it is there
         read_fd, self._lifeline_fd = os.pipe()
         arguments = ["--spec", self._spec.to_argument(), "--address", address, "--lifeline-fd", str(read_fd)]
         try:

@@ -43,8 +43,8 @@ class GrammarProcess:
     def __init__(self, spec: EngineSpec, address: str) -> None:
         self._server = GrammarServer(spec)
         self._decoder: Decoder[CoreToGrammar] = Decoder(CoreToGrammar)
-        self._core = new_socket(zmq.Context.instance(), zmq.PAIR)
-        self._core.connect(address)
+        self._core = new_socket(zmq.Context.instance(), zmq.DEALER)
+        self._core.bind(address)
         threading.stack_size(STACK_BYTES)
         self._pool = ThreadPoolExecutor(NUM_COMPILERS, thread_name_prefix="compile")
         self._wake_read, self._wake_write = os.pipe()
