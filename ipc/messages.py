@@ -4,7 +4,7 @@
     frontend ⇄ core        DEALER/ROUTER   EngineCoreRequest in, columns out
     core → workers         PUB/SUB         numbered SchedulerOutput, the same to every rank
     workers → core         PUSH/PULL       ModelRunnerOutput of rank 0, errors of every rank
-    core ⇄ grammar process PAIR            grammars in, masks out
+    core ⇄ grammar process DEALER/DEALER   grammars in, masks out
     supervisor ⇄ children  ROUTER/DEALER   start, readiness, progress, stop
 
 Structs are msgpack maps with a `type` tag; token, row and block ids are `bytes`: raw little-endian int32 (codec.py).
