@@ -97,7 +97,7 @@ async def _on_error(request: Request, error: Exception) -> Response:
 
 
 def new_app(engine: LocalEngine, frontend: Frontend, spec: EngineSpec) -> ASGIApp:
-    """The whole application: routes, then CORS, then the gate around all of it."""
+    """The whole application: routes, the gate around them, and CORS around all of it, for pages that are refused."""
     openai, admin = OpenAIEndpoints(engine, spec), AdminEndpoints(engine, frontend, spec)
     routes = [
         Route("/v1/completions", openai.completions, methods=["POST"]),
@@ -113,14 +113,14 @@ def new_app(engine: LocalEngine, frontend: Frontend, spec: EngineSpec) -> ASGIAp
         TokenloomError: _on_error,
         Exception: _on_error,
     }
-    app: ASGIApp = Starlette(routes=routes, exception_handlers=handlers)
-    if spec.config.cors_origins is not None:
-        origins = [origin.strip() for origin in spec.config.cors_origins.split(",") if origin.strip()]
-        app = CORSMiddleware(
-            app,
-            allow_origins=origins,
-            allow_methods=["GET", "POST"],
-            allow_headers=["*"],
-            expose_headers=["x-request-id", *TraceContext._fields],
-        )
-    return Gate(app, spec.config.api_key, spec.config.max_body_bytes)
+    starlette = Starlette(routes=routes, exception_handlers=handlers)
+    gate = Gate(starlette, spec.config.api_key, spec.config.max_body_bytes)
+    if spec.config.cors_origins is None:
+        return gate
+    return CORSMiddleware(
+        gate,
+        allow_origins=[origin.strip() for origin in spec.config.cors_origins.split(",") if origin.strip()],
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        expose_headers=["x-request-id", *TraceContext._fields],
+    )

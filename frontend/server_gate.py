@@ -63,7 +63,7 @@ class Gate:
                 await answer.response()(scope, receive, send_with_headers)
 
     def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
-        if self._authorization is not None and scope["path"] not in OPEN_PATHS and scope["method"] != "OPTIONS":
+        if self._authorization is not None and scope["path"] not in OPEN_PATHS:
             given = headers.get(b"authorization", b"")
             if not hmac.compare_digest(given, self._authorization):
                 what = "the API key is wrong" if given else "no API key was given"

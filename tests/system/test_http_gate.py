@@ -37,10 +37,11 @@ def test_ids_and_trace_headers_come_back(http: httpx2.Client) -> None:
     assert "traceparent" not in http.get("/v1/models", headers={"traceparent": "rubbish"}).headers
 
 
-def test_cors_admits_the_named_origin_alone(http: httpx2.Client) -> None:
+def test_cors_admits_the_named_origin_alone_and_lets_it_read_refusals(http: httpx2.Client, url: str) -> None:
+    allowed = "access-control-allow-origin"
     preflight = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
-    admitted = http.options("/v1/completions", headers=preflight | {"origin": ORIGIN})
-    assert admitted.headers["access-control-allow-origin"] == ORIGIN
-    assert (
-        "access-control-allow-origin" not in http.get("/v1/models", headers={"origin": "https://evil.example"}).headers
-    )
+    admitted = httpx2.options(f"{url}/v1/completions", headers=preflight | {"origin": ORIGIN}, timeout=DEADLINE_S)
+    assert (admitted.status_code, admitted.headers[allowed]) == (200, ORIGIN)
+    refused = httpx2.get(f"{url}/v1/models", headers={"origin": ORIGIN}, timeout=DEADLINE_S)
+    assert (refused.status_code, refused.headers[allowed]) == (401, ORIGIN)
+    assert allowed not in http.get("/v1/models", headers={"origin": "https://evil.example"}).headers
