@@ -20,7 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..ipc.errors import ConfigError, RequestError
 from ..ipc.messages import ChatMessage
-from .tokenizer import JsonObject
+from .tokenizer import JsonObject, Tokenizer, read_tokenizer_config
 
 
 class ChatTemplate:
@@ -36,17 +36,16 @@ class ChatTemplate:
             raise ConfigError(f"{origin} is not a Jinja template: {error}") from None
 
     @classmethod
-    def load(
-        cls, folder: Path, config: JsonObject, special_tokens: dict[str, str], file: str | None = None
-    ) -> ChatTemplate | None:
-        """From `file`, else chat_template.jinja in `folder`, else `config` (tokenizer_config.json); None without."""
+    def load(cls, folder: Path, tokenizer: Tokenizer | None, file: str | None = None) -> ChatTemplate | None:
+        """From `file`, else chat_template.jinja in `folder`, else tokenizer_config.json there; None without."""
+        special_tokens = {} if tokenizer is None else tokenizer.special_tokens
         path = Path(file) if file is not None else folder / "chat_template.jinja"
         if file is not None or path.is_file():
             try:
                 return cls(path.read_text(encoding="utf-8"), special_tokens, str(path))
             except (OSError, UnicodeDecodeError) as error:
                 raise ConfigError(f"the chat template {path} cannot be read: {error}") from None
-        source = _default_template(config.get("chat_template"))
+        source = _default_template(read_tokenizer_config(folder).get("chat_template"))
         return None if source is None else cls(source, special_tokens, f"chat_template in {folder}")
 
     def render(self, messages: Sequence[ChatMessage]) -> str:

@@ -38,7 +38,7 @@ from ..workers.worker import Worker
 from .chat import ChatTemplate
 from .resolve import resolve
 from .service import Frontend
-from .tokenizer import Tokenizer, read_tokenizer_config
+from .tokenizer import Tokenizer
 
 _IDENTITY = b"in-process client"
 _OWNER = 0
@@ -83,7 +83,10 @@ class InProcessEngine:
             self._core = EngineCore(self.spec, num_blocks, self._steps, GrammarLocalHost(self.spec))
             self._desk = ControlDesk(self._core, lambda _, done: self._frontend.on_core_message(done), self._reload)
             self._is_reloaded = False
-            self._frontend = self._make_frontend()
+            folder = Path(self.spec.tokenizer_folder)
+            tokenizer = Tokenizer.load(folder, config.trust_remote_code)
+            chat_template = ChatTemplate.load(folder, tokenizer, self.spec.config.chat_template)
+            self._frontend = Frontend(self.spec, tokenizer, chat_template, self._wakeup.set)
         except BaseException:
             self._run_directory.remove()
             raise
@@ -91,15 +94,6 @@ class InProcessEngine:
         self._frontend.on_control_message(Initialize(num_blocks=num_blocks))
         self._frontend.connect()
         self._talk_to_core()
-
-    def _make_frontend(self) -> Frontend:
-        folder = Path(self.spec.tokenizer_folder)
-        tokenizer = Tokenizer.load(folder, self.spec.config.trust_remote_code)
-        special_tokens = {} if tokenizer is None else tokenizer.special_tokens
-        template = ChatTemplate.load(
-            folder, read_tokenizer_config(folder), special_tokens, self.spec.config.chat_template
-        )
-        return Frontend(self.spec, tokenizer, template, self._wakeup.set)
 
     # ── what the client sees ─────────────────────────────────────────────────────────────────────────────────────
 

@@ -46,7 +46,7 @@ from ..ipc.sockets import MAX_CLIENT_MESSAGE_BYTES, new_socket
 from ..ipc.title import set_title
 from .chat import ChatTemplate
 from .service import Frontend
-from .tokenizer import Tokenizer, read_tokenizer_config
+from .tokenizer import Tokenizer
 from .zap import DOMAIN, ZapHandler
 
 T = TypeVar("T")
@@ -151,8 +151,7 @@ class FrontendProcess:
         spec, begun = self._spec, time.monotonic()
         folder = Path(spec.tokenizer_folder)
         tokenizer = Tokenizer.load(folder, spec.config.trust_remote_code)
-        config, special_tokens = read_tokenizer_config(folder), {} if tokenizer is None else tokenizer.special_tokens
-        chat_template = ChatTemplate.load(folder, config, special_tokens, spec.config.chat_template)
+        chat_template = ChatTemplate.load(folder, tokenizer, spec.config.chat_template)
         frontend = Frontend(spec, tokenizer, chat_template, self._wake)
         detail = "none: token ids only" if tokenizer is None else f"{tokenizer.size} tokens"
         self._tell(Phase(name="tokenizer loaded", duration_s=time.monotonic() - begun, detail=detail))

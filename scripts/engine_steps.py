@@ -131,7 +131,7 @@ def new_frontend(config: EngineConfig) -> tuple[Frontend, EngineSpec]:
     folder = Path(spec.tokenizer_folder)
     tokenizer = Tokenizer.load(folder)
     assert tokenizer is not None
-    template = ChatTemplate.load(folder, tokenizer.config, tokenizer.special_tokens)
+    template = ChatTemplate.load(folder, tokenizer)
     frontend = Frontend(spec, tokenizer, template, lambda: None)
     frontend.connect()
     frontend.on_core_message(Welcome(protocol_version=PROTOCOL_VERSION, run_id=spec.run_id))

@@ -13,7 +13,7 @@ from tokenloom.frontend.chat import ChatTemplate
 from tokenloom.ipc.errors import ConfigError, RequestError
 from tokenloom.ipc.messages import ChatMessage
 
-from .samples import backend_json
+from .samples import backend_json, new_tokenizer
 
 CHAT = [
     ChatMessage("system", "Be <brief> & kind."),
@@ -78,29 +78,27 @@ def test_an_empty_chat_is_refused() -> None:
 
 
 def test_template_comes_from_the_flag_then_the_file_then_the_config(tmp_path: Path) -> None:
+    def rendered(template: object, file: str | None = None) -> str | None:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+        loaded = ChatTemplate.load(tmp_path, new_tokenizer("byte_level"), file)
+        return None if loaded is None else loaded.render(CHAT)
+
     named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "config"}]
-    assert ChatTemplate.load(tmp_path, {}, {}) is None
-    assert _render(ChatTemplate.load(tmp_path, {"chat_template": "plain"}, {})) == "plain"
-    assert _render(ChatTemplate.load(tmp_path, {"chat_template": named}, {})) == "config"
+    assert ChatTemplate.load(tmp_path, None) is None and rendered(None) is None
+    assert rendered("plain") == "plain" and rendered(named) == "config"
     (tmp_path / "chat_template.jinja").write_text("file")
-    assert _render(ChatTemplate.load(tmp_path, {"chat_template": named}, {})) == "file"
+    assert rendered(named) == "file"
     (tmp_path / "mine.jinja").write_text("flag {{ bos_token }}")
-    chosen = ChatTemplate.load(tmp_path, {"chat_template": named}, {"bos_token": "<s>"}, str(tmp_path / "mine.jinja"))
-    assert _render(chosen) == "flag <s>"
+    assert rendered(named, str(tmp_path / "mine.jinja")) == "flag <s>"
 
 
 def test_a_broken_or_missing_template_is_named_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("{% for m in %}")
     with pytest.raises(ConfigError, match=r"chat_template\.jinja is not a Jinja template") as caught:
-        ChatTemplate.load(tmp_path, {}, {})
+        ChatTemplate.load(tmp_path, None)
     assert "\n" not in str(caught.value)
     with pytest.raises(ConfigError, match=r"missing\.jinja cannot be read"):
-        ChatTemplate.load(tmp_path, {}, {}, str(tmp_path / "missing.jinja"))
-
-
-def _render(template: ChatTemplate | None) -> str:
-    assert template is not None
-    return template.render(CHAT)
+        ChatTemplate.load(tmp_path, None, str(tmp_path / "missing.jinja"))
 
 
 def test_tojson_keeps_html_and_unicode() -> None:
