@@ -26,30 +26,21 @@ from ..ipc.lifeline import start_lifeline
 from ..ipc.malloc import return_large_blocks
 from ..ipc.messages import (
     PROTOCOL_VERSION,
-    AbortRequests,
     ChildHello,
     ChildToSupervisor,
-    CoreToFrontend,
     Drain,
     Drained,
-    EngineControl,
-    EngineCoreRequest,
     Failed,
     FrontendDown,
-    FrontendToCore,
-    Hello,
     Initialize,
     ModelReloaded,
     Phase,
     Ping,
     Pong,
     Ready,
-    Refused,
     ReplaceWorkers,
     Stop,
     SupervisorToChild,
-    Unknown,
-    Welcome,
     WorkersDown,
     WorkersUp,
 )
@@ -58,13 +49,13 @@ from ..ipc.title import set_title
 from .block_record import BlockRecord
 from .control_desk import ControlDesk
 from .engine import EngineCore
+from .frontend_port import FrontendPort
 from .grammar_host import GrammarProcessHost
 from .step_watch import FIRST_LIMIT_S
 from .worker_group import WorkerGroup
 
 logger = logging.getLogger("tokenloom.core")
 
-INTAKE_S = 0.001  # longest intake between two schedules
 PROGRESS_INTERVAL_S = 0.5
 
 
@@ -76,20 +67,15 @@ class CoreProcess:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._control = new_socket(self._context, zmq.DEALER, identity=b"core-%d" % core_epoch)
         self._control.connect(spec.address("control"))
-        self._frontends = new_socket(self._context, zmq.ROUTER)
-        self._frontends.bind(spec.address("core"))
+        self._frontends = FrontendPort(self._context, spec)
         self._workers: WorkerGroup | None = WorkerGroup(self._context, spec, core_epoch, generation)
         self._grammar_host = GrammarProcessHost(self._context, spec, core_epoch)
         self._engine: EngineCore | None = None
         self._desk: ControlDesk | None = None
-        self._from_frontend: Decoder[FrontendToCore] = Decoder(FrontendToCore)
         self._from_supervisor: Decoder[SupervisorToChild] = Decoder(SupervisorToChild)
-        self._owner_by_identity: dict[bytes, int] = {}
-        self._identity_by_owner: dict[int, bytes] = {}
         self._is_stopping = self._is_draining = False
         self._put_off: deque[SupervisorToChild] = deque()  # orders that came while workers were probed
         self._progress_at = 0.0
-        self.num_malformed = 0
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -107,7 +93,7 @@ class CoreProcess:
             return
         poller = zmq.Poller()
         poller.register(self._control, zmq.POLLIN)
-        poller.register(self._frontends, zmq.POLLIN)
+        poller.register(self._frontends.socket, zmq.POLLIN)
         while not self._is_stopping:
             workers = self._workers
             sources = [*self._grammar_host.wakers, *([] if workers is None else [workers.results])]
@@ -147,7 +133,7 @@ class CoreProcess:
             generation=generation,
             record=record,
         )
-        self._desk = ControlDesk(self._engine, self._answer_owner, self._reload)
+        self._desk = ControlDesk(self._engine, self._frontends.answer, self._reload)
         self._tell(Phase(name="workers joined", duration_s=time.monotonic() - begun))
         self._tell(Ready())
         if failure is not None:
@@ -191,11 +177,11 @@ class CoreProcess:
 
     def turn(self) -> None:
         """One turn of the loop: results, intake, orders, the next steps, the news."""
-        assert self._engine is not None
+        assert self._engine is not None and self._desk is not None
         maybe_fail("core.receive")
         try:
             self._take_results()
-            self._take_requests()
+            self._frontends.receive(self._engine, self._desk)
             self._take_orders()
             self._engine.take_grammars()
             self._engine.expire(time.time())
@@ -207,7 +193,7 @@ class CoreProcess:
         except EngineDead as error:
             self._lose_workers(str(error))
         maybe_fail("core.send")
-        self._send_outputs()
+        self._frontends.send_outputs(self._engine)
         self._report_progress()
 
     # ── workers ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -276,78 +262,6 @@ class CoreProcess:
         if failure is not None:
             self._lose_workers(failure)
 
-    # ── frontends ────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _take_requests(self) -> None:
-        deadline = time.monotonic() + INTAKE_S
-        with contextlib.suppress(zmq.Again):
-            while time.monotonic() < deadline:
-                identity, frame = self._frontends.recv_multipart(zmq.NOBLOCK)[:2]
-                try:
-                    self._on_frontend(identity, self._from_frontend.decode(frame))
-                except ProtocolError as error:
-                    self.num_malformed += 1
-                    if log.is_worth_a_line(self.num_malformed):
-                        logger.warning("%d malformed from frontends; the last: %s", self.num_malformed, error)
-
-    def _on_frontend(self, identity: bytes, message: FrontendToCore) -> None:
-        assert self._engine is not None
-        owner = self._owner_by_identity.get(identity)
-        if isinstance(message, Hello):
-            self._greet(identity, message)
-        elif owner is None:
-            self._answer(identity, Unknown())
-        elif isinstance(message, EngineCoreRequest):
-            self._engine.add_request(owner, message)
-        elif isinstance(message, AbortRequests):
-            self._engine.abort(owner, message.keys)
-        elif isinstance(message, EngineControl):
-            assert self._desk is not None
-            self._desk.add(owner, message)
-        elif isinstance(message, Ping):
-            self._answer(identity, Pong())
-
-    def _greet(self, identity: bytes, hello: Hello) -> None:
-        mine = (PROTOCOL_VERSION, self._spec.run_id, self._spec.fingerprint)
-        if (hello.protocol_version, hello.run_id, hello.fingerprint) != mine:
-            error = ProtocolError(
-                f"a frontend of protocol {hello.protocol_version}, run {hello.run_id} spoke to a core of protocol "
-                f"{PROTOCOL_VERSION}, run {self._spec.run_id}"
-            )
-            self._answer(identity, Refused(error=error_info(error)))
-            return
-        assert self._engine is not None
-        if (known := self._owner_by_identity.get(identity)) is not None:
-            self._engine.drop_owner(known)  # it has reconnected and submits again what it holds
-        else:
-            owner = len(self._identity_by_owner)
-            self._owner_by_identity[identity] = owner
-            self._identity_by_owner[owner] = identity
-        self._answer(identity, Welcome(protocol_version=PROTOCOL_VERSION, run_id=self._spec.run_id))
-
-    def _send_outputs(self) -> None:
-        assert self._engine is not None
-        for owner, outputs in self._engine.take_outputs():
-            self._answer(self._identity_by_owner[owner], outputs)
-
-    def _answer_owner(self, owner: int, message: CoreToFrontend) -> None:
-        if (identity := self._identity_by_owner.get(owner)) is not None:
-            self._answer(identity, message)
-
-    def _answer(self, identity: bytes, message: CoreToFrontend) -> None:
-        try:
-            self._frontends.send_multipart([identity, encode(message)])
-        except zmq.ZMQError as error:
-            if error.errno != zmq.EHOSTUNREACH:
-                raise
-            self._lose_frontend(identity)
-
-    def _lose_frontend(self, identity: bytes) -> None:
-        assert self._engine is not None
-        owner = self._owner_by_identity.pop(identity, None)
-        if owner is not None:
-            logger.warning("a frontend is gone: its %d requests end", self._engine.drop_owner(owner))
-
     # ── supervisor ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def _take_orders(self) -> None:
@@ -366,7 +280,7 @@ class CoreProcess:
                 elif isinstance(message, Ping):
                     self._tell(Pong())
                 elif isinstance(message, FrontendDown):
-                    self._lose_frontend(message.identity)
+                    self._frontends.lose(message.identity, self._engine)
                 elif isinstance(message, WorkersDown):
                     self._on_workers_down(message)
                 elif isinstance(message, WorkersUp):

@@ -1,0 +1,126 @@
+"""The frontends, as the core reaches them: one socket, a number for each of them, and whose requests end with whom.
+
+Requests, aborts and controls come in, columns of outputs go out. Never waits for a frontend: one that is gone loses its
+requests, and submits them again when it is back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+
+import zmq
+
+from ..ipc import log
+from ..ipc.codec import Decoder, encode
+from ..ipc.engine_spec import EngineSpec
+from ..ipc.errors import ProtocolError, error_info
+from ..ipc.messages import (
+    PROTOCOL_VERSION,
+    AbortRequests,
+    CoreToFrontend,
+    EngineControl,
+    EngineCoreRequest,
+    FrontendToCore,
+    Hello,
+    Ping,
+    Pong,
+    Refused,
+    Unknown,
+    Welcome,
+)
+from ..ipc.sockets import new_socket
+from .control_desk import ControlDesk
+from .engine import EngineCore
+
+logger = logging.getLogger("tokenloom.core")
+
+INTAKE_S = 0.001  # longest intake between two schedules
+
+
+class FrontendPort:
+    """Binds at once, so that frontends may connect when they like. `owner` numbers those that said Hello."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], spec: EngineSpec) -> None:
+        self.socket = new_socket(context, zmq.ROUTER)
+        self.socket.bind(spec.address("core"))
+        self._spec = spec
+        self._decoder: Decoder[FrontendToCore] = Decoder(FrontendToCore)
+        self._owner_by_identity: dict[bytes, int] = {}
+        self._identity_by_owner: dict[int, bytes] = {}
+        self._num_greeted = self._num_malformed = 0
+
+    def receive(self, engine: EngineCore, desk: ControlDesk) -> None:
+        """Act on what has come, for INTAKE_S at most."""
+        deadline = time.monotonic() + INTAKE_S
+        with contextlib.suppress(zmq.Again):
+            while time.monotonic() < deadline:
+                identity, frame = self.socket.recv_multipart(zmq.NOBLOCK)[:2]
+                try:
+                    self._on_message(identity, self._decoder.decode(frame), engine, desk)
+                except ProtocolError as error:
+                    self._num_malformed += 1
+                    if log.is_worth_a_line(self._num_malformed):
+                        logger.warning("%d malformed from frontends; the last: %s", self._num_malformed, error)
+
+    def _on_message(self, identity: bytes, message: FrontendToCore, engine: EngineCore, desk: ControlDesk) -> None:
+        owner = self._owner_by_identity.get(identity)
+        if isinstance(message, Hello):
+            self._greet(identity, message, engine)
+        elif owner is None:
+            self._send(identity, Unknown())
+        elif isinstance(message, EngineCoreRequest):
+            engine.add_request(owner, message)
+        elif isinstance(message, AbortRequests):
+            engine.abort(owner, message.keys)
+        elif isinstance(message, EngineControl):
+            desk.add(owner, message)
+        elif isinstance(message, Ping):
+            self._send(identity, Pong())
+
+    def _greet(self, identity: bytes, hello: Hello, engine: EngineCore) -> None:
+        mine = (PROTOCOL_VERSION, self._spec.run_id, self._spec.fingerprint)
+        if (hello.protocol_version, hello.run_id, hello.fingerprint) != mine:
+            error = ProtocolError(
+                f"a frontend of protocol {hello.protocol_version}, run {hello.run_id} spoke to a core of protocol "
+                f"{PROTOCOL_VERSION}, run {self._spec.run_id}"
+            )
+            self._send(identity, Refused(error=error_info(error)))
+            return
+        if (known := self._owner_by_identity.get(identity)) is not None:
+            engine.drop_owner(known)  # it has reconnected and submits again what it holds
+        else:
+            self._owner_by_identity[identity] = self._num_greeted
+            self._identity_by_owner[self._num_greeted] = identity
+            self._num_greeted += 1
+        self._send(identity, Welcome(protocol_version=PROTOCOL_VERSION, run_id=self._spec.run_id))
+
+    def send_outputs(self, engine: EngineCore) -> None:
+        """Tell each frontend what is new of its requests; those of one that is gone end."""
+        for owner, outputs in engine.take_outputs():
+            identity = self._identity_by_owner.get(owner)
+            if identity is not None and not self._send(identity, outputs):
+                self.lose(identity, engine)
+
+    def answer(self, owner: int, message: CoreToFrontend) -> None:
+        """To a frontend, if it is still there."""
+        if (identity := self._identity_by_owner.get(owner)) is not None:
+            self._send(identity, message)
+
+    def _send(self, identity: bytes, message: CoreToFrontend) -> bool:
+        """False when there is no such frontend any more."""
+        try:
+            self.socket.send_multipart([identity, encode(message)])
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            return False
+        return True
+
+    def lose(self, identity: bytes, engine: EngineCore) -> None:
+        """A frontend is gone: its requests end."""
+        owner = self._owner_by_identity.pop(identity, None)
+        if owner is not None:
+            del self._identity_by_owner[owner]
+            logger.warning("a frontend is gone: its %d requests end", engine.drop_owner(owner))
