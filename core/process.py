@@ -7,27 +7,21 @@ frontends. Everything that decides lives in engine.py.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import logging
 import signal
 import sys
 import time
-from collections import deque
 from pathlib import Path
 
 import zmq
 
 from ..ipc import log
-from ..ipc.codec import Decoder, encode
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import EngineDead, ProtocolError, error_info
 from ..ipc.faults import maybe_fail
 from ..ipc.lifeline import start_lifeline
 from ..ipc.malloc import return_large_blocks
 from ..ipc.messages import (
-    PROTOCOL_VERSION,
-    ChildHello,
-    ChildToSupervisor,
     Drain,
     Drained,
     Failed,
@@ -35,16 +29,12 @@ from ..ipc.messages import (
     Initialize,
     ModelReloaded,
     Phase,
-    Ping,
-    Pong,
     Ready,
     ReplaceWorkers,
     Stop,
-    SupervisorToChild,
     WorkersDown,
     WorkersUp,
 )
-from ..ipc.sockets import new_socket
 from ..ipc.title import set_title
 from .block_record import BlockRecord
 from .control_desk import ControlDesk
@@ -52,6 +42,7 @@ from .engine import EngineCore
 from .frontend_port import FrontendPort
 from .grammar_host import GrammarProcessHost
 from .step_watch import FIRST_LIMIT_S
+from .supervisor_link import SupervisorLink
 from .worker_group import WorkerGroup
 
 logger = logging.getLogger("tokenloom.core")
@@ -65,34 +56,22 @@ class CoreProcess:
     def __init__(self, spec: EngineSpec, core_epoch: int, generation: int) -> None:
         self._spec, self._core_epoch = spec, core_epoch
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._control = new_socket(self._context, zmq.DEALER, identity=b"core-%d" % core_epoch)
-        self._control.connect(spec.address("control"))
+        self._supervisor = SupervisorLink(self._context, spec, core_epoch)
         self._frontends = FrontendPort(self._context, spec)
         self._workers: WorkerGroup | None = WorkerGroup(self._context, spec, core_epoch, generation)
         self._grammar_host = GrammarProcessHost(self._context, spec, core_epoch)
         self._engine: EngineCore | None = None
         self._desk: ControlDesk | None = None
-        self._from_supervisor: Decoder[SupervisorToChild] = Decoder(SupervisorToChild)
         self._is_stopping = self._is_draining = False
-        self._put_off: deque[SupervisorToChild] = deque()  # orders that came while workers were probed
         self._progress_at = 0.0
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def run(self) -> None:
-        self._tell(
-            ChildHello(
-                role="core",
-                rank=0,
-                protocol_version=PROTOCOL_VERSION,
-                run_id=self._spec.run_id,
-                fingerprint=self._spec.fingerprint,
-            )
-        )
         if not self._wait_for_initialize():
             return
         poller = zmq.Poller()
-        poller.register(self._control, zmq.POLLIN)
+        poller.register(self._supervisor.socket, zmq.POLLIN)
         poller.register(self._frontends.socket, zmq.POLLIN)
         while not self._is_stopping:
             workers = self._workers
@@ -107,11 +86,9 @@ class CoreProcess:
     def _wait_for_initialize(self) -> bool:
         """Serve the supervisor until the pool's size is known and every rank listens; False when it says Stop."""
         while self._engine is None:
-            message = self._from_supervisor.decode(self._control.recv())
+            message = self._supervisor.wait()
             if isinstance(message, Initialize):
                 self._start(message)
-            elif isinstance(message, Ping):
-                self._tell(Pong())
             elif isinstance(message, Stop):
                 return False
         return True
@@ -134,37 +111,24 @@ class CoreProcess:
             record=record,
         )
         self._desk = ControlDesk(self._engine, self._frontends.answer, self._reload)
-        self._tell(Phase(name="workers joined", duration_s=time.monotonic() - begun))
-        self._tell(Ready())
+        self._supervisor.tell(Phase(name="workers joined", duration_s=time.monotonic() - begun))
+        self._supervisor.tell(Ready())
         if failure is not None:
             self._lose_workers(failure)
 
     def _probe(self, workers: WorkerGroup) -> str | None:
         """Wait until every rank listens; why that is hopeless, if it is. They may be at a step of another core."""
         try:
-            workers.probe(self._spec.config.step_timeout_s or FIRST_LIMIT_S, lambda: self._put_off_orders(workers))
+            timeout_s = self._spec.config.step_timeout_s or FIRST_LIMIT_S
+            workers.probe(timeout_s, lambda: self._supervisor.put_off(workers.generation))
         except EngineDead as error:
             return str(error)
         return None
 
-    def _put_off_orders(self, workers: WorkerGroup) -> None:
-        """Give a sign of life, and leave the other orders for later; EngineDead if they end the wait for `workers`."""
-        with contextlib.suppress(zmq.Again):
-            while True:
-                message = self._from_supervisor.decode(self._control.recv(zmq.NOBLOCK))
-                if isinstance(message, Ping):
-                    self._tell(Pong())
-                    continue
-                self._put_off.append(message)
-                if isinstance(message, WorkersDown) and message.generation == workers.generation:
-                    raise EngineDead(message.reason)
-                if isinstance(message, Stop):
-                    raise EngineDead("the engine stops")
-
     def _patience_ms(self) -> int | None:
         """How long nothing may happen until a deadline passes or a step is overdue."""
         assert self._engine is not None
-        if self._put_off:
+        if self._supervisor.has_put_off:
             return 0
         waits = []
         if (deadline := self._engine.next_deadline) is not None:
@@ -222,7 +186,7 @@ class CoreProcess:
     def _go_on_with_controls(self) -> None:
         assert self._desk is not None
         if self._workers is not None and self._workers.take_reloaded():
-            self._tell(ModelReloaded(model_folder=self._desk.on_reloaded()))
+            self._supervisor.tell(ModelReloaded(model_folder=self._desk.on_reloaded()))
         if self._workers is not None:
             self._desk.tick()
 
@@ -234,7 +198,7 @@ class CoreProcess:
         self._workers.close()
         self._workers = None
         self._forget_workers(reason)
-        self._tell(ReplaceWorkers(generation=generation, reason=reason))
+        self._supervisor.tell(ReplaceWorkers(generation=generation, reason=reason))
 
     def _forget_workers(self, reason: str) -> None:
         """What was in flight is lost: requests wait again, an order that was under way fails."""
@@ -266,25 +230,18 @@ class CoreProcess:
 
     def _take_orders(self) -> None:
         assert self._engine is not None
-        with contextlib.suppress(zmq.Again):
-            while True:
-                if self._put_off:
-                    message = self._put_off.popleft()
-                else:
-                    message = self._from_supervisor.decode(self._control.recv(zmq.NOBLOCK))
-                if isinstance(message, Stop):
-                    self._is_stopping = True
-                elif isinstance(message, Drain):
-                    self._is_draining = True
-                    self._engine.refuse_new_work()
-                elif isinstance(message, Ping):
-                    self._tell(Pong())
-                elif isinstance(message, FrontendDown):
-                    self._frontends.lose(message.identity, self._engine)
-                elif isinstance(message, WorkersDown):
-                    self._on_workers_down(message)
-                elif isinstance(message, WorkersUp):
-                    self._gain_workers(message.generation)
+        for message in self._supervisor.receive():
+            if isinstance(message, Stop):
+                self._is_stopping = True
+            elif isinstance(message, Drain):
+                self._is_draining = True
+                self._engine.refuse_new_work()
+            elif isinstance(message, FrontendDown):
+                self._frontends.lose(message.identity, self._engine)
+            elif isinstance(message, WorkersDown):
+                self._on_workers_down(message)
+            elif isinstance(message, WorkersUp):
+                self._gain_workers(message.generation)
 
     def _report_progress(self) -> None:
         assert self._engine is not None
@@ -292,19 +249,16 @@ class CoreProcess:
         is_idle = engine.num_requests == 0
         if self._is_draining and is_idle:
             self._is_draining = False
-            self._tell(Drained())
+            self._supervisor.tell(Drained())
         if now - self._progress_at >= PROGRESS_INTERVAL_S or is_idle:
             self._progress_at = now
-            self._tell(engine.progress(now))
+            self._supervisor.tell(engine.progress(now))
             line = engine.log_line(now)
             if line and not self._spec.config.disable_log_stats:
                 logger.info("%s", line)
 
-    def _tell(self, message: ChildToSupervisor) -> None:
-        self._control.send(encode(message))
-
     def fail(self, error: Exception) -> None:
-        self._tell(Failed(error=error_info(error)))
+        self._supervisor.tell(Failed(error=error_info(error)))
         self.close()
 
     def close(self) -> None:

@@ -1,0 +1,87 @@
+"""The supervisor, as the core reaches it: orders come in, news go out, pings are answered.
+
+While the core waits for workers, orders are put off and only looked at for those that end the wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Iterator
+
+import zmq
+
+from ..ipc.codec import Decoder, encode
+from ..ipc.engine_spec import EngineSpec
+from ..ipc.errors import EngineDead
+from ..ipc.messages import (
+    PROTOCOL_VERSION,
+    ChildHello,
+    ChildToSupervisor,
+    Ping,
+    Pong,
+    Stop,
+    SupervisorToChild,
+    WorkersDown,
+)
+from ..ipc.sockets import new_socket
+
+
+class SupervisorLink:
+    """Owns the control socket and the orders that were put off."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], spec: EngineSpec, core_epoch: int) -> None:
+        self.socket = new_socket(context, zmq.DEALER, identity=b"core-%d" % core_epoch)
+        self.socket.connect(spec.address("control"))
+        self._decoder: Decoder[SupervisorToChild] = Decoder(SupervisorToChild)
+        self._put_off: deque[SupervisorToChild] = deque()
+        self.tell(
+            ChildHello(
+                role="core",
+                rank=0,
+                protocol_version=PROTOCOL_VERSION,
+                run_id=spec.run_id,
+                fingerprint=spec.fingerprint,
+            )
+        )
+
+    def tell(self, message: ChildToSupervisor) -> None:
+        self.socket.send(encode(message))
+
+    @property
+    def has_put_off(self) -> bool:
+        """Whether there are orders of which the socket says nothing any more."""
+        return bool(self._put_off)
+
+    def wait(self) -> SupervisorToChild:
+        """The next order, whenever it comes."""
+        while True:
+            message = self._decoder.decode(self.socket.recv())
+            if not isinstance(message, Ping):
+                return message
+            self.tell(Pong())
+
+    def receive(self) -> Iterator[SupervisorToChild]:
+        """All orders that have come, those that were put off first."""
+        while self._put_off:
+            yield self._put_off.popleft()
+        with contextlib.suppress(zmq.Again):
+            while True:
+                message = self._decoder.decode(self.socket.recv(zmq.NOBLOCK))
+                if isinstance(message, Ping):
+                    self.tell(Pong())
+                else:
+                    yield message
+
+    def put_off(self, generation: int) -> None:
+        """Leave what has come for later; EngineDead if it ends the wait for the workers of `generation`."""
+        later, self._put_off = self._put_off, deque()
+        try:
+            for message in self.receive():
+                later.append(message)
+                if isinstance(message, WorkersDown) and message.generation == generation:
+                    raise EngineDead(message.reason)
+                if isinstance(message, Stop):
+                    raise EngineDead("the engine stops")
+        finally:
+            self._put_off = later
