@@ -8,11 +8,9 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-import numpy as np
-
-from ..ipc.codec import encode_ids, num_ids
+from ..ipc.codec import encode_ids
 from ..ipc.engine_spec import EngineSpec
-from ..ipc.errors import Draining, ErrorInfo, InternalError, Overloaded, RequestError, TokenloomError, error_info
+from ..ipc.errors import ErrorInfo, InternalError, TokenloomError, error_info
 from ..ipc.messages import (
     BulkArray,
     EngineCoreOutputs,
@@ -26,18 +24,19 @@ from ..ipc.messages import (
     Started,
     TokenMask,
 )
+from .admission import Admission, reason_to_stop
 from .block_hash import random_namespace
 from .block_record import BlockRecord
 from .deadlines import Deadlines
 from .grammar import GrammarHost, Grammars, RequestMask, may_jump
 from .kv_cache import KVCacheManager
 from .outbox import Outbox
-from .policy import order_of
 from .quarantine import CRASHES_TO_CONVICT, Quarantine
 from .request import Request, State
-from .scheduler import FinishedRequest, NewTokens, Scheduler
+from .scheduler import Scheduler
 from .stats import CoreStats
 from .step_watch import StepWatch
+from .token_intake import FinishedRequest, NewTokens
 
 KV_MAP_BLOCKS = 256  # whose states Progress tells
 
@@ -65,10 +64,8 @@ class EngineCore:
         """`record` is of the blocks of this generation."""
         config = spec.config
         self._config = config
-        self._max_model_len = spec.max_model_len
         self._executor = executor
         self._outbox = Outbox()
-        self._is_draining = False
         self._pause_mode: PauseMode | None = None
         self._deadlines = Deadlines()
         self._quarantine = Quarantine()
@@ -85,6 +82,7 @@ class EngineCore:
             generation=generation,
             is_held=self._is_held,
         )
+        self._admission = Admission(spec, self.scheduler.kv_cache, self.scheduler.waiting, self.stats)
         self._core_epoch, self._generation = core_epoch, generation
         self._grammars = Grammars(grammar_host, config.grammar_timeout_s, self.scheduler.output_tokens)
         self._masked_step = 0  # the last step whose masks were asked for
@@ -100,88 +98,32 @@ class EngineCore:
             self._outbox.accept(owner, first)
             return
         try:
-            self._check(message)
+            self._admission.check(message)
         except TokenloomError as error:
             for child in message.children:
                 self._outbox.finish(owner, Finished(key=child.key, reason="error", error=error_info(error)))
             return
         is_private = len(message.children) > 1 and not self._config.enable_prefix_caching
         root = random_namespace() if is_private else None
-        added = [self._add_child(owner, message, i, root) for i in range(len(message.children))]
-        if requests := [request for request in added if request is not None]:
-            self.scheduler.add_siblings(requests)
+        requests = [self._admission.request_of(owner, message, i, root) for i in range(len(message.children))]
+        if added := [request for request in requests if self._note(request)]:
+            self.scheduler.add_siblings(added)
         self._outbox.accept(owner, first)
 
-    def _check(self, message: EngineCoreRequest) -> None:
-        kv_cache, config = self.scheduler.kv_cache, self._config
-        num_prompt = num_ids(message.prompt_token_ids)
-        num_needed = kv_cache.num_blocks_for(num_prompt + message.max_tokens - 1)
-        if num_prompt < 1 or num_prompt + message.max_tokens > self._max_model_len:
-            raise RequestError(
-                f"{num_prompt} prompt tokens and max_tokens {message.max_tokens} do not fit max_model_len "
-                f"{self._max_model_len}: shorten the prompt or lower max_tokens"
-            )
-        if num_needed > kv_cache.num_usable_blocks:
-            raise RequestError(
-                f"{num_prompt} prompt tokens and max_tokens {message.max_tokens} need {num_needed} KV blocks of "
-                f"{config.block_size}, the pool has {kv_cache.num_usable_blocks}: shorten the request or raise "
-                "--num-kv-blocks"
-            )
-        if any(child.output_token_ids for child in message.children):
-            return
-        if self._is_draining:
-            raise Draining("the engine is shutting down and takes no new requests: ask another one", 5.0)
-        waiting = self.scheduler.waiting
-        if (
-            len(waiting) + len(message.children) > config.max_waiting_requests
-            or waiting.num_tokens + num_prompt > config.max_waiting_tokens
-        ):
-            raise Overloaded(
-                f"{len(waiting)} requests with {waiting.num_tokens} tokens wait, at most {config.max_waiting_requests} "
-                f"and {config.max_waiting_tokens} may: ask again later",
-                retry_after_s=self.stats.seconds_to_drain(waiting.num_tokens),
-            )
-
-    def _add_child(self, owner: int, message: EngineCoreRequest, index: int, root: bytes | None) -> Request | None:
-        """Note one of the answers of a request; None if it is at its end already. `root` as in Request."""
-        child = message.children[index]
-        stale = self._request_by_id.pop((owner, child.key), None)
-        if stale is not None:
+    def _note(self, request: Request) -> bool:
+        """Enter one answer of a request in place of an earlier attempt; False if it is at its end already."""
+        place = request.owner, request.key
+        if (stale := self._request_by_id.pop(place, None)) is not None:
             self.scheduler.abort(stale)
             self._grammars.drop(stale)
-        prompt = np.frombuffer(message.prompt_token_ids, np.int32)
-        tokens = np.concatenate([prompt, np.frombuffer(child.output_token_ids, np.int32)])
-        priority = message.params.priority if self._config.scheduling_policy == "priority" else 0
-        request = Request(
-            owner=owner,
-            key=child.key,
-            attempt=message.attempt,
-            params=message.params,
-            seed=child.seed,
-            num_prompt_tokens=len(prompt),
-            max_tokens=message.max_tokens,
-            stop_token_ids=message.stop_token_ids,
-            arrival_time=message.arrival_time,
-            priority=priority,
-            order=order_of(priority, message.arrival_time),
-            tokens=tokens,
-            num_tokens=len(tokens),
-            bad_words=message.bad_words,
-            logits_processors=message.logits_processors,
-            private_root=root,
-            pooling=message.pooling,
-        )
-        if index == 0 and message.params.prompt_logprobs is not None:
-            request.note_prompt_logprobs(message.num_prompt_logprobs)
-        reason = _reason_to_stop(request)
-        if reason is not None:
-            self._outbox.finish(owner, Finished(key=child.key, reason=reason))
-            return None
-        self._request_by_id[owner, child.key] = request
+        if (reason := reason_to_stop(request)) is not None:
+            self._outbox.finish(request.owner, Finished(key=request.key, reason=reason))
+            return False
+        self._request_by_id[place] = request
         self._deadlines.add(request)
         if request.params.structured_outputs is not None:
             self._grammars.add(request, time.monotonic())
-        return request
+        return True
 
     def abort(self, owner: int, keys: list[int]) -> None:
         """End requests; unknown keys have finished already and are answered by that."""
@@ -266,7 +208,7 @@ class EngineCore:
 
     def refuse_new_work(self) -> None:
         """From now on only resubmissions are taken."""
-        self._is_draining = True
+        self._admission.is_draining = True
 
     @property
     def num_requests(self) -> int:
@@ -352,9 +294,7 @@ class EngineCore:
                 self._end(request, "error", error)
         if news.masks is not None:
             self._send_masks(news.masks)
-            for mask in news.masks:
-                if mask.forced and may_jump(mask.request.params):
-                    self._take_forced(mask.request, mask.forced)
+            self._take_forced(news.masks)
         self._grammars.flush(time.monotonic())
 
     def _send_masks(self, masks: list[RequestMask]) -> None:
@@ -371,10 +311,12 @@ class EngineCore:
             )
         )
 
-    def _take_forced(self, request: Request, token_ids: list[int]) -> None:
-        """Append what a grammar leaves no choice of; the step in flight samples the first of these tokens."""
-        new_tokens, finished = self.scheduler.append_forced(request, token_ids)
-        if new_tokens is not None:
+    def _take_forced(self, masks: list[RequestMask]) -> None:
+        """Append what grammars leave no choice of, so that the next step computes it together. One token alone is left
+        to the step in flight, which samples it."""
+        forced = [(mask.request, mask.forced) for mask in masks if len(mask.forced) > 1]
+        if forced := [(request, token_ids) for request, token_ids in forced if may_jump(request.params)]:
+            new_tokens, finished = self.scheduler.append_forced(forced)
             self.stats.num_generated_tokens += len(new_tokens.token_ids)
             self._take_tokens(new_tokens, finished, are_forced=True)
 
@@ -454,12 +396,3 @@ class EngineCore:
 
     def take_outputs(self) -> list[tuple[int, EngineCoreOutputs]]:
         return self._outbox.take()
-
-
-def _reason_to_stop(request: Request) -> FinishReason | None:
-    """Whether a resumed request's tokens already meet its end."""
-    assert request.state is State.WAITING
-    count = request.num_output_tokens
-    if count and count >= request.params.min_tokens and int(request.tokens[-1]) in request.stop_token_ids:
-        return "stop"
-    return "length" if count >= request.max_tokens else None

@@ -1,4 +1,4 @@
-"""Decides who computes how many tokens in the next step, and takes in what the steps brought.
+"""Decides who computes how many tokens in the next step.
 
 There is no prefill phase and no decode phase: each request's scheduled tokens catch up with its known tokens under
 one token budget per step. Step n+1 is scheduled while step n runs; results of rows that changed hands since are
@@ -7,84 +7,24 @@ dropped by their epoch. Knows no sockets, no text, no tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import numpy.typing as npt
 
-from ..ipc.codec import encode_ids
-from ..ipc.errors import ErrorInfo, ProtocolError, RequestError, error_info
-from ..ipc.messages import (
-    BulkArray,
-    FinishReason,
-    LogprobColumns,
-    ModelRunnerOutput,
-    NewRow,
-    RowSampling,
-    SchedulerOutput,
-)
+from ..ipc.messages import ModelRunnerOutput, SchedulerOutput
+from .changes import Changes
 from .kv_cache import KVCacheManager
 from .ledger import LedgerEntry, StepLedger
-from .logprob_table import LogprobTable
 from .prefill_pacer import PrefillPacer
 from .request import Ids, Request, State
 from .rows import Rows
 from .siblings import Siblings
+from .token_intake import FinishedRequest, NewTokens, TokenIntake
 from .waiting_queue import WaitingQueue
 
 MAX_OVERTAKES = 64  # admissions of later requests that one which does not fit lets pass
 MAX_SKIPS_PER_STEP = 8  # requests that do not fit, looked at in one step
-
-
-_NO_TOKEN = error_info(
-    RequestError(
-        "no token may come next: bad_words, allowed_token_ids, min_tokens, logits_processors and structured_outputs "
-        "together rule out all; loosen one of them"
-    )
-)
-
-
-@dataclass
-class Changes:
-    """What the next SchedulerOutput must tell the workers beside the token counts."""
-
-    freed_rows: list[int] = field(default_factory=list)
-    new_rows: list[NewRow] = field(default_factory=list)
-    block_appends: list[int] = field(default_factory=list)  # flat triples: row, group, block
-    forced_by_row: dict[int, list[int]] = field(default_factory=dict)  # tokens that follow those the row samples
-
-
-@dataclass(frozen=True)
-class NewTokens:
-    """New tokens in columns of equal length; those of one answer in their order."""
-
-    owner: Ids
-    key: Ids
-    start: Ids  # output index of the token
-    token_ids: Ids
-    grammar_ids: Ids  # 0: no grammar
-    logprobs: LogprobTable | None = None  # of those that asked
-    prompt_logprobs: LogprobTable | None = None
-
-    @staticmethod
-    def joined(parts: Sequence[NewTokens]) -> NewTokens:
-        """All of these, none of which has logprobs; at least one."""
-        return NewTokens(
-            owner=np.concatenate([part.owner for part in parts]),
-            key=np.concatenate([part.key for part in parts]),
-            start=np.concatenate([part.start for part in parts]),
-            token_ids=np.concatenate([part.token_ids for part in parts]),
-            grammar_ids=np.concatenate([part.grammar_ids for part in parts]),
-        )
-
-
-@dataclass(frozen=True)
-class FinishedRequest:
-    request: Request
-    reason: FinishReason
-    vector: BulkArray | None = None  # of a prompt that was to be embedded
-    error: ErrorInfo | None = None  # with reason "error"
 
 
 class Scheduler:
@@ -117,6 +57,7 @@ class Scheduler:
         self._core_epoch, self._generation = core_epoch, generation
         self._is_held = is_held
         self._changes = Changes()
+        self._intake = TokenIntake(self.rows, self._changes, self._release)
         self._counts: Ids = np.zeros(max_num_seqs, np.int32)  # tokens per row in the step being made
         self._has_preempted = False
 
@@ -189,7 +130,7 @@ class Scheduler:
             self._preempt(request)
         self.ledger.clear()
         self.kv_cache.reset()
-        self._changes = Changes()
+        self._changes.clear()
 
     def begin_generation(self, generation: int) -> None:
         """A new worker group, which has no rows, counts its steps from 1. `reset` came before."""
@@ -267,8 +208,7 @@ class Scheduler:
             if victim is request:
                 return False
         self.rows.num_slots[request.row] += len(blocks) * self.kv_cache.block_size
-        for block in blocks:
-            self._changes.block_appends += (request.row, 0, block)
+        self._changes.append_blocks(request.row, blocks)
         return True
 
     def _cheapest_behind(self, request: Request) -> Request | None:
@@ -296,13 +236,7 @@ class Scheduler:
         self.kv_cache.publish(request, num_sent // self.rows.block_size)
         self.rows.vacate(row)
         self.kv_cache.free(request)
-        self._changes.freed_rows.append(row)
-        changes = self._changes
-        changes.new_rows = [new_row for new_row in changes.new_rows if new_row.row != row]
-        appends = changes.block_appends
-        kept = [i for i in range(0, len(appends), 3) if appends[i] != row]
-        changes.block_appends = [value for i in kept for value in appends[i : i + 3]]
-        changes.forced_by_row.pop(row, None)
+        self._changes.free(row)
 
     def _admit_waiting(self, budget: int) -> None:
         """Give rows to waiting requests while budget, rows and blocks last. One that does not fit is passed by, but
@@ -341,9 +275,7 @@ class Scheduler:
         request.num_overtakes = 0
         request.move(State.RUNNING)
         row = self.rows.occupy(request, num_computed)
-        self._changes.new_rows.append(_new_row(request, row, num_computed))
-        for block in computed:
-            self._changes.block_appends += (row, 0, block)
+        self._changes.admit(request, num_computed)
         count = min(request.num_tokens - num_computed, budget, self._chunk_limit(request))
         has_room = self._grow(request, num_computed + count)
         assert has_room, "can_admit has counted the blocks"
@@ -379,19 +311,17 @@ class Scheduler:
         )
         if self.siblings:
             self._release_siblings()
-        changes, self._changes = self._changes, Changes()
+        freed_rows, new_rows, block_appends, token_appends = self._changes.take()
         return SchedulerOutput(
             step=self.num_steps,
             core_epoch=self._core_epoch,
             generation=self._generation,
             rows=rows.tobytes(),
             counts=counts.tobytes(),
-            freed_rows=encode_ids(changes.freed_rows),
-            new_rows=changes.new_rows,
-            block_appends=encode_ids(changes.block_appends),
-            token_appends=encode_ids(
-                number for row, ids in changes.forced_by_row.items() for number in (row, len(ids), *ids)
-            ),
+            freed_rows=freed_rows,
+            new_rows=new_rows,
+            block_appends=block_appends,
+            token_appends=token_appends,
             is_mask_pending=len(grammar_ids) > 0,
         )
 
@@ -416,115 +346,11 @@ class Scheduler:
         """Append the sampled tokens of rows that still belong to the same request, and finish those that stop."""
         entry = self.ledger.settle(output.step)
         self.kv_cache.pool.confirm(entry.published)
-        sampled = entry.sampling_rows
-        rows = np.frombuffer(output.rows, np.int32)
-        token_ids = np.frombuffer(output.token_ids, np.int32)
-        if not np.array_equal(rows, sampled) or len(token_ids) != len(rows):
-            raise ProtocolError(f"step {output.step}: {len(rows)} rows were sampled, {len(sampled)} were asked for")
-        state = self.rows
-        is_live = state.epoch[rows] == entry.epochs[entry.samples]
-        is_new = is_live & (state.num_tokens[rows] == entry.ends[entry.samples])  # else a grammar has forced it
-        if not np.array_equal(is_live, is_new):
-            self._check_forced(entry, is_live & ~is_new, token_ids)
-        is_barred = is_new & np.isin(rows, np.frombuffer(output.barred_rows, np.int32))
-        barred = [FinishedRequest(self._finish(row), "error", error=_NO_TOKEN) for row in rows[is_barred].tolist()]
-        is_new &= ~is_barred
-        rows, token_ids = rows[is_new], token_ids[is_new]
-        new_tokens = self._append(
-            rows,
-            token_ids,
-            self._labelled(output.logprobs, entry, is_of_prompt=False),
-            self._labelled(output.prompt_logprobs, entry, is_of_prompt=True),
-        )
-        return new_tokens, barred + self._finish_pooled(output, entry) + self._finish_stopped(rows, token_ids)
+        return self._intake.take(output, entry)
 
-    def append_forced(self, request: Request, token_ids: list[int]) -> tuple[NewTokens | None, list[FinishedRequest]]:
-        """Take in tokens that need no draw: the step in flight samples the first of them, a later one computes all.
-
-        They end where the request does. None, and nothing happens, unless only the step that samples is in flight.
-        """
-        row, state, finished = request.row, self.rows, list[FinishedRequest]()
-        if row < 0 or state.num_scheduled[row] != state.num_tokens[row]:
-            return None, finished
-        rows, parts = np.array([row], np.int32), list[NewTokens]()
-        for token_id in token_ids:
-            token = np.array([token_id], np.int32)
-            parts.append(self._append(rows, token))
-            finished = self._finish_stopped(rows, token)
-            if finished:
-                break
-        else:
-            if len(token_ids) > 1:
-                self._changes.forced_by_row[row] = token_ids[1:]
-        return NewTokens.joined(parts), finished
-
-    def _append(
-        self,
-        rows: Ids,
-        token_ids: Ids,
-        logprobs: LogprobTable | None = None,
-        prompt_logprobs: LogprobTable | None = None,
-    ) -> NewTokens:
-        """One more known token on each of `rows`."""
-        state = self.rows
-        new_tokens = NewTokens(
-            owner=state.owner[rows],
-            key=state.key[rows],
-            start=state.num_tokens[rows] - state.num_prompt_tokens[rows],
-            token_ids=token_ids,
-            grammar_ids=state.grammar_id[rows],
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-        )
-        state.append(rows, token_ids)
-        return new_tokens
-
-    def _check_forced(self, entry: LedgerEntry, is_known: npt.NDArray[np.bool_], token_ids: Ids) -> None:
-        """ProtocolError if a row has sampled another token than the one that its grammar forced."""
-        known = self.rows.tokens[entry.sampling_rows[is_known], entry.ends[entry.samples][is_known]]
-        if (known != token_ids[is_known]).any():
-            raise ProtocolError(f"step {entry.step}: {token_ids[is_known]} were sampled, {known} were forced")
-
-    def _labelled(self, columns: LogprobColumns | None, entry: LedgerEntry, is_of_prompt: bool) -> LogprobTable | None:
-        """Logprobs of rows that still belong to the same request, under its key."""
-        if columns is None:
-            return None
-        table, state = LogprobTable.of(columns), self.rows
-        index = np.searchsorted(entry.rows, table.keys)
-        if (index == len(entry.rows)).any() or (entry.rows[index] != table.keys).any():
-            raise ProtocolError(f"step {entry.step}: logprobs came for rows that were not in it")
-        table = table.select(state.epoch[table.keys] == entry.epochs[index])
-        rows, positions = table.keys, table.positions
-        if is_of_prompt:
-            for row in np.unique(rows).tolist():
-                state.request(row).note_prompt_logprobs(int(positions[rows == row].max()) + 1)
-        else:
-            positions = positions - state.num_prompt_tokens[rows]
-        return table.label(state.owner[rows], state.key[rows], positions)
-
-    def _finish_pooled(self, output: ModelRunnerOutput, entry: LedgerEntry) -> list[FinishedRequest]:
-        """The prompts that the step has embedded, of requests that still have their rows."""
-        rows, epochs = entry.rows[entry.pools].tolist(), entry.epochs[entry.pools].tolist()
-        vector_by_row = {pooled.owner: pooled.vector for pooled in output.pooled}
-        if vector_by_row.keys() != set(rows):
-            raise ProtocolError(f"step {entry.step}: {len(vector_by_row)} rows were embedded, {len(rows)} had to be")
-        live = [row for row, epoch in zip(rows, epochs, strict=True) if self.rows.epoch[row] == epoch]
-        return [FinishedRequest(self._finish(row), "stop", vector_by_row[row]) for row in live]
-
-    def _finish_stopped(self, rows: Ids, token_ids: Ids) -> list[FinishedRequest]:
-        state = self.rows
-        has_stopped = state.stopped(rows, token_ids)
-        is_full = state.num_tokens[rows] >= state.token_limit[rows]
-        return [
-            FinishedRequest(self._finish(int(rows[i])), "stop" if has_stopped[i] else "length")
-            for i in np.flatnonzero(has_stopped | is_full).tolist()
-        ]
-
-    def _finish(self, row: int) -> Request:
-        request = self.rows.request(row)
-        self._release(request)
-        request.move(State.FINISHED)
-        return request
+    def append_forced(self, forced: Iterable[tuple[Request, list[int]]]) -> tuple[NewTokens, list[FinishedRequest]]:
+        """Append tokens that need no draw, each request's after those it has; see TokenIntake.take_forced."""
+        return self._intake.take_forced(forced)
 
     # ── for tests ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -542,35 +368,3 @@ class Scheduler:
         assert all(request.state is State.WAITING and not request.block_ids for request in self.waiting)
         if not self.has_work():
             assert self.kv_cache.pool.num_free == self.kv_cache.num_usable_blocks, "blocks leaked"
-
-
-def _new_row(request: Request, row: int, num_computed_tokens: int) -> NewRow:
-    params = request.params
-    wants_prompt = request.num_prompt_logprobs < request.num_prompt_tokens
-    return NewRow(
-        row=row,
-        token_ids=request.tokens[: request.num_tokens].tobytes(),
-        num_prompt_tokens=request.num_prompt_tokens,
-        num_computed_tokens=num_computed_tokens,
-        pooling=request.pooling,
-        sampling=RowSampling(
-            temperature=params.temperature,
-            top_k=max(params.top_k, 0),
-            top_p=params.top_p,
-            min_p=params.min_p,
-            seed=request.seed,
-            presence_penalty=params.presence_penalty,
-            frequency_penalty=params.frequency_penalty,
-            repetition_penalty=params.repetition_penalty,
-            bias_ids=encode_ids(params.logit_bias or ()),
-            bias_values=np.array(list((params.logit_bias or {}).values()), np.float32).tobytes(),
-            allowed_token_ids=encode_ids(params.allowed_token_ids or ()),
-            bad_words=request.bad_words,
-            min_tokens=params.min_tokens,
-            stop_token_ids=encode_ids(request.stop_token_ids) if params.min_tokens else b"",
-            logits_processors=request.logits_processors,
-            num_logprobs=-1 if params.logprobs is None else params.logprobs,
-            num_prompt_logprobs=params.prompt_logprobs if wants_prompt and params.prompt_logprobs is not None else -1,
-            prompt_logprobs_start=request.num_prompt_logprobs if wants_prompt else 1,
-        ),
-    )

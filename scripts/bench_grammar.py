@@ -60,11 +60,11 @@ def find_tokenizer(folder: Path, size: int) -> Path:
         tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = decoders.ByteLevel()
-        sources = sorted(str(path) for path in Path(sysconfig.get_path("stdlib")).rglob("*.py"))[:4000]
+        sources = sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py"))[:4000]
         alphabet = pre_tokenizers.ByteLevel.alphabet()
         special = ["<|begin|>", "<|end|>"]
-        tokenizer.train(
-            sources,
+        tokenizer.train_from_iterator(
+            (path.read_text(encoding="utf-8", errors="ignore") for path in sources),  # some are of other encodings
             trainers.BpeTrainer(
                 vocab_size=size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
             ),

@@ -1,0 +1,94 @@
+"""Which requests the core takes: those that can ever fit, and of the new ones those that its queue has room for."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..ipc.codec import num_ids
+from ..ipc.engine_spec import EngineSpec
+from ..ipc.errors import Draining, Overloaded, RequestError
+from ..ipc.messages import EngineCoreRequest, FinishReason
+from .kv_cache import KVCacheManager
+from .policy import order_of
+from .request import Request
+from .stats import CoreStats
+from .waiting_queue import WaitingQueue
+
+
+class Admission:
+    """Knows the limits; the queue, the pool and the rates are the core's."""
+
+    def __init__(self, spec: EngineSpec, kv_cache: KVCacheManager, waiting: WaitingQueue, stats: CoreStats) -> None:
+        self._config, self._max_model_len = spec.config, spec.max_model_len
+        self._kv_cache, self._waiting, self._stats = kv_cache, waiting, stats
+        self.is_draining = False  # from now on only resubmissions are taken
+
+    def check(self, message: EngineCoreRequest) -> None:
+        """RequestError for what can never fit, Draining or Overloaded for what might elsewhere or later. A
+        resubmission, which has tokens, is never refused for load."""
+        num_prompt = num_ids(message.prompt_token_ids)
+        self._check_size(num_prompt, message.max_tokens)
+        if any(child.output_token_ids for child in message.children):
+            return
+        if self.is_draining:
+            raise Draining("the engine is shutting down and takes no new requests: ask another one", 5.0)
+        waiting, config = self._waiting, self._config
+        if (
+            len(waiting) + len(message.children) > config.max_waiting_requests
+            or waiting.num_tokens + num_prompt > config.max_waiting_tokens
+        ):
+            raise Overloaded(
+                f"{len(waiting)} requests with {waiting.num_tokens} tokens wait, at most {config.max_waiting_requests} "
+                f"and {config.max_waiting_tokens} may: ask again later",
+                retry_after_s=self._stats.seconds_to_drain(waiting.num_tokens),
+            )
+
+    def _check_size(self, num_prompt: int, max_tokens: int) -> None:
+        num_needed = self._kv_cache.num_blocks_for(num_prompt + max_tokens - 1)
+        if num_prompt < 1 or num_prompt + max_tokens > self._max_model_len:
+            raise RequestError(
+                f"{num_prompt} prompt tokens and max_tokens {max_tokens} do not fit max_model_len "
+                f"{self._max_model_len}: shorten the prompt or lower max_tokens"
+            )
+        if num_needed > self._kv_cache.num_usable_blocks:
+            raise RequestError(
+                f"{num_prompt} prompt tokens and max_tokens {max_tokens} need {num_needed} KV blocks of "
+                f"{self._config.block_size}, the pool has {self._kv_cache.num_usable_blocks}: shorten the request or "
+                "raise --num-kv-blocks"
+            )
+
+    def request_of(self, owner: int, message: EngineCoreRequest, index: int, root: bytes | None) -> Request:
+        """One of the answers of a message that was checked; `root` as in Request."""
+        child, params = message.children[index], message.params
+        priority = params.priority if self._config.scheduling_policy == "priority" else 0
+        prompt, outputs = (np.frombuffer(ids, np.int32) for ids in (message.prompt_token_ids, child.output_token_ids))
+        request = Request(
+            owner=owner,
+            key=child.key,
+            attempt=message.attempt,
+            params=params,
+            seed=child.seed,
+            num_prompt_tokens=len(prompt),
+            max_tokens=message.max_tokens,
+            stop_token_ids=message.stop_token_ids,
+            arrival_time=message.arrival_time,
+            priority=priority,
+            order=order_of(priority, message.arrival_time),
+            tokens=np.concatenate([prompt, outputs]),
+            num_tokens=len(prompt) + len(outputs),
+            bad_words=message.bad_words,
+            logits_processors=message.logits_processors,
+            private_root=root,
+            pooling=message.pooling,
+        )
+        if index == 0 and params.prompt_logprobs is not None:
+            request.note_prompt_logprobs(message.num_prompt_logprobs)
+        return request
+
+
+def reason_to_stop(request: Request) -> FinishReason | None:
+    """Whether a resumed request's tokens already meet its end."""
+    count = request.num_output_tokens
+    if count and count >= request.params.min_tokens and int(request.tokens[-1]) in request.stop_token_ids:
+        return "stop"
+    return "length" if count >= request.max_tokens else None

@@ -1,0 +1,90 @@
+"""What the next step's message must tell the workers beside the token counts: rows that come and go, blocks, tokens.
+
+A row that is freed takes with it what was noted for it and not sent yet. Knows no step and no pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from ..ipc.codec import encode_ids
+from ..ipc.messages import NewRow, RowSampling
+from .request import Request
+
+
+class Changes:
+    """Gathers until `take`, which empties it."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self._freed_rows: list[int] = []
+        self._new_rows: list[NewRow] = []
+        self._block_appends: list[int] = []  # flat triples: row, group, block
+        self._forced_by_row: dict[int, list[int]] = {}
+
+    def admit(self, request: Request, num_computed_tokens: int) -> None:
+        """The request has got its row, and the first blocks of its table hold that many tokens already."""
+        self._new_rows.append(_new_row(request, num_computed_tokens))
+        self.append_blocks(request.row, request.block_ids)
+
+    def append_blocks(self, row: int, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            self._block_appends += (row, 0, block)
+
+    def force(self, row: int, token_ids: list[int]) -> None:
+        """These tokens follow what the row samples in the step that is in flight."""
+        if token_ids:
+            self._forced_by_row[row] = token_ids
+
+    def free(self, row: int) -> None:
+        self._freed_rows.append(row)
+        self._new_rows = [new_row for new_row in self._new_rows if new_row.row != row]
+        appends = self._block_appends
+        kept = [i for i in range(0, len(appends), 3) if appends[i] != row]
+        self._block_appends = [value for i in kept for value in appends[i : i + 3]]
+        self._forced_by_row.pop(row, None)
+
+    def take(self) -> tuple[bytes, list[NewRow], bytes, bytes]:
+        """freed_rows, new_rows, block_appends and token_appends of a SchedulerOutput."""
+        token_appends = encode_ids(
+            number for row, ids in self._forced_by_row.items() for number in (row, len(ids), *ids)
+        )
+        taken = encode_ids(self._freed_rows), self._new_rows, encode_ids(self._block_appends), token_appends
+        self.clear()
+        return taken
+
+
+def _new_row(request: Request, num_computed_tokens: int) -> NewRow:
+    params = request.params
+    wants_prompt = request.num_prompt_logprobs < request.num_prompt_tokens
+    return NewRow(
+        row=request.row,
+        token_ids=request.tokens[: request.num_tokens].tobytes(),
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_computed_tokens=num_computed_tokens,
+        pooling=request.pooling,
+        sampling=RowSampling(
+            temperature=params.temperature,
+            top_k=max(params.top_k, 0),
+            top_p=params.top_p,
+            min_p=params.min_p,
+            seed=request.seed,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            repetition_penalty=params.repetition_penalty,
+            bias_ids=encode_ids(params.logit_bias or ()),
+            bias_values=np.array(list((params.logit_bias or {}).values()), np.float32).tobytes(),
+            allowed_token_ids=encode_ids(params.allowed_token_ids or ()),
+            bad_words=request.bad_words,
+            min_tokens=params.min_tokens,
+            stop_token_ids=encode_ids(request.stop_token_ids) if params.min_tokens else b"",
+            logits_processors=request.logits_processors,
+            num_logprobs=-1 if params.logprobs is None else params.logprobs,
+            num_prompt_logprobs=params.prompt_logprobs if wants_prompt and params.prompt_logprobs is not None else -1,
+            prompt_logprobs_start=request.num_prompt_logprobs if wants_prompt else 1,
+        ),
+    )
