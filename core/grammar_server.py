@@ -87,9 +87,9 @@ class GrammarServer:
         mask_ids = [grammar_id for grammar_id in decode_ids(message.mask_ids) if grammar_id in self._answer_by_id]
         answers = [self._answer_by_id[grammar_id] for grammar_id in mask_ids]
         bits = self._masks(answers)
-        is_good = np.ones(len(mask_ids), np.bool_)
+        is_good = bits.any(axis=1)
         for i, answer in enumerate(answers):
-            if answer.error is not None or not bits[i].any():
+            if answer.error is not None or not is_good[i]:
                 is_good[i] = False
                 failures.append(self._fail(mask_ids[i], answer.error or "no token can follow"))
         good = np.flatnonzero(is_good).tolist()
@@ -116,8 +116,8 @@ class GrammarServer:
         else:
             for matcher, i in unmasked:
                 matcher.fill(words[i])
-        for answer, row in zip(answers, words, strict=True):
-            answer.finish_mask(row)
+        for i in np.flatnonzero(np.count_nonzero(words, axis=1) <= 1).tolist():  # forced, or known already
+            answers[i].finish_mask(words[i])
         return words if width == self._num_words else np.ascontiguousarray(words[:, : self._num_words])
 
     def _fail(self, grammar_id: int, reason: str) -> GrammarFailure:
