@@ -38,8 +38,6 @@ from .stats import CoreStats
 from .step_watch import StepWatch
 from .token_intake import FinishedRequest, NewTokens
 
-KV_MAP_BLOCKS = 256  # whose states Progress tells
-
 
 class Executor(Protocol):
     """The workers, as the core sees them: steps go in, results come back through EngineCore.on_result."""
@@ -360,39 +358,11 @@ class EngineCore:
 
     def progress(self, now: float) -> Progress:
         """What the supervisor and the frontends' health answers need; `now` in monotonic seconds."""
-        scheduler = self.scheduler
-        return Progress(
-            step=self.stats.num_results,
-            step_age_s=now - self.stats.last_result_at,
-            num_running=scheduler.rows.num_active,
-            num_waiting=len(scheduler.waiting),
-            num_free_blocks=scheduler.kv_cache.pool.num_free,
-            kv_map=scheduler.kv_cache.pool.sample(KV_MAP_BLOCKS),
-            num_recomputed_tokens=scheduler.num_recomputed_tokens,
-            is_paused=self.is_paused,
-            num_preemptions=scheduler.num_preemptions,
-            num_queried_tokens=scheduler.kv_cache.num_queried_tokens,
-            num_hit_tokens=scheduler.kv_cache.num_hit_tokens,
-            num_scheduled_tokens=self.stats.num_scheduled_tokens,
-            schedule_s=self.stats.schedule_s,
-            send_s=self.stats.send_s,
-            execute_s=self.stats.execute_s,
-            host_s=self.stats.host_s,
-            num_rows_in_steps=self.stats.num_rows,
-            num_steps_by_rows=self.stats.num_steps_by_rows,
-            num_steps_in_flight=len(scheduler.ledger),
-        )
+        return self.stats.progress(self.scheduler, now, is_paused=self.is_paused)
 
     def log_line(self, now: float) -> str | None:
         """A line for the log every LOG_INTERVAL_S while there is work."""
-        scheduler, kv_cache = self.scheduler, self.scheduler.kv_cache
-        return self.stats.log_line(
-            now,
-            scheduler.rows.num_active,
-            len(scheduler.waiting),
-            1 - kv_cache.pool.num_free / kv_cache.num_usable_blocks,
-            kv_cache.num_hit_tokens / max(kv_cache.num_queried_tokens, 1),
-        )
+        return self.stats.log_line(self.scheduler, now)
 
     def take_outputs(self) -> list[tuple[int, EngineCoreOutputs]]:
         return self._outbox.take()

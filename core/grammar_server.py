@@ -87,7 +87,7 @@ class GrammarServer:
         mask_ids = [grammar_id for grammar_id in decode_ids(message.mask_ids) if grammar_id in self._answer_by_id]
         answers = [self._answer_by_id[grammar_id] for grammar_id in mask_ids]
         bits = self._masks(answers)
-        is_good = bits.any(axis=1)
+        is_good = np.count_nonzero(bits, axis=1) > 0
         for i, answer in enumerate(answers):
             if answer.error is not None or not is_good[i]:
                 is_good[i] = False

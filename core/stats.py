@@ -1,11 +1,15 @@
-"""Counters of the core and the rates that the log line and the admission use. Numbers only, no requests."""
+"""Counters of the core, and what it tells of itself: progress, the log line, the rates that the admission uses."""
 
 from __future__ import annotations
 
 import time
 
+from ..ipc.messages import Progress
+from .scheduler import Scheduler
+
 LOG_INTERVAL_S = 10.0
 NUM_ROW_COUNTS = 14
+KV_MAP_BLOCKS = 256  # whose states Progress tells
 
 
 class CoreStats:
@@ -47,7 +51,30 @@ class CoreStats:
         rate = self.num_scheduled_tokens / self.execute_s if self.execute_s > 0 else 1000.0
         return min(max(num_tokens / max(rate, 1.0), 0.1), 60.0)
 
-    def log_line(self, now: float, num_running: int, num_waiting: int, kv_use: float, hit_rate: float) -> str | None:
+    def progress(self, scheduler: Scheduler, now: float, *, is_paused: bool) -> Progress:
+        return Progress(
+            step=self.num_results,
+            step_age_s=now - self.last_result_at,
+            num_running=scheduler.rows.num_active,
+            num_waiting=len(scheduler.waiting),
+            num_free_blocks=scheduler.kv_cache.pool.num_free,
+            kv_map=scheduler.kv_cache.pool.sample(KV_MAP_BLOCKS),
+            num_recomputed_tokens=scheduler.num_recomputed_tokens,
+            is_paused=is_paused,
+            num_preemptions=scheduler.num_preemptions,
+            num_queried_tokens=scheduler.kv_cache.num_queried_tokens,
+            num_hit_tokens=scheduler.kv_cache.num_hit_tokens,
+            num_scheduled_tokens=self.num_scheduled_tokens,
+            schedule_s=self.schedule_s,
+            send_s=self.send_s,
+            execute_s=self.execute_s,
+            host_s=self.host_s,
+            num_rows_in_steps=self.num_rows,
+            num_steps_by_rows=self.num_steps_by_rows,
+            num_steps_in_flight=len(scheduler.ledger),
+        )
+
+    def log_line(self, scheduler: Scheduler, now: float) -> str | None:
         """The line for the log, or None when the last one is too recent or nothing happened since."""
         elapsed = now - self._logged_at
         generated = self.num_generated_tokens - self._logged_generated
@@ -56,7 +83,10 @@ class CoreStats:
             return None
         self._logged_at, self._logged_generated = now, self.num_generated_tokens
         self._logged_scheduled = self.num_scheduled_tokens
+        kv_cache = scheduler.kv_cache
         return (
             f"{generated / elapsed:.1f} tokens/s generated, {scheduled / elapsed:.1f} computed; "
-            f"{num_running} running, {num_waiting} waiting; KV {kv_use:.0%} used, {hit_rate:.0%} of prompts cached"
+            f"{scheduler.rows.num_active} running, {len(scheduler.waiting)} waiting; "
+            f"KV {1 - kv_cache.pool.num_free / kv_cache.num_usable_blocks:.0%} used, "
+            f"{kv_cache.num_hit_tokens / max(kv_cache.num_queried_tokens, 1):.0%} of prompts cached"
         )

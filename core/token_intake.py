@@ -101,8 +101,8 @@ class TokenIntake:
             token_rows += [row] * len(token_ids)
             positions += range(start, start + len(token_ids))
             new_ids += token_ids
-        columns = (np.array(column, np.int32) for column in (token_rows, positions, new_ids))
-        return self._told(*columns), self._finish_stopped(np.array(rows, np.int32), np.array(last_ids, np.int32))
+        new_tokens = self._told(*np.array([token_rows, positions, new_ids], np.int32))
+        return new_tokens, self._finish_stopped(*np.array([rows, last_ids], np.int32))
 
     def _told(
         self,
