@@ -6,12 +6,13 @@ A row that is freed takes with it what was noted for it and not sent yet. Knows 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 
 import numpy as np
 
 from ..ipc.codec import encode_ids
-from ..ipc.messages import NewRow, RowSampling
-from .request import Request
+from ..ipc.messages import NewRow, RowSampling, SchedulerOutput
+from .request import Ids, Request
 
 
 class Changes:
@@ -48,14 +49,25 @@ class Changes:
         self._block_appends = [value for i in kept for value in appends[i : i + 3]]
         self._forced_by_row.pop(row, None)
 
-    def take(self) -> tuple[bytes, list[NewRow], bytes, bytes]:
-        """freed_rows, new_rows, block_appends and token_appends of a SchedulerOutput."""
-        token_appends = encode_ids(
-            number for row, ids in self._forced_by_row.items() for number in (row, len(ids), *ids)
+    def take(
+        self, step: int, core_epoch: int, generation: int, rows: Ids, counts: Ids, *, is_mask_pending: bool
+    ) -> SchedulerOutput:
+        """The message of the step that computes `counts[i]` tokens of each `rows[i]`, with all that has changed."""
+        forced = ((row, len(ids), *ids) for row, ids in self._forced_by_row.items())
+        output = SchedulerOutput(
+            step=step,
+            core_epoch=core_epoch,
+            generation=generation,
+            rows=rows.tobytes(),
+            counts=counts.tobytes(),
+            freed_rows=encode_ids(self._freed_rows),
+            new_rows=self._new_rows,
+            block_appends=encode_ids(self._block_appends),
+            token_appends=encode_ids(chain.from_iterable(forced)),
+            is_mask_pending=is_mask_pending,
         )
-        taken = encode_ids(self._freed_rows), self._new_rows, encode_ids(self._block_appends), token_appends
         self.clear()
-        return taken
+        return output
 
 
 def _new_row(request: Request, num_computed_tokens: int) -> NewRow:

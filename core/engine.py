@@ -81,7 +81,6 @@ class EngineCore:
             is_held=self._is_held,
         )
         self._admission = Admission(spec, self.scheduler.kv_cache, self.scheduler.waiting, self.stats)
-        self._core_epoch, self._generation = core_epoch, generation
         self._grammars = Grammars(grammar_host, config.grammar_timeout_s, self.scheduler.output_tokens)
         self._masked_step = 0  # the last step whose masks were asked for
         self._mask_sent_at = 0.0
@@ -105,7 +104,7 @@ class EngineCore:
         root = random_namespace() if is_private else None
         requests = [self._admission.request_of(owner, message, i, root) for i in range(len(message.children))]
         if added := [request for request in requests if self._note(request)]:
-            self.scheduler.add_siblings(added)
+            self.scheduler.add_requests(added)
         self._outbox.accept(owner, first)
 
     def _note(self, request: Request) -> bool:
@@ -302,8 +301,8 @@ class EngineCore:
         self._executor.send(
             TokenMask(
                 step=self._masked_step,
-                core_epoch=self._core_epoch,
-                generation=self._generation,
+                core_epoch=self.scheduler.core_epoch,
+                generation=self.scheduler.generation,
                 rows=encode_ids(mask.request.row for mask in placed),
                 bits=b"".join(mask.bits for mask in placed),
             )
@@ -354,7 +353,7 @@ class EngineCore:
         """A new group is there; its steps count from 1."""
         self._executor = executor
         self.scheduler.begin_generation(generation)
-        self._generation, self._masked_step = generation, 0
+        self._masked_step = 0
 
     def progress(self, now: float) -> Progress:
         """What the supervisor and the frontends' health answers need; `now` in monotonic seconds."""

@@ -54,7 +54,7 @@ class Scheduler:
         self.num_recomputed_tokens = 0  # given up by preemptions; what the prefix cache still has counts too
         self._budget = max_num_batched_tokens
         self._max_chunk = long_prefill_token_threshold or max(max_num_batched_tokens // 4, 1)
-        self._core_epoch, self._generation = core_epoch, generation
+        self.core_epoch, self.generation = core_epoch, generation
         self._is_held = is_held
         self._changes = Changes()
         self._intake = TokenIntake(self.rows, self._changes, self._release)
@@ -63,12 +63,9 @@ class Scheduler:
 
     # ── requests come and go ─────────────────────────────────────────────────────────────────────────────────────
 
-    def add_request(self, request: Request) -> None:
-        """Queue a request that the engine has validated; it fits into an empty pool."""
-        self.waiting.add(request)
-
-    def add_siblings(self, requests: list[Request]) -> None:
-        """Queue requests of one prompt: the first computes it, the others wait until they find its blocks."""
+    def add_requests(self, requests: list[Request]) -> None:
+        """Queue answers to one prompt, each of which fits into an empty pool: the first computes the prompt, the others
+        wait until they find its blocks."""
         leader, *followers = requests
         if followers and leader.num_prompt_tokens > self.kv_cache.block_size:  # else there is no block to share
             self.siblings.add(leader, followers)
@@ -134,7 +131,7 @@ class Scheduler:
 
     def begin_generation(self, generation: int) -> None:
         """A new worker group, which has no rows, counts its steps from 1. `reset` came before."""
-        self._generation, self.num_steps = generation, 0
+        self.generation, self.num_steps = generation, 0
         self.kv_cache.begin_generation(generation)
 
     def has_work(self) -> bool:
@@ -265,8 +262,7 @@ class Scheduler:
     def _admit(self, request: Request, budget: int) -> int:
         """Move one waiting request to a row; returns the tokens it computes in this step, 0 when it does not fit."""
         computed = self.kv_cache.get_computed_blocks(request)
-        num_reserved = self.rows.num_active  # one block for each running request to grow into
-        if not self.kv_cache.can_admit(request, computed, num_reserved if self.rows.num_active else 0):
+        if not self.kv_cache.can_admit(request, computed, self.rows.num_active):  # which may grow by a block each
             return 0
         self.kv_cache.take_computed(request, computed)
         num_computed = len(computed) * self.kv_cache.block_size
@@ -311,19 +307,9 @@ class Scheduler:
         )
         if self.siblings:
             self._release_siblings()
-        freed_rows, new_rows, block_appends, token_appends = self._changes.take()
-        return SchedulerOutput(
-            step=self.num_steps,
-            core_epoch=self._core_epoch,
-            generation=self._generation,
-            rows=rows.tobytes(),
-            counts=counts.tobytes(),
-            freed_rows=freed_rows,
-            new_rows=new_rows,
-            block_appends=block_appends,
-            token_appends=token_appends,
-            is_mask_pending=len(grammar_ids) > 0,
-        )
+        is_mask_pending = len(grammar_ids) > 0
+        place = self.num_steps, self.core_epoch, self.generation
+        return self._changes.take(*place, rows, counts, is_mask_pending=is_mask_pending)
 
     def _publish_computed_blocks(self, rows: Ids) -> None:
         """Index the blocks that are full of known tokens once this step is done; later steps may read them."""
