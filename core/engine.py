@@ -259,7 +259,7 @@ class EngineCore:
         self.stats.host_s += now - begun_at
 
     def _take_tokens(self, new: NewTokens, finished: list[FinishedRequest], *, are_forced: bool = False) -> None:
-        self._outbox.add_tokens(new, may_wait=are_forced)
+        (self._outbox.add_forced if are_forced else self._outbox.add_tokens)(new)
         for done in finished:
             del self._request_by_id[done.request.owner, done.request.key]
             self._finish(done.request, done.reason, done.error, done.vector)

@@ -24,19 +24,18 @@ class _Draft:
     logprobs: list[LogprobColumns] = field(default_factory=list)
     prompt_logprobs: list[LogprobColumns] = field(default_factory=list)
     pooled: list[Pooled] = field(default_factory=list)
-    is_due: bool = False
 
 
 class Outbox:
-    """Drafts by owner; `take` empties it of those that are due."""
+    """Drafts by owner; `take` empties it."""
 
     def __init__(self) -> None:
         self._draft_by_owner: dict[int, _Draft] = {}
+        self._is_due = False  # there is more than tokens that may wait
 
-    def _draft(self, owner: int, *, is_due: bool = True) -> _Draft:
-        draft = self._draft_by_owner.setdefault(owner, _Draft())
-        draft.is_due |= is_due
-        return draft
+    def _draft(self, owner: int) -> _Draft:
+        self._is_due = True
+        return self._draft_by_owner.setdefault(owner, _Draft())
 
     def accept(self, owner: int, key: int) -> None:
         self._draft(owner).accepted.append(key)
@@ -50,8 +49,15 @@ class Outbox:
         if vector is not None:
             draft.pooled.append(Pooled(owner=finished.key, vector=vector))
 
-    def add_tokens(self, tokens: NewTokens, *, may_wait: bool = False) -> None:
-        """`may_wait`: the tokens are ahead of a step, and go with what that step or anything else has to tell."""
+    def add_forced(self, tokens: NewTokens) -> None:
+        """Tokens ahead of the step that samples the first of them wait for what that step, or anything, has to tell."""
+        was_due = self._is_due
+        self.add_tokens(tokens)
+        self._is_due = was_due
+
+    def add_tokens(self, tokens: NewTokens) -> None:
+        """What a step has brought, if only a sign that it is over."""
+        self._is_due = True
         for owner, table in _by_owner(tokens.logprobs):
             self._draft(owner).logprobs.append(table.to_columns())
         for owner, table in _by_owner(tokens.prompt_logprobs):
@@ -60,13 +66,13 @@ class Outbox:
             return
         first = int(tokens.owner[0])
         if (tokens.owner == first).all():
-            self._draft(first, is_due=not may_wait).tokens.append(tokens)
+            self._draft(first).tokens.append(tokens)
             return
         for owner in np.unique(tokens.owner).tolist():
             mine = tokens.owner == owner
             columns = (tokens.owner, tokens.key, tokens.start, tokens.token_ids, tokens.grammar_ids)
             part = NewTokens(*(column[mine] for column in columns))
-            self._draft(owner, is_due=not may_wait).tokens.append(part)
+            self._draft(owner).tokens.append(part)
 
     def drop(self, owner: int) -> None:
         """The frontend is gone."""
@@ -74,8 +80,11 @@ class Outbox:
 
     def take(self) -> list[tuple[int, EngineCoreOutputs]]:
         """One message per frontend that has news."""
-        due = [owner for owner, draft in self._draft_by_owner.items() if draft.is_due]
-        return [(owner, _message(self._draft_by_owner.pop(owner))) for owner in due]
+        if not self._is_due:
+            return []
+        self._is_due = False
+        drafts, self._draft_by_owner = self._draft_by_owner, {}
+        return [(owner, _message(draft)) for owner, draft in drafts.items()]
 
 
 def _by_owner(table: LogprobTable | None) -> Iterator[tuple[int, LogprobTable]]:

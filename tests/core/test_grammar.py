@@ -111,6 +111,22 @@ def test_forced_tokens_are_computed_together() -> None:
     assert harness.worker.num_steps < 15, "40 tokens, of which most leave no choice"
 
 
+def test_forced_tokens_are_told_with_the_step_that_samples_the_first_of_them() -> None:
+    harness, num_told = GrammarHarness(block_size=4), 0
+    harness.ask(0, [1, 2, 3], 40, FORCING)
+    while harness.core.num_requests:
+        harness.grammars.work()
+        harness.core.take_grammars()
+        harness.take()
+        assert len(harness.tokens[0]) == num_told or 0 in harness.finished, "before their step is over"
+        Harness.turn(harness)
+        for request in harness.core.scheduler.rows.requests():
+            num_told = len(harness.tokens[0])
+            num_ahead = harness.core.scheduler.rows.num_tokens[0] - request.num_prompt_tokens - num_told
+            assert num_ahead == 0, "after their step is over"
+    harness.check(0)
+
+
 @pytest.mark.parametrize(
     "params",
     [{"logprobs": 2}, {"bad_words": ["a"]}, {"min_tokens": 2}, {"allowed_token_ids": list(range(997))}],
