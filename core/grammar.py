@@ -9,8 +9,8 @@ request waits for "grammar" until its first answer. A host that dies or hangs is
 tried again alone, and fails if it ends that host too; all others go on from their tokens.
 
 Where a mask leaves one token, that token is known without a draw, and so may be the tokens after it: the host tells
-them with the mask. The core appends them at once (EngineCore._take_forced), so that the next step computes all of
-them together. The host is told of them like of any token, hence nothing is lost if the core does not take them.
+them with the mask. The core appends two or more at once (EngineCore._take_forced), so that the next step computes all
+of them together. The host is told of them like of any token, hence nothing is lost if the core does not take them.
 """
 
 from __future__ import annotations
