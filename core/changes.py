@@ -37,9 +37,8 @@ class Changes:
             self._block_appends += (row, 0, block)
 
     def force(self, row: int, token_ids: list[int]) -> None:
-        """These tokens follow what the row samples in the step that is in flight."""
-        if token_ids:
-            self._forced_by_row[row] = token_ids
+        """These tokens, at least one, follow what the row samples in the step that is in flight."""
+        self._forced_by_row[row] = token_ids
 
     def free(self, row: int) -> None:
         self._freed_rows.append(row)

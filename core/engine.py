@@ -36,7 +36,7 @@ from .request import Request, State
 from .scheduler import Scheduler
 from .stats import CoreStats
 from .step_watch import StepWatch
-from .token_intake import FinishedRequest, NewTokens
+from .token_intake import NewTokens
 
 
 class Executor(Protocol):
@@ -250,7 +250,11 @@ class EngineCore:
         self._step_watch.on_step(entry.num_tokens, output.execute_s, scores_prompts=entry.scores_prompts)
         num_decodes = entry.num_tokens - entry.num_prompt_tokens
         self.scheduler.pacer.on_step(num_decodes, entry.num_prompt_tokens, output.execute_s)
-        self._take_tokens(new_tokens, finished)
+        self._outbox.add_tokens(new_tokens)
+        for done in finished:
+            del self._request_by_id[done.request.owner, done.request.key]
+            self._finish(done.request, done.reason, done.error, done.vector)
+        self._tell_grammars(new_tokens)
         if self._quarantine.is_watching:
             self._quarantine.on_progress(self.scheduler.known_tokens())
         self._want_masks()
@@ -258,11 +262,7 @@ class EngineCore:
         self.stats.on_step(len(entry.rows), entry.num_tokens, len(new_tokens.token_ids), output.execute_s, now)
         self.stats.host_s += now - begun_at
 
-    def _take_tokens(self, new: NewTokens, finished: list[FinishedRequest], *, are_forced: bool = False) -> None:
-        (self._outbox.add_forced if are_forced else self._outbox.add_tokens)(new)
-        for done in finished:
-            del self._request_by_id[done.request.owner, done.request.key]
-            self._finish(done.request, done.reason, done.error, done.vector)
+    def _tell_grammars(self, new: NewTokens, *, are_forced: bool = False) -> None:
         has_grammar = new.grammar_ids > 0
         if has_grammar.any():
             grammar_ids, token_ids = new.grammar_ids[has_grammar].tolist(), new.token_ids[has_grammar].tolist()
@@ -313,9 +313,10 @@ class EngineCore:
         to the step in flight, which samples it."""
         forced = [(mask.request, mask.forced) for mask in masks if len(mask.forced) > 1]
         if forced := [(request, token_ids) for request, token_ids in forced if may_jump(request.params)]:
-            new_tokens, finished = self.scheduler.append_forced(forced)
+            new_tokens = self.scheduler.append_forced(forced)
             self.stats.num_generated_tokens += len(new_tokens.token_ids)
-            self._take_tokens(new_tokens, finished, are_forced=True)
+            self._outbox.add_forced(new_tokens)
+            self._tell_grammars(new_tokens, are_forced=True)
 
     @property
     def _awaits_masks(self) -> bool:

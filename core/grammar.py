@@ -182,12 +182,11 @@ class Grammars:
 
     def flush(self, now: float) -> None:
         """Tell the host what has gathered. Masks are asked for once all their grammars are open."""
-        serial, mask_ids = 0, [grammar_id for grammar_id in self._unsent_fill() if grammar_id in self._entry_by_id]
-        if self._fill is not None and not self._fill.is_sent:
-            if all(self._entry_by_id[grammar_id].place is Place.READY for grammar_id in mask_ids):
-                self._fill.is_sent, serial = True, self._fill.serial
-            else:
-                mask_ids = []
+        fill, serial, mask_ids = self._fill, 0, list[int]()
+        if fill is not None and not fill.is_sent:
+            wanted = [grammar_id for grammar_id in fill.grammar_ids if grammar_id in self._entry_by_id]
+            if all(self._entry_by_id[grammar_id].place is Place.READY for grammar_id in wanted):
+                fill.is_sent, serial, mask_ids = True, fill.serial, wanted
         if not (self._advances and self._is_host_waiting) and not serial:
             return
         advances, self._advances, self._is_host_waiting = self._advances, [], False
@@ -201,9 +200,6 @@ class Grammars:
         )
         self._num_unanswered += 1
         self._answer_deadline = now + ADVANCE_TIMEOUT_S
-
-    def _unsent_fill(self) -> list[int]:
-        return [] if self._fill is None or self._fill.is_sent else self._fill.grammar_ids
 
     # ── what the host has done ───────────────────────────────────────────────────────────────────────────────────
 

@@ -121,14 +121,6 @@ class Rows:
         self.tokens[rows, ends] = token_ids
         self.num_tokens[rows] = ends + 1
 
-    def up_to_end(self, row: int, token_ids: list[int]) -> list[int]:
-        """Of tokens that are to follow those of `row` those that it can have: up to its limit or a stop."""
-        start, stop_ids = int(self.num_tokens[row]), self.request(row).stop_token_ids
-        token_ids = token_ids[: self.token_limit[row] - start]
-        num_first = max(int(self.min_tokens_end[row]) - start - 1, 0)
-        ends = (i for i in range(num_first, len(token_ids)) if token_ids[i] in stop_ids)
-        return token_ids[: next(ends, len(token_ids)) + 1]
-
     def extend(self, row: int, token_ids: list[int]) -> None:
         """More known tokens on one row."""
         end = int(self.num_tokens[row])

@@ -334,7 +334,7 @@ class Scheduler:
         self.kv_cache.pool.confirm(entry.published)
         return self._intake.take(output, entry)
 
-    def append_forced(self, forced: Iterable[tuple[Request, list[int]]]) -> tuple[NewTokens, list[FinishedRequest]]:
+    def append_forced(self, forced: Iterable[tuple[Request, list[int]]]) -> NewTokens:
         """Append tokens that need no draw, each request's after those it has; see TokenIntake.take_forced."""
         return self._intake.take_forced(forced)
 

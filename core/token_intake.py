@@ -82,27 +82,24 @@ class TokenIntake:
         state.append(rows, token_ids)
         return new_tokens, finished + self._finish_pooled(output, entry) + self._finish_stopped(rows, token_ids)
 
-    def take_forced(self, forced: Iterable[tuple[Request, list[int]]]) -> tuple[NewTokens, list[FinishedRequest]]:
-        """Tokens that need no draw: the step in flight samples the first of them, a later one computes all.
-
-        They end where the request does. Of a request that has more in flight than that step nothing is taken.
-        """
-        state, rows, last_ids = self._rows, list[int](), list[int]()
-        token_rows, positions, new_ids = list[int](), list[int](), list[int]()
+    def take_forced(self, forced: Iterable[tuple[Request, list[int]]]) -> NewTokens:
+        """Tokens that need no draw: the step in flight samples the first of them, a later one computes all. They stop
+        short of the one that ends the request. Of a request that has more in flight than that step none is taken."""
+        state, rows, positions, new_ids = self._rows, list[int](), list[int](), list[int]()
         for request, token_ids in forced:
             row = request.row
             if row < 0 or state.num_scheduled[row] != state.num_tokens[row]:
                 continue
-            start, token_ids = int(state.num_tokens[row]), state.up_to_end(row, token_ids)
-            state.extend(row, token_ids)
-            self._changes.force(row, token_ids[1:])
-            rows.append(row)
-            last_ids.append(token_ids[-1])
-            token_rows += [row] * len(token_ids)
-            positions += range(start, start + len(token_ids))
-            new_ids += token_ids
-        new_tokens = self._told(*np.array([token_rows, positions, new_ids], np.int32))
-        return new_tokens, self._finish_stopped(*np.array([rows, last_ids], np.int32))
+            start, num_left = int(state.num_tokens[row]), int(state.token_limit[row] - state.num_tokens[row])
+            stops = (i for i, token_id in enumerate(token_ids) if token_id in request.stop_token_ids)
+            ids = token_ids[: min(next(stops, len(token_ids)), num_left - 1)]
+            if len(ids) > 1:
+                state.extend(row, ids)
+                self._changes.force(row, ids[1:])
+                rows += [row] * len(ids)
+                positions += range(start, start + len(ids))
+                new_ids += ids
+        return self._told(*np.array([rows, positions, new_ids], np.int32))
 
     def _told(
         self,
