@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ..ipc.codec import decode_ids, encode_ids
 from ..ipc.errors import ErrorInfo, InternalError, RequestError, error_info
@@ -94,8 +94,7 @@ class _Fill:
     is_sent: bool = False
 
 
-@dataclass(frozen=True)
-class RequestMask:
+class RequestMask(NamedTuple):
     """What may come next in one answer."""
 
     request: Request

@@ -32,13 +32,13 @@ class AnswerGrammar:
             raise AssertionError(f"token {token_id} came where the grammar allows another one alone")
 
     @property
-    def error(self) -> str | None:
-        return None if self.ahead else self._matcher.error
+    def has_stopped(self) -> bool:
+        """It is complete, or there is an error: the cheap question."""
+        return not self.ahead and self._matcher.has_stopped
 
     @property
-    def is_complete(self) -> bool:
-        """Nothing but an end token can follow the answer's tokens."""
-        return not self.ahead and self._matcher.is_complete
+    def error(self) -> str | None:
+        return None if self.ahead else self._matcher.error
 
     @property
     def unmasked(self) -> Matcher | None:
@@ -60,7 +60,7 @@ class AnswerGrammar:
             self.ahead.append(token_id)
             self._matcher.consume([token_id])
             self._known_mask = None
-            if self._matcher.error is not None or self._matcher.is_complete:
+            if self._matcher.has_stopped:
                 return
             self._known_mask = words = np.zeros_like(words)  # stays so after an error, which is told in its turn
             self._matcher.fill(words)

@@ -49,7 +49,16 @@ class Matcher:
 
     def fill(self, words: Words) -> None:
         """Write which tokens may come next. words: one bit per token of the compiler's vocabulary, contiguous."""
-        self.inner.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        self.fill_at(words.ctypes.data, words.nbytes)
+
+    def fill_at(self, address: int, num_bytes: int) -> None:
+        """`fill`, where they lie: asking an array for that takes as long as a small mask."""
+        self.inner.unsafe_compute_mask_ptr(address, num_bytes)
+
+    @property
+    def has_stopped(self) -> bool:
+        """It is complete, or there is an error."""
+        return self.inner.is_stopped()
 
     @property
     def is_complete(self) -> bool:

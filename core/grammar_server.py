@@ -79,9 +79,11 @@ class GrammarServer:
             if answer is None:
                 continue
             answer.take(token_id)
+            if not answer.has_stopped:
+                continue
             if answer.error is not None:
                 failures.append(self._fail(grammar_id, answer.error))
-            elif answer.is_complete:
+            else:
                 complete.append(grammar_id)
         self.close(complete)
         mask_ids = [grammar_id for grammar_id in decode_ids(message.mask_ids) if grammar_id in self._answer_by_id]
@@ -89,7 +91,7 @@ class GrammarServer:
         bits = self._masks(answers)
         is_good = np.count_nonzero(bits, axis=1) > 0
         for i, answer in enumerate(answers):
-            if answer.error is not None or not is_good[i]:
+            if answer.has_stopped or not is_good[i]:
                 is_good[i] = False
                 failures.append(self._fail(mask_ids[i], answer.error or "no token can follow"))
         good = np.flatnonzero(is_good).tolist()
@@ -109,13 +111,14 @@ class GrammarServer:
             return np.zeros((0, self._num_words), np.uint32)
         width = self._shared_compiler().num_words
         words = np.zeros((len(answers), width), np.uint32)
+        address, num_bytes = words.ctypes.data, 4 * width
         unmasked = [(matcher, i) for i, answer in enumerate(answers) if (matcher := answer.unmasked) is not None]
         if len(unmasked) * width * 32 >= PARALLEL_FROM and len(unmasked) > 1:
             pairs = [(matcher.inner, i) for matcher, i in unmasked]
-            self._executor.unsafe_compute_mask_ptr(pairs, words.ctypes.data, width * 4, len(answers))
+            self._executor.unsafe_compute_mask_ptr(pairs, address, num_bytes, len(answers))
         else:
             for matcher, i in unmasked:
-                matcher.fill(words[i])
+                matcher.fill_at(address + i * num_bytes, num_bytes)
         for i in np.flatnonzero(np.count_nonzero(words, axis=1) <= 1).tolist():  # forced, or known already
             answers[i].finish_mask(words[i])
         return words if width == self._num_words else np.ascontiguousarray(words[:, : self._num_words])

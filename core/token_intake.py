@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from ..ipc.errors import ErrorInfo, ProtocolError, RequestError, error_info
 from ..ipc.messages import BulkArray, FinishReason, LogprobColumns, ModelRunnerOutput
@@ -60,19 +61,15 @@ class TokenIntake:
         token_ids = np.frombuffer(output.token_ids, np.int32)
         if output.rows != rows.tobytes() or len(token_ids) != len(rows):
             raise ProtocolError(f"step {output.step}: {len(token_ids)} rows were sampled, {len(rows)} were asked for")
-        state = self._rows
+        state, finished = self._rows, list[FinishedRequest]()
         is_live = state.epoch[rows] == entry.epochs[entry.samples]
         is_new = is_live & (state.num_tokens[rows] == ends)
-        if (is_forced := is_live & ~is_new).any():
-            known = state.tokens[rows[is_forced], ends[is_forced]]
-            if (known != token_ids[is_forced]).any():
-                raise ProtocolError(f"step {entry.step}: {token_ids[is_forced]} were sampled, {known} were forced")
-        finished = []
+        if not is_new.all():
+            self._check_forced(entry, is_live & ~is_new, token_ids)
         if output.barred_rows:
             is_barred = is_new & np.isin(rows, np.frombuffer(output.barred_rows, np.int32))
-            finished = [
-                FinishedRequest(self._finish(row), "error", error=_NO_TOKEN) for row in rows[is_barred].tolist()
-            ]
+            barred = rows[is_barred].tolist()
+            finished = [FinishedRequest(self._finish(row), "error", error=_NO_TOKEN) for row in barred]
             is_new &= ~is_barred
         if not is_new.all():
             rows, token_ids = rows[is_new], token_ids[is_new]
@@ -81,6 +78,12 @@ class TokenIntake:
         new_tokens = self._told(rows, state.num_tokens[rows], token_ids, logprobs, prompt_logprobs)
         state.append(rows, token_ids)
         return new_tokens, finished + self._finish_pooled(output, entry) + self._finish_stopped(rows, token_ids)
+
+    def _check_forced(self, entry: LedgerEntry, is_known: npt.NDArray[np.bool_], token_ids: Ids) -> None:
+        """ProtocolError if a row has sampled another token than the one that its grammar forced."""
+        known = self._rows.tokens[entry.sampling_rows[is_known], entry.ends[entry.samples][is_known]]
+        if (known != token_ids[is_known]).any():
+            raise ProtocolError(f"step {entry.step}: {token_ids[is_known]} were sampled, {known} were forced")
 
     def take_forced(self, forced: Iterable[tuple[Request, list[int]]]) -> NewTokens:
         """Tokens that need no draw: the step in flight samples the first of them, a later one computes all. They stop
@@ -140,6 +143,8 @@ class TokenIntake:
 
     def _finish_pooled(self, output: ModelRunnerOutput, entry: LedgerEntry) -> list[FinishedRequest]:
         """The prompts that the step has embedded, of requests that still have their rows."""
+        if not (output.pooled or entry.pools.any()):
+            return []
         rows, epochs = entry.rows[entry.pools].tolist(), entry.epochs[entry.pools].tolist()
         vector_by_row = {pooled.owner: pooled.vector for pooled in output.pooled}
         if vector_by_row.keys() != set(rows):

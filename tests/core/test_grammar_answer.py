@@ -70,5 +70,5 @@ def test_an_answer_that_looks_ahead_says_what_a_plain_matcher_says(compiler: Gra
         plain.consume([token_id])
         answer.take(token_id)
         num_single += len(expected) == 1
-        assert answer.error is None and answer.is_complete == plain.is_complete
+        assert answer.error is None and answer.has_stopped == plain.is_complete
     assert num_forced == num_single > 20
