@@ -37,8 +37,6 @@ class Terminal:
             env=environment,
             cwd=folder,
         )
-        self.wait_for(SHELL)
-        self.run(f'engine-launch() {{ {LAUNCH} "$@"; }}; clear')
 
     def run(self, line: str) -> None:
         self._call("send-keys", "-l", line)
@@ -96,6 +94,8 @@ def main() -> int:
 
 def take(terminal: Terminal, out: Path) -> None:
     """The chat first: its engine compiles the kernels into the folder that is home here."""
+    terminal.wait_for(SHELL)
+    terminal.run(f'engine-launch() {{ {LAUNCH} "$@"; }}; clear')
     terminal.run("engine-launch chat --temperature 0")
     terminal.wait_for("/help for commands")
     for number, turn in enumerate(TURNS, start=2):
