@@ -2,75 +2,51 @@
 
     python -m tokenloom.kernels.gpu_compile [--architectures 80 90]
 
-prints a table: registers, spills and shared memory of each kernel, and whether it multiplies with wgmma. Must run
-without TRITON_INTERPRET.
+calls the operations as common models do, on tensors without memory; what they would launch is compiled instead, by
+Triton's own path and so in the very form that a device would run. Prints a table: registers, spills and shared memory
+of each kernel, and whether it multiplies with wgmma. Must run without TRITON_INTERPRET.
 """
 # mypy: allow-untyped-calls
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
 
-from . import (
-    triton_activation,
-    triton_decode,
-    triton_embedding,
-    triton_experts,
-    triton_heads,
-    triton_linear,
-    triton_logprobs,
-    triton_matmul,
-    triton_norm,
-    triton_prefill,
-    triton_sampling,
-    triton_step,
-)
-from .triton_table import decode_shape, prefill_shape
+from . import fp8_cache
+from .ops import AttentionMetadata
+from .quantized import QuantizedWeight, Weight
+from .triton_deterministic import DeterministicTritonOps
+from .triton_logprobs import log_totals
+from .triton_ops import TritonOps
+from .triton_sampling import sample
+from .triton_step import prepare_step
 
 ARCHITECTURES = (80, 90)
 MIN_FP8_ARCHITECTURE = 89
 MAX_SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}  # of one block (CUDA programming guide, table of capabilities)
+NUM_KV_HEADS, BLOCK_SIZE, HIDDEN, INNER = 8, 16, 1024, 1536
 
-_PAGED = {"query": "*E", "kv_cache": "*E", "scales": "*E", "block_tables": "*i32", "seq_lens": "*i32"}
-_STRIDES = dict.fromkeys(("layer_offset", "block_stride", "query_stride", "table_stride"), "i32")
-_SCORES = {"scale": "fp32", "cap": "fp32", "window": "i32"}
-
-
-class Kernel(Protocol):
-    """A @triton.jit function."""
-
-    arg_names: list[str]
-    __name__: str
-
-
-@dataclass(frozen=True)
-class Build:
-    """One specialisation: `arguments` are Triton's types by name, in which E is the element type."""
-
-    label: str
-    kernel: Kernel
-    element: str  # fp16, bf16 or fp32
-    arguments: Mapping[str, str]
-    constants: Mapping[str, object]
-    num_warps: int
-    num_stages: int = 3
+empty = partial(torch.empty, device="meta")
 
 
 @dataclass(frozen=True)
 class Report:
-    """What ptxas says of one build."""
+    """What ptxas says of one kernel."""
 
     label: str
     architecture: int
@@ -80,281 +56,179 @@ class Report:
     has_wgmma: bool
 
 
-def builds(architecture: int, is_quick: bool = False) -> Iterator[Build]:
-    """Every kernel, in the forms that common models launch; `is_quick`: attention in one form only."""
-    for element, head_dim, group, window in _ATTENTION_FORMS[: 1 if is_quick else None]:
-        yield _decode(architecture, element, head_dim, group, window)
-        yield _prefill(architecture, element, head_dim, group, window)
-    prefill = _prefill(architecture, "bf16", 128, 2, False)
-    yield replace(prefill, label=f"{prefill.label} uniform", constants={**prefill.constants, "IS_UNIFORM": True})
-    yield from (_linear(element) for element in ("bf16", "fp32"))
-    yield from _merges()
-    yield from _matmuls(is_quick)
-    yield from _experts()
-    yield from _small_ops()
+@dataclass(frozen=True)
+class NoDevice:
+    """As much of Triton's driver as compiling takes."""
+
+    architecture: int
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.architecture, 32)
+
+    def get_current_device(self) -> int:
+        return self.architecture  # each has a cache of its own
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def step(decode_rows: int, prompts: Sequence[int]) -> AttentionMetadata:
+    """Decode rows in front of prompts of these lengths."""
+    counts = [1] * decode_rows + list(prompts)
+    starts = [0, *itertools.accumulate(counts)]
+    positions, num_rows = empty(starts[-1], dtype=torch.int64), len(counts)
+    return AttentionMetadata(
+        positions=positions,
+        slots=torch.empty_like(positions),
+        query_starts=empty(num_rows + 1, dtype=torch.int32),
+        seq_lens=empty(num_rows, dtype=torch.int32),
+        block_tables=empty((num_rows, 64), dtype=torch.int32),
+        num_decode_rows=decode_rows,
+        query_starts_host=starts,
+        seq_lens_host=counts,
+        max_seq_len=max(counts),
+    )
+
+
+def attend(
+    ops: TritonOps,
+    dtype: torch.dtype,
+    head_dim: int,
+    group: int,
+    window: int | None,
+    has_fp8_cache: bool,
+    has_norm: bool,
+) -> None:
+    """From the projected heads of a mixed step through attention."""
+    metadata, num_heads = step(4, [300]), group * NUM_KV_HEADS
+    heads = empty((304, num_heads + 2 * NUM_KV_HEADS, head_dim), dtype=dtype)
+    norms = (empty(head_dim, dtype=dtype), empty(head_dim, dtype=dtype)) if has_norm else None
+    width = head_dim + fp8_cache.SCALE_BYTES * has_fp8_cache
+    cache = empty((9, 2, 2, NUM_KV_HEADS, BLOCK_SIZE, width), dtype=fp8_cache.DTYPE if has_fp8_cache else dtype)
+    query = ops.prepare_heads(heads, norms, 1e-6, empty((64, head_dim)), cache, 1, metadata)
+    ops.paged_attention(query, cache, 1, metadata, head_dim**-0.5, window)
+
+
+def around_attention(ops: TritonOps, dtype: torch.dtype) -> None:
+    """The small operations of a model and of a step."""
+    for width in (HIDDEN, 5 * HIDDEN):
+        x = ops.embedding(empty(4, dtype=torch.int64), empty((256, width), dtype=dtype), 0)
+        ops.add_rms_norm(x, torch.empty_like(x), empty(width, dtype=dtype), 1e-6)
+    ops.silu_and_mul(empty((4, 2 * INNER), dtype=dtype))
+    log_totals(empty((4, 4096)))
+    ids = [empty(4, dtype=torch.int64) for _ in range(7)]
+    tables = empty((9, 64), dtype=torch.int32), empty((4, 64), dtype=torch.int32)
+    prepare_step(*ids[:3], tables[0], *ids[3:], empty(4, dtype=torch.int32), tables[1], BLOCK_SIZE)
+    ones = empty(4, dtype=torch.float64)
+    columns = empty(4), empty(4, dtype=torch.int32), ones, ones, empty((4, 2), dtype=torch.int32)
+    sample(empty((4, 4096)), ids[0], *columns, ids[1])
+
+
+def weight(kind: str, group_size: int, is_gathered: bool, shape: tuple[int, int], dtype: torch.dtype) -> Weight:
+    """A matrix of `kind`: float, int8, fp8 or int4."""
+    num_out, num_in = shape
+    if kind == "float":
+        return empty(shape, dtype=dtype)
+    is_packed = kind == "int4"
+    codes = {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "int4": torch.uint8}[kind]
+    num_groups = num_in // group_size if group_size else 1
+    return QuantizedWeight(
+        empty((num_out, num_in // (1 + is_packed)), dtype=codes),
+        empty((num_out, num_groups), dtype=torch.float16 if is_packed else torch.float32),
+        empty((num_out, num_groups), dtype=torch.uint8) if is_packed else None,
+        group_size or num_in,
+        empty(num_in, dtype=torch.int32) if is_gathered else None,
+        dtype,
+    )
+
+
+def multiply(
+    ops: TritonOps, dtype: torch.dtype, kind: str, group_size: int, is_gathered: bool, num_rows: int, num_experts: int
+) -> None:
+    """A product with one matrix, or with those of each row's experts."""
+    x, make = empty((num_rows, HIDDEN), dtype=dtype), partial(weight, kind, group_size, is_gathered, dtype=dtype)
+    if not num_experts:
+        ops.linear(x, ops.pack_linear(make((INNER, HIDDEN)), None))
+        return
+    packed = ops.pack_experts([make((2 * INNER, HIDDEN))] * num_experts, [make((HIDDEN, INNER))] * num_experts)
+    ops.mix_experts(x, empty((num_rows, num_experts), dtype=dtype), packed, 8, True)
+
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+_ATTENTION = [  # element, head_dim, group, window
+    (BF16, 128, 2, None),
+    (BF16, 128, 7, None),
+    (FP16, 128, 4, 96),
+    (BF16, 64, 8, None),
+    (BF16, 80, 1, None),
+    (BF16, 256, 4, 96),
+    (FP32, 128, 2, None),
+]
+_FP8_ATTENTION = [(BF16, 128, 2, None), (BF16, 128, 8, None), (BF16, 64, 8, None), (BF16, 256, 4, None)]
+_PRODUCTS = [  # element, kind, group size (0: all), whether groups are gathered, rows, experts
+    (BF16, "int4", 128, False, 16, 0),
+    (BF16, "float", 0, False, 64, 16),
+    (BF16, "int4", 128, False, 2048, 0),
+    (BF16, "int4", 128, True, 16, 0),
+    (BF16, "int8", 0, False, 16, 0),
+    (BF16, "int8", 0, False, 2048, 0),
+    (BF16, "fp8", 128, False, 16, 0),
+    (FP16, "fp8", 0, False, 2048, 0),
+    (FP32, "int8", 0, False, 16, 0),
+    (BF16, "int4", 128, False, 16, 64),
+    (BF16, "fp8", 128, False, 64, 16),
+]
+
+
+def forms(architecture: int, is_quick: bool) -> Iterator[tuple[str, Callable[[], None]]]:
+    """What common models do, by a word for it; `is_quick`: attention in one form and two products only."""
+    ops, uniform = TritonOps(architecture), DeterministicTritonOps(architecture)
+    yield "bf16", partial(around_attention, ops, BF16)
+    for dtype, head_dim, group, window in _ATTENTION[: 1 if is_quick else None]:
+        label = f"{_name(dtype)} dim {head_dim} group {group}{' window' * (window is not None)}"
+        yield label, partial(attend, ops, dtype, head_dim, group, window, False, has_norm=True)
+    yield "bf16 no norms uniform", partial(attend, uniform, BF16, 128, 2, None, False, has_norm=False)
     if architecture >= MIN_FP8_ARCHITECTURE:
-        for head_dim, group in ((128, 2), (128, 8), (64, 8), (256, 4))[: 1 if is_quick else None]:
-            yield _with_fp8_cache(_decode(architecture, "bf16", head_dim, group, False))
-            yield _with_fp8_cache(_prefill(architecture, "bf16", head_dim, group, False))
-        yield _with_fp8_cache(_prepare_heads(True))
+        for dtype, head_dim, group, window in _FP8_ATTENTION[: 1 if is_quick else None]:
+            label = f"{_name(dtype)} dim {head_dim} group {group} fp8 cache"
+            yield label, partial(attend, ops, dtype, head_dim, group, window, True, has_norm=True)
+    for dtype in (BF16, FP32):
+        yield _name(dtype), partial(multiply, uniform, dtype, "float", 0, False, 16, 0)
+    for dtype, kind, group_size, is_gathered, num_rows, num_experts in _PRODUCTS[: 2 if is_quick else None]:
+        label = f"{_name(dtype)} x {kind}{' gathered' * is_gathered}{' experts' * (num_experts > 0)}, {num_rows} rows"
+        yield label, partial(multiply, ops, dtype, kind, group_size, is_gathered, num_rows, num_experts)
 
 
-def _with_fp8_cache(build: Build) -> Build:
-    return replace(
-        build,
-        label=f"{build.label} fp8 cache",
-        arguments={**build.arguments, "kv_cache": "*fp8e4nv", "scales": "*fp32"},
-        constants={**build.constants, "IS_FP8": True},
-    )
+def _name(dtype: torch.dtype) -> str:
+    return {BF16: "bf16", FP16: "fp16", FP32: "fp32"}[dtype]
 
 
-_ATTENTION_FORMS = [
-    ("bf16", 128, 2, False),
-    ("bf16", 128, 7, False),
-    ("fp16", 128, 4, True),
-    ("bf16", 64, 8, False),
-    ("bf16", 80, 1, False),
-    ("bf16", 256, 4, True),
-    ("fp32", 128, 2, False),
-]
+def compile_forms(architecture: int, is_quick: bool) -> Iterator[Report]:
+    """Each kernel that they launch, once."""
+    launched: dict[int, tuple[str, Any]] = {}
+    run = JITFunction.run
+
+    def compile_instead(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        compiled = run(self, *arguments, grid=grid, warmup=True, **options)
+        launched.setdefault(id(compiled), (self.__name__.removesuffix("_kernel"), compiled))
+
+    triton.runtime.driver.set_active(NoDevice(architecture))
+    JITFunction.run = compile_instead
+    num_reported = 0
+    try:
+        for form, launch in forms(architecture, is_quick):
+            launch()
+            for name, compiled in list(launched.values())[num_reported:]:
+                yield _report(f"{name} {form}", architecture, compiled)
+            num_reported = len(launched)
+    finally:
+        JITFunction.run = run
 
 
-def _attention_constants(head_dim: int, has_window: bool) -> dict[str, object]:
-    dim_pad = 1 << (head_dim - 1).bit_length()
-    return {
-        "NUM_KV_HEADS": 8,
-        "HEAD_DIM": head_dim,
-        "DIM_PAD": dim_pad,
-        "BLOCK_SIZE": 16,
-        "HAS_WINDOW": has_window,
-        "HAS_CAP": False,
-        "IS_FP8": False,
-    }
-
-
-def _decode(architecture: int, element: str, head_dim: int, group: int, has_window: bool) -> Build:
-    shape = decode_shape(architecture, head_dim, group, _BYTES[element])
-    constants = _attention_constants(head_dim, has_window) | {
-        "GROUP": group,
-        "GROUP_PAD": 16,
-        "TILE": shape.tile,
-        "MIN_TILES": shape.min_tiles,
-        "CHUNKS": triton_decode.MAX_CHUNKS,
-    }
-    own = {"items": "*i32", "output": "*E", "partials": "*fp32", "partial_logs": "*fp32"}
-    label = f"decode {element} dim {head_dim} group {group}{' window' * has_window}"
-    arguments = _PAGED | own | _SCORES | _STRIDES
-    return Build(label, triton_decode.decode_kernel, element, arguments, constants, shape.num_warps, shape.num_stages)
-
-
-def _prefill(architecture: int, element: str, head_dim: int, group: int, has_window: bool) -> Build:
-    shape = prefill_shape(architecture, head_dim, group, _BYTES[element])
-    constants = _attention_constants(head_dim, has_window) | {
-        "GROUP": group,
-        "BLOCK_M": shape.block_m,
-        "IS_UNIFORM": False,
-        "TILE": shape.tile,
-    }
-    own = {"query_starts": "*i32", "tiles": "*i32", "output": "*E"}
-    label = f"prefill {element} dim {head_dim} group {group}{' window' * has_window}"
-    arguments = _PAGED | own | _SCORES | _STRIDES
-    return Build(label, triton_prefill.prefill_kernel, element, arguments, constants, shape.num_warps, shape.num_stages)
-
-
-def _merges() -> Iterator[Build]:
-    split = {"TILE": 64, "MIN_TILES": 4, "CHUNKS": triton_decode.MAX_CHUNKS, "HAS_WINDOW": False}
-    lengths = {"seq_lens": "*i32", "window": "i32"}
-    yield Build(
-        "decode plan",
-        triton_decode.plan_kernel,
-        "bf16",
-        lengths | {"items": "*i32", "num_rows": "i32"},
-        split | {"ROWS_PAD": 256},
-        num_warps=4,
-    )
-    yield Build(
-        "decode merge",
-        triton_decode.merge_kernel,
-        "bf16",
-        lengths | {"partials": "*fp32", "partial_logs": "*fp32", "output": "*E"},
-        split | {"NUM_HEADS": 16, "HEAD_DIM": 128, "DIM_PAD": 128},
-        num_warps=2,
-    )
-
-
-_MATMUL_FORMS = [  # element, kind, group size, whether groups are gathered, rows, chosen experts
-    ("bf16", "int4", 128, False, 16, 0),
-    ("bf16", "float", 0, False, 64, 8),
-    ("bf16", "int4", 128, False, 2048, 0),
-    ("bf16", "int4", 128, True, 16, 0),
-    ("bf16", "int8", 0, False, 16, 0),
-    ("bf16", "int8", 0, False, 2048, 0),
-    ("bf16", "fp8", 128, False, 16, 0),
-    ("fp16", "fp8", 0, False, 2048, 0),
-    ("fp32", "int8", 0, False, 16, 0),
-    ("bf16", "float", 0, False, 16, 8),
-    ("bf16", "int4", 128, False, 16, 8),
-    ("bf16", "fp8", 128, False, 64, 8),
-]
-
-
-def _matmuls(is_quick: bool) -> Iterator[Build]:
-    for element, kind, group_size, is_gathered, num_rows, num_chosen in _MATMUL_FORMS[: 2 if is_quick else None]:
-        num_groups = 4096 // group_size if group_size else 1
-        shape = triton_matmul.matmul_shape(num_rows, _BYTES[element], group_size or 4096, num_groups)
-        arguments = dict.fromkeys(("x", "bias", "output"), "*E") | {
-            "codes": {"float": "*E", "int8": "*i8"}.get(kind, "*u8"),
-            "scales": "*fp16" if kind == "int4" else "*fp32",
-            "zeros": "*u8",
-            "groups": "*i32",
-            "rows": "*i32",
-            "counts": "*i32",
-            "row_scales": "*fp32",
-            "num_rows": "i32",
-            "x_stride": "i32",
-        }
-        constants = {
-            "IN": 4096,
-            "OUT": 1536,
-            "NUM_GROUPS": num_groups,
-            "GROUP_SIZE": group_size or 4096,
-            "NUM_CHOSEN": num_chosen or 1,
-            "KIND": kind,
-            "HAS_ZEROS": kind == "int4",
-            "IS_GATHERED": is_gathered,
-            "HAS_BIAS": False,
-            "HAS_EXPERTS": num_chosen > 0,
-            "IS_WEIGHTED": False,
-            "BLOCK_M": shape.block_m,
-            "BLOCK_N": shape.block_n,
-            "BLOCK_K": shape.block_k,
-        }
-        label = f"matmul {element} x {kind}{' gathered' * is_gathered}{' experts' * (num_chosen > 0)}, {num_rows} rows"
-        yield Build(
-            label, triton_matmul.matmul_kernel, element, arguments, constants, shape.num_warps, shape.num_stages
-        )
-
-
-def _experts() -> Iterator[Build]:
-    yield Build(
-        "route",
-        triton_experts.route_kernel,
-        "bf16",
-        {"scores": "*E", "weights": "*fp32", "experts": "*i32"},
-        {"NUM_EXPERTS": 128, "EXPERTS_PAD": 128, "NUM_CHOSEN": 8, "CHOSEN_PAD": 8, "IS_NORMALIZED": True},
-        num_warps=1,
-    )
-    yield Build(
-        "list_rows",
-        triton_experts.list_rows_kernel,
-        "bf16",
-        {"experts": "*i32", "rows": "*i32", "counts": "*i32", "num_tokens": "i32", "num_choices": "i32"},
-        {"CHUNK": triton_experts.CHUNK},
-        num_warps=4,
-    )
-
-
-def _small_ops() -> Iterator[Build]:
-    norm = dict.fromkeys(("x", "residual", "weight", "output"), "*E") | {"x_stride": "i32", "eps": "fp32"}
-    for width, num_warps in ((1024, 4), (5120, 8)):
-        constants: dict[str, object] = {
-            "WIDTH": width,
-            "WIDTH_PAD": 1 << (width - 1).bit_length(),
-            "IS_ADDED": True,
-        }
-        yield Build(f"add_rms_norm {width}", triton_norm.rms_norm_kernel, "bf16", norm, constants, num_warps)
-    yield Build(
-        "silu_and_mul",
-        triton_activation.silu_and_mul_kernel,
-        "bf16",
-        {"x": "*E", "output": "*E"},
-        {"WIDTH": 3072, "BLOCK": 1024},
-        num_warps=4,
-    )
-    yield Build(
-        "embedding",
-        triton_embedding.embedding_kernel,
-        "bf16",
-        {"token_ids": "*i64", "table": "*E", "output": "*E", "first_id": "i32", "num_rows": "i32"},
-        {"WIDTH": 1024, "BLOCK": 1024},
-        num_warps=4,
-    )
-    yield from (_prepare_heads(has_norm) for has_norm in (False, True))
-    yield Build(
-        "sample",
-        triton_sampling.sample_kernel,
-        "fp32",
-        triton_sampling.ARGUMENT_TYPES,
-        {"BLOCK": triton_sampling.BLOCK, "PART": triton_sampling.PART},
-        num_warps=triton_sampling.NUM_WARPS,
-    )
-    yield Build(
-        "log_totals",
-        triton_logprobs.log_totals_kernel,
-        "fp32",
-        {"logits": "*E", "output": "*E", "vocab_size": "i32", "row_stride": "i32"},
-        {"BLOCK": 4096},
-        num_warps=8,
-    )
-    yield Build(
-        "prepare_step",
-        triton_step.prepare_step_kernel,
-        "bf16",
-        triton_step.ARGUMENT_TYPES,
-        {"BLOCK_SIZE": 16, "BLOCK": triton_step.BLOCK},
-        num_warps=4,
-    )
-
-
-def _linear(element: str) -> Build:
-    shape = triton_linear.linear_shape(_BYTES[element])
-    arguments = dict.fromkeys(("x", "weight", "bias", "output"), "*E") | {
-        "num_rows": "i32",
-        "num_outputs": "i32",
-        "x_stride": "i32",
-    }
-    constants = {"INPUTS": 1024, "ROWS": shape.rows, "OUTPUTS": shape.outputs, "INNER": shape.inner, "HAS_BIAS": True}
-    label = f"deterministic linear {element}"
-    return Build(label, triton_linear.linear_kernel, element, arguments, constants, shape.num_warps, shape.num_stages)
-
-
-def _prepare_heads(has_norm: bool) -> Build:
-    arguments = dict.fromkeys(("heads", "query_norm", "key_norm", "kv_cache", "scales"), "*E") | {
-        "cos_sin": "*fp32",
-        "positions": "*i64",
-        "slots": "*i64",
-        "eps": "fp32",
-        "layer_offset": "i32",
-        "block_stride": "i32",
-        "token_stride": "i32",
-    }
-    shape = {"NUM_HEADS": 16, "NUM_KV_HEADS": 8, "HEAD_DIM": 128, "HALF_PAD": 64, "BLOCK_SIZE": 16, "HEADS": 4}
-    constants: dict[str, object] = {**shape, "HAS_NORM": has_norm, "IS_FP8": False}
-    label = f"prepare_heads{' with norms' * has_norm}"
-    return Build(label, triton_heads.prepare_heads_kernel, "bf16", arguments, constants, num_warps=2)
-
-
-_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
-
-
-def compile_build(build: Build, architecture: int) -> Report:
-    """Compile one build and read what it takes from ptxas."""
-    signature = {
-        name: "constexpr" if name in build.constants else build.arguments[name].replace("*E", f"*{build.element}")
-        for name in build.kernel.arg_names
-    }
-    aligned = [["tt.divisibility", 16]]  # torch's allocations and the strides of all supported models
-    attributes = {
-        (index,): aligned
-        for index, name in enumerate(build.kernel.arg_names)
-        if signature[name].startswith("*") or name.endswith(("_stride", "_offset"))
-    }
-    source = ASTSource(build.kernel, signature, dict(build.constants), attributes)
-    options = {"num_warps": build.num_warps, "num_stages": build.num_stages}
-    compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
+def _report(label: str, architecture: int, compiled: Any) -> Report:
     registers, spill_bytes = _resources(compiled.asm["cubin"])
     has_wgmma = "wgmma.mma_async" in compiled.asm["ptx"]
-    return Report(build.label, architecture, registers, spill_bytes, compiled.metadata.shared, has_wgmma)
+    return Report(label, architecture, registers, spill_bytes, compiled.metadata.shared, has_wgmma)
 
 
 def _resources(cubin: bytes) -> tuple[int, int]:
@@ -377,16 +251,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     options = parser.parse_args(arguments)
     if not options.json:
-        print(f"{'kernel':42} {'sm':>3} {'registers':>9} {'spill B':>8} {'shared B':>9} wgmma")
-    for architecture in options.architectures:
-        for build in builds(architecture, options.quick):
-            report = compile_build(build, architecture)
-            print(json.dumps(asdict(report)) if options.json else _line(report), flush=True)
+        print(f"{'kernel':48} {'sm':>3} {'registers':>9} {'spill B':>8} {'shared B':>9} wgmma")
+    with torch.inference_mode():
+        for architecture in options.architectures:
+            for report in compile_forms(architecture, options.quick):
+                print(json.dumps(asdict(report)) if options.json else _line(report), flush=True)
 
 
 def _line(report: Report) -> str:
     numbers = f"{report.registers:9} {report.spill_bytes:8} {report.shared_bytes:9}"
-    return f"{report.label:42} {report.architecture:3} {numbers} {'yes' if report.has_wgmma else 'no'}"
+    return f"{report.label:48} {report.architecture:3} {numbers} {'yes' if report.has_wgmma else 'no'}"
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def chunk_tiles(
     return first, num_tiles, tl.maximum((num_tiles + CHUNKS - 1) // CHUNKS, MIN_TILES)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def plan_kernel(
     seq_lens,  # [R]
     items,  # [1 + R * CHUNKS] int32: their number, then row * CHUNKS + chunk of each
@@ -62,7 +62,7 @@ def plan_kernel(
         tl.store(items, before + mine)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])  # changes with the step
 def decode_kernel(
     query,  # [T, H, D], token stride given
     kv_cache,

@@ -69,7 +69,7 @@ def route_kernel(
     tl.store(experts + token * NUM_CHOSEN + places, chosen, mask=exists)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens", "num_choices"])
 def list_rows_kernel(experts, rows, counts, num_tokens, num_choices, CHUNK: tl.constexpr):
     """rows [E, num_tokens]: the choices that fell on this program's expert, in order; counts [E]."""
     expert = tl.program_id(0)

@@ -129,7 +129,7 @@ def _add_product(
     return total + tl.dot(weight, values, input_precision="ieee") * scale[:, None]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def matmul_kernel(
     x,  # [*, IN], rows x_stride apart
     codes,

@@ -19,7 +19,7 @@ from .triton_attention import LOG2_E, NO_SCORE, attend_tile, kernel_views, tile_
 from .triton_table import PrefillShape
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])  # changes with the step
 def prefill_kernel(
     query,  # [T, H, D], token stride given
     kv_cache,
