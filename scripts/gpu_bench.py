@@ -70,6 +70,16 @@ def measure_model(name: str, options: argparse.Namespace, report: Report) -> Non
         ours.close()
 
 
+def is_measured(name: str, options: argparse.Namespace, report: Report) -> bool:
+    """Whether all of a model's figures could be; the report says why not."""
+    try:
+        measure_model(name, options, report)
+    except Exception as error:  # of any kind: the other model is still worth measuring
+        report.note(f"{name} failed", f"{type(error).__name__}: {error}"[:500])
+        return False
+    return True
+
+
 def write(document: Any, file: Path | None) -> None:
     if file is not None:
         file.write_text(json.dumps(document, indent=2) + "\n")
@@ -84,10 +94,9 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     report = Report("decode", {"in": NUM_IN, "out": options.num_out, "dtype": DTYPE, "device": options.device})
-    for name in options.models:
-        measure_model(name, options, report)
+    failed = [name for name in options.models if not is_measured(name, options, report)]
     report.publish(options.json)
-    return 0
+    return int(bool(failed))
 
 
 if __name__ == "__main__":

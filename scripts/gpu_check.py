@@ -1,9 +1,13 @@
 """The whole check of a GPU, into one JSON: scripts/gpu_check [OUT.json]
 
-    device, versions, date, commit · every gpu-marked test by name and outcome, kernels first · figures of gpu_goals.py
-    beside their limits · figures of gpu_bench.py
+    device, versions, date, commit · every gpu-marked test by name and outcome · figures of gpu_goals.py beside their
+    limits · figures of gpu_bench.py
 
-The JSON is written anew after each part, so that what was found survives a stop.
+The JSON is written anew after each part, so that what was found survives a stop; a part that fails or is stopped at its
+limit does not keep the others from running. All of it ends within 10 minutes.
+
+Where pytest-xdist is installed, tests run beside each other: most of their time goes into compiling kernels, and a
+fault that ends one process's context does not end the others'. Engines in their processes come after them, alone.
 
 Works from a bare checkout: nothing of the project is installed, a temporary folder with a link `tokenloom` to the
 checkout stands on PYTHONPATH. Needs no pytest plugin and no setproctitle. Exit code 0 if all tests passed and the
@@ -14,13 +18,16 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import importlib.util
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -48,14 +55,21 @@ print(json.dumps(facts))
 """
 PYTEST_INI = """[pytest]
 addopts = --import-mode=importlib --strict-markers -p no:cacheprovider --tb=short
+faulthandler_timeout = 90
 markers =
     slow: long forms
     gpu: needs a CUDA device
 """
 MARK = re.compile(r"^(pytestmark = |\s*@)pytest\.mark\.gpu\b", re.MULTILINE)
-OUTCOME = re.compile(r"^(\S*\.py::.*?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b")
+_WORD = r"(?P<outcome>PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)"
+OUTCOMES = (  # of one process, and of many beside each other
+    re.compile(rf"^(?P<name>\S*\.py::.*?) {_WORD}\b"),
+    re.compile(rf"^\[gw\d+\] \[ *\d+%\] {_WORD} (?P<name>\S*\.py::.*?)\s*$"),
+)
 NUM_LAST_LINES = 200
-FIRST = {"test_kernels.py": 0, "test_graphs.py": 1}  # what all else stands on
+LIMITS_S = {"tests": 260, "process_tests": 70, "goals": 70, "benchmark": 140}  # 540 in all
+ALONE = "test_processes.py"  # measures the device's free memory
+MAX_PROCESSES = 8  # each holds a context on the device
 
 
 @contextmanager
@@ -79,13 +93,19 @@ def ask_torch() -> dict[str, Any]:
 def run_streamed(command: list[str], folder: Path, environment: dict[str, str], timeout_s: float) -> dict[str, Any]:
     """Run with its output shown as it comes; returns code (None: stopped at the limit), all lines and the last ones."""
     process = subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
     )
     is_late = threading.Event()
 
     def stop() -> None:
         is_late.set()
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)  # its children, too, hold the other end of its output
 
     timer = threading.Timer(timeout_s, stop)
     timer.start()
@@ -104,18 +124,22 @@ def run_streamed(command: list[str], folder: Path, environment: dict[str, str], 
 
 def gpu_test_files() -> list[str]:
     """Files with a gpu mark, as paths below the temporary folder."""
-    files = sorted((ROOT / "tests").rglob("test_*.py"), key=lambda file: (FIRST.get(file.name, len(FIRST)), file))
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
     return [f"tokenloom/{file.relative_to(ROOT)}" for file in files if MARK.search(file.read_text())]
 
 
-def run_tests(folder: Path, environment: dict[str, str], timeout_s: float, files: list[str]) -> dict[str, Any]:
+def run_tests(
+    folder: Path, environment: dict[str, str], timeout_s: float, files: list[str], num_processes: int = 1
+) -> dict[str, Any]:
     """Names of the gpu-marked tests in `files` by outcome; good if all ran and none failed."""
     command = [sys.executable, "-m", "pytest", "-c", "pytest.ini", "--rootdir", str(folder), "-v", "-m", "gpu"]
+    if num_processes > 1 and importlib.util.find_spec("xdist") is not None:
+        command += ["-n", str(num_processes)]
     result = run_streamed([*command, *files], folder, environment, timeout_s)
     names: dict[str, list[str]] = {"passed": [], "failed": [], "skipped": []}
     for line in result["lines"]:
-        if found := OUTCOME.match(line):
-            name, outcome = found[1].removeprefix("tokenloom/"), found[2]
+        if found := next(filter(None, (form.match(line) for form in OUTCOMES)), None):
+            name, outcome = found["name"].removeprefix("tokenloom/"), found["outcome"]
             kind = {"PASSED": "passed", "XPASS": "failed", "FAILED": "failed", "ERROR": "failed"}.get(
                 outcome, "skipped"
             )
@@ -151,10 +175,7 @@ def commit() -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", nargs="?", type=Path, help="where the JSON goes; none: it is printed")
-    parser.add_argument("--tests-timeout-s", type=float, default=300)
-    parser.add_argument("--goals-timeout-s", type=float, default=90)
-    parser.add_argument("--bench-timeout-s", type=float, default=170)
-    parser.add_argument("--only", choices=("tests", "goals", "benchmark"), help="leave the other parts out")
+    parser.add_argument("--only", choices=tuple(LIMITS_S), help="leave the other parts out")
     options = parser.parse_args()
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     document: dict[str, Any] = {"date": now, "commit": commit(), "python": sys.version.split()[0], **ask_torch()}
@@ -164,14 +185,20 @@ def main() -> int:
         return 0
     print(f"gpu_check: {document['gpu']['name']}, commit {document['commit']}")
     with bare_package() as (folder, environment):
-        parts: dict[str, Callable[[], dict[str, Any]]] = {
-            "tests": lambda: run_tests(folder, environment, options.tests_timeout_s, gpu_test_files()),
-            "goals": lambda: run_script("gpu_goals", folder, environment, options.goals_timeout_s),
-            "benchmark": lambda: run_script("gpu_bench", folder, environment, options.bench_timeout_s),
+        files = gpu_test_files()
+        beside = [file for file in files if not file.endswith(ALONE)]
+        alone = [file for file in files if file.endswith(ALONE)]
+        num_processes = min(MAX_PROCESSES, max((os.cpu_count() or 1) // 2, 1))
+        parts: dict[str, Callable[[float], dict[str, Any]]] = {
+            "tests": lambda limit_s: run_tests(folder, environment, limit_s, beside, num_processes),
+            "process_tests": lambda limit_s: run_tests(folder, environment, limit_s, alone),
+            "goals": lambda limit_s: run_script("gpu_goals", folder, environment, limit_s),
+            "benchmark": lambda limit_s: run_script("gpu_bench", folder, environment, limit_s),
         }
         for name, run in parts.items():
             if options.only in (None, name):
-                document[name] = run()
+                begun = time.monotonic()
+                document[name] = {**run(LIMITS_S[name]), "seconds": round(time.monotonic() - begun, 1)}
                 write(document, options.out)
     if options.out is None:
         print(json.dumps(document, indent=2))

@@ -78,6 +78,11 @@ def milliseconds(run: Callable[[], object]) -> float:
         return float("inf")
 
 
+def replay_milliseconds(run: Callable[[], object]) -> float:
+    """Median of `run` as a CUDA graph: without what launching it from Python takes."""
+    return float(triton.testing.do_bench_cudagraph(run, rep=40, return_mode="median"))
+
+
 def tune_decode(query: Tensor, cache: Tensor, metadata: AttentionMetadata) -> tuple[DecodeShape, float]:
     output, scale = torch.empty_like(query), query.shape[2] ** -0.5
 
@@ -106,11 +111,11 @@ def tune_prefill(query: Tensor, cache: Tensor, metadata: AttentionMetadata) -> t
     return best, times[best]
 
 
-def copy_milliseconds(num_bytes: int) -> float:
+def copy_milliseconds(num_bytes: int, measure: Callable[[Callable[[], object]], float] = milliseconds) -> float:
     """Reading and writing half of them each."""
     source = torch.empty(num_bytes // 2, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
-    return milliseconds(lambda: target.copy_(source))
+    return measure(lambda: target.copy_(source))
 
 
 def sdpa_milliseconds(num_heads: int, head_dim: int, dtype: torch.dtype) -> float:
