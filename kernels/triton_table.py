@@ -63,9 +63,10 @@ def prefill_shape(architecture: int, head_dim: int, group: int, element_size: in
         return PrefillShape(**entry)
     if element_size > 2:  # likewise
         return PrefillShape(32, 16, num_warps=4, num_stages=2)
+    is_large = 90 <= architecture < 120  # 227 KB of shared memory; 99 KB on what is for desks, Blackwell included
     if head_dim <= 128:
-        return PrefillShape(128, 64, num_warps=8, num_stages=5 if architecture >= 90 else 3)
-    return PrefillShape(128 if architecture >= 90 else 64, 32, num_warps=8, num_stages=3)
+        return PrefillShape(128, 64, num_warps=8, num_stages=5 if is_large else 3)
+    return PrefillShape(128 if is_large else 64, 32, num_warps=8, num_stages=3)
 
 
 def write_table(entries: dict[str, tuple[DecodeShape, PrefillShape]], path: Path = TABLE_PATH) -> None:

@@ -71,9 +71,12 @@ def padded_size(num_rows: int, max_size: int) -> int:
     return min(-(-num_rows // grain) * grain, max_size)
 
 
-def graph_bytes(max_num_seqs: int, vocab_size: int, num_heads: int, head_dim: int) -> int:
-    """About what the pool of the graphs grows to: logits in two precisions, listed candidates, partial attention."""
-    return max_num_seqs * (12 * vocab_size + 16 * 4 * num_heads * (head_dim + 1) + (256 << 10))
+def graph_bytes(max_num_seqs: int, vocab_size: int, num_heads: int, head_dim: int, max_blocks_per_row: int) -> int:
+    """About what graphs take: their pool (logits in two precisions, listed candidates, partial attention), which the
+    largest fills, and the block tables of every size."""
+    pool = max_num_seqs * (12 * vocab_size + 16 * 4 * num_heads * (head_dim + 1) + (256 << 10))
+    sizes = {padded_size(num_rows, max_num_seqs) for num_rows in range(1, max_num_seqs + 1)}
+    return pool + sum(sizes) * max_blocks_per_row * 4
 
 
 class _Buffers:

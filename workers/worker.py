@@ -324,7 +324,9 @@ class Worker:
         from .cuda_graphs import graph_bytes
 
         model = self._spec.model
-        return measured + graph_bytes(config.max_num_seqs, model.vocab_size, model.num_heads, model.head_dim)
+        return measured + graph_bytes(
+            config.max_num_seqs, model.vocab_size, model.num_heads, model.head_dim, self._spec.max_blocks_per_row
+        )
 
     def _describe_device(self) -> str:
         if self._device.type == "cpu":

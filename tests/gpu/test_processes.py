@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
+from pathlib import Path
 
 import psutil
 import pytest
 import torch
 
 from tokenloom import LLM, RequestOutput, SamplingParams
+from tokenloom.tests.checkpoints import tiny_checkpoint
 
 pytestmark = pytest.mark.gpu
 
@@ -48,6 +51,30 @@ def test_pool_is_measured_and_answers_are_those_of_one_process(
         answers = token_ids(llm.generate(PROMPTS, GREEDY, use_tqdm=False))
         assert llm.generate(PROMPTS[0], GREEDY, use_tqdm=False)[0].outputs[0].text.startswith(" Paris")
     assert answers == calm_answers
+
+
+def test_the_cache_fills_its_share_and_the_largest_steps_fit_beside_it(device: torch.device, tmp_path: Path) -> None:
+    """Within 2 % of the device; prompts, batches and logprobs at the configured limits then take no more."""
+    shape = {"head_dim": 128, "num_key_value_heads": 4, "max_position_embeddings": 16384}
+    folder = tiny_checkpoint(tmp_path, "qwen3", **shape)
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    utilization = (total - free + min(6 << 30, free // 2)) / total
+    limits = {"max_num_seqs": 64, "max_num_batched_tokens": 4096, "max_model_len": 16384, "max_logprobs": 20}
+    rng = random.Random(0)
+    with LLM(folder, in_process=True, device=device.type, gpu_memory_utilization=utilization, **limits) as llm:
+        assert abs(1 - torch.cuda.mem_get_info(device)[0] / total - utilization) <= 0.02
+        for num_rows, longest in ((1, 16_380), (64, 64), (64, 1), (96, 300), (3, 5000), (17, 1025)):
+            prompts = [[rng.randrange(200) for _ in range(rng.randint(1, longest))] for _ in range(num_rows - 1)]
+            prompts.append([7] * longest)
+            ask_all = SamplingParams(temperature=1.0, top_p=0.9, top_k=50, seed=1, logprobs=20, max_tokens=3)
+            drawn = SamplingParams(
+                temperature=1.0, top_p=0.9, seed=1, max_tokens=3, prompt_logprobs=rng.choice([None, 5])
+            )
+            params = [rng.choice([ask_all, drawn, GREEDY]) for _ in prompts]
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+            assert all(output.finished for output in outputs)
+            assert 1 - torch.cuda.mem_get_info(device)[0] / total <= utilization + 0.02
 
 
 def test_a_killed_worker_loses_no_request(device: torch.device, calm_answers: list[list[int]]) -> None:
