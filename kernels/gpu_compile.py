@@ -116,12 +116,12 @@ def around_attention(ops: TritonOps, dtype: torch.dtype) -> None:
         ops.add_rms_norm(x, torch.empty_like(x), empty(width, dtype=dtype), 1e-6)
     ops.silu_and_mul(empty((4, 2 * INNER), dtype=dtype))
     log_totals(empty((4, 4096)))
-    ids = [empty(4, dtype=torch.int64) for _ in range(7)]
+    ids, lengths = empty(4, dtype=torch.int64), empty(4, dtype=torch.int32)
     tables = empty((9, 64), dtype=torch.int32), empty((4, 64), dtype=torch.int32)
-    prepare_step(*ids[:3], tables[0], *ids[3:], empty(4, dtype=torch.int32), tables[1], BLOCK_SIZE)
+    prepare_step(ids, ids, ids, tables[0], ids, ids, ids, ids, lengths, tables[1], BLOCK_SIZE)
     ones = empty(4, dtype=torch.float64)
     columns = empty(4), empty(4, dtype=torch.int32), ones, ones, empty((4, 2), dtype=torch.int32)
-    sample(empty((4, 4096)), ids[0], *columns, ids[1])
+    sample(empty((4, 4096)), ids, *columns, ids)
 
 
 def weight(kind: str, group_size: int, is_gathered: bool, shape: tuple[int, int], dtype: torch.dtype) -> Weight:

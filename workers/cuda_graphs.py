@@ -46,7 +46,7 @@ class CudaRecorder:
     """Records CUDA graphs; all of them share one pool of memory, since one runs at a time."""
 
     def __init__(self) -> None:
-        self._pool: object = None
+        self._pool = torch.cuda.graph_pool_handle()
         self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
 
     def record(self, step: Step) -> Step:

@@ -91,7 +91,7 @@ def test_embedding_is_the_tables_rows_and_zero_for_foreign_ids(
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(12))  # each compiles kernels for some seconds
 def test_heads_and_attention_agree_with_the_reference_over_random_schedules(
     seed: int, ops: Ops, device: torch.device, dtype: torch.dtype
 ) -> None:
