@@ -55,7 +55,7 @@ def test_pool_is_measured_and_answers_are_those_of_one_process(
 
 def test_the_cache_fills_its_share_and_the_largest_steps_fit_beside_it(device: torch.device, tmp_path: Path) -> None:
     """Within 2 % of the device; prompts, batches and logprobs at the configured limits then take no more."""
-    shape = {"head_dim": 128, "num_key_value_heads": 4, "max_position_embeddings": 16384}
+    shape = {"head_dim": 128, "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 16384}
     folder = tiny_checkpoint(tmp_path, "qwen3", **shape)
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
