@@ -67,7 +67,8 @@ OUTCOMES = (  # of one process, and of many beside each other
     re.compile(rf"^\[gw\d+\] \[ *\d+%\] {_WORD} (?P<name>\S*\.py::.*?)\s*$"),
 )
 NUM_LAST_LINES = 200
-LIMITS_S = {"tests": 260, "process_tests": 70, "goals": 70, "benchmark": 140}  # 540 in all
+LIMITS_S = {"tests": 250, "process_tests": 60, "goals": 60, "benchmark": 130}
+GRACE_S = 10.0  # from the interrupt at a limit to the kill; with the limits 540 in all
 ALONE = "test_processes.py"  # measures the device's free memory
 MAX_PROCESSES = 8  # each holds a context on the device
 
@@ -90,8 +91,10 @@ def ask_torch() -> dict[str, Any]:
     return facts
 
 
-def run_streamed(command: list[str], folder: Path, environment: dict[str, str], timeout_s: float) -> dict[str, Any]:
-    """Run with its output shown as it comes; returns code (None: stopped at the limit), all lines and the last ones."""
+def run_streamed(
+    command: list[str], folder: Path, environment: dict[str, str], timeout_s: float, grace_s: float = GRACE_S
+) -> dict[str, Any]:
+    """Run with its output shown as it comes; returns code (None: stopped at the limit) and its last lines."""
     process = subprocess.Popen(
         command,
         cwd=folder,
@@ -103,12 +106,16 @@ def run_streamed(command: list[str], folder: Path, environment: dict[str, str], 
     )
     is_late = threading.Event()
 
-    def stop() -> None:
+    def interrupt() -> None:
         is_late.set()
+        process.send_signal(signal.SIGINT)  # pytest then still tells why tests failed
+
+    def kill() -> None:
         os.killpg(process.pid, signal.SIGKILL)  # its children, too, hold the other end of its output
 
-    timer = threading.Timer(timeout_s, stop)
-    timer.start()
+    timers = [threading.Timer(timeout_s, interrupt), threading.Timer(timeout_s + grace_s, kill)]
+    for timer in timers:
+        timer.start()
     lines: deque[str] = deque(maxlen=20_000)
     assert process.stdout is not None
     try:
@@ -118,7 +125,8 @@ def run_streamed(command: list[str], folder: Path, environment: dict[str, str], 
                 lines.append(line.rstrip("\n"))
         code = process.wait()
     finally:
-        timer.cancel()
+        for timer in timers:
+            timer.cancel()
     return {"code": None if is_late.is_set() else code, "lines": list(lines)}
 
 

@@ -37,7 +37,8 @@ def test_every_marked_file_is_found() -> None:
     assert "tokenloom/tests/workers/test_models.py" in files
 
 
-def test_outcomes_are_read_and_a_failure_is_reported(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_outcomes_are_read_and_a_failure_is_reported(num_processes: int) -> None:
     with gpu_check.bare_package() as (folder, environment):
         (folder / "pytest.ini").write_text(gpu_check.PYTEST_INI)
         test_file = folder / "test_some.py"
@@ -46,8 +47,8 @@ def test_outcomes_are_read_and_a_failure_is_reported(tmp_path: Path) -> None:
             "@pytest.mark.parametrize('x', ['a b', 'c'])\ndef test_good(x): assert tokenloom.__version__\n"
             "def test_bad(): assert 1 == 2\ndef test_away(): pytest.skip('no')\n"
         )
-        report = gpu_check.run_tests(folder, environment, TIMEOUT_S, ["test_some.py"])
-    assert report["passed"] == ["test_some.py::test_good[a b]", "test_some.py::test_good[c]"]
+        report = gpu_check.run_tests(folder, environment, TIMEOUT_S, ["test_some.py"], num_processes)
+    assert sorted(report["passed"]) == ["test_some.py::test_good[a b]", "test_some.py::test_good[c]"]
     assert report["failed"] == ["test_some.py::test_bad"] and report["skipped"] == ["test_some.py::test_away"]
     assert not report["ok"] and any("assert 1 == 2" in line for line in report["last_lines"])
 
@@ -59,7 +60,11 @@ def test_the_bare_package_is_this_checkout() -> None:
         assert Path(found.strip()) == folder / "tokenloom" / "__init__.py"
 
 
-def test_a_command_over_its_limit_is_stopped(tmp_path: Path) -> None:
-    program = "import sys, threading; print('started', flush=True); threading.Event().wait(30)"
-    result = gpu_check.run_streamed([sys.executable, "-c", program], tmp_path, dict(os.environ), timeout_s=1.0)
-    assert result["code"] is None and result["lines"] == ["started"]
+@pytest.mark.parametrize("handler", ["default_int_handler", "SIG_IGN"])
+def test_a_command_over_its_limit_is_stopped(handler: str, tmp_path: Path) -> None:
+    program = f"import signal, sys, threading; signal.signal(signal.SIGINT, signal.{handler}); print('started')"
+    program += "; sys.stdout.flush(); threading.Event().wait(30)"
+    command = [sys.executable, "-c", program]
+    result = gpu_check.run_streamed(command, tmp_path, dict(os.environ), timeout_s=2.0, grace_s=2.0)
+    assert result["code"] is None and result["lines"][0] == "started"
+    assert (result["lines"][-1] == "KeyboardInterrupt") == (handler != "SIG_IGN")
