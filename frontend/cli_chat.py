@@ -99,18 +99,17 @@ class Conversation:
         while True:
             try:
                 line = self._read_turn()
+                if line == "/exit":
+                    return
+                if line.startswith("/"):
+                    self._command(line)
+                elif line.strip():
+                    self._answer(line)
             except EOFError:
                 self._show("\n")
                 return
-            except KeyboardInterrupt:
+            except KeyboardInterrupt:  # of a line, or just after the end of an answer
                 self._show("\n")
-                continue
-            if line == "/exit":
-                return
-            if line.startswith("/"):
-                self._command(line)
-            elif line.strip():
-                self._answer(line)
 
     def _read_turn(self) -> str:
         lines = [self._read("> ")]

@@ -24,9 +24,15 @@ MANY_TOKENS = "/params ignore_eos=true max_tokens=1500\n"
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LaunchedEngine]:
     with LaunchedEngine(tmp_path_factory.mktemp("terminal")) as engine:
-        yield engine.wait_ready()
+        engine.wait_ready()
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def address(engine: LaunchedEngine) -> str:
+    return next(word for word in engine.lines[-1].split() if "://" in word)
 
 
 @pytest.fixture
@@ -41,15 +47,20 @@ def wait_idle(address: str) -> None:
             pass
 
 
-def test_ctrl_c_stops_the_answer_and_not_the_chat(open_chat: Callable[[], Terminal], address: str) -> None:
+def test_ctrl_c_stops_the_answer_and_not_the_chat(
+    open_chat: Callable[[], Terminal], engine: LaunchedEngine, address: str
+) -> None:
+    worker = engine.child("worker 0")
     with open_chat() as chat:
         chat.read_until(PROMPT)
         chat.type(MANY_TOKENS)
         chat.read_until(PROMPT)
         chat.type("What is the capital of Peru?\n")
         chat.read_until("Lima")
+        worker.suspend()  # or the answer might end before the key is seen
         chat.type(CTRL_C)
         chat.read_until("[stopped]")
+        worker.resume()
         chat.read_until(PROMPT)
         wait_idle(address)
         chat.type("half a line" + CTRL_C)

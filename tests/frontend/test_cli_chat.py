@@ -1,0 +1,32 @@
+"""The chat's turns, at a terminal of lists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import cast
+
+from tokenloom import Client, SamplingParams
+from tokenloom.frontend.cli_chat import Conversation
+
+
+class Engine:
+    """Answers every turn with one word, after whose end Ctrl-C is hit the first time."""
+
+    def __init__(self) -> None:
+        self.num_interrupts = 0
+
+    def stream(self, turns: object, params: object) -> Iterator[str]:
+        yield "Lima"
+
+    def tokenize(self, text: str) -> list[int]:
+        if not self.num_interrupts:
+            self.num_interrupts += 1
+            raise KeyboardInterrupt
+        return [0]
+
+
+def test_ctrl_c_just_after_the_end_of_an_answer_does_not_end_the_chat() -> None:
+    typed, shown = iter(["first", "second", "/exit"]), list[str]()
+    chat = Conversation(cast(Client, Engine()), SamplingParams(), None, lambda _: next(typed), shown.append)
+    chat.run()
+    assert shown.count("Lima") == 2 and next(typed, None) is None
