@@ -96,20 +96,25 @@ class Conversation:
 
     def run(self) -> None:
         """Until the input ends or /exit."""
-        while True:
-            try:
-                line = self._read_turn()
-                if line == "/exit":
-                    return
-                if line.startswith("/"):
-                    self._command(line)
-                elif line.strip():
-                    self._answer(line)
-            except EOFError:
-                self._show("\n")
-                return
-            except KeyboardInterrupt:  # of a line, or just after the end of an answer
-                self._show("\n")
+        is_over = False
+        while not is_over:
+            is_over = self._take_turn()
+
+    def _take_turn(self) -> bool:
+        """Read a line and do what it says; whether it was the last."""
+        try:
+            line = self._read_turn()
+            if line.startswith("/") and line != "/exit":
+                self._command(line)
+            elif line.strip() and line != "/exit":
+                self._answer(line)
+        except EOFError:
+            self._show("\n")
+            return True
+        except KeyboardInterrupt:  # of a line, or just after the end of an answer
+            self._show("\n")
+            return False
+        return line == "/exit"
 
     def _read_turn(self) -> str:
         lines = [self._read("> ")]

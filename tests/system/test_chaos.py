@@ -8,8 +8,10 @@ from tokenloom.scripts import chaos
 
 
 @pytest.mark.timeout(180)
-def test_no_fault_loses_or_changes_an_answer() -> None:
-    assert chaos.main(["--faults", "5", "--clients", "3", "--seed", "1"]) == 0
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_no_fault_loses_or_changes_an_answer(num_ranks: int) -> None:
+    options = ["--faults", "5", "--clients", "3", "--seed", "1"]
+    assert chaos.main([*options, "--tensor-parallel-size", str(num_ranks)]) == 0
 
 
 @pytest.mark.slow
