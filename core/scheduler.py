@@ -192,9 +192,17 @@ class Scheduler:
 
     def _chunk_limit(self, request: Request) -> int:
         """Most tokens of one prompt in this step: the whole budget for a request that is alone, and for one that goes
-        on after a loss or a preemption, since its reader waits in the middle of an answer."""
+        on after a loss or a preemption, since its reader waits in the middle of an answer; unless another answer goes
+        on with this step, whose reader would wait as long."""
         is_alone = self.rows.num_active <= 1 and len(self.waiting) == 0
-        return self._budget if is_alone or request.num_output_tokens else self._max_chunk
+        if is_alone or (request.num_output_tokens and not self._brings_tokens()):
+            return self._budget
+        return self._max_chunk
+
+    def _brings_tokens(self) -> bool:
+        """Whether the step that is being made computes all known tokens of a row."""
+        ends = self.rows.num_scheduled + self._counts
+        return bool(((self._counts > 0) & (ends >= self.rows.num_tokens)).any())
 
     def _grow(self, request: Request, num_tokens: int) -> bool:
         """Make room for `num_tokens` tokens, preempting others behind the request; if that does not do, the request

@@ -345,6 +345,25 @@ def test_answers_that_have_begun_go_on_one_after_the_other() -> None:
         harness.check(key)
 
 
+def test_an_answer_that_goes_on_at_once_does_not_wait_while_others_are_computed_again(tmp_path: Path) -> None:
+    harness = Harness(
+        128, tmp_path / "blocks", max_num_seqs=8, max_num_batched_tokens=64, block_size=4, steps_in_flight=1
+    )
+    harness.add(0, [1] * 30, 20)
+    for _ in range(4):
+        harness.turn()
+    for key in (1, 2):
+        harness.add(key, prompt := [key + 1] * 90, outputs=[next_token(prompt, key)])
+    harness.lose_core(num_done=0)
+    num_tokens, num_computed = len(harness.tokens[0]), harness.worker.num_computed_tokens
+    harness.turn()
+    assert len(harness.tokens[0]) == num_tokens + 1
+    assert harness.worker.num_computed_tokens - num_computed < 2 * 4 + 2 * 64 // 4, "a quarter of the budget for each"
+    harness.run()
+    for key in range(3):
+        harness.check(key)
+
+
 def test_a_request_that_can_never_fit_is_refused_with_the_numbers() -> None:
     harness = Harness(num_blocks=9, block_size=4)
     harness.add(0, [1] * 30, 8)
