@@ -16,6 +16,7 @@ from .openai_schema import (
     EmbeddingRequest,
     TokenizeRequest,
 )
+from .server_gate import OPEN_PATHS
 from .tokenizer import JsonObject
 
 _POSTS: dict[str, tuple[type[msgspec.Struct], str, bool]] = {  # path: (body, summary, may stream)
@@ -64,7 +65,9 @@ def document(version: str, needs_key: bool, maxima: Mapping[str, int]) -> JsonOb
     for (path, (_, summary, may_stream)), schema in zip(_POSTS.items(), schemas, strict=True):
         paths[path] = {"post": _post(summary, schema, may_stream)}
     for path, (summary, media_type) in _GETS.items():
-        paths[path] = {"get": {"summary": summary, "responses": _responses({media_type: {}}, ("503",))}}
+        is_open = path in OPEN_PATHS
+        answers = _responses({media_type: {}}, ("503",) if is_open else ("401", "503"))
+        paths[path] = {"get": {"summary": summary, "responses": answers} | ({"security": []} if is_open else {})}
     made: JsonObject = {
         "openapi": "3.1.0",
         "info": {"title": "tokenloom", "version": version},

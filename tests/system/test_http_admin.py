@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import httpx2
 
-from .http_engine import QUESTION, samples, wait_idle
+from .http_engine import DEADLINE_S, QUESTION, samples, wait_idle
 
 
-def test_the_document_lists_every_route_and_field(http: httpx2.Client) -> None:
+def test_the_document_lists_every_route_and_field_and_what_needs_the_key(http: httpx2.Client, url: str) -> None:
     document = http.get("/openapi.json").json()
     for path, operations in document["paths"].items():
-        for method in operations:
+        for method, operation in operations.items():
             answer = http.request(method.upper(), path, content=b"?")
             assert answer.status_code in (200, 400), (path, answer.status_code)
+            without_key = httpx2.request(method.upper(), url + path, content=b"?", timeout=DEADLINE_S)
+            is_open = operation.get("security", document["security"]) == []
+            assert (without_key.status_code != 401) == is_open == ("401" not in operation["responses"]), path
     schemas = document["components"]["schemas"]
     assert {"prompt", "echo", "guided_regex"} <= schemas["CompletionRequest"]["properties"].keys()
     assert schemas["ChatRequest"]["required"] == ["messages"]
