@@ -10,6 +10,7 @@ import pytest
 
 import tokenloom
 from tokenloom.frontend.args import add_engine_arguments
+from tokenloom.ipc.config import EngineConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = (
@@ -45,6 +46,19 @@ def test_every_option_of_the_command_exists() -> None:
     for name in ("docs/operations.md", "docs/architecture.md"):
         named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", (ROOT / name).read_text()))
         assert named <= known, f"{name}: {named - known}"
+
+
+def test_the_unit_and_the_manifest_name_what_exists_and_leave_time_to_drain() -> None:
+    unit, manifest = ((ROOT / "docs/deploy" / name).read_text() for name in ("tokenloom.service", "kubernetes.yaml"))
+    parser = argparse.ArgumentParser()
+    add_engine_arguments(parser)
+    known = {flag for action in parser._actions for flag in action.option_strings} | OTHERS_FLAGS
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", unit + manifest)) <= known
+    served = set(re.findall(r'Route\("(/\w+)"', (ROOT / "frontend/server_admin.py").read_text()))
+    probes = dict(re.findall(r"(\w+Probe): \{httpGet: \{path: (/\w+),", manifest))
+    assert probes.keys() == {"startupProbe", "readinessProbe", "livenessProbe"} and set(probes.values()) <= served
+    grace_s = re.findall(r"(?:TimeoutStopSec=|terminationGracePeriodSeconds: )(\d+)", unit + manifest)
+    assert len(grace_s) == 2 and all(int(each) > EngineConfig().drain_timeout_s for each in grace_s)
 
 
 def test_options_of_the_benchmarks_exist() -> None:

@@ -148,3 +148,16 @@ def test_a_model_without_tokenizer_serves_token_ids_and_says_so_of_the_rest() ->
 def test_only_long_texts_are_heavy() -> None:
     assert not is_heavy("x" * 4096, None) and is_heavy("x" * 4097, None) and not is_heavy(None, None)
     assert is_heavy(None, [ChatMessage("user", "x" * 2100)] * 2)
+
+
+def test_a_deadline_is_the_requests_own_else_the_engines_and_never_beyond_its_maximum() -> None:
+    def timeout_s(own: float | None, **limits: float) -> float | None:
+        inputs = InputProcessor(new_spec(config=EngineConfig(**limits)), None, None)  # type: ignore[arg-type]
+        return process(inputs, SamplingParams(timeout_s=own)).params.timeout_s
+
+    assert timeout_s(None) is None and timeout_s(5.0) == 5.0
+    assert timeout_s(None, default_timeout_s=3.0, max_timeout_s=8.0) == 3.0
+    assert timeout_s(5.0, default_timeout_s=3.0, max_timeout_s=8.0) == 5.0
+    assert timeout_s(None, max_timeout_s=8.0) == 8.0
+    with pytest.raises(RequestError, match="timeout_s is 9, this engine allows at most 8"):
+        timeout_s(9.0, max_timeout_s=8.0)

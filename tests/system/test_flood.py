@@ -1,0 +1,12 @@
+"""The short form of scripts/flood.py: far more than the queue holds is asked for, and one client reads nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from tokenloom.scripts import flood
+
+
+@pytest.mark.timeout(180)
+def test_a_flood_is_answered_in_full_by_an_engine_that_is_called_well() -> None:
+    assert flood.main(["--requests", "1500", "--clients", "5"]) == 0
