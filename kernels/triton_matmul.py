@@ -191,9 +191,6 @@ def matmul_kernel(
                 total, loaded >> 4, x_at, scales_at, zeros_at, groups_at, inputs + WIDTH, start + WIDTH, is_input,
                 is_row, is_out, NUM_GROUPS, GROUP_SIZE, KIND, HAS_ZEROS, IS_GATHERED,
             )  # fmt: skip
-        elif KIND == "float":
-            values = tl.load(x_at[None, :] + inputs[:, None], mask=is_input[:, None] & is_row[None, :], other=0.0)
-            total = tl.dot(loaded, values, total, input_precision="ieee")
         else:
             total = _add_product(
                 total, loaded, x_at, scales_at, zeros_at, groups_at, inputs, start, is_input, is_row, is_out,

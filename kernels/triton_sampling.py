@@ -223,21 +223,6 @@ def sample_kernel(
         tl.store(output + index, token.to(tl.int64))
 
 
-ARGUMENT_TYPES = {
-    "logits": "*fp32",
-    "row_ids": "*i64",
-    "temperatures": "*fp32",
-    "top_ks": "*i32",
-    "top_ps": "*fp64",
-    "min_ps": "*fp64",
-    "seeds": "*i32",
-    "positions": "*i64",
-    "listed": "*i32",
-    "output": "*i64",
-    "vocab_size": "i32",
-}
-
-
 def sample(
     logits: Tensor,
     row_ids: Tensor,

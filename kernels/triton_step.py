@@ -58,22 +58,6 @@ def prepare_step_kernel(
             tl.store(block_tables + index * table_stride + start + columns, blocks, mask=is_used)
 
 
-ARGUMENT_TYPES = {
-    "row_ids": "*i64",
-    "last_tokens": "*i64",
-    "num_computed": "*i64",
-    "row_tables": "*i32",
-    "token_ids": "*i64",
-    "positions": "*i64",
-    "next_positions": "*i64",
-    "slots": "*i64",
-    "seq_lens": "*i32",
-    "block_tables": "*i32",
-    "row_table_stride": "i32",
-    "table_stride": "i32",
-}
-
-
 def prepare_step(
     row_ids: Tensor,
     last_tokens: Tensor,
