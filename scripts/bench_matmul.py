@@ -32,14 +32,14 @@ def fastest_linear(
                 forms.append(packed_form)
             except (RuntimeError, AttributeError):  # this torch has no packed linears for the dtype
                 pass
-    return min(forms, key=lambda form: shortest(form, device))
+    return min(forms, key=lambda form: shortest(form, device, min_repeats=1))  # some take seconds for each call
 
 
-def shortest(function: Callable[[], object], device: torch.device) -> float:
+def shortest(function: Callable[[], object], device: torch.device, min_repeats: int = MIN_REPEATS) -> float:
     """Seconds of the fastest of many calls after one to warm up."""
     function()
     seconds: list[float] = []
-    while len(seconds) < MIN_REPEATS or sum(seconds) < MIN_SECONDS:
+    while len(seconds) < min_repeats or sum(seconds) < MIN_SECONDS:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         begun = time.perf_counter()

@@ -45,6 +45,7 @@ SCHEDULES: dict[str, dict[str, object]] = {
     "preempted": {"num_kv_blocks": 3 + 800 // 8, "max_num_seqs": 24, "max_num_batched_tokens": 256},
     "priority": {"scheduling_policy": "priority", "max_num_seqs": 8},
     "one step in flight": {"steps_in_flight": 1, "enable_prefix_caching": False},
+    "plain torch": {"enforce_reference": True},
 }
 
 
