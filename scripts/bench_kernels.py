@@ -35,7 +35,9 @@ CPU, DTYPE = torch.device("cpu"), "bfloat16"
 BLOCK_SIZE = 16
 CASES = {  # new tokens and context of each row
     "decode 1 x 160": ([1], [160]),
+    "decode 16 x 60": ([1] * 16, [60] * 16),
     "decode 32 x 160": ([1] * 32, [160] * 32),
+    "decode 16 x 60, 8 of 2048": ([1] * 16 + [8], [60] * 16 + [2048]),
     "prefill 1024": ([1024], [1024]),
 }
 
@@ -70,9 +72,9 @@ def measure_model(name: str, num_rounds: int, report: Report) -> None:
     try:
         for _ in range(num_rounds):
             rates = peer.measure()
-            for case, (counts, _) in CASES.items():
-                num_tokens, num_rows = sum(counts), len(counts)
-                pairs = sum(count * (count + 1) // 2 for count in counts) if num_tokens > num_rows else 0
+            for case, rows in CASES.items():
+                num_tokens, num_rows = sum(rows[0]), len(rows[0])
+                pairs = sum(count * length - count * (count - 1) // 2 for count, length in zip(*rows, strict=True))
                 flops = peer.limits.flops(num_tokens, num_rows, pairs)
                 limit_s = max(peer.limits.read_bytes(num_tokens) / rates.read_bytes_per_s, flops / rates.flops_per_s)
                 took[case].append(seconds(steps[case]))
