@@ -1,4 +1,7 @@
-"""One engine behind HTTP for the whole room, and clients of it."""
+"""An engine behind HTTP for each file that asks for one, and clients of it.
+
+Not one for all: other files look for the engines among this program's children.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from .http_engine import DEADLINE_S, KEY, OPTIONS
 from .launched import LaunchedEngine
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with LaunchedEngine(tmp_path_factory.mktemp("http"), *OPTIONS) as engine:
         yield engine.wait_http()
