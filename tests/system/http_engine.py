@@ -1,4 +1,4 @@
-"""How the engine is started that serves HTTP to a file which asks for nothing special (conftest.py), and what it counts."""
+"""How the engine is started that serves HTTP to a file which asks for nothing special, and what it counts."""
 
 from __future__ import annotations
 
