@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
-from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -43,19 +42,18 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """Records CUDA graphs; all of them share one pool of memory, since one runs at a time."""
+    """Records CUDA graphs; all of them share one pool of memory, since one runs at a time.
+
+    A pool ends with the last graph of it and cannot be begun again: other weights take another recorder.
+    """
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
-        self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
 
     def record(self, step: Step) -> Step:
         """`step` must have run once before: what it compiles or allocates for good cannot be recorded."""
         torch.cuda.synchronize()
-        if not self._graphs:  # a pool ends with the last graph of it, and cannot be begun again
-            self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        self._graphs.add(graph)
         # Of this thread alone: another waits for the tokens of the step before, which may go on.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             step()
