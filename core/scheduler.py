@@ -193,11 +193,12 @@ class Scheduler:
     def _chunk_limit(self, request: Request) -> int:
         """Most tokens of one prompt in this step: the whole budget for a request that is alone, and for one that goes
         on after a loss or a preemption, since its reader waits in the middle of an answer; unless another answer goes
-        on with this step, whose reader would wait as long."""
+        on with this step, whose reader would wait as long: then all such together take what one prompt may."""
         is_alone = self.rows.num_active <= 1 and len(self.waiting) == 0
         if is_alone or (request.num_output_tokens and not self._brings_tokens()):
             return self._budget
-        return self._max_chunk
+        given = int(self._counts[self._counts > 1].sum()) if request.num_output_tokens else 0
+        return max(self._max_chunk - given, 1)
 
     def _brings_tokens(self) -> bool:
         """Whether the step that is being made computes all known tokens of a row."""
