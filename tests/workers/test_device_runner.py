@@ -44,7 +44,10 @@ from tokenloom.workers.input_batch import InputBatch
 from tokenloom.workers.model_runner import Model, ModelRunner
 from tokenloom.workers.parallel import ParallelGroup
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy: 32-bit words wrap in the interpreter
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy: 32-bit words wrap in the interpreter
+    pytest.mark.timeout(600),  # it takes minutes over the long forms
+]
 
 
 class Again:
