@@ -78,13 +78,14 @@ class GrammarProcessHost:
         self._socket = new_socket(self._context, zmq.DEALER)
         self._socket.connect(address)  # the process binds: a socket bound here would hold up a send until it is there
         read_fd, self._lifeline_fd = os.pipe()
-        arguments = ["--spec", self._spec.to_argument(), "--address", address, "--lifeline-fd", str(read_fd)]
+        arguments = ["--address", address, "--lifeline-fd", str(read_fd)]
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tokenloom.core.grammar_process", *arguments],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[read_fd],
                 start_new_session=True,
+                env=self._spec.environment(),
                 cwd="/",  # `-m` puts the working folder on sys.path: our room folders must not be found there
             )
         finally:

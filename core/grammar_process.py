@@ -94,7 +94,6 @@ def _result_of(future: Future[Matcher | ErrorInfo]) -> Matcher | ErrorInfo:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="tokenloom grammar", description="Makes token masks; started by the core.")
-    parser.add_argument("--spec", required=True)
     parser.add_argument("--address", required=True)
     parser.add_argument("--lifeline-fd", type=int, required=True)
     arguments = parser.parse_args()
@@ -103,7 +102,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, ADDRESS_SPACE_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    spec = EngineSpec.from_argument(arguments.spec)
+    spec = EngineSpec.from_environment()
     log.configure("grammar", spec.config.log_level)
     GrammarProcess(spec, arguments.address).run()
 

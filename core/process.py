@@ -268,7 +268,6 @@ class CoreProcess:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="tokenloom.core.process")
-    parser.add_argument("--spec", required=True)
     parser.add_argument("--epoch", type=int, default=0)
     parser.add_argument("--generation", type=int, default=0)
     parser.add_argument("--lifeline-fd", type=int, required=True)
@@ -277,7 +276,7 @@ def main() -> int:
     return_large_blocks()
     start_lifeline(arguments.lifeline_fd)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    spec = EngineSpec.from_argument(arguments.spec)
+    spec = EngineSpec.from_environment()
     log.configure("core", spec.config.log_level)
     process = CoreProcess(spec, arguments.epoch, arguments.generation)
     try:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 NUM_LAST_WORDS = 50
 
@@ -16,7 +16,7 @@ NUM_LAST_WORDS = 50
 class ChildProcess:
     """Owns the process, the write end of its lifeline and the read end of its stderr."""
 
-    def __init__(self, name: str, module: str, arguments: Sequence[str]) -> None:
+    def __init__(self, name: str, module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
         self.name = name
         self.last_words: deque[str] = deque(maxlen=NUM_LAST_WORDS)
         read_fd, self._lifeline_fd = os.pipe()
@@ -28,6 +28,7 @@ class ChildProcess:
                 stderr=subprocess.PIPE,
                 pass_fds=[read_fd],
                 start_new_session=True,
+                env=environment,
                 cwd="/",  # `-m` puts the working folder on sys.path: our room folders must not be found there
             )
         finally:

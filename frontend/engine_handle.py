@@ -24,7 +24,7 @@ from weakref import WeakSet
 
 import msgspec
 
-from ..ipc.config import EngineConfig
+from ..ipc.config import CONFIG_VARIABLE, EngineConfig
 from ..ipc.errors import EngineDead, ErrorInfo, TokenloomError
 
 NUM_LAST_WORDS = 50
@@ -162,8 +162,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def _start(command: Sequence[str], config: EngineConfig, lifeline_fd: int, answer_fd: int) -> subprocess.Popen[bytes]:
-    config_json = msgspec.json.encode(config).decode()
-    arguments = ["--config-json", config_json, "--lifeline-fd", str(lifeline_fd), "--ready-fd", str(answer_fd)]
+    arguments = ["--lifeline-fd", str(lifeline_fd), "--ready-fd", str(answer_fd)]
     return subprocess.Popen(
         [*command, *arguments],
         stdin=subprocess.DEVNULL,
@@ -171,7 +170,7 @@ def _start(command: Sequence[str], config: EngineConfig, lifeline_fd: int, answe
         stderr=subprocess.PIPE,
         pass_fds=(lifeline_fd, answer_fd),
         start_new_session=True,
-        env=_environment(),
+        env=_environment() | {CONFIG_VARIABLE: msgspec.json.encode(config).decode()},
     )
 
 

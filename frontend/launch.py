@@ -1,7 +1,8 @@
 """`engine-launch`: the command. Parses, starts a supervisor, serves until told to stop.
 
 Exit codes: 0 after a clean stop, 2 for a configuration that cannot be served, 1 when the engine died.
-LLM and AsyncLLM start the same command with --config-json, a lifeline and a descriptor for the answer.
+LLM and AsyncLLM start the same command: the configuration is in the environment, a lifeline and a descriptor for the
+answer are arguments.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import msgspec
 
 from ..ipc import log
 from ..ipc.addresses import RunDirectory
-from ..ipc.config import EngineConfig
+from ..ipc.config import CONFIG_VARIABLE, EngineConfig
 from ..ipc.errors import ConfigError, TokenloomError, error_info
 from ..ipc.lifeline import start_lifeline
 from ..ipc.title import set_title
@@ -57,7 +58,6 @@ def new_serve_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"tokenloom {tokenloom_version()}")
-    parser.add_argument("--config-json", help=argparse.SUPPRESS)
     parser.add_argument("--lifeline-fd", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
     add_engine_arguments(parser)
@@ -79,8 +79,8 @@ def serve(argv: Sequence[str]) -> int:
 
 
 def _config(arguments: argparse.Namespace) -> EngineConfig:
-    if arguments.config_json:
-        return msgspec.json.decode(arguments.config_json, type=EngineConfig)
+    if arguments.ready_fd is not None:
+        return msgspec.json.decode(os.environ.pop(CONFIG_VARIABLE), type=EngineConfig)
     return engine_config(arguments)
 
 

@@ -279,13 +279,12 @@ def _receive(socket: zmq.Socket[bytes], num_parts: int) -> Iterator[list[bytes]]
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="tokenloom.frontend.process")
-    parser.add_argument("--spec", required=True)
     parser.add_argument("--identity", default="frontend-0")
     parser.add_argument("--address", help="where to listen, if not the spec's client address")
     parser.add_argument("--http", help="[HOST:]PORT, if not the spec's")
     parser.add_argument("--lifeline-fd", type=int, required=True)
     arguments = parser.parse_args()
-    spec = EngineSpec.from_argument(arguments.spec)
+    spec = EngineSpec.from_environment()
     set_title("tokenloom frontend")
     return_large_blocks()
     start_lifeline(arguments.lifeline_fd, lambda: _remove_files(spec))

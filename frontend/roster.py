@@ -46,7 +46,7 @@ class Roster:
     """Owns the control socket and the children; whatever can wake the supervisor is registered with `poller`."""
 
     def __init__(self, spec: EngineSpec) -> None:
-        self._spec_argument = spec.to_argument()
+        self._environment = spec.environment()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._control = new_socket(self._context, zmq.ROUTER)
         self._control.bind(spec.address("control"))
@@ -57,7 +57,7 @@ class Roster:
         self.children: list[Child] = []
 
     def spawn(self, role: str, name: str, module: str, identity: str, arguments: list[str]) -> None:
-        process = ChildProcess(name, module, ["--spec", self._spec_argument, *arguments])
+        process = ChildProcess(name, module, arguments, self._environment)
         self.children.append(Child(role, process, identity.encode()))
         self.poller.register(process.stderr_fd, zmq.POLLIN)
         self.poller.register(process.pid_fd, zmq.POLLIN)

@@ -2,7 +2,7 @@
 
 The command line, the YAML file and the keywords of LLM and AsyncLLM are all made from the fields of this struct;
 their names are those that vLLM's users know. Frozen; what depends on the model or the machine is settled by
-`frontend/args.py` (`resolve`) and never written back.
+`frontend/resolve.py` and never written back.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import msgspec
 from msgspec import Meta
 
 from .errors import ConfigError
+
+CONFIG_VARIABLE = "TOKENLOOM_CONFIG"  # in which a program hands its configuration to the engine that it starts
 
 
 def _help(text: str) -> Meta:

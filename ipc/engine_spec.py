@@ -1,17 +1,21 @@
 """EngineSpec: what every process of one engine is told at its start; it never changes while the engine lives.
 
-Made by the supervisor (`frontend/args.py` resolves paths, model and defaults), carried as one JSON argument.
+Made by the supervisor (`frontend/resolve.py` resolves paths, model and defaults), carried as JSON in the environment: a
+command line is for all users of a machine to read, and the configuration can hold a key.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 from typing import Literal
 
 import msgspec
 
 from .config import EngineConfig
 from .model_config import ModelConfig
+
+VARIABLE = "TOKENLOOM_SPEC"
 
 
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,9 +54,10 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
         """The ipc endpoint `name` in the run directory: control, core, workers-G, results-G."""
         return f"ipc://{self.run_directory}/{name}.sock"
 
-    def to_argument(self) -> str:
-        return msgspec.json.encode(self).decode()
+    def environment(self) -> dict[str, str]:
+        """This process's environment for a child that calls `from_environment`."""
+        return {**os.environ, VARIABLE: msgspec.json.encode(self).decode()}
 
     @classmethod
-    def from_argument(cls, argument: str) -> EngineSpec:
-        return msgspec.json.decode(argument, type=cls)
+    def from_environment(cls) -> EngineSpec:
+        return msgspec.json.decode(os.environ[VARIABLE], type=cls)

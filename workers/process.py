@@ -306,7 +306,6 @@ class WorkerProcess:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="tokenloom worker", description="One rank of an engine; started by it.")
-    parser.add_argument("--spec", required=True)
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--generation", type=int, required=True)
     parser.add_argument("--model-folder", help="where the weights are, if they were reloaded from elsewhere")
@@ -315,7 +314,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     set_title(f"tokenloom worker {options.rank}")
     start_lifeline(options.lifeline_fd)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    spec = EngineSpec.from_argument(options.spec)
+    spec = EngineSpec.from_environment()
     log.configure(f"worker {options.rank}", spec.config.log_level)
     if spec.device == "cpu":
         prepare_openmp(num_cpu_threads(spec.config.num_threads, spec.config.tensor_parallel_size))

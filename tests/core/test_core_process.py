@@ -77,9 +77,12 @@ class Bench:
 
     def spawn_core(self) -> None:
         read_fd, self.lifeline = os.pipe()
-        arguments = ["--spec", self.spec.to_argument(), "--lifeline-fd", str(read_fd), "--epoch", str(self.core_epoch)]
+        arguments = ["--lifeline-fd", str(read_fd), "--epoch", str(self.core_epoch)]
         self.core = subprocess.Popen(
-            [sys.executable, "-m", "tokenloom.core.process", *arguments], pass_fds=[read_fd], cwd="/"
+            [sys.executable, "-m", "tokenloom.core.process", *arguments],
+            pass_fds=[read_fd],
+            env=self.spec.environment(),
+            cwd="/",
         )
         os.close(read_fd)
 

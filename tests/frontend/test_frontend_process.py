@@ -84,9 +84,10 @@ class Engine:
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-P", "-m", "tokenloom.frontend.process"),
-                *("--spec", self.spec.to_argument(), "--lifeline-fd", str(read_fd)),
+                *("--lifeline-fd", str(read_fd)),
             ],
             pass_fds=[read_fd],
+            env=self.spec.environment(),
             start_new_session=True,
         )
         os.close(read_fd)

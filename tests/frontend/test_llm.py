@@ -33,7 +33,8 @@ from .fake_frontend import DEADLINE_S, FORBIDDEN, FakeService, expected_text, gr
 LAUNCHER = """
 import json, os, sys, time
 argv = sys.argv
-config, lifeline, ready = argv[argv.index("--config-json") + 1 :: 2][:3]
+lifeline, ready = argv[argv.index("--lifeline-fd") + 1 :: 2][:2]
+config = os.environ["TOKENLOOM_CONFIG"]
 os.write(2, b"first words\\n")
 
 def tell(answer):
@@ -71,6 +72,12 @@ def start(tmp_path: Path) -> Iterator[Callable[..., EngineHandle]]:
         handle.stop()
         assert not Path(f"/proc/{handle.pid}").exists()
     assert set(threading.enumerate()) == before
+
+
+def test_no_key_stands_in_the_command_line(start: Callable[..., EngineHandle]) -> None:
+    handle = start("serves", api_key="for our eyes only")
+    assert handle.address == "ipc://x"
+    assert b"only" not in Path(f"/proc/{handle.pid}/cmdline").read_bytes()
 
 
 def test_an_engine_says_where_it_serves_and_ends_with_its_lifeline(start: Callable[..., EngineHandle]) -> None:

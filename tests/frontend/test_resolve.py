@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -15,13 +16,14 @@ from tokenloom.ipc.model_config import ModelConfig
 from tokenloom.ipc.quantization_config import QuantizationConfig
 
 
-def test_without_a_model_the_demo_is_served(tmp_path: Path) -> None:
+def test_without_a_model_the_demo_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = resolve(EngineConfig(device="cpu"), RunDirectory(tmp_path))
     assert Path(spec.model_folder) == DEMO_FOLDER == find_checkpoint("demo", None)
     assert spec.max_model_len == spec.model.max_position_embeddings >= 2048
     assert spec.client_address == f"ipc://{tmp_path}/client.sock"
-    assert type(spec).from_argument(spec.to_argument()) == spec
-    assert spec.fingerprint == type(spec).from_argument(spec.to_argument()).fingerprint
+    monkeypatch.setattr(os, "environ", spec.environment())
+    assert type(spec).from_environment() == spec
+    assert spec.fingerprint == type(spec).from_environment().fingerprint
 
 
 @pytest.mark.parametrize(

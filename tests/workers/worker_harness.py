@@ -84,10 +84,16 @@ class WorkerHarness:
 
     def _spawn(self, rank: int) -> None:
         read_fd, write_fd = os.pipe()
-        command = [sys.executable, "-P", "-m", "tokenloom.workers.process", "--spec", self.spec.to_argument()]
+        command = [sys.executable, "-P", "-m", "tokenloom.workers.process"]
         command += ["--rank", str(rank), "--generation", str(GENERATION), "--lifeline-fd", str(read_fd)]
         process = subprocess.Popen(
-            command, pass_fds=[read_fd], stderr=subprocess.PIPE, text=True, start_new_session=True, cwd="/"
+            command,
+            pass_fds=[read_fd],
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env=self.spec.environment(),
+            cwd="/",
         )
         os.close(read_fd)
         self.processes.append(process)
