@@ -143,9 +143,11 @@ def _load_with_transformers(folder: Path, config: JsonObject, trust_remote_code:
 
         loaded = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
     except Exception as error:  # whatever the checkpoint's code raises
-        reason = " ".join(str(error).split())[:300]
+        reason = " ".join(str(error).split())
+        if "trust_remote_code" in reason:
+            reason = "it brings Python code of its own: read it, then allow it with --trust-remote-code"
         raise ConfigError(
-            f"{folder} has no tokenizer.json and transformers cannot load its tokenizer: {reason}"
+            f"{folder} has no tokenizer.json and transformers cannot load its tokenizer: {reason[:300]}"
         ) from None
     backend = getattr(loaded, "backend_tokenizer", None)
     if isinstance(backend, tokenizers.Tokenizer):

@@ -12,6 +12,7 @@ import tokenizers
 from transformers import AutoTokenizer
 
 from tokenloom.frontend.tokenizer import Tokenizer
+from tokenloom.ipc.config import EngineConfig
 from tokenloom.ipc.errors import ConfigError
 
 from .samples import KINDS, SENTENCES, backend_json, new_tokenizer
@@ -114,6 +115,35 @@ def test_the_fallback_says_what_transformers_says_in_one_line(tmp_path: Path) ->
     with pytest.raises(ConfigError, match=r"has no tokenizer\.json and transformers cannot load") as caught:
         Tokenizer.load(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+TOKENIZER_OF_ITS_OWN = """
+from transformers import PreTrainedTokenizer
+open({proof!r}, "w").close()
+
+
+class OwnTokenizer(PreTrainedTokenizer):
+    vocab_size = 1
+    get_vocab = lambda self: {{"a": 0}}
+    _tokenize = lambda self, text: list(text)
+    _convert_token_to_id = lambda self, token: 0
+    _convert_id_to_token = lambda self, token_id: "a"
+"""
+
+
+def test_a_checkpoints_own_code_runs_only_if_it_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    folder, proof = tmp_path / "checkpoint", tmp_path / "it ran"
+    folder.mkdir()
+    (folder / "own.py").write_text(TOKENIZER_OF_ITS_OWN.format(proof=str(proof)))
+    (folder / "vocab.txt").write_text("a")
+    auto_map = {"AutoTokenizer": ["own.OwnTokenizer", None]}
+    (folder / "tokenizer_config.json").write_text(json.dumps({"auto_map": auto_map}))
+    with pytest.raises(ConfigError, match="of its own: read it, then allow it with --trust-remote-code"):
+        Tokenizer.load(folder, EngineConfig().trust_remote_code)
+    assert not proof.exists()
+    trusted = Tokenizer.load(folder, trust_remote_code=True)
+    assert proof.exists() and trusted is not None and trusted.encode("aa") == [0, 0]
 
 
 def test_the_frontend_imports_neither_torch_nor_transformers() -> None:
