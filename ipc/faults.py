@@ -2,8 +2,8 @@
 
 Code names the points that it passes (`maybe_fail("core.schedule")`). A file of that name in the folder, in a worker
 `worker.forward.RANK`, says what shall happen there: `error`, `memory`, `device`, `hang`, or `delay SECONDS`. Whoever
-passes next takes the file away, so that each fault strikes once, unless it says `error always`. Without the variable a
-point costs one comparison.
+passes next takes the file away, so that each fault strikes once, unless `always` follows. Without the variable a point
+costs one comparison.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _strike(folder: Path, point: str, name: str) -> None:
     path = folder / name
     try:
         kind, *words = path.read_text().split()
-        if words != ["always"]:
+        if "always" not in words:
             path.unlink()
     except (FileNotFoundError, ValueError):  # not there, taken by another, or still being written
         return

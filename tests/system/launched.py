@@ -117,7 +117,8 @@ class LaunchedEngine:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.process.kill()
-        self.process.communicate(timeout=STOP_S)
+        _, errors = self.process.communicate(timeout=STOP_S)
+        (self.runtime / "stderr").write_text(errors)  # for whoever looks for the cause of a failure
         self.check_nothing_is_left()
 
 

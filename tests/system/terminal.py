@@ -25,7 +25,8 @@ class Terminal:
         self._fd, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
         self.process = subprocess.Popen(
-            ["setsid", "--ctty", "--wait", *command],
+            # a shell's background jobs ignore Ctrl-C and pass that on; at a terminal nobody does
+            ["setsid", "--ctty", "--wait", "env", "--default-signal=INT", *command],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,

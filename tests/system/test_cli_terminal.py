@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tokenloom import Client
+from tokenloom.ipc.faults import inject
 
 from .launched import LaunchedEngine
 from .terminal import DEADLINE_S, Terminal
@@ -24,8 +25,16 @@ MANY_TOKENS = "/params ignore_eos=true max_tokens=1500\n"
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LaunchedEngine]:
-    with LaunchedEngine(tmp_path_factory.mktemp("terminal")) as engine:
+def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("faults")
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory, faults: Path) -> Iterator[LaunchedEngine]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TOKENLOOM_FAULTS", str(faults))
+        launched = LaunchedEngine(tmp_path_factory.mktemp("terminal"))
+    with launched as engine:
         engine.wait_ready()
         yield engine
 
@@ -48,19 +57,18 @@ def wait_idle(address: str) -> None:
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_chat(
-    open_chat: Callable[[], Terminal], engine: LaunchedEngine, address: str
+    open_chat: Callable[[], Terminal], faults: Path, address: str
 ) -> None:
-    worker = engine.child("worker 0")
     with open_chat() as chat:
         chat.read_until(PROMPT)
         chat.type(MANY_TOKENS)
         chat.read_until(PROMPT)
+        slow = inject(faults, "worker.forward", "delay 0.05 always", rank=0)  # else it might end before the key is seen
         chat.type("What is the capital of Peru?\n")
         chat.read_until("Lima")
-        worker.suspend()  # or the answer might end before the key is seen
         chat.type(CTRL_C)
         chat.read_until("[stopped]")
-        worker.resume()
+        slow.unlink()
         chat.read_until(PROMPT)
         wait_idle(address)
         chat.type("half a line" + CTRL_C)

@@ -82,7 +82,7 @@ def test_a_killed_supervisor_takes_everything_with_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "/nowhere"], "neither a folder nor a hub id"),
+        (["--model", "/nowhere"], "neither a folder, nor a hub id of the form owner/name, nor demo"),
         (["--block-size", "0"], "--block-size must be in [1, 1024], got 0"),
         (["--tp", "64"], "do not divide among --tensor-parallel-size 64"),
         (["--num-kv-blocks", "1"], "--num-kv-blocks must be in [2,"),
