@@ -7,10 +7,13 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 NUM_LAST_WORDS = 50
+LEAST_RUN_S = 1e-3  # who runs for less has not run
 
 
 class ChildProcess:
@@ -38,7 +41,7 @@ class ChildProcess:
         os.set_blocking(self.stderr_fd, False)
         self.pid_fd = os.pidfd_open(self._process.pid)
         self._partial = b""
-        self._starved_s = 0.0
+        self._schedule = Schedule.of(self.pid)
 
     @property
     def pid(self) -> int:
@@ -58,9 +61,9 @@ class ChildProcess:
             return 0
 
     def take_starved_s(self) -> float:
-        """For how long its loop has waited for a CPU since the last call."""
-        before, self._starved_s = self._starved_s, starved_s(self.pid)
-        return max(self._starved_s - before, 0.0)
+        """For how long its loop has waited for a CPU or for the disk since the last call."""
+        before, self._schedule = self._schedule, Schedule.of(self.pid)
+        return self._schedule.starved_s(before)
 
     def describe_exit(self) -> str:
         code = self.exit_code
@@ -99,10 +102,26 @@ class ChildProcess:
         os.close(self._lifeline_fd)
 
 
-def starved_s(pid: int) -> float:
-    """For how long the first thread of a process has been ready to run without a CPU; 0 where nobody tells."""
-    try:
-        with open(f"/proc/{pid}/schedstat") as file:
-            return int(file.read().split()[1]) / 1e9
-    except (OSError, IndexError):
-        return 0.0
+class Schedule(NamedTuple):
+    """What the first thread of a process has got of the CPUs until now."""
+
+    at: float  # monotonic seconds
+    state: str  # R: runs or could; D: waits for the disk; S: sleeps; T: was stopped; empty where nobody tells
+    ran_s: float
+    waited_s: float  # for a CPU; counted when it gets one
+
+    @classmethod
+    def of(cls, pid: int) -> Schedule:
+        now = time.monotonic()
+        try:
+            with open(f"/proc/{pid}/task/{pid}/stat") as stat, open(f"/proc/{pid}/schedstat") as schedstat:
+                ran_ns, waited_ns, _ = map(int, schedstat.read().split())
+                return cls(now, stat.read().rpartition(") ")[2][0], ran_ns / 1e9, waited_ns / 1e9)
+        except (OSError, ValueError):
+            return cls(now, "", 0.0, 0.0)
+
+    def starved_s(self, before: Schedule) -> float:
+        """Since `before`: all of the time if it wants to go on now and has not run at all."""
+        if self.state in ("R", "D") and self.ran_s - before.ran_s < LEAST_RUN_S:
+            return self.at - before.at
+        return max(self.waited_s - before.waited_s, 0.0)

@@ -77,9 +77,7 @@ async def _serve(process: FrontendProcess, frontend: Frontend, spec: EngineSpec,
     server = uvicorn.Server(config)
     server.lifespan = config.lifespan_class(config)
     await server.startup(sockets=[listener])
-    try:
-        await turns.run()  # uvicorn's own main loop would wake ten times a second to do nothing
-        process.stop()
-    finally:
-        with contextlib.suppress(asyncio.CancelledError):
-            await server.shutdown(sockets=[listener])
+    await turns.run()  # uvicorn's own main loop would wake ten times a second to do nothing
+    process.stop()
+    with contextlib.suppress(asyncio.CancelledError):
+        await server.shutdown(sockets=[listener])

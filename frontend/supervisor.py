@@ -304,7 +304,7 @@ class Supervisor:
             return
         late_s, self._next_ping_at = now - self._next_ping_at, now + self._ping_interval_s
         for child in list(self._roster.children):
-            excused_s = late_s + child.process.take_starved_s()  # it was not asked, or wants a CPU: that is no hang
+            excused_s = late_s + child.process.take_starved_s()  # it was not asked, or cannot run: that is no hang
             child.heard_at = min(child.heard_at + excused_s, now)
             if child.role == "worker" and child.is_ready:
                 continue  # the core watches it
@@ -316,7 +316,8 @@ class Supervisor:
             if not child.is_ready:
                 limit_s = START_GRACE * max(limit_s, self._first_start_s)
             if now - child.heard_at > limit_s:
-                self._on_loss(child, f"{child.process.name} hangs: no sign of life for {now - child.heard_at:.1f} s")
+                hang = f"{child.process.name} hangs: no sign of life for {now - child.heard_at:.1f} s"
+                self._on_loss(child, child.describe_end() if child.failure else hang)
                 return  # the loss of one rank takes the others off the roster
             if child.role != "worker":
                 self._roster.tell(child, Ping())

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from tokenloom import Client, EngineDead, InternalError, SamplingParams
-from tokenloom.frontend.child_process import starved_s
+from tokenloom.frontend.child_process import Schedule
 from tokenloom.frontend.connection import Connection
 from tokenloom.frontend.open_request import Update
 from tokenloom.ipc.codec import decode_ids
@@ -175,15 +175,44 @@ def test_waiting_for_a_cpu_is_told_from_standing_still() -> None:
         for process in processes:
             assert process.stdout is not None and process.stdout.readline()
             os.sched_setaffinity(process.pid, {cpu})
-        before, deadline = starved_s(processes[2].pid), time.monotonic() + 20
-        while starved_s(processes[0].pid) < 0.2:
+        before, deadline = [Schedule.of(process.pid) for process in processes], time.monotonic() + 20
+        while Schedule.of(processes[0].pid).starved_s(before[0]) < 0.2:
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        assert starved_s(processes[2].pid) - before < 0.05
+        assert Schedule.of(processes[2].pid).starved_s(before[2]) < 0.05
     finally:
         for process in processes:
             process.kill()
             process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("state", "ran_s", "waited_s", "starved_s"),
+    [
+        ("R", 0.0, 0.0, 3.0),  # it wants a CPU and has had none: its wait is counted when it gets one
+        ("D", 0.0, 0.1, 3.0),  # the disk is slow
+        ("R", 2.5, 0.5, 0.5),  # it runs in a circle
+        ("S", 0.0, 0.2, 0.2),
+        ("T", 0.0, 0.0, 0.0),
+        ("", 0.0, 0.0, 0.0),
+    ],
+)
+def test_who_wants_to_go_on_and_cannot_does_not_hang(
+    state: str, ran_s: float, waited_s: float, starved_s: float
+) -> None:
+    before = Schedule(100.0, "S", 7.0, 9.0)
+    assert Schedule(103.0, state, 7.0 + ran_s, 9.0 + waited_s).starved_s(before) == pytest.approx(starved_s)
+
+
+def test_a_process_that_was_stopped_is_seen_as_such() -> None:
+    with subprocess.Popen(["sleep", "100"]) as process:
+        process.send_signal(signal.SIGSTOP)
+        before, deadline = Schedule.of(process.pid), time.monotonic() + 20
+        while Schedule.of(process.pid).state != "T":
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert Schedule.of(process.pid).starved_s(before) < 1
+        process.kill()
 
 
 @pytest.mark.timeout(120)
