@@ -55,8 +55,14 @@ def traffic(address: str, seed: int, stop: threading.Event, counts: Counter[str]
 
 
 def measure(processes: dict[str, psutil.Process]) -> dict[str, tuple[float, int]]:
-    """Of each process: private memory in MB and how many descriptors it has."""
-    return {role: (process.memory_full_info().uss / 2**20, process.num_fds()) for role, process in processes.items()}
+    """Of each process: memory of its own in MB and how many descriptors it has. Pages of files do not count: whether a
+    library's are one's own depends on who else has it open just then."""
+    return {role: (_anonymous_mb(process.pid), process.num_fds()) for role, process in processes.items()}
+
+
+def _anonymous_mb(pid: int) -> float:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:")) / 1024
 
 
 def soak(minutes: float, num_clients: int) -> dict[str, object]:
