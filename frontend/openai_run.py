@@ -17,7 +17,7 @@ ChoiceNews = list[tuple[int, Delta]]
 
 
 class Run:
-    """`put` is the engine's, the rest belongs to one task; both are in one loop."""
+    """`put` and `wake` are the engine's, the rest belongs to one task; both are in one loop."""
 
     def __init__(self, num_prompts: int, num_answers: int) -> None:
         self.num_choices = num_prompts * num_answers
@@ -31,16 +31,18 @@ class Run:
         self._prompts: list[Accepted | None] = [None] * num_prompts
 
     def put(self, position: int, update: Accepted | Delta) -> bool:
-        """Something came for a prompt; returns whether it was the last."""
+        """Something came for a prompt, to be seen after `wake`; returns whether it was the last."""
         self._news.append((position, update))
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
         if isinstance(update, Accepted) or update.finish_reason is None:
             return False
         self._num_open[position] -= 1
         is_last = self._num_open[position] <= 0 or update.finish_reason == "error"
         self._num_prompts_open -= is_last
         return is_last
+
+    def wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     async def news(self) -> AsyncGenerator[ChoiceNews, None]:
         """What each turn brought, until every choice has ended; raises the first error. May be empty."""

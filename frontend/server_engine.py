@@ -1,12 +1,15 @@
 """LocalEngine: the engine as the HTTP handlers see it: submit, await what comes, ask, abort.
 
 A client of the Frontend in the same loop and the same process. One turn of the frontend wakes each run that has
-news once, with everything that the turn brought for it.
+news once, with everything that the turn brought for it. Of hundreds of runs a few wake at a time: between two such
+groups the loop looks at its sockets, so that a probe or a new request does not wait for all of them.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
@@ -18,6 +21,8 @@ from .openai_run import Run
 from .service import Frontend
 from .trace_context import incoming_trace
 
+RUNS_PER_GROUP = 32
+
 
 class LocalEngine:
     """Invariant: a request id is here from its submit until its last answer has ended or its `run` is left."""
@@ -28,6 +33,7 @@ class LocalEngine:
         self.wake = wake
         self._session = frontend.open_local(self._deliver)
         self._run_by_id: dict[str, tuple[Run, int]] = {}  # and the position of the submit in it
+        self._to_wake: dict[Run, None] = {}  # in order; not empty: `_wake_group` is due
 
     @property
     def inputs(self) -> InputProcessor:
@@ -76,6 +82,19 @@ class LocalEngine:
             self._put(message.request_id, message)
 
     def _put(self, request_id: str, update: Accepted | Delta) -> None:
-        run, position = self._run_by_id.get(request_id, (None, 0))  # none: its caller is gone
-        if run is not None and run.put(position, update):
+        run, position = self._run_by_id.get(request_id, (None, 0))
+        if run is None:
+            return  # its caller is gone
+        if not self._to_wake:
+            asyncio.get_running_loop().call_soon(self._wake_group)
+        self._to_wake[run] = None
+        if run.put(position, update):
             del self._run_by_id[request_id]
+
+    def _wake_group(self) -> None:
+        group = list(itertools.islice(self._to_wake, RUNS_PER_GROUP))
+        for run in group:
+            del self._to_wake[run]
+            run.wake()
+        if self._to_wake:
+            asyncio.get_running_loop().call_soon(self._wake_group)

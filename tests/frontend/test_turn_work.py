@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections import Counter
-from collections.abc import MutableMapping
+from collections.abc import AsyncGenerator, MutableMapping
 from typing import Any
 
 import pytest
 
 from tokenloom.frontend.resolve import DEMO_FOLDER
 from tokenloom.frontend.server_app import new_app
-from tokenloom.frontend.server_engine import LocalEngine
+from tokenloom.frontend.server_engine import RUNS_PER_GROUP, LocalEngine
+from tokenloom.frontend.service import Frontend
 from tokenloom.ipc.config import EngineConfig
 from tokenloom.scripts.engine_steps import (
     CLIENT,
@@ -80,11 +82,12 @@ class _Streams:
             await self._changed.wait()
 
 
-async def _stream(num_streams: int, num_turns: int) -> list[int]:
-    """The calls of each turn in which every stream gets one token."""
+@contextlib.asynccontextmanager
+async def _open_streams(num_streams: int) -> AsyncGenerator[tuple[Frontend, _Streams, list[int]], None]:
+    """As many as given, none with a token yet, and the keys of their answers."""
     frontend, spec = new_frontend(CONFIG)
     app = new_app(LocalEngine(frontend, lambda: None), frontend, spec)
-    streams, counts = _Streams(), []
+    streams = _Streams()
     request = {"prompt": [7, 8, 9], "max_tokens": 100, "ignore_eos": True, "stream": True}
     body = json.dumps(request).encode()
     tasks = [asyncio.ensure_future(streams.serve(app, number, body)) for number in range(num_streams)]
@@ -92,18 +95,27 @@ async def _stream(num_streams: int, num_turns: int) -> list[int]:
     while len(keys) < num_streams:
         await asyncio.sleep(0)
         keys += submitted_keys(frontend)
-    for turn in range(num_turns):
-        before = streams.writes.total()
-        outputs = one_token_each(keys, turn)
-        with Calls() as calls:
-            frontend.on_core_message(outputs)
-            frontend.tick(time.monotonic())
-            await streams.wait_for(before + num_streams)
-        counts.append(calls.count)
-        assert set(streams.writes.values()) == set(streams.text.values()) == {turn + 1}, "one write for each stream"
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    try:
+        yield frontend, streams, keys
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _stream(num_streams: int, num_turns: int) -> list[int]:
+    """The calls of each turn in which every stream gets one token."""
+    counts = []
+    async with _open_streams(num_streams) as (frontend, streams, keys):
+        for turn in range(num_turns):
+            before = streams.writes.total()
+            outputs = one_token_each(keys, turn)
+            with Calls() as calls:
+                frontend.on_core_message(outputs)
+                frontend.tick(time.monotonic())
+                await streams.wait_for(before + num_streams)
+            counts.append(calls.count)
+            assert set(streams.writes.values()) == set(streams.text.values()) == {turn + 1}, "one write for each stream"
     return counts
 
 
@@ -113,3 +125,22 @@ def test_a_turn_writes_once_to_each_stream_and_costs_a_few_calls_for_each() -> N
 
     few, many = asyncio.run(asyncio.wait_for(both(), DEADLINE_S))
     assert (many[-1] - few[-1]) / (64 - 4) < MAX_CALLS_PER_EVENT
+
+
+async def _probe_within_a_turn(num_streams: int, num_iterations: int) -> int:
+    """To how many of the streams a turn has written after so many of the loop's looks at its sockets."""
+    async with _open_streams(num_streams) as (frontend, streams, keys):
+        for turn in range(2):  # the first brings the heads of the answers
+            before = streams.writes.total()
+            frontend.on_core_message(one_token_each(keys, turn))
+            frontend.tick(time.monotonic())
+            for _ in range(num_iterations):
+                await asyncio.sleep(0)
+            num_written = streams.writes.total() - before
+            await streams.wait_for(before + num_streams)
+    return num_written
+
+
+def test_the_loop_looks_at_its_sockets_between_groups_of_streams() -> None:
+    num_written = asyncio.run(asyncio.wait_for(_probe_within_a_turn(256, 4), DEADLINE_S))
+    assert 0 < num_written <= 4 * RUNS_PER_GROUP < 256
