@@ -6,7 +6,7 @@ import numpy as np
 
 from ..ipc.codec import num_ids
 from ..ipc.engine_spec import EngineSpec
-from ..ipc.errors import Draining, Overloaded, RequestError
+from ..ipc.errors import Overloaded, RequestError
 from ..ipc.messages import EngineCoreRequest, FinishReason
 from .kv_cache import KVCacheManager
 from .policy import order_of
@@ -21,17 +21,14 @@ class Admission:
     def __init__(self, spec: EngineSpec, kv_cache: KVCacheManager, waiting: WaitingQueue, stats: CoreStats) -> None:
         self._config, self._max_model_len = spec.config, spec.max_model_len
         self._kv_cache, self._waiting, self._stats = kv_cache, waiting, stats
-        self.is_draining = False  # from now on only resubmissions are taken
 
     def check(self, message: EngineCoreRequest) -> None:
-        """RequestError for what can never fit, Draining or Overloaded for what might elsewhere or later. A
-        resubmission, which has tokens, is never refused for load."""
+        """RequestError for what can never fit, Overloaded for what might later. A resubmission, which has tokens, is
+        never refused for load."""
         num_prompt = num_ids(message.prompt_token_ids)
         self._check_size(num_prompt, message.max_tokens)
         if any(child.output_token_ids for child in message.children):
             return
-        if self.is_draining:
-            raise Draining("the engine is shutting down and takes no new requests: ask another one", 5.0)
         waiting, config = self._waiting, self._config
         if (
             len(waiting) + len(message.children) > config.max_waiting_requests

@@ -203,10 +203,6 @@ class EngineCore:
         is_new = request.num_cached_tokens < 0
         return self._quarantine.is_held(request) or (self._pause_mode == "wait" and is_new)
 
-    def refuse_new_work(self) -> None:
-        """From now on only resubmissions are taken."""
-        self._admission.is_draining = True
-
     @property
     def num_requests(self) -> int:
         return len(self._request_by_id)

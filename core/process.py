@@ -22,8 +22,6 @@ from ..ipc.faults import maybe_fail
 from ..ipc.lifeline import start_lifeline
 from ..ipc.malloc import return_large_blocks
 from ..ipc.messages import (
-    Drain,
-    Drained,
     Failed,
     FrontendDown,
     Initialize,
@@ -62,7 +60,7 @@ class CoreProcess:
         self._grammar_host = GrammarProcessHost(self._context, spec, core_epoch)
         self._engine: EngineCore | None = None
         self._desk: ControlDesk | None = None
-        self._is_stopping = self._is_draining = False
+        self._is_stopping = False
         self._progress_at = 0.0
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -233,9 +231,6 @@ class CoreProcess:
         for message in self._supervisor.receive():
             if isinstance(message, Stop):
                 self._is_stopping = True
-            elif isinstance(message, Drain):
-                self._is_draining = True
-                self._engine.refuse_new_work()
             elif isinstance(message, FrontendDown):
                 self._frontends.lose(message.identity, self._engine)
             elif isinstance(message, WorkersDown):
@@ -247,9 +242,6 @@ class CoreProcess:
         assert self._engine is not None
         engine, now = self._engine, time.monotonic()
         is_idle = engine.num_requests == 0
-        if self._is_draining and is_idle:
-            self._is_draining = False
-            self._supervisor.tell(Drained())
         if now - self._progress_at >= PROGRESS_INTERVAL_S or is_idle:
             self._progress_at = now
             self._supervisor.tell(engine.progress(now))

@@ -27,9 +27,14 @@ class ClientSession:
         self.num_in_flight = 0  # Deltas messages that the client has not credited
 
     @property
+    def is_owed(self) -> bool:
+        """Whether the client has not been sent all that it asked for."""
+        return bool(self.request_by_id or self.has_news)
+
+    @property
     def has_lease(self) -> bool:
         """Whether silence counts: only while something is owed to the client."""
-        return bool(self.request_by_id or self.has_news)
+        return self.is_owed
 
     @property
     def has_news(self) -> bool:

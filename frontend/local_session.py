@@ -15,12 +15,20 @@ _FOR_EVER = float("inf")
 
 
 class LocalSession(ClientSession):
-    """Always owed something and never silent: the table neither forgets it nor takes it for dead."""
+    """Never silent and always with a lease: the table neither forgets it nor takes it for dead.
+
+    `num_readers` is its owner's: of those who have not passed on yet all that was delivered to them.
+    """
 
     def __init__(self, identity: bytes, deliver: Callable[[FrontendMessage], None]) -> None:
         """`deliver` is called in the frontend's loop; it must be cheap and must not raise."""
         super().__init__(identity, _FOR_EVER)
         self.deliver = deliver
+        self.num_readers = 0
+
+    @property
+    def is_owed(self) -> bool:
+        return bool(self.num_readers) or super().is_owed
 
     @property
     def has_lease(self) -> bool:

@@ -34,6 +34,7 @@ from ..ipc.messages import (
     ChildHello,
     ChildToSupervisor,
     CoreToFrontend,
+    Drained,
     Failed,
     Phase,
     Ping,
@@ -56,7 +57,7 @@ logger = logging.getLogger("tokenloom.frontend")
 INTAKE_S = 0.002  # longest intake from clients in one turn
 MAX_UNREAD_MESSAGES = 1 << 17  # to one client, beyond what the kernel buffers: one Accepted for each open request
 MAX_UNTAKEN_MESSAGES = 1024  # of one client; beyond, ZeroMQ stops reading from it until the loop has caught up
-FAREWELL_MS = 200  # how long last messages may take when the engine stops
+FAREWELL_MS = 800  # how long the last messages may take; with the HTTP server's 2 s less than the supervisor waits
 
 
 class FrontendProcess:
@@ -79,7 +80,7 @@ class FrontendProcess:
         self._from_supervisor: Decoder[SupervisorToChild] = Decoder(SupervisorToChild)
         self.is_stopping = False
         self._stop_reason = ""
-        self._has_told_ready = False
+        self._has_told_ready = self._has_told_drained = False
 
     def _secure(self) -> ZapHandler | None:
         """Encrypt the clients' socket and admit only the client key of --key-file, if there is one."""
@@ -185,6 +186,9 @@ class FrontendProcess:
         if self._frontend.is_ready and not self._has_told_ready:
             self._has_told_ready = True
             self._tell(Ready())
+        if self._frontend.is_drained and not self._has_told_drained:  # after all has been sent: Stop may follow
+            self._has_told_drained = True
+            self._tell(Drained())
 
     # ── in ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -257,6 +261,7 @@ class FrontendProcess:
         self._tell(Failed(error=error_info(error)))
 
     def close(self) -> None:
+        self._core.close(linger=0)  # it has been stopped too
         self._context.destroy(linger=FAREWELL_MS)
 
 

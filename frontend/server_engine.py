@@ -50,6 +50,7 @@ class LocalEngine:
         run, trace = Run(len(submits), num_answers), incoming_trace.get()
         for position, submit in enumerate(submits):
             self._run_by_id[submit.request_id] = (run, position)
+        self._session.num_readers += 1
         try:
             for submit in submits:
                 traced = msgspec.structs.replace(submit, **trace._asdict()) if trace.traceparent else submit
@@ -57,10 +58,11 @@ class LocalEngine:
             self.wake()
             yield run
         finally:
+            self._session.num_readers -= 1
             for submit in submits:
                 if self._run_by_id.pop(submit.request_id, None) is not None:
                     self._frontend.on_local_disconnect(self._session, submit.request_id)
-                    self.wake()
+            self.wake()
 
     def abort(self, request_id: str) -> int:
         """End a request, given by the id of its answer; its caller gets what there is. Returns how many submits."""

@@ -112,6 +112,7 @@ class Frontend:
             unix_time,
         )
         self._ticked_at = 0.0  # monotonic seconds
+        self._drains_at = NEVER  # when it may be drained at the earliest; monotonic seconds
 
     @property
     def is_ready(self) -> bool:
@@ -125,6 +126,11 @@ class Frontend:
 
     def health(self) -> Health:
         return self._queries.health(0, self._core.is_up, self._monotonic())
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether this is to end and, with what is in the outbox, everybody has all that was asked for."""
+        return self._monotonic() >= self._drains_at and not any(session.is_owed for session in self._sessions)
 
     @property
     def num_open_requests(self) -> int:
@@ -290,6 +296,7 @@ class Frontend:
             self._controls.on_core_lost()
         elif isinstance(message, Drain):
             self._desk.is_draining = True
+            self._drains_at = self._monotonic() + message.clients_return_s
 
     def on_wakeup(self) -> None:
         """Take back what threads have done."""
@@ -326,6 +333,8 @@ class Frontend:
     def seconds_to_tick(self, now: float) -> float | None:
         """How long the loop may sleep; None: until something comes."""
         next_at = self._sessions.next_lease_end
+        if now < self._drains_at:
+            next_at = min(next_at, self._drains_at)
         if self._outputs.answer_by_key and self._core.is_up:
             next_at = min(next_at, self._core.next_ping_at)
         return None if next_at == NEVER else min(max(0.0, next_at - now), PING_INTERVAL_S)

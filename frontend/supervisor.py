@@ -23,6 +23,7 @@ from ..ipc.addresses import RunDirectory, lock_ipc_address, unlink_ipc_address
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import EngineDead, ProtocolError, TokenloomError
 from ..ipc.messages import (
+    LEASE_S,
     PROTOCOL_VERSION,
     ChildHello,
     ChildToSupervisor,
@@ -82,7 +83,8 @@ class Supervisor:
         self._ping_interval_s = spec.config.hang_timeout_s / PINGS_PER_TIMEOUT
         self._next_ping_at = 0.0
         self._num_signals = 0
-        self._has_drained = False
+        self._is_draining = self._has_drained = False
+        self._frontend_back_at = -LEASE_S  # when a lost one had a successor; monotonic seconds
         self._wakeup_fds: tuple[int, int] | None = None
         self._lock_fd: int | None = None
 
@@ -138,10 +140,19 @@ class Supervisor:
 
     def _drain(self) -> None:
         deadline = time.monotonic() + self.spec.config.drain_timeout_s
-        self._roster.broadcast(Drain(), "core", "frontend")
+        self._is_draining = True
+        self._ask_to_drain()
         self._announce("Draining: running requests finish, new ones are refused; another signal aborts")
         while not self._has_drained and self._num_signals < 2 and time.monotonic() < deadline:
             self._turn(deadline - time.monotonic())
+
+    def _ask_to_drain(self) -> None:
+        """Only the frontend knows when its clients have all that they asked for. One that is starting is asked when
+        it is ready, and gives the clients of the lost one the time to come back."""
+        returns_s = max(self._frontend_back_at + LEASE_S - time.monotonic(), 0.0)
+        for child in self._roster.of("frontend"):
+            if child.is_ready:
+                self._roster.tell(child, Drain(clients_return_s=returns_s))
 
     def _turn(self, timeout_s: float | None) -> None:
         """Wait for something and deal with all that is there. Raises what cannot be mended."""
@@ -250,6 +261,10 @@ class Supervisor:
             self._roster.broadcast(WorkersUp(generation=self._generation), "core")
         elif child.role == "core":
             self._roster.broadcast(CoreUp(core_epoch=self._core_epoch), "frontend")
+        else:
+            self._frontend_back_at = time.monotonic()
+            if self._is_draining:
+                self._ask_to_drain()
         self._roster.broadcast(StartPhases(phases=self._phases), "frontend")
         self._publish_progress()
 

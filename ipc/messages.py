@@ -626,7 +626,7 @@ class Failed(Message, frozen=True, kw_only=True, tag="failed"):
 
 
 class Drained(Message, frozen=True, kw_only=True, tag="drained"):
-    """The core has finished all it held after Drain."""
+    """Answers Drain: every client has been sent all that it asked for."""
 
 
 class ReplaceWorkers(Message, frozen=True, kw_only=True, tag="replace_workers"):
@@ -723,7 +723,9 @@ class FrontendDown(Message, frozen=True, kw_only=True, tag="frontend_down"):
 
 
 class Drain(Message, frozen=True, kw_only=True, tag="drain"):
-    """Refuse new work and finish what runs; the core answers with Drained."""
+    """To frontends: refuse new requests and finish those that are open; answered by Drained."""
+
+    clients_return_s: float = 0.0  # a frontend was lost: for so long its clients may come with what it had open
 
 
 class Stop(Message, frozen=True, kw_only=True, tag="stop"):

@@ -24,8 +24,6 @@ from tokenloom.ipc.messages import (
     CoreChild,
     CoreToFrontend,
     CoreToWorker,
-    Drain,
-    Drained,
     EngineCoreOutputs,
     EngineCoreRequest,
     Hello,
@@ -328,24 +326,6 @@ def test_malformed_frames_stop_nothing(bench: Bench) -> None:
         bench.results.send(rng.randbytes(rng.randrange(50)))
     bench.submit(900, [1, 2, 3])
     bench.run_until_finished(900)
-
-
-def test_drain_refuses_new_work_and_says_when_all_is_done(bench: Bench) -> None:
-    bench.start()
-    bench.submit(0, [1] * 5, 40)
-    bench.pump(EngineCoreOutputs)
-    bench.order(Drain())
-    deadline = time.monotonic() + DEADLINE_S
-    key = 1
-    while "error" not in bench.finished().values():
-        assert time.monotonic() < deadline
-        bench.submit(key, [2], 1)
-        bench.pump(seconds=0.02)
-        key += 1
-    if not any(isinstance(message, Drained) for message in bench.told):
-        bench.pump(Drained)
-    bench.run_until_finished(0)
-    assert bench.finished()[0] == "length"
 
 
 def test_the_core_dies_with_its_lifeline(bench: Bench) -> None:

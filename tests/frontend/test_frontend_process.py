@@ -29,6 +29,8 @@ from tokenloom.ipc.messages import (
     ChildToSupervisor,
     ClientMessage,
     Deltas,
+    Drain,
+    Drained,
     EngineCoreOutputs,
     EngineCoreRequest,
     Failed,
@@ -38,7 +40,10 @@ from tokenloom.ipc.messages import (
     GetHealth,
     Health,
     Hello,
+    Message,
     Phase,
+    Ping,
+    Pong,
     Ready,
     Refused,
     Stop,
@@ -191,6 +196,22 @@ def test_text_goes_in_and_out_and_stop_ends_it(engine: Engine) -> None:
     last = engine.hear(client)
     assert isinstance(last, Deltas) and last.deltas[0].error is not None and last.deltas[0].error.kind == "dead"
     assert engine.process.wait(DEADLINE_S) == 0
+
+
+def test_drained_comes_after_the_last_answer_has_been_sent_and_stop_loses_none_of_it(engine: Engine) -> None:
+    client = engine.client(engine.start())
+    say(client, Submit(request_id="r", params=SamplingParams(), prompt="The capital"))
+    key = engine.at_core(EngineCoreRequest).children[0].key
+    engine.supervisor_says(encode(Drain()))
+    engine.supervisor_says(encode(Ping()))
+    assert isinstance(engine.from_child(Message), Pong), "nothing is drained while the core has the request"
+    engine.core_says(EngineCoreOutputs(accepted=[key], finished=[Finished(key=key, reason="length")]))
+    engine.from_child(Drained)
+    engine.supervisor_says(encode(Stop()))
+    assert engine.process.wait(DEADLINE_S) == 0
+    assert isinstance(engine.hear(client), Accepted)
+    last = engine.hear(client)
+    assert isinstance(last, Deltas) and last.deltas[0].finish_reason == "length"
 
 
 def test_the_client_in_the_protocol_document_works_as_it_stands(engine: Engine) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.errors import ErrorInfo
-from tokenloom.ipc.messages import PROTOCOL_VERSION, Child, Deltas, Drain, Hello, Ping, Refused, Unknown
+from tokenloom.ipc.messages import PROTOCOL_VERSION, Deltas, Hello, Ping, Refused, Unknown
 
 from .bench import Bench, ids, new_submit
 
@@ -64,13 +64,6 @@ def test_a_request_error_touches_no_other_request(bench: Bench) -> None:
     assert bench.aborted() == []
     bench.tokens((key, 0, ids("The")))
     assert bench.deltas()[0].text == "The"
-
-
-def test_while_draining_only_resumed_requests_are_taken(bench: Bench) -> None:
-    bench.frontend.on_control_message(Drain())
-    error = bench.refusal(new_submit())
-    assert error.kind == "draining" and error.retry_after_s > 0
-    bench.submit("resumed", attempt=1, children=[Child(seed=1, output_token_ids=encode_ids([40]))])
 
 
 def test_when_the_engine_stops_every_open_request_is_told_why(bench: Bench) -> None:

@@ -6,12 +6,27 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
+import zmq
 
 from tokenloom import Client, Draining, SamplingParams
+from tokenloom.ipc.codec import Decoder, encode, num_ids
+from tokenloom.ipc.messages import (
+    CREDIT_WINDOW,
+    PROTOCOL_VERSION,
+    Credit,
+    Delta,
+    Deltas,
+    FrontendMessage,
+    Hello,
+    Ping,
+    Submit,
+)
+from tokenloom.ipc.sockets import new_socket
 
 from .launched import LaunchedEngine
 
@@ -51,6 +66,56 @@ def test_a_first_signal_drains_and_a_second_aborts(tmp_path: Path) -> None:
             assert sum(1 for _ in deltas) > 0
         assert engine.wait_exit() == 0
         engine.check_nothing_is_left()
+
+
+@pytest.mark.parametrize("role", ["frontend", "core", "worker 0"])
+def test_what_is_open_is_finished_though_a_process_is_lost_while_draining(tmp_path: Path, role: str) -> None:
+    with LaunchedEngine(tmp_path) as engine:
+        with Client(engine.wait_ready()) as client:
+            running = client.submit("The capital of France is", LONG.replace(max_tokens=1000))
+            deltas = client.stream("The capital of Japan is", LONG.replace(max_tokens=1000))
+            next(deltas)
+            engine.signal(signal.SIGTERM)
+            engine.wait_line("Draining")
+            engine.child(role).kill()
+            assert len(running.result(timeout=60).outputs[0].token_ids) == 1000
+            assert sum(1 for _ in deltas) > 0
+        assert engine.wait_exit() == 0
+        engine.check_nothing_is_left()
+
+
+def test_the_engine_stops_when_a_slow_reader_has_everything_and_not_when_the_core_is_done(tmp_path: Path) -> None:
+    decoder: Decoder[FrontendMessage] = Decoder(FrontendMessage)
+    num_tokens = 2 * CREDIT_WINDOW
+    submit = Submit(request_id="r", params=LONG.replace(max_tokens=num_tokens), prompt="The capital of France is")
+    found: list[Delta] = []
+    with LaunchedEngine(tmp_path) as engine:
+        address = engine.wait_ready()
+        with Client(address) as watcher, zmq.Context() as context, new_socket(context, zmq.DEALER) as socket:
+            socket.connect(address)
+            socket.send(encode(Hello(protocol_version=PROTOCOL_VERSION)))
+            socket.send(encode(submit))
+            deadline = time.monotonic() + 60
+
+            def read(until: Callable[[], bool]) -> None:
+                while not until():
+                    assert time.monotonic() < deadline, found
+                    if socket.poll(500):
+                        message = decoder.decode(socket.recv())
+                        found.extend(message.deltas if isinstance(message, Deltas) else [])
+                    else:
+                        socket.send(encode(Ping()))  # its lease
+
+            read(lambda: len(found) == CREDIT_WINDOW and watcher.health().num_running == 0)
+            engine.signal(signal.SIGTERM)
+            engine.wait_line("Draining")
+            with pytest.raises(subprocess.TimeoutExpired):
+                engine.wait_exit(1.0)
+            socket.send(encode(Credit(count=CREDIT_WINDOW)))
+            read(lambda: found[-1].finish_reason is not None)
+            assert found[-1].finish_reason == "length"
+            assert sum(num_ids(delta.token_ids) for delta in found) == num_tokens
+        assert engine.wait_exit() == 0
 
 
 @pytest.mark.parametrize("role", ["supervisor", "frontend", "core", "worker 0"])

@@ -1,0 +1,91 @@
+"""Before the engine stops everybody has all that was asked for: when the Frontend takes itself for drained."""
+
+from __future__ import annotations
+
+import pytest
+
+from tokenloom.frontend.server_engine import LocalEngine
+from tokenloom.ipc.codec import encode_ids
+from tokenloom.ipc.messages import CREDIT_WINDOW, LEASE_S, Child, Credit, Drain, EngineCoreOutputs, Finished
+
+from .bench import Bench, ids, new_submit
+
+
+def drain(bench: Bench, clients_return_s: float = 0.0) -> None:
+    bench.frontend.on_control_message(Drain(clients_return_s=clients_return_s))
+    bench.turn()
+
+
+def test_while_draining_only_resumed_requests_are_taken(bench: Bench) -> None:
+    drain(bench)
+    error = bench.refusal(new_submit())
+    assert error.kind == "draining" and error.retry_after_s > 0
+    bench.submit("resumed", attempt=1, children=[Child(seed=1, output_token_ids=encode_ids([40]))])
+    assert not bench.frontend.is_drained
+
+
+def test_a_frontend_that_is_not_asked_to_end_is_never_drained(bench: Bench) -> None:
+    assert not bench.frontend.is_drained
+
+
+def test_drained_is_when_the_last_answer_is_in_the_outbox_and_not_when_the_core_has_ended_it(bench: Bench) -> None:
+    key = bench.submit()
+    drain(bench)
+    bench.tokens((key, 0, ids("The")))
+    assert not bench.frontend.is_drained
+    bench.frontend.on_core_message(EngineCoreOutputs(finished=[Finished(key=key, reason="length")]))
+    assert not bench.frontend.is_drained, "the client has not been sent the end"
+    bench.frontend.tick(bench.now)
+    assert bench.frontend.is_drained and len(bench.frontend.outbox.to_clients) == 1
+
+
+def test_a_slow_reader_holds_the_drain_until_it_has_everything(bench: Bench) -> None:
+    key = bench.submit()
+    for position in range(CREDIT_WINDOW + 5):
+        bench.tokens((key, position, [40]))
+    drain(bench)
+    bench.core(finished=[Finished(key=key, reason="length")])
+    assert not bench.frontend.is_drained and bench.deltas()[-1].finish_reason is None
+    (last,) = bench.news(Credit(count=CREDIT_WINDOW))
+    assert last.finish_reason == "length" and bench.frontend.is_drained
+
+
+def test_a_client_that_is_gone_does_not_hold_the_drain(bench: Bench) -> None:
+    bench.submit()
+    drain(bench)
+    bench.wait(LEASE_S + 1)
+    assert bench.frontend.is_drained
+
+
+def test_a_prompt_that_is_still_tokenized_holds_the_drain() -> None:
+    bench = Bench(max_model_len=100_000)
+    bench.say(new_submit(prompt="The capital " * 1000))
+    drain(bench)
+    assert not bench.frontend.is_drained
+    bench.wait_for_wakeup()
+    key = bench.to_core[-1].children[0].key
+    bench.core(accepted=[key], finished=[Finished(key=key, reason="length")])
+    assert bench.frontend.is_drained
+
+
+def test_clients_of_a_lost_frontend_have_the_time_to_come_back(bench: Bench) -> None:
+    drain(bench, clients_return_s=3.0)
+    assert not bench.frontend.is_drained
+    assert bench.frontend.seconds_to_tick(bench.now) == pytest.approx(1.0), "no later than a ping"
+    bench.now += 2.5
+    assert bench.frontend.seconds_to_tick(bench.now) == pytest.approx(0.5)
+    bench.now += 0.5
+    assert bench.frontend.is_drained
+
+
+def test_an_http_answer_that_is_being_written_holds_the_drain(bench: Bench) -> None:
+    turns: list[None] = []
+    engine = LocalEngine(bench.frontend, lambda: turns.append(None))
+    with engine.run([new_submit()], 1):
+        bench.turn()
+        key = bench.to_core[-1].children[0].key
+        drain(bench)
+        bench.core(finished=[Finished(key=key, reason="length")])
+        assert bench.frontend.num_open_requests == 0 and not bench.frontend.is_drained
+        turns.clear()
+    assert bench.frontend.is_drained and turns, "a turn must see it"
