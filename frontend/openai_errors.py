@@ -8,9 +8,10 @@ import re
 import msgspec
 from starlette.responses import Response
 
-from ..ipc.errors import EngineDead, Overloaded, RequestError, TokenloomError
+from ..ipc.errors import EngineDead, Overloaded, RequestError, TokenloomError, error_info
 
 _BACKTICKED = re.compile(r"`([^`]+)`")
+_REFUSAL_BY_STATUS = {401: "key", 404: "model", 413: "size"}
 _LEADING_NAME = re.compile(r"([a-z_]+)(?:[.\[][\w.\[\]]*)?(?::| (?:is|must|has|holds|cannot|needs)\b)")
 
 
@@ -73,15 +74,17 @@ def to_http_error(error: BaseException) -> HttpError:
 
 def invalid_body(error: Exception) -> HttpError:
     """A body that is no JSON, or not of the schema: msgspec's text says which field and why."""
-    cause = error.__cause__
-    if isinstance(cause, RequestError):
-        return to_http_error(cause)
     message = f"the body cannot be read: {error}"
     if "unknown field" in message:
         found = _BACKTICKED.search(message)
         return HttpError(400, message, param=found.group(1) if found else None, code="unknown_field")
     found = re.search(r"at `\$\.?([^`]*)`", message) or _BACKTICKED.search(message)
     return HttpError(400, message, param=found.group(1) if found else None)
+
+
+def refusal_kind(error: HttpError | TokenloomError) -> str:
+    """Why a request was refused before the engine knew of it, as the metrics say it."""
+    return _REFUSAL_BY_STATUS.get(error.status, "body") if isinstance(error, HttpError) else error_info(error).kind
 
 
 def _param(message: str) -> str | None:

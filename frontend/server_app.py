@@ -5,7 +5,8 @@ Knows no field of any body (`openai_schema.py`) and no protocol of the engine (`
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+import contextlib
+from collections.abc import Coroutine, Iterator
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -17,11 +18,12 @@ from starlette.types import ASGIApp
 
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import TokenloomError
+from .metrics_engine import EngineMetrics
 from .openai_answers import Answers
 from .openai_chat import ChatCompletion
 from .openai_completions import Completion
 from .openai_embeddings import Embeddings
-from .openai_errors import HttpError, to_http_error
+from .openai_errors import HttpError, refusal_kind, to_http_error
 from .openai_reasoning import has_markers
 from .openai_responses import ResponseCreation, ResponsesRequest
 from .openai_schema import ChatRequest, CompletionRequest, EmbeddingRequest
@@ -41,8 +43,8 @@ CLIENT_CLOSED_REQUEST = 499  # nobody reads it; nginx's number, for the metrics
 class OpenAIEndpoints:
     """The endpoints that generate."""
 
-    def __init__(self, engine: LocalEngine, spec: EngineSpec) -> None:
-        self._engine = engine
+    def __init__(self, engine: LocalEngine, metrics: EngineMetrics, spec: EngineSpec) -> None:
+        self._engine, self._metrics = engine, metrics
         self._model = spec.served_model_name
         template = "" if engine.inputs.chat_template is None else engine.inputs.chat_template.source
         parser = spec.config.tool_call_parser
@@ -50,27 +52,42 @@ class OpenAIEndpoints:
         reasoning = spec.config.reasoning_parser
         self._has_reasoning = has_markers(template) if reasoning == "auto" else reasoning == "think"
 
+    @contextlib.contextmanager
+    def _refusals(self) -> Iterator[None]:
+        """Count what is refused in here, where the engine does not know of the request."""
+        try:
+            yield
+        except (HttpError, TokenloomError) as error:
+            self._metrics.on_refused(refusal_kind(error))
+            raise
+
     async def completions(self, request: Request) -> Response:
-        body = await read_body(request, CompletionRequest)
-        check_model(body.model, self._model)
-        return await _answer(request, Completion(self._engine, body, self._model), body.stream)
+        with self._refusals():
+            body = await read_body(request, CompletionRequest)
+            check_model(body.model, self._model)
+            completion = Completion(self._engine, body, self._model)
+        return await _answer(request, completion, body.stream)
 
     async def chat_completions(self, request: Request) -> Response:
-        body = await read_body(request, ChatRequest)
-        check_model(body.model, self._model)
-        chat = await ChatCompletion.start(self._engine, body, self._model, self._tool_parser, self._has_reasoning)
+        with self._refusals():
+            body = await read_body(request, ChatRequest)
+            check_model(body.model, self._model)
+            chat = await ChatCompletion.start(self._engine, body, self._model, self._tool_parser, self._has_reasoning)
         return await _answer(request, chat, body.stream)
 
     async def responses(self, request: Request) -> Response:
-        body = await read_body(request, ResponsesRequest)
-        check_model(body.model, self._model)
-        made = await ResponseCreation.start(self._engine, body, self._model, self._tool_parser, self._has_reasoning)
+        with self._refusals():
+            body = await read_body(request, ResponsesRequest)
+            check_model(body.model, self._model)
+            made = await ResponseCreation.start(self._engine, body, self._model, self._tool_parser, self._has_reasoning)
         return EventStream(made.events(), end=b"") if body.stream else await _whole(request, made.whole())
 
     async def embeddings(self, request: Request) -> Response:
-        body = await read_body(request, EmbeddingRequest)
-        check_model(body.model, self._model)
-        return await _whole(request, Embeddings(self._engine, body, self._model).whole())
+        with self._refusals():
+            body = await read_body(request, EmbeddingRequest)
+            check_model(body.model, self._model)
+            embeddings = Embeddings(self._engine, body, self._model)
+        return await _whole(request, embeddings.whole())
 
 
 async def _answer(request: Request, work: Answers, is_stream: bool | None) -> Response:
@@ -98,7 +115,7 @@ async def _on_error(request: Request, error: Exception) -> Response:
 
 def new_app(engine: LocalEngine, frontend: Frontend, spec: EngineSpec) -> ASGIApp:
     """The whole application: routes, the gate around them, and CORS around all of it, for pages that are refused."""
-    openai, admin = OpenAIEndpoints(engine, spec), AdminEndpoints(engine, frontend, spec)
+    openai, admin = OpenAIEndpoints(engine, frontend.metrics, spec), AdminEndpoints(engine, frontend, spec)
     routes = [
         Route("/v1/completions", openai.completions, methods=["POST"]),
         Route("/v1/chat/completions", openai.chat_completions, methods=["POST"]),
@@ -114,7 +131,7 @@ def new_app(engine: LocalEngine, frontend: Frontend, spec: EngineSpec) -> ASGIAp
         Exception: _on_error,
     }
     starlette = Starlette(routes=routes, exception_handlers=handlers)
-    gate = Gate(starlette, spec.config.api_key, spec.config.max_body_bytes)
+    gate = Gate(starlette, spec.config.api_key, spec.config.max_body_bytes, frontend.metrics.on_refused)
     if spec.config.cors_origins is None:
         return gate
     return CORSMiddleware(

@@ -7,17 +7,21 @@ from typing import TypeVar
 import msgspec
 from starlette.requests import Request
 
+from ..ipc.errors import RequestError
 from .openai_errors import HttpError, invalid_body
 
 BodyT = TypeVar("BodyT")
 
 
 async def read_body(request: Request, body_type: type[BodyT]) -> BodyT:
-    """The decoded body; the HttpError for one that is not of the schema names the field."""
+    """The decoded body; HttpError for one that is not of the schema, RequestError for a value that cannot be, both of
+    which name the field."""
     raw = await request.body()
     try:
         return msgspec.json.decode(raw, type=body_type)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        if isinstance(error.__cause__, RequestError):
+            raise error.__cause__ from None
         raise invalid_body(error) from None
 
 

@@ -10,10 +10,11 @@ import hmac
 import logging
 import re
 import secrets
+from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .openai_errors import HttpError, to_http_error
+from .openai_errors import HttpError, refusal_kind, to_http_error
 from .server_events import SERVER_SEND
 from .trace_context import TraceContext, incoming_trace, read_trace_context
 
@@ -26,8 +27,11 @@ _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,200}")
 class Gate:
     """Wraps `app`. Without a key everyone may call; with one, all but OPEN_PATHS need it."""
 
-    def __init__(self, app: ASGIApp, api_key: str | None, max_body_bytes: int) -> None:
+    def __init__(
+        self, app: ASGIApp, api_key: str | None, max_body_bytes: int, on_refused: Callable[[str], None]
+    ) -> None:
         self._app = app
+        self._on_refused = on_refused  # gets why
         self._authorization = None if api_key is None else b"Bearer " + api_key.encode()
         self._max_body_bytes = max_body_bytes
 
@@ -53,6 +57,7 @@ class Gate:
             self._check(scope, headers)
             await self._app(scope, self._limited(receive), send_with_headers)
         except HttpError as error:
+            self._on_refused(refusal_kind(error))
             if not has_started:
                 await error.response()(scope, receive, send_with_headers)
         except Exception as error:

@@ -6,7 +6,7 @@ import re
 
 import httpx2
 
-from .http_engine import DEADLINE_S, KEY, ORIGIN
+from .http_engine import DEADLINE_S, KEY, ORIGIN, samples
 
 
 def test_no_key_and_a_wrong_key_are_401_and_the_probes_are_open(url: str) -> None:
@@ -25,6 +25,24 @@ def test_statuses_of_paths_methods_sizes_and_json(http: httpx2.Client) -> None:
     assert http.post("/v1/completions", content=iter([b'{"prompt":"' + b"x" * 60_000] * 2)).status_code == 413
     for content in (b"", b"[]", b"{", b'"\xff"', b"[" * 50_000, b'{"prompt": "\\ud800"}'):
         assert http.post("/v1/completions", content=content).status_code == 400, content[:20]
+
+
+def test_what_is_refused_before_the_engine_knows_of_it_is_counted_by_cause(http: httpx2.Client, url: str) -> None:
+    def count(kind: str) -> float:
+        return samples(http).get(f"tokenloom_requests_refused_total{{{kind}}}", 0)
+
+    for kind, path, body, key in (
+        ("body", "completions", b"{", KEY),
+        ("body", "chat/completions", b'{"messages": [], "tempurature": 1}', KEY),
+        ("request", "completions", b'{"prompt": "x", "temperature": -1}', KEY),
+        ("request", "embeddings", b'{"input": []}', KEY),
+        ("model", "responses", b'{"model": "other", "input": "x"}', KEY),
+        ("size", "completions", b"x" * 200_000, KEY),
+        ("key", "completions", b"{}", "wrong"),
+    ):
+        before, headers = count(kind), {"authorization": f"Bearer {key}"}
+        answer = httpx2.post(f"{url}/v1/{path}", content=body, headers=headers, timeout=DEADLINE_S)
+        assert answer.status_code >= 400 and count(kind) == before + 1, (kind, answer.text)
 
 
 def test_ids_and_trace_headers_come_back(http: httpx2.Client) -> None:
