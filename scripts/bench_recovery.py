@@ -27,7 +27,7 @@ from tokenloom.scripts.bench_workload import (
     flags_of,
     vocab_size,
 )
-from tokenloom.scripts.chaos_engine import Engine
+from tokenloom.scripts.engine_process import Engine
 
 NUM_STREAMS = 4
 NUM_PROMPT_TOKENS = 256
@@ -88,19 +88,16 @@ def main() -> int:
     folder = find_checkpoint(arguments.checkpoint)
     options = {"model": str(folder), **engine_options(parser, arguments)}
     report = Report("recovery", {"model": arguments.checkpoint, "streams": NUM_STREAMS, "prompt": NUM_PROMPT_TOKENS})
-    with tempfile.TemporaryDirectory() as runtime:
-        engine = Engine(Path(runtime), flags_of(options))
-        try:
-            streams = Streams(engine.address, Workload(NUM_STREAMS, NUM_PROMPT_TOKENS, 512, vocab_size(folder)))
-            streams.wait_token(time.monotonic())
-            for number in range(1, arguments.rounds + 1):
-                for role in ROLES:
-                    time.sleep(CALM_S)
-                    report.add(round=number, killed=role, next_token_s=kill(engine, role, streams))
-            streams.stop()
-            engine.stop()
-        finally:
-            engine.close()
+    with tempfile.TemporaryDirectory() as runtime, Engine(Path(runtime), flags_of(options)) as engine:
+        engine.wait_ready()
+        streams = Streams(engine.address, Workload(NUM_STREAMS, NUM_PROMPT_TOKENS, 512, vocab_size(folder)))
+        streams.wait_token(time.monotonic())
+        for number in range(1, arguments.rounds + 1):
+            for role in ROLES:
+                time.sleep(CALM_S)
+                report.add(round=number, killed=role, next_token_s=kill(engine, role, streams))
+        streams.stop()
+        engine.stop()
     phases = [line for line in engine.lines if "worker 0:" in line]
     report.note("phases", phases[-5:])
     report.publish(arguments.json)

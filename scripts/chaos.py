@@ -25,9 +25,9 @@ from pathlib import Path
 from tokenloom import Client
 from tokenloom.ipc.messages import Health
 from tokenloom.scripts.chaos_clients import Clients
-from tokenloom.scripts.chaos_engine import Engine
 from tokenloom.scripts.chaos_faults import Faults
 from tokenloom.scripts.chaos_work import make_work
+from tokenloom.scripts.engine_process import Engine
 
 RECOVERY_S = 60.0  # longest wait for the next token after a fault
 SETTLE_S = 20.0
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace, engine: Engine) -> dict[str, object]:
         is_hung = clients.stop()
     health = watch.wait_all_free(num_blocks)
     watch.close()
-    engine.find("")
+    engine.processes()
     code, tally = engine.stop(), clients.tally
     return {
         "faults": dict(sorted(counts.items())),
@@ -145,12 +145,10 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.model:
         options += ["--model", arguments.model]
     with tempfile.TemporaryDirectory() as runtime:
-        engine = Engine(Path(runtime), [*options, "--listen", f"ipc://{runtime}/engine.sock"])
-        try:
+        with Engine(Path(runtime), [*options, "--listen", f"ipc://{runtime}/engine.sock"]) as engine:
+            engine.wait_ready()
             report = run(arguments, engine)
-        finally:
-            engine.close()
-            sys.stderr.write("".join(Path(engine.errors.name).read_text().splitlines(keepends=True)[-60:]))
+        sys.stderr.write("".join(engine.errors.read_text().splitlines(keepends=True)[-60:]))
     text = json.dumps(report, indent=2, ensure_ascii=False)
     print(text)
     if arguments.json:

@@ -16,7 +16,7 @@ from tokenloom.ipc.codec import encode, encode_ids
 from tokenloom.ipc.faults import POINTS
 from tokenloom.ipc.messages import LEASE_S, PROTOCOL_VERSION, Hello, Submit
 from tokenloom.scripts.chaos_clients import Clients
-from tokenloom.scripts.chaos_engine import Engine
+from tokenloom.scripts.engine_process import Engine
 
 STRIKE_S = 3.0  # longest wait for a process to pass the point where a fault is injected
 

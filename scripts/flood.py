@@ -23,7 +23,7 @@ import zmq
 from tokenloom import Client, SamplingParams
 from tokenloom.ipc.codec import encode, encode_ids
 from tokenloom.ipc.messages import PROTOCOL_VERSION, Hello, Submit
-from tokenloom.scripts.chaos_engine import Engine
+from tokenloom.scripts.engine_process import Engine
 
 QUEUE = 512  # requests that may wait
 
@@ -67,26 +67,23 @@ def watch_health(address: str, threads: list[threading.Thread]) -> int:
 
 
 def flood(num_requests: int, num_clients: int) -> dict[str, object]:
-    with tempfile.TemporaryDirectory() as runtime:
-        options = ["--device", "cpu", "--num-threads", "1", "--max-num-seqs", "128"]
-        engine = Engine(Path(runtime), [*options, "--max-waiting-requests", str(QUEUE)])
-        try:
-            roles = {role: engine.find(role) for role in ("core", "frontend")}
-            before = {role: _megabytes(process) for role, process in roles.items()}
-            deaf = DeafClient(engine.address)
-            results: list[int] = []
-            share = num_requests // num_clients
-            threads = [threading.Thread(target=ask, args=(engine.address, share, results)) for _ in range(num_clients)]
-            begun = time.monotonic()
-            for thread in threads:
-                thread.start()
-            num_bad = watch_health(engine.address, threads)
-            elapsed = time.monotonic() - begun
-            growth = {role: round(_megabytes(process) - before[role], 1) for role, process in roles.items()}
-            deaf.close()
-            code = engine.stop()
-        finally:
-            engine.close()
+    options = ["--device", "cpu", "--num-threads", "1", "--max-num-seqs", "128", "--max-waiting-requests", str(QUEUE)]
+    with tempfile.TemporaryDirectory() as runtime, Engine(Path(runtime), options) as engine:
+        engine.wait_ready()
+        roles = {role: engine.find(role) for role in ("core", "frontend")}
+        before = {role: _megabytes(process) for role, process in roles.items()}
+        deaf = DeafClient(engine.address)
+        results: list[int] = []
+        share = num_requests // num_clients
+        threads = [threading.Thread(target=ask, args=(engine.address, share, results)) for _ in range(num_clients)]
+        begun = time.monotonic()
+        for thread in threads:
+            thread.start()
+        num_bad = watch_health(engine.address, threads)
+        elapsed = time.monotonic() - begun
+        growth = {role: round(_megabytes(process) - before[role], 1) for role, process in roles.items()}
+        deaf.close()
+        code = engine.stop()
     return {
         "requests": share * num_clients,
         "answered in full": sum(results),

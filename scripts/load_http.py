@@ -30,7 +30,7 @@ import psutil
 
 from tokenloom.scripts.bench_report import percentile
 from tokenloom.scripts.bench_sse import Stream
-from tokenloom.scripts.chaos_engine import Engine
+from tokenloom.scripts.engine_process import Engine
 from tokenloom.scripts.soak import measure
 
 OPTIONS = ("--http", "0", "--device", "cpu", "--num-threads", "1")
@@ -101,9 +101,9 @@ def probe(url: str) -> int:
 
 
 def load(minutes: float, num_streams: int) -> dict[str, object]:
-    with tempfile.TemporaryDirectory() as runtime:
-        sizes = ["--max-num-seqs", str(num_streams), "--kv-cache-memory-bytes", str(num_streams * CACHE_BYTES)]
-        engine = Engine(Path(runtime), [*OPTIONS, *sizes])
+    sizes = ["--max-num-seqs", str(num_streams), "--kv-cache-memory-bytes", str(num_streams * CACHE_BYTES)]
+    with tempfile.TemporaryDirectory() as runtime, Engine(Path(runtime), [*OPTIONS, *sizes]) as engine:
+        engine.wait_ready()
         streams = Load(engine.url)
         prober = subprocess.Popen(
             [sys.executable, "-P", __file__, "--probe", engine.url], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -122,7 +122,6 @@ def load(minutes: float, num_streams: int) -> dict[str, object]:
         finally:
             prober.kill()
             prober.communicate()
-            engine.close()
     middle, end = sampled
     replaced = [f"{role} was replaced" for role in GROWTH_LIMIT_MB if role not in end]
     return {

@@ -24,7 +24,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from tokenloom.scripts.chaos_engine import Engine
+from tokenloom.scripts.engine_process import Engine
 
 VIEWS = [("desktop", 1280, 1920, False), ("phone", 390, 2760, True)]
 PATIENCE_S = 30.0
@@ -140,23 +140,21 @@ def main() -> int:
         print("no Chromium here: nothing is made")
         return 0
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        engine = Engine(Path(folder), ["--http", "0", "--num-threads", "1", "--num-kv-blocks", "600"])
-        try:
-            for number in range(NUM_STREAMS):
-                threading.Thread(target=keep_busy, args=(engine.url, number), daemon=True).start()
-            browser = Browser(program, f"{folder}/profile")
-            browser.open_page()
-            for theme in ("light", "dark"):
-                browser.call("Page.navigate", url=f"{engine.url}/dashboard?theme={theme}")
-                time.sleep(arguments.seconds)
-                for name, width, height, is_phone in VIEWS:
-                    path = arguments.folder / f"dashboard-{name}-{theme}.png"
-                    path.write_bytes(browser.picture(width, height, is_phone))
-                    print(path)
-            browser.close()
-        finally:
-            engine.close()
+    options = ["--http", "0", "--num-threads", "1", "--num-kv-blocks", "600"]
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, Engine(Path(folder), options) as engine:
+        engine.wait_ready()
+        for number in range(NUM_STREAMS):
+            threading.Thread(target=keep_busy, args=(engine.url, number), daemon=True).start()
+        browser = Browser(program, f"{folder}/profile")
+        browser.open_page()
+        for theme in ("light", "dark"):
+            browser.call("Page.navigate", url=f"{engine.url}/dashboard?theme={theme}")
+            time.sleep(arguments.seconds)
+            for name, width, height, is_phone in VIEWS:
+                path = arguments.folder / f"dashboard-{name}-{theme}.png"
+                path.write_bytes(browser.picture(width, height, is_phone))
+                print(path)
+        browser.close()
     return 0
 
 

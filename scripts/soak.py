@@ -20,8 +20,8 @@ from pathlib import Path
 import psutil
 
 from tokenloom import Client
-from tokenloom.scripts.chaos_engine import Engine
 from tokenloom.scripts.chaos_work import make_work
+from tokenloom.scripts.engine_process import Engine
 
 ROLES = ("core", "frontend", "worker 0", "grammar")
 LIMIT_MB = {"core": 2.0, "frontend": 2.0, "worker 0": 16.0, "grammar": 16.0}
@@ -66,27 +66,25 @@ def _anonymous_mb(pid: int) -> float:
 
 
 def soak(minutes: float, num_clients: int) -> dict[str, object]:
-    with tempfile.TemporaryDirectory() as runtime:
-        options = ["--device", "cpu", "--num-threads", "1", "--max-num-seqs", "32"]
-        engine = Engine(Path(runtime), [*options, "--kv-cache-memory-bytes", str(64 << 20)])
+    options = ["--device", "cpu", "--num-threads", "1", "--max-num-seqs", "32"]
+    options += ["--kv-cache-memory-bytes", str(64 << 20)]
+    with tempfile.TemporaryDirectory() as runtime, Engine(Path(runtime), options) as engine:
+        engine.wait_ready()
         stop, counts = threading.Event(), Counter[str]()
         threads = [
             threading.Thread(target=traffic, args=(engine.address, seed, stop, counts)) for seed in range(num_clients)
         ]
-        try:
-            for thread in threads:
-                thread.start()
-            time.sleep(minutes * 60 / 3)
-            processes = {role: process for role in ROLES if (process := engine.find(role)) is not None}
-            middle = measure(processes)
-            time.sleep(minutes * 60 * 2 / 3)
-            end = measure(processes)
-            stop.set()
-            for thread in threads:
-                thread.join(60)
-            code = engine.stop()
-        finally:
-            engine.close()
+        for thread in threads:
+            thread.start()
+        time.sleep(minutes * 60 / 3)
+        processes = {role: process for role in ROLES if (process := engine.find(role)) is not None}
+        middle = measure(processes)
+        time.sleep(minutes * 60 * 2 / 3)
+        end = measure(processes)
+        stop.set()
+        for thread in threads:
+            thread.join(60)
+        code = engine.stop()
     return {
         "minutes": minutes,
         "answers by finish reason": dict(counts),

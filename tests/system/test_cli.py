@@ -32,13 +32,6 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LaunchedEngine]
         yield engine
 
 
-def places(engine: LaunchedEngine) -> tuple[str, str]:
-    """(client address, HTTP url)"""
-    ready = next(line for line in engine.lines if line.startswith("Ready"))
-    address, url = re.findall(r"\S+://\S+", ready)
-    return address, url
-
-
 def run(*arguments: str, text: str = "") -> tuple[int, str, str]:
     command = [sys.executable, "-m", "tokenloom.frontend.launch", *arguments]
     environment = os.environ | {"PYTHONIOENCODING": "utf-8"}
@@ -49,7 +42,7 @@ def run(*arguments: str, text: str = "") -> tuple[int, str, str]:
 
 
 def test_complete_continues_its_argument_or_its_input(engine: LaunchedEngine) -> None:
-    address, _ = places(engine)
+    address = engine.address
     assert run("complete", "--address", address, "--temperature", "0", "The capital of France is") == (
         0,
         " Paris.\n",
@@ -68,7 +61,7 @@ def test_a_reader_that_goes_away_is_no_error_to_speak_of() -> None:
 
 
 def test_chat_remembers_obeys_its_commands_and_leaves_at_the_end_of_input(engine: LaunchedEngine) -> None:
-    address, _ = places(engine)
+    address = engine.address
     lines = ["What is the capital of \\", "Peru?", "/stats", "/params temperature=9999", "/nonsense", "/reset", "/exit"]
     code, output, _ = run("chat", "--address", address, "--temperature", "0", text="\n".join(lines))
     assert code == 0
@@ -77,7 +70,7 @@ def test_chat_remembers_obeys_its_commands_and_leaves_at_the_end_of_input(engine
 
 
 def test_status_tells_people_and_programs_and_says_no_when_nobody_is_there(engine: LaunchedEngine) -> None:
-    address, _ = places(engine)
+    address = engine.address
     code, output, _ = run("status", address)
     assert code == 0 and output.startswith("tokenloom-demo: ready")
     code, output, _ = run("status", address, "--json")
@@ -87,7 +80,7 @@ def test_status_tells_people_and_programs_and_says_no_when_nobody_is_there(engin
 
 
 def test_a_batch_that_was_cut_short_asks_only_what_is_missing(engine: LaunchedEngine, tmp_path: Path) -> None:
-    _, url = places(engine)
+    url = engine.url
     requests = [
         {"custom_id": f"r{n}", "method": "POST", "url": "/v1/completions", "body": {"prompt": "The", "max_tokens": 2}}
         for n in range(9)
@@ -112,7 +105,7 @@ def test_a_batch_that_was_cut_short_asks_only_what_is_missing(engine: LaunchedEn
 def test_a_batch_killed_again_and_again_repeats_and_loses_no_line(
     engine: LaunchedEngine, tmp_path: Path, own_engine: bool
 ) -> None:
-    _, url = places(engine)
+    url = engine.url
     names = [f"r{n}" for n in range(60)]
     body = {"prompt": "The capital of", "max_tokens": 30, "ignore_eos": True}
     requests = [{"custom_id": name, "method": "POST", "url": "/v1/completions", "body": body} for name in names]
@@ -151,7 +144,7 @@ def shown(http: httpx2.Client, is_there: Callable[[dict[str, Any]], bool]) -> di
 
 
 def test_the_dashboard_loads_nothing_from_elsewhere_and_shows_and_aborts_what_is_open(engine: LaunchedEngine) -> None:
-    _, url = places(engine)
+    url = engine.url
     with httpx2.Client(base_url=url, timeout=DEADLINE_S) as http:
         page = http.get("/dashboard")
         assert page.headers["content-type"].startswith("text/html")
@@ -176,7 +169,7 @@ def test_the_dashboard_loads_nothing_from_elsewhere_and_shows_and_aborts_what_is
 
 
 def test_a_new_frontend_takes_the_port_of_the_one_that_was_killed(engine: LaunchedEngine) -> None:
-    _, url = places(engine)
+    url = engine.url
     with httpx2.Client(base_url=url, timeout=DEADLINE_S) as http:
         engine.child("frontend").kill()
         while True:

@@ -25,23 +25,15 @@ MANY_TOKENS = "/params ignore_eos=true max_tokens=1500\n"
 
 
 @pytest.fixture(scope="module")
-def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("faults")
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory, faults: Path) -> Iterator[LaunchedEngine]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TOKENLOOM_FAULTS", str(faults))
-        launched = LaunchedEngine(tmp_path_factory.mktemp("terminal"))
-    with launched as engine:
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LaunchedEngine]:
+    with LaunchedEngine(tmp_path_factory.mktemp("terminal")) as engine:
         engine.wait_ready()
         yield engine
 
 
 @pytest.fixture(scope="module")
 def address(engine: LaunchedEngine) -> str:
-    return next(word for word in engine.lines[-1].split() if "://" in word)
+    return engine.address
 
 
 @pytest.fixture
@@ -56,21 +48,21 @@ def wait_idle(address: str) -> None:
             pass
 
 
-def test_ctrl_c_stops_the_answer_and_not_the_chat(
-    open_chat: Callable[[], Terminal], faults: Path, address: str
-) -> None:
+def test_ctrl_c_stops_the_answer_and_not_the_chat(open_chat: Callable[[], Terminal], engine: LaunchedEngine) -> None:
     with open_chat() as chat:
         chat.read_until(PROMPT)
         chat.type(MANY_TOKENS)
         chat.read_until(PROMPT)
-        slow = inject(faults, "worker.forward", "delay 0.05 always", rank=0)  # else it might end before the key is seen
+        slow = inject(
+            engine.faults, "worker.forward", "delay 0.05 always", rank=0
+        )  # else it might end before the key is seen
         chat.type("What is the capital of Peru?\n")
         chat.read_until("Lima")
         chat.type(CTRL_C)
         chat.read_until("[stopped]")
         slow.unlink()
         chat.read_until(PROMPT)
-        wait_idle(address)
+        wait_idle(engine.address)
         chat.type("half a line" + CTRL_C)
         chat.read_until(PROMPT)
         chat.type("/params ignore_eos=false\n")

@@ -23,8 +23,8 @@ from tokenloom.frontend.open_request import Update
 from tokenloom.ipc.codec import decode_ids
 from tokenloom.ipc.faults import POINTS, maybe_fail
 from tokenloom.ipc.messages import Accepted, Delta, Health, Submit
-from tokenloom.scripts.chaos_engine import Engine
 from tokenloom.scripts.chaos_work import difference
+from tokenloom.scripts.engine_process import Engine
 
 RECOVERY_S = 30.0
 STRIKE_S = 20.0
@@ -78,13 +78,11 @@ SLOW_CASES = [
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """Two ranks."""
-    engine = Engine(tmp_path_factory.mktemp("run"), [*OPTIONS, "--tensor-parallel-size", "2"])
-    try:
+    with Engine(tmp_path_factory.mktemp("run"), [*OPTIONS, "--tensor-parallel-size", "2"]) as engine:
+        engine.wait_ready()
         yield engine
-        engine.find("")
+        engine.processes()
         assert engine.stop() == 0 and not engine.leftovers()
-    finally:
-        engine.close()
 
 
 def wait_health(client: Client, num_restarts: int) -> Health:
@@ -276,8 +274,8 @@ def test_a_worker_that_hangs_while_it_starts_is_replaced_too(engine: Engine, ran
 
 @pytest.mark.timeout(120)
 def test_a_request_that_fails_every_group_is_told_where_and_why_and_the_next_one_is_served(tmp_path: Path) -> None:
-    engine = Engine(tmp_path, OPTIONS)
-    try:
+    with Engine(tmp_path, OPTIONS) as engine:
+        engine.wait_ready()
         with Client(engine.address) as client:
             path = engine.faults / "worker.sample.0"
             path.write_text("memory always")
@@ -287,8 +285,6 @@ def test_a_request_that_fails_every_group_is_told_where_and_why_and_the_next_one
             expected = r"request poison: .* 3 times .* worker 0 failed in step 1 \(sample\): MemoryError: injected"
             assert re.search(expected, str(caught.value)), str(caught.value)
             assert client.generate(PROMPT, GREEDY, use_tqdm=False)[0].finished
-    finally:
-        engine.close()
 
 
 @pytest.mark.slow
@@ -297,8 +293,8 @@ def test_a_request_that_fails_every_group_is_told_where_and_why_and_the_next_one
 def test_an_engine_that_cannot_be_kept_alive_tells_every_caller_why(
     tmp_path: Path, point: str, rank: int | None, words: str
 ) -> None:
-    engine = Engine(tmp_path, OPTIONS)
-    try:
+    with Engine(tmp_path, OPTIONS) as engine:
+        engine.wait_ready()
         with Client(engine.address) as client:
             futures = [client.submit(PROMPT, GREEDY.replace(max_tokens=1500), request_id=f"mine-{i}") for i in range(2)]
             engine.inject(point, "error always", rank, 0.0)
@@ -314,8 +310,6 @@ def test_an_engine_that_cannot_be_kept_alive_tells_every_caller_why(
                     assert word in str(caught.value), str(caught.value)
         assert engine.process.wait(20) == 1
         assert not engine.leftovers()[1:]  # but the fault itself
-    finally:
-        engine.close()
 
 
 def test_an_idle_point_costs_next_to_nothing() -> None:

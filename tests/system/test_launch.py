@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 import zmq
 
@@ -27,6 +26,7 @@ from tokenloom.ipc.messages import (
     Submit,
 )
 from tokenloom.ipc.sockets import new_socket
+from tokenloom.scripts.engine_process import Engine
 
 from .launched import LaunchedEngine
 
@@ -37,7 +37,7 @@ LONG = SamplingParams(temperature=0, max_tokens=300, ignore_eos=True)
 def test_the_command_serves_and_a_signal_ends_it_cleanly(tmp_path: Path) -> None:
     with LaunchedEngine(tmp_path) as engine:
         address = engine.wait_ready()
-        titles = sorted(" ".join(process.cmdline()).strip() for process in engine.children())
+        titles = sorted(" ".join(process.cmdline()).strip() for process in engine.processes()[1:])
         assert titles == ["tokenloom core", "tokenloom frontend", "tokenloom worker 0"]
         for phase in ("tokenizer loaded", "load weights", "KV cache", "workers joined"):
             assert any(phase in line for line in engine.lines), f"no line tells of {phase}"
@@ -122,8 +122,7 @@ def test_the_engine_stops_when_a_slow_reader_has_everything_and_not_when_the_cor
 def test_a_kill_during_the_start_leaves_nothing(tmp_path: Path, role: str) -> None:
     with LaunchedEngine(tmp_path) as engine:
         engine.wait_line("  ")
-        engine.known = [psutil.Process(engine.process.pid), *engine.children()]
-        victim = psutil.Process(engine.process.pid) if role == "supervisor" else engine.child(role)
+        victim = engine.processes()[0] if role == "supervisor" else engine.child(role)
         victim.kill()
         code = engine.wait_exit()
         assert code == (-signal.SIGKILL if role == "supervisor" else 1)
@@ -161,8 +160,8 @@ def test_a_killed_supervisor_takes_everything_with_it(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_served_exits_2_with_one_line(tmp_path: Path, arguments: list[str], message: str) -> None:
     with LaunchedEngine(tmp_path, *arguments) as engine:
-        _, errors = engine.process.communicate(timeout=60)
-        assert engine.process.returncode == 2
+        assert engine.wait_exit() == 2
+        errors = engine.errors.read_text()
         lines = [line for line in errors.splitlines() if line.startswith("engine-launch:")]
         assert len(lines) == 1 and message in lines[0], errors
         assert "Traceback" not in errors
@@ -173,8 +172,7 @@ def test_an_address_in_use_is_refused_and_the_first_engine_goes_on(tmp_path: Pat
     with LaunchedEngine(tmp_path, "--listen", address) as first:
         first.wait_ready()
         with LaunchedEngine(tmp_path / "", "--listen", address) as second:
-            _, errors = second.process.communicate(timeout=60)
-            assert second.process.returncode == 2 and "in use by another engine" in errors
+            assert second.wait_exit() == 2 and "in use by another engine" in second.errors.read_text()
             with Client(address) as client:
                 assert client.generate("The capital of Italy is", GREEDY, use_tqdm=False)[0].outputs[0].text == " Rome."
             first.signal(signal.SIGTERM)
@@ -185,9 +183,8 @@ def test_a_tcp_port_in_use_is_refused(tmp_path: Path) -> None:
     with LaunchedEngine(tmp_path, "--listen", "tcp://127.0.0.1:0", "--insecure") as first:
         address = first.wait_ready()
         assert address.startswith("tcp://127.0.0.1:") and not address.endswith(":0")
-        second = LaunchedEngine(tmp_path, "--listen", address, "--insecure")
-        _, errors = second.process.communicate(timeout=60)
-        assert second.process.returncode == 2 and "cannot listen on" in errors
+        with Engine(tmp_path, ["--listen", address, "--insecure"]) as second:
+            assert second.wait_exit() == 2 and "cannot listen on" in second.errors.read_text()
         with Client(address) as client:
             assert client.info().vocab_size > 0
         first.signal(signal.SIGTERM)
@@ -201,7 +198,7 @@ def test_an_idle_engine_uses_next_to_nothing(tmp_path: Path) -> None:
             time.sleep(0.5)  # what a request leaves to be done settles
 
             def cpu_s() -> float:
-                return sum(sum(process.cpu_times()[:2]) for process in engine.known)
+                return sum(sum(process.cpu_times()[:2]) for process in engine.processes())
 
             before, begun = cpu_s(), time.monotonic()
             time.sleep(4.0)  # measuring idleness takes time

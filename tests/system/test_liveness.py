@@ -14,8 +14,8 @@ import pytest
 
 from tokenloom import Client, SamplingParams
 from tokenloom.ipc.messages import LEASE_S
-from tokenloom.scripts.chaos_engine import Engine
 from tokenloom.scripts.chaos_work import difference
+from tokenloom.scripts.engine_process import Engine
 
 OPTIONS = ["--device", "cpu", "--num-threads", "1", "--dtype", "float32", "--hang-timeout-s", "60"]
 PROGRESS_S = 0.75  # the core reports every 0.5 s
@@ -38,13 +38,11 @@ client.close()
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    engine = Engine(tmp_path_factory.mktemp("run"), OPTIONS)
-    try:
+    with Engine(tmp_path_factory.mktemp("run"), OPTIONS) as engine:
+        engine.wait_ready()
         yield engine
-        engine.find("")
+        engine.processes()
         assert engine.stop() == 0 and not engine.leftovers()
-    finally:
-        engine.close()
 
 
 @pytest.fixture

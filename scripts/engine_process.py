@@ -1,0 +1,141 @@
+"""The engine as an operator starts it, by the command: what it says, its processes, faults to inject, its leftovers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+import psutil
+
+from tokenloom.ipc.faults import inject
+
+EngineT = TypeVar("EngineT", bound="Engine")
+
+START_S = 60.0
+STOP_S = 60.0
+
+
+class Engine:
+    """Owns the process, which a `with` kills at its end. A thread reads stdout and a file takes stderr, so that nothing
+    it says can hold it up. `address` is where clients attach, `url` the HTTP server with --http, once it is ready."""
+
+    def __init__(self, runtime: Path, arguments: Sequence[str]) -> None:
+        self.runtime, self.faults, self.errors = runtime, runtime / "faults", runtime / "stderr"
+        self.faults.mkdir(exist_ok=True)
+        command = [sys.executable, "-m", "tokenloom.frontend.launch", *arguments]
+        environment = os.environ | {"XDG_RUNTIME_DIR": str(runtime), "TOKENLOOM_FAULTS": str(self.faults)}
+        with self.errors.open("a") as errors:
+            self.process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=errors, cwd="/", env=environment, text=True
+            )
+        self.lines: list[str] = []  # of stdout
+        self.address = self.url = ""
+        self._unheard: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # of them; None: no more will come
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self._seen: dict[int, psutil.Process] = {}
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as stdout:
+            for line in stdout:
+                self.lines.append(line.rstrip("\n"))
+                self._unheard.put(self.lines[-1])
+        self._unheard.put(None)
+
+    def wait_line(self, beginning: str) -> str:
+        """The next line of stdout that begins so."""
+        deadline = time.monotonic() + START_S
+        with contextlib.suppress(queue.Empty):
+            while (line := self._unheard.get(timeout=max(deadline - time.monotonic(), 0))) is not None:
+                if line.startswith(beginning):
+                    return line
+        raise AssertionError(f"no line begins with {beginning}: {self.lines}\n{self.errors.read_text()}")
+
+    def wait_ready(self) -> str:
+        """The clients' address."""
+        places = [word for word in self.wait_line("Ready").split() if "://" in word]
+        self.address, self.url = places[0], "".join(places[1:])
+        self.processes()
+        return self.address
+
+    def processes(self) -> list[psutil.Process]:
+        """The supervisor and all below it; they count as left over if they outlive it."""
+        supervisor = psutil.Process(self.process.pid)
+        found = [supervisor, *supervisor.children(recursive=True)]
+        self._seen |= {process.pid: process for process in found}
+        return found
+
+    def find(self, role: str) -> psutil.Process | None:
+        """The living process called `tokenloom ROLE`; None while it is being replaced."""
+        return next((process for process in self.processes() if _title(process) == f"tokenloom {role}"), None)
+
+    def child(self, role: str) -> psutil.Process:
+        """The same, as soon as there is one."""
+        deadline = time.monotonic() + START_S
+        while (process := self.find(role)) is None:
+            assert time.monotonic() < deadline, f"no process is called tokenloom {role}"
+            time.sleep(0.01)
+        return process
+
+    def inject(self, point: str, kind: str, rank: int | None, timeout_s: float) -> bool:
+        """Ask for a fault and wait until it has struck; False if nobody passed the point in time."""
+        path = inject(self.faults, point, kind, rank)
+        deadline = time.monotonic() + timeout_s
+        while path.exists():
+            if time.monotonic() > deadline:
+                path.unlink(missing_ok=True)
+                return False
+            time.sleep(0.001)
+        return True
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def wait_exit(self, timeout_s: float = STOP_S) -> int:
+        return self.process.wait(timeout_s)
+
+    def stop(self) -> int:
+        """Have it drain and end; its exit code."""
+        self.signal(signal.SIGTERM)
+        return self.wait_exit()
+
+    def leftovers(self) -> list[str]:
+        """Processes and files of the engine that are still there, but the lock of the base directory."""
+        alive = [str(process) for process in self._seen.values() if _is_alive(process)]
+        files = [str(path) for path in (self.runtime / "tokenloom").rglob("*") if path.name != ".lock"]
+        return alive + files + [str(path) for path in self.faults.iterdir()]
+
+    def __enter__(self: EngineT) -> EngineT:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._reader.join(5)
+
+
+def _title(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline()).strip()
+    except psutil.Error:  # it has just ended
+        return ""
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
