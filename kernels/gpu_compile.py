@@ -28,13 +28,12 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from . import fp8_cache
-from .ops import AttentionMetadata
+from .ops import AttentionMetadata, RowColumns
 from .quantized import QuantizedWeight, Weight
 from .triton_deterministic import DeterministicTritonOps
 from .triton_logprobs import log_totals
 from .triton_ops import TritonOps
 from .triton_sampling import sample
-from .triton_step import prepare_step
 
 ARCHITECTURES = (80, 90)
 MIN_FP8_ARCHITECTURE = 89
@@ -111,17 +110,19 @@ def attend(
 
 def around_attention(ops: TritonOps, dtype: torch.dtype) -> None:
     """The small operations of a model and of a step."""
+    metadata, ids = step(4, []), empty(4, dtype=torch.int64)
+    rows = RowColumns(empty(9, dtype=torch.int64), empty(9, dtype=torch.int32), empty((9, 64), dtype=torch.int32))
     for width in (HIDDEN, 5 * HIDDEN):
-        x = ops.embedding(empty(4, dtype=torch.int64), empty((256, width), dtype=dtype), 0)
+        table = empty((256, width), dtype=dtype)
+        ops.embedding(ids.int(), table, 0)
+        ops.begin_step(ids.int(), rows, table, 0)
+        x = ops.begin_decode(ids, rows, metadata, BLOCK_SIZE, table, 0)
         ops.add_rms_norm(x, torch.empty_like(x), empty(width, dtype=dtype), 1e-6)
     ops.silu_and_mul(empty((4, 2 * INNER), dtype=dtype))
     log_totals(empty((4, 4096)))
-    ids, lengths = empty(4, dtype=torch.int64), empty(4, dtype=torch.int32)
-    tables = empty((9, 64), dtype=torch.int32), empty((4, 64), dtype=torch.int32)
-    prepare_step(ids, ids, ids, tables[0], ids, ids, ids, ids, lengths, tables[1], BLOCK_SIZE)
     ones = empty(4, dtype=torch.float64)
     columns = empty(4), empty(4, dtype=torch.int32), ones, ones, empty((4, 2), dtype=torch.int32)
-    sample(empty((4, 4096)), ids, *columns, ids)
+    sample(empty((4, 4096)), ids, *columns, ids.int(), ids, ids)
 
 
 def weight(kind: str, group_size: int, is_gathered: bool, shape: tuple[int, int], dtype: torch.dtype) -> Weight:

@@ -46,6 +46,15 @@ class AttentionMetadata:
     max_seq_len: int
 
 
+@dataclass(frozen=True, eq=False)
+class RowColumns:
+    """What a device remembers of running rows from one decode step to the next."""
+
+    last_tokens: Tensor  # [rows] int64: the next to be computed
+    num_computed: Tensor  # [rows] int32: tokens before it
+    block_tables: Tensor  # [rows, max_blocks_per_row] int32
+
+
 class PackedLinear(Protocol):
     """A linear layer's weight and bias in whatever form its Ops likes best; opaque to everyone else."""
 
@@ -115,6 +124,26 @@ class Ops(Protocol):
 
         A table that is also the weight of a linear (a tied head) is given as packed. token_ids: [T] int32 or int64.
         Returns [T, hidden].
+        """
+        ...
+
+    def begin_step(self, token_ids: Tensor, rows: RowColumns, table: Tensor | PackedLinear, first_id: int) -> Tensor:
+        """`embedding`, where token id −1 − r stands for the last token of row r."""
+        ...
+
+    def begin_decode(
+        self,
+        row_ids: Tensor,
+        rows: RowColumns,
+        metadata: AttentionMetadata,
+        block_size: int,
+        table: Tensor | PackedLinear,
+        first_id: int,
+    ) -> Tensor:
+        """Begin a decode step of the rows `row_ids` [n] int64, each at most once: `embedding` of their last tokens.
+
+        Fills in the metadata's positions, slots, lengths and block tables (a row's own blocks, not what is past them)
+        and counts the tokens as computed. Row −1 is padding: position 0, slot −1, length 0 and an embedding of zeros.
         """
         ...
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from . import fp8_cache
 from .attention_plan import TILE_BYTES, CacheLayout, Tile, make_plan
-from .ops import AttentionMetadata, DecoderWeights, FusedDecoder, PackedExperts, PackedLinear
+from .ops import AttentionMetadata, DecoderWeights, FusedDecoder, PackedExperts, PackedLinear, RowColumns
 from .quantized import Weight, as_floats
 
 
@@ -70,11 +70,35 @@ class ReferenceOps:
         self._step: _Step | None = None
 
     def embedding(self, token_ids: Tensor, table: Tensor | PackedLinear, first_id: int) -> Tensor:
-        weight = table.weight if isinstance(table, PlainLinear) else table
-        assert isinstance(weight, Tensor)
+        weight = plain_table(table)
         rows = token_ids.long() - first_id
         is_foreign = (rows < 0) | (rows >= weight.shape[0])
         return F.embedding(rows.masked_fill(is_foreign, 0), weight).masked_fill(is_foreign[:, None], 0)
+
+    def begin_step(self, token_ids: Tensor, rows: RowColumns, table: Tensor | PackedLinear, first_id: int) -> Tensor:
+        last_tokens = rows.last_tokens[(-1 - token_ids).clamp(min=0)]
+        return self.embedding(torch.where(token_ids < 0, last_tokens, token_ids), table, first_id)
+
+    def begin_decode(
+        self,
+        row_ids: Tensor,
+        rows: RowColumns,
+        metadata: AttentionMetadata,
+        block_size: int,
+        table: Tensor | PackedLinear,
+        first_id: int,
+    ) -> Tensor:
+        is_padding = row_ids < 0
+        live = row_ids.clamp(min=0)
+        positions, tables = rows.num_computed[live], rows.block_tables[live]
+        blocks = tables.gather(1, (positions // block_size).long()[:, None])[:, 0].long()
+        slots = blocks * block_size + positions % block_size
+        metadata.positions.copy_(positions.masked_fill(is_padding, 0))
+        metadata.slots.copy_(slots.masked_fill(is_padding, -1))
+        metadata.seq_lens.copy_((positions + 1).masked_fill(is_padding, 0))
+        metadata.block_tables[:, : tables.shape[1]] = tables
+        rows.num_computed.index_add_(0, live, (~is_padding).int())
+        return self.embedding(rows.last_tokens[live].masked_fill(is_padding, first_id - 1), table, first_id)
 
     def pack_linear(self, weight: Weight, bias: Tensor | None, is_gated: bool = False) -> PackedLinear:
         return PlainLinear(as_floats(weight), bias, is_gated)
@@ -192,6 +216,13 @@ class ReferenceOps:
         if step is None or step.metadata is not metadata or step.layout != layout:
             step = self._step = _make_step(metadata, layout)
         return step
+
+
+def plain_table(table: Tensor | PackedLinear) -> Tensor:
+    """An embedding table [n, hidden], which may be the weight of a linear as well."""
+    weight = table.weight if isinstance(table, PlainLinear) else table
+    assert isinstance(weight, Tensor)
+    return weight
 
 
 def route(scores: Tensor, num_chosen: int, is_normalized: bool) -> tuple[Tensor, Tensor]:

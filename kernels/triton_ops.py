@@ -13,17 +13,17 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from .ops import AttentionMetadata, PackedExperts, PackedLinear
+from .ops import AttentionMetadata, PackedExperts, PackedLinear, RowColumns
 from .quantized import Weight
-from .reference import PlainLinear, ReferenceOps
+from .reference import ReferenceOps, plain_table
 from .triton_activation import silu_and_mul
 from .triton_decode import decode_attention, plan_decode
-from .triton_embedding import embedding
 from .triton_experts import TritonExperts, mix_experts
 from .triton_heads import prepare_heads
 from .triton_matmul import Matrices, matmul
 from .triton_norm import MAX_WIDTH, rms_norm
 from .triton_prefill import plan_prefill, prefill_attention
+from .triton_step import begin_decode, embed_tokens
 from .triton_table import DecodeShape, PrefillShape, decode_shape, prefill_shape
 
 logger = logging.getLogger("tokenloom.kernels")
@@ -73,9 +73,21 @@ class TritonOps(ReferenceOps):
         self._has_said_so = False
 
     def embedding(self, token_ids: Tensor, table: Tensor | PackedLinear, first_id: int) -> Tensor:
-        weight = table.weight if isinstance(table, PlainLinear) else table
-        assert isinstance(weight, Tensor)
-        return embedding(token_ids, weight, first_id)
+        return embed_tokens(token_ids, None, plain_table(table), first_id)
+
+    def begin_step(self, token_ids: Tensor, rows: RowColumns, table: Tensor | PackedLinear, first_id: int) -> Tensor:
+        return embed_tokens(token_ids, rows.last_tokens, plain_table(table), first_id)
+
+    def begin_decode(
+        self,
+        row_ids: Tensor,
+        rows: RowColumns,
+        metadata: AttentionMetadata,
+        block_size: int,
+        table: Tensor | PackedLinear,
+        first_id: int,
+    ) -> Tensor:
+        return begin_decode(row_ids, rows, metadata, block_size, plain_table(table), first_id)
 
     def pack_linear(self, weight: Weight, bias: Tensor | None, is_gated: bool = False) -> PackedLinear:
         if isinstance(weight, Tensor):

@@ -164,7 +164,8 @@ def sample_kernel(
     top_ps,  # [rows] float64
     min_ps,  # [rows] float64
     seeds,  # [rows, 2] int32 (the bits of the words)
-    positions,  # [n] int64
+    positions,  # [n]
+    last_tokens,  # [rows] int64
     listed,  # [n, vocab_size] int32, scratch
     output,  # [n] int64
     vocab_size,
@@ -221,6 +222,7 @@ def sample_kernel(
                 seed_high, PART,
             )  # fmt: skip
         tl.store(output + index, token.to(tl.int64))
+        tl.store(last_tokens + row, token.to(tl.int64))
 
 
 def sample(
@@ -232,14 +234,20 @@ def sample(
     min_ps: Tensor,
     seeds: Tensor,
     positions: Tensor,
+    last_tokens: Tensor | None = None,
+    output: Tensor | None = None,
 ) -> Tensor:
-    """Draw a token for each of n rows: [n] int64. logits: [n, vocab] float32, contiguous, left unchanged.
+    """Draw a token for each of n rows: [n] int64, which is `output` if that is given.
 
-    row_ids: [n] int64, which entry of the parameter columns is whose; negative gives token 0. Columns as in
-    workers/sampling_columns.py, seeds as int32 words. positions: [n] int64, of the token to draw.
+    logits: [n, vocab] float32, contiguous, left unchanged. row_ids: [n] int64, which entry of the columns is whose;
+    negative gives token 0. Columns of parameters as in workers/sampling_columns.py, seeds as int32 words. positions:
+    [n] int32, of the token to draw. last_tokens: [rows] int64, a column that the tokens are written to as well.
     """
     num_rows, vocab_size = logits.shape
-    output = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
+    if output is None:
+        output = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
+    if last_tokens is None:
+        last_tokens = torch.empty(len(temperatures), dtype=torch.int64, device=logits.device)
     listed = torch.empty((num_rows, vocab_size), dtype=torch.int32, device=logits.device)
     if num_rows:
         sample_kernel[(num_rows,)](
@@ -251,6 +259,7 @@ def sample(
             min_ps,
             seeds,
             positions,
+            last_tokens,
             listed,
             output,
             vocab_size,

@@ -1,91 +1,149 @@
-"""The inputs of a decode step, made on the device from what it remembers of each row: no length leaves the host.
+"""The begin of a step in one launch: the embedding of each token, and of a decode step where the tokens stand.
 
-One program per entry of the padded batch. A row's next token stands at position num_computed; padding entries (row
-−1) get length 0, which attention skips, and slot −1, which nothing writes.
+A program per token and part of the hidden size; in a decode step one more per row, which finds the row's position,
+slot, length and blocks in what the device remembers of it, so that no length comes from the host.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 256  # entries of a block table copied at once
+from .ops import AttentionMetadata, RowColumns
+
+WIDTH_BLOCK = 1024  # elements of an embedding that a program copies
+TABLE_BLOCK = 256  # entries of a block table copied at once
 
 
 @triton.jit
-def prepare_step_kernel(
-    row_ids,  # [n] int64, -1 = padding
+def copy_embedding(token, table, output, part, first_id, num_ids, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Part `part` of the token's row of the table; zeros where it has none."""
+    columns = part * BLOCK + tl.arange(0, BLOCK)
+    row = token - first_id
+    rows = row + columns * 0
+    is_ours = (columns < WIDTH) & (rows >= 0) & (rows < num_ids)
+    tl.store(output + columns, tl.load(table + row * WIDTH + columns, mask=is_ours, other=0.0), mask=columns < WIDTH)
+
+
+@triton.jit
+def embed_tokens_kernel(
+    token_ids,  # [T] int32 or int64
+    last_tokens,  # [rows] int64: that of row r stands for token −1 − r
+    table,
+    output,  # [T, WIDTH]
+    first_id,
+    num_ids,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_ROWS: tl.constexpr,
+):
+    index = tl.program_id(0).to(tl.int64)
+    token = tl.load(token_ids + index).to(tl.int64)
+    if HAS_ROWS:  # noqa: SIM102  (known when compiling)
+        if token < 0:
+            token = tl.load(last_tokens + (-1 - token))
+    copy_embedding(token, table, output + index * WIDTH, tl.program_id(1), first_id, num_ids, WIDTH, BLOCK)
+
+
+@triton.jit
+def begin_decode_kernel(
+    row_ids,  # [n] int64, −1 = padding
     last_tokens,  # [rows] int64
-    num_computed,  # [rows] int64; each stepped row's grows by one
+    num_computed,  # [rows] int32; each stepped row's grows by one
     row_tables,  # [rows, row_table_stride] int32
-    token_ids,  # [n] int64
+    table,
+    output,  # [n, WIDTH]
     positions,  # [n] int64
-    next_positions,  # [n] int64: of the tokens that the step samples
     slots,  # [n] int64
     seq_lens,  # [n] int32
     block_tables,  # [n, table_stride] int32
     row_table_stride,
     table_stride,
-    BLOCK_SIZE: tl.constexpr,
+    first_id,
+    num_ids,
+    WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TABLE_BLOCK: tl.constexpr,
 ):
     index = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1) - 1
     row = tl.load(row_ids + index)
-    if row < 0:
-        tl.store(token_ids + index, 0)
+    if part >= 0:
+        token = first_id - 1 + row * 0  # in no table
+        if row >= 0:
+            token = tl.load(last_tokens + row)
+        copy_embedding(token, table, output + index * WIDTH, part, first_id, num_ids, WIDTH, BLOCK)
+    elif row < 0:
         tl.store(positions + index, 0)
-        tl.store(next_positions + index, 0)
         tl.store(slots + index, -1)
         tl.store(seq_lens + index, 0)
     else:
         position = tl.load(num_computed + row)
         tl.debug_barrier()  # every thread has read it before one writes it
         tl.store(num_computed + row, position + 1)
-        tl.store(token_ids + index, tl.load(last_tokens + row))
-        tl.store(positions + index, position)
-        tl.store(next_positions + index, position + 1)
-        tl.store(seq_lens + index, (position + 1).to(tl.int32))
+        tl.store(positions + index, position.to(tl.int64))
+        tl.store(seq_lens + index, position + 1)
         source = row_tables + row * row_table_stride
         block = tl.load(source + position // BLOCK_SIZE).to(tl.int64)
         tl.store(slots + index, block * BLOCK_SIZE + position % BLOCK_SIZE)
-        num_blocks = (position // BLOCK_SIZE + 1).to(tl.int32)
-        columns = tl.arange(0, BLOCK)
-        for start in range(0, num_blocks, BLOCK):
+        num_blocks = position // BLOCK_SIZE + 1
+        columns = tl.arange(0, TABLE_BLOCK)
+        for start in range(0, num_blocks, TABLE_BLOCK):
             is_used = start + columns < num_blocks
             blocks = tl.load(source + start + columns, mask=is_used, other=0)
             tl.store(block_tables + index * table_stride + start + columns, blocks, mask=is_used)
 
 
-def prepare_step(
-    row_ids: Tensor,
-    last_tokens: Tensor,
-    num_computed: Tensor,
-    row_tables: Tensor,
-    token_ids: Tensor,
-    positions: Tensor,
-    next_positions: Tensor,
-    slots: Tensor,
-    seq_lens: Tensor,
-    block_tables: Tensor,
-    block_size: int,
-) -> None:
-    """Fill the step's inputs [n] for the rows of `row_ids` [n] and count their tokens as computed."""
-    prepare_step_kernel[(row_ids.shape[0],)](
-        row_ids,
-        last_tokens,
-        num_computed,
-        row_tables,
-        token_ids,
-        positions,
-        next_positions,
-        slots,
-        seq_lens,
-        block_tables,
-        row_tables.stride(0),
-        block_tables.stride(0),
-        BLOCK_SIZE=block_size,
-        BLOCK=BLOCK,
-        num_warps=4,
-    )
+def embed_tokens(token_ids: Tensor, last_tokens: Tensor | None, table: Tensor, first_id: int) -> Tensor:
+    """Ops.embedding of a plain, contiguous table; with last_tokens Ops.begin_step."""
+    num_ids, width = table.shape
+    output = torch.empty((token_ids.shape[0], width), dtype=table.dtype, device=table.device)
+    if token_ids.shape[0]:
+        embed_tokens_kernel[(token_ids.shape[0], triton.cdiv(width, WIDTH_BLOCK))](
+            token_ids,
+            token_ids if last_tokens is None else last_tokens,
+            table,
+            output,
+            first_id,
+            num_ids,
+            WIDTH=width,
+            BLOCK=WIDTH_BLOCK,
+            HAS_ROWS=last_tokens is not None,
+            num_warps=4,
+        )
+    return output
+
+
+def begin_decode(
+    row_ids: Tensor, rows: RowColumns, metadata: AttentionMetadata, block_size: int, table: Tensor, first_id: int
+) -> Tensor:
+    """Ops.begin_decode with a plain, contiguous table."""
+    num_ids, width = table.shape
+    output = torch.empty((row_ids.shape[0], width), dtype=table.dtype, device=table.device)
+    if row_ids.shape[0]:
+        begin_decode_kernel[(row_ids.shape[0], 1 + triton.cdiv(width, WIDTH_BLOCK))](
+            row_ids,
+            rows.last_tokens,
+            rows.num_computed,
+            rows.block_tables,
+            table,
+            output,
+            metadata.positions,
+            metadata.slots,
+            metadata.seq_lens,
+            metadata.block_tables,
+            rows.block_tables.stride(0),
+            metadata.block_tables.stride(0),
+            first_id,
+            num_ids,
+            WIDTH=width,
+            BLOCK=WIDTH_BLOCK,
+            BLOCK_SIZE=block_size,
+            TABLE_BLOCK=TABLE_BLOCK,
+            num_warps=4,
+        )
+    return output

@@ -105,7 +105,7 @@ def sampling_row() -> dict[str, Any]:
     ones = torch.ones(num_rows, device="cuda")
     columns = (0.8 * ones, 50 * ones.int(), 0.95 * ones.double(), 0.02 * ones.double())
     seeds = torch.randint(0, 1 << 30, (num_rows, 2), device="cuda", dtype=torch.int32)
-    ms = milliseconds(lambda: sample(logits, rows, *columns, seeds, rows))
+    ms = milliseconds(lambda: sample(logits, rows, *columns, seeds, rows.int()))
     return {"ms": ms, "goal": "at most 3 % of the step"}
 
 

@@ -1,7 +1,7 @@
 """DecodeGraphs: whole decode steps on the device, model and sampling, as one CUDA graph per padded batch size.
 
-    rows → prepare_step → forward → logits → sample → last tokens of the rows
-           └───────────────── one graph ─────────────────┘
+    rows → begin_decode → layers → logits → sample → last tokens of the rows
+           └──────────────── one graph ────────────────┘
 
 A size is recorded when it is seen for the second time, common ones at start; until then the same kernels run one by
 one. Lengths, tokens and parameters are read on the device (DeviceRows), so a graph fits any rows. The largest size is
@@ -18,8 +18,7 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from ..kernels.ops import AttentionMetadata
-from ..kernels.triton_step import prepare_step
+from ..kernels.ops import AttentionMetadata, RowColumns
 from .device_rows import DeviceRows
 
 SIZES_AT_START = (8, 4, 2, 1)  # after the largest
@@ -30,7 +29,13 @@ Step: TypeAlias = Callable[[], None]
 class Model(Protocol):
     """What a step computes; see DecoderModel for shapes."""
 
-    def forward(self, token_ids: Tensor, metadata: AttentionMetadata, kv_cache: Tensor) -> Tensor: ...
+    def forward_mixed(
+        self, token_ids: Tensor, rows: RowColumns, metadata: AttentionMetadata, kv_cache: Tensor
+    ) -> Tensor: ...
+
+    def forward_decode(
+        self, row_ids: Tensor, rows: RowColumns, metadata: AttentionMetadata, kv_cache: Tensor
+    ) -> Tensor: ...
 
     def compute_logits(self, hidden: Tensor) -> Tensor: ...
 
@@ -85,8 +90,7 @@ class _Buffers:
             return torch.zeros(size, dtype=torch.int64, device=device)
 
         self.row_ids = torch.full((size,), -1, dtype=torch.int64, device=device)
-        self.token_ids, self.positions, self.next_positions, self.slots = int64(), int64(), int64(), int64()
-        self.sampled = int64()
+        self.positions, self.slots, self.sampled = int64(), int64(), int64()
         self.seq_lens = torch.zeros(size, dtype=torch.int32, device=device)
         self.block_tables = torch.zeros((size, max_blocks_per_row), dtype=torch.int32, device=device)
         self.query_starts = torch.arange(size + 1, dtype=torch.int32, device=device)
@@ -122,7 +126,6 @@ class DecodeGraphs:
     ) -> None:
         self._model = model
         self._kv_cache = kv_cache
-        self._block_size = kv_cache.shape[4]
         self._max_num_seqs = max_num_seqs
         self._max_model_len = max_model_len
         self._rows = rows
@@ -165,7 +168,7 @@ class DecodeGraphs:
 
     def _buffers_of(self, size: int) -> _Buffers:
         if size not in self._buffers:
-            max_blocks_per_row = self._rows.block_tables.shape[1]
+            max_blocks_per_row = self._rows.columns.block_tables.shape[1]
             self._buffers[size] = _Buffers(size, max_blocks_per_row, self._kv_cache.device)
         return self._buffers[size]
 
@@ -175,21 +178,7 @@ class DecodeGraphs:
 
     def _compute(self, buffers: _Buffers) -> None:
         """The step itself; reads nothing back."""
-        rows = self._rows
-        prepare_step(
-            buffers.row_ids,
-            rows.last_tokens,
-            rows.num_computed,
-            rows.block_tables,
-            buffers.token_ids,
-            buffers.positions,
-            buffers.next_positions,
-            buffers.slots,
-            buffers.seq_lens,
-            buffers.block_tables,
-            self._block_size,
-        )
         metadata = buffers.metadata(self._max_model_len)
-        hidden = self._model.forward(buffers.token_ids, metadata, self._kv_cache)
-        logits = self._model.compute_logits(hidden)
-        buffers.sampled.copy_(rows.sample(logits, buffers.row_ids, buffers.next_positions))
+        hidden = self._model.forward_decode(buffers.row_ids, self._rows.columns, metadata, self._kv_cache)
+        # The token that a row samples stands where its context ends.
+        self._rows.sample(self._model.compute_logits(hidden), buffers.row_ids, buffers.seq_lens, buffers.sampled)

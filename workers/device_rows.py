@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ..kernels.ops import RowColumns
 from ..kernels.triton_sampling import sample
 from .input_batch import StepInputs
 from .sampling_columns import SamplingColumns
@@ -24,21 +25,25 @@ _UNKNOWN = -1  # tokens computed of a row that the device does not know
 
 
 class DeviceRows:
-    """Columns by row. The last entry of each belongs to no row: what padding (row −1) writes lands there."""
+    """Columns by row: what a step computes of (`columns`), and what its token is drawn by."""
 
     def __init__(self, max_num_seqs: int, max_blocks_per_row: int, block_size: int, device: torch.device) -> None:
         self._block_size = block_size
-        num_entries = max_num_seqs + 1
-        self.last_tokens = torch.zeros(num_entries, dtype=torch.int64, device=device)
-        self.num_computed = torch.zeros(num_entries, dtype=torch.int64, device=device)
-        self.block_tables = torch.zeros((num_entries, max_blocks_per_row), dtype=torch.int32, device=device)
-        self.temperatures = torch.zeros(num_entries, dtype=torch.float32, device=device)
-        self.top_ks = torch.zeros(num_entries, dtype=torch.int32, device=device)
-        self.top_ps = torch.ones(num_entries, dtype=torch.float64, device=device)
-        self.min_ps = torch.zeros(num_entries, dtype=torch.float64, device=device)
-        self.seeds = torch.zeros((num_entries, 2), dtype=torch.int32, device=device)
-        self._known_computed: I64 = np.full(num_entries, _UNKNOWN, np.int64)
-        self._known_blocks: I64 = np.zeros(num_entries, np.int64)
+
+        def zeros(dtype: torch.dtype, *shape: int) -> Tensor:
+            return torch.zeros((max_num_seqs, *shape), dtype=dtype, device=device)
+
+        self.columns = RowColumns(zeros(torch.int64), zeros(torch.int32), zeros(torch.int32, max_blocks_per_row))
+        # temperature, top_k, top_p, min_p, seed
+        self._drawing = (
+            zeros(torch.float32),
+            zeros(torch.int32),
+            zeros(torch.float64),
+            zeros(torch.float64),
+            zeros(torch.int32, 2),
+        )
+        self._known_computed: I64 = np.full(max_num_seqs, _UNKNOWN, np.int64)
+        self._known_blocks: I64 = np.zeros(max_num_seqs, np.int64)
 
     def forget(self, rows: I32) -> None:
         """These rows were freed: whoever gets them next is somebody else."""
@@ -62,7 +67,7 @@ class DeviceRows:
         taken = columns.take(changed)
         return [
             rows[changed].astype(np.int64),
-            positions[changed],
+            positions[changed].astype(np.int32),
             token_ids[changed].astype(np.int64),
             taken.temperature,
             taken.top_k,
@@ -76,8 +81,8 @@ class DeviceRows:
         rows = changes[0]
         if not len(rows):
             return
-        columns = (self.num_computed, self.last_tokens, self.temperatures, self.top_ks, self.top_ps, self.min_ps)
-        for column, values in zip((*columns, self.seeds), changes[1:], strict=True):
+        columns = (self.columns.num_computed, self.columns.last_tokens, *self._drawing)
+        for column, values in zip(columns, changes[1:], strict=True):
             column[rows] = values
 
     def new_blocks(self, inputs: StepInputs) -> list[npt.NDArray[np.generic]]:
@@ -90,16 +95,14 @@ class DeviceRows:
         ordinals = np.arange(len(entries)) - np.repeat(np.cumsum(counts) - counts, counts)
         table_columns = known[entries] + ordinals
         self._known_blocks[rows] = np.maximum(needed, known)
-        cells = rows[entries] * self.block_tables.shape[1] + table_columns
+        cells = rows[entries] * self.columns.block_tables.shape[1] + table_columns
         return [cells, inputs.block_tables[entries, table_columns]]
 
     def write_blocks(self, cells: Tensor, block_ids: Tensor) -> None:
         if len(cells):
-            self.block_tables.view(-1)[cells] = block_ids
+            self.columns.block_tables.view(-1)[cells] = block_ids
 
-    def sample(self, logits: Tensor, row_ids: Tensor, positions: Tensor) -> Tensor:
-        """Draw the token of each row [n], −1 = none, at `positions` [n] from logits [n, vocab]: its last token now."""
-        columns = (self.temperatures, self.top_ks, self.top_ps, self.min_ps, self.seeds)
-        token_ids = sample(logits.contiguous(), row_ids, *columns, positions)
-        self.last_tokens[row_ids] = token_ids  # −1 is the last entry, which is nobody's
-        return token_ids
+    def sample(self, logits: Tensor, row_ids: Tensor, positions: Tensor, output: Tensor | None = None) -> Tensor:
+        """Draw the token of each row [n], −1 = none, at `positions` [n] int32 from logits [n, vocab]: its last token
+        now. [n] int64, which is `output` if that is given."""
+        return sample(logits.contiguous(), row_ids, *self._drawing, positions, self.columns.last_tokens, output)

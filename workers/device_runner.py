@@ -78,14 +78,14 @@ class DeviceRunner:
     def _compute(self, inputs: StepInputs, changes: list[npt.NDArray[np.generic]]) -> Tensor:
         """The same kernel by kernel, for rows with any number of tokens."""
         arrays = (inputs.positions, inputs.slots, inputs.query_starts, inputs.seq_lens, inputs.block_tables)
-        sampled = (inputs.sampled_tokens, inputs.sampled_rows.astype(np.int64), inputs.sampled_positions)
+        rows, positions = inputs.sampled_rows.astype(np.int64), inputs.sampled_positions.astype(np.int32)
+        sampled = (inputs.sampled_tokens, rows, positions)
         token_ids, *rest = self._staging.send([inputs.token_ids, *arrays, *sampled, *changes])
         self._rows.write(rest[8:])
-        last_tokens = self._rows.last_tokens[(-1 - token_ids).clamp(min=0)]
-        token_ids = torch.where(token_ids < 0, last_tokens, token_ids)
-        hidden = self._model.forward(token_ids, step_metadata(inputs, *rest[:5]), self._kv_cache)
-        if not len(inputs.sampled_rows):
-            return self._rows.last_tokens[:0]
-        index, rows, positions = rest[5:8]
-        self._rows.num_computed[rows] = positions
-        return self._rows.sample(self._model.compute_logits(hidden[index]), rows, positions)
+        metadata = step_metadata(inputs, *rest[:5])
+        hidden = self._model.forward_mixed(token_ids, self._rows.columns, metadata, self._kv_cache)
+        index, row_ids, next_positions = rest[5:8]
+        if not len(row_ids):
+            return row_ids
+        self._rows.columns.num_computed[row_ids] = next_positions
+        return self._rows.sample(self._model.compute_logits(hidden[index]), row_ids, next_positions)

@@ -70,7 +70,8 @@ class Sampler:
 def _sample_on_device(logits: Tensor, columns: SamplingColumns, positions: I64) -> I64:
     from ..kernels.triton_sampling import sample
 
-    arrays = (columns.temperature, columns.top_k, columns.top_p, columns.min_p, columns.seeds.view(np.int32), positions)
+    seeds = columns.seeds.view(np.int32)
+    arrays = (columns.temperature, columns.top_k, columns.top_p, columns.min_p, seeds, positions.astype(np.int32))
     values = [torch.from_numpy(array).to(logits.device) for array in arrays]
     rows = torch.arange(len(positions), device=logits.device)
     tokens: I64 = sample(logits.contiguous(), rows, *values).cpu().numpy()

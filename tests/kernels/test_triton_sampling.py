@@ -123,7 +123,7 @@ def sample_rows(logits: torch.Tensor, rows: list[Row], row_ids: list[int] | None
         torch.tensor([row.top_p for row in rows], dtype=torch.float64),
         torch.tensor([row.min_p for row in rows], dtype=torch.float64),
         torch.from_numpy(seeds),
-        torch.tensor([row.position for row in rows], dtype=torch.int64),
+        torch.tensor([row.position for row in rows], dtype=torch.int32),
     )
     ids: list[int] = tokens.tolist()
     return ids

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -19,13 +20,15 @@ import pytest
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime.interpreter import GridExecutor
 
 import tokenloom.tests.kernels.interpreter  # noqa: F401
 from tokenloom.ipc.messages import RowSampling, SchedulerOutput
-from tokenloom.kernels.ops import AttentionMetadata
+from tokenloom.kernels.ops import AttentionMetadata, RowColumns
 from tokenloom.kernels.triton_ops import TritonOps
 from tokenloom.tests.checkpoints import tiny_checkpoint
-from tokenloom.tests.workers.history_model import HistoryModel
+from tokenloom.tests.workers.history_model import VOCAB_SIZE, HistoryModel
 from tokenloom.tests.workers.paged_run import PagedRun, load
 from tokenloom.tests.workers.random_schedule import (
     BLOCK_SIZE,
@@ -41,7 +44,8 @@ from tokenloom.tests.workers.random_schedule import (
 from tokenloom.workers.cuda_graphs import Step, padded_size
 from tokenloom.workers.device_runner import DeviceRunner
 from tokenloom.workers.input_batch import InputBatch
-from tokenloom.workers.model_runner import Model, ModelRunner
+from tokenloom.workers.model_runner import ModelRunner
+from tokenloom.workers.models.decoder import DecoderModel
 from tokenloom.workers.parallel import ParallelGroup
 
 pytestmark = [
@@ -65,10 +69,23 @@ class Again:
 
 
 class DeviceHistoryModel(HistoryModel):
-    """Reads lengths on the device, as everything in a graph must; rows of length 0 come last and are padding."""
+    """Reads tokens and lengths on the device, as everything in a graph must; rows of length 0 come last and are
+    padding. A token's embedding is its number."""
 
-    def forward(self, token_ids: Tensor, metadata: AttentionMetadata, kv_cache: Tensor) -> Tensor:
-        n = int((metadata.seq_lens > 0).sum()) if metadata.num_decode_rows == len(token_ids) else len(token_ids)
+    _ops = TritonOps(90)
+    _table = torch.arange(VOCAB_SIZE, dtype=torch.float32)[:, None]
+
+    def forward_mixed(
+        self, token_ids: Tensor, rows: RowColumns, metadata: AttentionMetadata, kv_cache: Tensor
+    ) -> Tensor:
+        embedded = self._ops.begin_step(token_ids, rows, self._table, 0)
+        return self.forward(embedded[:, 0].long(), metadata, kv_cache)
+
+    def forward_decode(
+        self, row_ids: Tensor, rows: RowColumns, metadata: AttentionMetadata, kv_cache: Tensor
+    ) -> Tensor:
+        token_ids = self._ops.begin_decode(row_ids, rows, metadata, BLOCK_SIZE, self._table, 0)[:, 0].long()
+        n = int((metadata.seq_lens > 0).sum())
         live = replace(
             metadata,
             positions=metadata.positions[:n],
@@ -81,13 +98,15 @@ class DeviceHistoryModel(HistoryModel):
         return hidden
 
 
-def new_runner(recorder: Again | None, model: Model | None = None, kv_cache: Tensor | None = None) -> ModelRunner:
+def new_runner(
+    recorder: Again | None, model: DecoderModel | None = None, kv_cache: Tensor | None = None
+) -> ModelRunner:
     batch = InputBatch(MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS)
-    model = model or DeviceHistoryModel()
+    runs = model or DeviceHistoryModel()
     if kv_cache is None:
         kv_cache = torch.zeros(NUM_BLOCKS, 1, 2, 1, BLOCK_SIZE, 1)
-    on_device = DeviceRunner(model, kv_cache, MAX_NUM_SEQS, MAX_MODEL_LEN, recorder, sizes_at_start=(1,))
-    return ModelRunner(model, batch, kv_cache, ParallelGroup(), on_device=on_device)
+    on_device = DeviceRunner(runs, kv_cache, MAX_NUM_SEQS, MAX_MODEL_LEN, recorder, sizes_at_start=(1,))
+    return ModelRunner(runs, batch, kv_cache, ParallelGroup(), on_device=on_device)
 
 
 @pytest.mark.parametrize(
@@ -281,6 +300,62 @@ def test_starting_a_step_never_waits_for_the_device(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="item"), NoWaiting():
         torch.zeros(1).item()
     assert [runner.finish().rows.tolist() for _ in steps] == [[0], [0, 1], [0, 1], [1]]
+
+
+class Launches(TorchDispatchMode):
+    """Counts what is launched: kernels, and torch's operations that compute or copy. Not what the interpreter does."""
+
+    VIEWS = (
+        *("empty", "empty_like", "view", "reshape", "flatten", "slice", "select", "split", "unbind", "t", "alias"),
+        *("detach", "to", "lift_fresh"),
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+        self._kernel: FrameType | None = None
+
+    def __enter__(self) -> Any:
+        sys.setprofile(self._watch)
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        sys.setprofile(None)
+
+    def _watch(self, frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and frame.f_code is GridExecutor.__call__.__code__:
+            self._kernel = frame
+            self.counts[frame.f_locals["self"].fn.__name__] += 1
+        elif event == "return" and frame is self._kernel:
+            self._kernel = None
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = function.overloadpacket.__name__
+        if self._kernel is None and name not in self.VIEWS and not name.startswith("resolve_"):
+            self.counts[name] += 1
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_decode_step_has_one_launch_before_its_layers_and_one_after(tmp_path: Path) -> None:
+    """Beside six kernels and four products a layer."""
+    model = load(tiny_checkpoint(tmp_path, "qwen3"), ops=TritonOps(90))
+    shape = (NUM_BLOCKS, model.num_layers, 2, model.num_kv_heads_local, BLOCK_SIZE, model.head_dim)
+    runner = new_runner(Again(), model, torch.zeros(shape))
+    runner.execute_model(message([0], [3], [], [new_row(0, [5, 6, 7])], [0, 0, 9, 0, 0, 10]))
+    for _ in range(2):  # a graph of the size
+        runner.execute_model(message([0], [1]))
+    with Launches() as launches:
+        runner.start(message([0], [1]))
+    per_layer = ("rms_norm_kernel", "prepare_heads_kernel", "decode_kernel", "merge_kernel", "silu_and_mul_kernel")
+    num_layers = model.num_layers
+    expected = Counter(dict.fromkeys(per_layer, num_layers))
+    expected += Counter({"rms_norm_kernel": num_layers + 1, "linear": 4 * num_layers})  # the norm of all
+    expected += Counter({"begin_decode_kernel": 1, "plan_kernel": 1, "linear": 1, "sample_kernel": 1})
+    expected["copy_"] = 4  # changes to the device, rows to the graph's; tokens beside the graph's, to the host
+    assert launches.counts == expected
 
 
 def test_sizes_grow_by_an_eighth_and_hold_the_rows() -> None:

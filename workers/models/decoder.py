@@ -13,7 +13,15 @@ import torch
 from torch import Tensor
 
 from ...ipc.model_config import ModelConfig
-from ...kernels.ops import AttentionMetadata, DecoderWeights, FusedDecoder, LayerWeights, Ops, PackedLinear
+from ...kernels.ops import (
+    AttentionMetadata,
+    DecoderWeights,
+    FusedDecoder,
+    LayerWeights,
+    Ops,
+    PackedLinear,
+    RowColumns,
+)
 from ..layers.attention import Attention, AttentionShape
 from ..layers.experts import SparseMLP
 from ..layers.loader import LayerLoader
@@ -130,7 +138,25 @@ class DecoderModel:
         """
         if self._fused is not None:
             return self._fused(token_ids, metadata, kv_cache)
-        residual = self._group.all_reduce(self._ops.embedding(token_ids, self._table, self._first_id))
+        return self._run_layers(self._ops.embedding(token_ids, self._table, self._first_id), metadata, kv_cache)
+
+    def forward_mixed(
+        self, token_ids: Tensor, rows: RowColumns, metadata: AttentionMetadata, kv_cache: Tensor
+    ) -> Tensor:
+        """`forward`, where token id −1 − r stands for the last token of row r."""
+        embedded = self._ops.begin_step(token_ids, rows, self._table, self._first_id)
+        return self._run_layers(embedded, metadata, kv_cache)
+
+    def forward_decode(
+        self, row_ids: Tensor, rows: RowColumns, metadata: AttentionMetadata, kv_cache: Tensor
+    ) -> Tensor:
+        """`forward` of the last tokens of rows [n], −1 = padding; fills in the metadata, see Ops.begin_decode."""
+        block_size = kv_cache.shape[4]
+        embedded = self._ops.begin_decode(row_ids, rows, metadata, block_size, self._table, self._first_id)
+        return self._run_layers(embedded, metadata, kv_cache)
+
+    def _run_layers(self, embedded: Tensor, metadata: AttentionMetadata, kv_cache: Tensor) -> Tensor:
+        residual = self._group.all_reduce(embedded)
         hidden: Tensor | None = None
         for layer in self._layers:
             hidden = layer(hidden, residual, metadata, kv_cache)

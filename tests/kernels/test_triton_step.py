@@ -1,0 +1,112 @@
+"""The begin of a step against the reference, over random rows, in the interpreter: bit for bit, nothing is computed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import fields
+
+import pytest
+import torch
+
+from tokenloom.kernels.ops import AttentionMetadata, RowColumns
+from tokenloom.kernels.reference import ReferenceOps
+from tokenloom.kernels.triton_ops import TritonOps
+
+NUM_ROWS = 12
+BOTH = (TritonOps(90), ReferenceOps())
+
+
+@pytest.fixture(autouse=True)
+def inference() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+def random_table(rng: random.Random) -> tuple[torch.Tensor, int]:
+    """A share of an embedding, and its first id."""
+    num_ids, width = rng.choice([1, 11, 300]), rng.choice([1, 40, 1024, 1100])
+    return torch.randn(num_ids, width).to(rng.choice([torch.float32, torch.float16])), rng.choice([0, 1, 50])
+
+
+def random_columns(rng: random.Random, num_ids: int, first_id: int, max_num_tokens: int, width: int) -> RowColumns:
+    """Of rows that have computed nothing, one token, a block but one, up to all but one; some tokens of other ranks."""
+    edges = [0, 1, 15, 16, 17, max_num_tokens - 1]
+    computed = [rng.choice([*edges, rng.randrange(max_num_tokens)]) for _ in range(NUM_ROWS)]
+    return RowColumns(
+        last_tokens=torch.randint(0, first_id + 2 * num_ids, (NUM_ROWS,)),
+        num_computed=torch.tensor(computed, dtype=torch.int32).clamp(max=max_num_tokens - 1),
+        block_tables=torch.randint(1, 1 << 30, (NUM_ROWS, width), dtype=torch.int32),
+    )
+
+
+def unwritten(num_rows: int, width: int) -> AttentionMetadata:
+    """Of a step whose tensors are still to be filled."""
+    return AttentionMetadata(
+        positions=torch.full((num_rows,), -7),
+        slots=torch.full((num_rows,), -7),
+        query_starts=torch.arange(num_rows + 1, dtype=torch.int32),
+        seq_lens=torch.full((num_rows,), -7, dtype=torch.int32),
+        block_tables=torch.full((num_rows, width), -7, dtype=torch.int32),
+        num_decode_rows=num_rows,
+        query_starts_host=list(range(num_rows + 1)),
+        seq_lens_host=[1] * num_rows,
+        max_seq_len=1,
+    )
+
+
+def copy(columns: RowColumns) -> RowColumns:
+    return RowColumns(*(getattr(columns, field.name).clone() for field in fields(columns)))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_decode_step_begins_as_the_references(seed: int) -> None:
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    table, first_id = random_table(rng)
+    block_size, width = rng.choice([4, 16, 128]), rng.choice([1, 3, 300])
+    columns = random_columns(rng, len(table), first_id, block_size * width, width)
+    row_ids = torch.tensor(rng.sample(range(NUM_ROWS), rng.choice([0, 1, 1, 5, NUM_ROWS])) + [-1] * rng.choice([0, 3]))
+    results = []
+    for ops in BOTH:
+        rows, metadata = copy(columns), unwritten(len(row_ids), width)
+        embedded = ops.begin_decode(row_ids.long(), rows, metadata, block_size, table, first_id)
+        results.append((embedded, rows, metadata))
+    (embedded, rows, metadata), (wanted, wanted_rows, wanted_metadata) = results
+    assert torch.equal(embedded, wanted)
+    for field in fields(rows):
+        assert torch.equal(getattr(rows, field.name), getattr(wanted_rows, field.name))
+    for name in ("positions", "slots", "seq_lens"):
+        assert torch.equal(getattr(metadata, name), getattr(wanted_metadata, name))
+    for i, length in enumerate(metadata.seq_lens.tolist()):
+        num_blocks = -(-length // block_size)
+        assert torch.equal(metadata.block_tables[i, :num_blocks], wanted_metadata.block_tables[i, :num_blocks])
+
+
+def test_a_decode_step_takes_each_rows_next_token_to_where_it_stands() -> None:
+    """By hand: blocks of 4, row 2 has computed 5 tokens, row 0 none, between them is padding."""
+    table = torch.arange(10.0)[:, None]
+    tables = torch.tensor([[7, 0, 0], [0, 0, 0], [9, 3, 0]], dtype=torch.int32)
+    for ops in BOTH:
+        rows = RowColumns(torch.tensor([8, 1, 6]), torch.tensor([0, 2, 5], dtype=torch.int32), tables)
+        metadata = unwritten(3, 3)
+        embedded = ops.begin_decode(torch.tensor([2, -1, 0]), rows, metadata, 4, table, 0)
+        assert embedded.flatten().tolist() == [6, 0, 8]
+        assert metadata.positions.tolist() == [5, 0, 0]
+        assert metadata.slots.tolist() == [3 * 4 + 1, -1, 7 * 4]
+        assert metadata.seq_lens.tolist() == [6, 0, 1]
+        assert metadata.block_tables[0, :2].tolist() == [9, 3] and metadata.block_tables[2, 0] == 7
+        assert rows.num_computed.tolist() == [1, 2, 6]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_tokens_that_only_the_device_knows_are_embedded_as_the_references(seed: int) -> None:
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    table, first_id = random_table(rng)
+    columns = random_columns(rng, len(table), first_id, 16, 1)
+    token_ids = torch.randint(-NUM_ROWS, first_id + 2 * len(table), (rng.choice([0, 1, 9]),), dtype=torch.int32)
+    embedded, wanted = (ops.begin_step(token_ids, columns, table, first_id) for ops in BOTH)
+    assert torch.equal(embedded, wanted)
+    known = [int(columns.last_tokens[-1 - token]) if token < 0 else token for token in token_ids.tolist()]
+    assert torch.equal(embedded, ReferenceOps().embedding(torch.tensor(known, dtype=torch.int64), table, first_id))
