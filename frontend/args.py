@@ -7,6 +7,7 @@ command line win over those of the file.
 from __future__ import annotations
 
 import argparse
+import os
 import types
 import typing
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from ..ipc.config import EngineConfig
+from ..ipc.config import API_KEY_VARIABLE, EngineConfig
 from ..ipc.errors import ConfigError
 from .engine_options import NAMES, config_from_options
 
@@ -51,7 +52,11 @@ def _describe(annotation: object) -> tuple[type | tuple[str, ...], str]:
 
 def engine_config(arguments: argparse.Namespace) -> EngineConfig:
     """The configuration that a parsed command line asks for; ConfigError names the file, the key and the mend."""
-    options = _read_config_file(Path(arguments.config)) if arguments.config else {}
+    options: dict[str, object] = {}
+    if API_KEY_VARIABLE in os.environ:
+        options["api_key"] = os.environ[API_KEY_VARIABLE]
+    if arguments.config:
+        options |= _read_config_file(Path(arguments.config))
     options |= {name: value for name, value in vars(arguments).items() if name in NAMES}
     return config_from_options(options, "the options")
 

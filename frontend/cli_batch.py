@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import http.client
 import json
+import os
 import secrets
 import sys
 import threading
@@ -26,6 +27,7 @@ from urllib.parse import urlsplit
 import msgspec
 from tqdm import tqdm
 
+from ..ipc.config import API_KEY_VARIABLE
 from ..ipc.errors import ConfigError
 from .cli_command import Command
 from .cli_engine import announce_start
@@ -52,7 +54,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("input", type=Path, metavar="IN", help="lines of {custom_id, method, url, body}")
     parser.add_argument("output", type=Path, metavar="OUT", help="is appended to")
     parser.add_argument("--url", metavar="URL", help="a running engine's --http address; none: start one")
-    parser.add_argument("--api-key", metavar="KEY", help="what that engine got as --api-key")
+    key = os.environ.get(API_KEY_VARIABLE)
+    help_text = f"what that engine got as --api-key; none: as {API_KEY_VARIABLE} says"
+    parser.add_argument("--api-key", metavar="KEY", default=key, help=help_text)
     parser.add_argument("--model", metavar="MODEL", help="without --url: what to serve; none: the demo")
     parser.add_argument("--concurrency", type=int, default=64, metavar="N", help="requests at once (default: 64)")
 

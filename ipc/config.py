@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from .errors import ConfigError
 
+API_KEY_VARIABLE = "TOKENLOOM_API_KEY"  # stands for --api-key, which every user of the machine sees in `ps`
 CONFIG_VARIABLE = "TOKENLOOM_CONFIG"  # in which a program hands its configuration to the engine that it starts
 
 
@@ -67,7 +68,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     served_model_name: Annotated[str | None, _help("the name that clients see; none: --model as given")] = None
     listen: Annotated[str | None, _help("ipc:// or tcp:// address for clients; none: in the run directory")] = None
     http: Annotated[str | None, _help("[HOST:]PORT of the HTTP server with OpenAI's API; none: no HTTP")] = None
-    api_key: Annotated[str | None, _help("what HTTP requests must carry as a Bearer token; none: anyone may")] = None
+    api_key: Annotated[
+        str | None,
+        _help(f"what HTTP requests must carry as a Bearer token; none: as {API_KEY_VARIABLE} says, or nothing"),
+    ] = None
     cors_origins: Annotated[str | None, _help("web origins that may call, with commas between; *: any")] = None
     max_body_bytes: Annotated[int, _help("largest HTTP body that is read")] = 32 << 20
     metrics_names: Annotated[Literal["tokenloom", "vllm"], _help("prefix of the metrics")] = "tokenloom"

@@ -62,6 +62,21 @@ def test_the_file_gives_options_and_the_command_line_wins(tmp_path: Path) -> Non
     assert (config.max_num_seqs, config.block_size, config.enable_prefix_caching) == (7, 32, False)
 
 
+def test_the_environment_may_hold_the_api_key_and_file_and_command_line_win(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "engine.yaml"
+    file.write_text("api-key: of the file\n")
+    assert parse().api_key is None
+    monkeypatch.setenv("TOKENLOOM_API_KEY", "of the environment")
+    assert parse().api_key == "of the environment"
+    assert parse("--config", str(file)).api_key == "of the file"
+    assert parse("--config", str(file), "--api-key", "typed").api_key == "typed"
+    monkeypatch.setenv("TOKENLOOM_API_KEY", "")
+    with pytest.raises(ConfigError, match="at least 1 printable"):  # else an empty secret would admit everyone
+        parse()
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
