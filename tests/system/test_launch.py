@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from tokenloom import Client, Draining, SamplingParams
+from tokenloom import Client, Draining, SamplingParams, StructuredOutputsParams
 from tokenloom.ipc.codec import Decoder, encode, num_ids
 from tokenloom.ipc.messages import (
     CREDIT_WINDOW,
@@ -129,13 +129,20 @@ def test_a_kill_during_the_start_leaves_nothing(tmp_path: Path, role: str) -> No
         engine.check_nothing_is_left()
 
 
-def test_a_killed_supervisor_takes_everything_with_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("are_stopped", [False, True])
+def test_a_killed_supervisor_takes_everything_with_it(tmp_path: Path, are_stopped: bool) -> None:
     with LaunchedEngine(tmp_path, "--listen", f"ipc://{tmp_path}/mine.sock") as engine:
         address = engine.wait_ready()
         assert address == f"ipc://{tmp_path}/mine.sock"
         with Client(address) as client:
+            client.generate("Yes or no?", GREEDY.replace(structured_outputs=StructuredOutputsParams(choice=["yes"])))
             stream = client.stream("The capital of France is", LONG)
             next(stream)
+            children = engine.processes()[1:]
+            assert len(children) == 4, "worker, core, frontend, grammar"
+            for child in children:
+                if are_stopped:
+                    child.suspend()
             engine.signal(signal.SIGKILL)
             begun = time.monotonic()
             engine.check_nothing_is_left(within_s=2.0)
