@@ -1,8 +1,8 @@
 """How a child dies with its parent: a pipe whose write end only the parent holds.
 
 A thread blocks on the read end; the kernel closes the write end when the parent ends, however it ends. The thread
-never wakes otherwise. A child whose threads stand still, because it was stopped (SIGSTOP, a debugger) or hangs in a call
-that holds Python's lock, is ended by a signal of the kernel's.
+never wakes otherwise. A child whose threads stand still, because it was stopped (SIGSTOP, a debugger) or hangs in a
+call that holds Python's lock, is ended by a signal of the kernel's.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _PR_SET_PDEATHSIG = 1
 def start_lifeline(fd: int, before_exit: Callable[[], None] | None = None) -> None:
     """Exit this process when `fd` reports end of file, after `before_exit`, which must be quick and thread-safe.
 
-    Without `before_exit` nothing is lost by SIGKILL, when the thread that started this process ends; with one, a stopped
-    process is only told to go on.
+    Without `before_exit` nothing is lost by SIGKILL, when the thread that started this process ends; with one, a
+    stopped process is only told to go on.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL if before_exit is None else signal.SIGCONT)
 
