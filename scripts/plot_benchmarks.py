@@ -51,6 +51,12 @@ def bars(document: Mapping[str, Any], figure: Figure) -> dict[str, float]:
     return {name: median(each) for name, each in values.items()}
 
 
+def figure_of(document: Mapping[str, Any]) -> Figure | None:
+    """What is drawn of a result; None for a benchmark without a figure, or a figure with nothing to compare."""
+    figure = FIGURES.get(document["benchmark"])
+    return figure if figure is not None and len(bars(document, figure)) > 1 else None
+
+
 def draw(document: Mapping[str, Any], figure: Figure) -> str:
     """The SVG."""
     settings = ", ".join(f"{name} {value}" for name, value in document["settings"].items() if value is not None)
@@ -83,11 +89,11 @@ def _bar_lines(values: Mapping[str, float]) -> list[str]:
 
 
 def plot(folder: Path) -> list[Path]:
-    """Write the pictures; returns them. Benchmarks without a figure are passed by."""
+    """Write the pictures; returns them."""
     written = []
     for file in sorted(folder.glob("*.json")):
         document = json.loads(file.read_text())
-        figure = FIGURES.get(document["benchmark"])
+        figure = figure_of(document)
         if figure is not None:
             file.with_suffix(".svg").write_text(draw(document, figure))
             written.append(file.with_suffix(".svg"))

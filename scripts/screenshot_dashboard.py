@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import http.client
 import json
 import os
 import random
@@ -126,7 +127,7 @@ def keep_busy(url: str, number: int) -> None:
         try:
             with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
                 answer.read()
-        except OSError:  # the engine is being stopped
+        except (OSError, http.client.HTTPException):  # the engine is being stopped
             return
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tokenloom.scripts.bench_report import ROOT
-from tokenloom.scripts.plot_benchmarks import FIGURES, bars, draw
+from tokenloom.scripts.plot_benchmarks import FIGURES, bars, draw, figure_of
 
 RESULTS = sorted((ROOT / "docs" / "benchmarks").glob("*.json"))
 
@@ -29,7 +29,10 @@ def test_bars_are_medians_and_as_long_as_their_values() -> None:
 @pytest.mark.parametrize("file", RESULTS, ids=lambda file: file.name)
 def test_the_pictures_show_the_results(file: Path) -> None:
     document = json.loads(file.read_text())
-    figure = FIGURES.get(document["benchmark"])
+    figure, picture = figure_of(document), file.with_suffix(".svg")
     if figure is not None:
-        assert file.with_suffix(".svg").read_text() == draw(document, figure)
+        assert picture.read_text() == draw(document, figure)
+        assert f"(benchmarks/{picture.name})" in (ROOT / "docs" / "benchmarks.md").read_text(), "nobody sees it"
+    else:
+        assert not picture.exists()
     assert "/" not in json.dumps(document["settings"]), "a path of some machine"
