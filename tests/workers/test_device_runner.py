@@ -6,8 +6,10 @@ again as it is.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -99,7 +101,7 @@ class DeviceHistoryModel(HistoryModel):
 
 
 def new_runner(
-    recorder: Again | None, model: DecoderModel | None = None, kv_cache: Tensor | None = None
+    recorder: Again | None, model: DecoderModel | DeviceHistoryModel | None = None, kv_cache: Tensor | None = None
 ) -> ModelRunner:
     batch = InputBatch(MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS)
     runs = model or DeviceHistoryModel()
@@ -134,6 +136,22 @@ def test_a_row_that_another_request_takes_over_keeps_nothing_of_the_first() -> N
             tokens += runner.execute_model(message([0], [1], appends=appends)).token_ids.tolist()
         assert tokens == expected_tokens(prompt, sampling, 5)
     assert recorder.num_replays == 8
+
+
+def test_a_runner_that_is_dropped_lets_go_of_its_model_and_another_takes_its_cache() -> None:
+    """What a reload does: graphs hold what they compute with, and themselves."""
+    kv_cache, prompt = torch.zeros(NUM_BLOCKS, 1, 2, 1, BLOCK_SIZE, 1), [5, 6, 7]
+    models: list[weakref.ref[DeviceHistoryModel]] = []
+    for _ in range(2):
+        model = DeviceHistoryModel()
+        models.append(weakref.ref(model))
+        runner = new_runner(Again(), model, kv_cache)
+        tokens = runner.execute_model(message([0], [3], [], [new_row(0, prompt)], [0, 0, 9, 0, 0, 10]))
+        drawn = tokens.token_ids.tolist() + [runner.execute_model(message([0], [1])).token_ids[0] for _ in range(3)]
+        assert drawn == expected_tokens(prompt, RowSampling(temperature=0.0), 4)
+        del runner, model
+        gc.collect()
+        assert [reference() for reference in models] == [None] * len(models)
 
 
 @dataclass
