@@ -13,10 +13,12 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -25,11 +27,11 @@ from typing import Any
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.runtime.jit import JITFunction
 
 from . import fp8_cache
 from .ops import AttentionMetadata, RowColumns
 from .quantized import QuantizedWeight, Weight
+from .triton_compile import compiling
 from .triton_deterministic import DeterministicTritonOps
 from .triton_logprobs import log_totals
 from .triton_ops import TritonOps
@@ -206,27 +208,18 @@ def _name(dtype: torch.dtype) -> str:
 
 def compile_forms(architecture: int, is_quick: bool) -> Iterator[Report]:
     """Each kernel that they launch, once."""
-    launched: dict[int, tuple[str, Any]] = {}
-    run = JITFunction.run
-
-    def compile_instead(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
-        compiled = run(self, *arguments, grid=grid, warmup=True, **options)
-        launched.setdefault(id(compiled), (self.__name__.removesuffix("_kernel"), compiled))
-
     triton.runtime.driver.set_active(NoDevice(architecture))
-    JITFunction.run = compile_instead
-    num_reported = 0
-    try:
+    launched: list[tuple[str, Any]] = []
+    with ThreadPoolExecutor(os.cpu_count()) as threads, compiling(threads) as mode:
         for form, launch in forms(architecture, is_quick):
             launch()
-            for name, compiled in list(launched.values())[num_reported:]:
-                yield _report(f"{name} {form}", architecture, compiled)
-            num_reported = len(launched)
-    finally:
-        JITFunction.run = run
+            launched.extend((form, kernel) for kernel in list(mode.future_kernels.values())[len(launched) :])
+    for form, kernel in launched:
+        yield _report(form, architecture, kernel.result())
 
 
-def _report(label: str, architecture: int, compiled: Any) -> Report:
+def _report(form: str, architecture: int, compiled: Any) -> Report:
+    label = f"{compiled.metadata.name.removesuffix('_kernel')} {form}"
     registers, spill_bytes = _resources(compiled.asm["cubin"])
     has_wgmma = "wgmma.mma_async" in compiled.asm["ptx"]
     return Report(label, architecture, registers, spill_bytes, compiled.metadata.shared, has_wgmma)

@@ -86,15 +86,16 @@ def quantize(weight: Tensor, kind: Literal["int8", "fp8"]) -> QuantizedWeight:
 def from_groups(
     codes: Tensor, scales: Tensor, zeros: Tensor | None, groups: Tensor, dtype: torch.dtype
 ) -> QuantizedWeight:
-    """Codes [out, in], one in each element, whose inputs belong to `groups` [in]; drops scales that no input uses."""
+    """Codes [out, in], one in each element, whose inputs belong to `groups` [in], a tensor on the host; drops scales
+    that no input uses."""
     used, groups = groups.unique(return_inverse=True)
-    scales, zeros = scales[:, used].contiguous(), None if zeros is None else zeros[:, used].contiguous()
+    columns = used.to(scales.device)
+    scales, zeros = scales[:, columns].contiguous(), None if zeros is None else zeros[:, columns].contiguous()
     num_inputs, group_size = codes.shape[1], int((groups == 0).sum())
-    runs = torch.arange(num_inputs, device=codes.device) // group_size
+    is_run = torch.equal(groups, torch.arange(num_inputs) // group_size)
     codes = pack_halves(codes) if zeros is not None else codes.contiguous()
-    return QuantizedWeight(
-        codes, scales, zeros, group_size, None if torch.equal(groups, runs) else groups.to(torch.int32), dtype
-    )
+    kept = None if is_run else groups.to(codes.device, torch.int32)
+    return QuantizedWeight(codes, scales, zeros, group_size, kept, dtype)
 
 
 def concatenate(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:

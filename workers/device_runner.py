@@ -59,12 +59,16 @@ class DeviceRunner:
     @torch.inference_mode()
     def start(self, inputs: StepInputs, columns: SamplingColumns) -> TokensInFlight:
         """Launch a step; columns: of inputs.sampled_rows, whose tokens come back."""
+        return self._return.send(self.launch(inputs, columns))
+
+    def launch(self, inputs: StepInputs, columns: SamplingColumns) -> Tensor:
+        """`start`, but the tokens [s] int64 stay on the device, where the next step may overwrite them."""
         sampled = inputs.sampled_tokens
         changes = self._rows.changes(inputs.sampled_rows, inputs.positions[sampled], inputs.token_ids[sampled], columns)
         is_decode = inputs.num_decode_rows == len(inputs.rows) == len(sampled)
         if is_decode and self._graphs is not None:
-            return self._return.send(self._decode(self._graphs, inputs, changes))
-        return self._return.send(self._compute(inputs, changes))
+            return self._decode(self._graphs, inputs, changes)
+        return self._compute(inputs, changes)
 
     def _decode(self, graphs: DecodeGraphs, inputs: StepInputs, changes: list[npt.NDArray[np.generic]]) -> Tensor:
         num_rows = len(inputs.rows)

@@ -22,6 +22,7 @@ from ..ipc.quantization_config import QuantizationConfig
 from ..kernels.quantized import QuantizedWeight, Weight, as_floats, concatenate, from_groups, quantize
 from .weights import FLOAT_DTYPES, Checkpoint, Piece
 
+HOST = torch.device("cpu")
 CODES_PER_WORD = 8  # of 4 bits in an int32
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where in a word the code of each of eight outputs is
 STORED_DTYPES = {"fp8": ("F8_E4M3",), "int8": ("I8",)}
@@ -99,9 +100,7 @@ def _read_scaled(checkpoint: Checkpoint, config: QuantizationConfig, matrix: _Ma
     else:
         scales = scales.reshape(num_blocks)
     rows = _indices(matrix.rows, codes.device) // block_rows
-    return from_groups(
-        codes, scales[rows], None, _indices(matrix.columns, codes.device) // block_columns, checkpoint.dtype
-    )
+    return from_groups(codes, scales[rows], None, _indices(matrix.columns, HOST) // block_columns, checkpoint.dtype)
 
 
 def _read_packed(checkpoint: Checkpoint, config: QuantizationConfig, matrix: _Matrix) -> QuantizedWeight | None:
@@ -164,11 +163,11 @@ def _num_groups(config: QuantizationConfig, matrix: _Matrix) -> int:
 
 
 def _groups(checkpoint: Checkpoint, config: QuantizationConfig, matrix: _Matrix, name: str) -> Tensor:
-    """The group of each input of the share: what the file says (act-order), else runs of the group's size."""
+    """The group of each input of the share, on the host: what the file says (act-order), else runs of its size."""
     if f"{matrix.name}.{name}" in checkpoint:
         stored = matrix.piece(name, (matrix.num_columns,), 0, matrix.columns)
-        return checkpoint.load_stored(stored, ("I32", "I64")).long()
-    return _indices(matrix.columns, checkpoint.device) // (config.group_size or matrix.num_columns)
+        return checkpoint.load_stored(stored, ("I32", "I64"), HOST).long()
+    return _indices(matrix.columns, HOST) // (config.group_size or matrix.num_columns)
 
 
 def _unpack(words: Tensor, order: range | tuple[int, ...] = range(CODES_PER_WORD)) -> Tensor:

@@ -80,12 +80,15 @@ class Checkpoint:
             self._read(piece, target)
         return parameter
 
-    def load_stored(self, piece: Piece, dtypes: Sequence[str]) -> Tensor:
-        """The piece in the dtype that it is stored in: one of `dtypes`, by safetensors' names. Its share exists."""
+    def load_stored(self, piece: Piece, dtypes: Sequence[str], device: torch.device | None = None) -> Tensor:
+        """The piece in the dtype that it is stored in: one of `dtypes`, by safetensors' names. Its share exists.
+
+        `device`: if not the checkpoint's.
+        """
         index = (slice(None),) * piece.axis + (slice(piece.range.start, piece.range.stop),)
         source = self._slice(piece, dtypes)
         stored: Tensor = source[index] if piece.shape else source[...]
-        return stored.to(self.device)
+        return stored.to(device or self.device)
 
     def shape_of(self, name: str) -> tuple[int, ...]:
         return tuple(self._find(name)[1].get_shape())

@@ -24,6 +24,7 @@ from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import ConfigError
 from ..ipc.faults import maybe_fail
 from ..ipc.messages import Measured, ModelRunnerOutput, Phase, SchedulerOutput
+from ..ipc.model_config import ModelConfig
 from ..kernels import fp8_cache
 from ..kernels.ops import select_ops
 from .cpu_threads import num_cpu_threads
@@ -39,6 +40,7 @@ from .sampler import Sampler, select_sampler
 from .token_mask import MaskSource, no_mask
 
 if TYPE_CHECKING:
+    from .compile_ahead import CompileAhead
     from .device_runner import DeviceRunner
     from .token_return import TokensInFlight
 
@@ -92,15 +94,22 @@ class Worker:
         if self._rank == 0:
             config = self._spec.config
             self._sampler = select_sampler(self._device, config.enforce_reference, config.deterministic)
-        self._model = self._load_model(folder or Path(self._spec.model_folder))
+        folder = folder or Path(self._spec.model_folder)
+        ahead = self._compile_ahead(folder) if self._needs_no_host else None
+        self._model = self._load_model(folder, self._spec.model, self._device)
         size = gib(self._model.weight_bytes)
         detail = f"{size} as {self._spec.dtype} on {self._device}"
         yield Phase(name="load weights", duration_s=time.monotonic() - begun, detail=detail)
+        if ahead is not None:
+            begun = time.monotonic()
+            ahead.wait()
+            detail = f"{ahead.num_kernels} in {ahead.duration_s:.1f} s, beside the weights"
+            yield Phase(name="compile kernels", duration_s=time.monotonic() - begun, detail=detail)
 
     def measure(self) -> Measured:
         """How many KV blocks there is room for; on a GPU by running the largest steps. ConfigError if too few."""
         limits = KVCacheLimits(
-            block_bytes=torch.Size(self._block_shape).numel() * self._kv_dtype.itemsize,
+            block_bytes=torch.Size(self._kv_shape(1)).numel() * self._kv_dtype.itemsize,
             max_blocks_per_row=self._spec.max_blocks_per_row,
             max_num_seqs=self._spec.config.max_num_seqs,
             num_blocks=self._spec.config.num_kv_blocks,
@@ -116,7 +125,7 @@ class Worker:
     def initialize(self, num_blocks: int) -> None:
         """Allocate the KV pool and run one token through the model, so that the first request does not pay for it."""
         assert self._model is not None, "load comes before initialize"
-        self._kv_cache = allocate_kv_cache((num_blocks, *self._block_shape), self._kv_dtype, self._device)
+        self._kv_cache = allocate_kv_cache(self._kv_shape(num_blocks), self._kv_dtype, self._device)
         run_dummy(self._model, dummy_step([1], [1], self._spec.config.block_size), self._kv_cache, self._sampler)
         self._runner = self._make_runner(self._model, self._kv_cache)
         num_tokens = (num_blocks - 1) * self._spec.config.block_size
@@ -190,16 +199,16 @@ class Worker:
             execute_s=self._last_finish - begun,  # what was beside the step before does not count
         )
 
-    def _load_model(self, folder: Path) -> DecoderModel:
+    def _load_model(self, folder: Path, config: ModelConfig, device: torch.device) -> DecoderModel:
         has_kernels = self._device.type == "cuda" and not self._spec.config.enforce_reference
         if self._spec.model.quantization is not None and not has_kernels:
             logger.warning("quantized weights have no kernels here: they take the memory of %s", self._spec.dtype)
         return load_model(
             folder,
-            self._spec.model,
+            config,
             self._spec.max_model_len,
             self._dtype,
-            self._device,
+            device,
             select_ops(
                 self._device,
                 self._dtype,
@@ -216,7 +225,7 @@ class Worker:
         self.reset()
         self._model = self._runner = None
         gc.collect()  # recorded graphs refer to themselves and hold the weights
-        self._model = self._load_model(folder)
+        self._model = self._load_model(folder, self._spec.model, self._device)
         self._runner = self._make_runner(self._model, self._kv_cache)
 
     def reset(self) -> None:
@@ -228,6 +237,18 @@ class Worker:
     def close(self) -> None:
         """Leave the group."""
         self._group.close()
+
+    def _compile_ahead(self, folder: Path) -> CompileAhead:
+        """Begin to compile what a model like that in `folder` launches."""
+        from .compile_ahead import NOWHERE, CompileAhead, distinct_layers, launch_steps
+
+        def launch() -> None:
+            model = self._load_model(folder, distinct_layers(self._spec.model), NOWHERE)
+            kv_cache = torch.empty(self._kv_shape(1, model), dtype=self._kv_dtype, device=NOWHERE)
+            max_num_seqs, max_num_tokens = self._spec.config.max_num_seqs, self._spec.max_num_batched_tokens
+            launch_steps(model, kv_cache, max_num_seqs, max_num_tokens, self._spec.max_model_len, self._has_graphs)
+
+        return CompileAhead(launch, self._device)
 
     def _make_device_runner(self, model: DecoderModel, kv_cache: Tensor) -> DeviceRunner | None:
         """What runs steps without the host in between; None where the host takes part in every step."""
@@ -242,10 +263,13 @@ class Worker:
 
     @property
     def _has_graphs(self) -> bool:
-        """Experts with --deterministic are found on the host, which cannot be recorded."""
-        config = self._spec.config
-        is_on_host = config.deterministic and self._spec.model.experts is not None
-        return self._samples_on_device and not config.enforce_eager and not is_on_host
+        return self._needs_no_host and not self._spec.config.enforce_eager
+
+    @property
+    def _needs_no_host(self) -> bool:
+        """Whether a step reads nothing back; experts with --deterministic are found on the host."""
+        is_on_host = self._spec.config.deterministic and self._spec.model.experts is not None
+        return self._samples_on_device and not is_on_host
 
     @property
     def _samples_on_device(self) -> bool:
@@ -262,13 +286,12 @@ class Worker:
         model = self._spec.model
         return ops is not None and ops.supports(model.head_dim, model.num_heads // model.num_kv_heads)
 
-    @property
-    def _block_shape(self) -> tuple[int, ...]:
-        """[num_layers, 2, num_kv_heads, block_size, head_dim, in fp8 with its scale]"""
-        assert self._model is not None, "load comes first"
-        model = self._model
+    def _kv_shape(self, num_blocks: int, model: DecoderModel | None = None) -> tuple[int, ...]:
+        """[num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim, in fp8 with its scale]"""
+        model = model or self._model
+        assert model is not None, "load comes first"
         width = model.head_dim + (fp8_cache.SCALE_BYTES if self._has_fp8_cache else 0)
-        return (model.num_layers, 2, model.num_kv_heads_local, self._spec.config.block_size, width)
+        return (num_blocks, model.num_layers, 2, model.num_kv_heads_local, self._spec.config.block_size, width)
 
     def _prepare_device(self) -> None:
         if self._spec.config.deterministic and self._size > MAX_DETERMINISTIC_RANKS:
@@ -316,7 +339,7 @@ class Worker:
         steps = largest_steps(
             config.max_num_seqs, self._spec.max_num_batched_tokens, self._spec.max_model_len, config.block_size
         )
-        null_block = allocate_kv_cache((1, *self._block_shape), self._kv_dtype, self._device)
+        null_block = allocate_kv_cache(self._kv_shape(1), self._kv_dtype, self._device)
         max_logprobs = min(config.max_logprobs, self._spec.model.vocab_size)
         measured = activation_bytes(self._model, steps, null_block, self._sampler, max_logprobs)
         if not self._has_graphs:

@@ -1,0 +1,70 @@
+"""Compile ahead for a checkpoint as a Hopper would: python -m tokenloom.tests.workers.compile_ahead_run FOLDER
+
+Prints JSON: how many kernels were compiled, and the names of those that other steps then lacked. Must run without
+TRITON_INTERPRET.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+import triton
+
+from tokenloom.ipc.model_config import ModelConfig
+from tokenloom.kernels.gpu_compile import NoDevice
+from tokenloom.kernels.triton_compile import compiling
+from tokenloom.kernels.triton_ops import TritonOps
+from tokenloom.workers.compile_ahead import NOWHERE, CompileAhead, distinct_layers, launch_steps
+from tokenloom.workers.device_runner import DeviceRunner
+from tokenloom.workers.models.decoder import DecoderModel, load_model
+from tokenloom.workers.parallel import ParallelGroup
+from tokenloom.workers.profile import dummy_step
+from tokenloom.workers.sampling_columns import SamplingColumns
+
+ARCHITECTURE, BLOCK_SIZE, MAX_NUM_SEQS, MAX_NUM_TOKENS, MAX_MODEL_LEN = 90, 16, 32, 2048, 1024
+STEPS = (  # tokens and length of each row
+    ([1, 1], [5, 900]),
+    ([1] * 3, [17] * 3),
+    ([1] * 30, [7] * 30),
+    ([1, 1, 17], [5, 900, 17]),
+    ([3], [3]),
+    ([1, 300, 7], [1, 300, 64]),
+    ([90] * 11, [1000] * 11),
+)
+
+
+def load(folder: Path, config: ModelConfig) -> DecoderModel:
+    return load_model(folder, config, MAX_MODEL_LEN, torch.bfloat16, NOWHERE, TritonOps(ARCHITECTURE), ParallelGroup())
+
+
+def new_cache(model: DecoderModel, num_blocks: int) -> torch.Tensor:
+    shape = (num_blocks, model.num_layers, 2, model.num_kv_heads_local, BLOCK_SIZE, model.head_dim)
+    return torch.empty(shape, dtype=torch.bfloat16, device=NOWHERE)
+
+
+def main(folder: Path) -> None:
+    triton.runtime.driver.set_active(NoDevice(ARCHITECTURE))
+    config = ModelConfig.load(folder)
+
+    def launch() -> None:
+        model = load(folder, distinct_layers(config))
+        launch_steps(model, new_cache(model, 1), MAX_NUM_SEQS, MAX_NUM_TOKENS, MAX_MODEL_LEN, True)
+
+    ahead = CompileAhead(launch, NOWHERE)
+    ahead.wait()
+    model = load(folder, config)
+    with torch.inference_mode(), ThreadPoolExecutor() as threads, compiling(threads) as mode:
+        runner = DeviceRunner(model, new_cache(model, 77), MAX_NUM_SEQS, MAX_MODEL_LEN, None)
+        for counts, lengths in STEPS:
+            inputs = dummy_step(counts, lengths, BLOCK_SIZE)
+            runner.launch(inputs, SamplingColumns.greedy(len(inputs.sampled_rows)))
+        kernels = list(mode.future_kernels.values())
+    print(json.dumps({"num_kernels": ahead.num_kernels, "missing": [k.result().metadata.name for k in kernels]}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

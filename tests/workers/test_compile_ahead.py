@@ -1,0 +1,68 @@
+"""What is compiled while weights are read is what steps launch, whatever their sizes; it takes no GPU to see."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tokenloom.ipc.model_config import ModelConfig
+from tokenloom.tests.checkpoints import tiny_checkpoint
+from tokenloom.tests.quantized_checkpoints import quantized_pair
+from tokenloom.workers.compile_ahead import distinct_layers
+
+SHAPE = {"hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64}
+
+
+def compile_ahead(folder: Path) -> dict[str, object]:
+    """In a process of its own: this one interprets."""
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(folder / "cache")
+    command = [sys.executable, "-P", "-m", "tokenloom.tests.workers.compile_ahead_run", str(folder)]
+    if sys.version_info < (3, 11):
+        command.remove("-P")
+    done = subprocess.run(
+        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "not ahead" not in done.stderr
+    found: dict[str, object] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("family", "form"),
+    [
+        ("qwen3", None),
+        *(
+            pytest.param(family, form, marks=pytest.mark.slow)
+            for family, form in (("mistral", None), ("qwen3_moe", None), ("llama", "awq"), ("qwen3_moe", "fp8, blocks"))
+        ),
+    ],
+)
+def test_no_step_launches_what_was_not_compiled_ahead(family: str, form: str | None, tmp_path: Path) -> None:
+    if form is None:
+        folder = tiny_checkpoint(tmp_path, family, **SHAPE)
+    else:
+        folder, _ = quantized_pair(tmp_path, form, family, intermediate_size=512, **SHAPE)
+    found = compile_ahead(folder)
+    assert found["missing"] == []
+    num_kernels = found["num_kernels"]
+    assert isinstance(num_kernels, int) and 10 <= num_kernels <= 30
+
+
+def test_few_layers_stand_for_all_where_each_kind_is_among_them(tmp_path: Path) -> None:
+    config = ModelConfig.load(tiny_checkpoint(tmp_path, "mixtral", num_hidden_layers=4))
+    for windows, expert_layers, num_layers in (
+        ([None] * 4, [0, 1, 2, 3], 1),
+        ([None, None, 8, None], [0, 1, 2, 3], 3),
+        ([8, None, 8, None], [3], 4),
+    ):
+        experts = msgspec.structs.replace(config.experts, layers=expert_layers)
+        mixed = msgspec.structs.replace(config, sliding_windows=windows, experts=experts)
+        assert distinct_layers(mixed).num_layers == num_layers

@@ -1,0 +1,100 @@
+"""CompileAhead: a GPU's kernels are compiled in threads while the weights are read.
+
+What is compiled is what a start and common steps launch: a model of the same shapes, on tensors without memory, takes
+those steps. So there is no list of kernels to keep; one that is missing is compiled when it is first launched. Triton
+keeps what it compiled on disk, where the next start finds it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+import torch
+from torch import Tensor
+
+from ..ipc.errors import ConfigError
+from ..ipc.model_config import ModelConfig
+from ..kernels.triton_compile import compiling
+from ..kernels.triton_logprobs import log_totals
+from .cuda_graphs import Step
+from .device_runner import DeviceRunner
+from .model_runner import metadata_of
+from .models.decoder import DecoderModel
+from .profile import dummy_step, largest_steps
+from .sampling_columns import SamplingColumns
+
+logger = logging.getLogger("tokenloom.worker")
+
+MAX_THREADS = 8
+
+NOWHERE = torch.device("meta")
+
+
+class CompileAhead:
+    """Begins when it is made. What goes wrong is logged and costs no more than the time that it would have saved."""
+
+    def __init__(self, launch: Callable[[], None], device: torch.device) -> None:
+        """`launch` is called in another thread, and what it launches there compiled for `device`."""
+        self.num_kernels = 0
+        self.duration_s = 0.0
+        self._launch, self._device = launch, device
+        self._thread = threading.Thread(target=self._run, name="compile", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until all is compiled."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        begun = time.monotonic()
+        try:
+            if self._device.type == "cuda":
+                torch.cuda.set_device(self._device)
+            num_threads = min(os.cpu_count() or 1, MAX_THREADS)
+            with torch.inference_mode(), ThreadPoolExecutor(num_threads) as threads, compiling(threads) as mode:
+                self._launch()
+                self.num_kernels = len(mode.future_kernels)
+        except ConfigError:
+            pass  # who reads the weights says so
+        except Exception as error:
+            logger.warning(
+                "kernels are compiled when first launched, not ahead: %s: %.100s", type(error).__name__, error
+            )
+        self.duration_s = time.monotonic() - begun
+
+
+class _AsItIs:
+    """Records nothing: a graph is the step itself."""
+
+    def record(self, step: Step) -> Step:
+        return step
+
+
+def distinct_layers(config: ModelConfig) -> ModelConfig:
+    """The same with as few layers as have one of each kind: other layers launch nothing else."""
+    expert_layers = [] if config.experts is None else config.experts.layers
+    kinds = [(window, layer in expert_layers) for layer, window in enumerate(config.sliding_windows)]
+    return msgspec.structs.replace(config, num_layers=1 + max(kinds.index(kind) for kind in kinds))
+
+
+def launch_steps(
+    model: DecoderModel, kv_cache: Tensor, max_num_seqs: int, max_num_tokens: int, max_model_len: int, has_graphs: bool
+) -> None:
+    """The decode steps that are recorded at the start, the largest steps, prompts of 1, 2, 4, … tokens, and what
+    logprobs on the host take beside."""
+    recorder, block_size = _AsItIs() if has_graphs else None, kv_cache.shape[4]
+    runner = DeviceRunner(model, kv_cache, max_num_seqs, max_model_len, recorder)
+    longest = min(max_num_tokens, max_model_len)
+    prompts = [dummy_step([1 << k], [1 << k], block_size) for k in range(longest.bit_length())]
+    for inputs in [*largest_steps(max_num_seqs, max_num_tokens, max_model_len, block_size), *prompts]:
+        runner.launch(inputs, SamplingColumns.greedy(len(inputs.sampled_rows)))
+    inputs = prompts[0]
+    token_ids = torch.from_numpy(inputs.token_ids).to(NOWHERE)
+    hidden = model.forward(token_ids, metadata_of(inputs, NOWHERE), kv_cache)
+    log_totals(model.compute_logits(hidden))
