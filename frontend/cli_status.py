@@ -35,11 +35,10 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def lines(health: Health, info: Info) -> list[str]:
     """For people."""
-    state = "stalled" if health.is_stalled else "ready" if health.is_ready else "starting"
     used = info.num_kv_blocks - health.num_free_blocks
     share = used / info.num_kv_blocks if info.num_kv_blocks else 0.0
     shown = [
-        f"{info.model}: {state} (tokenloom {info.version}, {info.dtype} on {info.device})",
+        f"{info.model}: {health.state} (tokenloom {info.version}, {info.dtype} on {info.device})",
         f"requests   {health.num_running} running, {health.num_waiting} waiting",
         f"KV cache   {used} of {info.num_kv_blocks} blocks of {info.block_size} tokens ({share:.1%})",
         f"lengths    up to {info.max_model_len} tokens, vocabulary {info.vocab_size}",

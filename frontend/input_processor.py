@@ -84,7 +84,7 @@ class InputProcessor:
         if chat is not None:
             return self.encode(self._template().render(chat), add_special_tokens=False)  # it writes its own
         if not prompt:
-            raise RequestError("the prompt is empty: give at least one character")
+            raise RequestError("prompt is empty: give at least one character")
         return self.encode(prompt, add_special_tokens=True)
 
     def detokenize(self, token_ids: bytes) -> str:

@@ -92,7 +92,7 @@ def new_submit(
 def check_text(text: str) -> str:
     """A prompt as text: not empty, encodable, not too long."""
     if not text:
-        raise RequestError("the prompt is empty: give at least one character")
+        raise RequestError("prompt is empty: give at least one character")
     _check_encodable("the prompt", text)
     return text
 

@@ -46,6 +46,7 @@ class QueryProcessor:
         self._progress = Progress(step=0, step_age_s=0.0, num_running=0, num_waiting=0)
         self._progress_at = 0.0
         self._moved_at = 0.0
+        self.is_draining = False  # new requests are refused
 
     def on_initialize(self, message: Initialize) -> None:
         self._num_kv_blocks = message.num_blocks - 1  # one block is the null block
@@ -82,7 +83,7 @@ class QueryProcessor:
         since = now - self._progress_at if self._progress_at else 0.0
         return Health(
             query_id=query_id,
-            is_ready=is_ready and progress.is_core_up,
+            is_ready=is_ready and progress.is_core_up and not self.is_draining,
             is_stalled=_is_busy(progress) and now - self._moved_at > STALL_S,
             step=progress.step,
             step_age_s=progress.step_age_s + since,
@@ -93,6 +94,7 @@ class QueryProcessor:
             num_restarts=progress.num_restarts,
             last_failure=progress.last_failure,
             is_paused=progress.is_paused,
+            is_draining=self.is_draining,
         )
 
     def _info(self, query_id: int) -> Info:

@@ -94,7 +94,7 @@ class AdminEndpoints:
         """200 while this answers and steps end; 503 when requests are there and no step ends."""
         health = self._engine.health()
         body: JsonObject = {
-            "status": "stalled" if health.is_stalled else "ok" if health.is_ready else "starting",
+            "status": "ok" if health.state == "ready" else health.state,
             "step": health.step,
             "step_age_s": round(health.step_age_s, 3),
             "running": health.num_running,

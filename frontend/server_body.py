@@ -17,6 +17,8 @@ async def read_body(request: Request, body_type: type[BodyT]) -> BodyT:
     """The decoded body; HttpError for one that is not of the schema, RequestError for a value that cannot be, both of
     which name the field."""
     raw = await request.body()
+    if not raw:
+        raise HttpError(400, "the body is empty: send a JSON object")
     try:
         return msgspec.json.decode(raw, type=body_type)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:

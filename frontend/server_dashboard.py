@@ -76,7 +76,7 @@ class Dashboard:
             "model": self._spec.served_model_name,
             "version": tokenloom_version(),
             "uptime_s": time.monotonic() - self._begun_at,
-            "state": "stalled" if health.is_stalled else "ready" if health.is_ready else "starting",
+            "state": health.state,
             "running": health.num_running,
             "waiting": health.num_waiting,
             "restarts": health.num_restarts,

@@ -295,7 +295,7 @@ class Frontend:
             self._core.connect()
             self._controls.on_core_lost()
         elif isinstance(message, Drain):
-            self._desk.is_draining = True
+            self._desk.is_draining = self._queries.is_draining = True
             self._drains_at = self._monotonic() + message.clients_return_s
 
     def on_wakeup(self) -> None:

@@ -131,7 +131,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.http is not None:
             http_endpoint(self.http)
         if self.api_key is not None and not (self.api_key and self.api_key.isascii() and self.api_key.isprintable()):
-            raise ConfigError("--api-key must be at least 1 printable ASCII character")
+            raise ConfigError(f"--api-key or {API_KEY_VARIABLE} must be at least 1 printable ASCII character")
 
 
 _INT_RANGES = (

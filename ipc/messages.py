@@ -243,6 +243,16 @@ class Health(Message, frozen=True, kw_only=True, tag="health_is"):
     num_restarts: int = 0
     last_failure: str = ""
     is_paused: bool = False
+    is_draining: bool = False
+
+    @property
+    def state(self) -> Literal["stalled", "draining", "ready", "starting"]:
+        """All this in a word, for people."""
+        if self.is_stalled:
+            return "stalled"
+        if self.is_draining:
+            return "draining"
+        return "ready" if self.is_ready else "starting"
 
 
 class Info(Message, frozen=True, kw_only=True, tag="info_is"):

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from tokenloom.frontend.server_engine import LocalEngine
 from tokenloom.ipc.codec import encode_ids
-from tokenloom.ipc.messages import CREDIT_WINDOW, LEASE_S, Child, Credit, Drain, EngineCoreOutputs, Finished
+from tokenloom.ipc.messages import (
+    CREDIT_WINDOW,
+    LEASE_S,
+    Child,
+    Credit,
+    Drain,
+    EngineCoreOutputs,
+    Finished,
+    GetHealth,
+    Health,
+)
 
 from .bench import Bench, ids, new_submit
 
@@ -22,6 +34,13 @@ def test_while_draining_only_resumed_requests_are_taken(bench: Bench) -> None:
     assert error.kind == "draining" and error.retry_after_s > 0
     bench.submit("resumed", attempt=1, children=[Child(seed=1, output_token_ids=encode_ids([40]))])
     assert not bench.frontend.is_drained
+
+
+def test_who_drains_is_not_ready_and_says_why(bench: Bench) -> None:
+    assert bench.frontend.health().state == "ready"
+    drain(bench)
+    (health,) = bench.say(GetHealth(query_id=1))
+    assert isinstance(health, Health) and not health.is_ready and health.state == "draining"
 
 
 def test_a_frontend_that_is_not_asked_to_end_is_never_drained(bench: Bench) -> None:
@@ -80,12 +99,16 @@ def test_clients_of_a_lost_frontend_have_the_time_to_come_back(bench: Bench) -> 
 
 def test_an_http_answer_that_is_being_written_holds_the_drain(bench: Bench) -> None:
     turns: list[None] = []
-    engine = LocalEngine(bench.frontend, lambda: turns.append(None))
-    with engine.run([new_submit()], 1):
-        bench.turn()
-        key = bench.to_core[-1].children[0].key
-        drain(bench)
-        bench.core(finished=[Finished(key=key, reason="length")])
-        assert bench.frontend.num_open_requests == 0 and not bench.frontend.is_drained
-        turns.clear()
-    assert bench.frontend.is_drained and turns, "a turn must see it"
+
+    async def ask() -> None:
+        engine = LocalEngine(bench.frontend, lambda: turns.append(None))
+        with engine.run([new_submit()], 1):
+            bench.turn()
+            key = bench.to_core[-1].children[0].key
+            drain(bench)
+            bench.core(finished=[Finished(key=key, reason="length")])
+            assert bench.frontend.num_open_requests == 0 and not bench.frontend.is_drained
+            turns.clear()
+        assert bench.frontend.is_drained and turns, "a turn must see it"
+
+    asyncio.run(ask())
