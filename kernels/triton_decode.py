@@ -21,6 +21,7 @@ from .triton_attention import LOG2_E, NO_SCORE, attend_tile, kernel_views, tile_
 from .triton_table import DecodeShape
 
 MAX_CHUNKS = 16  # of one row: bounds the partials
+PLAN_ROWS = 256  # of which a program that plans counts the chunks at once
 MAX_PROGRAMS = 2048  # over items and KV heads: some waves on any chip; more items are shared out among them
 
 
@@ -46,16 +47,18 @@ def plan_kernel(
     MIN_TILES: tl.constexpr,
     CHUNKS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
-    ROWS_PAD: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
-    """One program per row; each counts the chunks of the rows before it."""
+    """One program per row; each counts the chunks of the rows before it, some at once."""
     row = tl.program_id(0)
-    rows = tl.arange(0, ROWS_PAD)
-    lengths = tl.load(seq_lens + rows, mask=rows < num_rows, other=0)
-    _, num_tiles, tiles = chunk_tiles(lengths, window, TILE, MIN_TILES, CHUNKS, HAS_WINDOW)
-    counts = (num_tiles + tiles - 1) // tiles
-    before = tl.sum(tl.where(rows < row, counts, 0), axis=0)
-    mine = tl.sum(tl.where(rows == row, counts, 0), axis=0)
+    before, mine = row * 0, row * 0
+    for start in range(0, row + 1, ROWS):
+        rows = start + tl.arange(0, ROWS)
+        lengths = tl.load(seq_lens + rows, mask=rows < num_rows, other=0)
+        _, num_tiles, tiles = chunk_tiles(lengths, window, TILE, MIN_TILES, CHUNKS, HAS_WINDOW)
+        counts = (num_tiles + tiles - 1) // tiles
+        before += tl.sum(tl.where(rows < row, counts, 0), axis=0)
+        mine += tl.sum(tl.where(rows == row, counts, 0), axis=0)
     chunks = tl.arange(0, CHUNKS)
     tl.store(items + 1 + before + chunks, row * CHUNKS + chunks, mask=chunks < mine)
     if row == num_rows - 1:
@@ -190,7 +193,7 @@ def plan_decode(seq_lens: Tensor, sliding_window: int | None, shape: DecodeShape
         MIN_TILES=shape.min_tiles,
         CHUNKS=MAX_CHUNKS,
         HAS_WINDOW=sliding_window is not None,
-        ROWS_PAD=max(16, triton.next_power_of_2(num_rows)),
+        ROWS=PLAN_ROWS,
         num_warps=4,
     )
     return items

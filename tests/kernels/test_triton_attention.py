@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tokenloom.kernels.reference import ReferenceOps
-from tokenloom.kernels.triton_decode import MAX_CHUNKS, decode_attention, plan_decode
+from tokenloom.kernels.triton_decode import MAX_CHUNKS, PLAN_ROWS, decode_attention, plan_decode
 from tokenloom.kernels.triton_ops import TritonOps
 from tokenloom.kernels.triton_prefill import plan_prefill, prefill_attention
 from tokenloom.kernels.triton_table import DecodeShape, PrefillShape
@@ -110,11 +110,12 @@ def test_a_row_without_tokens_gives_zeros_and_disturbs_nobody() -> None:
     assert torch.equal(padded[1], calm[1])
 
 
-def test_the_plan_lists_every_chunk_of_every_row_once() -> None:
-    lengths = torch.tensor([0, 1, 32, 33, 100_000, 0, 64, 65], dtype=torch.int32)
+@pytest.mark.parametrize("times", [1, PLAN_ROWS // 8 + 1])
+def test_the_plan_lists_every_chunk_of_every_row_once(times: int) -> None:
+    lengths = torch.tensor([1, 0, 32, 33, 100_000, 0, 64, 65] * times, dtype=torch.int32)
     shape = DecodeShape(tile=32, min_tiles=2, num_warps=4, num_stages=2)
     items = plan_decode(lengths, None, shape).tolist()
-    chunks = [0, 1, 1, 1, MAX_CHUNKS, 0, 1, 2]
+    chunks = [1, 0, 1, 1, MAX_CHUNKS, 0, 1, 2] * times
     wanted = [row * MAX_CHUNKS + chunk for row, count in enumerate(chunks) for chunk in range(count)]
     assert items[0] == len(wanted)
     assert items[1 : 1 + len(wanted)] == wanted

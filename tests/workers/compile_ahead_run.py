@@ -25,11 +25,12 @@ from tokenloom.workers.parallel import ParallelGroup
 from tokenloom.workers.profile import dummy_step
 from tokenloom.workers.sampling_columns import SamplingColumns
 
-ARCHITECTURE, BLOCK_SIZE, MAX_NUM_SEQS, MAX_NUM_TOKENS, MAX_MODEL_LEN = 90, 16, 32, 2048, 1024
+ARCHITECTURE, BLOCK_SIZE, MAX_NUM_SEQS, MAX_NUM_TOKENS, MAX_MODEL_LEN = 90, 16, 256, 2048, 1024
 STEPS = (  # tokens and length of each row
     ([1, 1], [5, 900]),
     ([1] * 3, [17] * 3),
     ([1] * 30, [7] * 30),
+    ([1] * 100, [7] * 100),
     ([1, 1, 17], [5, 900, 17]),
     ([3], [3]),
     ([1, 300, 7], [1, 300, 64]),
