@@ -36,13 +36,14 @@ STOP_TIMEOUT_S = 30.0
 
 
 class Launch:
-    """One `engine-launch` and the times of what it prints, in seconds since its start."""
+    """One `engine-launch` and the times of what it prints, in seconds since its start; `environment` adds to ours."""
 
-    def __init__(self, flags: list[str], timeout_s: float) -> None:
+    def __init__(self, flags: list[str], timeout_s: float, environment: dict[str, str] | None = None) -> None:
         command = [sys.executable, "-m", "tokenloom.frontend.launch", *flags]
         self.begun = time.perf_counter()
         self._deadline = time.monotonic() + timeout_s
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd="/")
+        environment = {**os.environ, **(environment or {})}
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd="/", env=environment)
         self.phases: list[str] = []
 
     def wait_ready(self) -> str:

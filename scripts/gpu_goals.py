@@ -3,6 +3,7 @@
     decode attention   against a copy of the same bytes, and torch's SDPA over contiguous keys   ≤ 1.11 × copy
     prefill attention  8k causal, against cuDNN's SDPA                                            ≥ 75 %
     sampling           all filters on, 256 rows of 152k logits                                    time alone
+    start              of the command, 135M shape, no kernel compiled before                      ≤ weights + 10 s
 
 bfloat16, head_dim 128, 8 KV heads, 4 query heads each. Medians of triton's do_bench; decode attention is measured in a
 CUDA graph, as the engine runs it. The file is written after each figure; one that fails is a row that says so. Goals
@@ -13,7 +14,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -27,6 +31,8 @@ from tokenloom.kernels.triton_decode import decode_attention, plan_decode
 from tokenloom.kernels.triton_prefill import plan_prefill, prefill_attention
 from tokenloom.kernels.triton_sampling import sample
 from tokenloom.kernels.triton_table import decode_shape, prefill_shape
+from tokenloom.scripts.bench_startup import Launch
+from tokenloom.scripts.bench_workload import find_checkpoint
 from tokenloom.scripts.tune_kernels import (
     BLOCK_SIZE,
     NUM_KV_HEADS,
@@ -40,6 +46,7 @@ from tokenloom.scripts.tune_kernels import (
 HEAD_DIM, GROUP = 128, 4
 MAX_CACHE_BYTES = 12 << 30
 CASES = [(1, 1024), (1, 32768), (32, 1024), (32, 8192), (256, 1024), (256, 8192)]  # rows, context
+START_TIMEOUT_S = 60.0
 NOT_MEASURED = [
     "256 requests of 100-1024 in and out, Qwen3-0.6B and 14B shapes: share of the roofline",
     "the same against transformers' continuous batching",
@@ -109,6 +116,20 @@ def sampling_row() -> dict[str, Any]:
     return {"ms": ms, "goal": "at most 3 % of the step"}
 
 
+def start_row() -> dict[str, Any]:
+    flags = ["--model", str(find_checkpoint("135m", "bfloat16")), "--num-kv-blocks", "512", "--max-model-len", "1024"]
+    with tempfile.TemporaryDirectory() as cache:
+        launch = Launch(flags, START_TIMEOUT_S, {"TRITON_CACHE_DIR": cache})
+        try:
+            launch.wait_ready()
+            ready_s = time.perf_counter() - launch.begun
+        finally:
+            launch.stop()
+    weights_s = sum(float(seconds) for seconds in re.findall(r"load weights in ([\d.]+) s", "\n".join(launch.phases)))
+    row = {"ready_s": ready_s, "weights_s": weights_s, "phases": launch.phases}
+    return {**row, "goal": "at most 10 s beside the weights", "is_met": ready_s - weights_s <= 10}
+
+
 def rows() -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     """What is measured, and how."""
     for num_rows, length in CASES:
@@ -117,6 +138,7 @@ def rows() -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     yield "decode attention 64 skewed", partial(decode_row, [1024, 2048, 4096, 9000] * 16)
     yield "prefill attention 8k", prefill_row
     yield "sampling with all filters, 256 x 152k", sampling_row
+    yield "start, 135m, no kernel compiled before", start_row
 
 
 def measured(case: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
