@@ -48,7 +48,7 @@ from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.ipc.sockets import new_socket
 
 from .fake_worker import FakeWorker, expected_tokens
-from .test_engine import make_spec
+from .harness import make_spec
 
 DEADLINE_S = 20.0
 

@@ -14,7 +14,7 @@ from tokenloom.ipc.structured_outputs import StructuredOutputsParams
 
 from .fake_grammar_host import allowed_tokens, is_complete
 from .fake_worker import FakeWorker, masked_token, next_token
-from .test_engine import Harness, prompt_of
+from .harness import Harness, prompt_of
 
 
 def expected_with_grammar(

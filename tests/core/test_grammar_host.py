@@ -13,7 +13,7 @@ from tokenloom.core.grammar_host import GrammarProcessHost
 from tokenloom.frontend.resolve import DEMO_FOLDER
 from tokenloom.ipc.messages import AdvanceGrammars, GrammarOpened, GrammarsAdvanced, GrammarToCore
 
-from .test_engine import make_spec
+from .harness import make_spec
 
 DEADLINE_S = 60.0
 

@@ -14,7 +14,7 @@ from tokenloom.ipc.messages import CoreChild, EngineCoreOutputs, EngineCoreReque
 from tokenloom.ipc.sampling_params import SamplingParams
 
 from .fake_worker import FakeWorker, fake_logprob
-from .test_engine import Harness, prompt_of
+from .harness import Harness, prompt_of
 
 
 class GroupHarness(Harness):

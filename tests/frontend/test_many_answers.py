@@ -25,8 +25,8 @@ from tokenloom.ipc.messages import (
 from tokenloom.ipc.sampling_params import SamplingParams
 
 from .bench import Bench, ids, new_submit
+from .rig import Rig
 from .samples import new_tokenizer
-from .test_conversation import Rig
 
 
 def scored(*entries: tuple[int, int, int]) -> LogprobColumns:

@@ -1,0 +1,164 @@
+"""A core whose worker checks every read of its cache; the test moves each message."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from pathlib import Path
+
+import msgspec
+
+from tokenloom.core.block_record import BlockRecord
+from tokenloom.core.engine import EngineCore
+from tokenloom.ipc.codec import decode_ids, encode_ids
+from tokenloom.ipc.config import EngineConfig
+from tokenloom.ipc.engine_spec import EngineSpec
+from tokenloom.ipc.messages import BulkArray, CoreChild, EngineCoreRequest, Finished
+from tokenloom.ipc.pooling_params import PoolingParams
+from tokenloom.ipc.sampling_params import SamplingParams
+from tokenloom.tests.engine_specs import new_spec
+
+from .fake_grammar_host import FakeGrammarHost
+from .fake_worker import FakeWorker, expected_tokens, fake_vector
+
+
+def make_spec(**options: object) -> EngineSpec:
+    return new_spec(vocab_size=997, max_model_len=256, config=EngineConfig(**options))  # type: ignore[arg-type]
+
+
+class Harness:
+    """A core, a worker that answers when told, and what each request has received."""
+
+    def __init__(self, num_blocks: int = 64, record: Path | None = None, **options: object) -> None:
+        """`record` is the file of the core's BlockRecord, if it keeps one."""
+        self.spec, self.num_blocks, self.record = make_spec(**options), num_blocks, record
+        self.grammars = FakeGrammarHost()
+        self.core_epoch = self.generation = 0
+        self.renew_worker()
+        self.renew_core()
+        self.requests: dict[int, EngineCoreRequest] = {}
+        self.prompts: dict[int, tuple[list[int], SamplingParams, int, list[int]]] = {}
+        self.tokens: dict[int, list[int]] = defaultdict(list)
+        self.finished: dict[int, Finished] = {}
+        self.cached: dict[int, int] = {}
+        self.poolings: dict[int, PoolingParams] = {}
+        self.vectors: dict[int, BulkArray] = {}
+        self.clock = 0.0
+
+    def renew_worker(self) -> None:
+        self.worker = FakeWorker(self.num_blocks, self.spec.config.block_size)
+
+    def renew_core(self) -> None:
+        record = None if self.record is None else BlockRecord(self.record, self.num_blocks, self.generation)
+        self.core = EngineCore(
+            self.spec,
+            self.num_blocks,
+            self.worker,
+            self.grammars,
+            core_epoch=self.core_epoch,
+            generation=self.generation,
+            record=record,
+        )
+
+    def lose_worker(self) -> None:
+        self.core.lose_workers("a test")
+        self.core.scheduler.check_invariants()
+        self.renew_worker()
+        self.generation += 1
+        self.core.gain_workers(self.worker, self.generation)
+
+    def lose_core(self, num_done: int, *, with_worker: bool = False) -> None:
+        """Of the steps in flight the worker ends `num_done`, which nobody hears, and the others have never come. The
+        next core gets all open requests with the tokens that have been taken."""
+        for _ in range(num_done):
+            self.worker.answer()
+        if with_worker:
+            self.generation += 1
+            self.renew_worker()
+        self.worker.forget_rows()
+        self.core_epoch += 1
+        self.renew_core()
+        for key, request in self.requests.items():
+            if key not in self.finished:
+                child = CoreChild(key=key, seed=key, output_token_ids=encode_ids(self.tokens[key]))
+                self.core.add_request(0, msgspec.structs.replace(request, children=[child]))
+
+    def add(
+        self,
+        key: int,
+        prompt: list[int],
+        max_tokens: int = 8,
+        *,
+        stop: list[int] | None = None,
+        outputs: list[int] | None = None,
+        attempt: int = 0,
+        pooling: PoolingParams | None = None,
+        **params: object,
+    ) -> None:
+        self.clock += 1.0
+        if pooling is not None:
+            self.poolings[key], max_tokens = pooling, 1
+        sampling = SamplingParams(max_tokens=max_tokens, **params)  # type: ignore[arg-type]
+        self.prompts[key] = (prompt, sampling, key, stop or [])
+        self.tokens[key] = list(outputs or [])
+        child = CoreChild(key=key, seed=key, output_token_ids=encode_ids(outputs or []))
+        self.requests[key] = EngineCoreRequest(
+            children=[child],
+            prompt_token_ids=encode_ids(prompt),
+            params=sampling,
+            max_tokens=max_tokens,
+            stop_token_ids=stop or [],
+            arrival_time=self.clock,
+            attempt=attempt,
+            pooling=pooling,
+        )
+        self.core.add_request(0, self.requests[key])
+
+    def turn(self, answers: int = 1) -> None:
+        self.core.step()
+        for _ in range(answers):
+            result = self.worker.answer()
+            if result is not None:
+                self.core.on_result(result)
+        self.take()
+
+    def take(self) -> None:
+        for _, outputs in self.core.take_outputs():
+            columns = (outputs.keys, outputs.starts, outputs.counts)
+            tokens = list(decode_ids(outputs.token_ids))
+            for key, start, count in zip(*(decode_ids(column) for column in columns), strict=True):
+                assert key not in self.finished, "tokens after the finish"
+                assert start == len(self.tokens[key]), "a token is missing or repeated"
+                self.tokens[key] += tokens[:count]
+                del tokens[:count]
+            for started in outputs.started:
+                self.cached[started.key] = started.num_cached_tokens
+            for pooled in outputs.pooled:
+                assert pooled.owner in [finished.key for finished in outputs.finished], "a vector without its finish"
+                self.vectors[pooled.owner] = pooled.vector
+            for finished in outputs.finished:
+                assert finished.key not in self.finished
+                self.finished[finished.key] = finished
+
+    def run(self, max_turns: int = 20_000) -> None:
+        self.take()
+        for _ in range(max_turns):
+            if not self.core.num_requests and not self.worker.queue:
+                self.core.scheduler.check_invariants()
+                return
+            self.turn()
+        raise AssertionError(f"{self.core.num_requests} requests do not finish")
+
+    def check(self, key: int) -> None:
+        prompt, params, seed, stop = self.prompts[key]
+        if key in self.poolings:
+            assert self.vectors[key] == fake_vector(prompt), "the vector is not of the whole prompt"
+            assert self.finished[key].reason == "stop" and not self.tokens[key]
+            return
+        assert params.max_tokens is not None
+        assert self.tokens[key] == expected_tokens(prompt, seed, params.max_tokens, stop)
+        assert self.finished[key].reason == ("stop" if self.tokens[key][-1] in stop else "length")
+
+
+def prompt_of(rng: random.Random, length: int) -> list[int]:
+    return [rng.randrange(997) for _ in range(length)]

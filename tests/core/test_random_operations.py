@@ -1,0 +1,81 @@
+"""Any order of adds, aborts, late answers and losses keeps every invariant and loses no token."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tokenloom.ipc.pooling_params import PoolingParams
+
+from .fake_worker import expected_tokens
+from .harness import Harness, prompt_of
+
+
+def run_random_operations(seed: int, num_operations: int, record: Path) -> None:
+    """Adds, aborts, resumes, answers late or early, losses of workers and cores, on pools of random sizes; invariants
+    after each operation."""
+    rng = random.Random(seed)
+    block_size = rng.choice([1, 2, 4, 8, 16])
+    num_blocks = max(rng.randrange(4, 80), 3 + 80 // block_size)
+    harness = Harness(
+        num_blocks=num_blocks,
+        record=record,
+        block_size=block_size,
+        max_num_seqs=(max_num_seqs := rng.choice([1, 2, 5, 16])),
+        max_num_batched_tokens=max(max_num_seqs, rng.choice([1, 3, 8, 64])),
+        enable_prefix_caching=rng.random() < 0.8,
+        scheduling_policy=rng.choice(["fcfs", "priority"]),
+        steps_in_flight=rng.choice([1, 2]),
+    )
+    stems = [prompt_of(rng, 30) for _ in range(3)]
+    aborted: set[int] = set()
+    key = 0
+    for _ in range(num_operations):
+        action = rng.random()
+        if action < 0.15 and harness.core.num_requests < 40:
+            prompt = rng.choice(stems)[: rng.randrange(1, 30)] + prompt_of(rng, rng.randrange(0, 8))
+            max_tokens = rng.randrange(1, 40)
+            stop = prompt_of(rng, rng.choice([0, 2, 30, 200]))
+            outputs = expected_tokens(prompt, key, max_tokens, stop)[: rng.choice([0, 0, rng.randrange(40)])]
+            pooling = PoolingParams(method=rng.choice(["last", "mean"])) if rng.random() < 0.3 else None
+            outputs, stop = (outputs, stop) if pooling is None else ([], [])
+            priority = rng.randrange(-2, 3)
+            harness.add(key, prompt, max_tokens, stop=stop, outputs=outputs, pooling=pooling, priority=priority)
+            key += 1
+        elif action < 0.18 and key:
+            victim = rng.randrange(key)
+            harness.core.abort(0, [victim])
+            harness.take()
+            if harness.finished[victim].reason == "abort":
+                aborted.add(victim)
+        elif action < 0.185:
+            harness.lose_worker()
+        elif action < 0.20:
+            harness.lose_core(rng.randrange(3), with_worker=rng.random() < 0.2)
+        elif action < 0.6:
+            harness.core.step()
+        else:
+            result = harness.worker.answer()
+            if result is not None:
+                harness.core.on_result(result)
+            harness.take()
+        harness.core.scheduler.check_invariants()
+    harness.run()
+    assert set(harness.finished) == set(range(key))
+    for each in set(range(key)) - aborted:
+        if harness.finished[each].reason != "error":
+            harness.check(each)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_operations_keep_every_invariant(seed: int, tmp_path: Path) -> None:
+    run_random_operations(seed, 500, tmp_path / "blocks")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_100_000_random_operations_keep_every_invariant(tmp_path: Path) -> None:
+    for seed in range(100, 200):
+        run_random_operations(seed, 1000, tmp_path / f"blocks-{seed}")

@@ -1,0 +1,71 @@
+"""A conversation and a frontend, with the wires between them in the test's hands."""
+
+from __future__ import annotations
+
+from tokenloom.frontend.conversation import Conversation
+from tokenloom.frontend.open_request import OpenRequest, Update
+from tokenloom.frontend.outputs import OutputBuilder
+from tokenloom.ipc.messages import ClientMessage, Submit, Welcome
+from tokenloom.ipc.sampling_params import SamplingParams
+
+from .fake_frontend import FakeService, answer_tokens, prompt_ids, text_of
+
+IDENTITY = bytes(16)
+HELLO = Welcome(protocol_version=1, run_id="run-1")
+
+
+class Rig:
+    """What is said lies in `to_frontend` and in the service's outbox until `carry` or `settle`; `now` is the test's."""
+
+    def __init__(self) -> None:
+        self.to_frontend: list[ClientMessage] = []
+        self.conversation = Conversation("ipc://here", self.to_frontend.append, 10.0, 30.0)
+        self.service = FakeService()
+        self.now = 0.0
+        self.updates: dict[str, list[Update]] = {}
+        self.conversation.greet(self.now)
+
+    def submit(self, request_id: str, prompt: str = "p", **params: object) -> Submit:
+        submit = Submit(request_id=request_id, prompt=prompt, params=SamplingParams(**params))  # type: ignore[arg-type]
+        self.updates[request_id] = []
+        self.conversation.submit(OpenRequest(submit, self.updates[request_id].append))
+        return submit
+
+    def reopen(self) -> None:
+        """A fresh connection: what was on its way is gone."""
+        self.to_frontend.clear()
+        self.service.outbox.clear()
+        self.conversation.greet(self.now)
+
+    def carry(self, num_up: int = 1 << 30, num_down: int = 1 << 30) -> None:
+        """Bring so many messages to the other side, in order."""
+        for _ in range(min(num_up, len(self.to_frontend))):
+            self.service.take(IDENTITY, self.to_frontend.pop(0))
+        for _ in range(min(num_down, len(self.service.outbox))):
+            self.conversation.receive(self.service.outbox.pop(0)[1], self.now)
+
+    def settle(self, max_turns: int = 1000) -> None:
+        for _ in range(max_turns):
+            if self.conversation.wants_new_connection:
+                self.reopen()
+            self.carry()
+            self.service.generate()
+            if not (self.to_frontend or self.service.outbox or self.service.has_work):
+                return
+        raise AssertionError("still talking")
+
+    def sent(self, kind: type[ClientMessage]) -> list[ClientMessage]:
+        return [message for message in self.to_frontend if isinstance(message, kind)]
+
+
+def check_answer(submit: Submit, updates: list[Update]) -> None:
+    builder = OutputBuilder(submit)
+    for update in updates:
+        assert not builder.is_finished, "nothing follows the last update"
+        builder.add(update)
+    output = builder.result()
+    tokens = answer_tokens(prompt_ids(submit), 5, submit.params.max_tokens or 16)
+    assert output.finished
+    assert output.outputs[0].token_ids == tokens
+    assert output.outputs[0].text == text_of(tokens)
+    assert output.prompt == submit.prompt
