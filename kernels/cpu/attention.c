@@ -1,9 +1,9 @@
 /* Attention of few query rows at a time over the paged cache: decode rows, and all rows where there are no tiles.
  *
- * A task (see plan.c) has up to 16 query rows. Its keys are taken CHUNK at a time: scores, weights (an online softmax),
- * weighted values, all in float32. Memory decides the speed: while one task's values are added, the next task's keys
- * are already on their way. Pieces of one decode row leave their largest score, sum and weighted values; a second
- * round merges them.
+ * A task (see plan.c) has up to TASK_ROWS query rows. Its keys are taken CHUNK at a time: scores, weights (an online
+ * softmax), weighted values, all in float32. Memory decides the speed: while one task's values are added, the next
+ * task's keys are already on their way. Pieces of one decode row leave their largest score, sum and weighted values; a
+ * second round merges them.
  */
 #include "attention.h"
 #include "avx2.h"

@@ -7,7 +7,11 @@
 #include <string.h>
 
 #define CHUNK 256 /* keys whose scores are held at once, and where contexts of decode rows are cut */
+#ifdef __AVX512F__
 #define TASK_ROWS 16 /* query rows of a task of attention.c */
+#else
+#define TASK_ROWS 24 /* each task brings its keys and values into tiles, which pays with the rows that read them */
+#endif
 #define PREFILL_ROWS 512 /* query rows of a task of prefill.c */
 #define MAX_HEAD_DIM 256
 

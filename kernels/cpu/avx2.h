@@ -17,9 +17,12 @@ INLINE __m256 first_weights(const element *at) {
 #endif
 }
 #ifdef ELEMENT_BF16
-INLINE __m256 second_weights(const element *at) {
-    const __m256i high = _mm256_set1_epi32((int)0xffff0000);
-    return _mm256_castsi256_ps(_mm256_and_si256(_mm256_load_si256((const __m256i *)at), high));
+INLINE __m256 second_weights(const element *at) { /* the mask stays in memory: 6 rows need all other registers */
+    _Alignas(32) static const uint16_t upper[16] = {0, 0xffff, 0, 0xffff, 0, 0xffff, 0, 0xffff,
+                                                    0, 0xffff, 0, 0xffff, 0, 0xffff, 0, 0xffff};
+    __m256i words = _mm256_load_si256((const __m256i *)at);
+    __asm__("vpand %1, %0, %0" : "+x"(words) : "m"(upper));
+    return _mm256_castsi256_ps(words);
 }
 #endif
 
@@ -49,7 +52,6 @@ INLINE void multiply_held(float *sums, const int64_t sums_stride, const float *x
             }
             input++;
 #ifdef ELEMENT_BF16
-            if (count * num_parts == 12) __asm__("" : "+r"(at)); /* load again: no register is left to keep them */
             for (int i = 0; i < num_parts; i++) w[i] = second_weights(at + i / 2 * TILE + i % 2 * (TILE / 32));
             for (int row = 0; row < count; row++) {
                 __m256 value = _mm256_broadcast_ss(input + row * row_stride);

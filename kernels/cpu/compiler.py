@@ -40,7 +40,8 @@ _LEVELS = (  # best first: what it is called, what /proc/cpuinfo must list, what
         {"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma"},
         ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"),
     ),
-    ("AVX2", {"avx2", "fma"}, ("-mavx2", "-mfma")),
+    # Given its choice of loop counters, the compiler keeps sums of the inner loops of linear.c in memory.
+    ("AVX2", {"avx2", "fma"}, ("-mavx2", "-mfma", "-fno-ivopts")),
 )
 
 _ARCH_PRCTL = 158  # system call on x86-64
