@@ -330,8 +330,8 @@ static void merge_partials(const AttentionPlan *plan, const AttentionTask *task,
 
 void attend(AttentionPlan *plan, const element *query, int64_t query_stride, const Cache *cache, float scale,
             const Rows *out, const Team *team) {
-    for (int64_t i = take_task(team, 0), after; i < plan->num_tasks; i = after) {
-        after = take_task(team, 0);
+    for (int64_t i = take_task(team), after; i < plan->num_tasks; i = after) {
+        after = take_task(team);
         const AttentionTask *task = &plan->tasks[i], *next = after < plan->num_tasks ? &plan->tasks[after] : NULL;
 #ifdef HAS_TILES
         if (task->num_tokens * task->num_heads > TASK_ROWS) {
@@ -341,11 +341,8 @@ void attend(AttentionPlan *plan, const element *query, int64_t query_stride, con
 #endif
         run_task(plan, task, query, query_stride, cache, scale, out, next);
     }
-    team_wait(team);
-    if (team->id == 0) atomic_store(&team->shared->next_task[0], 0);
     if (plan->num_partial_rows == 0) return;
-    for (int64_t i; (i = take_task(team, 1)) < plan->num_tasks;)
-        if (plan->tasks[i].num_partials) merge_partials(plan, &plan->tasks[i], out);
     team_wait(team);
-    if (team->id == 0) atomic_store(&team->shared->next_task[1], 0);
+    for (int64_t i; (i = take_task(team)) < plan->num_tasks;)
+        if (plan->tasks[i].num_partials) merge_partials(plan, &plan->tasks[i], out);
 }

@@ -40,8 +40,8 @@ INLINE int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
 /* What the threads of one parallel region share. Zero it before the region. */
 typedef struct {
     _Alignas(64) atomic_int arrived;
+    atomic_llong next_task; /* counts from 0 after each wait */
     _Alignas(64) atomic_int generation;
-    _Alignas(64) atomic_llong next_task[2]; /* taken in turn: one counts while the other is reset */
 } Shared;
 
 typedef struct {
@@ -68,10 +68,26 @@ void team_wait(const Team *team);
 /* Memory of this thread, at a multiple of 64, until it asks again; what lies there is anything. */
 void *thread_scratch(int64_t num_bytes);
 
-/* This thread's share of `total` things: neighbours, shares equal to within one. */
-INLINE Range share_of(int64_t total, const Team *team) {
-    Range range = {total * team->id / team->size, total * (team->id + 1) / team->size};
+/* Share `number` of `count` of `total` things: neighbours, shares equal to within one. */
+INLINE Range share(int64_t total, int64_t number, int64_t count) {
+    Range range = {total * number / count, total * (number + 1) / count};
     return range;
+}
+INLINE Range share_of(int64_t total, const Team *team) { return share(total, team->id, team->size); }
+
+/* Takes the next of the tasks that the team shares between two waits. */
+INLINE int64_t take_task(const Team *team) { return atomic_fetch_add(&team->shared->next_task, 1); }
+
+/* The same for a range of `total` things, empty when all are taken: half of them in equal shares, then half of what is
+ * left, at last one by one. Who loses his core for a while holds up the others by one range and not by a share. */
+INLINE Range take_range(int64_t total, const Team *team) {
+    int64_t task = take_task(team), left = total;
+    for (; left > 2 * team->size; left /= 2, task -= team->size) {
+        if (task >= team->size) continue;
+        Range range = share(left - left / 2, task, team->size);
+        return (Range){total - left + range.start, total - left + range.stop};
+    }
+    return (Range){total - left + task, total - left + min64(task + 1, left)};
 }
 
 /* ── rows: an activation, row by row or as a panel ───────────────────────────────────────────────────────────────── */
@@ -182,12 +198,9 @@ EXPORT AttentionPlan *make_attention_plan(const StepRows *rows, int64_t num_head
 EXPORT void free_attention_plan(AttentionPlan *plan);
 
 /* Causal attention: query heads at `query` ([token * stride + head * head_dim]) to `out` [num_tokens][heads * dim].
- * All threads must have passed a barrier since the step's keys and values were written. */
+ * All threads must have waited since the step's keys and values were written, and must before the output is read. */
 void attend(AttentionPlan *plan, const element *query, int64_t query_stride, const Cache *cache, float scale,
             const Rows *out, const Team *team);
-
-/* Takes the next of the tasks that the team shares; counts from 0. */
-INLINE int64_t take_task(const Team *team, int turn) { return atomic_fetch_add(&team->shared->next_task[turn], 1); }
 
 /* ── AMX ─────────────────────────────────────────────────────────────────────────────────────────────────────────── */
 

@@ -1,7 +1,7 @@
 /* Linear layers: one routine for one row and for thousands.
  *
- * Threads share the pairs of tiles; a part of the rows small enough for the second-level cache is multiplied with one
- * pair after the other, 32 rows at a time.
+ * Threads take pairs of tiles as they get to them; a part of the rows small enough for the second-level cache is
+ * multiplied with one pair after the other, 32 rows at a time.
  *
  * Sums run over the inputs in one fixed order, whatever the number of rows and threads: a row's result does not
  * depend on the rows beside it.
@@ -248,12 +248,13 @@ void linear(const Linear *w, const Rows *x, int64_t num_rows, const Output *out,
     int64_t cached_rows = max64(BLOCK_ROWS, CACHED_BYTES / row_bytes / BLOCK_ROWS * BLOCK_ROWS);
     int64_t num_parts = max64(1, divide_up(num_rows, cached_rows));
     int64_t part_rows = round_up(divide_up(num_rows, num_parts), BLOCK_ROWS);
-    Range range = share_of(num_parts * w->num_pairs, team);
-    int64_t configured = 0, taken = -1;
+    int64_t num_items = num_parts * w->num_pairs, configured = 0, taken = -1;
+    bool is_taken = num_items >= 4 * team->size; /* of less each thread gets its share */
+    Range range = is_taken ? take_range(num_items, team) : share_of(num_items, team);
     const operand *operands = NULL;
     Block blocks[2], *block = &blocks[0], *before = &blocks[1];
     before->num_rows = before->num_finished = 0;
-    for (int64_t item = range.start; item < range.stop; item++) {
+    for (int64_t item = range.start; item < range.stop;) {
         int64_t part = item / w->num_pairs, pair = item % w->num_pairs;
         const element *weight = w->weight + pair * w->num_lines * 2 * TILE;
         int64_t start = part * part_rows, end = min64(num_rows, start + part_rows);
@@ -272,6 +273,7 @@ void linear(const Linear *w, const Rows *x, int64_t num_rows, const Output *out,
             before = block;
             block = other;
         }
+        if (++item == range.stop && is_taken) range = take_range(num_items, team), item = range.start;
     }
     finish_rows(before, BLOCK_ROWS);
     (void)configured;
