@@ -352,9 +352,9 @@ class EngineCore:
         self.scheduler.begin_generation(generation)
         self._masked_step = 0
 
-    def progress(self, now: float) -> Progress:
-        """What the supervisor and the frontends' health answers need; `now` in monotonic seconds."""
-        return self.stats.progress(self.scheduler, now, is_paused=self.is_paused)
+    def progress(self, now: float) -> Progress | None:
+        """What the supervisor and the frontends' health answers need, if it is time; `now` in monotonic seconds."""
+        return self.stats.progress(self.scheduler, now, is_idle=self.num_requests == 0, is_paused=self.is_paused)
 
     def log_line(self, now: float) -> str | None:
         """A line for the log every LOG_INTERVAL_S while there is work."""

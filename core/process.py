@@ -45,8 +45,6 @@ from .worker_group import WorkerGroup
 
 logger = logging.getLogger("tokenloom.core")
 
-PROGRESS_INTERVAL_S = 0.5
-
 
 class CoreProcess:
     """Owns the sockets; `run` serves until the supervisor says Stop."""
@@ -61,7 +59,6 @@ class CoreProcess:
         self._engine: EngineCore | None = None
         self._desk: ControlDesk | None = None
         self._is_stopping = False
-        self._progress_at = 0.0
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -241,10 +238,9 @@ class CoreProcess:
     def _report_progress(self) -> None:
         assert self._engine is not None
         engine, now = self._engine, time.monotonic()
-        is_idle = engine.num_requests == 0
-        if now - self._progress_at >= PROGRESS_INTERVAL_S or is_idle:
-            self._progress_at = now
-            self._supervisor.tell(engine.progress(now))
+        progress = engine.progress(now)
+        if progress is not None:
+            self._supervisor.tell(progress)
             line = engine.log_line(now)
             if line and not self._spec.config.disable_log_stats:
                 logger.info("%s", line)

@@ -8,6 +8,7 @@ from ..ipc.messages import Progress
 from .scheduler import Scheduler
 
 LOG_INTERVAL_S = 10.0
+PROGRESS_INTERVAL_S = 0.5  # while there is work
 NUM_ROW_COUNTS = 14
 KV_MAP_BLOCKS = 256  # whose states Progress tells
 
@@ -29,6 +30,7 @@ class CoreStats:
         self.last_result_at = time.monotonic()
         self._started_at = time.monotonic()
         self._logged_at = self._started_at
+        self._told_at = 0.0
         self._logged_generated = 0
         self._logged_scheduled = 0
 
@@ -51,7 +53,11 @@ class CoreStats:
         rate = self.num_scheduled_tokens / self.execute_s if self.execute_s > 0 else 1000.0
         return min(max(num_tokens / max(rate, 1.0), 0.1), 60.0)
 
-    def progress(self, scheduler: Scheduler, now: float, *, is_paused: bool) -> Progress:
+    def progress(self, scheduler: Scheduler, now: float, *, is_idle: bool, is_paused: bool) -> Progress | None:
+        """None when the last one is too recent and there is work."""
+        if now - self._told_at < PROGRESS_INTERVAL_S and not is_idle:
+            return None
+        self._told_at = now
         return Progress(
             step=self.num_results,
             step_age_s=now - self.last_result_at,

@@ -122,7 +122,9 @@ class InProcessEngine:
             self._core.on_result(result)
         for _, outputs in self._core.take_outputs():
             self._frontend.on_core_message(outputs)
-        self._frontend.on_control_message(self._core.progress(time.monotonic()))
+        progress = self._core.progress(time.monotonic())
+        if progress is not None:
+            self._frontend.on_control_message(progress)
         self._frontend.tick(time.monotonic())
         self._talk_to_core()
         frames, self._frontend.outbox.to_clients = self._frontend.outbox.to_clients, []
