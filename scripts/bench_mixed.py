@@ -4,8 +4,8 @@
 
 Per round, with new random token ids: (1) two requests that share a prefix of --shared tokens and differ in the 16 that
 follow, one after the other: the time to each one's first token. (2) --streams answers run; after a while a prompt of
---prompt tokens arrives: the times between tokens of the answers without it (p50) and from its submit to its first token
-(p50, p99, most). Measured where the client's channel gets the tokens. All flags of engine-launch are taken.
+--prompt tokens arrives: the times between tokens of the answers without it (p50, p99) and from its submit to its first
+token (p50, p99, most). Measured where the client's channel gets the tokens. All flags of engine-launch are taken.
 """
 
 from __future__ import annotations
@@ -137,6 +137,7 @@ def main() -> int:
                 ttft_ms=cold_s * 1e3,
                 ttft_cached_ms=cached_s * 1e3,
                 itl_p50_ms=median(calm) * 1e3,
+                itl_p99_ms=percentile(calm, 99) * 1e3,
                 itl_p50_during_ms=median(during) * 1e3,
                 itl_p99_during_ms=percentile(during, 99) * 1e3,
                 itl_max_during_ms=max(during) * 1e3,
