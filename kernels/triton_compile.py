@@ -6,6 +6,7 @@ Triton's compiler leaves Python's lock for most of its time, and ptxas is a proc
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ from triton.runtime._async_compile import AsyncCompileMode, active_mode
 from triton.runtime.jit import JITFunction
 
 _launch = JITFunction.run
+_num_compiling = 0
+_lock = threading.Lock()
 
 
 def _launch_or_compile(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
@@ -25,6 +28,17 @@ def _launch_or_compile(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **
 @contextmanager
 def compiling(executor: Executor) -> Iterator[AsyncCompileMode]:
     """What the calling thread launches inside is compiled by `executor`, and is there when this ends."""
-    JITFunction.run = _launch_or_compile
-    with AsyncCompileMode(executor) as mode:
-        yield mode
+    _count(1)
+    try:
+        with AsyncCompileMode(executor) as mode:
+            yield mode
+    finally:
+        _count(-1)
+
+
+def _count(change: int) -> None:
+    """Launches cost nothing more once nobody compiles."""
+    global _num_compiling
+    with _lock:
+        _num_compiling += change
+        JITFunction.run = _launch_or_compile if _num_compiling else _launch
