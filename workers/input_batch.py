@@ -296,7 +296,7 @@ class InputBatch:
 
     def _check_step(self, rows: I32, counts: I32) -> None:
         self._check_active(rows, "scheduled")
-        if len(rows) != len(counts) or counts.min() < 1 or len(np.unique(rows)) != len(rows):
+        if len(rows) != len(counts) or counts.min() < 1 or len(set(rows.tolist())) != len(rows):
             raise ProtocolError(
                 f"{len(rows)} rows are scheduled with {len(counts)} counts: each once, at least 1 token"
             )
