@@ -25,7 +25,6 @@ class GrammarProcessHost:
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], spec: EngineSpec, core_epoch: int) -> None:
         self._context, self._spec, self._core_epoch = context, spec, core_epoch
-        self._num_starts = 0
         self._socket: zmq.Socket[bytes] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._pid_fd = self._lifeline_fd = -1
@@ -73,8 +72,7 @@ class GrammarProcessHost:
         self._socket = self._process = None
 
     def _start(self) -> None:
-        address = self._spec.address(f"grammar-{self._core_epoch}-{self._num_starts}")
-        self._num_starts += 1
+        address = self._spec.address(f"grammar-{self._core_epoch}")
         self._socket = new_socket(self._context, zmq.DEALER)
         self._socket.connect(address)  # the process binds: a socket bound here would hold up a send until it is there
         read_fd, self._lifeline_fd = os.pipe()

@@ -232,8 +232,9 @@ class Connection(Channel):
 
     def _close_sockets(self) -> None:
         if self._socket is not None and self._monitor is not None:
-            self._monitor.close(linger=0)
+            # in this order: an event without a reader holds up ZeroMQ's thread, and disable_monitor with it, for ever
             self._socket.disable_monitor()
+            self._monitor.close(linger=0)
             self._socket.close(linger=0)
         self._socket = self._monitor = None
 

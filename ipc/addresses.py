@@ -1,8 +1,8 @@
 """The run directory of one engine: where its sockets live, who owns it, how dead ones are swept.
 
-Layout: <base>/<8 hex>/{lock,blocks,core.sock,control.sock,client.sock,workers-G.sock,results-G.sock,group-G/}; base is
-$XDG_RUNTIME_DIR/tokenloom or a per-user folder in the temp directory. Mode 0700. The owner holds a flock on `lock`
-for its life; a directory whose lock is free belongs to a dead engine.
+Layout: <base>/<8 hex>/{lock,blocks,group-G/} and the sockets {core,control,client,workers-G,results-G,grammar-K}.sock;
+base is $XDG_RUNTIME_DIR/tokenloom or a per-user folder in the temp directory. Mode 0700. The owner holds a flock on
+`lock` for its life; a directory whose lock is free belongs to a dead engine.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 from .errors import ConfigError
 
 MAX_IPC_PATH_BYTES = 107  # sizeof(sockaddr_un.sun_path) - 1
+LONGEST_NAME = "workers-999999"  # of a socket, after a million replacements
 _NAME = re.compile(r"[0-9a-f]{8}")
 
 
@@ -53,9 +54,10 @@ class RunDirectory:
             path.mkdir(mode=0o700)
             lock_fd = _try_lock(path / "lock")
         directory = cls(path, lock_fd)
-        if len(os.fsencode(path)) + len("/control.sock") > MAX_IPC_PATH_BYTES:
+        most = MAX_IPC_PATH_BYTES - len(f"/{LONGEST_NAME}.sock")
+        if len(os.fsencode(path)) > most:
             directory.remove()
-            raise ConfigError(f"{path} is too long for a socket path ({MAX_IPC_PATH_BYTES} bytes): set XDG_RUNTIME_DIR")
+            raise ConfigError(f"{path} is too long for sockets (at most {most} bytes): set XDG_RUNTIME_DIR")
         return directory
 
     def address(self, name: str) -> str:

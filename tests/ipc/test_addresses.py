@@ -7,10 +7,19 @@ import sys
 from pathlib import Path
 
 import pytest
+import zmq
 
 from tokenloom.ipc import addresses
-from tokenloom.ipc.addresses import RunDirectory, lock_ipc_address, sweep, unlink_ipc_address
+from tokenloom.ipc.addresses import (
+    LONGEST_NAME,
+    MAX_IPC_PATH_BYTES,
+    RunDirectory,
+    lock_ipc_address,
+    sweep,
+    unlink_ipc_address,
+)
 from tokenloom.ipc.errors import ConfigError
+from tokenloom.ipc.sockets import new_socket
 
 
 @pytest.fixture(autouse=True)
@@ -46,13 +55,24 @@ def test_a_base_that_others_can_read_is_refused(runtime: Path) -> None:
         RunDirectory.create()
 
 
-def test_a_path_too_long_for_a_socket_is_refused(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    deep = runtime / ("d" * 100)
+@pytest.mark.parametrize("num_bytes_over", [0, 1])
+def test_a_path_is_refused_if_the_longest_socket_name_does_not_fit(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch, num_bytes_over: int
+) -> None:
+    rest = MAX_IPC_PATH_BYTES - len(f"{runtime}//tokenloom/01234567/{LONGEST_NAME}.sock") + num_bytes_over
+    deep = runtime / ("d" * rest)
     deep.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep))
-    with pytest.raises(ConfigError, match="107 bytes"):
-        RunDirectory.create()
-    assert list((deep / "tokenloom").glob("[0-9a-f]*")) == []
+    if num_bytes_over:
+        with pytest.raises(ConfigError, match="too long for sockets"):
+            RunDirectory.create()
+        assert list((deep / "tokenloom").glob("[0-9a-f]*")) == []
+        return
+    directory = RunDirectory.create()
+    with zmq.Context() as context, new_socket(context, zmq.PULL) as socket:
+        for name in ("control", "workers-999999", "results-999999", "grammar-999999"):
+            socket.bind(directory.address(name))
+    directory.remove()
 
 
 def test_an_address_in_use_is_found_and_a_free_one_can_be_reused(runtime: Path) -> None:

@@ -52,7 +52,7 @@ def test_dimensions_keep_the_first_numbers_and_their_length_is_one(http: httpx2.
     ("body", "status", "param"),
     [
         ({}, 400, "input"),
-        ({"input": ""}, 400, None),
+        ({"input": ""}, 400, "input"),
         ({"input": []}, 400, "input"),
         ({"input": [1, "x"]}, 400, "input"),
         ({"input": ["x"] * 2049}, 400, "input"),
