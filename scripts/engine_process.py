@@ -113,7 +113,8 @@ class Engine:
     def leftovers(self) -> list[str]:
         """Processes and files of the engine that are still there, but the lock of the base directory."""
         alive = [str(process) for process in self._seen.values() if _is_alive(process)]
-        files = [str(path) for path in (self.runtime / "tokenloom").rglob("*") if path.name != ".lock"]
+        tree = os.walk(self.runtime / "tokenloom")  # which takes no offence at a folder that is just being removed
+        files = [f"{path}/{name}" for path, folders, names in tree for name in (*folders, *names) if name != ".lock"]
         return alive + files + [str(path) for path in self.faults.iterdir()]
 
     def __enter__(self: EngineT) -> EngineT:
