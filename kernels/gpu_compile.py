@@ -35,6 +35,7 @@ from .triton_compile import compiling
 from .triton_deterministic import DeterministicTritonOps
 from .triton_logprobs import log_totals
 from .triton_ops import TritonOps
+from .triton_rows import write_rows
 from .triton_sampling import sample
 
 ARCHITECTURES = (80, 90)
@@ -125,6 +126,8 @@ def around_attention(ops: TritonOps, dtype: torch.dtype) -> None:
     ones = empty(4, dtype=torch.float64)
     columns = empty(4), empty(4, dtype=torch.int32), ones, ones, empty((4, 2), dtype=torch.int32)
     sample(empty((4, 4096)), ids, *columns, ids.int(), ids, ids)
+    changes = ids, ids.int(), ids, ids, *columns, ids, ids.int()
+    write_rows(changes, (rows.num_computed, rows.last_tokens, *columns, rows.block_tables))
 
 
 def weight(kind: str, group_size: int, is_gathered: bool, shape: tuple[int, int], dtype: torch.dtype) -> Weight:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.ops import RowColumns
+from ..kernels.triton_rows import write_rows
 from ..kernels.triton_sampling import sample
 from .input_batch import StepInputs
 from .sampling_columns import SamplingColumns
@@ -55,37 +56,38 @@ class DeviceRows:
         self._known_blocks[:] = 0
 
     def changes(
-        self, rows: I32, positions: I64, token_ids: I32, columns: SamplingColumns
+        self, inputs: StepInputs, columns: SamplingColumns, is_counted_there: bool
     ) -> list[npt.NDArray[np.generic]]:
-        """What the device must be told of rows [n] before a step samples them, for `write`; assumes that it will be.
+        """What the device must be told before it runs a step, for `write`; assumes that it will be.
 
-        positions, token_ids: [n] of each row's last token; columns: of these rows. A row whose last token the host
-        does not know yet is one that the device sampled in the step before, and so has not changed.
+        columns: of the sampled rows. A row whose last token the host does not know yet is one that the device sampled
+        in the step before, and so has not changed. Only the first two arrays depend on `is_counted_there`, whether the
+        step itself counts its tokens as computed: rows and how many, of those that changed or after it of all that it
+        samples.
         """
+        rows, positions = inputs.sampled_rows, inputs.positions[inputs.sampled_tokens]
         changed = np.flatnonzero(self._known_computed[rows] != positions)
-        self._known_computed[rows] = positions + 1
-        taken = columns.take(changed)
+        self._known_computed[rows] = inputs.sampled_positions
+        taken, changed_rows = columns.take(changed), rows[changed].astype(np.int64)
         return [
-            rows[changed].astype(np.int64),
-            positions[changed].astype(np.int32),
-            token_ids[changed].astype(np.int64),
+            changed_rows if is_counted_there else rows.astype(np.int64),
+            (positions[changed] if is_counted_there else inputs.sampled_positions).astype(np.int32),
+            changed_rows,
+            inputs.token_ids[inputs.sampled_tokens[changed]].astype(np.int64),
             taken.temperature,
             taken.top_k,
             taken.top_p,
             taken.min_p,
             taken.seeds.view(np.int32),
+            *self._new_blocks(inputs),
         ]
 
     def write(self, changes: list[Tensor]) -> None:
         """Take in `changes`, now on the device."""
-        rows = changes[0]
-        if not len(rows):
-            return
-        columns = (self.columns.num_computed, self.columns.last_tokens, *self._drawing)
-        for column, values in zip(columns, changes[1:], strict=True):
-            column[rows] = values
+        columns = self.columns
+        write_rows(changes, (columns.num_computed, columns.last_tokens, *self._drawing, columns.block_tables))
 
-    def new_blocks(self, inputs: StepInputs) -> list[npt.NDArray[np.generic]]:
+    def _new_blocks(self, inputs: StepInputs) -> list[npt.NDArray[np.generic]]:
         """Cells of the flattened block tables that the device lacks for this step, and what belongs there."""
         rows = inputs.rows.astype(np.int64)
         known = self._known_blocks[rows]
@@ -97,10 +99,6 @@ class DeviceRows:
         self._known_blocks[rows] = np.maximum(needed, known)
         cells = rows[entries] * self.columns.block_tables.shape[1] + table_columns
         return [cells, inputs.block_tables[entries, table_columns]]
-
-    def write_blocks(self, cells: Tensor, block_ids: Tensor) -> None:
-        if len(cells):
-            self.columns.block_tables.view(-1)[cells] = block_ids
 
     def sample(self, logits: Tensor, row_ids: Tensor, positions: Tensor, output: Tensor | None = None) -> Tensor:
         """Draw the token of each row [n], −1 = none, at `positions` [n] int32 from logits [n, vocab]: its last token

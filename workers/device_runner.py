@@ -63,33 +63,31 @@ class DeviceRunner:
 
     def launch(self, inputs: StepInputs, columns: SamplingColumns) -> Tensor:
         """`start`, but the tokens [s] int64 stay on the device, where the next step may overwrite them."""
-        sampled = inputs.sampled_tokens
-        changes = self._rows.changes(inputs.sampled_rows, inputs.positions[sampled], inputs.token_ids[sampled], columns)
-        is_decode = inputs.num_decode_rows == len(inputs.rows) == len(sampled)
+        is_decode = inputs.num_decode_rows == len(inputs.rows) == len(inputs.sampled_rows)
         if is_decode and self._graphs is not None:
-            return self._decode(self._graphs, inputs, changes)
-        return self._compute(inputs, changes)
+            return self._decode(self._graphs, inputs, columns)
+        return self._compute(inputs, columns)
 
-    def _decode(self, graphs: DecodeGraphs, inputs: StepInputs, changes: list[npt.NDArray[np.generic]]) -> Tensor:
+    def _decode(self, graphs: DecodeGraphs, inputs: StepInputs, columns: SamplingColumns) -> Tensor:
         num_rows = len(inputs.rows)
         row_ids = np.full(graphs.size_for(num_rows), -1, np.int64)
         row_ids[:num_rows] = inputs.rows
-        ids, cells, block_ids, *changed = self._staging.send([row_ids, *self._rows.new_blocks(inputs), *changes])
+        changes = self._rows.changes(inputs, columns, is_counted_there=True)
+        ids, *changed = self._staging.send([row_ids, *changes])
         self._rows.write(changed)
-        self._rows.write_blocks(cells, block_ids)
         return graphs.run(ids)[:num_rows]
 
-    def _compute(self, inputs: StepInputs, changes: list[npt.NDArray[np.generic]]) -> Tensor:
+    def _compute(self, inputs: StepInputs, columns: SamplingColumns) -> Tensor:
         """The same kernel by kernel, for rows with any number of tokens."""
         arrays = (inputs.positions, inputs.slots, inputs.query_starts, inputs.seq_lens, inputs.block_tables)
-        rows, positions = inputs.sampled_rows.astype(np.int64), inputs.sampled_positions.astype(np.int32)
-        sampled = (inputs.sampled_tokens, rows, positions)
-        token_ids, *rest = self._staging.send([inputs.token_ids, *arrays, *sampled, *changes])
-        self._rows.write(rest[8:])
-        metadata = step_metadata(inputs, *rest[:5])
-        hidden = self._model.forward_mixed(token_ids, self._rows.columns, metadata, self._kv_cache)
-        index, row_ids, next_positions = rest[5:8]
+        changes = self._rows.changes(inputs, columns, is_counted_there=False)
+        token_ids, *rest = self._staging.send([inputs.token_ids, *arrays, inputs.sampled_tokens, *changes])
+        index, *changed = rest[5:]
+        self._rows.write(changed)
+        hidden = self._model.forward_mixed(
+            token_ids, self._rows.columns, step_metadata(inputs, *rest[:5]), self._kv_cache
+        )
+        row_ids, next_positions = changed[:2]
         if not len(row_ids):
             return row_ids
-        self._rows.columns.num_computed[row_ids] = next_positions
         return self._rows.sample(self._model.compute_logits(hidden[index]), row_ids, next_positions)

@@ -360,11 +360,18 @@ class Launches(TorchDispatchMode):
 
 
 def test_a_decode_step_has_one_launch_before_its_layers_and_one_after(tmp_path: Path) -> None:
-    """Beside six kernels and four products a layer."""
+    """Beside six kernels and four products a layer. Whatever changed of rows, of some at once, takes one more."""
     model = load(tiny_checkpoint(tmp_path, "qwen3"), ops=TritonOps(90))
     shape = (NUM_BLOCKS, model.num_layers, 2, model.num_kv_heads_local, BLOCK_SIZE, model.head_dim)
     runner = new_runner(Again(), model, torch.zeros(shape))
-    runner.execute_model(message([0], [3], [], [new_row(0, [5, 6, 7])], [0, 0, 9, 0, 0, 10]))
+    new_rows = [new_row(row, [5, 6, 7], sampling=RowSampling(temperature=0.7, seed=row)) for row in range(3)]
+    admitting = message([0, 1, 2], [3, 3, 3], [], new_rows, [0, 0, 9, 0, 0, 10, 1, 0, 11, 2, 0, 12])
+    with Launches() as mixed:
+        runner.start(admitting)
+    assert mixed.counts["write_rows_kernel"] == 1
+    assert mixed.counts["copy_"] == 3  # changes to the device; tokens beside the rows', to the host
+    assert not {"index_put_", "scatter_", "fill_"} & set(mixed.counts)
+    runner.finish()
     for _ in range(2):  # a graph of the size
         runner.execute_model(message([0], [1]))
     with Launches() as launches:
@@ -376,6 +383,14 @@ def test_a_decode_step_has_one_launch_before_its_layers_and_one_after(tmp_path: 
     expected += Counter({"begin_decode_kernel": 1, "plan_kernel": 1, "linear": 1, "sample_kernel": 1})
     expected["copy_"] = 4  # changes to the device, rows to the graph's; tokens beside the graph's, to the host
     assert launches.counts == expected
+    runner.finish()
+    known = [new_row(row, [8, 9, row], computed=2) for row in range(3, 7)]
+    for _ in range(2):
+        runner.execute_model(message([0], [1]))  # to the end of its blocks
+    with Launches() as changing:
+        blocks = [value for row in (0, 3, 4, 5, 6) for value in (row, 0, 13 + row)]
+        runner.start(message([0, 3, 4, 5, 6], [1] * 5, [1, 2], known, blocks))
+    assert changing.counts == expected + Counter({"write_rows_kernel": 1})
 
 
 def test_sizes_grow_by_an_eighth_and_hold_the_rows() -> None:

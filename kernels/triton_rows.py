@@ -1,0 +1,65 @@
+"""What changed of the rows that a device remembers, scattered into its columns in one launch.
+
+Three lists of one record, each of its own length: rows whose count of computed tokens is told, rows whose next token
+and way of drawing are told, and cells of the flattened block tables. A program takes some entries of each.
+"""
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 256
+
+
+@triton.jit(do_not_specialize=["num_counted", "num_changed", "num_cells"])
+def write_rows_kernel(
+    counted_rows,  # [num_counted] int64
+    counts,  # [num_counted] int32
+    changed_rows,  # [num_changed] int64
+    tokens,
+    temperatures,
+    top_ks,
+    top_ps,
+    min_ps,
+    seeds,  # [num_changed, 2] int32
+    cells,  # [num_cells] int64
+    block_ids,  # [num_cells] int32
+    num_computed,  # from here on what the device has, by row
+    last_tokens,
+    row_temperatures,
+    row_top_ks,
+    row_top_ps,
+    row_min_ps,
+    row_seeds,
+    block_tables,
+    num_counted,
+    num_changed,
+    num_cells,
+    BLOCK: tl.constexpr,
+):
+    entries = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    is_counted, is_changed, is_cell = entries < num_counted, entries < num_changed, entries < num_cells
+    rows = tl.load(counted_rows + entries, mask=is_counted, other=0)
+    tl.store(num_computed + rows, tl.load(counts + entries, mask=is_counted), mask=is_counted)
+    rows = tl.load(changed_rows + entries, mask=is_changed, other=0)
+    tl.store(last_tokens + rows, tl.load(tokens + entries, mask=is_changed), mask=is_changed)
+    tl.store(row_temperatures + rows, tl.load(temperatures + entries, mask=is_changed), mask=is_changed)
+    tl.store(row_top_ks + rows, tl.load(top_ks + entries, mask=is_changed), mask=is_changed)
+    tl.store(row_top_ps + rows, tl.load(top_ps + entries, mask=is_changed), mask=is_changed)
+    tl.store(row_min_ps + rows, tl.load(min_ps + entries, mask=is_changed), mask=is_changed)
+    tl.store(row_seeds + 2 * rows, tl.load(seeds + 2 * entries, mask=is_changed), mask=is_changed)
+    tl.store(row_seeds + 2 * rows + 1, tl.load(seeds + 2 * entries + 1, mask=is_changed), mask=is_changed)
+    places = tl.load(cells + entries, mask=is_cell, other=0)
+    tl.store(block_tables + places, tl.load(block_ids + entries, mask=is_cell), mask=is_cell)
+
+
+def write_rows(changes: Sequence[Tensor], columns: Sequence[Tensor]) -> None:
+    """Scatter `changes`, the kernel's first eleven arguments, into `columns`, its next eight; each row or cell once."""
+    lengths = [len(changes[i]) for i in (0, 2, 9)]
+    if longest := max(lengths):
+        write_rows_kernel[(triton.cdiv(longest, BLOCK),)](*changes, *columns, *lengths, BLOCK=BLOCK, num_warps=4)
