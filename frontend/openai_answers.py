@@ -16,18 +16,22 @@ from .openai_errors import encode_json
 from .openai_run import Run
 from .openai_schema import Generation
 from .server_engine import LocalEngine
-from .server_events import TextEvents, event
+from .server_events import DONE, TextEvents, event
 from .tokenizer import JsonObject
 
 
 class Choice(ABC):
-    """One answer: either `add` all its deltas and `build`, or take the `chunks` of each."""
+    """One answer: take the `chunks` of each of its deltas, or `build` it when all of them are in `deltas`."""
 
     is_plain: bool  # after its first chunk it brings text alone, until its end
     has_begun = False  # whether there was a chunk
 
-    @abstractmethod
-    def add(self, delta: Delta) -> None: ...
+    def __init__(self) -> None:
+        self.deltas: list[Delta] = []
+
+    @property
+    def token_ids(self) -> bytes:
+        return b"".join(delta.token_ids for delta in self.deltas)
 
     @abstractmethod
     def build(self) -> JsonObject: ...
@@ -43,6 +47,7 @@ class Choice(ABC):
 class Answers(ABC):
     """`whole` or `events` is used once."""
 
+    stream_end = DONE
     kind: ClassVar[str]
     chunk_kind: ClassVar[str]
     tells_empty: ClassVar[bool]  # whether tokens without text are an event
@@ -70,7 +75,7 @@ class Answers(ABC):
             choices = self._choices(run)
             async for news in run.news():
                 for index, delta in news:
-                    choices[index].add(delta)
+                    choices[index].deltas.append(delta)
             return encode_json(self._envelope(self.kind, [choice.build() for choice in choices], run.usage()))
 
     async def events(self) -> AsyncGenerator[bytes, None]:

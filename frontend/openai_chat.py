@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from functools import reduce
 
 from ..ipc.codec import decode_ids
 from ..ipc.errors import RequestError
@@ -85,49 +86,34 @@ class ChatCompletion(Answers):
 
 class _Choice(Choice):
     def __init__(self, index: int, body: ChatRequest, style: AnswerStyle) -> None:
+        super().__init__()
         self._index = index
         self._body = body
         self._text = AnswerText(style)
-        self._piece = Piece()
-        self._logprobs: list[JsonObject] = []
-        self._token_ids: list[int] = []
-        self._last: Delta | None = None
         self.is_plain = self._text.is_plain and not body.logprobs
 
-    def add(self, delta: Delta) -> None:
-        self._last = delta
-        self._piece = self._piece.joined(self._text.read(delta))
-        self._logprobs += chat_logprobs(delta)
-        if self._body.return_token_ids:
-            self._token_ids += decode_ids(delta.token_ids)
-
     def build(self) -> JsonObject:
-        assert self._last is not None, "every choice has ended"
-        piece = self._piece
-        message: JsonObject = {"role": "assistant", "content": piece.content, "refusal": None}
-        if piece.reasoning and self._body.include_reasoning is not False:
-            message["reasoning_content"] = piece.reasoning
+        piece = reduce(Piece.joined, [self._text.read(delta) for delta in self.deltas])
+        message: JsonObject = {"role": "assistant", "content": piece.content, "refusal": None, **self._thought(piece)}
         if piece.calls:
             message["tool_calls"] = [call.to_json() for call in piece.calls]
             message["content"] = piece.content.strip() or None
+        logprobs = [each for delta in self.deltas for each in chat_logprobs(delta)]
         choice: JsonObject = {
             "index": self._index,
             "message": message,
-            "logprobs": {"content": self._logprobs, "refusal": None} if self._body.logprobs else None,
-            "finish_reason": self._text.finish_reason(self._last),
-            "stop_reason": self._last.stop_reason,
+            "logprobs": {"content": logprobs, "refusal": None} if self._body.logprobs else None,
+            **self._end(self.deltas[-1]),
         }
         if self._body.return_token_ids:
-            choice["token_ids"] = self._token_ids
+            choice["token_ids"] = decode_ids(self.token_ids).tolist()
         return choice
 
     def chunks(self, delta: Delta) -> list[JsonObject]:
         """Mostly one chunk; with the begin or the end, another."""
         chunks = [] if self.has_begun else [self._chunk({"role": "assistant", "content": ""})]
         piece = self._text.read(delta)
-        message: JsonObject = {}
-        if piece.reasoning and self._body.include_reasoning is not False:
-            message["reasoning_content"] = piece.reasoning
+        message = self._thought(piece)
         if piece.content:
             message["content"] = piece.content
         if piece.calls:
@@ -146,9 +132,15 @@ class _Choice(Choice):
         if message or has_more:
             chunks.append(chunk)
         if delta.finish_reason is not None:
-            last = {"finish_reason": self._text.finish_reason(delta), "stop_reason": delta.stop_reason}
-            chunks.append(self._chunk({}) | last)
+            chunks.append(self._chunk({}) | self._end(delta))
         return chunks
+
+    def _thought(self, piece: Piece) -> JsonObject:
+        shows = piece.reasoning and self._body.include_reasoning is not False
+        return {"reasoning_content": piece.reasoning} if shows else {}
+
+    def _end(self, last: Delta) -> JsonObject:
+        return {"finish_reason": self._text.finish_reason(last), "stop_reason": last.stop_reason}
 
     def text_chunk(self, text: str) -> JsonObject:
         return self._chunk({"content": text})

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from operator import attrgetter
+
 from ..ipc.codec import decode_ids
 from ..ipc.messages import Accepted, Delta, Logprobs
 from .input_processor import InputProcessor
@@ -33,70 +36,57 @@ class Completion(Answers):
         self._body = body
 
     def _choices(self, run: Run) -> list[_Choice]:
-        shared: list[list[Logprobs]] = [[] for _ in self._submits]
-        return [
-            _Choice(index, self._body, self._engine.inputs, run, shared[index // self._n])
-            for index in range(run.num_choices)
-        ]
+        choices: list[_Choice] = []
+        for index in range(run.num_choices):
+            of_prompt = choices[-1].of_prompt if index % self._n else []
+            choices.append(_Choice(index, self._body, self._engine.inputs, run, of_prompt))
+            of_prompt.append(choices[-1])
+        return choices
 
 
 class _Choice(Choice):
     def __init__(
-        self, index: int, body: CompletionRequest, inputs: InputProcessor, run: Run, prompt_logprobs: list[Logprobs]
+        self, index: int, body: CompletionRequest, inputs: InputProcessor, run: Run, of_prompt: list[_Choice]
     ) -> None:
-        """`prompt_logprobs` are of all answers to a prompt: whichever has news first brings them."""
+        """`of_prompt`: all answers to a prompt; whichever has news first brings the prompt's logprobs."""
+        super().__init__()
         self._index = index
         self._body = body
         self._inputs = inputs
         self._run = run
-        self._prompt_logprobs = prompt_logprobs
-        self._text: list[str] = []
-        self._token_ids: list[int] = []
-        self._logprobs: list[Logprobs] = []
+        self.of_prompt = of_prompt
         self._columns = CompletionLogprobs()
-        self._last: Delta | None = None
         self.is_plain = body.logprobs is None
 
     @property
     def _prompt(self) -> Accepted | None:
         return self._run.prompt_of(self._index)
 
-    def add(self, delta: Delta) -> None:
-        self._text.append(delta.text)
-        self._last = delta
-        if self._body.return_token_ids:
-            self._token_ids += decode_ids(delta.token_ids)
-        if delta.logprobs is not None:
-            self._logprobs.append(delta.logprobs)
-        if delta.prompt_logprobs is not None:
-            self._prompt_logprobs.append(delta.prompt_logprobs)
-
     def build(self) -> JsonObject:
-        assert self._last is not None, "every choice has ended"
-        choice = self.text_chunk(self._echoed() + "".join(self._text))
-        if self._body.logprobs is not None:
-            for each in (*(self._prompt_logprobs if self._body.echo else ()), *self._logprobs):
-                self._columns.add(each)
-            choice["logprobs"] = self._columns.take()
-        choice |= {"finish_reason": self._last.finish_reason, "stop_reason": self._last.stop_reason}
-        if self._body.return_token_ids:
-            choice["token_ids"] = self._token_ids
-            choice["prompt_token_ids"] = self._prompt_token_ids()
-        return choice
+        text = self._echoed() + "".join(delta.text for delta in self.deltas)
+        siblings = [delta for choice in self.of_prompt for delta in choice.deltas]
+        prompt_logprobs = [each.prompt_logprobs for each in sorted(siblings, key=attrgetter("prompt_start"))]
+        logprobs = [*prompt_logprobs, *(delta.logprobs for delta in self.deltas)]
+        return self._chunk(text, self.deltas[-1], logprobs, self.token_ids)
 
     def chunks(self, delta: Delta) -> list[JsonObject]:
-        choice = self.text_chunk(delta.text if self.has_begun else self._echoed() + delta.text)
-        if delta.finish_reason is not None:
-            choice |= {"finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason}
+        text = delta.text if self.has_begun else self._echoed() + delta.text
+        return [self._chunk(text, delta, [delta.prompt_logprobs, delta.logprobs], delta.token_ids)]
+
+    def _chunk(self, text: str, newest: Delta, logprobs: Sequence[Logprobs | None], token_ids: bytes) -> JsonObject:
+        choice = self.text_chunk(text)
+        if newest.finish_reason is not None:
+            choice |= {"finish_reason": newest.finish_reason, "stop_reason": newest.stop_reason}
         if self._body.logprobs is not None:
-            self._columns.add(delta.prompt_logprobs)
-            self._columns.add(delta.logprobs)
+            for each in logprobs:
+                self._columns.add(each)
             choice["logprobs"] = self._columns.take()
         if self._body.return_token_ids:
-            choice["token_ids"] = decode_ids(delta.token_ids).tolist()
+            choice["token_ids"] = decode_ids(token_ids).tolist()
             if not self.has_begun:
-                choice["prompt_token_ids"] = self._prompt_token_ids()
-        return [choice]
+                prompt = self._prompt
+                choice["prompt_token_ids"] = None if prompt is None else decode_ids(prompt.prompt_token_ids).tolist()
+        return choice
 
     def text_chunk(self, text: str) -> JsonObject:
         return {"index": self._index, "text": text, "logprobs": None, "finish_reason": None}
@@ -108,7 +98,3 @@ class _Choice(Choice):
             return ""
         self._columns.add_first(self._inputs.detokenize(prompt.prompt_token_ids[:4]))
         return self._inputs.detokenize(prompt.prompt_token_ids) if prompt.prompt is None else prompt.prompt
-
-    def _prompt_token_ids(self) -> list[int] | None:
-        prompt = self._prompt
-        return None if prompt is None else decode_ids(prompt.prompt_token_ids).tolist()

@@ -2,41 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from ..ipc.engine_spec import EngineSpec
+from ..ipc.version import tokenloom_version
 from .openai_errors import ErrorBody
-from .openai_responses import ResponsesRequest
-from .openai_schema import (
-    AbortRequest,
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    EmbeddingRequest,
-    TokenizeRequest,
-)
+from .openai_schema import LOGPROBS, TOKEN_ID
+from .server_endpoint import Endpoint
 from .server_gate import OPEN_PATHS
 from .tokenizer import JsonObject
 
-_POSTS: dict[str, tuple[type[msgspec.Struct], str, bool]] = {  # path: (body, summary, may stream)
-    "/v1/completions": (CompletionRequest, "Continue texts", True),
-    "/v1/chat/completions": (ChatRequest, "The next turn of a chat", True),
-    "/v1/responses": (ResponsesRequest, "The next items of a conversation", True),
-    "/v1/embeddings": (EmbeddingRequest, "The vectors of texts", False),
-    "/tokenize": (TokenizeRequest, "The tokens of a text or a chat", False),
-    "/detokenize": (DetokenizeRequest, "The text of tokens", False),
-    "/abort": (AbortRequest, "End a request by the id of its answer", False),
-}
-_GETS: dict[str, tuple[str, str]] = {  # path: (summary, media type)
-    "/v1/models": ("The model that is served", "application/json"),
-    "/health": ("503 when requests are there and no step ends", "application/json"),
-    "/ready": ("503 until a request would be served", "application/json"),
-    "/version": ("The version", "application/json"),
-    "/metrics": ("For Prometheus", "text/plain"),
-    "/dashboard": ("A page with live numbers", "text/html"),
-    "/openapi.json": ("This document", "application/json"),
-}
 _ERRORS = {
     "400": "The request cannot be served as asked",
     "401": "The API key is missing or wrong",
@@ -53,28 +30,33 @@ _TOKENIZE_ONE: JsonObject = {  # of the two forms, the other one is null or left
 }
 
 
-def document(version: str, needs_key: bool, maxima: Mapping[str, int]) -> JsonObject:
-    """OpenAPI 3.1. `maxima`: of integers that depend on the model and the operator, by their title."""
-    bodies = [body for body, _, _ in _POSTS.values()]
+def document(endpoints: Iterable[Endpoint], spec: EngineSpec) -> JsonObject:
+    """OpenAPI 3.1."""
+    listed = [each for each in endpoints if each.summary]
+    bodies = [each.body_type for each in listed if each.body_type is not None]
     (*schemas, _), components = msgspec.json.schema_components(
         [*bodies, ErrorBody], schema_hook=_anything, ref_template="#/components/schemas/{name}"
     )
     components["TokenizeRequest"] |= _TOKENIZE_ONE
-    _limit(components, maxima)
+    _limit(components, {TOKEN_ID: spec.model.vocab_size - 1, LOGPROBS: spec.config.max_logprobs})
+    schema_by_body = dict(zip(bodies, schemas, strict=True))
     paths: JsonObject = {}
-    for (path, (_, summary, may_stream)), schema in zip(_POSTS.items(), schemas, strict=True):
-        paths[path] = {"post": _post(summary, schema, may_stream)}
-    for path, (summary, media_type) in _GETS.items():
-        is_open = path in OPEN_PATHS
-        answers = _responses({media_type: {}}, ("503",) if is_open else ("401", "503"))
-        paths[path] = {"get": {"summary": summary, "responses": answers} | ({"security": []} if is_open else {})}
+    for each in listed:
+        if each.body_type is not None:
+            paths[each.path] = {"post": _post(each, schema_by_body[each.body_type])}
+            continue
+        is_open = each.path in OPEN_PATHS
+        answers = _responses({each.media_type: {}}, ("503",) if is_open else ("401", "503"))
+        paths[each.path] = {
+            "get": {"summary": each.summary, "responses": answers} | ({"security": []} if is_open else {})
+        }
     made: JsonObject = {
         "openapi": "3.1.0",
-        "info": {"title": "tokenloom", "version": version},
+        "info": {"title": "tokenloom", "version": tokenloom_version()},
         "paths": paths,
         "components": {"schemas": components},
     }
-    if needs_key:
+    if spec.config.api_key is not None:
         made["components"] = {"schemas": components, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}}
         made["security"] = [{"key": []}]
     return made
@@ -99,12 +81,12 @@ def _anything(kind: type) -> JsonObject:
     return {"description": "any JSON value"}
 
 
-def _post(summary: str, schema: JsonObject, may_stream: bool) -> JsonObject:
+def _post(endpoint: Endpoint, schema: JsonObject) -> JsonObject:
     content: JsonObject = {"application/json": {}}
-    if may_stream:
+    if endpoint.may_stream:
         content["text/event-stream"] = {}
     return {
-        "summary": summary,
+        "summary": endpoint.summary,
         "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
         "responses": _responses(content, tuple(_ERRORS)),
     }

@@ -42,8 +42,6 @@ from .openai_schema import (
     items,
     only,
 )
-from .openai_tools import ParserName
-from .server_engine import LocalEngine
 from .tokenizer import JsonObject
 
 
@@ -66,27 +64,18 @@ class InputItem(msgspec.Struct, frozen=True, kw_only=True):
     output: str | None = None
 
 
-class ResponseTool(Body, frozen=True, kw_only=True):
+class ResponseTool(Function, frozen=True, kw_only=True):
     """A function; here its fields stand beside the type."""
 
     type: Literal["function"]
-    name: str
-    description: str | None = None
-    parameters: JsonObject | None = None
-    strict: bool | None = None
 
 
-class ResponseToolName(Body, frozen=True, kw_only=True):
+class ResponseToolName(NamedFunction, frozen=True, kw_only=True):
     type: Literal["function"]
-    name: str
 
 
-class TextFormat(Body, frozen=True, kw_only=True):
+class TextFormat(JsonSchemaFormat, frozen=True, kw_only=True):
     type: Literal["text", "json_object", "json_schema"]
-    name: str = "schema"
-    description: str | None = None
-    schema: JsonObject | None = None
-    strict: bool | None = None
 
 
 class TextOptions(Body, frozen=True, kw_only=True):
@@ -137,7 +126,9 @@ _SAME = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "priority", "
 
 
 class ResponseCreation:
-    """One request to the endpoint, made by `start`. `whole` or `events` is used once."""
+    """One request to the endpoint, which `chat` answers. `whole` or `events` is used once."""
+
+    stream_end = b""
 
     def __init__(self, body: ResponsesRequest, model: str, chat: ChatCompletion) -> None:
         self._body = body
@@ -146,16 +137,6 @@ class ResponseCreation:
         self._created = int(time.time())
         self._id = "resp_" + chat.id.partition("-")[2]
         self._sequence = 0
-
-    @classmethod
-    async def start(
-        cls, engine: LocalEngine, body: ResponsesRequest, model: str, tool_parser: ParserName, has_reasoning: bool
-    ) -> ResponseCreation:
-        if body.background or body.previous_response_id is not None:
-            name = "background" if body.background else "previous_response_id"
-            raise RequestError(f"{name} is not served: nothing is stored here, send the whole conversation as input")
-        chat = await ChatCompletion.start(engine, chat_request(body), model, tool_parser, has_reasoning)
-        return cls(body, model, chat)
 
     async def whole(self) -> bytes:
         last: JsonObject = {}
@@ -224,6 +205,9 @@ class ResponseCreation:
 
 def chat_request(body: ResponsesRequest) -> ChatRequest:
     """The chat that a request is."""
+    if body.background or body.previous_response_id is not None:
+        name = "background" if body.background else "previous_response_id"
+        raise RequestError(f"{name} is not served: nothing is stored here, send the whole conversation as input")
     tools = [
         Tool(
             type="function", function=Function(name=each.name, description=each.description, parameters=each.parameters)

@@ -6,18 +6,16 @@ import time
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from ..ipc.codec import decode_ids
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import RequestError
 from ..ipc.version import tokenloom_version
-from .openai_document import document
 from .openai_errors import HttpError, json_response
 from .openai_messages import encode_messages
-from .openai_schema import LOGPROBS, TOKEN_ID, AbortRequest, DetokenizeRequest, TokenizeRequest
+from .openai_schema import AbortRequest, DetokenizeRequest, TokenizeRequest
 from .prompts import check_text, check_token_ids
-from .server_body import check_model, read_body
+from .server_endpoint import Endpoint, check_model, read_body
 from .server_engine import LocalEngine
 from .service import Frontend
 from .tokenizer import JsonObject
@@ -32,18 +30,17 @@ class AdminEndpoints:
         self._spec = spec
         self._begun = int(time.time())
 
-    def routes(self) -> list[Route]:
+    def endpoints(self) -> list[Endpoint]:
         return [
-            Route("/v1/models", self.models),
-            Route("/v1/models/{model:path}", self.model),
-            Route("/tokenize", self.tokenize, methods=["POST"]),
-            Route("/detokenize", self.detokenize, methods=["POST"]),
-            Route("/abort", self.abort, methods=["POST"]),
-            Route("/health", self.health),
-            Route("/ready", self.ready),
-            Route("/version", self.version),
-            Route("/metrics", self.metrics),
-            Route("/openapi.json", self.openapi),
+            Endpoint("/tokenize", self.tokenize, "The tokens of a text or a chat", TokenizeRequest),
+            Endpoint("/detokenize", self.detokenize, "The text of tokens", DetokenizeRequest),
+            Endpoint("/abort", self.abort, "End a request by the id of its answer", AbortRequest),
+            Endpoint("/v1/models", self.models, "The model that is served"),
+            Endpoint("/v1/models/{model:path}", self.model),
+            Endpoint("/health", self.health, "503 when requests are there and no step ends"),
+            Endpoint("/ready", self.ready, "503 until a request would be served"),
+            Endpoint("/version", self.version, "The version"),
+            Endpoint("/metrics", self.metrics, "For Prometheus", media_type="text/plain"),
         ]
 
     async def models(self, request: Request) -> Response:
@@ -65,8 +62,7 @@ class AdminEndpoints:
         }
 
     async def tokenize(self, request: Request) -> Response:
-        body = await read_body(request, TokenizeRequest)
-        check_model(body.model, self._spec.served_model_name)
+        body = await read_body(request, TokenizeRequest, self._spec.served_model_name)
         if (body.prompt is None) == (body.messages is None):
             raise RequestError("prompt and messages: give exactly one")
         inputs = self._engine.inputs
@@ -78,8 +74,7 @@ class AdminEndpoints:
         return json_response({"tokens": tokens, "count": len(tokens), "max_model_len": self._spec.max_model_len})
 
     async def detokenize(self, request: Request) -> Response:
-        body = await read_body(request, DetokenizeRequest)
-        check_model(body.model, self._spec.served_model_name)
+        body = await read_body(request, DetokenizeRequest, self._spec.served_model_name)
         text = self._engine.inputs.detokenize(check_token_ids(body.tokens)) if body.tokens else ""
         return json_response({"prompt": text})
 
@@ -115,11 +110,6 @@ class AdminEndpoints:
         for event, count in self._frontend.counts.items():
             metrics.events.raise_to(count, event)
         return Response(metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    async def openapi(self, request: Request) -> Response:
-        config = self._spec.config
-        maxima = {TOKEN_ID: self._spec.model.vocab_size - 1, LOGPROBS: config.max_logprobs}
-        return json_response(document(tokenloom_version(), config.api_key is not None, maxima))
 
     async def version(self, request: Request) -> Response:
         return json_response({"version": tokenloom_version()})

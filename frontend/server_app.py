@@ -6,14 +6,14 @@ Knows no field of any body (`openai_schema.py`) and no protocol of the engine (`
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TypeAlias
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from ..ipc.engine_spec import EngineSpec
@@ -22,20 +22,23 @@ from .metrics_engine import EngineMetrics
 from .openai_answers import Answers
 from .openai_chat import ChatCompletion
 from .openai_completions import Completion
+from .openai_document import document
 from .openai_embeddings import Embeddings
-from .openai_errors import HttpError, refusal_kind, to_http_error
+from .openai_errors import HttpError, json_response, refusal_kind, to_http_error
 from .openai_reasoning import has_markers
-from .openai_responses import ResponseCreation, ResponsesRequest
+from .openai_responses import ResponseCreation, ResponsesRequest, chat_request
 from .openai_schema import ChatRequest, CompletionRequest, EmbeddingRequest
 from .openai_tools import ParserName, find_parser
 from .server_admin import AdminEndpoints
-from .server_body import check_model, read_body
 from .server_dashboard import Dashboard
+from .server_endpoint import BodyT, Endpoint, read_body
 from .server_engine import LocalEngine
 from .server_events import EventStream, until_disconnect
 from .server_gate import Gate
 from .service import Frontend
 from .trace_context import TraceContext
+
+Work: TypeAlias = Answers | ResponseCreation | Embeddings  # a request that has been checked
 
 CLIENT_CLOSED_REQUEST = 499  # nobody reads it; nginx's number, for the metrics
 
@@ -61,44 +64,41 @@ class OpenAIEndpoints:
             self._metrics.on_refused(refusal_kind(error))
             raise
 
-    async def completions(self, request: Request) -> Response:
-        with self._refusals():
-            body = await read_body(request, CompletionRequest)
-            check_model(body.model, self._model)
-            completion = Completion(self._engine, body, self._model)
-        return await _answer(request, completion, body.stream)
+    def endpoints(self) -> list[Endpoint]:
+        return [
+            self._endpoint("/v1/completions", "Continue texts", CompletionRequest, self._complete),
+            self._endpoint("/v1/chat/completions", "The next turn of a chat", ChatRequest, self._chat),
+            self._endpoint("/v1/responses", "The next items of a conversation", ResponsesRequest, self._respond),
+            self._endpoint("/v1/embeddings", "The vectors of texts", EmbeddingRequest, self._embed),
+        ]
 
-    async def chat_completions(self, request: Request) -> Response:
-        with self._refusals():
-            body = await read_body(request, ChatRequest)
-            check_model(body.model, self._model)
-            chat = await ChatCompletion.start(self._engine, body, self._model, self._tool_parser, self._has_reasoning)
-        return await _answer(request, chat, body.stream)
+    def _endpoint(
+        self, path: str, summary: str, body_type: type[BodyT], start: Callable[[BodyT], Awaitable[Work]]
+    ) -> Endpoint:
+        async def answer(request: Request) -> Response:
+            with self._refusals():
+                body = await read_body(request, body_type, self._model)
+                work = await start(body)
+            if not isinstance(work, Embeddings) and getattr(body, "stream", None):
+                return EventStream(work.events(), work.stream_end)
+            whole = await until_disconnect(request.receive, work.whole())
+            if whole is None:
+                return Response(status_code=CLIENT_CLOSED_REQUEST)
+            return Response(whole, media_type="application/json")
 
-    async def responses(self, request: Request) -> Response:
-        with self._refusals():
-            body = await read_body(request, ResponsesRequest)
-            check_model(body.model, self._model)
-            made = await ResponseCreation.start(self._engine, body, self._model, self._tool_parser, self._has_reasoning)
-        return EventStream(made.events(), end=b"") if body.stream else await _whole(request, made.whole())
+        return Endpoint(path, answer, summary, body_type)
 
-    async def embeddings(self, request: Request) -> Response:
-        with self._refusals():
-            body = await read_body(request, EmbeddingRequest)
-            check_model(body.model, self._model)
-            embeddings = Embeddings(self._engine, body, self._model)
-        return await _whole(request, embeddings.whole())
+    async def _complete(self, body: CompletionRequest) -> Completion:
+        return Completion(self._engine, body, self._model)
 
+    async def _chat(self, body: ChatRequest) -> ChatCompletion:
+        return await ChatCompletion.start(self._engine, body, self._model, self._tool_parser, self._has_reasoning)
 
-async def _answer(request: Request, work: Answers, is_stream: bool | None) -> Response:
-    return EventStream(work.events()) if is_stream else await _whole(request, work.whole())
+    async def _respond(self, body: ResponsesRequest) -> ResponseCreation:
+        return ResponseCreation(body, self._model, await self._chat(chat_request(body)))
 
-
-async def _whole(request: Request, work: Coroutine[object, object, bytes]) -> Response:
-    body = await until_disconnect(request.receive, work)
-    if body is None:
-        return Response(status_code=CLIENT_CLOSED_REQUEST)
-    return Response(body, media_type="application/json")
+    async def _embed(self, body: EmbeddingRequest) -> Embeddings:
+        return Embeddings(self._engine, body, self._model)
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
@@ -115,22 +115,20 @@ async def _on_error(request: Request, error: Exception) -> Response:
 
 def new_app(engine: LocalEngine, frontend: Frontend, spec: EngineSpec) -> ASGIApp:
     """The whole application: routes, the gate around them, and CORS around all of it, for pages that are refused."""
-    openai, admin = OpenAIEndpoints(engine, frontend.metrics, spec), AdminEndpoints(engine, frontend, spec)
-    routes = [
-        Route("/v1/completions", openai.completions, methods=["POST"]),
-        Route("/v1/chat/completions", openai.chat_completions, methods=["POST"]),
-        Route("/v1/responses", openai.responses, methods=["POST"]),
-        Route("/v1/embeddings", openai.embeddings, methods=["POST"]),
-        *admin.routes(),
-        *Dashboard(engine, frontend, spec).routes(),
-    ]
+    makers = (OpenAIEndpoints(engine, frontend.metrics, spec), AdminEndpoints(engine, frontend, spec))
+    endpoints = [each for maker in (*makers, Dashboard(engine, frontend, spec)) for each in maker.endpoints()]
+
+    async def openapi(request: Request) -> Response:
+        return json_response(document(endpoints, spec))
+
+    endpoints.append(Endpoint("/openapi.json", openapi, "This document"))
     handlers = {
         HTTPException: _on_http_exception,
         HttpError: _on_error,
         TokenloomError: _on_error,
         Exception: _on_error,
     }
-    starlette = Starlette(routes=routes, exception_handlers=handlers)
+    starlette = Starlette(routes=[each.route for each in endpoints], exception_handlers=handlers)
     gate = Gate(starlette, spec.config.api_key, spec.config.max_body_bytes, frontend.metrics.on_refused)
     if spec.config.cors_origins is None:
         return gate

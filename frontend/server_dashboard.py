@@ -13,13 +13,12 @@ from pathlib import Path
 import msgspec
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
-from starlette.routing import Route
 
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.version import tokenloom_version
 from .metrics_engine import SECONDS
 from .openai_errors import HttpError, json_response
-from .server_body import read_body
+from .server_endpoint import Endpoint, read_body
 from .server_engine import LocalEngine
 from .service import Frontend
 from .tokenizer import JsonObject
@@ -50,12 +49,12 @@ class Dashboard:
         self._spec = spec
         self._begun_at = time.monotonic()
 
-    def routes(self) -> list[Route]:
+    def endpoints(self) -> list[Endpoint]:
         return [
-            Route("/", self.home),
-            Route("/dashboard", self.page),
-            Route("/dashboard/data", self.data),
-            Route("/dashboard/abort", self.abort, methods=["POST"]),
+            Endpoint("/", self.home),
+            Endpoint("/dashboard", self.page, "A page with live numbers", media_type="text/html"),
+            Endpoint("/dashboard/data", self.data),
+            Endpoint("/dashboard/abort", self.abort, body_type=AbortAnswer),
         ]
 
     @cached_property

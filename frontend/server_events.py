@@ -48,7 +48,7 @@ class TextEvents:
 class EventStream(Response):
     """Sends what `chunks` yields: bytes of whole events. A client that goes away ends the generator at once."""
 
-    def __init__(self, chunks: AsyncGenerator[bytes, None], end: bytes = DONE) -> None:
+    def __init__(self, chunks: AsyncGenerator[bytes, None], end: bytes) -> None:
         self._chunks = chunks
         self._end = end
         self.background = None
