@@ -213,12 +213,12 @@ def compile_forms(architecture: int, is_quick: bool) -> Iterator[Report]:
     """Each kernel that they launch, once."""
     triton.runtime.driver.set_active(NoDevice(architecture))
     launched: list[tuple[str, Any]] = []
-    with ThreadPoolExecutor(os.cpu_count()) as threads, compiling(threads) as mode:
+    with ThreadPoolExecutor(os.cpu_count()) as threads, compiling(threads) as kernels:
         for form, launch in forms(architecture, is_quick):
             launch()
-            launched.extend((form, kernel) for kernel in list(mode.future_kernels.values())[len(launched) :])
+            launched.extend((form, kernel) for kernel in list(kernels.values())[len(launched) :])
     for form, kernel in launched:
-        yield _report(form, architecture, kernel.result())
+        yield _report(form, architecture, kernel)
 
 
 def _report(form: str, architecture: int, compiled: Any) -> Report:

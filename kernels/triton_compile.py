@@ -1,39 +1,62 @@
-"""Compile what operations launch, in threads, instead of launching it: their tensors need no memory then.
+"""Compile what operations launch instead of launching it: their tensors need no memory then.
 
-Triton's compiler leaves Python's lock for most of its time, and ptxas is a process of its own.
+In threads, where triton has what it takes: its compiler leaves Python's lock for most of its time, and ptxas is a
+process of its own. That part of triton is private; without it kernels are compiled one after the other.
 """
 # mypy: allow-untyped-calls
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
-from triton.runtime._async_compile import AsyncCompileMode, active_mode
 from triton.runtime.jit import JITFunction
 
+try:
+    from triton.runtime._async_compile import AsyncCompileMode
+except ImportError:
+    AsyncCompileMode = None
+
+logger = logging.getLogger("tokenloom.kernels")
+
 _launch = JITFunction.run
+_kernels: ContextVar[dict[int, Any] | None] = ContextVar("kernels", default=None)  # of this thread, by identity
 _num_compiling = 0
 _lock = threading.Lock()
 
 
-def _launch_or_compile(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-    is_compiling = active_mode.get() is not None  # of this thread
-    return _launch(kernel, *arguments, grid=grid, warmup=warmup or is_compiling, **options)
+def _launch_or_compile(function: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+    kernels = _kernels.get()
+    kernel = _launch(function, *arguments, grid=grid, warmup=warmup or kernels is not None, **options)
+    if kernels is not None:
+        kernels.setdefault(id(kernel), kernel)
+    return kernel
 
 
 @contextmanager
-def compiling(executor: Executor) -> Iterator[AsyncCompileMode]:
-    """What the calling thread launches inside is compiled by `executor`, and is there when this ends."""
+def compiling(executor: Executor) -> Iterator[dict[int, Any]]:
+    """What the calling thread launches inside is compiled by `executor`, and is there when this ends.
+
+    Yields the kernels, in the order of their first launch; what they hold can be read when this has ended.
+    """
+    kernels: dict[int, Any] = {}
+    token = _kernels.set(kernels)
     _count(1)
     try:
-        with AsyncCompileMode(executor) as mode:
-            yield mode
+        if AsyncCompileMode is None:
+            logger.warning("this triton has no runtime._async_compile: kernels are compiled one after the other")
+            yield kernels
+        else:
+            with AsyncCompileMode(executor):
+                yield kernels
     finally:
         _count(-1)
+        _kernels.reset(token)
 
 
 def _count(change: int) -> None:

@@ -57,9 +57,9 @@ class CompileAhead:
             if self._device.type == "cuda":
                 torch.cuda.set_device(self._device)
             num_threads = min(os.cpu_count() or 1, MAX_THREADS)
-            with torch.inference_mode(), ThreadPoolExecutor(num_threads) as threads, compiling(threads) as mode:
+            with torch.inference_mode(), ThreadPoolExecutor(num_threads) as threads, compiling(threads) as kernels:
                 self._launch()
-                self.num_kernels = len(mode.future_kernels)
+                self.num_kernels = len(kernels)
         except ConfigError:
             pass  # who reads the weights says so
         except Exception as error:

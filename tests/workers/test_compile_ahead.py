@@ -19,11 +19,11 @@ from tokenloom.workers.compile_ahead import distinct_layers
 SHAPE = {"hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64}
 
 
-def compile_ahead(folder: Path) -> dict[str, object]:
-    """In a process of its own: this one interprets."""
+def compile_ahead(folder: Path, *options: str) -> tuple[dict[str, object], str]:
+    """What was found and what was logged, in a process of its own: this one interprets."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(folder / "cache")
-    command = [sys.executable, "-P", "-m", "tokenloom.tests.workers.compile_ahead_run", str(folder)]
+    command = [sys.executable, "-P", "-m", "tokenloom.tests.workers.compile_ahead_run", str(folder), *options]
     if sys.version_info < (3, 11):
         command.remove("-P")
     done = subprocess.run(
@@ -32,7 +32,7 @@ def compile_ahead(folder: Path) -> dict[str, object]:
     assert done.returncode == 0, done.stderr[-3000:]
     assert "not ahead" not in done.stderr
     found: dict[str, object] = json.loads(done.stdout)
-    return found
+    return found, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -50,10 +50,19 @@ def test_no_step_launches_what_was_not_compiled_ahead(family: str, form: str | N
         folder = tiny_checkpoint(tmp_path, family, **SHAPE)
     else:
         folder, _ = quantized_pair(tmp_path, form, family, intermediate_size=512, **SHAPE)
-    found = compile_ahead(folder)
+    found, log = compile_ahead(folder)
     assert found["missing"] == []
     num_kernels = found["num_kernels"]
     assert isinstance(num_kernels, int) and 10 <= num_kernels <= 30
+    assert "one after the other" not in log
+
+
+def test_a_triton_that_compiles_in_no_threads_compiles_the_same_one_after_the_other(tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path, "qwen3", **SHAPE)
+    found, log = compile_ahead(folder, "alone")
+    assert found["missing"] == []
+    assert found["num_kernels"] == compile_ahead(folder)[0]["num_kernels"]
+    assert log.count("kernels are compiled one after the other") == 2  # ahead, and what would have been missing
 
 
 def test_few_layers_stand_for_all_where_each_kind_is_among_them(tmp_path: Path) -> None:
