@@ -1,7 +1,8 @@
 """ControlDesk: pause, resume and reload, one after the other.
 
 A pause is done when nothing is in flight; a reload pauses, lets every rank read the new weights in the numbered stream
-of steps, and makes all that was computed or cached before void. Requests stay: they go on from their tokens.
+of steps, and makes all that was computed or cached before void. Requests stay: they go on from their tokens. The end of
+a reload is what the supervisor says of it, who names the weights that new workers read.
 """
 
 from __future__ import annotations
@@ -51,24 +52,22 @@ class ControlDesk:
             else:
                 self._finish()
 
-    def on_reloaded(self) -> str:
-        """Every rank has the new weights; returns their folder."""
-        folder = self._orders[0][1].model_folder
-        self._is_reloading = False
-        if not self._was_paused:
-            self._engine.resume()
-        self._finish()
-        return folder
+    def on_reloaded(self) -> None:
+        """Every rank has the new weights, and so will those that take their place."""
+        self._end_reload(None)
 
     def on_workers_lost(self, reason: str) -> None:
         """The group ended; the next one has the weights from before."""
         if self._is_reloading:
-            self._is_reloading = False
-            if not self._was_paused:
-                self._engine.resume()
-            self._finish(
+            self._end_reload(
                 InternalError(f"the workers ended while they read the new weights, the old ones stay: {reason}")
             )
+
+    def _end_reload(self, error: InternalError | None) -> None:
+        self._is_reloading = False
+        if not self._was_paused:
+            self._engine.resume()
+        self._finish(error)
 
     def _finish(self, error: InternalError | None = None) -> None:
         owner, order = self._orders.popleft()

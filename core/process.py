@@ -25,9 +25,10 @@ from ..ipc.messages import (
     Failed,
     FrontendDown,
     Initialize,
-    ModelReloaded,
     Phase,
     Ready,
+    Reloaded,
+    Reloading,
     ReplaceWorkers,
     Stop,
     WorkersDown,
@@ -105,7 +106,7 @@ class CoreProcess:
             generation=generation,
             record=record,
         )
-        self._desk = ControlDesk(self._engine, self._frontends.answer, self._reload)
+        self._desk = ControlDesk(self._engine, self._frontends.answer, self._ask_to_reload)
         self._supervisor.tell(Phase(name="workers joined", duration_s=time.monotonic() - begun))
         self._supervisor.tell(Ready())
         if failure is not None:
@@ -128,8 +129,9 @@ class CoreProcess:
         waits = []
         if (deadline := self._engine.next_deadline) is not None:
             waits.append(deadline - time.time())
-        if self._workers is not None and (overdue_at := self._engine.overdue_at) is not None:
-            waits.append(overdue_at - time.monotonic())
+        if self._workers is not None:
+            overdue = (self._engine.overdue_at, self._workers.reload_overdue_at)
+            waits += [when - time.monotonic() for when in overdue if when is not None]
         if (grammar_deadline := self._engine.next_grammar_deadline) is not None:
             waits.append(grammar_deadline - time.monotonic())
         return max(int(min(waits) * 1000) + 1, 0) if waits else None
@@ -168,20 +170,31 @@ class CoreProcess:
 
     def _check_overdue(self) -> None:
         assert self._engine is not None
-        overdue_at = self._engine.overdue_at
-        if self._workers is not None and overdue_at is not None and time.monotonic() > overdue_at:
-            age = time.monotonic() - self._engine.stats.last_result_at
+        if self._workers is None:
+            return
+        overdue_at, reload_overdue_at, now = self._engine.overdue_at, self._workers.reload_overdue_at, time.monotonic()
+        if overdue_at is not None and now > overdue_at:
+            age = now - self._engine.stats.last_result_at
             raise EngineDead(f"the workers hang: no step has ended for {age:.1f} s")
+        if reload_overdue_at is not None and now > reload_overdue_at:
+            limit_s = self._spec.config.start_timeout_s
+            raise EngineDead(f"the workers hang: other weights were not read within --start-timeout-s {limit_s:g} s")
 
-    def _reload(self, model_folder: str) -> None:
-        """The control desk's order: all ranks read other weights in place of the next step."""
-        assert self._engine is not None and self._workers is not None, "the desk goes on only with workers"
-        self._workers.reload(self._engine.scheduler.take_step(), model_folder)
+    def _ask_to_reload(self, model_folder: str) -> None:
+        """The control desk's order. From the supervisor's answer on, workers whose core dies are replaced with it."""
+        assert self._workers is not None, "the desk goes on only with workers"
+        self._supervisor.tell(Reloading(generation=self._workers.generation, model_folder=model_folder))
+
+    def _reload(self, order: Reloading) -> None:
+        """The supervisor knows: all ranks read other weights in place of the next step."""
+        assert self._engine is not None
+        if self._workers is not None and self._workers.generation == order.generation:
+            self._workers.reload(self._engine.scheduler.take_step(), order.model_folder)
 
     def _go_on_with_controls(self) -> None:
         assert self._desk is not None
         if self._workers is not None and self._workers.take_reloaded():
-            self._supervisor.tell(ModelReloaded(model_folder=self._desk.on_reloaded()))
+            self._supervisor.tell(Reloaded(generation=self._workers.generation))
         if self._workers is not None:
             self._desk.tick()
 
@@ -192,29 +205,25 @@ class CoreProcess:
         generation = self._workers.generation
         self._workers.close()
         self._workers = None
-        self._forget_workers(reason)
+        self._engine.lose_workers(reason)
         self._supervisor.tell(ReplaceWorkers(generation=generation, reason=reason))
 
-    def _forget_workers(self, reason: str) -> None:
-        """What was in flight is lost: requests wait again, an order that was under way fails."""
-        assert self._engine is not None and self._desk is not None
-        self._engine.lose_workers(reason)
-        self._desk.on_workers_lost(reason)
-
     def _on_workers_down(self, message: WorkersDown) -> None:
-        """The supervisor saw a worker end before its silence could tell us."""
-        assert self._engine is not None
+        """The supervisor saw a worker end before its silence could tell us, or answers ReplaceWorkers."""
+        assert self._engine is not None and self._desk is not None
         if self._workers is not None and self._workers.generation == message.generation:
             self._take_results()  # what was sent before the end counts
             self._workers.close()
             self._workers = None
-            self._forget_workers(message.reason)
+            self._engine.lose_workers(message.reason)
+        if self._workers is None:
+            self._desk.on_workers_lost(message.reason)  # had it known of a Reloaded, it would have said so before
 
     def _gain_workers(self, generation: int) -> None:
         assert self._engine is not None
         if self._workers is not None:
             self._workers.close()
-            self._forget_workers("replaced by the supervisor")
+            self._engine.lose_workers("replaced by the supervisor")
         self._workers = WorkerGroup(self._context, self._spec, self._core_epoch, generation)
         self._engine.gain_workers(self._workers, generation)
         failure = self._probe(self._workers)
@@ -224,7 +233,7 @@ class CoreProcess:
     # ── supervisor ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def _take_orders(self) -> None:
-        assert self._engine is not None
+        assert self._engine is not None and self._desk is not None
         for message in self._supervisor.receive():
             if isinstance(message, Stop):
                 self._is_stopping = True
@@ -234,6 +243,10 @@ class CoreProcess:
                 self._on_workers_down(message)
             elif isinstance(message, WorkersUp):
                 self._gain_workers(message.generation)
+            elif isinstance(message, Reloading):
+                self._reload(message)
+            elif isinstance(message, Reloaded):
+                self._desk.on_reloaded()
 
     def _report_progress(self) -> None:
         assert self._engine is not None

@@ -53,7 +53,9 @@ class WorkerGroup:
         self.results.bind(spec.address(f"results-{generation}"))
         self._decoder: Decoder[WorkerToCore] = Decoder(WorkerToCore)
         self._unanswered: deque[tuple[int, bytes]] = deque(maxlen=MAX_UNANSWERED)
+        self._reload_timeout_s = spec.config.start_timeout_s
         self._unreloaded: set[int] | None = None  # ranks that are still reading other weights; None: no reload
+        self.reload_overdue_at: float | None = None  # monotonic seconds at which they hang
         self.num_dropped = 0  # stale or malformed frames
 
     def probe(self, timeout_s: float, while_waiting: Callable[[], None]) -> None:
@@ -84,6 +86,7 @@ class WorkerGroup:
             step=step, core_epoch=self._core_epoch, generation=self.generation, model_folder=model_folder
         )
         self._unreloaded = set(range(self.size))
+        self.reload_overdue_at = time.monotonic() + self._reload_timeout_s
         frame = encode(message)
         self._unanswered.append((step, frame))
         self._publisher.send(frame)
@@ -92,7 +95,7 @@ class WorkerGroup:
         """True once, when the last rank has acknowledged a reload."""
         if self._unreloaded is None or self._unreloaded:
             return False
-        self._unreloaded = None
+        self._unreloaded = self.reload_overdue_at = None
         self._unanswered.clear()
         return True
 

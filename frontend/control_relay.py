@@ -1,6 +1,7 @@
 """ControlRelay: a client's pause, resume or reload, checked and passed to the core; its answer comes back the same way.
 
-A reload's checkpoint is found and read in a thread: a hub id may have to be fetched.
+A reload's checkpoint is found and read in a thread: a hub id may have to be fetched. A reload whose core is lost is
+given to the next one, so that its answer is true: weights that were read already are read once more.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class ControlRelay:
     def __init__(self, spec: EngineSpec, link: CoreLink, background: Background) -> None:
         self._spec, self._link, self._background = spec, link, background
         self._numbers = itertools.count()
-        self._asker_by_id: dict[int, tuple[int, Send]] = {}  # control id: query id, who gets the answer
+        self._open: dict[int, tuple[EngineControl, int, Send]] = {}  # control id: order, query id, who gets the answer
 
     def ask(self, control: Control, send: Send) -> None:
         """Pass an order on; `send` is called once, from the frontend's own thread."""
@@ -57,22 +58,28 @@ class ControlRelay:
         if isinstance(folder, TokenloomError):
             send(QueryFailed(query_id=control.query_id, error=error_info(folder)))
             return
-        control_id = next(self._numbers)
-        self._asker_by_id[control_id] = (control.query_id, send)
-        self._link.control(
-            EngineControl(control_id=control_id, action=control.action, mode=control.mode, model_folder=folder)
+        order = EngineControl(
+            control_id=next(self._numbers), action=control.action, mode=control.mode, model_folder=folder
         )
+        self._open[order.control_id] = (order, control.query_id, send)
+        self._link.control(order)
 
     def on_done(self, done: ControlDone) -> None:
-        query_id, send = self._asker_by_id.pop(done.control_id, (0, None))
-        if send is not None:
+        if done.control_id in self._open:
+            _, query_id, send = self._open.pop(done.control_id)
             send(Done(query_id=query_id) if done.error is None else QueryFailed(query_id=query_id, error=done.error))
 
     def on_core_lost(self) -> None:
         """A new core knows nothing of the orders of the old one, and is not paused."""
-        askers, self._asker_by_id = self._asker_by_id, {}
-        for query_id, send in askers.values():
-            send(QueryFailed(query_id=query_id, error=ErrorInfo("dead", "the core was replaced: ask again")))
+        for control_id, (order, query_id, send) in list(self._open.items()):
+            if order.action != "reload":
+                del self._open[control_id]
+                send(QueryFailed(query_id=query_id, error=ErrorInfo("dead", "the core was replaced: ask again")))
+
+    def on_core_up(self) -> None:
+        """Give it what is open."""
+        for order, _, _ in self._open.values():
+            self._link.control(order)
 
 
 def _shape(model: ModelConfig) -> ModelConfig:

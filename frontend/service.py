@@ -269,6 +269,7 @@ class Frontend:
         elif isinstance(message, Welcome):
             self._core.is_up = True
             self._desk.submit_all()
+            self._controls.on_core_up()
         elif isinstance(message, Unknown):
             if self._core.is_up:
                 self.counts["core_lost"] += 1

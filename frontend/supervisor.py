@@ -34,12 +34,13 @@ from ..ipc.messages import (
     FrontendDown,
     Initialize,
     Measured,
-    ModelReloaded,
     Phase,
     Ping,
     Pong,
     Progress,
     Ready,
+    Reloaded,
+    Reloading,
     ReplaceWorkers,
     StartPhase,
     StartPhases,
@@ -70,7 +71,8 @@ class Supervisor:
         self._begun = time.monotonic()
         self._roster = Roster(spec)
         self._generation = self._core_epoch = self._num_frontends = 0
-        self._model_folder = spec.model_folder  # a reload changes it
+        self._model_folder = spec.model_folder  # which workers read; a reload changes it
+        self._next_model_folder: str | None = None  # which they may be reading, rank by rank, just now
         self._num_blocks = 0  # 0: not settled yet
         self._is_serving = False
         self._first_start_s = 0.0
@@ -115,6 +117,7 @@ class Supervisor:
         """Start the processes of a role: all ranks of the present generation, the core, or the frontend."""
         self._phases = [phase for phase in self._phases if not phase.process.startswith(role)]
         if role == "worker":
+            self._next_model_folder = None
             for rank in range(self.spec.config.tensor_parallel_size):
                 identity = f"worker-{rank}-{self._generation}"
                 arguments = ["--rank", str(rank), "--generation", str(self._generation)]
@@ -197,9 +200,8 @@ class Supervisor:
                 self._on_loss(self._roster.of("worker")[0], message.reason)
         elif isinstance(message, Drained):
             self._has_drained = True
-        elif isinstance(message, ModelReloaded):
-            self._model_folder = message.model_folder
-            logger.info("serves the weights in %s now", message.model_folder)
+        elif isinstance(message, (Reloading, Reloaded)):
+            self._on_reload(child, message)
         elif isinstance(message, Progress):
             self._on_progress(message)
         else:
@@ -274,6 +276,17 @@ class Supervisor:
         if not self._is_serving:
             self._failure = self._failure or message.error.to_exception()
 
+    def _on_reload(self, core: Child, message: Reloading | Reloaded) -> None:
+        """Note it and say so, unless the workers were lost meanwhile; the core has been told that instead."""
+        if message.generation != self._generation:
+            return
+        if isinstance(message, Reloading):
+            self._next_model_folder = message.model_folder
+        elif self._next_model_folder is not None:
+            self._model_folder, self._next_model_folder = self._next_model_folder, None
+            logger.info("serves the weights in %s now", self._model_folder)
+        self._roster.tell(core, message)
+
     # ── losses ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _on_loss(self, child: Child, reason: str) -> None:
@@ -298,6 +311,10 @@ class Supervisor:
                 self._pending_start["core"] = time.monotonic()
         elif child.role == "core":
             self._core_epoch += 1
+            if self._next_model_folder is not None:  # some ranks may have read the order, others not
+                self._roster.remove("worker")
+                self._generation += 1
+                self._pending_start["worker"] = time.monotonic()
         else:
             self._num_frontends += 1
             self._roster.broadcast(FrontendDown(identity=child.identity), "core")

@@ -93,7 +93,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = None
     hang_timeout_s: Annotated[float, _help("core or frontend without a sign of life for so long are replaced")] = 6.0
     grammar_timeout_s: Annotated[float, _help("longest compilation of a structured output's grammar")] = 2.0
-    start_timeout_s: Annotated[float, _help("longest start, weights included")] = 600.0
+    start_timeout_s: Annotated[float, _help("longest start, weights included, and longest reload")] = 600.0
     drain_timeout_s: Annotated[float, _help("how long running requests may finish after SIGTERM")] = 30.0
     disable_log_stats: Annotated[bool, _help("no stats line every 10 s")] = False
     log_level: Annotated[Literal["debug", "info", "warning", "error"], _help("least level that is logged")] = "info"

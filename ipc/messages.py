@@ -646,10 +646,19 @@ class ReplaceWorkers(Message, frozen=True, kw_only=True, tag="replace_workers"):
     reason: str
 
 
-class ModelReloaded(Message, frozen=True, kw_only=True, tag="model_reloaded"):
-    """From now on new workers read this checkpoint."""
+class Reloading(Message, frozen=True, kw_only=True, tag="reloading"):
+    """To the supervisor: the workers shall read other weights. It notes that their weights are uncertain and says the
+    same back; only then do they get the order."""
 
+    generation: int
     model_folder: str
+
+
+class Reloaded(Message, frozen=True, kw_only=True, tag="reloaded"):
+    """To the supervisor: all ranks have read them. It notes that new workers read them too and says the same back;
+    only then is the client answered."""
+
+    generation: int
 
 
 class Progress(Message, frozen=True, kw_only=True, tag="progress"):
@@ -681,7 +690,7 @@ class Progress(Message, frozen=True, kw_only=True, tag="progress"):
 
 
 ChildToSupervisor: TypeAlias = (
-    ChildHello | Phase | Measured | Ready | Failed | Drained | ReplaceWorkers | ModelReloaded | Progress | Pong
+    ChildHello | Phase | Measured | Ready | Failed | Drained | ReplaceWorkers | Reloading | Reloaded | Progress | Pong
 )
 
 
@@ -745,5 +754,16 @@ class Stop(Message, frozen=True, kw_only=True, tag="stop"):
 
 
 SupervisorToChild: TypeAlias = (
-    Initialize | StartPhases | WorkersUp | WorkersDown | CoreUp | FrontendDown | Drain | Stop | Progress | Ping
+    Initialize
+    | StartPhases
+    | WorkersUp
+    | WorkersDown
+    | Reloading
+    | Reloaded
+    | CoreUp
+    | FrontendDown
+    | Drain
+    | Stop
+    | Progress
+    | Ping
 )

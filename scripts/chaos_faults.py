@@ -77,10 +77,8 @@ class Faults:
         return Fault(f"delay {_without_rank(role)}", strike)
 
     def _raise(self, kind: str) -> Fault:
-        point = self._rng.choice([point for point in POINTS if point != "worker.load"])
+        point = self._rng.choice([point for point in POINTS if point not in ("worker.load", "worker.reload")])
         rank = self._rng.randrange(self._num_ranks) if point.startswith("worker.") else None
-        if point == "worker.wait for mask":
-            rank = 0
         where = point.partition(".")[0]
         return Fault(
             f"{'hang' if kind == 'hang' else 'exception'} in {where}",

@@ -238,6 +238,7 @@ class WorkerProcess:
 
     def _reload(self, worker: Worker, order: ReloadWeights) -> bool:
         try:
+            maybe_fail("worker.reload", self._rank)
             worker.reload(Path(order.model_folder))
         except Exception as error:
             self._report(error, order.step, "reload")

@@ -4,36 +4,31 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 import zmq
 
-from tokenloom.ipc.codec import Decoder, decode_ids, encode, encode_ids
-from tokenloom.ipc.engine_spec import EngineSpec
+from tokenloom.ipc.codec import Decoder, encode
 from tokenloom.ipc.messages import (
-    PROTOCOL_VERSION,
     AbortRequests,
     ChildHello,
-    ChildToSupervisor,
-    CoreChild,
+    ControlAck,
+    ControlDone,
     CoreToFrontend,
-    CoreToWorker,
+    EngineControl,
     EngineCoreOutputs,
-    EngineCoreRequest,
-    Hello,
     Initialize,
     Ping,
     Pong,
     Probe,
-    ProbeAck,
-    Ready,
     Refused,
+    Reloaded,
+    Reloading,
+    ReloadWeights,
     ReplaceWorkers,
     Resend,
     SchedulerOutput,
@@ -44,167 +39,10 @@ from tokenloom.ipc.messages import (
     WorkersDown,
     WorkersUp,
 )
-from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.ipc.sockets import new_socket
 
-from .fake_worker import FakeWorker, expected_tokens
-from .harness import make_spec
-
-DEADLINE_S = 20.0
-
-
-class Bench:
-    """The core's surroundings. `pump` moves messages until a condition holds or the deadline passes."""
-
-    def __init__(self, directory: Path) -> None:
-        self.spec: EngineSpec = msgspec.structs.replace(
-            make_spec(block_size=4, step_timeout_s=2.0), run_directory=str(directory)
-        )
-        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.control = new_socket(self.context, zmq.ROUTER)
-        self.control.bind(self.spec.address("control"))
-        self.frontend = new_socket(self.context, zmq.DEALER, identity=b"f" * 16)
-        self.frontend.connect(self.spec.address("core"))
-        self.core_epoch = 0
-        self.spawn_core()
-        self.told: list[ChildToSupervisor] = []
-        self.news: list[CoreToFrontend] = []
-        self.probes = 0
-        self.is_mute = False  # the worker hears but does not answer
-        self.join(generation=0)
-
-    def spawn_core(self) -> None:
-        read_fd, self.lifeline = os.pipe()
-        arguments = ["--lifeline-fd", str(read_fd), "--epoch", str(self.core_epoch)]
-        self.core = subprocess.Popen(
-            [sys.executable, "-m", "tokenloom.core.process", *arguments],
-            pass_fds=[read_fd],
-            env=self.spec.environment(),
-            cwd="/",
-        )
-        os.close(read_fd)
-
-    def replace_core(self) -> None:
-        """Kill the core; the next one is there, and has not been told of any request."""
-        self.core.kill()
-        self.core.wait(DEADLINE_S)
-        os.close(self.lifeline)
-        self.core_epoch += 1
-        self.spawn_core()
-        self.start()
-
-    def join(self, generation: int) -> None:
-        """A worker of `generation` connects."""
-        if generation:
-            self.steps.close()
-            self.results.close()
-        self.generation = generation
-        self.worker, self.worker_epoch = FakeWorker(64, 4), self.core_epoch
-        self.steps = new_socket(self.context, zmq.SUB)
-        self.steps.connect(self.spec.address(f"workers-{generation}"))
-        self.results = new_socket(self.context, zmq.PUSH)
-        self.results.connect(self.spec.address(f"results-{generation}"))
-
-    def pump(self, until: type | None = None, seconds: float = DEADLINE_S) -> list[object]:
-        """Move messages until one of type `until` was received (or for `seconds`); returns what came."""
-        seen: list[object] = []
-        poller = zmq.Poller()
-        for socket in (self.control, self.frontend, self.steps):
-            poller.register(socket, zmq.POLLIN)
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            for socket, _ in poller.poll(50):
-                seen += self._receive(socket)
-            if until is not None and any(isinstance(message, until) for message in seen):
-                return seen
-        if until is not None:
-            raise AssertionError(f"no {until.__name__} within {seconds} s, but {seen}")
-        return seen
-
-    def _receive(self, socket: object) -> Iterator[object]:
-        if socket is self.control:
-            told = Decoder[ChildToSupervisor](ChildToSupervisor).decode(self.control.recv_multipart()[1])
-            self.told.append(told)
-            yield told
-        elif socket is self.frontend:
-            news = Decoder[CoreToFrontend](CoreToFrontend).decode(self.frontend.recv())
-            self.news.append(news)
-            yield news
-        else:
-            order = Decoder[CoreToWorker](CoreToWorker).decode(self.steps.recv())
-            if isinstance(order, Probe):
-                self.probes += 1
-                if order.core_epoch > self.worker_epoch:
-                    self.worker_epoch = order.core_epoch
-                    self.worker.forget_rows()
-                if not self.is_mute:
-                    self.push(ProbeAck(rank=0, core_epoch=order.core_epoch, generation=order.generation))
-            elif not self.is_mute and order.core_epoch == self.worker_epoch and order.step == self.worker.num_steps + 1:
-                self.push(self.worker.execute(order))
-            yield order
-
-    def push(self, message: object) -> None:
-        self.results.send(encode(message))
-
-    def order(self, message: object) -> None:
-        self.control.send_multipart([b"core-%d" % self.core_epoch, encode(message)])
-
-    def start(self) -> None:
-        self.pump(ChildHello)
-        self.order(Initialize(num_blocks=64))
-        self.pump(Ready)
-        self.say(self.hello())
-        self.pump(Welcome)
-
-    def hello(self, **changes: object) -> Hello:
-        hello = Hello(protocol_version=PROTOCOL_VERSION, run_id=self.spec.run_id, fingerprint=self.spec.fingerprint)
-        return msgspec.structs.replace(hello, **changes)
-
-    def say(self, message: object) -> None:
-        self.frontend.send(encode(message))
-
-    def submit(self, key: int, prompt: list[int], max_tokens: int = 10, outputs: Sequence[int] = ()) -> None:
-        self.say(
-            EngineCoreRequest(
-                children=[CoreChild(key=key, seed=key, output_token_ids=encode_ids(outputs))],
-                prompt_token_ids=encode_ids(prompt),
-                params=SamplingParams(max_tokens=max_tokens),
-                max_tokens=max_tokens,
-                stop_token_ids=[],
-                arrival_time=time.time(),
-            )
-        )
-
-    def tokens(self) -> dict[int, list[int]]:
-        """What each key has received, in order."""
-        found: dict[int, list[int]] = {}
-        for news in self.news:
-            if isinstance(news, EngineCoreOutputs):
-                ids = list(decode_ids(news.token_ids))
-                for key, start, count in zip(
-                    decode_ids(news.keys), decode_ids(news.starts), decode_ids(news.counts), strict=True
-                ):
-                    mine = found.setdefault(key, [])
-                    assert start == len(mine)
-                    mine += ids[:count]
-                    del ids[:count]
-        return found
-
-    def finished(self) -> dict[int, str]:
-        return {
-            done.key: done.reason for news in self.news if isinstance(news, EngineCoreOutputs) for done in news.finished
-        }
-
-    def run_until_finished(self, *keys: int) -> None:
-        deadline = time.monotonic() + DEADLINE_S
-        while not set(keys) <= set(self.finished()):
-            assert time.monotonic() < deadline, f"only {self.finished()} finished"
-            self.pump(seconds=0.02)
-
-    def close(self) -> None:
-        os.close(self.lifeline)
-        self.core.wait(DEADLINE_S)
-        self.context.destroy(linger=0)
+from .core_bench import DEADLINE_S, Bench
+from .fake_worker import expected_tokens
 
 
 @pytest.fixture
@@ -313,6 +151,53 @@ def test_workers_that_do_not_answer_a_new_core_are_replaced(bench: Bench) -> Non
 
 def _empty_step(bench: Bench) -> SchedulerOutput:
     return SchedulerOutput(step=1, core_epoch=0, generation=bench.generation, rows=b"", counts=b"")
+
+
+def begin_reload(bench: Bench) -> None:
+    """The supervisor knows of a reload, and the workers have its order."""
+    bench.start()
+    bench.is_mute = True
+    bench.say(EngineControl(control_id=7, action="reload", model_folder="elsewhere"))
+    bench.pump(Reloading)
+    assert not any(isinstance(message, ReloadWeights) for message in bench.pump(seconds=0.1)), "before it is known of"
+    bench.order(Reloading(generation=0, model_folder="elsewhere"))
+    (order,) = [message for message in bench.pump(ReloadWeights) if isinstance(message, ReloadWeights)]
+    assert (order.step, order.model_folder) == (1, "elsewhere")
+
+
+def end_reload(bench: Bench, verdict: Reloaded | WorkersDown) -> str:
+    """The error of the answer that follows from what the supervisor says, and from nothing before."""
+    assert not any(isinstance(message, ControlDone) for message in bench.pump(seconds=0.1)), "before it is certain"
+    bench.order(verdict)
+    (done,) = [message for message in bench.pump(ControlDone) if isinstance(message, ControlDone)]
+    assert done.control_id == 7
+    return "" if done.error is None else done.error.message
+
+
+@pytest.mark.parametrize("fails_at_last", [False, True])
+def test_a_reload_is_done_when_the_supervisor_names_the_new_weights(bench: Bench, fails_at_last: bool) -> None:
+    begin_reload(bench)
+    bench.push(ControlAck(rank=0, step=1, core_epoch=0, generation=0))
+    bench.pump(Reloaded)
+    if fails_at_last:
+        bench.push(WorkerError(rank=0, generation=0, step=1, phase="reload", message="OSError: boom"))
+        bench.pump(ReplaceWorkers)
+    assert end_reload(bench, Reloaded(generation=0)) == ""
+
+
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_a_reload_that_a_rank_does_not_end_fails_with_the_workers(bench: Bench, is_silent: bool) -> None:
+    begin_reload(bench)
+    if not is_silent:
+        bench.push(WorkerError(rank=0, generation=0, step=1, phase="reload", message="OSError: boom"))
+    (lost,) = [message for message in bench.pump(ReplaceWorkers) if isinstance(message, ReplaceWorkers)]
+    assert ("other weights were not read within --start-timeout-s 1" if is_silent else "OSError: boom") in lost.reason
+    assert "the old ones stay: lost" in end_reload(bench, WorkersDown(generation=0, reason="lost"))
+    bench.is_mute = False
+    bench.join(generation=1)
+    bench.order(WorkersUp(generation=1))
+    bench.submit(0, [1, 2, 3])
+    bench.run_until_finished(0)
 
 
 def test_malformed_frames_stop_nothing(bench: Bench) -> None:

@@ -1,0 +1,193 @@
+"""What surrounds a core process: its supervisor, its frontend and its workers, over real sockets."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from tokenloom.ipc.codec import Decoder, decode_ids, encode, encode_ids
+from tokenloom.ipc.engine_spec import EngineSpec
+from tokenloom.ipc.messages import (
+    PROTOCOL_VERSION,
+    ChildHello,
+    ChildToSupervisor,
+    CoreChild,
+    CoreToFrontend,
+    CoreToWorker,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    Hello,
+    Initialize,
+    Probe,
+    ProbeAck,
+    Ready,
+    Welcome,
+)
+from tokenloom.ipc.sampling_params import SamplingParams
+from tokenloom.ipc.sockets import new_socket
+
+from .fake_worker import FakeWorker
+from .harness import make_spec
+
+DEADLINE_S = 20.0
+
+
+class Bench:
+    """The core's surroundings. `pump` moves messages until a condition holds or the deadline passes."""
+
+    def __init__(self, directory: Path) -> None:
+        self.spec: EngineSpec = msgspec.structs.replace(
+            make_spec(block_size=4, step_timeout_s=2.0, start_timeout_s=1.0), run_directory=str(directory)
+        )
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.control = new_socket(self.context, zmq.ROUTER)
+        self.control.bind(self.spec.address("control"))
+        self.frontend = new_socket(self.context, zmq.DEALER, identity=b"f" * 16)
+        self.frontend.connect(self.spec.address("core"))
+        self.core_epoch = 0
+        self.spawn_core()
+        self.told: list[ChildToSupervisor] = []
+        self.news: list[CoreToFrontend] = []
+        self.probes = 0
+        self.is_mute = False  # the worker hears but does not answer
+        self.join(generation=0)
+
+    def spawn_core(self) -> None:
+        read_fd, self.lifeline = os.pipe()
+        arguments = ["--lifeline-fd", str(read_fd), "--epoch", str(self.core_epoch)]
+        self.core = subprocess.Popen(
+            [sys.executable, "-m", "tokenloom.core.process", *arguments],
+            pass_fds=[read_fd],
+            env=self.spec.environment(),
+            cwd="/",
+        )
+        os.close(read_fd)
+
+    def replace_core(self) -> None:
+        """Kill the core; the next one is there, and has not been told of any request."""
+        self.core.kill()
+        self.core.wait(DEADLINE_S)
+        os.close(self.lifeline)
+        self.core_epoch += 1
+        self.spawn_core()
+        self.start()
+
+    def join(self, generation: int) -> None:
+        """A worker of `generation` connects."""
+        if generation:
+            self.steps.close()
+            self.results.close()
+        self.generation = generation
+        self.worker, self.worker_epoch = FakeWorker(64, 4), self.core_epoch
+        self.steps = new_socket(self.context, zmq.SUB)
+        self.steps.connect(self.spec.address(f"workers-{generation}"))
+        self.results = new_socket(self.context, zmq.PUSH)
+        self.results.connect(self.spec.address(f"results-{generation}"))
+
+    def pump(self, until: type | None = None, seconds: float = DEADLINE_S) -> list[object]:
+        """Move messages until one of type `until` was received (or for `seconds`); returns what came."""
+        seen: list[object] = []
+        poller = zmq.Poller()
+        for socket in (self.control, self.frontend, self.steps):
+            poller.register(socket, zmq.POLLIN)
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            for socket, _ in poller.poll(50):
+                seen += self._receive(socket)
+            if until is not None and any(isinstance(message, until) for message in seen):
+                return seen
+        if until is not None:
+            raise AssertionError(f"no {until.__name__} within {seconds} s, but {seen}")
+        return seen
+
+    def _receive(self, socket: object) -> Iterator[object]:
+        if socket is self.control:
+            told = Decoder[ChildToSupervisor](ChildToSupervisor).decode(self.control.recv_multipart()[1])
+            self.told.append(told)
+            yield told
+        elif socket is self.frontend:
+            news = Decoder[CoreToFrontend](CoreToFrontend).decode(self.frontend.recv())
+            self.news.append(news)
+            yield news
+        else:
+            order = Decoder[CoreToWorker](CoreToWorker).decode(self.steps.recv())
+            if isinstance(order, Probe):
+                self.probes += 1
+                if order.core_epoch > self.worker_epoch:
+                    self.worker_epoch = order.core_epoch
+                    self.worker.forget_rows()
+                if not self.is_mute:
+                    self.push(ProbeAck(rank=0, core_epoch=order.core_epoch, generation=order.generation))
+            elif not self.is_mute and order.core_epoch == self.worker_epoch and order.step == self.worker.num_steps + 1:
+                self.push(self.worker.execute(order))
+            yield order
+
+    def push(self, message: object) -> None:
+        self.results.send(encode(message))
+
+    def order(self, message: object) -> None:
+        self.control.send_multipart([b"core-%d" % self.core_epoch, encode(message)])
+
+    def start(self) -> None:
+        self.pump(ChildHello)
+        self.order(Initialize(num_blocks=64))
+        self.pump(Ready)
+        self.say(self.hello())
+        self.pump(Welcome)
+
+    def hello(self, **changes: object) -> Hello:
+        hello = Hello(protocol_version=PROTOCOL_VERSION, run_id=self.spec.run_id, fingerprint=self.spec.fingerprint)
+        return msgspec.structs.replace(hello, **changes)
+
+    def say(self, message: object) -> None:
+        self.frontend.send(encode(message))
+
+    def submit(self, key: int, prompt: list[int], max_tokens: int = 10, outputs: Sequence[int] = ()) -> None:
+        self.say(
+            EngineCoreRequest(
+                children=[CoreChild(key=key, seed=key, output_token_ids=encode_ids(outputs))],
+                prompt_token_ids=encode_ids(prompt),
+                params=SamplingParams(max_tokens=max_tokens),
+                max_tokens=max_tokens,
+                stop_token_ids=[],
+                arrival_time=time.time(),
+            )
+        )
+
+    def tokens(self) -> dict[int, list[int]]:
+        """What each key has received, in order."""
+        found: dict[int, list[int]] = {}
+        for news in self.news:
+            if isinstance(news, EngineCoreOutputs):
+                ids = list(decode_ids(news.token_ids))
+                for key, start, count in zip(
+                    decode_ids(news.keys), decode_ids(news.starts), decode_ids(news.counts), strict=True
+                ):
+                    mine = found.setdefault(key, [])
+                    assert start == len(mine)
+                    mine += ids[:count]
+                    del ids[:count]
+        return found
+
+    def finished(self) -> dict[int, str]:
+        return {
+            done.key: done.reason for news in self.news if isinstance(news, EngineCoreOutputs) for done in news.finished
+        }
+
+    def run_until_finished(self, *keys: int) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while not set(keys) <= set(self.finished()):
+            assert time.monotonic() < deadline, f"only {self.finished()} finished"
+            self.pump(seconds=0.02)
+
+    def close(self) -> None:
+        os.close(self.lifeline)
+        self.core.wait(DEADLINE_S)
+        self.context.destroy(linger=0)

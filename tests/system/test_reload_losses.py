@@ -1,0 +1,118 @@
+"""A reload during which a process ends: the call ends with what is so, all ranks hold the same weights, and a request
+that was open goes on, with one set of weights behind the other and never with both at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tokenloom import Client, InternalError, RequestOutput, SamplingParams
+from tokenloom.ipc.faults import inject
+from tokenloom.scripts.engine_process import Engine
+from tokenloom.tests.checkpoints import tiny_checkpoint
+
+RECOVERY_S = 60.0
+OPTIONS = ["--device", "cpu", "--num-threads", "1", "--max-model-len", "500", "--step-timeout-s", "5"]
+PROMPT = [5 + i % 90 for i in range(70)]
+GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+LONG = GREEDY.replace(max_tokens=400)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two checkpoints of one shape."""
+    folder = tmp_path_factory.mktemp("models")
+    return tiny_checkpoint(folder / "one", "qwen3", seed=1), tiny_checkpoint(folder / "two", "qwen3", seed=2)
+
+
+@pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.slow)], ids="tp{}".format)
+def engine(
+    request: pytest.FixtureRequest, folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Engine]:
+    """It starts with the first checkpoint."""
+    options = [*OPTIONS, "--model", str(folders[0]), "--tensor-parallel-size", str(request.param)]
+    with Engine(tmp_path_factory.mktemp("run"), options) as engine:
+        engine.wait_ready()
+        yield engine
+        engine.processes()
+        assert engine.stop() == 0 and not engine.leftovers()
+
+
+def answer(client: Client, prompt: list[int] = PROMPT, params: SamplingParams = GREEDY) -> list[int]:
+    return client.generate(prompt, params, use_tqdm=False)[0].outputs[0].token_ids
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + RECOVERY_S
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def workers(engine: Engine) -> set[int]:
+    return {process.pid for process in engine.processes() if "worker" in " ".join(process.cmdline())}
+
+
+def begin(engine: Engine, client: Client) -> Future[RequestOutput]:
+    """A request of which a step runs."""
+    future = client.submit(PROMPT, LONG)
+    assert engine.inject("worker.forward", "delay 0", 0, RECOVERY_S)
+    return future
+
+
+def lose(engine: Engine, client: Client, folder: Path, role: str) -> None:
+    """Reload from `folder` and kill `role` while the last rank is just about to read it, and the others have."""
+    last = len(workers(engine)) - 1
+    fault = inject(engine.faults, "worker.reload", "delay 0.5", last)
+    with ThreadPoolExecutor(1) as pool:
+        reload = pool.submit(client.reload, folder)
+        wait_until(lambda: not fault.exists())
+        engine.child(role).kill()
+        reload.result(RECOVERY_S)
+
+
+def check_halves(client: Client, tokens: list[int], before: list[int]) -> None:
+    """What follows the tokens of the former weights is what the present ones make of them."""
+    num_shared = next((i for i, pair in enumerate(zip(tokens, before, strict=True)) if pair[0] != pair[1]), len(tokens))
+    assert 0 < num_shared < len(tokens), "the request was not open in the reload"
+    rest = answer(client, PROMPT + tokens[:num_shared], GREEDY.replace(max_tokens=len(tokens) - num_shared))
+    assert tokens[num_shared:] == rest
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("role", ["core", "frontend"])
+def test_a_reload_that_loses_a_process_is_done_by_the_next(
+    engine: Engine, folders: tuple[Path, Path], role: str
+) -> None:
+    one, two = folders
+    with Client(engine.address, reconnect_timeout_s=RECOVERY_S) as client:
+        client.reload(two)
+        expected = answer(client)
+        client.reload(one)
+        before, former = answer(client, params=LONG), workers(engine)
+        future = begin(engine, client)
+        lose(engine, client, two, role)
+        assert answer(client) == expected
+        assert (workers(engine) & former == set()) if role == "core" else (workers(engine) == former)
+        check_halves(client, future.result(RECOVERY_S).outputs[0].token_ids, before)
+        num_restarts = client.health().num_restarts
+        engine.child("worker 0").kill()
+        wait_until(lambda: client.health().num_restarts > num_restarts)
+        assert answer(client) == expected, "workers that are replaced later read other weights than were served"
+
+
+@pytest.mark.timeout(180)
+def test_a_reload_that_loses_a_worker_fails_and_the_old_weights_stay(
+    engine: Engine, folders: tuple[Path, Path]
+) -> None:
+    one, two = folders
+    with Client(engine.address, reconnect_timeout_s=RECOVERY_S) as client:
+        client.reload(one)
+        before, future = answer(client, params=LONG), begin(engine, client)
+        with pytest.raises(InternalError, match="the old ones stay: worker 0"):
+            lose(engine, client, two, "worker 0")
+        assert future.result(RECOVERY_S).outputs[0].token_ids == before
