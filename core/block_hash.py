@@ -19,9 +19,9 @@ def random_namespace() -> bytes:
     return secrets.token_bytes(KEY_BYTES)
 
 
-def salted_root(namespace: bytes, salt: str | None) -> bytes:
-    """The root of requests with `salt`; without one, the namespace itself."""
-    return namespace if salt is None else hashlib.sha256(namespace + b"salt" + salt.encode()).digest()
+def salted_root(namespace: bytes, salt: str) -> bytes:
+    """The root of requests with `salt`."""
+    return hashlib.sha256(namespace + b"salt" + salt.encode()).digest()
 
 
 def block_key(parent: bytes, tokens: bytes) -> bytes:

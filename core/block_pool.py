@@ -41,14 +41,15 @@ class BlockPool:
     def num_free(self) -> int:
         return len(self._free)
 
-    def allocate(self, count: int) -> list[int]:
-        """Take `count` free blocks, the longest unused first; their old keys leave the index. The caller has checked
-        `num_free`."""
-        assert count <= self.num_free, f"{count} blocks asked for, {self.num_free} are free"
+    def allocate(self, count: int) -> list[int] | None:
+        """Take `count` free blocks, the longest unused first; their old keys leave the index. None: fewer are free."""
+        if count > len(self._free):
+            return None
         blocks = []
         for _ in range(count):
             block, _ = self._free.popitem(last=False)
-            self._drop_key(block)
+            if self._key_by_block[block] is not None:
+                self._drop_key(block)
             self._ref_count[block] = 1
             blocks.append(block)
         return blocks
@@ -75,7 +76,8 @@ class BlockPool:
     def publish(self, block: int, key: bytes) -> None:
         """Let `key` find `block`, unless another block with the same content is found already."""
         if key not in self._block_by_key:
-            self._drop_key(block)
+            if self._key_by_block[block] is not None:
+                self._drop_key(block)
             self._key_by_block[block] = key
             self._block_by_key[key] = block
             if self._record is not None:
@@ -118,11 +120,11 @@ class BlockPool:
 
     def _drop_key(self, block: int) -> None:
         key = self._key_by_block[block]
-        if key is not None:
-            del self._block_by_key[key]
-            self._key_by_block[block] = None
-            if self._record is not None:
-                self._record.erase(block)
+        assert key is not None, f"block {block} has no key"
+        del self._block_by_key[key]
+        self._key_by_block[block] = None
+        if self._record is not None:
+            self._record.erase(block)
 
     def check_invariants(self, tables: Iterable[Iterable[int]]) -> None:
         """AssertionError unless the pool is consistent with the block tables of all running requests."""

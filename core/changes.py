@@ -9,10 +9,12 @@ from collections.abc import Iterable
 from itertools import chain
 
 import numpy as np
+from msgspec.structs import replace
 
 from ..ipc.codec import encode_ids
 from ..ipc.messages import NewRow, RowSampling, SchedulerOutput
-from .request import Ids, Request
+from .batch import Batch
+from .request import Request
 
 
 class Changes:
@@ -48,24 +50,26 @@ class Changes:
         self._block_appends = [value for i in kept for value in appends[i : i + 3]]
         self._forced_by_row.pop(row, None)
 
-    def take(
-        self, step: int, core_epoch: int, generation: int, rows: Ids, counts: Ids, *, is_mask_pending: bool
-    ) -> SchedulerOutput:
-        """The message of the step that computes `counts[i]` tokens of each `rows[i]`, with all that has changed."""
-        forced = ((row, len(ids), *ids) for row, ids in self._forced_by_row.items())
+    def take(self, step: int, core_epoch: int, generation: int, batch: Batch) -> SchedulerOutput:
+        """The message of the next step of `batch`, with all that has changed."""
         output = SchedulerOutput(
             step=step,
             core_epoch=core_epoch,
             generation=generation,
-            rows=rows.tobytes(),
-            counts=counts.tobytes(),
-            freed_rows=encode_ids(self._freed_rows),
-            new_rows=self._new_rows,
-            block_appends=encode_ids(self._block_appends),
-            token_appends=encode_ids(chain.from_iterable(forced)),
-            is_mask_pending=is_mask_pending,
+            rows=batch.row_frame,
+            counts=batch.count_frame,
+            is_mask_pending=bool(batch.grammar_ids),
         )
-        self.clear()
+        if self._freed_rows or self._new_rows or self._block_appends or self._forced_by_row:
+            forced = ((row, len(ids), *ids) for row, ids in self._forced_by_row.items())
+            output = replace(
+                output,
+                freed_rows=encode_ids(self._freed_rows),
+                new_rows=self._new_rows,
+                block_appends=encode_ids(self._block_appends),
+                token_appends=encode_ids(chain.from_iterable(forced)),
+            )
+            self.clear()
         return output
 
 

@@ -240,12 +240,11 @@ class EngineCore:
     def on_result(self, output: ModelRunnerOutput) -> None:
         """Take in what a step brought."""
         begun_at = time.monotonic()
-        entry = self.scheduler.ledger.oldest
-        new_tokens, finished = self.scheduler.update_from_output(output)
-        assert entry is not None
-        self._step_watch.on_step(entry.num_tokens, output.execute_s, scores_prompts=entry.scores_prompts)
-        num_decodes = entry.num_tokens - entry.num_prompt_tokens
-        self.scheduler.pacer.on_step(num_decodes, entry.num_prompt_tokens, output.execute_s)
+        entry, new_tokens, finished = self.scheduler.update_from_output(output)
+        batch = entry.batch
+        self._step_watch.on_step(batch.num_tokens, output.execute_s, scores_prompts=batch.scores_prompts)
+        num_decodes = batch.num_tokens - batch.num_prompt_tokens
+        self.scheduler.pacer.on_step(num_decodes, batch.num_prompt_tokens, output.execute_s)
         self._outbox.add_tokens(new_tokens)
         for done in finished:
             del self._request_by_id[done.request.owner, done.request.key]
@@ -255,13 +254,13 @@ class EngineCore:
             self._quarantine.on_progress(self.scheduler.known_tokens())
         self._want_masks()
         now = time.monotonic()
-        self.stats.on_step(len(entry.rows), entry.num_tokens, len(new_tokens.token_ids), output.execute_s, now)
+        self.stats.on_step(len(batch.rows), batch.num_tokens, len(new_tokens.token_ids), output.execute_s, now)
         self.stats.host_s += now - begun_at
 
     def _tell_grammars(self, new: NewTokens, *, are_forced: bool = False) -> None:
-        has_grammar = new.grammar_ids > 0
-        if has_grammar.any():
-            grammar_ids, token_ids = new.grammar_ids[has_grammar].tolist(), new.token_ids[has_grammar].tolist()
+        if new.labels.has_grammar:
+            has_grammar = new.labels.grammar_ids > 0
+            grammar_ids, token_ids = new.labels.grammar_ids[has_grammar].tolist(), new.token_ids[has_grammar].tolist()
             self._grammars.advance(grammar_ids, token_ids, are_forced=are_forced)
 
     # ── grammars ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -269,9 +268,9 @@ class EngineCore:
     def _want_masks(self) -> None:
         """Ask for the masks of the oldest step in flight: all tokens before those that it samples are known by now."""
         entry = self.scheduler.ledger.oldest
-        if entry is not None and entry.step > self._masked_step and len(entry.grammar_ids):
+        if entry is not None and entry.step > self._masked_step and entry.batch.grammar_ids:
             self._masked_step = entry.step
-            self._grammars.want_masks(entry.grammar_ids.tolist())
+            self._grammars.want_masks(entry.batch.grammar_ids)
         self._grammars.flush(time.monotonic())
 
     def take_grammars(self) -> None:
@@ -318,7 +317,7 @@ class EngineCore:
     def _awaits_masks(self) -> bool:
         """Whether the oldest step waits for masks: with them tokens may become known that the next step computes."""
         entry = self.scheduler.ledger.oldest
-        if entry is None or not len(entry.grammar_ids):
+        if entry is None or not entry.batch.grammar_ids:
             return False
         return entry.step > self._masked_step or self._grammars.is_awaiting_masks
 
@@ -334,7 +333,7 @@ class EngineCore:
         if entry is None or self._grammars.is_awaiting_masks:
             return None
         begun_at = max(entry.sent_at, self.stats.last_result_at, self._mask_sent_at)
-        return begun_at + self._step_watch.limit_s(entry.num_tokens, scores_prompts=entry.scores_prompts)
+        return begun_at + self._step_watch.limit_s(entry.batch.num_tokens, scores_prompts=entry.batch.scores_prompts)
 
     def lose_workers(self, reason: str) -> None:
         """Steps in flight are lost with the workers: every running request waits again with nothing computed, except

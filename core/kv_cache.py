@@ -39,7 +39,7 @@ class KVCacheManager:
         token must be computed to sample the next, and each before a prompt token whose logprobs are wanted. A mean
         over all hidden states needs all of them."""
         is_mean = request.pooling is not None and request.pooling.method == "mean"
-        if is_mean or not self._is_shared(request):
+        if is_mean or not (self._is_caching or request.private_root is not None):
             return []
         num_usable = min(request.num_tokens, request.num_prompt_logprobs) - 1
         blocks = []
@@ -67,19 +67,20 @@ class KVCacheManager:
 
     def allocate_slots(self, request: Request, num_tokens: int) -> list[int] | None:
         """Extend the table to hold `num_tokens` tokens; returns the new blocks, or None when too few are free."""
-        num_new = self.num_blocks_for(num_tokens) - len(request.block_ids)
-        if num_new > self.pool.num_free:
-            return None
-        blocks = self.pool.allocate(num_new) if num_new > 0 else []
-        request.block_ids += blocks
+        num_new = -(-num_tokens // self.block_size) - len(request.block_ids)
+        if num_new <= 0:
+            return []
+        blocks = self.pool.allocate(num_new)
+        request.block_ids += blocks or ()
         return blocks
 
     def publish(self, request: Request, num_blocks: int) -> None:
         """Index the first `num_blocks` blocks: all their tokens are known and the steps that write them are sent."""
-        if self._is_shared(request):
+        if self._is_caching or request.private_root is not None:
             for i in range(request.num_published, num_blocks):
                 self.pool.publish(request.block_ids[i], self._key(request, i))
-        request.num_published = max(request.num_published, num_blocks)
+        if num_blocks > request.num_published:
+            request.num_published = num_blocks
 
     def free(self, request: Request) -> None:
         """Give back the request's blocks, tail first, so that a prefix is evicted from its end."""
@@ -103,20 +104,16 @@ class KVCacheManager:
         if self._record is not None:
             self._record.begin_generation(generation)
 
-    def _is_shared(self, request: Request) -> bool:
-        return self._is_caching or request.private_root is not None
-
     def _key(self, request: Request, i: int) -> bytes:
         """Key of the request's block i; earlier keys are made first and kept."""
-        keys = request.block_keys
-        size = self.block_size
-        while len(keys) <= i:
+        keys, size = request.block_keys, self.block_size
+        for number in range(len(keys), i + 1):
             parent = keys[-1] if keys else self._root(request)
-            start = len(keys) * size
-            keys.append(block_key(parent, request.tokens[start : start + size].tobytes()))
+            keys.append(block_key(parent, request.tokens[number * size : (number + 1) * size].tobytes()))
         return keys[i]
 
     def _root(self, request: Request) -> bytes:
         if not self._is_caching and request.private_root is not None:
             return request.private_root
-        return salted_root(self._namespace, request.params.cache_salt)
+        salt = request.params.cache_salt
+        return self._namespace if salt is None else salted_root(self._namespace, salt)

@@ -4,36 +4,20 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass, field
-
-import numpy as np
-import numpy.typing as npt
+from typing import NamedTuple
 
 from ..ipc.errors import ProtocolError
-from .request import Ids
+from .batch import Batch
 
 
-@dataclass(frozen=True)
-class LedgerEntry:
-    """One step. `epochs` tell which rows changed hands since: their results are void."""
+class LedgerEntry(NamedTuple):
+    """One step. The epochs in `batch` tell which rows changed hands since: their results are void."""
 
     step: int
-    rows: Ids
-    epochs: Ids
-    ends: Ids  # num_scheduled of each row after this step
-    samples: npt.NDArray[np.bool_]  # which rows' last known token is computed here, but for those to embed
-    pools: npt.NDArray[np.bool_]  # which rows to embed are computed to their end here
-    num_tokens: int  # computed by the step, all rows together
-    num_prompt_tokens: int  # of them, in chunks of more than one token
-    scores_prompts: bool  # whether it tells the logprobs of prompts
-    grammar_ids: Ids  # of the rows that sample by a grammar: the step waits for their masks
+    batch: Batch
+    number: int  # which of the batch's steps it is; the first is 0
     published: list[tuple[int, bytes]]  # blocks and keys that hold for certain when this step is done
-    sent_at: float = field(default_factory=time.monotonic)
-
-    @property
-    def sampling_rows(self) -> Ids:
-        rows: Ids = self.rows[self.samples]
-        return rows
+    sent_at: float
 
 
 class StepLedger:
@@ -49,8 +33,10 @@ class StepLedger:
     def oldest(self) -> LedgerEntry | None:
         return self._entries[0] if self._entries else None
 
-    def add(self, entry: LedgerEntry) -> None:
-        self._entries.append(entry)
+    def add(self, step: int, batch: Batch, published: list[tuple[int, bytes]]) -> None:
+        """Enter the next step of `batch`, which is about to be sent."""
+        self._entries.append(LedgerEntry(step, batch, batch.num_sent, published, time.monotonic()))
+        batch.num_sent += 1
 
     def settle(self, step: int) -> LedgerEntry:
         """The entry that a result for `step` answers, taken off the ledger."""

@@ -17,13 +17,23 @@ from .token_intake import NewTokens
 
 @dataclass
 class _Draft:
-    tokens: list[NewTokens] = field(default_factory=list)
+    keys: bytes = b""
+    counts: bytes = b""
+    starts: bytes = b""
+    token_ids: bytes = b""
     accepted: list[int] = field(default_factory=list)
     started: list[Started] = field(default_factory=list)
     finished: list[Finished] = field(default_factory=list)
     logprobs: list[LogprobColumns] = field(default_factory=list)
     prompt_logprobs: list[LogprobColumns] = field(default_factory=list)
     pooled: list[Pooled] = field(default_factory=list)
+
+    def add(self, keys: bytes, counts: bytes, starts: bytes, token_ids: bytes) -> None:
+        """More columns of tokens."""
+        self.keys += keys
+        self.counts += counts
+        self.starts += starts
+        self.token_ids += token_ids
 
 
 class Outbox:
@@ -62,17 +72,14 @@ class Outbox:
             self._draft(owner).logprobs.append(table.to_columns())
         for owner, table in _by_owner(tokens.prompt_logprobs):
             self._draft(owner).prompt_logprobs.append(table.to_columns())
-        if not len(tokens.owner):
+        labels, starts, token_ids = tokens.labels, tokens.starts, tokens.token_ids
+        if labels.owner is not None:
+            self._draft(labels.owner).add(labels.key_frame, labels.count_frame, starts.tobytes(), token_ids.tobytes())
             return
-        first = int(tokens.owner[0])
-        if (tokens.owner == first).all():
-            self._draft(first).tokens.append(tokens)
-            return
-        for owner in np.unique(tokens.owner).tolist():
-            mine = tokens.owner == owner
-            columns = (tokens.owner, tokens.key, tokens.start, tokens.token_ids, tokens.grammar_ids)
-            part = NewTokens(*(column[mine] for column in columns))
-            self._draft(owner).tokens.append(part)
+        for owner in np.unique(labels.owners).tolist():
+            mine = labels.owners == owner
+            columns = (labels.keys, np.ones_like(starts), starts, token_ids)
+            self._draft(owner).add(*(column[mine].tobytes() for column in columns))
 
     def drop(self, owner: int) -> None:
         """The frontend is gone."""
@@ -94,12 +101,11 @@ def _by_owner(table: LogprobTable | None) -> Iterator[tuple[int, LogprobTable]]:
 
 
 def _message(draft: _Draft) -> EngineCoreOutputs:
-    tokens = draft.tokens
     return EngineCoreOutputs(
-        keys=b"".join(part.key.tobytes() for part in tokens),
-        starts=b"".join(part.start.tobytes() for part in tokens),
-        counts=np.ones(sum(len(part.key) for part in tokens), np.int32).tobytes(),
-        token_ids=b"".join(part.token_ids.tobytes() for part in tokens),
+        keys=draft.keys,
+        starts=draft.starts,
+        counts=draft.counts,
+        token_ids=draft.token_ids,
         accepted=draft.accepted,
         started=draft.started,
         finished=draft.finished,

@@ -13,16 +13,17 @@ samples nothing, and its limit is one token past its prompt.
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import numpy.typing as npt
 
 from .request import Ids, Request
 
-_STOP_COLUMNS = 8  # stop ids compared for all rows at once; rows with more are compared one by one
-
 
 class Rows:
-    """Column arrays of length max_num_seqs. `epoch[row]` changes whenever the row changes hands."""
+    """Column arrays of length max_num_seqs. `epoch[row]` changes whenever the row changes hands, `version` whenever any
+    row does, or gets tokens other than one by each step."""
 
     def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
         def column(dtype: type = np.int32) -> npt.NDArray[np.int32]:
@@ -30,6 +31,8 @@ class Rows:
 
         self.block_size = block_size
         self.tokens: Ids = np.zeros((max_num_seqs, max_model_len), np.int32)  # pages are touched as they fill
+        self.version = 0
+        self.num_active = 0
         self.is_active: npt.NDArray[np.bool_] = np.zeros(max_num_seqs, np.bool_)
         self.epoch = column()
         self.num_tokens = column()
@@ -38,21 +41,15 @@ class Rows:
         self.num_slots = column()  # block_size × blocks in its table
         self.num_published = column()  # blocks of its table in the index
         self.token_limit = column()
-        self.min_tokens_end = column()  # no stop by token below this many tokens
         self.scores_prompt: npt.NDArray[np.bool_] = np.zeros(max_num_seqs, np.bool_)  # logprobs of it are wanted
         self.grammar_id = column()  # 0: none
         self.is_pooled: npt.NDArray[np.bool_] = np.zeros(max_num_seqs, np.bool_)
         self.owner = column()
         self.key = column()
         self.order: npt.NDArray[np.float64] = np.zeros(max_num_seqs, np.float64)
-        self.stop_ids: Ids = np.full((max_num_seqs, _STOP_COLUMNS), -1, np.int32)
+        self.num_rows_by_stop_id: Counter[int] = Counter()  # only those that have any
         self.request_by_row: list[Request | None] = [None] * max_num_seqs
-        self._extra_stop_ids: dict[int, frozenset[int]] = {}
         self._free = list(range(max_num_seqs - 1, -1, -1))
-
-    @property
-    def num_active(self) -> int:
-        return len(self.request_by_row) - len(self._free)
 
     @property
     def has_free(self) -> bool:
@@ -74,18 +71,19 @@ class Rows:
         request.tokens, request.row = self.tokens[row], row
         self.request_by_row[row] = request
         self.is_active[row] = True
+        self.num_active += 1
+        self.version += 1
         self.num_tokens[row] = count
         self.num_prompt_tokens[row] = request.num_prompt_tokens
         self.num_scheduled[row] = num_computed_tokens
         self.num_slots[row] = len(request.block_ids) * self.block_size
         self.num_published[row] = request.num_published
         self.token_limit[row] = request.token_limit
-        self.min_tokens_end[row] = request.num_prompt_tokens + request.params.min_tokens
         self.scores_prompt[row] = request.num_prompt_logprobs < request.num_prompt_tokens
         self.grammar_id[row] = request.grammar_id
         self.is_pooled[row] = request.pooling is not None
         self.owner[row], self.key[row], self.order[row] = request.owner, request.key, request.order
-        self._set_stop_ids(row, request.stop_token_ids)
+        self.num_rows_by_stop_id.update(request.stop_token_ids)
         return row
 
     def vacate(self, row: int) -> Request:
@@ -97,16 +95,14 @@ class Rows:
         self.request_by_row[row] = None
         self.is_active[row] = False
         self.epoch[row] += 1
-        self._extra_stop_ids.pop(row, None)
+        self.num_active -= 1
+        self.version += 1
+        self.num_rows_by_stop_id.subtract(request.stop_token_ids)
+        for token_id in request.stop_token_ids:
+            if not self.num_rows_by_stop_id[token_id]:
+                del self.num_rows_by_stop_id[token_id]
         self._free.append(row)
         return request
-
-    def _set_stop_ids(self, row: int, stop_ids: list[int]) -> None:
-        self.stop_ids[row] = -1
-        if len(stop_ids) <= _STOP_COLUMNS:
-            self.stop_ids[row, : len(stop_ids)] = stop_ids
-        else:
-            self._extra_stop_ids[row] = frozenset(stop_ids)
 
     def schedulable(self) -> npt.NDArray[np.int32]:
         """[max_num_seqs]: how many tokens each row could compute in the next step; 0 for free rows."""
@@ -115,9 +111,8 @@ class Rows:
         count[~self.is_active] = 0
         return count
 
-    def append(self, rows: Ids, token_ids: Ids) -> None:
-        """One more known token on each of `rows`."""
-        ends = self.num_tokens[rows]
+    def append(self, rows: Ids, ends: Ids, token_ids: Ids) -> None:
+        """One more known token on each of `rows`, which have `ends` by now."""
         self.tokens[rows, ends] = token_ids
         self.num_tokens[rows] = ends + 1
 
@@ -126,14 +121,10 @@ class Rows:
         end = int(self.num_tokens[row])
         self.tokens[row, end : end + len(token_ids)] = token_ids
         self.num_tokens[row] += len(token_ids)
+        self.version += 1
 
-    def stopped(self, rows: Ids, token_ids: Ids) -> npt.NDArray[np.bool_]:
-        """[n]: whether the last token of each row, just appended, is one of its stop ids and may stop it."""
-        hit: npt.NDArray[np.bool_]
-        hit = (self.stop_ids[rows] == token_ids[:, None]).any(axis=1)
-        if self._extra_stop_ids:
-            for i, row in enumerate(rows.tolist()):
-                if row in self._extra_stop_ids:
-                    hit[i] = int(token_ids[i]) in self._extra_stop_ids[row]
-        hit &= self.num_tokens[rows] >= self.min_tokens_end[rows]
-        return hit
+    def is_stop(self, row: int, token_id: int) -> bool:
+        """Whether the row's last token, just appended, is one of its stop ids and may stop it."""
+        request = self.request(row)
+        num_outputs = int(self.num_tokens[row]) - request.num_prompt_tokens
+        return token_id in request.stop_token_ids and num_outputs >= request.params.min_tokens

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..ipc.messages import ModelRunnerOutput, SchedulerOutput
+from .batch import Batch
 from .changes import Changes
 from .kv_cache import KVCacheManager
 from .ledger import LedgerEntry, StepLedger
@@ -59,6 +60,7 @@ class Scheduler:
         self._changes = Changes()
         self._intake = TokenIntake(self.rows, self._changes, self._release)
         self._counts: Ids = np.zeros(max_num_seqs, np.int32)  # tokens per row in the step being made
+        self._batch: Batch | None = None  # of the last step
         self._has_preempted = False
 
     # ── requests come and go ─────────────────────────────────────────────────────────────────────────────────────
@@ -98,8 +100,9 @@ class Scheduler:
         entry = self.ledger.oldest
         if entry is None:
             return []
-        is_live = self.rows.epoch[entry.rows] == entry.epochs
-        return [self.rows.request(row) for row in entry.rows[is_live].tolist()]
+        rows = entry.batch.rows
+        is_live = self.rows.epoch[rows] == entry.batch.epochs
+        return [self.rows.request(row) for row in rows[is_live].tolist()]
 
     def output_tokens(self, request: Request) -> Ids:
         """What a request has generated so far."""
@@ -135,24 +138,29 @@ class Scheduler:
         self.kv_cache.begin_generation(generation)
 
     def has_work(self) -> bool:
-        return len(self.waiting) > 0 or self.rows.num_active > 0
+        return self.rows.num_active > 0 or len(self.waiting) > 0
 
     # ── a step is made ───────────────────────────────────────────────────────────────────────────────────────────
 
     def schedule(self) -> SchedulerOutput | None:
         """The next step, already entered in the ledger; None when no row has anything to compute."""
-        self._counts[:] = 0
         self._has_preempted = False
-        budget = self._schedule_decodes(self._budget)
-        budget = self._pace(budget)
-        budget = self._schedule_prefills(budget)
-        if not self._has_preempted:
+        batch = self._batch
+        if batch is not None and batch.repeats(self.rows):
+            if len(rows := batch.rows_that_begin_a_block()):
+                self._publish_full_blocks(rows)
+                self._grow_decodes(rows)
+            budget = self._pace(self._budget - batch.num_tokens) if len(self.waiting) else 0
+        else:
+            self._counts[:] = 0
+            ahead = self.rows.schedulable()
+            budget = self._pace(self._schedule_decodes(ahead))
+            budget = self._schedule_prefills(ahead, budget)
+        if budget > 0 and not self._has_preempted:
             self._admit_waiting(budget)
-        rows = np.flatnonzero(self._counts).astype(np.int32)
-        if not len(rows):
-            return None
-        self._publish_computed_blocks(rows)
-        return self._commit(rows)
+        if batch is None or not batch.repeats(self.rows):
+            batch = self._batch = self._new_batch()
+        return None if batch is None else self._commit(batch)
 
     def _pace(self, budget: int) -> int:
         """What of the budget is left for prompts, so that they do not hold up the decoding rows."""
@@ -162,22 +170,23 @@ class Scheduler:
         num_prompts = self.rows.num_active - num_decodes + len(self.waiting)
         return self.pacer.limit(num_decodes, num_prompts, budget)
 
-    def _schedule_decodes(self, budget: int) -> int:
-        """One token for each row that has computed all it knows; the oldest rows take blocks first."""
-        rows = self.rows
-        ready = rows.schedulable() == 1
-        for row in self._in_order(np.flatnonzero(ready & (rows.num_scheduled == rows.num_slots))):
-            request = rows.request_by_row[row]
-            if request is not None and not self._grow(request, int(rows.num_scheduled[row]) + 1):
-                ready[row] = False
-        ready &= rows.is_active
-        self._counts[ready] = 1
-        return budget - int(np.count_nonzero(ready))
+    def _schedule_decodes(self, ahead: Ids) -> int:
+        """One token for each row that has computed all it knows; returns what is left of the budget."""
+        rows, counts = self.rows, self._counts
+        counts[ahead == 1] = 1
+        self._grow_decodes(np.flatnonzero((counts > 0) & (rows.num_scheduled == rows.num_slots)))
+        return self._budget - int(np.count_nonzero(counts))
 
-    def _schedule_prefills(self, budget: int) -> int:
+    def _grow_decodes(self, rows: npt.NDArray[np.integer]) -> None:
+        """A slot for one more token of each of `rows`, whose blocks are full; the oldest rows take blocks first."""
+        for row in self._in_order(rows):
+            request = self.rows.request_by_row[row]
+            if request is not None:  # else preempted by an older row of this loop
+                self._grow(request, int(self.rows.num_scheduled[row]) + 1)
+
+    def _schedule_prefills(self, ahead: Ids, budget: int) -> int:
         """A chunk for each running row that has more than one known token to compute."""
         rows = self.rows
-        ahead = rows.schedulable()
         for row in self._in_order(np.flatnonzero(ahead > 1)):
             request = rows.request_by_row[row]
             if budget <= 0:
@@ -287,61 +296,49 @@ class Scheduler:
         self._counts[row] = count
         return count
 
-    def _commit(self, rows: Ids) -> SchedulerOutput:
-        """Enter the step in the ledger and make its message."""
+    def _new_batch(self) -> Batch | None:
+        """The rows and tokens that were chosen for this step; None if there are none."""
+        rows = np.flatnonzero(self._counts).astype(np.int32)
+        return Batch(self.rows, rows, self._counts[rows]) if len(rows) else None
+
+    def _publish_full_blocks(self, rows: Ids) -> None:
+        """Index the blocks that are full of known tokens when all steps that were scheduled are done: later steps may
+        read them."""
         state = self.rows
-        counts = self._counts[rows]
-        ends = state.num_scheduled[rows] + counts
-        state.num_scheduled[rows] = ends
+        num_full = np.minimum(state.num_scheduled[rows], state.num_tokens[rows]) // state.block_size
+        is_more = num_full > state.num_published[rows]
+        if is_more.any():
+            rows, num_full = rows[is_more], num_full[is_more]
+            state.num_published[rows] = num_full
+            for row, num_blocks in zip(rows.tolist(), num_full.tolist(), strict=True):
+                if (request := state.request_by_row[row]) is not None:
+                    self.kv_cache.publish(request, num_blocks)
+
+    def _commit(self, batch: Batch) -> SchedulerOutput:
+        """Enter the batch's next step in the ledger and make its message."""
         self.num_steps += 1
-        is_end, is_pooled = ends >= state.num_tokens[rows], state.is_pooled[rows]
-        samples = is_end & ~is_pooled
-        is_prompt = ends - counts < state.num_prompt_tokens[rows]
-        grammar_ids = state.grammar_id[rows[samples]]
-        grammar_ids = grammar_ids[grammar_ids > 0]
-        self.ledger.add(
-            LedgerEntry(
-                step=self.num_steps,
-                rows=rows,
-                epochs=state.epoch[rows],
-                ends=ends,
-                samples=samples,
-                pools=is_end & is_pooled,
-                num_tokens=int(counts.sum()),
-                num_prompt_tokens=int(counts[counts > 1].sum()),
-                scores_prompts=bool((state.scores_prompt[rows] & is_prompt).any()),
-                grammar_ids=grammar_ids,
-                published=self.kv_cache.pool.take_unconfirmed(),
-            )
-        )
+        self.rows.num_scheduled[batch.rows] = batch.ends + batch.num_sent
+        if not batch.num_sent:
+            self._publish_full_blocks(batch.rows)
+        self.ledger.add(self.num_steps, batch, self.kv_cache.pool.take_unconfirmed())
         if self.siblings:
             self._release_siblings()
-        is_mask_pending = len(grammar_ids) > 0
-        place = self.num_steps, self.core_epoch, self.generation
-        return self._changes.take(*place, rows, counts, is_mask_pending=is_mask_pending)
+        return self._changes.take(self.num_steps, self.core_epoch, self.generation, batch)
 
-    def _publish_computed_blocks(self, rows: Ids) -> None:
-        """Index the blocks that are full of known tokens once this step is done; later steps may read them."""
-        state = self.rows
-        sent = state.num_scheduled[rows] + self._counts[rows]
-        num_full = np.minimum(sent, state.num_tokens[rows]) // state.block_size
-        for i in np.flatnonzero(num_full > state.num_published[rows]).tolist():
-            row = int(rows[i])
-            self.kv_cache.publish(state.request(row), int(num_full[i]))
-            state.num_published[row] = num_full[i]
-
-    def _in_order(self, rows: npt.NDArray[np.intp]) -> list[int]:
-        order = self.rows.order[rows]
-        result: list[int] = rows[np.argsort(order, kind="stable")].tolist()
-        return result
+    def _in_order(self, rows: npt.NDArray[np.integer]) -> list[int]:
+        in_order: list[int] = rows.tolist()
+        if len(in_order) > 1:
+            in_order = rows[np.argsort(self.rows.order[rows], kind="stable")].tolist()
+        return in_order
 
     # ── a step's result is taken in ──────────────────────────────────────────────────────────────────────────────
 
-    def update_from_output(self, output: ModelRunnerOutput) -> tuple[NewTokens, list[FinishedRequest]]:
-        """Append the sampled tokens of rows that still belong to the same request, and finish those that stop."""
+    def update_from_output(self, output: ModelRunnerOutput) -> tuple[LedgerEntry, NewTokens, list[FinishedRequest]]:
+        """Append the sampled tokens of rows that still belong to the same request, and finish those that stop. Returns
+        the step, too."""
         entry = self.ledger.settle(output.step)
         self.kv_cache.pool.confirm(entry.published)
-        return self._intake.take(output, entry)
+        return entry, *self._intake.take(output, entry)
 
     def append_forced(self, forced: Iterable[tuple[Request, list[int]]]) -> NewTokens:
         """Append tokens that need no draw, each request's after those it has; see TokenIntake.take_forced."""

@@ -7,13 +7,14 @@ says of it must be the same. Knows no queue and no budget.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from ..ipc.codec import num_ids
 from ..ipc.errors import ErrorInfo, ProtocolError, RequestError, error_info
 from ..ipc.messages import BulkArray, FinishReason, LogprobColumns, ModelRunnerOutput
+from .batch import Labels
 from .changes import Changes
 from .ledger import LedgerEntry
 from .logprob_table import LogprobTable
@@ -28,21 +29,17 @@ _NO_TOKEN = error_info(
 )
 
 
-@dataclass(frozen=True)
-class NewTokens:
+class NewTokens(NamedTuple):
     """New tokens in columns of equal length; those of one answer in their order."""
 
-    owner: Ids
-    key: Ids
-    start: Ids  # output index of the token
+    labels: Labels
+    starts: Ids  # output index of each token
     token_ids: Ids
-    grammar_ids: Ids  # 0: no grammar
     logprobs: LogprobTable | None = None  # of those that asked
     prompt_logprobs: LogprobTable | None = None
 
 
-@dataclass(frozen=True)
-class FinishedRequest:
+class FinishedRequest(NamedTuple):
     request: Request
     reason: FinishReason
     vector: BulkArray | None = None  # of a prompt that was to be embedded
@@ -57,33 +54,35 @@ class TokenIntake:
 
     def take(self, output: ModelRunnerOutput, entry: LedgerEntry) -> tuple[NewTokens, list[FinishedRequest]]:
         """The result of the step in `entry`. ProtocolError if it answers something else than was asked."""
-        rows, ends = entry.sampling_rows, entry.ends[entry.samples]
+        batch, state, finished = entry.batch, self._rows, list[FinishedRequest]()
+        if output.rows != batch.sampling_frame or len(output.token_ids) != len(output.rows):
+            num_new, num_asked = num_ids(output.token_ids), len(batch.sampling_rows)
+            raise ProtocolError(f"step {output.step}: {num_new} rows were sampled, {num_asked} were asked for")
+        rows, ends, labels = batch.sampling_rows, batch.sampling_ends + entry.number, batch.labels
         token_ids = np.frombuffer(output.token_ids, np.int32)
-        if output.rows != rows.tobytes() or len(token_ids) != len(rows):
-            raise ProtocolError(f"step {output.step}: {len(token_ids)} rows were sampled, {len(rows)} were asked for")
-        state, finished = self._rows, list[FinishedRequest]()
-        is_live = state.epoch[rows] == entry.epochs[entry.samples]
-        is_new = is_live & (state.num_tokens[rows] == ends)
-        if not is_new.all():
-            self._check_forced(entry, is_live & ~is_new, token_ids)
-        if output.barred_rows:
+        if batch.version != state.version or output.barred_rows:
+            is_live = state.epoch[rows] == batch.epochs[batch.samples]
+            is_new = is_live & (state.num_tokens[rows] == ends)
+            is_known = is_live & ~is_new
+            self._check_forced(entry.step, rows[is_known], ends[is_known], token_ids[is_known])
             is_barred = is_new & np.isin(rows, np.frombuffer(output.barred_rows, np.int32))
             barred = rows[is_barred].tolist()
             finished = [FinishedRequest(self._finish(row), "error", error=_NO_TOKEN) for row in barred]
             is_new &= ~is_barred
-        if not is_new.all():
-            rows, token_ids = rows[is_new], token_ids[is_new]
+            rows, ends, token_ids = rows[is_new], ends[is_new], token_ids[is_new]
+            labels = Labels(state, rows)
         logprobs = self._labelled(output.logprobs, entry, is_of_prompt=False)
         prompt_logprobs = self._labelled(output.prompt_logprobs, entry, is_of_prompt=True)
-        new_tokens = self._told(rows, state.num_tokens[rows], token_ids, logprobs, prompt_logprobs)
-        state.append(rows, token_ids)
-        return new_tokens, finished + self._finish_pooled(output, entry) + self._finish_stopped(rows, token_ids)
+        state.append(rows, ends, token_ids)
+        finished += self._finish_pooled(output, entry)
+        finished += self._finish_stopped(rows, token_ids, may_be_full=entry.number + 1 == batch.num_steps)
+        return NewTokens(labels, ends - labels.num_prompt_tokens, token_ids, logprobs, prompt_logprobs), finished
 
-    def _check_forced(self, entry: LedgerEntry, is_known: npt.NDArray[np.bool_], token_ids: Ids) -> None:
+    def _check_forced(self, step: int, rows: Ids, positions: Ids, token_ids: Ids) -> None:
         """ProtocolError if a row has sampled another token than the one that its grammar forced."""
-        known = self._rows.tokens[entry.sampling_rows[is_known], entry.ends[entry.samples][is_known]]
-        if (known != token_ids[is_known]).any():
-            raise ProtocolError(f"step {entry.step}: {token_ids[is_known]} were sampled, {known} were forced")
+        known = self._rows.tokens[rows, positions]
+        if (known != token_ids).any():
+            raise ProtocolError(f"step {step}: {token_ids} were sampled, {known} were forced")
 
     def take_forced(self, forced: Iterable[tuple[Request, list[int]]]) -> NewTokens:
         """Tokens that need no draw: the step in flight samples the first of them, a later one computes all. They stop
@@ -102,37 +101,20 @@ class TokenIntake:
                 rows += [row] * len(ids)
                 positions += range(start, start + len(ids))
                 new_ids += ids
-        return self._told(*np.array([rows, positions, new_ids], np.int32))
-
-    def _told(
-        self,
-        rows: Ids,
-        positions: Ids,
-        token_ids: Ids,
-        logprobs: LogprobTable | None = None,
-        prompt_logprobs: LogprobTable | None = None,
-    ) -> NewTokens:
-        """What frontends and grammars are told of tokens; `rows` may repeat."""
-        state = self._rows
-        return NewTokens(
-            owner=state.owner[rows],
-            key=state.key[rows],
-            start=positions - state.num_prompt_tokens[rows],
-            token_ids=token_ids,
-            grammar_ids=state.grammar_id[rows],
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-        )
+        forced_rows, starts, forced_ids = np.array([rows, positions, new_ids], np.int32)
+        labels = Labels(state, forced_rows)
+        return NewTokens(labels, starts - labels.num_prompt_tokens, forced_ids)
 
     def _labelled(self, columns: LogprobColumns | None, entry: LedgerEntry, is_of_prompt: bool) -> LogprobTable | None:
         """Logprobs of rows that still belong to the same request, under its key."""
         if columns is None:
             return None
         table, state = LogprobTable.of(columns), self._rows
-        index = np.searchsorted(entry.rows, table.keys)
-        if (index == len(entry.rows)).any() or (entry.rows[index] != table.keys).any():
+        batch = entry.batch
+        index = np.searchsorted(batch.rows, table.keys)
+        if (index == len(batch.rows)).any() or (batch.rows[index] != table.keys).any():
             raise ProtocolError(f"step {entry.step}: logprobs came for rows that were not in it")
-        table = table.select(state.epoch[table.keys] == entry.epochs[index])
+        table = table.select(state.epoch[table.keys] == batch.epochs[index])
         rows, positions = table.keys, table.positions
         if is_of_prompt:
             for row in np.unique(rows).tolist():
@@ -143,23 +125,30 @@ class TokenIntake:
 
     def _finish_pooled(self, output: ModelRunnerOutput, entry: LedgerEntry) -> list[FinishedRequest]:
         """The prompts that the step has embedded, of requests that still have their rows."""
-        if not (output.pooled or entry.pools.any()):
+        batch = entry.batch
+        if not (output.pooled or batch.has_pooled):
             return []
-        rows, epochs = entry.rows[entry.pools].tolist(), entry.epochs[entry.pools].tolist()
+        rows, epochs = batch.rows[batch.pools].tolist(), batch.epochs[batch.pools].tolist()
         vector_by_row = {pooled.owner: pooled.vector for pooled in output.pooled}
         if vector_by_row.keys() != set(rows):
             raise ProtocolError(f"step {entry.step}: {len(vector_by_row)} rows were embedded, {len(rows)} had to be")
         live = [row for row, epoch in zip(rows, epochs, strict=True) if self._rows.epoch[row] == epoch]
         return [FinishedRequest(self._finish(row), "stop", vector_by_row[row]) for row in live]
 
-    def _finish_stopped(self, rows: Ids, token_ids: Ids) -> list[FinishedRequest]:
+    def _finish_stopped(self, rows: Ids, token_ids: Ids, *, may_be_full: bool) -> list[FinishedRequest]:
         """token_ids: the last of each row, just appended."""
-        has_stopped = self._rows.stopped(rows, token_ids)
-        is_full = self._rows.num_tokens[rows] >= self._rows.token_limit[rows]
-        return [
-            FinishedRequest(self._finish(int(rows[i])), "stop" if has_stopped[i] else "length")
-            for i in np.flatnonzero(has_stopped | is_full).tolist()
-        ]
+        state, reason_by_row = self._rows, dict[int, FinishReason]()
+        if may_be_full:
+            is_full = state.num_tokens[rows] >= state.token_limit[rows]
+            reason_by_row = dict.fromkeys(rows[is_full].tolist(), "length")
+        if stop_ids := state.num_rows_by_stop_id.keys():
+            ids = token_ids.tolist()
+            if not stop_ids.isdisjoint(ids):
+                stopped = (
+                    row for row, token_id in zip(rows.tolist(), ids, strict=True) if state.is_stop(row, token_id)
+                )
+                reason_by_row |= dict.fromkeys(stopped, "stop")
+        return [FinishedRequest(self._finish(row), reason) for row, reason in reason_by_row.items()]
 
     def _finish(self, row: int) -> Request:
         request = self._rows.request(row)
