@@ -92,11 +92,12 @@ class LayerWeights:
 
 @dataclass(frozen=True, eq=False)
 class DecoderWeights:
-    """A whole decoder of one rank, from token ids to hidden states."""
+    """A whole decoder of one rank, from token ids to logits."""
 
     table: Tensor | PackedLinear  # the embedding, as in Ops.embedding
     layers: list[LayerWeights]
     norm: Tensor  # [hidden]
+    head: PackedLinear
     eps: float  # of all norms
     cos_sin: Tensor  # as in Ops.prepare_heads
     scale: float  # of attention scores
@@ -108,8 +109,11 @@ class DecoderWeights:
 class FusedDecoder(Protocol):
     """A whole decoder as one operation."""
 
-    def __call__(self, token_ids: Tensor, metadata: AttentionMetadata, kv_cache: Tensor) -> Tensor:
-        """token_ids [T] → hidden states [T, hidden] after the final norm; writes the step's keys and values."""
+    def __call__(
+        self, token_ids: Tensor, chosen: Tensor, metadata: AttentionMetadata, kv_cache: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """token_ids [T] → hidden states [T, hidden] after the final norm, and float32 logits [c, out] of the tokens
+        `chosen` [c] int64; writes the step's keys and values. What is returned holds until the next call."""
         ...
 
 

@@ -24,7 +24,7 @@ from .triton_noise import gumbel, run_bits, token_bits
 BLOCK = 8192  # logits at once in passes 1 to 3
 PART = 2048  # listed tokens at once in pass 4
 NUM_WARPS = 16
-MIN_TEMPERATURE = 1e-5  # less is greedy, as in workers/sampler.py
+MIN_TEMPERATURE = 1e-5  # less is greedy, as in workers/sampling_columns.py
 
 _MIN_TEMPERATURE = tl.constexpr(MIN_TEMPERATURE)
 _SLACK = tl.constexpr(1e-3)  # relative error granted to float32 weights where they only rule tokens out

@@ -8,7 +8,6 @@ shared machine drifts by a factor of two. Models as in bench_workload.py.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 import tempfile
 import time
@@ -26,7 +25,7 @@ from tokenloom.scripts.bench_limits import LimitsPeer
 from tokenloom.scripts.bench_report import Report, add_json_argument, median
 from tokenloom.scripts.bench_workload import find_checkpoint
 from tokenloom.workers.memory import allocate_kv_cache
-from tokenloom.workers.model_runner import metadata_of
+from tokenloom.workers.model_runner import compute
 from tokenloom.workers.models.decoder import DecoderModel, load_model
 from tokenloom.workers.parallel import ParallelGroup
 from tokenloom.workers.profile import dummy_step
@@ -47,12 +46,10 @@ def step_of(model: DecoderModel, counts: list[int], seq_lens: list[int]) -> Call
     inputs = dummy_step(counts, seq_lens, BLOCK_SIZE)
     shape = inputs.block_tables.shape
     tables = np.random.default_rng(0).permutation(shape[0] * shape[1]).reshape(shape).astype(np.int32) + 1
-    inputs = dataclasses.replace(inputs, block_tables=tables)
+    inputs = inputs._replace(block_tables=tables)
     heads = (model.num_layers, 2, model.num_kv_heads_local, BLOCK_SIZE, model.head_dim)
     kv_cache = allocate_kv_cache((tables.size + 1, *heads), getattr(torch, DTYPE), CPU).normal_()
-    metadata, last = metadata_of(inputs, CPU), torch.from_numpy(inputs.sampled_tokens)
-    token_ids = torch.from_numpy(inputs.token_ids)
-    return lambda: model.compute_logits(model.forward(token_ids, metadata, kv_cache)[last])
+    return lambda: compute(model, inputs, kv_cache)
 
 
 def seconds(function: Callable[[], object]) -> float:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,15 +20,15 @@ import numpy.typing as npt
 from ..ipc.errors import ProtocolError
 from ..ipc.messages import NewRow
 from .logits_rules import LogitsRules
-from .row_rules import LogitsProcessor, RowRules
+from .row_rules import LogitsProcessor
 from .sampling_columns import SamplingColumns
+from .step_layout import RowWishes, StepLayout
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class StepInputs:
+class StepInputs(NamedTuple):
     """One step, ready to be computed: n rows in compute order (those with one token first), T tokens."""
 
     rows: I32  # [n]
@@ -93,6 +94,12 @@ class InputBatch:
         self._num_computed_tokens: I64 = np.zeros(max_num_seqs, np.int64)
         self._num_prompt_tokens: I64 = np.zeros(max_num_seqs, np.int64)
         self._num_blocks_of_row: I64 = np.zeros(max_num_seqs, np.int64)
+        self._num_slots: I64 = np.zeros(max_num_seqs, np.int64)  # tokens that it has blocks for
+        # Of the step before, while no row goes; the tables while none grows, either.
+        self._layout: StepLayout | None = None
+        self._layout_key = (b"", b"")
+        self._tables: I32 | None = None
+        self._wishes: RowWishes | None = None
         self._sampling = SamplingColumns.greedy(max_num_seqs)
         self._rules = LogitsRules(vocab_size, processors)
         self._num_logprobs: I32 = np.full(max_num_seqs, -1, np.int32)
@@ -107,20 +114,17 @@ class InputBatch:
         ids: list[int] = self._token_ids[row, : self._num_tokens[row]].tolist()
         return ids
 
-    def sampling(self, rows: I32) -> SamplingColumns:
-        return self._sampling.take(rows)
-
-    def rules(self, rows: I32) -> dict[int, RowRules]:
-        """What these rows want done to their logits, by their place; rows that want nothing are left out."""
-        return self._rules.of(rows)
+    def wishes(self, rows: I32) -> RowWishes:
+        """What these rows want of their next tokens."""
+        if self._wishes is None or self._wishes.rows is not rows:
+            num_logprobs = self._num_logprobs[rows]
+            asking = np.flatnonzero(num_logprobs >= 0)
+            self._wishes = RowWishes(rows, self._sampling.take(rows), self._rules.of(rows), num_logprobs, asking)
+        return self._wishes
 
     def has_pooled(self, rows: I32) -> bool:
         """Whether any of these rows is embedded."""
         return bool(self._is_pooled[rows].any())
-
-    def num_logprobs(self, rows: I32) -> I32:
-        """[n] how many of the likeliest tokens each row wants beside a sampled one; -1: no logprobs."""
-        return self._num_logprobs[rows]
 
     def prompt_spans(self, inputs: StepInputs) -> list[PromptSpan]:
         """The prompt tokens of this step whose logprobs are wanted. Rows that want none cost nothing."""
@@ -140,13 +144,17 @@ class InputBatch:
 
     def clear(self) -> None:
         """Forget all rows."""
+        self._forget_step()
         self._is_active[:] = False
         self._rules.clear()
         self._prompt_logprobs.clear()
 
     def free(self, rows: I32) -> None:
         """Forget these rows."""
+        if len(rows) == 0:
+            return
         self._check_active(rows, "freed")
+        self._forget_step()
         self._is_active[rows] = False
         self._rules.free(rows.tolist())
         for row in rows.tolist():
@@ -172,7 +180,8 @@ class InputBatch:
         self._num_tokens[row] = len(token_ids)
         self._num_computed_tokens[row] = new_row.num_computed_tokens
         self._num_prompt_tokens[row] = new_row.num_prompt_tokens
-        self._num_blocks_of_row[row] = 0
+        self._block_ids[row, : self._num_blocks_of_row[row]] = 0  # what a former request left
+        self._num_blocks_of_row[row] = self._num_slots[row] = 0
         self._sampling.put(row, new_row.sampling)
         self._num_logprobs[row] = new_row.sampling.num_logprobs
         if new_row.sampling.num_prompt_logprobs >= 0:
@@ -201,41 +210,37 @@ class InputBatch:
         columns = np.arange(len(rows)) - np.repeat(starts - self._num_blocks_of_row[unique_rows], counts)
         self._block_ids[rows[order], columns] = block_ids[order]
         self._num_blocks_of_row[unique_rows] = ends
+        self._num_slots[unique_rows] = np.minimum(ends * self._block_size, self._token_ids.shape[1] - 1)
+        self._tables = None
 
     def prepare(self, rows: I32, counts: I32) -> StepInputs:
         """What it takes to compute the next `counts[i]` tokens of each `rows[i]`; changes nothing. At least one row."""
-        self._check_step(rows, counts)
-        computed = self._num_computed_tokens[rows]
-        is_sampled = (computed + counts == self._num_tokens[rows]) & ~self._is_pooled[rows]
-        sampled_rows = rows[is_sampled]
-        is_decode = counts == 1
-        num_decode_rows = int(np.count_nonzero(is_decode))
-        order = np.arange(len(rows))
-        if num_decode_rows < len(rows):
-            order = np.argsort(~is_decode, kind="stable")
-            rows, counts, computed = rows[order], counts[order], computed[order]
-        query_starts = np.zeros(len(rows) + 1, np.int32)
-        np.cumsum(counts, out=query_starts[1:])
-        token_rows, positions = rows, computed
-        if num_decode_rows < len(rows):
-            token_rows = np.repeat(rows, counts)
-            positions = np.arange(query_starts[-1]) + np.repeat(computed - query_starts[:-1], counts)
-        seq_lens = computed + counts
-        width = -(-int(seq_lens.max()) // self._block_size)
-        last_tokens = np.empty(len(rows), np.int64)
-        last_tokens[order] = query_starts[1:] - 1
+        layout = self._layout_of(rows, counts)
+        computed, num_tokens = self._num_computed_tokens[layout.rows], self._num_tokens[layout.rows]
+        seq_lens = computed + layout.counts
+        self._check_ends(layout.rows, seq_lens, num_tokens)
+        token_rows, positions = layout.tokens(computed)
+        sampled_rows, sampled_positions, sampled_tokens = layout.rows, num_tokens, layout.last_tokens
+        is_sampled = seq_lens == num_tokens
+        if layout.are_drawn is not None:
+            is_sampled &= layout.are_drawn
+        if layout.places is not None or not is_sampled.all():
+            places = np.arange(len(rows)) if layout.places is None else layout.places
+            places = places[is_sampled[places]]
+            sampled_rows, sampled_positions = layout.rows[places], num_tokens[places]
+            sampled_tokens = layout.last_tokens[places]
         return StepInputs(
-            rows=rows,
+            rows=layout.rows,
             token_ids=self._token_ids[token_rows, positions],
             positions=positions,
             slots=self._slots(token_rows, positions),
-            query_starts=query_starts,
+            query_starts=layout.query_starts,
             seq_lens=seq_lens.astype(np.int32),
-            block_tables=self._trimmed_block_tables(rows, width),
-            num_decode_rows=num_decode_rows,
+            block_tables=self._tables_of(layout),
+            num_decode_rows=layout.num_decode_rows,
             sampled_rows=sampled_rows,
-            sampled_positions=self._num_tokens[sampled_rows],
-            sampled_tokens=last_tokens[is_sampled],
+            sampled_positions=sampled_positions,
+            sampled_tokens=sampled_tokens,
         )
 
     def advance(self, rows: I32, counts: I32) -> None:
@@ -276,15 +281,30 @@ class InputBatch:
                 self.append_tokens(rows, token_ids[i : i + 1].astype(np.int64))
             start += 2 + count
 
-    def _slots(self, token_rows: I32, positions: I64) -> I64:
-        block_indices, offsets = np.divmod(positions, self._block_size)
-        slots: I64 = self._block_ids[token_rows, block_indices].astype(np.int64) * self._block_size + offsets
-        return slots
+    def _layout_of(self, rows: I32, counts: I32) -> StepLayout:
+        key = rows.tobytes(), counts.tobytes()
+        if self._layout is None or self._layout_key != key:
+            self._check_active(rows, "scheduled")
+            if len(rows) != len(counts) or counts.min() < 1 or len(set(rows.tolist())) != len(rows):
+                raise ProtocolError(
+                    f"{len(rows)} rows are scheduled with {len(counts)} counts: each once, at least 1 token"
+                )
+            self._layout, self._layout_key = StepLayout.of(rows, counts, ~self._is_pooled[rows]), key
+            self._tables = None
+        return self._layout
 
-    def _trimmed_block_tables(self, rows: I32, width: int) -> I32:
-        tables = self._block_ids[rows, :width]
-        tables[np.arange(width) >= self._num_blocks_of_row[rows][:, None]] = 0  # what a former request left
-        return tables
+    def _tables_of(self, layout: StepLayout) -> I32:
+        if self._tables is None:
+            self._tables = self._block_ids[layout.rows, : self._num_blocks_of_row[layout.rows].max()]
+        return self._tables
+
+    def _forget_step(self) -> None:
+        self._layout = self._tables = self._wishes = None
+
+    def _slots(self, token_rows: I32, positions: I64) -> I64:
+        blocks = positions // self._block_size
+        slots: I64 = (self._block_ids[token_rows, blocks] - blocks) * self._block_size + positions
+        return slots
 
     def _check_active(self, rows: I32, verb: str) -> None:
         if len(rows) == 0:
@@ -294,20 +314,13 @@ class InputBatch:
         if not self._is_active[rows].all():
             raise ProtocolError(f"row {rows[~self._is_active[rows]][0]} is {verb}, but it is not in use")
 
-    def _check_step(self, rows: I32, counts: I32) -> None:
-        self._check_active(rows, "scheduled")
-        if len(rows) != len(counts) or counts.min() < 1 or len(set(rows.tolist())) != len(rows):
-            raise ProtocolError(
-                f"{len(rows)} rows are scheduled with {len(counts)} counts: each once, at least 1 token"
-            )
-        ends = self._num_computed_tokens[rows] + counts
-        max_model_len = self._token_ids.shape[1] - 1
-        for limits, what in (
-            (self._num_tokens[rows], "known tokens"),
-            (np.minimum(self._num_blocks_of_row[rows] * self._block_size, max_model_len), "slots"),
-        ):
-            if (ends > limits).any():
-                i = int((ends - limits).argmax())
+    def _check_ends(self, rows: I32, ends: I64, num_tokens: I64) -> None:
+        num_slots = self._num_slots[rows]
+        if (ends <= np.minimum(num_tokens, num_slots)).all():
+            return
+        for limits, what in ((num_tokens, "known tokens"), (num_slots, "slots")):
+            i = int((ends - limits).argmax())
+            if ends[i] > limits[i]:
                 raise ProtocolError(f"row {rows[i]} is scheduled up to token {ends[i]}, it has {limits[i]} {what}")
 
 

@@ -1,6 +1,6 @@
 """The ModelRunner: one step from SchedulerOutput to sampled tokens.
 
-    apply changes → prepare inputs → forward → hidden states of last tokens → logits → mask, rules → Sampler → row state
+    apply changes → prepare inputs → forward → logits of last tokens → mask, rules → Sampler → row state
                                              ↘ hidden states of prompts, chunk by chunk → logits → logprobs
                                              ↘ hidden states of prompts to embed → Pooler → vectors
 
@@ -14,9 +14,8 @@ group runs the same steps: rank 0 samples and broadcasts the ids, so that row st
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -52,23 +51,28 @@ class Model(Protocol):
 
     def forward(self, token_ids: Tensor, metadata: AttentionMetadata, kv_cache: Tensor) -> Tensor: ...
 
+    def forward_logits(
+        self, token_ids: Tensor, chosen: Tensor, metadata: AttentionMetadata, kv_cache: Tensor
+    ) -> tuple[Tensor, Tensor]: ...
+
     def compute_logits(self, hidden: Tensor) -> Tensor: ...
 
 
-@dataclass(frozen=True)
-class SampledTokens:
+_NO_ROWS = np.empty(0, np.int32)
+
+
+class SampledTokens(NamedTuple):
     """What a step sampled; rows in the order of its message."""
 
     rows: npt.NDArray[np.int32]  # [s]
     token_ids: npt.NDArray[np.int64]  # [s]
     logprobs: LogprobColumns | None = None  # of those whose rows asked
     prompt_logprobs: LogprobColumns | None = None
-    pooled: list[Pooled] = field(default_factory=list)
-    barred_rows: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))  # rules leave no token
+    pooled: Sequence[Pooled] = ()
+    barred_rows: npt.NDArray[np.int32] = _NO_ROWS  # rules leave no token
 
 
-@dataclass(frozen=True)
-class _StartedStep:
+class _StartedStep(NamedTuple):
     """A step whose tokens are on their way from the device."""
 
     rows: npt.NDArray[np.int32]
@@ -127,7 +131,7 @@ class ModelRunner:
         self._apply_changes(output)
         rows, counts = ids_of(output.rows), ids_of(output.counts)
         if len(rows) == 0:
-            self._started.append(SampledTokens(np.empty(0, np.int32), np.empty(0, np.int64)))
+            self._started.append(SampledTokens(_NO_ROWS, np.empty(0, np.int64)))
             return None
         self._enter("prepare inputs")
         inputs = self._batch.prepare(rows, counts)
@@ -173,13 +177,13 @@ class ModelRunner:
             self._on_device.clear()
 
     def _needs_no_host(self, inputs: StepInputs, output: SchedulerOutput) -> bool:
-        rows = inputs.rows
+        wishes = self._batch.wishes(inputs.rows)
         return (
             self._group.size == 1
             and not output.is_mask_pending
-            and not self._batch.has_pooled(rows)
-            and not self._batch.rules(rows)
-            and not (self._batch.num_logprobs(rows) >= 0).any()
+            and not self._batch.has_pooled(inputs.rows)
+            and not wishes.rules
+            and not len(wishes.asking)
             and not self._batch.prompt_spans(inputs)
         )
 
@@ -191,7 +195,7 @@ class ModelRunner:
         counts: npt.NDArray[np.int32],
     ) -> TokensInFlight:
         self._enter("start on the device")
-        tokens = device.start(inputs, self._batch.sampling(inputs.sampled_rows))
+        tokens = device.start(inputs, self._batch.wishes(inputs.sampled_rows).sampling)
         self._batch.advance(rows, counts)
         self.stage = "idle"
         expected = self._batch.expect_tokens(inputs.sampled_rows)
@@ -206,43 +210,43 @@ class ModelRunner:
         receive_mask: MaskSource,
     ) -> SampledTokens:
         self._enter("forward")
-        device = self._kv_cache.device
-        token_ids = torch.from_numpy(inputs.token_ids).to(device)
-        hidden = self._model.forward(token_ids, metadata_of(inputs, device), self._kv_cache)
+        hidden, logits = compute(self._model, inputs, self._kv_cache)
         self._batch.advance(rows, counts)
         self._enter("sample")
-        sampled = self._sample(hidden, inputs, receive_mask)
+        sampled = self._sample(hidden, logits, inputs, receive_mask)
         self._batch.append_tokens(inputs.sampled_rows, sampled.token_ids)
         self.stage = "idle"
         return sampled
 
     def _apply_changes(self, output: SchedulerOutput) -> None:
-        freed = ids_of(output.freed_rows)
-        self._batch.free(freed)
-        self._pooler.free(freed)
-        if self._on_device is not None:
-            self._on_device.forget(freed)
+        if output.freed_rows:
+            freed = ids_of(output.freed_rows)
+            self._batch.free(freed)
+            self._pooler.free(freed)
+            if self._on_device is not None:
+                self._on_device.forget(freed)
         for new_row in output.new_rows:
             self._batch.admit(new_row)
             self._pooler.admit(new_row)
-        appends = ids_of(output.block_appends)
-        if len(appends) % 3:
-            raise ProtocolError(f"block_appends holds {len(appends)} numbers, which make no triples")
-        self._batch.append_blocks(appends.reshape(-1, 3))
-        self._batch.append_undrawn(ids_of(output.token_appends))
+        if output.block_appends:
+            appends = ids_of(output.block_appends)
+            if len(appends) % 3:
+                raise ProtocolError(f"block_appends holds {len(appends)} numbers, which make no triples")
+            self._batch.append_blocks(appends.reshape(-1, 3))
+        if output.token_appends:
+            self._batch.append_undrawn(ids_of(output.token_appends))
 
-    def _sample(self, hidden: Tensor, inputs: StepInputs, receive_mask: MaskSource) -> SampledTokens:
+    def _sample(self, hidden: Tensor, logits: Tensor, inputs: StepInputs, receive_mask: MaskSource) -> SampledTokens:
         """The token of each sampled row, on every rank, and what rank 0 was asked to tell about tokens.
 
-        hidden: [T, hidden_size].
+        hidden: [T, hidden_size]; logits: [s, vocab] float32 on rank 0.
         """
         parts = [part for span in self._batch.prompt_spans(inputs) for part in self._score_prompt(hidden, span)]
         prompt_logprobs, rows = LogprobColumns.join(parts), inputs.sampled_rows
         pooled = self._pooler.pool(hidden, inputs) if self._group.rank == 0 else []
         if len(rows) == 0:
             return SampledTokens(rows, np.empty(0, np.int64), None, prompt_logprobs, pooled)
-        logits = self._model.compute_logits(hidden[torch.from_numpy(inputs.sampled_tokens).to(hidden.device)])
-        token_ids, barred, logprobs = np.empty(len(rows), np.int64), np.empty(0, np.int32), None
+        token_ids, barred, logprobs = np.empty(len(rows), np.int64), _NO_ROWS, None
         if self._group.rank == 0:
             self._enter("wait for mask")
             mask = receive_mask()
@@ -261,8 +265,8 @@ class ModelRunner:
         logits: [s, vocab] float32, overwritten by rules.
         """
         rows = inputs.sampled_rows
-        rules, num_top = self._batch.rules(rows), self._batch.num_logprobs(rows)
-        asking = np.flatnonzero(num_top >= 0)
+        wishes = self._batch.wishes(rows)
+        rules, asking = wishes.rules, wishes.asking
         original = logits
         if rules or mask is not None:
             logits = self._copy(logits) if len(asking) else logits.contiguous()
@@ -270,8 +274,8 @@ class ModelRunner:
             apply_mask(logits, rows, mask)
         if rules:
             apply_rules(logits, rules)
-        token_ids = self._sampler.sample(logits, self._batch.sampling(rows), inputs.sampled_positions)
-        barred = rows[:0]
+        token_ids = self._sampler.sample(logits, wishes.sampling, inputs.sampled_positions)
+        barred = _NO_ROWS
         if rules or mask is not None:
             drawn = logits.gather(1, torch.from_numpy(token_ids).to(logits.device)[:, None])[:, 0]
             barred = rows[drawn.isneginf().cpu().numpy()]
@@ -279,7 +283,7 @@ class ModelRunner:
             return token_ids, barred, None
         if len(asking) < len(rows):
             original = original[torch.from_numpy(asking).to(logits.device)]
-        scored = score_tokens(original, token_ids[asking], num_top[asking].tolist())
+        scored = score_tokens(original, token_ids[asking], wishes.num_logprobs[asking].tolist())
         return token_ids, barred, scored.to_columns(rows[asking].tolist(), inputs.sampled_positions[asking].tolist())
 
     def _copy(self, logits: Tensor) -> Tensor:
@@ -302,10 +306,19 @@ class ModelRunner:
                 yield scored.to_columns([span.row] * len(token_ids), positions)
 
 
+def compute(model: Model, inputs: StepInputs, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
+    """Hidden states [T, hidden_size] of the step's tokens and, on rank 0, logits [s, vocab] of those that sample."""
+    token_ids, chosen = torch.from_numpy(inputs.token_ids), torch.from_numpy(inputs.sampled_tokens)
+    if kv_cache.is_cuda:
+        token_ids, chosen = token_ids.to(kv_cache.device), chosen.to(kv_cache.device)
+    return model.forward_logits(token_ids, chosen, metadata_of(inputs, kv_cache.device), kv_cache)
+
+
 def metadata_of(inputs: StepInputs, device: torch.device) -> AttentionMetadata:
     """The step's metadata on `device`; on the CPU the tensors share the arrays' memory."""
     arrays = (inputs.positions, inputs.slots, inputs.query_starts, inputs.seq_lens, inputs.block_tables)
-    return step_metadata(inputs, *(torch.from_numpy(array).to(device) for array in arrays))
+    tensors = map(torch.from_numpy, arrays)
+    return step_metadata(inputs, *(tensors if device.type == "cpu" else (tensor.to(device) for tensor in tensors)))
 
 
 def step_metadata(

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..ipc.messages import RowSampling
 from .input_batch import StepInputs
 from .logprobs import score_tokens
-from .model_runner import Model, metadata_of
+from .model_runner import Model, compute
 from .sampler import Sampler
 from .sampling_columns import SamplingColumns
 
@@ -62,9 +62,7 @@ def run_dummy(
 
     num_logprobs: with rules, and with so many logprobs beside each token; None: neither.
     """
-    device = kv_cache.device
-    hidden = model.forward(torch.from_numpy(inputs.token_ids).to(device), metadata_of(inputs, device), kv_cache)
-    logits = model.compute_logits(hidden[torch.from_numpy(inputs.sampled_tokens).to(device)])
+    _, logits = compute(model, inputs, kv_cache)
     if sampler is not None:
         columns = SamplingColumns.greedy(len(inputs.sampled_rows))
         for row in inputs.sampled_rows:

@@ -18,9 +18,7 @@ from torch import Tensor
 from ..kernels import noise
 from ..kernels.cpu.sampling import CpuSampling, load_cpu_sampling
 from .candidates import Candidates, RowDraw, find_candidates
-from .sampling_columns import SamplingColumns
-
-MIN_TEMPERATURE = 1e-5  # as in vLLM: logits over less would leave float32; such rows are greedy
+from .sampling_columns import MIN_TEMPERATURE, SamplingColumns
 
 F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]
@@ -52,9 +50,10 @@ class Sampler:
         """
         if self._is_on_device:
             return _sample_on_device(logits, columns, positions)
-        logits = logits.cpu()
+        if logits.is_cuda:
+            logits = logits.cpu()
         tokens: I64 = np.argmax(logits.numpy(), axis=-1)  # vectorised, which torch's is not
-        if not (columns.temperature >= MIN_TEMPERATURE).any():
+        if columns.is_greedy:
             return tokens
         largest: F32 = logits.numpy()[np.arange(len(tokens)), tokens]
         drawn = np.flatnonzero((columns.temperature >= MIN_TEMPERATURE) & np.isfinite(largest))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from ..ipc.messages import RowSampling
+
+MIN_TEMPERATURE = 1e-5  # as in vLLM: logits over less would leave float32; such rows are greedy
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,11 @@ class SamplingColumns:
             min_p=np.zeros(num_rows, np.float64),
             seeds=np.zeros((num_rows, 2), np.uint32),
         )
+
+    @cached_property
+    def is_greedy(self) -> bool:
+        """Whether all rows are, for good: ask a copy that `put` does not change."""
+        return not bool((self.temperature >= MIN_TEMPERATURE).any())
 
     def put(self, row: int, sampling: RowSampling) -> None:
         """Write the parameters of one row."""

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..ipc.codec import encode_ids
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import ConfigError
 from ..ipc.faults import maybe_fail
@@ -49,6 +50,7 @@ logger = logging.getLogger("tokenloom.worker")
 FP8_CAPABILITY = (8, 9)  # conversion from and to e4m3
 MAX_DETERMINISTIC_RANKS = 2  # a sum of two has one order
 
+_ONE = encode_ids([1])
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -190,12 +192,12 @@ class Worker:
             core_epoch=output.core_epoch,
             generation=output.generation,
             rows=sampled.rows.tobytes(),
-            counts=np.ones(len(sampled.rows), np.int32).tobytes(),
+            counts=_ONE * len(sampled.rows),
             token_ids=sampled.token_ids.astype(np.int32).tobytes(),
             barred_rows=sampled.barred_rows.tobytes(),
             logprobs=sampled.logprobs,
             prompt_logprobs=sampled.prompt_logprobs,
-            pooled=sampled.pooled,
+            pooled=list(sampled.pooled),
             execute_s=self._last_finish - begun,  # what was beside the step before does not count
         )
 

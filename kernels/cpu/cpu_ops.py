@@ -67,7 +67,7 @@ class CpuOps(ReferenceOps):
         if isinstance(table, Tensor):
             return super().embedding(token_ids, table, first_id)
         assert isinstance(table, CpuLinear)
-        ids = token_ids.long().contiguous()
+        ids = token_ids.int().contiguous()
         rows = torch.empty((len(ids), table.in_features), dtype=self.dtype)
         self._library.op_embed_packed(
             byref(table.struct), ids.data_ptr(), len(ids), first_id, rows.data_ptr(), torch.get_num_threads()

@@ -12,7 +12,7 @@ from . import library as c
 
 
 class CpuDecoder:
-    """Owns the C description of the weights, keeps those alive, and scratch memory for the largest step so far."""
+    """Owns the C description of the weights, keeps those alive, and memory for the largest step so far."""
 
     def __init__(self, library: c.KernelLibrary, weights: DecoderWeights, dtype: torch.dtype) -> None:
         self._library = library
@@ -21,12 +21,20 @@ class CpuDecoder:
         self._hidden_size = weights.norm.shape[0]
         self._layers = (c.Layer * len(weights.layers))(*map(_layer, weights.layers))
         self._decoder = self._describe(weights)
+        self._elements_per_token = library.decoder_scratch(byref(self._decoder), 1)
         self._scratch = torch.empty(0, dtype=dtype)
+        self._hidden = torch.empty((0, self._hidden_size), dtype=dtype)
+        self._logits = torch.empty((0, weights.head.out_features))
+        self._answer = self._hidden, self._logits  # of the last call; most calls have the shapes of the one before
 
-    def __call__(self, token_ids: Tensor, metadata: AttentionMetadata, kv_cache: Tensor) -> Tensor:
-        num_tokens = token_ids.shape[0]
-        out = torch.empty((num_tokens, self._hidden_size), dtype=self._dtype)
-        token_ids = token_ids.long()
+    def __call__(
+        self, token_ids: Tensor, chosen: Tensor, metadata: AttentionMetadata, kv_cache: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        num_tokens, num_chosen = token_ids.shape[0], chosen.shape[0]
+        if token_ids.dtype != torch.int32:
+            token_ids = token_ids.int()
+        if self._answer[0].shape[0] != num_tokens or self._answer[1].shape[0] != num_chosen:
+            self._make_room(num_tokens, num_chosen)
         step = c.Step(
             token_ids.data_ptr(),
             metadata.positions.data_ptr(),
@@ -35,22 +43,25 @@ class CpuDecoder:
             c.step_rows(metadata),
             kv_cache.data_ptr(),
             kv_cache.shape[4],
+            self._hidden.data_ptr(),
+            chosen.data_ptr(),
+            num_chosen,
+            self._logits.data_ptr(),
         )
-        num_elements = self._library.decoder_scratch(byref(self._decoder), num_tokens)
-        residual_elements = num_tokens * self._hidden_size
-        if self._scratch.numel() < num_elements + residual_elements:
-            self._scratch = torch.empty(num_elements + residual_elements, dtype=self._dtype)
         result = self._library.decoder_step(
-            byref(self._decoder),
-            byref(step),
-            self._scratch.data_ptr(),
-            self._scratch.data_ptr() + num_elements * self._scratch.element_size(),
-            out.data_ptr(),
-            torch.get_num_threads(),
+            byref(self._decoder), byref(step), self._scratch.data_ptr(), torch.get_num_threads()
         )
         if result != 0:
             raise MemoryError(f"no memory for the attention plan of {len(metadata.seq_lens_host)} rows")
-        return out
+        return self._answer
+
+    def _make_room(self, num_tokens: int, num_chosen: int) -> None:
+        if self._hidden.shape[0] < num_tokens:
+            self._hidden = torch.empty((num_tokens, self._hidden_size), dtype=self._dtype)
+            self._scratch = torch.empty(num_tokens * self._elements_per_token, dtype=self._dtype)
+        if self._logits.shape[0] < num_chosen:
+            self._logits = torch.empty((num_chosen, self._logits.shape[1]))
+        self._answer = self._hidden[:num_tokens], self._logits[:num_chosen]
 
     def _describe(self, weights: DecoderWeights) -> c.Decoder:
         table = weights.table
@@ -68,6 +79,7 @@ class CpuDecoder:
             packed_table=None if isinstance(table, Tensor) else pointer(_linear(table)),
             table=table.data_ptr() if isinstance(table, Tensor) else None,
             num_ids=table.shape[0] if isinstance(table, Tensor) else table.out_features,
+            head=pointer(_linear(weights.head)),
         )
 
 

@@ -117,12 +117,12 @@ typedef struct {
     int32_t is_gated; /* the tiles of a pair hold gates and their ups: outputs are silu(gate) * up, 16 a pair */
 } Linear;
 
-/* Copy x [num_rows][num_columns] into a panel, whose padding becomes 0. */
-void fill_panel(const Rows *panel, const element *x, int64_t stride, int64_t num_rows, int64_t num_columns,
-                const Team *team);
+/* Copy x [num_rows][num_columns], or its rows `chosen`, into a panel, whose padding becomes 0. */
+void fill_panel(const Rows *panel, const element *x, int64_t stride, const int64_t *chosen, int64_t num_rows,
+                int64_t num_columns, const Team *team);
 
 /* Rows of the weight as they were before packing, 0 for ids outside [first_id, first_id + num_outputs). */
-void embed_packed(const Linear *w, const int64_t *token_ids, int64_t num_tokens, int64_t first_id, const Rows *out,
+void embed_packed(const Linear *w, const int32_t *token_ids, int64_t num_tokens, int64_t first_id, const Rows *out,
                   const Team *team);
 
 /* ── linear.c ────────────────────────────────────────────────────────────────────────────────────────────────────── */

@@ -110,6 +110,7 @@ class Decoder(Structure):
         ("packed_table", POINTER(Linear)),
         ("table", c_void_p),
         ("num_ids", c_int64),
+        ("head", POINTER(Linear)),
     )
 
 
@@ -122,6 +123,10 @@ class Step(Structure):
         ("rows", StepRows),
         ("kv_cache", c_void_p),
         ("block_size", c_int64),
+        ("hidden", c_void_p),
+        ("chosen", c_void_p),
+        ("num_chosen", c_int64),
+        ("logits", c_void_p),
     )
 
 
@@ -157,7 +162,7 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[object, ...]]] = {
         (c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int),
     ),
     "decoder_scratch": (c_int64, (POINTER(Decoder), c_int64)),
-    "decoder_step": (c_int, (POINTER(Decoder), POINTER(Step), c_void_p, c_void_p, c_void_p, c_int)),
+    "decoder_step": (c_int, (POINTER(Decoder), POINTER(Step), c_void_p, c_int)),
 }
 
 

@@ -25,13 +25,13 @@ EXPORT void op_linear(const Linear *w, const element *x, int64_t x_stride, int64
                       const Output *out, int num_threads) {
     BEGIN_TEAM
     Rows rows = {panel, w->num_lines * LINE, num_rows};
-    fill_panel(&rows, x, x_stride, num_rows, w->num_inputs, team);
+    fill_panel(&rows, x, x_stride, NULL, num_rows, w->num_inputs, team);
     team_wait(team);
     linear(w, &rows, num_rows, out, team);
     END_TEAM
 }
 
-EXPORT void op_embed_packed(const Linear *w, const int64_t *token_ids, int64_t num_tokens, int64_t first_id,
+EXPORT void op_embed_packed(const Linear *w, const int32_t *token_ids, int64_t num_tokens, int64_t first_id,
                             element *out, int num_threads) {
     BEGIN_TEAM
     Rows rows = {out, w->num_inputs, 0};

@@ -48,7 +48,7 @@ EXPORT void pack_linear(const Linear *w, const element *weight, const element *b
     }
 }
 
-void embed_packed(const Linear *w, const int64_t *token_ids, int64_t num_tokens, int64_t first_id, const Rows *out,
+void embed_packed(const Linear *w, const int32_t *token_ids, int64_t num_tokens, int64_t first_id, const Rows *out,
                   const Team *team) {
     Range range = share_of(num_tokens, team);
     for (int64_t token = range.start; token < range.stop; token++) {
@@ -66,11 +66,11 @@ void embed_packed(const Linear *w, const int64_t *token_ids, int64_t num_tokens,
     }
 }
 
-void fill_panel(const Rows *panel, const element *x, int64_t stride, int64_t num_rows, int64_t num_columns,
-                const Team *team) {
+void fill_panel(const Rows *panel, const element *x, int64_t stride, const int64_t *chosen, int64_t num_rows,
+                int64_t num_columns, const Team *team) {
     Range range = share_of(num_rows, team);
     for (int64_t row = range.start; row < range.stop; row++) {
-        const element *from = x + row * stride;
+        const element *from = x + (chosen ? chosen[row] : row) * stride;
         element *line = rows_at(panel, row, 0);
         int64_t step = min64(GROUP_ROWS, panel->panel_rows - row / GROUP_ROWS * GROUP_ROWS) * LINE;
         for (int64_t left = num_columns; left > 0; left -= LINE, from += LINE, line += step)

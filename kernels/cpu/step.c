@@ -1,6 +1,6 @@
 /* One step of a whole decoder in one parallel region: what workers/models/decoder.py says, layer by layer.
  *
- *     embedding → [norm → qkv → heads → attention → output → norm → gated MLP → down] × num_layers → norm
+ *     embedding → [norm → qkv → heads → attention → output → norm → gated MLP → down] × num_layers → norm → head
  *
  * For one rank alone. Activations between the linears are panels; output and down projections add to the residual
  * stream as they finish. Threads meet after each stage.
@@ -22,20 +22,26 @@ typedef struct {
     const Linear *packed_table; /* the embedding, as the packed weight of the tied head */
     const element *table; /* or as [vocabulary][hidden_size] */
     int64_t num_ids;
+    const Linear *head;
 } Decoder;
 
 typedef struct {
-    const int64_t *token_ids, *positions, *slots; /* [num_tokens] */
+    const int32_t *token_ids; /* [num_tokens] */
+    const int64_t *positions, *slots;
     int64_t num_tokens;
     StepRows rows;
     element *kv_cache;
     int64_t block_size;
+    element *hidden; /* [num_tokens][hidden_size]: where the hidden states after the final norm go */
+    const int64_t *chosen; /* [num_chosen]: of these tokens the logits are wanted */
+    int64_t num_chosen;
+    float *logits; /* [num_chosen][outputs of the head] */
 } Step;
 
 /* Activations of a step, all in one piece of memory. */
 typedef struct {
     Rows normed, attended, gated; /* panels */
-    element *qkv;
+    element *qkv, *residual;
     int64_t qkv_width;
 } Activations;
 
@@ -48,7 +54,7 @@ static int64_t qkv_width(const Decoder *d) {
 EXPORT int64_t decoder_scratch(const Decoder *d, int64_t num_tokens) {
     const Layer *layer = &d->layers[0];
     int64_t lines = layer->qkv.num_lines + layer->output.num_lines + layer->down.num_lines;
-    return num_tokens * (lines * LINE + qkv_width(d));
+    return num_tokens * (lines * LINE + qkv_width(d) + d->hidden_size);
 }
 
 static Activations lay_out(const Decoder *d, element *scratch, int64_t num_tokens) {
@@ -62,6 +68,7 @@ static Activations lay_out(const Decoder *d, element *scratch, int64_t num_token
     }
     a.qkv = scratch;
     a.qkv_width = qkv_width(d);
+    a.residual = scratch + num_tokens * a.qkv_width;
     return a;
 }
 
@@ -126,15 +133,24 @@ static bool make_plans(const Decoder *d, const Step *step, AttentionPlan **plans
     return true;
 }
 
-/* residual: [num_tokens][hidden_size] of scratch; out: the hidden states after the final norm. Returns 0, or -1. */
-EXPORT int decoder_step(const Decoder *d, const Step *step, element *scratch, element *residual, element *out,
-                        int num_threads) {
+/* Logits of the chosen tokens. Their hidden states pass through the panel of normed ones, which nobody reads any more. */
+static void score(const Decoder *d, const Step *step, const Activations *a, const Team *team) {
+    if (step->num_chosen == 0) return;
+    Rows panel = {a->normed.data, a->normed.stride, step->num_chosen};
+    Output to_logits = {STORE_FLOAT, {(element *)step->logits, d->head->num_outputs, 0}};
+    fill_panel(&panel, step->hidden, d->hidden_size, step->chosen, step->num_chosen, d->hidden_size, team);
+    team_wait(team);
+    linear(d->head, &panel, step->num_chosen, &to_logits, team);
+}
+
+/* Returns 0, or -1 without memory. */
+EXPORT int decoder_step(const Decoder *d, const Step *step, element *scratch, int num_threads) {
     AttentionPlan *plans[MOST_WINDOWS] = {NULL};
     int64_t windows[MOST_WINDOWS] = {0};
     bool is_ready = make_plans(d, step, plans, windows);
     if (is_ready) {
         Activations activations = lay_out(d, scratch, step->num_tokens);
-        Rows stream = {residual, d->hidden_size, 0}, hidden = {out, d->hidden_size, 0};
+        Rows stream = {activations.residual, d->hidden_size, 0}, hidden = {step->hidden, d->hidden_size, 0};
         BEGIN_TEAM
         embed(d, step, &stream, team);
         team_wait(team);
@@ -143,8 +159,10 @@ EXPORT int decoder_step(const Decoder *d, const Step *step, element *scratch, el
             while (windows[at] != d->layers[i].window) at++;
             run_layer(d, i, step, plans[at], &activations, &stream, team);
         }
-        rms_norm(residual, d->hidden_size, NULL, 0, d->final_norm, d->eps, step->num_tokens, d->hidden_size, &hidden,
-                 team);
+        rms_norm(stream.data, d->hidden_size, NULL, 0, d->final_norm, d->eps, step->num_tokens, d->hidden_size,
+                 &hidden, team);
+        team_wait(team);
+        score(d, step, &activations, team);
         END_TEAM
     }
     for (int i = 0; i < MOST_WINDOWS; i++) free_attention_plan(plans[i]);

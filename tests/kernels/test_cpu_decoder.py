@@ -15,7 +15,7 @@ from tokenloom.kernels.cpu.library import load_library
 from tokenloom.kernels.ops import DecoderWeights, Ops
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.checkpoints import tiny_checkpoint
-from tokenloom.tests.workers.paged_run import PagedRun, load
+from tokenloom.tests.workers.paged_run import PagedRun, load, make_metadata
 
 LEVELS = instruction_levels()
 pytestmark = pytest.mark.skipif(not LEVELS, reason="the processor has no AVX2")
@@ -58,6 +58,20 @@ def test_fused_layered_and_reference_agree(
         for step, expected in zip(run(folder, ops, dtype), exact, strict=True):
             for name, logits in expected.items():
                 torch.testing.assert_close(step[name], logits, rtol=0, atol=tolerance)
+
+
+def test_logits_are_those_of_the_chosen_tokens_in_their_order(tmp_path: Path) -> None:
+    """More tokens than one group of a panel has, chosen in part, out of order and twice."""
+    model = load(tiny_checkpoint(tmp_path, "llama", **ODD), torch.float32, ops=make_cpu_ops(torch.float32, LEVELS[0]))
+    token_ids, kv_cache = torch.arange(40, dtype=torch.int32), PagedRun(model, 16).kv_cache
+    metadata = make_metadata([(0, 40, [3, 1, 2])], 16)
+    with torch.inference_mode():
+        hidden, logits = model.forward_logits(token_ids, torch.arange(40), metadata, kv_cache)
+        every, hidden = logits.clone(), hidden.clone()
+        for chosen in ([39], [7, 30, 7, 0], list(range(39, -1, -2)), []):
+            again, logits = model.forward_logits(token_ids, torch.tensor(chosen, dtype=torch.int64), metadata, kv_cache)
+            assert torch.equal(logits, every[chosen]) and torch.equal(again, hidden)
+        torch.testing.assert_close(model.compute_logits(hidden), every, rtol=0, atol=1e-5)
 
 
 def test_a_decode_rows_logits_do_not_depend_on_the_rows_beside_it(tmp_path: Path) -> None:

@@ -49,5 +49,11 @@ class HistoryModel:
                 hidden[token] = summary(context[: position + 1])
         return hidden
 
+    def forward_logits(
+        self, token_ids: Tensor, chosen: Tensor, metadata: AttentionMetadata, kv_cache: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        hidden = self.forward(token_ids, metadata, kv_cache)
+        return hidden, self.compute_logits(hidden[chosen])
+
     def compute_logits(self, hidden: Tensor) -> Tensor:
         return _LOGITS[hidden[:, 0].long()]

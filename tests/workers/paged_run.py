@@ -101,7 +101,8 @@ class PagedRun:
         metadata = make_metadata(rows, self.block_size, self.device)
         token_ids = torch.tensor([t for name in order for t in new_tokens[name]], device=self.device)
         with torch.inference_mode():
-            logits = self.model.compute_logits(self.model.forward(token_ids, metadata, self.kv_cache))
+            every = torch.arange(len(token_ids), device=self.device)
+            logits = self.model.forward_logits(token_ids, every, metadata, self.kv_cache)[1].clone()
         if not logits.shape[0]:  # another rank has them
             return {}
         return dict(zip(order, torch.split(logits, [len(new_tokens[name]) for name in order]), strict=True))

@@ -89,6 +89,9 @@ def test_random_lives_of_rows_agree_with_plain_records(seed: int) -> None:
         if not rows:
             continue
         counts = [int(rng.integers(1, len(records[r].tokens) - records[r].num_computed + 1)) for r in rows]
+        if rng.random() < 0.7:  # often the same rows as before, one token each
+            rows = sorted(records)
+            counts = [1] * len(rows)
         ends = {row: records[row].num_computed + count for row, count in zip(rows, counts, strict=True)}
         grow(batch, records, rng, ends)
         sampling = check_step(batch, records, rows, counts)
@@ -108,10 +111,22 @@ def test_a_row_takes_its_own_sampling_parameters() -> None:
     seed = 0xFEDCBA9876543210
     batch.admit(new_row(2, [1], sampling=RowSampling(temperature=0.5, top_k=3, top_p=0.9, min_p=0.1, seed=seed)))
     batch.admit(new_row(4, [1], sampling=RowSampling(temperature=0.0, seed=-1)))
-    columns = batch.sampling(ints(4, 2))
+    columns = batch.wishes(ints(4, 2)).sampling
     assert columns.temperature.tolist() == [0.0, 0.5]
     assert (columns.top_k[1], columns.top_p[1], columns.min_p[1]) == (3, 0.9, 0.1)
     assert columns.seeds.tolist() == [[0xFFFFFFFF, 0xFFFFFFFF], [0x76543210, 0xFEDCBA98]]
+
+
+def test_what_is_kept_from_step_to_step_goes_with_its_row() -> None:
+    batch, rows = new_batch(), ints(2)
+    for temperature in (0.5, 0.7):
+        batch.admit(new_row(2, [1], sampling=RowSampling(temperature=temperature)))
+        batch.append_blocks(np.array([[2, 0, 1]], np.int32))
+        assert batch.prepare(rows, ints(1)).sampled_rows.tolist() == [2]
+        assert batch.wishes(rows).sampling.temperature.tolist() == [np.float32(temperature)]
+        batch.free(rows)
+        with pytest.raises(ProtocolError, match="not in use"):
+            batch.prepare(rows, ints(1))
 
 
 def test_a_freed_row_leaves_nothing_in_the_next_ones_table() -> None:

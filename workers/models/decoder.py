@@ -121,6 +121,7 @@ class DecoderModel:
             table=self._table,
             layers=dense,
             norm=self._norm,
+            head=self._head,
             eps=config.rms_norm_eps,
             cos_sin=rotary.cos_sin,
             scale=config.head_dim**-0.5,
@@ -134,11 +135,22 @@ class DecoderModel:
         """One step: token_ids [T] int → hidden states [T, hidden] after the final norm. Writes the step's K/V.
 
         kv_cache: [num_blocks, num_layers, 2, num_kv_heads_local, block_size, head_dim], the model's dtype, zeroed when
-        it was made. T may be 0.
+        it was made. T may be 0. The states hold until the next call.
         """
         if self._fused is not None:
-            return self._fused(token_ids, metadata, kv_cache)
+            return self._fused(token_ids, metadata.slots[:0], metadata, kv_cache)[0]
         return self._run_layers(self._ops.embedding(token_ids, self._table, self._first_id), metadata, kv_cache)
+
+    def forward_logits(
+        self, token_ids: Tensor, chosen: Tensor, metadata: AttentionMetadata, kv_cache: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """`forward`, and `compute_logits` of the tokens `chosen` [c] int64, which holds until the next call."""
+        if self._fused is not None:
+            return self._fused(token_ids, chosen, metadata, kv_cache)
+        hidden = self.forward(token_ids, metadata, kv_cache)
+        if not len(chosen):
+            return hidden, torch.empty((0, self._vocab_size), device=hidden.device)
+        return hidden, self.compute_logits(hidden[chosen])
 
     def forward_mixed(
         self, token_ids: Tensor, rows: RowColumns, metadata: AttentionMetadata, kv_cache: Tensor
