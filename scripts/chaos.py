@@ -4,10 +4,11 @@ is lost.
     python scripts/chaos.py --faults 300 --clients 8 --seed 0
 
 First every request runs undisturbed; then clients repeat them in random order while a seeded schedule of faults runs:
-SIGKILL, SIGSTOP, exceptions and hangs at named points of the code (ipc/faults.py), starts that fail, sockets that are
-late or cut, clients that vanish. Each answer must equal its undisturbed one in text, tokens, logprobs and finish
-reason. At the end the KV pool must be all free and no process or file left. Prints faults by kind, recovery times (from
-the fault to the next token of any stream, or of the client that was harmed) and what was recomputed.
+SIGKILL, SIGSTOP, exceptions and hangs at named points of the code (ipc/faults.py), starts that fail, reloads that lose
+a process, sockets that are late or cut, clients that vanish. Each answer must equal its undisturbed one in text,
+tokens, logprobs and finish reason. At the end the KV pool must be all free and no process or file left. Prints faults
+by kind, recovery times (from the fault to the next token of any stream, or of the client that was harmed) and what was
+recomputed.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 from tokenloom import Client
+from tokenloom.frontend.resolve import DEMO_FOLDER
 from tokenloom.ipc.messages import Health
 from tokenloom.scripts.chaos_clients import Clients
 from tokenloom.scripts.chaos_faults import Faults
@@ -67,7 +69,8 @@ def run(arguments: argparse.Namespace, engine: Engine) -> dict[str, object]:
     clients = Clients(engine.address, engine.runtime, arguments.clients, work, calm, arguments.seed)
     watch = Watch(engine.address)
     try:
-        faults = Faults(engine, clients, rng, arguments.tensor_parallel_size)
+        model = Path(arguments.model or DEMO_FOLDER)
+        faults = Faults(engine, clients, rng, arguments.tensor_parallel_size, model)
         counts, recovery = inflict(arguments.faults, faults, rng, clients, watch)
     finally:
         is_hung = clients.stop()

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import secrets
 import signal
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 import zmq
 
-from tokenloom import SamplingParams
+from tokenloom import Client, InternalError, SamplingParams
 from tokenloom.ipc.codec import encode, encode_ids
-from tokenloom.ipc.faults import POINTS
+from tokenloom.ipc.faults import POINTS, inject
 from tokenloom.ipc.messages import LEASE_S, PROTOCOL_VERSION, Hello, Submit
 from tokenloom.scripts.chaos_clients import Clients
 from tokenloom.scripts.engine_process import Engine
 
 STRIKE_S = 3.0  # longest wait for a process to pass the point where a fault is injected
+RELOAD_S = 60.0  # longest reload, with what is replaced meanwhile
 
 
 @dataclass(frozen=True)
@@ -33,8 +37,9 @@ class Fault:
 class Faults:
     """Draws faults: first a kind, so that each is as frequent, then where it strikes."""
 
-    def __init__(self, engine: Engine, clients: Clients, rng: random.Random, num_ranks: int) -> None:
-        self._engine, self._clients, self._rng = engine, clients, rng
+    def __init__(self, engine: Engine, clients: Clients, rng: random.Random, num_ranks: int, model: Path) -> None:
+        """`model` is the folder of the weights that are served."""
+        self._engine, self._clients, self._rng, self._model = engine, clients, rng, model
         workers = [f"worker {rank}" for rank in range(num_ranks)]
         self._roles = [*workers, "core", "frontend", "grammar"]
         self._num_ranks = num_ranks
@@ -45,6 +50,7 @@ class Faults:
             lambda: self._raise(self._rng.choice(["error", "memory", "device"])),
             lambda: self._raise("hang"),
             self._start_fails,
+            self._lost_in_reload,
             self._socket_delay,
             self._client_reconnects,
             self._client_dies,
@@ -95,6 +101,22 @@ class Faults:
             )
 
         return Fault("exception in a worker's start", strike)
+
+    def _lost_in_reload(self) -> Fault:
+        """The weights that are served are read once more, and a process is killed while a rank begins to."""
+        role, rank = self._rng.choice(self._roles[:-1]), self._rng.randrange(self._num_ranks)
+
+        def strike() -> bool:
+            inject(self._engine.faults, "worker.reload", "delay 0.2", rank)
+            with Client(self._engine.address, reconnect_timeout_s=RELOAD_S) as client, ThreadPoolExecutor(1) as pool:
+                reload = pool.submit(client.reload, self._model)
+                has_struck = self._engine.wait_struck("worker.reload", rank, STRIKE_S)
+                has_killed = has_struck and self._send(role, signal.SIGKILL)
+                with contextlib.suppress(InternalError):  # a rank was lost: the weights are those from before
+                    reload.result(RELOAD_S)
+            return has_killed
+
+        return Fault(f"{_without_rank(role)} killed in a reload", strike)
 
     def _socket_delay(self) -> Fault:
         """What a client and the engine say to each other is late: within its lease, or past its end."""

@@ -90,7 +90,12 @@ class Engine:
 
     def inject(self, point: str, kind: str, rank: int | None, timeout_s: float) -> bool:
         """Ask for a fault and wait until it has struck; False if nobody passed the point in time."""
-        path = inject(self.faults, point, kind, rank)
+        inject(self.faults, point, kind, rank)
+        return self.wait_struck(point, rank, timeout_s)
+
+    def wait_struck(self, point: str, rank: int | None, timeout_s: float) -> bool:
+        """Wait until a fault that was asked for has struck; if nobody passes in time it is taken back."""
+        path = self.faults / (point if rank is None else f"{point}.{rank}")
         deadline = time.monotonic() + timeout_s
         while path.exists():
             if time.monotonic() > deadline:

@@ -67,10 +67,10 @@ def begin(engine: Engine, client: Client) -> Future[RequestOutput]:
 def lose(engine: Engine, client: Client, folder: Path, role: str) -> None:
     """Reload from `folder` and kill `role` while the last rank is just about to read it, and the others have."""
     last = len(workers(engine)) - 1
-    fault = inject(engine.faults, "worker.reload", "delay 0.5", last)
+    inject(engine.faults, "worker.reload", "delay 0.5", last)
     with ThreadPoolExecutor(1) as pool:
         reload = pool.submit(client.reload, folder)
-        wait_until(lambda: not fault.exists())
+        assert engine.wait_struck("worker.reload", last, RECOVERY_S)
         engine.child(role).kill()
         reload.result(RECOVERY_S)
 
