@@ -54,7 +54,7 @@ def test_the_unit_and_the_manifest_name_what_exists_and_leave_time_to_drain() ->
     add_engine_arguments(parser)
     known = {flag for action in parser._actions for flag in action.option_strings} | OTHERS_FLAGS
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", unit + manifest)) <= known
-    served = set(re.findall(r'Route\("(/\w+)"', (ROOT / "frontend/server_admin.py").read_text()))
+    served = set(re.findall(r'Endpoint\("(/\w+)"', (ROOT / "frontend/server_admin.py").read_text()))
     probes = dict(re.findall(r"(\w+Probe): \{httpGet: \{path: (/\w+),", manifest))
     assert probes.keys() == {"startupProbe", "readinessProbe", "livenessProbe"} and set(probes.values()) <= served
     grace_s = re.findall(r"(?:TimeoutStopSec=|terminationGracePeriodSeconds: )(\d+)", unit + manifest)
