@@ -19,25 +19,18 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
-from tokenloom.scripts.bench_contestant import SCRIPTS, Contestant, Ours, Peer, transformers_peer
+from tokenloom import LLM
+from tokenloom.scripts.bench_contestant import SCRIPTS, Contestant, Ours, Peer, median_ratio, transformers_peer
 from tokenloom.scripts.bench_limits import LimitsPeer
 from tokenloom.scripts.bench_processes import cpu_by_process, title, tree, used_since
-from tokenloom.scripts.bench_report import Json, Report, add_json_argument, median
-from tokenloom.scripts.bench_workload import (
-    Workload,
-    add_model_arguments,
-    add_shape_arguments,
-    device_of,
-    engine_options,
-    find_checkpoint,
-    vocab_size,
-)
+from tokenloom.scripts.bench_report import Json, Report, median
+from tokenloom.scripts.bench_workload import Setup, Workload, new_model_parser
 from tokenloom.workers.cpu_threads import num_cpu_threads
 
 CONVERT_TIMEOUT_S = 900
@@ -72,15 +65,12 @@ def processes_of(contestant: Contestant) -> list[psutil.Process]:
     return [each for each in psutil.Process().children(recursive=True) if title(each).startswith("tokenloom")]
 
 
-def openers(
-    arguments: argparse.Namespace, folder: Path, options: Mapping[str, object]
-) -> Iterator[Callable[[], Contestant]]:
+def openers(setup: Setup) -> Iterator[Callable[[], Contestant]]:
     """How to start each contestant that was asked for, ours first."""
-    dtype, threads = str(options["dtype"]), num_cpu_threads(None, 1)
-    yield lambda: Ours(folder, options)
+    arguments, folder, dtype, threads = setup.arguments, setup.folder, setup.dtype, num_cpu_threads(None, 1)
+    yield lambda: Ours(LLM(folder, **setup.options))
     if arguments.transformers:
-        device = device_of(options)
-        yield lambda: transformers_peer(folder, dtype, device, threads)
+        yield lambda: transformers_peer(folder, dtype, setup.device, threads)
     if arguments.vllm:
         command = [arguments.vllm, str(SCRIPTS / "peer_vllm.py"), str(folder), "--dtype", dtype]
         if arguments.untuned:
@@ -137,16 +127,14 @@ def add_rows(report: Report, results: list[Result], workload: Workload) -> None:
     ours = results[0]
     num_tokens = workload.num_requests * workload.num_out
     for result in results:
-        ratios = [theirs / mine for mine, theirs in zip(ours.seconds, result.seconds, strict=True)]
-        decode_ratios = [theirs / mine for mine, theirs in zip(ours.decode_s, result.decode_s, strict=True)]
         has_decode = bool(result.decode_s)
         report.add(
             engine=result.contestant.name,
             seconds=median(result.seconds),
             out_tokens_per_s=num_tokens / median(result.seconds),
             decode_tokens_per_s=(num_tokens - workload.num_requests) / median(result.decode_s) if has_decode else None,
-            x_ours=median(ratios),
-            x_ours_decode=median(decode_ratios) if has_decode else None,
+            x_ours=median_ratio(result.seconds, ours.seconds),
+            x_ours_decode=median_ratio(result.decode_s, ours.decode_s) if has_decode else None,
             share_of_limit=median(result.shares),
         )
         if result.cpu_s:
@@ -154,9 +142,7 @@ def add_rows(report: Report, results: list[Result], workload: Workload) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_model_arguments(parser)
-    add_shape_arguments(parser, num_requests=32)
+    parser = new_model_parser(__doc__, num_requests=32)
     parser.add_argument("--transformers", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--vllm", metavar="PYTHON", help="the Python of an environment with vLLM")
     parser.add_argument(
@@ -164,28 +150,19 @@ def main() -> int:
     )
     parser.add_argument("--llama-cpp", metavar="PYTHON", help="of one with llama-cpp-python, gguf and safetensors")
     parser.add_argument("--cpu", action="store_true", help="also print the CPU seconds of every process")
-    add_json_argument(parser)
-    arguments = parser.parse_args()
-    options = engine_options(parser, arguments)
-    folder = find_checkpoint(arguments.checkpoint)
-    dtype = str(options.setdefault("dtype", "bfloat16"))
-    workload = Workload(arguments.num_requests, arguments.num_in, arguments.num_out, vocab_size(folder))
-    settings = {"model": arguments.checkpoint, "dtype": dtype, "N": workload.num_requests, "in": workload.num_in}
-    report = Report("compare", {**settings, "out": workload.num_out, "rounds": arguments.rounds})
-    device = device_of(options)
+    setup = Setup("compare", parser, dtype="bfloat16")
     with contextlib.ExitStack() as stack:
-        limits = LimitsPeer(folder, dtype, device, num_cpu_threads(None, 1))
+        limits = LimitsPeer(setup.folder, setup.dtype, setup.device, num_cpu_threads(None, 1))
         stack.callback(limits.close)
         results: list[Result] = []
-        for open_contestant in openers(arguments, folder, options):
+        for open_contestant in openers(setup):
             contestant = open_contestant()
             stack.callback(contestant.close)
             results.append(Result(contestant))
-        rates_by_round = compare(results, workload, limits, arguments)
-    add_rows(report, results, workload)
-    report.note("machine by round", rates_by_round)
-    report.publish(arguments.json)
-    return 0
+        rates_by_round = compare(results, setup.workload, limits, setup.arguments)
+    add_rows(setup.report, results, setup.workload)
+    setup.report.note("machine by round", rates_by_round)
+    return setup.publish()
 
 
 if __name__ == "__main__":

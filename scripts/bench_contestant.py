@@ -15,12 +15,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from tokenloom import LLM, SamplingParams
+from tokenloom import Client, SamplingParams
+from tokenloom.scripts.bench_report import Report, median
+from tokenloom.scripts.bench_workload import Workload
 
 SCRIPTS = Path(__file__).resolve().parent
 START_TIMEOUT_S = 900.0
 ANSWER_TIMEOUT_S = 1800.0
 STOP_TIMEOUT_S = 20.0
+WARM_UP_TOKENS = 8
 
 
 class Contestant(Protocol):
@@ -36,22 +39,48 @@ class Contestant(Protocol):
 
 
 class Ours:
-    """The engine in its own processes, or in this one."""
+    """An engine of ours behind its client."""
 
-    def __init__(self, folder: Path, options: Mapping[str, object], in_process: bool = False) -> None:
-        self.name = "tokenloom in_process" if in_process else "tokenloom"
-        self._llm = LLM(model=folder, in_process=in_process, **options)
+    def __init__(self, client: Client, name: str = "tokenloom", **params: Any) -> None:
+        """`params`: other sampling parameters than greedy ones."""
+        self.name = name
+        self._client = client
+        self._params = SamplingParams(temperature=0.0, ignore_eos=True).replace(**params)
 
     def generate(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> float:
-        params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+        params = self._params.replace(max_tokens=max_tokens)
         begun = time.perf_counter()
-        outputs = self._llm.generate([list(prompt) for prompt in prompts], params, use_tqdm=False)
+        outputs = self._client.generate([list(prompt) for prompt in prompts], params, use_tqdm=False)
         seconds = time.perf_counter() - begun
-        _check(self.name, sum(len(output.outputs[0].token_ids) for output in outputs), len(prompts) * max_tokens)
+        lengths = {len(output.outputs[0].token_ids) for output in outputs}
+        assert lengths == {max_tokens}, f"answers of {lengths} tokens, {max_tokens} were asked for"
         return seconds
 
     def close(self) -> None:
-        self._llm.close()
+        self._client.close()
+
+
+def measure_in_turn(
+    contestants: Sequence[Contestant], workload: Workload, rounds: int, report: Report, heading: str = "engine"
+) -> dict[str, list[float]]:
+    """Seconds of each round by contestant, after one warm-up of the same shape with a few tokens; a row for each."""
+    seconds: dict[str, list[float]] = {each.name: [] for each in contestants}
+    for each in contestants:
+        each.generate(workload.prompts(seed=-1), min(WARM_UP_TOKENS, workload.num_out))
+    num_out = workload.num_requests * workload.num_out
+    for number in range(rounds):
+        for each in contestants:
+            took = each.generate(workload.prompts(seed=number), workload.num_out)
+            seconds[each.name].append(took)
+            rates = {"out_tokens_per_s": num_out / took}
+            rates["all_tokens_per_s"] = (num_out + workload.num_requests * workload.num_in) / took
+            report.add(round=number + 1, **{heading: each.name}, seconds=took, **rates)
+    return seconds
+
+
+def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:
+    """Of the rounds' ratios."""
+    return median([one / other for one, other in zip(numerators, denominators, strict=True)])
 
 
 class PeerFailed(Exception):
@@ -83,7 +112,9 @@ class Peer:
 
     def generate(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> float:
         answer = self.ask({"prompts": [list(prompt) for prompt in prompts], "max_tokens": max_tokens})
-        _check(self.name, answer["num_tokens"], len(prompts) * max_tokens)
+        if answer["num_tokens"] != len(prompts) * max_tokens:
+            wanted = len(prompts) * max_tokens
+            raise PeerFailed(f"{self.name} gave {answer['num_tokens']} tokens, {wanted} were asked for")
         return float(answer["seconds"])
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -124,8 +155,3 @@ class Peer:
 def transformers_peer(folder: Path, dtype: str, device: str, threads: int, python: str = sys.executable) -> Peer:
     arguments = [str(folder), "--dtype", dtype, "--device", device, "--threads", str(threads)]
     return Peer("transformers", [python, str(SCRIPTS / "peer_transformers.py"), *arguments])
-
-
-def _check(name: str, num_tokens: int, num_wanted: int) -> None:
-    if num_tokens != num_wanted:
-        raise PeerFailed(f"{name} gave {num_tokens} tokens, {num_wanted} were asked for")

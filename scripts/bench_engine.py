@@ -12,7 +12,6 @@ engine-launch are taken.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import sys
 import time
@@ -21,14 +20,14 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from tokenloom import Client, SamplingParams
+from tokenloom import Client
 from tokenloom.frontend.args import add_engine_arguments
 from tokenloom.frontend.engine_handle import EngineHandle
 from tokenloom.ipc.config import EngineConfig
-from tokenloom.scripts.bench_contestant import SCRIPTS, Peer
+from tokenloom.scripts.bench_contestant import SCRIPTS, Ours, Peer
 from tokenloom.scripts.bench_processes import cpu_by_process, own_cost_s, tree, used_since
-from tokenloom.scripts.bench_report import Report, add_json_argument, median
-from tokenloom.scripts.bench_workload import Workload, engine_options, find_checkpoint, vocab_size
+from tokenloom.scripts.bench_report import Report, median, new_parser
+from tokenloom.scripts.bench_workload import Setup, Workload
 from tokenloom.scripts.engine_steps import CoreSteps
 
 NULL_ENGINE = (sys.executable, "-m", "tokenloom.scripts.null_engine")
@@ -42,24 +41,24 @@ def measure_cpu(config: EngineConfig, workload: Workload, rounds: int, peer: Pee
     with contextlib.ExitStack() as stack:
         handle = EngineHandle(config, NULL_ENGINE)
         stack.callback(handle.stop)
-        client = stack.enter_context(Client(handle.address))
+        ours = Ours(stack.enter_context(Client(handle.address)))
         processes = find_roles(handle.pid)
-        run(client, workload, seed=-1)
+        ours.generate(workload.prompts(-1), workload.num_out)
         for number in range(rounds):
             before = {role: cpu_s(process) for role, process in processes.items()}
-            seconds = run(client, workload, seed=number)
+            seconds = ours.generate(workload.prompts(number), workload.num_out)
             used = {role: (cpu_s(process) - before[role]) / num_tokens for role, process in processes.items()}
-            ours = used["frontend"] + used["core"]
+            our_cost_s = used["frontend"] + used["core"]
             report.add(
                 round=number + 1,
-                engine="tokenloom",
+                engine=ours.name,
                 tokens_per_s=num_tokens / seconds,
                 frontend_us_per_token=used["frontend"] * 1e6,
                 core_us_per_token=used["core"] * 1e6,
-                us_per_token=ours * 1e6,
+                us_per_token=our_cost_s * 1e6,
             )
             if peer is not None:
-                ratios.append(measure_peer(peer, workload, number, report) / ours)
+                ratios.append(measure_peer(peer, workload, number, report) / our_cost_s)
     if peer is not None:
         report.note("vLLM's CPU time per token relative to ours", median(ratios))
 
@@ -84,16 +83,6 @@ def vllm_peer(python: str, folder: Path, workload: Workload) -> Peer:
     peer = Peer("vLLM", command, {"VLLM_CPU_KVCACHE_SPACE": "1"})
     peer.generate(workload.prompts(-1), 8)
     return peer
-
-
-def run(client: Client, workload: Workload, seed: int) -> float:
-    """Seconds for the whole workload."""
-    params = SamplingParams(max_tokens=workload.num_out, ignore_eos=True, temperature=0.0)
-    begun = time.perf_counter()
-    outputs = client.generate(workload.prompts(seed), params, use_tqdm=False)
-    seconds = time.perf_counter() - begun
-    assert all(len(output.outputs[0].token_ids) == workload.num_out for output in outputs)
-    return seconds
 
 
 def find_roles(supervisor_pid: int) -> dict[str, psutil.Process]:
@@ -126,27 +115,23 @@ def median_step_s(config: EngineConfig, num_rows: int, num_steps: int) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__)
     parser.add_argument("--checkpoint", default="demo", metavar="MODEL", help="gives tokenizer and sizes, not weights")
-    parser.add_argument("--requests", type=int, default=256)
+    parser.add_argument("--requests", type=int, default=256, dest="num_requests")
     parser.add_argument("--in", type=int, default=16, dest="num_in")
     parser.add_argument("--out", type=int, default=256, dest="num_out")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--vllm", metavar="PYTHON", help="the Python of an environment with vLLM")
     parser.add_argument("--steps", type=int, default=NUM_STEPS, help="timed steps of the core alone")
     add_engine_arguments(parser)
-    add_json_argument(parser)
-    arguments = parser.parse_args()
-    options = engine_options(parser, arguments)
-    folder = find_checkpoint(arguments.checkpoint)
-    options = {"log_level": "warning", "max_num_seqs": max(arguments.requests, 1), **options, "model": str(folder)}
+    setup = Setup("engine without a model", parser)
+    arguments, workload, report = setup.arguments, setup.workload, setup.report
+    num_seqs = max(workload.num_requests, 1)
+    options = {"log_level": "warning", "max_num_seqs": num_seqs, **setup.options, "model": str(setup.folder)}
     options.setdefault("max_num_batched_tokens", max(2048, int(str(options["max_num_seqs"]))))
     config = msgspec.convert(options, EngineConfig)
-    workload = Workload(arguments.requests, arguments.num_in, arguments.num_out, vocab_size(Path(folder)))
-    shape = {"requests": workload.num_requests, "in": workload.num_in, "out": workload.num_out}
-    report = Report("engine without a model", shape)
     with contextlib.ExitStack() as stack:
-        peer = vllm_peer(arguments.vllm, Path(folder), workload) if arguments.vllm else None
+        peer = vllm_peer(arguments.vllm, setup.folder, workload) if arguments.vllm else None
         if peer is not None:
             stack.callback(peer.close)
         measure_cpu(config, workload, arguments.rounds, peer, report)
@@ -154,8 +139,7 @@ def main() -> int:
     report.note("core's median step with 1 row, µs", one * 1e6)
     report.note(f"core's median step with {workload.num_requests} rows, µs", many * 1e6)
     report.note("ratio of the two", many / one)
-    report.publish(arguments.json)
-    return 0
+    return setup.publish()
 
 
 if __name__ == "__main__":

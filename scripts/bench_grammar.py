@@ -12,27 +12,16 @@ the model's whole vocabulary is trained from the Python library's own sources, o
 
 from __future__ import annotations
 
-import argparse
 import sys
 import sysconfig
-import time
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from tokenloom import LLM, SamplingParams, StructuredOutputsParams
-from tokenloom.scripts.bench_report import Report, add_json_argument, median
-from tokenloom.scripts.bench_workload import (
-    Workload,
-    add_model_arguments,
-    add_shape_arguments,
-    device_of,
-    engine_options,
-    find_checkpoint,
-    vocab_size,
-)
+from tokenloom import LLM, StructuredOutputsParams
+from tokenloom.scripts.bench_contestant import Ours, measure_in_turn, median_ratio
+from tokenloom.scripts.bench_workload import Setup, new_model_parser
 
-WARM_UP_TOKENS = 8
 SCHEMA = {
     "type": "array",
     "minItems": 10_000,
@@ -74,53 +63,21 @@ def find_tokenizer(folder: Path, size: int) -> Path:
     return trained
 
 
-def seconds_of(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> float:
-    begun = time.perf_counter()
-    outputs = llm.generate(prompts, params, use_tqdm=False)
-    took = time.perf_counter() - begun
-    lengths = {len(output.outputs[0].token_ids) for output in outputs}
-    assert lengths == {params.max_tokens}, f"answers ended early: {lengths}"
-    return took
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_model_arguments(parser)
-    add_shape_arguments(parser, num_requests=16)
+    parser = new_model_parser(__doc__, num_requests=16)
     parser.add_argument("--temperature", type=float, default=0.0, help="of both (default 0)")
     parser.add_argument("--in-process", action="store_true", help="run the engine in this process")
-    add_json_argument(parser)
-    arguments = parser.parse_args()
-    options = engine_options(parser, arguments)
-    folder = find_checkpoint(arguments.checkpoint)
-    size = vocab_size(folder)
-    options.setdefault("tokenizer", str(find_tokenizer(folder, size)))
-    workload = Workload(arguments.num_requests, arguments.num_in, arguments.num_out, size)
-    settings = {
-        "model": arguments.checkpoint,
-        "device": device_of(options),
-        "N": workload.num_requests,
-        "IN": workload.num_in,
-        "OUT": workload.num_out,
-        "temperature": arguments.temperature,
-    }
-    report = Report("JSON masks", settings)
-    plain = SamplingParams(temperature=arguments.temperature, max_tokens=workload.num_out, seed=0, ignore_eos=True)
-    contestants = {"plain": plain, "JSON": plain.replace(structured_outputs=StructuredOutputsParams(json=SCHEMA))}
-    ratios = []
-    with LLM(folder, in_process=arguments.in_process, **options) as llm:
-        for params in contestants.values():
-            seconds_of(llm, workload.prompts(seed=-1), params.replace(max_tokens=WARM_UP_TOKENS))
-        for round_number in range(arguments.rounds):
-            seconds = {}
-            for name, params in contestants.items():
-                seconds[name] = seconds_of(llm, workload.prompts(seed=round_number), params)
-                tokens_per_s = workload.num_requests * workload.num_out / seconds[name]
-                report.add(round=round_number + 1, answers=name, seconds=seconds[name], out_tokens_per_s=tokens_per_s)
-            ratios.append(seconds["plain"] / seconds["JSON"])
-    report.note("throughput with JSON masks, of that without", median(ratios))
-    report.publish(arguments.json)
-    return 0
+    setup = Setup("JSON masks", parser, "temperature")
+    asked, options = setup.arguments, setup.options
+    options.setdefault("tokenizer", str(find_tokenizer(setup.folder, setup.workload.vocab_size)))
+    with LLM(setup.folder, in_process=asked.in_process, **options) as llm:
+        plain = Ours(llm, "plain", temperature=asked.temperature, seed=0)
+        schema = StructuredOutputsParams(json=SCHEMA)
+        masked = Ours(llm, "JSON", temperature=asked.temperature, seed=0, structured_outputs=schema)
+        seconds = measure_in_turn([plain, masked], setup.workload, asked.rounds, setup.report, "answers")
+    ratio = median_ratio(seconds["plain"], seconds["JSON"])
+    setup.report.note("throughput with JSON masks, of that without", ratio)
+    return setup.publish()
 
 
 if __name__ == "__main__":

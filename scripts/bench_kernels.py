@@ -7,7 +7,6 @@ shared machine drifts by a factor of two. Models as in bench_workload.py.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 import time
@@ -22,7 +21,7 @@ from tokenloom.kernels.cpu.compiler import compiled_library, instruction_levels
 from tokenloom.kernels.cpu.library import load_library
 from tokenloom.kernels.ops import select_ops
 from tokenloom.scripts.bench_limits import LimitsPeer
-from tokenloom.scripts.bench_report import Report, add_json_argument, median
+from tokenloom.scripts.bench_report import Report, median, new_parser
 from tokenloom.scripts.bench_workload import find_checkpoint
 from tokenloom.workers.memory import allocate_kv_cache
 from tokenloom.workers.model_runner import compute
@@ -84,11 +83,10 @@ def measure_model(name: str, num_rounds: int, report: Report) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__)
     parser.add_argument("models", nargs="*", default=["135m", "0.6b"], metavar="MODEL")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--threads", type=int, help="none: torch's default")
-    add_json_argument(parser)
     options = parser.parse_args()
     torch.set_num_threads(options.threads or torch.get_num_threads())
     report = Report("kernels", {"dtype": DTYPE, "threads": torch.get_num_threads(), "rounds": options.rounds})

@@ -10,54 +10,29 @@ measured in the same round. All flags of engine-launch are taken.
 
 from __future__ import annotations
 
-import argparse
+import contextlib
 import itertools
 import sys
 import time
 from collections.abc import Callable
-from queue import SimpleQueue
 
-from tokenloom import SamplingParams
 from tokenloom.frontend.channel import Channel
 from tokenloom.frontend.engine_options import config_from_keywords
 from tokenloom.frontend.llm import open_in_process, open_private
-from tokenloom.frontend.open_request import Update
-from tokenloom.frontend.prompts import new_submit
-from tokenloom.ipc.codec import num_ids
 from tokenloom.ipc.config import EngineConfig
-from tokenloom.ipc.messages import Delta
-from tokenloom.scripts.bench_contestant import ANSWER_TIMEOUT_S
-from tokenloom.scripts.bench_limits import LimitsPeer, Rates
-from tokenloom.scripts.bench_report import Report, add_json_argument, median, percentile
-from tokenloom.scripts.bench_workload import (
-    Workload,
-    add_model_arguments,
-    add_shape_arguments,
-    device_of,
-    engine_options,
-    find_checkpoint,
-    vocab_size,
-)
+from tokenloom.scripts.bench_limits import LimitsPeer
+from tokenloom.scripts.bench_mixed import Load
+from tokenloom.scripts.bench_report import median, percentile
+from tokenloom.scripts.bench_workload import Setup, Workload, new_model_parser
 from tokenloom.workers.cpu_threads import num_cpu_threads
-
-_request_numbers = itertools.count()
 
 
 def token_times(channel: Channel, prompt: list[int], num_out: int) -> list[float]:
     """Seconds from the submit to each token's arrival; tokens of one message share a time."""
-    arrivals: SimpleQueue[tuple[float, Update]] = SimpleQueue()
-    params = SamplingParams(temperature=0.0, max_tokens=num_out, ignore_eos=True)
-    times: list[float] = []
-    begun = time.perf_counter()
-    submit = new_submit(f"latency-{next(_request_numbers)}", {"prompt_token_ids": prompt}, params)
-    channel.submit(submit, lambda update: arrivals.put((time.perf_counter() - begun, update)))
-    while len(times) < num_out:
-        when, update = channel.wait(arrivals, ANSWER_TIMEOUT_S)
-        if isinstance(update, Exception):
-            raise update
-        if isinstance(update, Delta):
-            times += [when] * num_ids(update.token_ids)
-    return times
+    load, begun = Load(channel), time.perf_counter()
+    load.submit(prompt, num_out)
+    load.run_until(lambda: len(load.times[0]) >= num_out)
+    return [when - begun for when in load.times[0]]
 
 
 class Mode:
@@ -81,13 +56,6 @@ class Mode:
             self.shares.append(self.rates[-1] / limit)
 
 
-def decode_limit(peer: LimitsPeer, rates: Rates, workload: Workload) -> float:
-    """Tokens/s that the machine allows after the first token."""
-    first = Workload(1, workload.num_in, 1, workload.vocab_size)
-    seconds = peer.limits.seconds(workload, rates, 1 << 30) - peer.limits.seconds(first, rates, 1 << 30)
-    return (workload.num_out - 1) / seconds
-
-
 def measure(config: EngineConfig, workload: Workload, rounds: int, limits: LimitsPeer | None) -> list[Mode]:
     """Both modes, in turn; the machine's rates before them in each round."""
     modes: list[Mode] = []
@@ -97,7 +65,9 @@ def measure(config: EngineConfig, workload: Workload, rounds: int, limits: Limit
         for mode in modes:  # warm up
             token_times(mode.channel, workload.prompts(seed=-1)[0], 3)
         for seed in range(rounds):
-            limit = decode_limit(limits, limits.measure(), workload) if limits is not None else None
+            limit = None
+            if limits is not None:
+                limit = (workload.num_out - 1) / limits.limits.decode_seconds(workload, limits.measure())
             for mode in modes:
                 mode.run(workload, seed, limit)
     finally:
@@ -107,29 +77,21 @@ def measure(config: EngineConfig, workload: Workload, rounds: int, limits: Limit
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_model_arguments(parser)
-    add_shape_arguments(parser, num_requests=None)
+    parser = new_model_parser(__doc__, has_lengths=True)
     parser.add_argument("--with-limits", action="store_true", help="measure the machine in each round too")
-    add_json_argument(parser)
-    arguments = parser.parse_args()
-    if arguments.num_out < 3:
-        parser.error(f"OUT is {arguments.num_out}: times between tokens need at least 3")
-    options = engine_options(parser, arguments)
-    folder = find_checkpoint(arguments.checkpoint)
-    dtype = str(options.setdefault("dtype", "bfloat16"))
-    workload = Workload(1, arguments.num_in, arguments.num_out, vocab_size(folder))
-    settings = {"model": arguments.checkpoint, "dtype": dtype, "in": workload.num_in, "out": workload.num_out}
-    report = Report("latency", {**settings, "rounds": arguments.rounds})
-    device = device_of(options)
-    limits = LimitsPeer(folder, dtype, device, num_cpu_threads(None, 1)) if arguments.with_limits else None
-    try:
-        modes = measure(config_from_keywords("LLM", folder, options), workload, arguments.rounds, limits)
-    finally:
-        if limits is not None:
-            limits.close()
+    setup = Setup("latency", parser, dtype="bfloat16")
+    workload = setup.workload
+    if workload.num_out < 3:
+        parser.error(f"OUT is {workload.num_out}: times between tokens need at least 3")
+    config = config_from_keywords("LLM", setup.folder, setup.options)
+    with contextlib.ExitStack() as stack:
+        limits = None
+        if setup.arguments.with_limits:
+            limits = LimitsPeer(setup.folder, setup.dtype, setup.device, num_cpu_threads(None, 1))
+            stack.callback(limits.close)
+        modes = measure(config, workload, setup.arguments.rounds, limits)
     for mode in modes:
-        report.add(
+        setup.report.add(
             mode=mode.name,
             ttft_ms=median(mode.first_s) * 1e3,
             itl_p50_ms=percentile(mode.between_s, 50) * 1e3,
@@ -137,8 +99,7 @@ def main() -> int:
             decode_tokens_per_s=median(mode.rates),
             share_of_limit=median(mode.shares) if mode.shares else None,
         )
-    report.publish(arguments.json)
-    return 0
+    return setup.publish()
 
 
 if __name__ == "__main__":

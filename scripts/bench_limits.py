@@ -9,6 +9,7 @@ the matmuls of the model's own linear shapes at MATMUL_TOKENS tokens, where they
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -91,6 +92,11 @@ class Limits:
             max(self.read_bytes(num_tokens) / rates.read_bytes_per_s, flops / rates.flops_per_s)
             for num_tokens, flops in self._steps(workload, budget)
         )
+
+    def decode_seconds(self, workload: Workload, rates: Rates) -> float:
+        """Of its answer tokens after the first."""
+        first = dataclasses.replace(workload, num_out=1)
+        return self.seconds(workload, rates, 1 << 30) - self.seconds(first, rates, 1 << 30)
 
     def _steps(self, workload: Workload, budget: int) -> Iterator[tuple[int, float]]:
         """Tokens and flops of each."""

@@ -10,7 +10,6 @@ token (p50, p99, most). Measured where the client's channel gets the tokens. All
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import random
 import sys
@@ -27,8 +26,8 @@ from tokenloom.frontend.prompts import new_submit
 from tokenloom.ipc.codec import num_ids
 from tokenloom.ipc.messages import Delta
 from tokenloom.scripts.bench_contestant import ANSWER_TIMEOUT_S
-from tokenloom.scripts.bench_report import Report, add_json_argument, median, percentile
-from tokenloom.scripts.bench_workload import FIRST_ID, add_model_arguments, engine_options, find_checkpoint, vocab_size
+from tokenloom.scripts.bench_report import median, percentile
+from tokenloom.scripts.bench_workload import FIRST_ID, Setup, new_model_parser
 
 NUM_SUFFIX = 16
 NUM_STREAM_PROMPT = 16
@@ -105,24 +104,18 @@ def prompt_among_answers(
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_model_arguments(parser)
+    parser = new_model_parser(__doc__)
     parser.add_argument("--shared", type=int, default=4096, help="tokens of the shared prefix")
     parser.add_argument("--prompt", type=int, default=2048, help="tokens of the prompt that comes late")
     parser.add_argument("--streams", type=int, default=16, help="answers that run when it comes")
-    add_json_argument(parser)
-    arguments = parser.parse_args()
-    options = engine_options(parser, arguments)
-    folder = find_checkpoint(arguments.checkpoint)
-    config = config_from_keywords("LLM", folder, options)
-    draw, vocab = random.Random(0), vocab_size(folder)
+    setup = Setup("mixed", parser, "shared", "prompt", "streams")
+    arguments, report = setup.arguments, setup.report
+    config, draw = config_from_keywords("LLM", setup.folder, setup.options), random.Random(0)
 
     def ids(count: int) -> list[int]:
-        return draw.choices(range(FIRST_ID, vocab), k=count)
+        return draw.choices(range(FIRST_ID, setup.workload.vocab_size), k=count)
 
-    shape = {"shared": arguments.shared, "prompt": arguments.prompt, "streams": arguments.streams}
-    report = Report("mixed", {"model": arguments.checkpoint, **shape, "rounds": arguments.rounds})
-    num_out = min(1000, (options.get("max_model_len") or 4096) - NUM_STREAM_PROMPT)  # type: ignore[operator]
+    num_out = min(1000, (config.max_model_len or 4096) - NUM_STREAM_PROMPT)
     prefix_ratios, stall_ratios = [], []
     channel, close = open_private(config)
     try:
@@ -147,8 +140,7 @@ def main() -> int:
         close()
     report.note("first token of a cached prefix relative to the first", median(prefix_ratios))
     report.note("p99 between tokens during the prompt relative to the median without", median(stall_ratios))
-    report.publish(arguments.json)
-    return 0
+    return setup.publish()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ the client gets. The phases are those of the last replacement of a worker. All f
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import sys
 import tempfile
@@ -18,15 +17,7 @@ import time
 from pathlib import Path
 
 from tokenloom import AsyncClient, SamplingParams
-from tokenloom.scripts.bench_report import Report, add_json_argument
-from tokenloom.scripts.bench_workload import (
-    Workload,
-    add_model_arguments,
-    engine_options,
-    find_checkpoint,
-    flags_of,
-    vocab_size,
-)
+from tokenloom.scripts.bench_workload import Setup, Workload, flags_of, new_model_parser
 from tokenloom.scripts.engine_process import Engine
 
 NUM_STREAMS = 4
@@ -81,27 +72,21 @@ def kill(engine: Engine, role: str, streams: Streams) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_model_arguments(parser)
-    add_json_argument(parser)
-    arguments = parser.parse_args()
-    folder = find_checkpoint(arguments.checkpoint)
-    options = {"model": str(folder), **engine_options(parser, arguments)}
-    report = Report("recovery", {"model": arguments.checkpoint, "streams": NUM_STREAMS, "prompt": NUM_PROMPT_TOKENS})
-    with tempfile.TemporaryDirectory() as runtime, Engine(Path(runtime), flags_of(options)) as engine:
+    setup = Setup("recovery", new_model_parser(__doc__))
+    flags = flags_of({"model": str(setup.folder), **setup.options})
+    workload = Workload(NUM_STREAMS, NUM_PROMPT_TOKENS, 512, setup.workload.vocab_size)
+    with tempfile.TemporaryDirectory() as runtime, Engine(Path(runtime), flags) as engine:
         engine.wait_ready()
-        streams = Streams(engine.address, Workload(NUM_STREAMS, NUM_PROMPT_TOKENS, 512, vocab_size(folder)))
+        streams = Streams(engine.address, workload)
         streams.wait_token(time.monotonic())
-        for number in range(1, arguments.rounds + 1):
+        for number in range(1, setup.arguments.rounds + 1):
             for role in ROLES:
                 time.sleep(CALM_S)
-                report.add(round=number, killed=role, next_token_s=kill(engine, role, streams))
+                setup.report.add(round=number, killed=role, next_token_s=kill(engine, role, streams))
         streams.stop()
         engine.stop()
-    phases = [line for line in engine.lines if "worker 0:" in line]
-    report.note("phases", phases[-5:])
-    report.publish(arguments.json)
-    return 0
+    setup.report.note("phases", [line for line in engine.lines if "worker 0:" in line][-5:])
+    return setup.publish()
 
 
 if __name__ == "__main__":

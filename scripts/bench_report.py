@@ -61,8 +61,19 @@ class Report:
         }
 
 
-def add_json_argument(parser: argparse.ArgumentParser) -> None:
+def new_parser(description: str | None) -> argparse.ArgumentParser:
+    """With --json, and the description as it is written."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result as JSON")
+    return parser
+
+
+def print_json(found: Mapping[str, object], path: Path | None) -> None:
+    """What a harness without a table found; also into the file `path` if there is one."""
+    text = json.dumps(found, indent=2, ensure_ascii=False)
+    print(text)
+    if path is not None:
+        path.write_text(text + "\n")
 
 
 def table(rows: Sequence[Mapping[str, Cell]]) -> str:

@@ -10,21 +10,18 @@ are taken.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
-from pathlib import Path
 
 import msgspec
 
 from tokenloom import SamplingParams
-from tokenloom.frontend.args import add_engine_arguments
 from tokenloom.frontend.in_process import InProcessEngine
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.config import EngineConfig
 from tokenloom.ipc.messages import PROTOCOL_VERSION, Credit, Deltas, Hello, Submit
-from tokenloom.scripts.bench_report import Report, add_json_argument, median
-from tokenloom.scripts.bench_workload import Workload, engine_options, find_checkpoint, vocab_size
+from tokenloom.scripts.bench_report import median
+from tokenloom.scripts.bench_workload import Setup, Workload, new_model_parser
 
 TURN_S = 1.0
 PENALTIES: dict[str, object] = {"presence_penalty": 0.3, "frequency_penalty": 0.3, "repetition_penalty": 1.1}
@@ -88,33 +85,24 @@ def measure(config: EngineConfig, workload: Workload, rounds: int, names: list[s
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "checkpoint", metavar="MODEL", help="folder, demo, or a name of make_checkpoint.py such as 135m"
-    )
-    parser.add_argument("--batch", type=int, default=32)
+    parser = new_model_parser(__doc__)
+    parser.add_argument("--batch", type=int, default=32, dest="num_requests")
     parser.add_argument("--in", type=int, default=64, dest="num_in")
     parser.add_argument("--out", type=int, default=24, dest="num_out")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.set_defaults(rounds=3)
     parser.add_argument("--with-deterministic", action="store_true", help="the greedy step with --deterministic too")
-    add_engine_arguments(parser)
-    add_json_argument(parser)
-    arguments = parser.parse_args()
-    options = engine_options(parser, arguments)
-    folder = find_checkpoint(arguments.checkpoint)
+    setup = Setup("sampling", parser)
+    report, workload = setup.report, setup.workload
     defaults = {"log_level": "warning", "max_model_len": 1024, "enable_prefix_caching": False}
-    config = msgspec.convert({**defaults, **options, "model": str(folder)}, EngineConfig)
-    workload = Workload(arguments.batch, arguments.num_in, arguments.num_out, vocab_size(Path(folder)))
-    report = Report("sampling", {"model": arguments.checkpoint, "batch": arguments.batch, "rounds": arguments.rounds})
-    medians = measure(config, workload, arguments.rounds, list(CASES))
+    config = msgspec.convert({**defaults, **setup.options, "model": str(setup.folder)}, EngineConfig)
+    medians = measure(config, workload, setup.arguments.rounds, list(CASES))
     for name, seconds in medians.items():
         report.add(case=name, step_ms=seconds * 1e3, times_greedy=seconds / medians["greedy"])
-    if arguments.with_deterministic:
+    if setup.arguments.with_deterministic:
         config = msgspec.structs.replace(config, deterministic=True)
         seconds = measure(config, workload, 1, ["greedy"])["greedy"]
         report.add(case="greedy, --deterministic", step_ms=seconds * 1e3, times_greedy=seconds / medians["greedy"])
-    report.publish(arguments.json)
-    return 0
+    return setup.publish()
 
 
 if __name__ == "__main__":

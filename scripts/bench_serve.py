@@ -20,7 +20,7 @@ import time
 from dataclasses import dataclass, field
 
 from tokenloom import AsyncClient, SamplingParams, TokenloomError
-from tokenloom.scripts.bench_report import Report, add_json_argument, percentile
+from tokenloom.scripts.bench_report import Report, new_parser, percentile
 from tokenloom.scripts.bench_workload import FIRST_ID
 
 
@@ -131,7 +131,7 @@ def positive_rate(text: str) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__)
     parser.add_argument("address", help="as engine-launch prints it")
     parser.add_argument("--key-file", help="for a tcp:// address, made by `engine-launch keygen`")
     parser.add_argument("--rate", type=positive_rate, nargs="+", default=[1.0], help="requests per second")
@@ -142,7 +142,6 @@ def main() -> int:
     parser.add_argument("--tpot-slo-ms", type=float, default=100.0)
     parser.add_argument("--warm-up", type=int, default=2, help="requests before anything is measured")
     parser.add_argument("--workload-seed", type=int, default=0)
-    add_json_argument(parser)
     options = parser.parse_args()
     settings = {"requests": options.num_requests, "in": f"{options.num_in[0]}:{options.num_in[1]}"}
     slo = {"ttft_slo_ms": options.ttft_slo_ms, "tpot_slo_ms": options.tpot_slo_ms}

@@ -31,10 +31,10 @@ from pathlib import Path
 import uvloop
 
 from tokenloom.frontend.args import add_engine_arguments
-from tokenloom.scripts.bench_contestant import START_TIMEOUT_S, STOP_TIMEOUT_S
+from tokenloom.scripts.bench_contestant import START_TIMEOUT_S, STOP_TIMEOUT_S, median_ratio
 from tokenloom.scripts.bench_processes import cpu_by_process, own_cost_s, tree, used_since
-from tokenloom.scripts.bench_report import Report, add_json_argument, median
-from tokenloom.scripts.bench_workload import FIRST_ID, engine_options, find_checkpoint, flags_of, vocab_size
+from tokenloom.scripts.bench_report import Report, new_parser
+from tokenloom.scripts.bench_workload import FIRST_ID, Setup, flags_of
 
 HOST = "127.0.0.1"
 RUN_TIMEOUT_S = 300.0
@@ -195,7 +195,7 @@ def servers(arguments: argparse.Namespace, folder: Path, options: dict[str, obje
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__)
     parser.add_argument("--checkpoint", default="demo", metavar="MODEL", help="gives tokenizer and sizes")
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--out", type=int, default=128)
@@ -203,13 +203,10 @@ def main() -> int:
     parser.add_argument("--step-ms", type=float, default=20.0, help="of the null worker in its second setting")
     parser.add_argument("--vllm", metavar="PYTHON", help="the Python of an environment with vLLM")
     add_engine_arguments(parser)
-    add_json_argument(parser)
-    arguments = parser.parse_args()
+    setup = Setup("cost of a streamed token", parser, "streams", "out")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the servers end with us
-    folder = find_checkpoint(arguments.checkpoint)
-    options = {"log_level": "warning", "max_num_seqs": arguments.streams, **engine_options(parser, arguments)}
-    shape = {"streams": arguments.streams, "in": NUM_IN, "out": arguments.out}
-    report = Report("cost of a streamed token", shape)
+    arguments, folder, report = setup.arguments, setup.folder, setup.report
+    options = {"log_level": "warning", "max_num_seqs": arguments.streams, **setup.options}
     rates: dict[str, list[float]] = {}
     with contextlib.ExitStack() as stack:
         started = []
@@ -220,17 +217,15 @@ def main() -> int:
             server.wait_ready()
         for round_number in range(-1, arguments.rounds):  # the first warms up
             for server in started:
-                bodies = draw_bodies("model", arguments.streams, arguments.out, vocab_size(folder), round_number)
+                bodies = draw_bodies("model", arguments.streams, arguments.out, setup.workload.vocab_size, round_number)
                 streamed = run(server, bodies)
                 assert streamed.num_tokens == arguments.streams * arguments.out, f"{server.name} gave fewer tokens"
                 if round_number >= 0:
                     add_row(report, round_number, server, streamed, rates)
     for name, ours in rates.items():
         if arguments.vllm and name != "vLLM":
-            ratios = [mine / theirs for mine, theirs in zip(ours, rates["vLLM"], strict=True)]
-            report.note(f"tokens per CPU second, {name}: relative to vLLM", median(ratios))
-    report.publish(arguments.json)
-    return 0
+            report.note(f"tokens per CPU second, {name}: relative to vLLM", median_ratio(ours, rates["vLLM"]))
+    return setup.publish()
 
 
 def add_row(report: Report, number: int, server: Server, streamed: Streamed, rates: dict[str, list[float]]) -> None:

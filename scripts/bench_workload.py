@@ -15,12 +15,14 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from tokenloom.frontend.args import add_engine_arguments
 from tokenloom.frontend.resolve import DEMO_FOLDER
 from tokenloom.ipc.config import EngineConfig
+from tokenloom.scripts.bench_report import Report, new_parser
 
 FIRST_ID = 10  # below lie special tokens of many vocabularies
 MAKE_TIMEOUT_S = 1800
@@ -41,21 +43,53 @@ class Workload:
         return [draw.choices(ids, k=self.num_in) for _ in range(self.num_requests)]
 
 
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """MODEL, --rounds and every flag of the engine."""
+def new_model_parser(
+    description: str | None, *, num_requests: int | None = None, has_lengths: bool = False
+) -> argparse.ArgumentParser:
+    """MODEL, --rounds, --json and every flag of the engine; behind MODEL [N] with a default for `num_requests`, and
+    [IN] [OUT] with it or with `has_lengths`."""
+    parser = new_parser(description)
     parser.add_argument(
         "checkpoint", metavar="MODEL", help="folder, demo, or a name of make_checkpoint.py such as 135m"
     )
-    parser.add_argument("--rounds", type=int, default=2, help="how often everything is measured, in turn (default 2)")
-    add_engine_arguments(parser)
-
-
-def add_shape_arguments(parser: argparse.ArgumentParser, num_requests: int | None) -> None:
-    """[N] IN OUT as positional arguments after MODEL; without N for None."""
     if num_requests is not None:
         parser.add_argument("num_requests", metavar="N", type=int, nargs="?", default=num_requests)
-    parser.add_argument("num_in", metavar="IN", type=int, nargs="?", default=128, help="prompt tokens (default 128)")
-    parser.add_argument("num_out", metavar="OUT", type=int, nargs="?", default=64, help="answer tokens (default 64)")
+    if has_lengths or num_requests is not None:
+        for name, metavar, what, default in (("num_in", "IN", "prompt", 128), ("num_out", "OUT", "answer", 64)):
+            text = f"{what} tokens (default {default})"
+            parser.add_argument(name, metavar=metavar, type=int, nargs="?", default=default, help=text)
+    parser.add_argument("--rounds", type=int, default=2, help="how often everything is measured, in turn (default 2)")
+    add_engine_arguments(parser)
+    return parser
+
+
+class Setup:
+    """What the command line of a benchmark asks for, and the report on it.
+
+    `options` are the engine's flags that were given, as keywords of LLM; `workload` has the shape that was given.
+    """
+
+    def __init__(self, name: str, parser: argparse.ArgumentParser, *settings: str, dtype: str | None = None) -> None:
+        """`settings`: arguments that the report names beside the model; `dtype` is what none given means."""
+        self.arguments = parser.parse_args()
+        self.options: dict[str, Any] = engine_options(parser, self.arguments)
+        if dtype is not None:
+            self.options.setdefault("dtype", dtype)
+        given = vars(self.arguments)
+        self.folder = find_checkpoint(given["checkpoint"])
+        self.dtype, self.device = str(self.options.get("dtype", "auto")), device_of(self.options)
+        shape = (given.get("num_requests", 1), given.get("num_in", 1), given.get("num_out", 1))
+        self.workload = Workload(*shape, vocab_size(self.folder))
+        named = {_SHORT.get(each, each): given[each] for each in (*_SHORT, "rounds", *settings) if each in given}
+        self.report = Report(name, {"model": given["checkpoint"], "dtype": self.dtype, "device": self.device, **named})
+
+    def publish(self) -> int:
+        """The report; returns the exit code of a benchmark that came to its end."""
+        self.report.publish(self.arguments.json)
+        return 0
+
+
+_SHORT = {"num_requests": "N", "num_in": "in", "num_out": "out"}
 
 
 def engine_options(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> dict[str, object]:

@@ -14,7 +14,6 @@ recomputed.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import sys
@@ -26,6 +25,7 @@ from pathlib import Path
 from tokenloom import Client
 from tokenloom.frontend.resolve import DEMO_FOLDER
 from tokenloom.ipc.messages import Health
+from tokenloom.scripts.bench_report import new_parser, print_json
 from tokenloom.scripts.chaos_clients import Clients
 from tokenloom.scripts.chaos_faults import Faults
 from tokenloom.scripts.chaos_work import make_work
@@ -134,13 +134,12 @@ def is_clean(report: dict[str, object]) -> bool:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__)
     parser.add_argument("--faults", type=int, default=300)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", help="default: the demo model")
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
-    parser.add_argument("--json", type=Path)
     arguments = parser.parse_args(argv)
     options = ["--device", "cpu", "--num-threads", "1", "--dtype", "float32"]
     options += ["--step-timeout-s", "1.5", "--hang-timeout-s", "1.5", "--max-num-seqs", "16"]
@@ -152,10 +151,7 @@ def main(argv: list[str] | None = None) -> int:
             engine.wait_ready()
             report = run(arguments, engine)
         sys.stderr.write("".join(engine.errors.read_text().splitlines(keepends=True)[-60:]))
-    text = json.dumps(report, indent=2, ensure_ascii=False)
-    print(text)
-    if arguments.json:
-        arguments.json.write_text(text)
+    print_json(report, arguments.json)
     return 0 if is_clean(report) else 1
 
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -29,11 +29,16 @@ class Engine:
     """Owns the process, which a `with` kills at its end. A thread reads stdout and a file takes stderr, so that nothing
     it says can hold it up. `address` is where clients attach, `url` the HTTP server with --http, once it is ready."""
 
-    def __init__(self, runtime: Path, arguments: Sequence[str]) -> None:
+    def __init__(
+        self, runtime: Path, arguments: Sequence[str], more: Mapping[str, str] | None = None, *, has_faults: bool = True
+    ) -> None:
+        """`more` is added to the environment; with `has_faults` the engine looks for some to strike."""
         self.runtime, self.faults, self.errors = runtime, runtime / "faults", runtime / "stderr"
         self.faults.mkdir(exist_ok=True)
         command = [sys.executable, "-m", "tokenloom.frontend.launch", *arguments]
-        environment = os.environ | {"XDG_RUNTIME_DIR": str(runtime), "TOKENLOOM_FAULTS": str(self.faults)}
+        environment = os.environ | {"XDG_RUNTIME_DIR": str(runtime)} | dict(more or {})
+        if has_faults:
+            environment["TOKENLOOM_FAULTS"] = str(self.faults)
         with self.errors.open("a") as errors:
             self.process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=errors, cwd="/", env=environment, text=True
@@ -53,18 +58,18 @@ class Engine:
                 self._unheard.put(self.lines[-1])
         self._unheard.put(None)
 
-    def wait_line(self, beginning: str) -> str:
+    def wait_line(self, beginning: str, timeout_s: float = START_S) -> str:
         """The next line of stdout that begins so."""
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + timeout_s
         with contextlib.suppress(queue.Empty):
             while (line := self._unheard.get(timeout=max(deadline - time.monotonic(), 0))) is not None:
                 if line.startswith(beginning):
                     return line
         raise AssertionError(f"no line begins with {beginning}: {self.lines}\n{self.errors.read_text()}")
 
-    def wait_ready(self) -> str:
+    def wait_ready(self, timeout_s: float = START_S) -> str:
         """The clients' address."""
-        places = [word for word in self.wait_line("Ready").split() if "://" in word]
+        places = [word for word in self.wait_line("Ready", timeout_s).split() if "://" in word]
         self.address, self.url = places[0], "".join(places[1:])
         self.processes()
         return self.address

@@ -17,8 +17,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tokenloom import LLM
 from tokenloom.scripts.bench_contestant import Ours
-from tokenloom.scripts.bench_limits import LimitsPeer, Rates
+from tokenloom.scripts.bench_limits import LimitsPeer
 from tokenloom.scripts.bench_report import Report, median
 from tokenloom.scripts.bench_workload import Workload, find_checkpoint, vocab_size
 
@@ -36,15 +37,10 @@ def decode_seconds(ours: Ours, workload: Workload, seed: int) -> float:
     return whole - ours.generate(workload.prompts(seed + 1), 1)
 
 
-def decode_limit_s(limits: LimitsPeer, rates: Rates, workload: Workload) -> float:
-    one = Workload(workload.num_requests, workload.num_in, 1, workload.vocab_size)
-    return limits.limits.seconds(workload, rates, 1 << 30) - limits.limits.seconds(one, rates, 1 << 30)
-
-
 def measure_model(name: str, options: argparse.Namespace, report: Report) -> None:
     folder = find_checkpoint(name, DTYPE)
     begun = time.perf_counter()
-    ours = Ours(folder, {"dtype": DTYPE, "device": options.device, "max_model_len": 1024})
+    ours = Ours(LLM(folder, dtype=DTYPE, device=options.device, max_model_len=1024))
     start_s = time.perf_counter() - begun
     limits = LimitsPeer(folder, DTYPE, options.device, THREADS)
     try:
@@ -59,7 +55,7 @@ def measure_model(name: str, options: argparse.Namespace, report: Report) -> Non
                 batch=batch,
                 decode_tokens_per_s=num_tokens / seconds,
                 step_ms=seconds / (workload.num_out - 1) * 1e3,
-                share_of_limit=decode_limit_s(limits, rates, workload) / seconds,
+                share_of_limit=limits.limits.decode_seconds(workload, rates) / seconds,
                 copy_GB_per_s=rates.read_bytes_per_s / 1e9,
                 matmul_TFLOP_per_s=rates.flops_per_s / 1e12,
                 start_s=start_s,

@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from tokenloom.scripts.bench_report import percentile
+from tokenloom.scripts.bench_report import new_parser, percentile, print_json
 from tokenloom.scripts.bench_sse import Stream
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.scripts.soak import measure
@@ -149,19 +149,15 @@ def is_clean(report: dict[str, object]) -> bool:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--streams", type=int, default=500)
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--probe", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     if arguments.probe:
         return probe(arguments.probe)
     report = load(arguments.minutes, arguments.streams)
-    text = json.dumps(report, indent=2)
-    print(text)
-    if arguments.json:
-        arguments.json.write_text(text + "\n")
+    print_json(report, arguments.json)
     return 0 if is_clean(report) else 1
 
 

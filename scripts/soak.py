@@ -7,8 +7,6 @@ Prints how much each process grew between one third of the time and its end, and
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import sys
 import tempfile
@@ -20,6 +18,7 @@ from pathlib import Path
 import psutil
 
 from tokenloom import Client
+from tokenloom.scripts.bench_report import new_parser, print_json
 from tokenloom.scripts.chaos_work import make_work
 from tokenloom.scripts.engine_process import Engine
 
@@ -95,16 +94,12 @@ def soak(minutes: float, num_clients: int) -> dict[str, object]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--clients", type=int, default=4)
-    parser.add_argument("--json", type=Path)
     arguments = parser.parse_args(argv)
     report = soak(arguments.minutes, arguments.clients)
-    text = json.dumps(report, indent=2)
-    print(text)
-    if arguments.json:
-        arguments.json.write_text(text + "\n")
+    print_json(report, arguments.json)
     growth = report["growth in MB over the last two thirds"]
     assert isinstance(growth, dict)
     return 0 if all(growth[role] <= LIMIT_MB[role] for role in ROLES) and report["exit code"] == 0 else 1
