@@ -1,13 +1,11 @@
 """DeterministicTritonOps: the kernels of a GPU with the same bits for a token whatever it is computed together with.
 
-Matrix products go through one shape of tile (triton_linear.py). Attention treats a decode row as a prompt of one token
-and goes through all tiles of keys in order, each with its mask: what a mask hides adds exactly nothing. All other
-kernels take each row by itself anyway. So batch, chunk, prefix hit and attempt do not matter.
+Matrix products go through one shape of tile, those with experts' matrices as well. Attention treats a decode row as a
+prompt of one token and goes through all tiles of keys in order, each with its mask: what a mask hides adds exactly
+nothing. All other kernels take each row by itself anyway. So batch, chunk, prefix hit and attempt do not matter.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -15,6 +13,7 @@ from torch import Tensor
 from .ops import AttentionMetadata, PackedExperts, PackedLinear
 from .quantized import Weight
 from .reference import PlainLinear, ReferenceOps
+from .triton_experts import TritonExperts, mix_experts
 from .triton_linear import linear
 from .triton_ops import TritonOps
 from .triton_prefill import plan_prefill, prefill_attention
@@ -27,13 +26,11 @@ class DeterministicTritonOps(TritonOps):
     def pack_linear(self, weight: Weight, bias: Tensor | None, is_gated: bool = False) -> PackedLinear:
         return ReferenceOps.pack_linear(self, weight, bias, is_gated)  # codes as the numbers that they stand for
 
-    def pack_experts(self, gate_up: Sequence[Weight], down: Sequence[Weight]) -> PackedExperts:
-        return ReferenceOps.pack_experts(self, gate_up, down)
-
     def mix_experts(
         self, x: Tensor, scores: Tensor, packed: PackedExperts, num_chosen: int, is_normalized: bool
     ) -> Tensor:
-        return ReferenceOps.mix_experts(self, x, scores, packed, num_chosen, is_normalized)
+        assert isinstance(packed, TritonExperts)
+        return mix_experts(x, scores, packed, num_chosen, is_normalized, is_uniform=True)
 
     def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
         assert isinstance(packed, PlainLinear)

@@ -1,7 +1,7 @@
 """Experts on the device: choose them for each token, list each one's rows, and mix their answers.
 
-Four launches of our own and one sum, with grids that depend on shapes alone: nothing is read back, so that a step can
-be captured in a CUDA graph. An expert's list is in the order of the tokens.
+Six launches, with grids that depend on shapes alone: nothing is read back, so that a step can be captured in a CUDA
+graph. An expert's list is in the order of the tokens.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
@@ -18,6 +18,7 @@ from .triton_activation import silu_and_mul
 from .triton_matmul import ExpertRows, Matrices, matmul
 
 CHUNK = 1024  # choices that a program looks at at once
+WIDTH_BLOCK = 1024  # elements that a program adds up
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +85,23 @@ def list_rows_kernel(experts, rows, counts, num_tokens, num_choices, CHUNK: tl.c
     tl.store(counts + expert, count)
 
 
+@triton.jit
+def add_answers_kernel(
+    answers,  # [T * NUM_CHOSEN, WIDTH] float32
+    output,  # [T, WIDTH]
+    WIDTH: tl.constexpr,
+    NUM_CHOSEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    exists = columns < WIDTH
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for place in range(NUM_CHOSEN):
+        total += tl.load(answers + (token * NUM_CHOSEN + place) * WIDTH + columns, mask=exists, other=0.0)
+    tl.store(output + token * WIDTH + columns, total.to(output.dtype.element_ty), mask=exists)
+
+
 def route(scores: Tensor, num_chosen: int, is_normalized: bool) -> tuple[Tensor, Tensor]:
     """Weights [T, num_chosen] float32 and numbers (int32) of the experts with the highest scores [T, E]."""
     num_tokens, num_experts = scores.shape
@@ -114,10 +132,23 @@ def list_rows(experts: Tensor, num_experts: int) -> ExpertRows:
     return ExpertRows(rows, counts, experts.numel(), num_chosen)
 
 
-def mix_experts(x: Tensor, scores: Tensor, packed: TritonExperts, num_chosen: int, is_normalized: bool) -> Tensor:
-    """Ops.mix_experts; each token's answers are added in the order of their scores."""
+def add_answers(answers: Tensor, num_chosen: int, dtype: torch.dtype) -> Tensor:
+    """The sum of each token's answers, [T * num_chosen, n] float32, in their order: [T, n] `dtype`."""
+    num_tokens, width = answers.shape[0] // num_chosen, answers.shape[1]
+    output = torch.empty((num_tokens, width), dtype=dtype, device=answers.device)
+    if num_tokens:
+        add_answers_kernel[(num_tokens, triton.cdiv(width, WIDTH_BLOCK))](
+            answers, output, WIDTH=width, NUM_CHOSEN=num_chosen, BLOCK=WIDTH_BLOCK, num_warps=4
+        )
+    return output
+
+
+def mix_experts(
+    x: Tensor, scores: Tensor, packed: TritonExperts, num_chosen: int, is_normalized: bool, is_uniform: bool = False
+) -> Tensor:
+    """Ops.mix_experts; each token's answers are added in the order of their scores. `is_uniform`: see matmul."""
     weights, experts = route(scores, num_chosen, is_normalized)
     lists = list_rows(experts, packed.gate_up.codes.shape[0])
-    inner = silu_and_mul(matmul(x, packed.gate_up, None, x.dtype, lists))
-    answers = matmul(inner, packed.down, None, torch.float32, lists, weights)
-    return answers.view(x.shape[0], num_chosen, x.shape[1]).sum(dim=1).to(x.dtype)
+    inner = silu_and_mul(matmul(x, packed.gate_up, None, x.dtype, lists, is_uniform=is_uniform))
+    answers = matmul(inner, packed.down, None, torch.float32, lists, weights, is_uniform)
+    return add_answers(answers, num_chosen, x.dtype)

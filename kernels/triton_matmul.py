@@ -20,6 +20,7 @@ from .quantized import QuantizedWeight, Weight
 
 KINDS = {torch.int8: "int8", torch.float8_e4m3fn: "fp8", torch.uint8: "int4"}
 MIN_BLOCK_K = 16  # the least that tl.dot multiplies
+UNIFORM_ROWS = 64  # the number for which a product is launched whose rows must not depend on it
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,10 +243,12 @@ def matmul(
     dtype: torch.dtype,
     experts: ExpertRows | None = None,
     row_scales: Tensor | None = None,
+    is_uniform: bool = False,
 ) -> Tensor:
     """x [T, in] times the only matrix, or each row times its expert's and its scale: [T or num_choices, out] `dtype`.
 
-    x has dense rows; with experts and as many rows as choices, row r of x makes row r of the output.
+    x has dense rows; with experts and as many rows as choices, row r of x makes row r of the output. `is_uniform`: a
+    row has the same bits whatever it is computed together with.
     """
     num_rows, width = x.shape[0], matrices.out_features
     num_targets = num_rows if experts is None else experts.num_choices
@@ -254,7 +257,7 @@ def matmul(
         return output
     num_matrices, num_groups = matrices.codes.shape[0], 1 if matrices.scales is None else matrices.scales.shape[2]
     region = num_rows if experts is None else experts.rows.shape[1]
-    rows_each = -(-num_targets // num_matrices)
+    rows_each = UNIFORM_ROWS if is_uniform else -(-num_targets // num_matrices)
     shape = matmul_shape(rows_each, x.element_size(), matrices.group_size, num_groups)
     grid = (triton.cdiv(width, shape.block_n), triton.cdiv(region, shape.block_m), num_matrices)
     matmul_kernel[grid](

@@ -97,7 +97,7 @@ class Worker:
             config = self._spec.config
             self._sampler = select_sampler(self._device, config.enforce_reference, config.deterministic)
         folder = folder or Path(self._spec.model_folder)
-        ahead = self._compile_ahead(folder) if self._needs_no_host else None
+        ahead = self._compile_ahead(folder) if self._samples_on_device else None
         self._model = self._load_model(folder, self._spec.model, self._device)
         size = gib(self._model.weight_bytes)
         detail = f"{size} as {self._spec.dtype} on {self._device}"
@@ -265,13 +265,7 @@ class Worker:
 
     @property
     def _has_graphs(self) -> bool:
-        return self._needs_no_host and not self._spec.config.enforce_eager
-
-    @property
-    def _needs_no_host(self) -> bool:
-        """Whether a step reads nothing back; experts with --deterministic are found on the host."""
-        is_on_host = self._spec.config.deterministic and self._spec.model.experts is not None
-        return self._samples_on_device and not is_on_host
+        return self._samples_on_device and not self._spec.config.enforce_eager
 
     @property
     def _samples_on_device(self) -> bool:

@@ -1,8 +1,8 @@
 """With --deterministic a GPU gives a request the same bits in any batch and chunk, after a hit and after preemption.
 
 In the interpreter; tests/gpu has the same on a device. The interpreter multiplies with numpy, where a row's bits depend
-on its place in the tile; tensor cores add up each element alike, and so does `in_order` here. Tolerance against the
-reference: 2e-5 in float32.
+on its place in the tile; tensor cores add up each element of a tile alike, and so does `in_order` here. Tolerance
+against the reference: 2e-5 in float32.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
+from tokenloom.kernels.quantized import quantize
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.kernels.triton_deterministic import DeterministicTritonOps
 from tokenloom.kernels.triton_linear import linear
@@ -30,12 +31,12 @@ BLOCK_SIZE, LENGTH = 16, 44
 
 @pytest.fixture(autouse=True)
 def in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Products whose every element is a sum in the order of the inner dimension."""
+    """Products whose every element is a sum in one order, which another shape of tile may change."""
 
     def dot(builder: InterpreterBuilder, a: Any, b: Any, d: Any, *precision: Any) -> TensorHandle:
         acc = d.data.astype(np.float32)
         left, right = a.data.astype(np.float32), b.data.astype(np.float32)
-        for k in range(left.shape[1]):
+        for k in np.roll(np.arange(left.shape[1]), left.shape[0] // 16 + right.shape[1] // 16):
             acc = acc + left[:, k : k + 1] * right[k : k + 1]
         return TensorHandle(acc, d.dtype.scalar)
 
@@ -50,6 +51,23 @@ def test_a_product_is_torchs_and_its_rows_stand_alone(num_inputs: int, num_outpu
     torch.testing.assert_close(together, torch.nn.functional.linear(x, weight, bias), atol=1e-5, rtol=1e-5)
     for rows in ([0], [69], [3, 50], list(range(17, 40))):
         assert torch.equal(linear(x[rows], weight, bias, torch.float32), together[rows])
+
+
+@pytest.mark.parametrize("form", [None, "int8"])
+def test_mixed_experts_are_the_references_and_tokens_stand_alone(form: Literal["int8"] | None) -> None:
+    torch.manual_seed(0)
+    x, scores, num_experts, inner = torch.randn(70, 48), torch.randn(70, 5), 5, 24
+    shapes = ((2 * inner, 48), (48, inner))
+    gate_up, down = ([torch.randn(*shape) / 4 for _ in range(num_experts)] for shape in shapes)
+    if form is not None:
+        gate_up, down = ([quantize(weight, form) for weight in weights] for weights in (gate_up, down))
+    ops, reference = DeterministicTritonOps(90), ReferenceOps()
+    packed = ops.pack_experts(gate_up, down)
+    together = ops.mix_experts(x, scores, packed, 3, True)
+    wanted = reference.mix_experts(x, scores, reference.pack_experts(gate_up, down), 3, True)
+    torch.testing.assert_close(together, wanted, atol=2e-5, rtol=2e-5)
+    for rows in ([0], [69], [3, 50], list(range(17, 40))):
+        assert torch.equal(ops.mix_experts(x[rows], scores[rows], packed, 3, True), together[rows])
 
 
 def test_totals_are_torchs_and_rows_stand_alone() -> None:

@@ -1,7 +1,7 @@
 """Compile ahead for a checkpoint as a Hopper would: python -m tokenloom.tests.workers.compile_ahead_run FOLDER
 
-Prints JSON: how many kernels were compiled, and the names of those that other steps then lacked. With a second argument
-triton is without its private part. Must run without TRITON_INTERPRET.
+Prints JSON: how many kernels were compiled, and the names of those that other steps then lacked. A second argument
+"alone": triton is without its private part; "deterministic": as with that option. Must run without TRITON_INTERPRET.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from pathlib import Path
 import torch
 import triton
 
-if len(sys.argv) > 2:
+if "alone" in sys.argv:
     del triton.runtime._async_compile.AsyncCompileMode
 
 from tokenloom.ipc.model_config import ModelConfig
 from tokenloom.kernels.gpu_compile import NoDevice
 from tokenloom.kernels.triton_compile import compiling
+from tokenloom.kernels.triton_deterministic import DeterministicTritonOps
 from tokenloom.kernels.triton_ops import TritonOps
 from tokenloom.workers.compile_ahead import NOWHERE, CompileAhead, distinct_layers, launch_steps
 from tokenloom.workers.device_runner import DeviceRunner
@@ -42,7 +43,8 @@ STEPS = (  # tokens and length of each row
 
 
 def load(folder: Path, config: ModelConfig) -> DecoderModel:
-    return load_model(folder, config, MAX_MODEL_LEN, torch.bfloat16, NOWHERE, TritonOps(ARCHITECTURE), ParallelGroup())
+    ops = (DeterministicTritonOps if "deterministic" in sys.argv else TritonOps)(ARCHITECTURE)
+    return load_model(folder, config, MAX_MODEL_LEN, torch.bfloat16, NOWHERE, ops, ParallelGroup())
 
 
 def new_cache(model: DecoderModel, num_blocks: int) -> torch.Tensor:

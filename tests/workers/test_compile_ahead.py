@@ -36,21 +36,29 @@ def compile_ahead(folder: Path, *options: str) -> tuple[dict[str, object], str]:
 
 
 @pytest.mark.parametrize(
-    ("family", "form"),
+    ("family", "form", "options"),
     [
-        ("qwen3", None),
+        ("qwen3", None, []),
         *(
-            pytest.param(family, form, marks=pytest.mark.slow)
-            for family, form in (("mistral", None), ("qwen3_moe", None), ("llama", "awq"), ("qwen3_moe", "fp8, blocks"))
+            pytest.param(family, form, options, marks=pytest.mark.slow)
+            for family, form, options in (
+                ("mistral", None, []),
+                ("qwen3_moe", None, []),
+                ("qwen3_moe", None, ["deterministic"]),
+                ("llama", "awq", []),
+                ("qwen3_moe", "fp8, blocks", []),
+            )
         ),
     ],
 )
-def test_no_step_launches_what_was_not_compiled_ahead(family: str, form: str | None, tmp_path: Path) -> None:
+def test_no_step_launches_what_was_not_compiled_ahead(
+    family: str, form: str | None, options: list[str], tmp_path: Path
+) -> None:
     if form is None:
         folder = tiny_checkpoint(tmp_path, family, **SHAPE)
     else:
         folder, _ = quantized_pair(tmp_path, form, family, intermediate_size=512, **SHAPE)
-    found, log = compile_ahead(folder)
+    found, log = compile_ahead(folder, *options)
     assert found["missing"] == []
     num_kernels = found["num_kernels"]
     assert isinstance(num_kernels, int) and 10 <= num_kernels <= 30
