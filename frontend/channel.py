@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
+import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
@@ -21,6 +23,10 @@ from .conversation import Conversation, OpenQuery, Query, ReplySink
 from .open_request import OpenRequest, Sink
 
 T = TypeVar("T")
+
+logger = logging.getLogger("tokenloom.client")
+
+CLOSE_TIMEOUT_S = 5.0  # for callbacks of the caller's that still run; a thread of ours ends at once
 
 
 class Channel(ABC):
@@ -71,4 +77,22 @@ class Channel(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End every request with an error and release everything. A second call does nothing."""
+        """End every request with an error and release everything. A second call does nothing.
+
+        A callback that does not return is waited for CLOSE_TIMEOUT_S: then its thread, a daemon, is named in a warning
+        and left alone, so that neither this call nor the end of the program hangs.
+        """
+
+
+def wait_for_end(thread: threading.Thread | None) -> None:
+    """See `Channel.close`. The caller's own thread is not waited for."""
+    if thread is None or thread is threading.current_thread():
+        return
+    thread.join(CLOSE_TIMEOUT_S)
+    if thread.is_alive():
+        logger.warning(
+            "closed, but a callback has not returned for %g s: the thread «%s» is left to itself and ends with the "
+            "program",
+            CLOSE_TIMEOUT_S,
+            thread.name,
+        )

@@ -27,7 +27,7 @@ from ..ipc.errors import ConfigError, InternalError, ProtocolError, RequestError
 from ..ipc.keys import Keys
 from ..ipc.messages import ClientMessage, FrontendMessage, GetInfo, Info
 from ..ipc.sockets import MAX_CLIENT_MESSAGE_BYTES, new_socket
-from .channel import Channel
+from .channel import Channel, wait_for_end
 from .conversation import Conversation, Reply, check_reply
 from .errand_thread import ErrandThread
 
@@ -102,8 +102,8 @@ class Connection(Channel):
             self._is_closed = True
             os.eventfd_write(self._wake_fd, 1)
         if threading.current_thread() is not self._thread:  # garbage collection may run in any thread
-            self._thread.join()
-            self._errands.join()
+            wait_for_end(self._thread)
+            wait_for_end(self._errands.thread)  # which the other may have started last
 
     def _command(self, command: Callable[[], None]) -> None:
         if os.getpid() != self._pid:

@@ -18,16 +18,16 @@ class ErrandThread:
         self._name = name
         self._errands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self.thread: threading.Thread | None = None  # once there was an errand
         self._is_stopped = False
 
     def run(self, errand: Callable[[], None]) -> None:
         with self._lock:
             if not self._is_stopped:
                 self._errands.put(errand)
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-                    self._thread.start()
+                if self.thread is None:
+                    self.thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+                    self.thread.start()
                 return
         errand()
 
@@ -37,10 +37,6 @@ class ErrandThread:
             if not self._is_stopped:
                 self._is_stopped = True
                 self._errands.put(None)
-
-    def join(self) -> None:
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
 
     def _work(self) -> None:
         while True:

@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 
 from ..ipc.errors import InternalError, RequestError, TokenloomError
 from ..ipc.messages import ClientMessage, FrontendMessage
-from .channel import Channel
+from .channel import Channel, wait_for_end
 from .conversation import Conversation
 
 T = TypeVar("T")
@@ -76,8 +76,7 @@ class InProcessConnection(Channel):
                 return
             self._is_closed = True
             self._has_work.notify()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+        wait_for_end(self._thread)
         with self._turn_lock:
             self._run_commands()
             self._conversation.end(RequestError("the engine was closed while the request was open"))

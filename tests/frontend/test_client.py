@@ -225,6 +225,27 @@ def test_a_closed_client_says_so_and_leaves_no_thread(fake: FakeFrontend) -> Non
     assert set(threading.enumerate()) == before
 
 
+@pytest.mark.parametrize("waits_at_exit", [False, True])
+def test_a_callback_that_never_returns_keeps_no_program_from_ending(
+    fake: FakeFrontend, tmp_path: Path, waits_at_exit: bool
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import threading, tokenloom\n"
+        "from tokenloom.frontend import channel\n"
+        "channel.CLOSE_TIMEOUT_S, entered = 0.3, threading.Event()\n"
+        f"client = tokenloom.Client({fake.address!r})\n"
+        "future = client.submit('p', tokenloom.SamplingParams(max_tokens=3))\n"
+        "future.add_done_callback(lambda future: (entered.set(), threading.Event().wait()))\n"
+        "entered.wait()\n" + ("" if waits_at_exit else "client.close()\nprint('closed')\n")
+    )
+    result = subprocess.run([sys.executable, script], capture_output=True, timeout=DEADLINE_S, text=True, cwd=tmp_path)
+    assert result.returncode == 0
+    assert result.stdout == ("" if waits_at_exit else "closed\n")
+    (line,) = result.stderr.splitlines()
+    assert "a callback has not returned for 0.3 s: the thread «tokenloom callbacks»" in line
+
+
 def test_a_client_that_is_dropped_is_closed(fake: FakeFrontend) -> None:
     before = set(threading.enumerate())
     client = Client(fake.address)
