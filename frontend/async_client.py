@@ -135,14 +135,6 @@ class AsyncClient(Attachment):
     ) -> None:
         await self.close()
 
-    def __enter__(self: AsyncClientType) -> AsyncClientType:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._finalizer()
-
     # ── how ──
 
     async def _run(self, submit: Submit) -> AsyncGenerator[RequestOutput, None]:

@@ -11,7 +11,8 @@ import os
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import ClassVar
+from types import TracebackType
+from typing import ClassVar, TypeVar
 
 from ..ipc.messages import Control, Submit, Tokenize
 from ..ipc.pooling_params import PoolingParams
@@ -20,6 +21,8 @@ from .channel import Channel
 from .connection import Connection
 from .conversation import Query
 from .prompts import Chat, Prompt, check_chat, check_pooling, check_text, new_submit
+
+AttachmentType = TypeVar("AttachmentType", bound="Attachment")
 
 
 class Attachment:
@@ -60,6 +63,14 @@ class Attachment:
         self._channel = channel
         self._finalizer = weakref.finalize(self, close)
         self._request_numbers = itertools.count()
+
+    def __enter__(self: AttachmentType) -> AttachmentType:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._finalizer()
 
     def _submit_of(
         self,

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
-from types import TracebackType
-from typing import TypeVar
 
 from ..ipc.codec import decode_ids
 from ..ipc.errors import RequestError, TokenloomError
@@ -36,8 +34,6 @@ from .open_request import Update
 from .outputs import OutputBuilder, RequestOutput
 from .prompts import Chat, Prompt, check_chat, check_params, check_token_ids, list_chats, list_params, list_prompts
 from .request_future import RequestFuture
-
-ClientType = TypeVar("ClientType", bound="Client")
 
 
 class Client(Attachment):
@@ -152,14 +148,6 @@ class Client(Attachment):
     def close(self) -> None:
         """Let go of the engine; a second call does nothing."""
         self._finalizer()
-
-    def __enter__(self: ClientType) -> ClientType:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     # ── how ──
 

@@ -20,6 +20,7 @@ from ..ipc.messages import ChatMessage, Child, Submit
 from ..ipc.pooling_params import PoolingParams
 from ..ipc.sampling_params import MAX_CHILDREN, SamplingParams, child_seed
 from .chat import ChatTemplate
+from .prompts import check_text
 from .tokenizer import JsonObject, Tokenizer
 
 HEAVY_CHARACTERS = 4096  # longer texts are tokenized in a thread: 1 ms and more
@@ -83,9 +84,7 @@ class InputProcessor:
             return Prompt(token_ids, None)
         if chat is not None:
             return self.encode(self._template().render(chat), add_special_tokens=False)  # it writes its own
-        if not prompt:
-            raise RequestError("prompt is empty: give at least one character")
-        return self.encode(prompt, add_special_tokens=True)
+        return self.encode(check_text(prompt or ""), add_special_tokens=True)
 
     def detokenize(self, token_ids: bytes) -> str:
         """The text of `token_ids`, special tokens included."""

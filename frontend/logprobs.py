@@ -21,20 +21,21 @@ class Logprob(msgspec.Struct, frozen=True):
 TokenLogprobs = dict[int, Logprob]  # the token itself first, then the likeliest by falling logprob
 
 
+def rows_of(packed: Logprobs) -> list[list[tuple[int, float]]]:
+    """Per token: (id, logprob) of itself and then of the likeliest."""
+    width, values = packed.num_top + 1, array("f")
+    values.frombytes(packed.logprobs)
+    cells = list(zip(decode_ids(packed.token_ids), values, strict=True))
+    return [cells[start : start + width] for start in range(0, len(cells), width)]
+
+
 def unpack_logprobs(packed: Logprobs) -> list[TokenLogprobs]:
     """One dict per token."""
-    width = packed.num_top + 1
-    token_ids, ranks, logprobs = decode_ids(packed.token_ids), decode_ids(packed.ranks), array("f")
-    logprobs.frombytes(packed.logprobs)
-    texts = packed.texts
-    tokens = []
-    for i, own_rank in enumerate(ranks):
-        start = i * width
-        own = token_ids[start]
-        token = {own: Logprob(logprobs[start], own_rank, texts.get(own))}
-        for rank in range(1, width):
-            token_id = token_ids[start + rank]
+    texts, tokens = packed.texts, []
+    for own_rank, ((own, logprob), *likeliest) in zip(decode_ids(packed.ranks), rows_of(packed), strict=True):
+        token = {own: Logprob(logprob, own_rank, texts.get(own))}
+        for rank, (token_id, logprob) in enumerate(likeliest, 1):
             if token_id != own:
-                token[token_id] = Logprob(logprobs[start + rank], rank, texts.get(token_id))
+                token[token_id] = Logprob(logprob, rank, texts.get(token_id))
         tokens.append(token)
     return tokens

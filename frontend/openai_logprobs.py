@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from array import array
-
-from ..ipc.codec import decode_ids
 from ..ipc.messages import Delta, Logprobs
+from .logprobs import rows_of
 from .tokenizer import JsonObject
 
 LOWEST = -9999.0  # JSON has no −∞; OpenAI writes this
@@ -49,14 +47,8 @@ def _rows(logprobs: Logprobs | None) -> list[list[tuple[str, float]]]:
     """Per token: (text, logprob) of itself and then of the likeliest."""
     if logprobs is None:
         return []
-    width = logprobs.num_top + 1
-    ids = decode_ids(logprobs.token_ids)
-    values = array("f")
-    values.frombytes(logprobs.logprobs)
-    cells = [
-        (logprobs.texts.get(token_id, ""), max(value, LOWEST)) for token_id, value in zip(ids, values, strict=True)
-    ]
-    return [cells[start : start + width] for start in range(0, len(cells), width)]
+    texts = logprobs.texts
+    return [[(texts.get(token_id, ""), max(value, LOWEST)) for token_id, value in row] for row in rows_of(logprobs)]
 
 
 def _token(text: str, logprob: float) -> JsonObject:

@@ -43,7 +43,7 @@ class RequestDesk:
     _metrics: EngineMetrics
     _send: Callable[[bytes, FrontendMessage], None]  # to the client of this identity
     _unix_time: Callable[[], float]
-    is_draining: bool = False  # refuse what is new, finish what is open
+    _is_draining: Callable[[], bool]  # refuse what is new, finish what is open
 
     # ── in ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -60,7 +60,7 @@ class RequestDesk:
                 self._repeat(session, known, submit)
                 return
             self.forget(session, known, "replaced")
-        if self.is_draining and submit.attempt == 0 and not submit.children:
+        if self._is_draining() and submit.attempt == 0 and not submit.children:
             error = Draining("the engine is shutting down and takes no new requests: ask another one", 5.0)
             self.refuse(session, submit.request_id, error_info(error))
             return

@@ -2,6 +2,10 @@
 
 One thread runs the frontend's turns and the HTTP handlers, so that a token goes from the core's message to the
 client's socket without a lock, a queue or a second process.
+
+ZeroMQ's descriptors are edge-triggered: they say that something happened, not that something is there. So each turn
+ends with a look at what the sockets still hold, and what does is read in the next turn. However many handlers ask for
+a turn, one is pending at most: all that they want sent goes out together.
 """
 
 from __future__ import annotations
@@ -10,18 +14,19 @@ import asyncio
 import contextlib
 import logging
 import socket
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import uvicorn
 import uvloop
+import zmq
 
 from ..ipc.config import http_endpoint
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import ConfigError
 from .server_app import new_app
 from .server_engine import LocalEngine
-from .server_loop import TurnLoop
 from .service import Frontend
 
 if TYPE_CHECKING:
@@ -81,3 +86,58 @@ async def _serve(process: FrontendProcess, frontend: Frontend, spec: EngineSpec,
     process.stop()
     with contextlib.suppress(asyncio.CancelledError):
         await server.shutdown(sockets=[listener])
+
+
+class TurnLoop:
+    """`run` returns when the process is stopping, and raises what a turn raises."""
+
+    def __init__(self, process: FrontendProcess) -> None:
+        self._process = process
+        self._loop = asyncio.get_running_loop()
+        self._is_pending = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._end: asyncio.Future[None] = self._loop.create_future()
+
+    def wake(self) -> None:
+        """Have a turn soon; from the loop's own thread."""
+        if not self._is_pending and not self._end.done():
+            self._is_pending = True
+            self._loop.call_soon(self._turn)
+
+    async def run(self) -> None:
+        fds = [int(each.getsockopt(zmq.FD)) for each in self._process.sockets]
+        fds.append(self._process.wakeup_fd)
+        for fd in fds:
+            self._loop.add_reader(fd, self.wake)
+        self.wake()
+        try:
+            await self._end
+        finally:
+            for fd in fds:
+                self._loop.remove_reader(fd)
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def _turn(self) -> None:
+        self._is_pending = False
+        if self._end.done():
+            return
+        try:
+            self._process.turn()
+        except Exception as error:
+            self._end.set_exception(error)
+            return
+        if self._process.is_stopping:
+            self._end.set_result(None)
+        elif any(int(each.getsockopt(zmq.EVENTS)) & zmq.POLLIN for each in self._process.sockets):
+            self.wake()
+        else:
+            self._set_timer()
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        wait_s = self._process.seconds_to_tick(time.monotonic())
+        if wait_s is not None:
+            self._timer = self._loop.call_later(wait_s + 0.001, self.wake)

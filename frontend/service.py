@@ -110,6 +110,7 @@ class Frontend:
             self.metrics,
             self._send,
             unix_time,
+            lambda: self._queries.is_draining,
         )
         self._ticked_at = 0.0  # monotonic seconds
         self._drains_at = NEVER  # when it may be drained at the earliest; monotonic seconds
@@ -296,7 +297,7 @@ class Frontend:
             self._core.connect()
             self._controls.on_core_lost()
         elif isinstance(message, Drain):
-            self._desk.is_draining = self._queries.is_draining = True
+            self._queries.is_draining = True
             self._drains_at = self._monotonic() + message.clients_return_s
 
     def on_wakeup(self) -> None:

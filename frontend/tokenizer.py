@@ -8,7 +8,6 @@ nothing of requests and streams (`detokenizer.py`) or of chats (`chat.py`). Ids 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 import tokenizers
 
 from ..ipc.errors import ConfigError, RequestError
+from ..ipc.model_config import read_json
 
 JsonObject = dict[str, object]
 
@@ -97,15 +97,7 @@ class Tokenizer:
 def read_tokenizer_config(folder: Path) -> JsonObject:
     """tokenizer_config.json as a dict, empty when there is none."""
     path = folder / "tokenizer_config.json"
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from None
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path} must hold a JSON object, it holds {type(value).__name__}")
-    return value
+    return read_json(path) if path.is_file() else {}
 
 
 def special_token(config: JsonObject, name: str) -> str | None:

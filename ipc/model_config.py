@@ -92,15 +92,16 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def load(cls, folder: Path) -> ModelConfig:
         """Read `folder`/config.json and, where it is, generation_config.json."""
-        raw = _read_json(folder / "config.json")
+        raw = read_json(folder / "config.json")
         generation_file = folder / "generation_config.json"
-        generation = _read_json(generation_file) if generation_file.exists() else {}
+        generation = read_json(generation_file) if generation_file.exists() else {}
         return _parse(raw, generation, folder / "config.json")
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """A file of a checkpoint; ConfigError if it does not hold a JSON object."""
     try:
-        value = json.loads(path.read_text())
+        value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist: --model must name a folder with a checkpoint") from None
     except (OSError, ValueError) as error:
