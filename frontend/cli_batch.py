@@ -29,11 +29,19 @@ from tqdm import tqdm
 
 from ..ipc.config import API_KEY_VARIABLE
 from ..ipc.errors import ConfigError
-from .cli_command import Command
 from .cli_engine import announce_start
 from .engine_handle import EngineHandle
 from .engine_options import config_from_keywords
 
+DESCRIPTION = (
+    "Answer the requests of an OpenAI batch file. Run it again after a kill: it goes on where it was.\n"
+    "Exit code 0: every request has an answer; 1: some have errors."
+)
+EXAMPLES = [
+    "in.jsonl out.jsonl",
+    "in.jsonl out.jsonl --model ./Qwen3-0.6B",
+    "in.jsonl out.jsonl --url http://10.0.0.7:8000",
+]
 PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/responses")
 NUM_TRIES = 8  # of a request that is answered with 429 or 503, or not at all
 LONGEST_WAIT_S = 30.0
@@ -50,7 +58,7 @@ class BatchLine(msgspec.Struct, frozen=True):
     method: str = "POST"
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("input", type=Path, metavar="IN", help="lines of {custom_id, method, url, body}")
     parser.add_argument("output", type=Path, metavar="OUT", help="is appended to")
     parser.add_argument("--url", metavar="URL", help="a running engine's --http address; none: start one")
@@ -61,7 +69,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--concurrency", type=int, default=64, metavar="N", help="requests at once (default: 64)")
 
 
-def _run_batch(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     if not 1 <= arguments.concurrency <= 1024:
         raise ConfigError(f"--concurrency must be in [1, 1024], got {arguments.concurrency}")
     lines = read_lines(arguments.input)
@@ -74,7 +82,7 @@ def _run_batch(arguments: argparse.Namespace) -> int:
         num_errors = sum(1 for line in lines if done.get(line.custom_id))
         if todo:
             with _server(arguments) as (url, api_key):
-                num_errors += _run(todo, len(lines), output, url, api_key, arguments.concurrency)
+                num_errors += _run_all(todo, len(lines), output, url, api_key, arguments.concurrency)
     print(f"requests: {len(lines)}, with errors: {num_errors}, all answers in {arguments.output}", file=sys.stderr)
     return 1 if num_errors else 0
 
@@ -131,7 +139,7 @@ def take_up(output: BinaryIO) -> dict[str, bool]:
     return done
 
 
-def _run(todo: list[BatchLine], total: int, output: BinaryIO, url: str, api_key: str | None, width: int) -> int:
+def _run_all(todo: list[BatchLine], total: int, output: BinaryIO, url: str, api_key: str | None, width: int) -> int:
     """Returns how many answers are errors. The threads are daemons: Ctrl-C does not wait for open answers."""
     waiting, answers = deque(todo), SimpleQueue[bytes]()
 
@@ -225,17 +233,3 @@ def _server(arguments: argparse.Namespace) -> Iterator[tuple[str, str | None]]:
         yield handle.http_address or "", key
     finally:
         handle.stop()
-
-
-COMMAND = Command(
-    "batch",
-    "Answer the requests of an OpenAI batch file. Run it again after a kill: it goes on where it was.\n"
-    "Exit code 0: every request has an answer; 1: some have errors.",
-    [
-        "in.jsonl out.jsonl",
-        "in.jsonl out.jsonl --model ./Qwen3-0.6B",
-        "in.jsonl out.jsonl --url http://10.0.0.7:8000",
-    ],
-    _add_arguments,
-    _run_batch,
-)

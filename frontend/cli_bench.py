@@ -6,7 +6,7 @@ import argparse
 import importlib
 import sys
 
-from .cli_command import Command, list_commands
+from .cli_command import list_commands
 
 BENCHMARKS = {  # name: what it measures; its script is scripts/bench_NAME.py
     "throughput": "many prompts at once, offline; beside transformers' generate",
@@ -22,23 +22,16 @@ BENCHMARKS = {  # name: what it measures; its script is scripts/bench_NAME.py
     "sampling": "what sampling parameters cost",
     "grammar": "what structured output costs",
 }
+DESCRIPTION = "Measure. Each benchmark has a --help of its own:\n\n" + list_commands(BENCHMARKS)
+EXAMPLES = ["throughput 135m 32 128 64 --with-transformers", "latency ./Qwen3-0.6B 128 64", "serve --help"]
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("benchmark", choices=tuple(BENCHMARKS), metavar="NAME", help="one of those above")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="…", help="its arguments")
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     sys.argv = [f"engine-launch bench {arguments.benchmark}", *arguments.arguments]
     script = importlib.import_module(f"..scripts.bench_{arguments.benchmark}", __package__)
     return int(script.main())
-
-
-COMMAND = Command(
-    "bench",
-    "Measure. Each benchmark has a --help of its own:\n\n" + list_commands(BENCHMARKS),
-    ["throughput 135m 32 128 64 --with-transformers", "latency ./Qwen3-0.6B 128 64", "serve --help"],
-    _add_arguments,
-    _run,
-)

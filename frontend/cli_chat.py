@@ -18,10 +18,11 @@ import msgspec
 from ..ipc.errors import RequestError, TokenloomError
 from ..ipc.messages import ChatMessage
 from ..ipc.sampling_params import SamplingParams
-from .cli_command import Command
 from .cli_engine import add_engine_choice, add_sampling, open_engine, sampling_of
 from .client import Client
 
+DESCRIPTION = "Talk with the model. /help lists the commands; Ctrl-C stops an answer, Ctrl-D leaves."
+EXAMPLES = ["", "--address tcp://10.0.0.7:5555 --key-file engine.key", "--model ./Qwen3-0.6B --system 'Be brief.'"]
 HISTORY_FILE = Path("~/.cache/tokenloom/chat_history").expanduser()
 MAX_HISTORY_LINES = 2000
 
@@ -33,13 +34,13 @@ HELP = """/reset            forget the conversation
 /exit             leave, as Ctrl-D does"""
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", metavar="TEXT", help="a system message")
     add_sampling(parser, None)
     add_engine_choice(parser)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     with open_engine(arguments) as engine, _line_editing():
         print(f"{engine.info().model} · /help for commands")
         Conversation(engine, sampling_of(arguments), arguments.system, input, _show).run()
@@ -179,12 +180,3 @@ def _pair(part: str) -> tuple[str, object]:
         return name, msgspec.json.decode(value)
     except msgspec.DecodeError:
         return name, value
-
-
-COMMAND = Command(
-    "chat",
-    "Talk with the model. /help lists the commands; Ctrl-C stops an answer, Ctrl-D leaves.",
-    ["", "--address tcp://10.0.0.7:5555 --key-file engine.key", "--model ./Qwen3-0.6B --system 'Be brief.'"],
-    _add_arguments,
-    _run,
-)

@@ -1,7 +1,7 @@
 """Command: one subcommand of engine-launch: what its help says, its arguments, and what it does.
 
-`COMMANDS` names all of them; the module of each, `cli_NAME.py`, is imported only when it is asked for, since a shell
-that completes a word, or a `status` in a probe, must not wait for what others need.
+`COMMANDS` names all of them. The parts of each are in its module, `cli_NAME.py`, which is imported only when it is
+asked for: a shell that completes a word, or a `status` in a probe, must not wait for what others need.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ COMMANDS = {  # name: what it does, in a line
 
 @dataclass(frozen=True)
 class Command:
-    """`run` gets the parsed arguments and returns the exit code."""
+    """What its module holds; `run` gets the parsed arguments and returns the exit code."""
 
     name: str
     description: str
@@ -80,9 +80,8 @@ def list_commands(text_by_name: Mapping[str, str]) -> str:
 
 def load_command(name: str) -> Command:
     """The command of `COMMANDS` called `name`."""
-    command = importlib.import_module(f".cli_{name}", __package__).COMMAND
-    assert isinstance(command, Command)
-    return command
+    module = importlib.import_module(f".cli_{name}", __package__)
+    return Command(name, module.DESCRIPTION, module.EXAMPLES, module.add_arguments, module.run)
 
 
 def unknown_command(name: str) -> str:

@@ -6,18 +6,20 @@ import argparse
 import sys
 
 from ..ipc.errors import RequestError
-from .cli_command import Command
 from .cli_engine import add_engine_choice, add_sampling, open_engine, sampling_of
 
+DESCRIPTION = "Continue a text: the prompt is the argument, or standard input."
+EXAMPLES = ['"The capital of France is"', "--address ipc:///run/loom.sock --temperature 0 < prompt.txt"]
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = "the text; none or -: standard input without its last newline"
     parser.add_argument("prompt", nargs="?", metavar="PROMPT", help=what)
     add_sampling(parser, 128)
     add_engine_choice(parser)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     prompt = sys.stdin.read().removesuffix("\n") if arguments.prompt in (None, "-") else arguments.prompt
     if not prompt:
         raise RequestError("the prompt is empty: give it as an argument or on standard input")
@@ -26,12 +28,3 @@ def _run(arguments: argparse.Namespace) -> int:
             print(text, end="", flush=True)
     print()
     return 0
-
-
-COMMAND = Command(
-    "complete",
-    "Continue a text: the prompt is the argument, or standard input.",
-    ['"The capital of France is"', "--address ipc:///run/loom.sock --temperature 0 < prompt.txt"],
-    _add_arguments,
-    _run,
-)

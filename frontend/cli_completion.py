@@ -6,19 +6,25 @@ import argparse
 
 import shtab
 
-from .cli_command import COMMANDS, Command, load_command
+from .cli_command import COMMANDS, load_command
 from .launch import new_serve_parser
 
+DESCRIPTION = "Print what makes a shell complete engine-launch; read it at the shell's start, as in the examples."
+EXAMPLES = [
+    "bash > ~/.local/share/bash-completion/completions/engine-launch",
+    "zsh > ~/.zfunc/_engine-launch      # with fpath+=~/.zfunc before compinit",
+    "fish > ~/.config/fish/completions/engine-launch.fish",
+]
 SHELLS = ("bash", "zsh", "fish")
 _FILES = ("config", "key_file", "chat_template", "file", "input", "output")
 _COMPLETED = {"model": shtab.DIRECTORY, "tokenizer": shtab.DIRECTORY} | dict.fromkeys(_FILES, shtab.FILE)
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", choices=SHELLS)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     print(shtab.complete(_whole_parser(), shell=arguments.shell))
     return 0
 
@@ -34,16 +40,3 @@ def _whole_parser() -> argparse.ArgumentParser:
             if action.dest in _COMPLETED:
                 action.complete = _COMPLETED[action.dest]  # type: ignore[attr-defined]
     return parser
-
-
-COMMAND = Command(
-    "completion",
-    "Print what makes a shell complete engine-launch; read it at the shell's start, as in the examples.",
-    [
-        "bash > ~/.local/share/bash-completion/completions/engine-launch",
-        "zsh > ~/.zfunc/_engine-launch      # with fpath+=~/.zfunc before compinit",
-        "fish > ~/.config/fish/completions/engine-launch.fish",
-    ],
-    _add_arguments,
-    _run,
-)

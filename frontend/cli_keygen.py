@@ -6,23 +6,16 @@ import argparse
 from pathlib import Path
 
 from ..ipc.keys import Keys
-from .cli_command import Command
+
+DESCRIPTION = "Write a key file for --key-file and Client(key_file=…). Who holds it may use the engine."
+EXAMPLES = ["engine.key"]
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, metavar="FILE", help="where to write it; only you will be able to read it")
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     Keys.generate().save(arguments.file)
     print(f"{arguments.file}: give it to the engine as --key-file, and to each client as key_file")
     return 0
-
-
-COMMAND = Command(
-    "keygen",
-    "Write a key file for --key-file and Client(key_file=…). Who holds it may use the engine.",
-    ["engine.key"],
-    _add_arguments,
-    _run,
-)

@@ -9,18 +9,20 @@ import msgspec
 
 from ..ipc.errors import ConfigError
 from ..ipc.messages import Health, Info
-from .cli_command import Command
 from .client import Client
 
+DESCRIPTION = "Say what an engine serves and how it is. Exit code 0: it serves; 1: it does not."
+EXAMPLES = ["ipc:///run/loom.sock", "tcp://10.0.0.7:5555 --key-file engine.key --json"]
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("address", metavar="ADDRESS", help="as engine-launch prints it: ipc://… or tcp://…")
     parser.add_argument("--key-file", metavar="FILE", help="what the engine got as --key-file")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")
     parser.add_argument("--timeout-s", type=float, default=5.0, metavar="X", help="(default: 5)")
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     if not arguments.address.startswith(("ipc://", "tcp://")):
         raise ConfigError(f"{arguments.address} is no address of an engine: it begins with ipc:// or tcp://")
     timeout_s = arguments.timeout_s
@@ -46,12 +48,3 @@ def lines(health: Health, info: Info) -> list[str]:
         f"restarts   {health.num_restarts}",
     ]
     return [*shown, f"last loss  {health.last_failure}"] if health.last_failure else shown
-
-
-COMMAND = Command(
-    "status",
-    "Say what an engine serves and how it is. Exit code 0: it serves; 1: it does not.",
-    ["ipc:///run/loom.sock", "tcp://10.0.0.7:5555 --key-file engine.key --json"],
-    _add_arguments,
-    _run,
-)

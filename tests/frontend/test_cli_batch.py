@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tokenloom.frontend.cli_batch import COMMAND, read_lines, take_up
+from tokenloom.frontend.cli_batch import read_lines, take_up
+from tokenloom.frontend.cli_command import load_command
 from tokenloom.ipc.errors import ConfigError
+
+BATCH = load_command("batch")
 
 
 def answer(custom_id: str, status: int = 200) -> bytes:
@@ -67,16 +70,16 @@ def test_a_bad_line_is_named_before_anything_runs(tmp_path: Path, text: str, rea
     path.write_text(text)
     with pytest.raises(ConfigError, match=reason):
         read_lines(path)
-    assert COMMAND.main([str(path), str(tmp_path / "out.jsonl")]) == 2
+    assert BATCH.main([str(path), str(tmp_path / "out.jsonl")]) == 2
     assert not (tmp_path / "out.jsonl").exists()
 
 
 def test_the_requests_are_never_taken_for_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "in").write_text(request("a"))
     (tmp_path / "copy").write_text(request("a"))
-    assert COMMAND.main([str(tmp_path / "in"), str(tmp_path / "in")]) == 2
+    assert BATCH.main([str(tmp_path / "in"), str(tmp_path / "in")]) == 2
     assert "holds the requests" in capsys.readouterr().err
-    assert COMMAND.main([str(tmp_path / "in"), str(tmp_path / "copy")]) == 2
+    assert BATCH.main([str(tmp_path / "in"), str(tmp_path / "copy")]) == 2
     assert (tmp_path / "in").read_text() == (tmp_path / "copy").read_text() == request("a")
 
 
@@ -84,13 +87,13 @@ def test_two_batches_do_not_write_one_file(tmp_path: Path, capsys: pytest.Captur
     (tmp_path / "in").write_text(request("a"))
     with open(tmp_path / "out", "wb") as output:
         fcntl.flock(output, fcntl.LOCK_EX)
-        assert COMMAND.main([str(tmp_path / "in"), str(tmp_path / "out"), "--url", "http://127.0.0.1:1"]) == 2
+        assert BATCH.main([str(tmp_path / "in"), str(tmp_path / "out"), "--url", "http://127.0.0.1:1"]) == 2
     assert "another batch is writing" in capsys.readouterr().err
 
 
 def test_an_engine_that_is_not_there_is_said_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "in").write_text(request("a"))
-    assert COMMAND.main([str(tmp_path / "in"), str(tmp_path / "out"), "--url", "http://127.0.0.1:1"]) == 2
+    assert BATCH.main([str(tmp_path / "in"), str(tmp_path / "out"), "--url", "http://127.0.0.1:1"]) == 2
     assert "http://127.0.0.1:1 does not answer" in capsys.readouterr().err
     assert (tmp_path / "out").read_bytes() == b""
 
@@ -98,5 +101,5 @@ def test_an_engine_that_is_not_there_is_said_at_once(tmp_path: Path, capsys: pyt
 def test_a_finished_batch_starts_no_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "in").write_text(request("a") + "\n" + request("b"))
     (tmp_path / "out").write_bytes(answer("b") + answer("a"))
-    assert COMMAND.main([str(tmp_path / "in"), str(tmp_path / "out"), "--url", "http://127.0.0.1:1"]) == 0
+    assert BATCH.main([str(tmp_path / "in"), str(tmp_path / "out"), "--url", "http://127.0.0.1:1"]) == 0
     assert "requests: 2, with errors: 0" in capsys.readouterr().err
