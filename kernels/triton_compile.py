@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeAlias
 
 from triton.runtime.jit import JITFunction
 
@@ -25,7 +25,9 @@ except ImportError:
 logger = logging.getLogger("tokenloom.kernels")
 
 _launch = JITFunction.run
-_kernels: ContextVar[dict[int, Any] | None] = ContextVar("kernels", default=None)  # of this thread, by identity
+Kernels: TypeAlias = dict[tuple[str, int], Any]  # by name and identity
+
+_kernels: ContextVar[Kernels | None] = ContextVar("kernels", default=None)  # of this thread
 _num_compiling = 0
 _lock = threading.Lock()
 
@@ -34,17 +36,17 @@ def _launch_or_compile(function: Any, *arguments: Any, grid: Any, warmup: bool, 
     kernels = _kernels.get()
     kernel = _launch(function, *arguments, grid=grid, warmup=warmup or kernels is not None, **options)
     if kernels is not None:
-        kernels.setdefault(id(kernel), kernel)
+        kernels.setdefault((function.__name__, id(kernel)), kernel)
     return kernel
 
 
 @contextmanager
-def compiling(executor: Executor) -> Iterator[dict[int, Any]]:
+def compiling(executor: Executor) -> Iterator[Kernels]:
     """What the calling thread launches inside is compiled by `executor`, and is there when this ends.
 
     Yields the kernels, in the order of their first launch; what they hold can be read when this has ended.
     """
-    kernels: dict[int, Any] = {}
+    kernels: Kernels = {}
     token = _kernels.set(kernels)
     _count(1)
     try:
@@ -57,6 +59,12 @@ def compiling(executor: Executor) -> Iterator[dict[int, Any]]:
     finally:
         _count(-1)
         _kernels.reset(token)
+
+
+def unfinished(kernels: Kernels) -> list[str]:
+    """Names of those that an executor still compiles."""
+    futures = [(name, getattr(kernel, "future", None)) for (name, _), kernel in list(kernels.items())]
+    return sorted({name for name, future in futures if future is not None and not future.done()})
 
 
 def _count(change: int) -> None:

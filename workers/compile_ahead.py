@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..ipc.errors import ConfigError
 from ..ipc.model_config import ModelConfig
-from ..kernels.triton_compile import compiling
+from ..kernels.triton_compile import Kernels, compiling, unfinished
 from ..kernels.triton_logprobs import log_totals
 from .cuda_graphs import Step
 from .device_runner import DeviceRunner
@@ -44,29 +44,40 @@ class CompileAhead:
         self.num_kernels = 0
         self.duration_s = 0.0
         self._launch, self._device = launch, device
+        self._kernels: Kernels = {}
+        self._begun = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="compile", daemon=True)
         self._thread.start()
 
-    def wait(self) -> None:
-        """Until all is compiled."""
-        self._thread.join()
+    def wait(self, limit_s: float) -> None:
+        """Until all is compiled; ConfigError for what is not, `limit_s` after this has begun."""
+        self._thread.join(max(self._begun + limit_s - time.monotonic(), 0.0))
+        if self._thread.is_alive():
+            names = ", ".join(unfinished(self._kernels)) or "none in threads"
+            raise ConfigError(
+                f"the compiler of kernels has not ended after {limit_s:.3g} s ({names}): raise --start-timeout-s, or "
+                "set --enforce-reference to do without kernels"
+            )
 
     def _run(self) -> None:
-        begun = time.monotonic()
         try:
             if self._device.type == "cuda":
                 torch.cuda.set_device(self._device)
             num_threads = min(os.cpu_count() or 1, MAX_THREADS)
-            with torch.inference_mode(), ThreadPoolExecutor(num_threads) as threads, compiling(threads) as kernels:
+            with (
+                torch.inference_mode(),
+                ThreadPoolExecutor(num_threads) as threads,
+                compiling(threads) as self._kernels,
+            ):
                 self._launch()
-                self.num_kernels = len(kernels)
+                self.num_kernels = len(self._kernels)
         except ConfigError:
             pass  # who reads the weights says so
         except Exception as error:
             logger.warning(
                 "kernels are compiled when first launched, not ahead: %s: %.100s", type(error).__name__, error
             )
-        self.duration_s = time.monotonic() - begun
+        self.duration_s = time.monotonic() - self._begun
 
 
 class _AsItIs:

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tokenloom.worker")
 
 FP8_CAPABILITY = (8, 9)  # conversion from and to e4m3
+COMPILE_SHARE = 0.8  # of the longest start; what hangs is named before the supervisor's patience ends
 MAX_DETERMINISTIC_RANKS = 2  # a sum of two has one order
 
 _ONE = encode_ids([1])
@@ -104,7 +105,7 @@ class Worker:
         yield Phase(name="load weights", duration_s=time.monotonic() - begun, detail=detail)
         if ahead is not None:
             begun = time.monotonic()
-            ahead.wait()
+            ahead.wait(COMPILE_SHARE * self._spec.config.start_timeout_s)
             detail = f"{ahead.num_kernels} in {ahead.duration_s:.1f} s, beside the weights"
             yield Phase(name="compile kernels", duration_s=time.monotonic() - begun, detail=detail)
 

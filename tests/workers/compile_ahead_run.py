@@ -1,22 +1,28 @@
 """Compile ahead for a checkpoint as a Hopper would: python -m tokenloom.tests.workers.compile_ahead_run FOLDER
 
 Prints JSON: how many kernels were compiled, and the names of those that other steps then lacked. A second argument
-"alone": triton is without its private part; "deterministic": as with that option. Must run without TRITON_INTERPRET.
+"alone": triton is without its private part; "deterministic": as with that option; "hanging": the compiler of one kernel
+does not end. Must run without TRITON_INTERPRET.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 import triton
+from triton.compiler import ASTSource
+from triton.compiler import compile as compile_kernel
 
 if "alone" in sys.argv:
     del triton.runtime._async_compile.AsyncCompileMode
 
+from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.model_config import ModelConfig
 from tokenloom.kernels.gpu_compile import NoDevice
 from tokenloom.kernels.triton_compile import compiling
@@ -52,6 +58,14 @@ def new_cache(model: DecoderModel, num_blocks: int) -> torch.Tensor:
     return torch.empty(shape, dtype=torch.bfloat16, device=NOWHERE)
 
 
+def compile_or_hang(source: ASTSource, *arguments: object, **options: object) -> object:
+    return (
+        threading.Event().wait()
+        if source.name == "embed_tokens_kernel"
+        else compile_kernel(source, *arguments, **options)
+    )
+
+
 def main(folder: Path) -> None:
     triton.runtime.driver.set_active(NoDevice(ARCHITECTURE))
     config = ModelConfig.load(folder)
@@ -60,8 +74,14 @@ def main(folder: Path) -> None:
         model = load(folder, distinct_layers(config))
         launch_steps(model, new_cache(model, 1), MAX_NUM_SEQS, MAX_NUM_TOKENS, MAX_MODEL_LEN, True)
 
+    if "hanging" in sys.argv:
+        triton.compiler.compile = compile_or_hang
     ahead = CompileAhead(launch, NOWHERE)
-    ahead.wait()
+    try:
+        ahead.wait(5.0 if "hanging" in sys.argv else 300.0)
+    except ConfigError as error:
+        print(json.dumps({"error": str(error)}), flush=True)
+        os._exit(0)  # its threads never end
     model = load(folder, config)
     missing: list[str] = []
     triton.knobs.runtime.jit_cache_hook = lambda fn, **_: missing.append(fn.name)
