@@ -43,6 +43,7 @@ class Harness:
         self.cached: dict[int, int] = {}
         self.poolings: dict[int, PoolingParams] = {}
         self.vectors: dict[int, BulkArray] = {}
+        self.aborted: set[int] = set()
         self.clock = 0.0
 
     def renew_worker(self) -> None:
@@ -114,12 +115,22 @@ class Harness:
         )
         self.core.add_request(0, self.requests[key])
 
+    def abort(self, key: int) -> None:
+        self.aborted.add(key)
+        self.core.abort(0, [key])
+        self.take()
+
     def turn(self, answers: int = 1) -> None:
         self.core.step()
         for _ in range(answers):
-            result = self.worker.answer()
-            if result is not None:
-                self.core.on_result(result)
+            self.answer()
+        self.take()
+
+    def answer(self) -> None:
+        """The worker ends the oldest step in flight."""
+        result = self.worker.answer()
+        if result is not None:
+            self.core.on_result(result)
         self.take()
 
     def take(self) -> None:
@@ -148,6 +159,24 @@ class Harness:
                 return
             self.turn()
         raise AssertionError(f"{self.core.num_requests} requests do not finish")
+
+    def run_to_the_end(self) -> None:
+        """Whatever happened before, every request ends: with what it must bring, unless it was aborted or can never
+        fit."""
+        self.run()
+        assert self.finished.keys() == self.prompts.keys()
+        for key, finished in self.finished.items():
+            if finished.reason == "abort":
+                assert key in self.aborted
+            elif finished.reason == "error":
+                assert "KV blocks" in self.error_of(key)
+            else:
+                self.check(key)
+
+    def error_of(self, key: int) -> str:
+        error = self.finished[key].error
+        assert error is not None and self.finished[key].reason == "error"
+        return f"{error.kind}: {error.message}"
 
     def check(self, key: int) -> None:
         prompt, params, seed, stop = self.prompts[key]

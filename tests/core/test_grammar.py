@@ -5,72 +5,13 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
 
 import pytest
 
 from tokenloom.core.grammar import MAX_LOSSES
-from tokenloom.ipc.structured_outputs import StructuredOutputsParams
 
-from .fake_grammar_host import allowed_tokens, is_complete
-from .fake_worker import FakeWorker, masked_token, next_token
+from .grammar_harness import GrammarHarness, expected_with_grammar
 from .harness import Harness, prompt_of
-
-
-def expected_with_grammar(
-    text: str, prompt: Sequence[int], seed: int, max_tokens: int, stop: Sequence[int]
-) -> tuple[list[int], str]:
-    """What a request alone must bring, and why it ends."""
-    tokens, outputs = list(prompt), list[int]()
-    while len(outputs) < max_tokens:
-        outputs.append(masked_token(next_token(tokens, seed), allowed_tokens(text, outputs)))
-        tokens.append(outputs[-1])
-        if outputs[-1] in stop:
-            return outputs, "stop"
-        if is_complete(text, outputs) and len(outputs) < max_tokens:
-            return outputs, "stop"
-    return outputs, "length"
-
-
-class GrammarHarness(Harness):
-    """Requests may have a grammar; `run` lets the host work."""
-
-    def __init__(self, num_blocks: int = 64, **options: object) -> None:
-        super().__init__(num_blocks, **options)
-        self.texts: dict[int, str] = {}
-
-    def ask(self, key: int, prompt: list[int], max_tokens: int, text: str, **more: object) -> None:
-        self.texts[key] = text
-        self.add(key, prompt, max_tokens, structured_outputs=StructuredOutputsParams(grammar=text), **more)  # type: ignore[arg-type]
-
-    def turn(self, answers: int = 1) -> None:
-        self.grammars.work()
-        self.core.take_grammars()
-        super().turn(answers)
-
-    def run(self, max_turns: int = 20_000) -> None:
-        self.take()
-        for _ in range(max_turns):
-            if not self.core.num_requests:
-                break
-            self.turn()
-        self.grammars.work()
-        self.core.take_grammars()
-        super().run()
-
-    def check(self, key: int) -> None:
-        if key not in self.texts:
-            super().check(key)
-            return
-        prompt, params, seed, stop = self.prompts[key]
-        assert params.max_tokens is not None
-        tokens, reason = expected_with_grammar(self.texts[key], prompt, seed, params.max_tokens, stop)
-        assert (self.tokens[key], self.finished[key].reason) == (tokens, reason)
-
-    def error_of(self, key: int) -> str:
-        error = self.finished[key].error
-        assert error is not None and self.finished[key].reason == "error"
-        return f"{error.kind}: {error.message}"
 
 
 def test_rows_with_and_without_a_grammar_share_steps() -> None:
@@ -222,10 +163,10 @@ def test_an_aborted_request_leaves_nothing_open() -> None:
     harness = GrammarHarness(block_size=4)
     for key in range(4):
         harness.ask(key, [1, 2, 3], 50, "3,50")
-    harness.core.abort(0, [0])
+    harness.abort(0)
     for _ in range(5):
         harness.turn()
-    harness.core.abort(0, [1])
+    harness.abort(1)
     harness.run()
     assert harness.finished[0].reason == harness.finished[1].reason == "abort"
     harness.check(2)
@@ -246,12 +187,10 @@ def test_losing_the_workers_loses_no_place_in_a_grammar() -> None:
     harness, rng = GrammarHarness(max_num_seqs=8, max_num_batched_tokens=32, block_size=4), random.Random(6)
     for key in range(12):
         harness.ask(key, prompt_of(rng, rng.randrange(1, 40)), 20, f"{rng.randrange(1, 9)},18")
-    for generation in range(1, 5):
+    for _ in range(4):
         for _ in range(rng.randrange(1, 12)):
             harness.turn()
-        harness.core.lose_workers("a test")
-        harness.worker = FakeWorker(64, 4)
-        harness.core.gain_workers(harness.worker, generation)
+        harness.lose_worker()
     harness.run()
     for key in range(12):
         harness.check(key)
@@ -325,80 +264,3 @@ def test_workers_are_not_blamed_for_a_mask_that_is_late() -> None:
     assert while_waiting == (None, False) and with_mask == (False, None)
     harness.run()
     harness.check(0)
-
-
-def run_random_grammars(seed: int, num_operations: int) -> None:
-    """Adds, aborts, late answers, lost hosts and lost workers over pools of random sizes."""
-    rng = random.Random(seed)
-    block_size = rng.choice([1, 2, 4, 8, 16])
-    num_blocks = max(rng.randrange(4, 80), 3 + 80 // block_size)
-    harness = GrammarHarness(
-        num_blocks=num_blocks,
-        block_size=block_size,
-        max_num_seqs=(max_num_seqs := rng.choice([1, 2, 5, 16])),
-        max_num_batched_tokens=max(max_num_seqs, rng.choice([1, 3, 8, 64])),
-        enable_prefix_caching=rng.random() < 0.8,
-        steps_in_flight=rng.choice([1, 2]),
-        grammar_timeout_s=600.0,
-    )
-    aborted: set[int] = set()
-    key = generation = num_losses = 0
-    for _ in range(num_operations):
-        action = rng.random()
-        if action < 0.12 and harness.core.num_requests < 40:
-            prompt, max_tokens = prompt_of(rng, rng.randrange(1, 30)), rng.randrange(1, 40)
-            if rng.random() < 0.7:
-                text = f"{rng.choice([1, 3, 50, 990, 993])},{rng.randrange(1, 40)}"
-                stop = prompt_of(rng, rng.choice([0, 0, 2]))
-                have = rng.choice([0, 0, rng.randrange(40)])
-                outputs = expected_with_grammar(text, prompt, key, max_tokens, stop)[0][:have]
-                harness.ask(key, prompt, max_tokens, text, stop=stop, outputs=outputs)
-            else:
-                harness.add(key, prompt, max_tokens)
-            key += 1
-        elif action < 0.14 and key:
-            victim = rng.randrange(key)
-            harness.core.abort(0, [victim])
-            harness.take()
-            if harness.finished[victim].reason == "abort":
-                aborted.add(victim)
-        elif action < 0.15 and num_losses < 1:
-            num_losses += 1
-            harness.grammars.die()
-        elif action < 0.155 and generation < 2:
-            generation += 1
-            harness.core.lose_workers("a test")
-            harness.worker = FakeWorker(num_blocks, block_size)
-            harness.core.gain_workers(harness.worker, generation)
-        elif action < 0.4:
-            harness.core.step()
-        elif action < 0.6:
-            harness.grammars.work(rng.randrange(1, 4))
-        elif action < 0.75:
-            harness.core.take_grammars()
-        else:
-            result = harness.worker.answer()
-            if result is not None:
-                harness.core.on_result(result)
-            harness.take()
-        harness.core.scheduler.check_invariants()
-    harness.run()
-    assert set(harness.finished) == set(range(key))
-    for each in set(range(key)) - aborted:
-        if harness.finished[each].reason != "error":
-            harness.check(each)
-        else:
-            assert "do not fit" in harness.error_of(each) or "KV blocks" in harness.error_of(each)
-    assert not harness.grammars.open_grammars
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_random_operations_keep_grammars_in_step_with_tokens(seed: int) -> None:
-    run_random_grammars(seed, 400)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_100_000_random_operations_keep_grammars_in_step_with_tokens() -> None:
-    for seed in range(100, 200):
-        run_random_grammars(seed, 1000)

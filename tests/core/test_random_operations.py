@@ -30,7 +30,6 @@ def run_random_operations(seed: int, num_operations: int, record: Path) -> None:
         steps_in_flight=rng.choice([1, 2]),
     )
     stems = [prompt_of(rng, 30) for _ in range(3)]
-    aborted: set[int] = set()
     key = 0
     for _ in range(num_operations):
         action = rng.random()
@@ -45,11 +44,7 @@ def run_random_operations(seed: int, num_operations: int, record: Path) -> None:
             harness.add(key, prompt, max_tokens, stop=stop, outputs=outputs, pooling=pooling, priority=priority)
             key += 1
         elif action < 0.18 and key:
-            victim = rng.randrange(key)
-            harness.core.abort(0, [victim])
-            harness.take()
-            if harness.finished[victim].reason == "abort":
-                aborted.add(victim)
+            harness.abort(rng.randrange(key))
         elif action < 0.185:
             harness.lose_worker()
         elif action < 0.20:
@@ -57,16 +52,9 @@ def run_random_operations(seed: int, num_operations: int, record: Path) -> None:
         elif action < 0.6:
             harness.core.step()
         else:
-            result = harness.worker.answer()
-            if result is not None:
-                harness.core.on_result(result)
-            harness.take()
+            harness.answer()
         harness.core.scheduler.check_invariants()
-    harness.run()
-    assert set(harness.finished) == set(range(key))
-    for each in set(range(key)) - aborted:
-        if harness.finished[each].reason != "error":
-            harness.check(each)
+    harness.run_to_the_end()
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -1,0 +1,62 @@
+"""A harness whose requests may have a grammar of the fake host, and what such a request must bring."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokenloom.ipc.structured_outputs import StructuredOutputsParams
+
+from .fake_grammar_host import allowed_tokens, is_complete
+from .fake_worker import masked_token, next_token
+from .harness import Harness
+
+
+def expected_with_grammar(
+    text: str, prompt: Sequence[int], seed: int, max_tokens: int, stop: Sequence[int]
+) -> tuple[list[int], str]:
+    """What a request alone must bring, and why it ends."""
+    tokens, outputs = list(prompt), list[int]()
+    while len(outputs) < max_tokens:
+        outputs.append(masked_token(next_token(tokens, seed), allowed_tokens(text, outputs)))
+        tokens.append(outputs[-1])
+        if outputs[-1] in stop:
+            return outputs, "stop"
+        if is_complete(text, outputs) and len(outputs) < max_tokens:
+            return outputs, "stop"
+    return outputs, "length"
+
+
+class GrammarHarness(Harness):
+    """Requests may have a grammar; `run` lets the host work."""
+
+    def __init__(self, num_blocks: int = 64, **options: object) -> None:
+        super().__init__(num_blocks, **options)
+        self.texts: dict[int, str] = {}
+
+    def ask(self, key: int, prompt: list[int], max_tokens: int, text: str, **more: object) -> None:
+        self.texts[key] = text
+        self.add(key, prompt, max_tokens, structured_outputs=StructuredOutputsParams(grammar=text), **more)  # type: ignore[arg-type]
+
+    def turn(self, answers: int = 1) -> None:
+        self.grammars.work()
+        self.core.take_grammars()
+        super().turn(answers)
+
+    def run(self, max_turns: int = 20_000) -> None:
+        self.take()
+        for _ in range(max_turns):
+            if not self.core.num_requests:
+                break
+            self.turn()
+        self.grammars.work()
+        self.core.take_grammars()
+        super().run()
+
+    def check(self, key: int) -> None:
+        if key not in self.texts:
+            super().check(key)
+            return
+        prompt, params, seed, stop = self.prompts[key]
+        assert params.max_tokens is not None
+        tokens, reason = expected_with_grammar(self.texts[key], prompt, seed, params.max_tokens, stop)
+        assert (self.tokens[key], self.finished[key].reason) == (tokens, reason)

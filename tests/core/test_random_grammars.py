@@ -1,0 +1,70 @@
+"""Any order of adds, aborts, late answers and losses keeps grammars in step with tokens."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from .grammar_harness import GrammarHarness, expected_with_grammar
+from .harness import prompt_of
+
+
+def run_random_grammars(seed: int, num_operations: int) -> None:
+    """Adds, aborts, late answers, lost hosts and lost workers over pools of random sizes."""
+    rng = random.Random(seed)
+    block_size = rng.choice([1, 2, 4, 8, 16])
+    num_blocks = max(rng.randrange(4, 80), 3 + 80 // block_size)
+    harness = GrammarHarness(
+        num_blocks=num_blocks,
+        block_size=block_size,
+        max_num_seqs=(max_num_seqs := rng.choice([1, 2, 5, 16])),
+        max_num_batched_tokens=max(max_num_seqs, rng.choice([1, 3, 8, 64])),
+        enable_prefix_caching=rng.random() < 0.8,
+        steps_in_flight=rng.choice([1, 2]),
+        grammar_timeout_s=600.0,
+    )
+    key = num_losses = 0
+    for _ in range(num_operations):
+        action = rng.random()
+        if action < 0.12 and harness.core.num_requests < 40:
+            prompt, max_tokens = prompt_of(rng, rng.randrange(1, 30)), rng.randrange(1, 40)
+            if rng.random() < 0.7:
+                text = f"{rng.choice([1, 3, 50, 990, 993])},{rng.randrange(1, 40)}"
+                stop = prompt_of(rng, rng.choice([0, 0, 2]))
+                have = rng.choice([0, 0, rng.randrange(40)])
+                outputs = expected_with_grammar(text, prompt, key, max_tokens, stop)[0][:have]
+                harness.ask(key, prompt, max_tokens, text, stop=stop, outputs=outputs)
+            else:
+                harness.add(key, prompt, max_tokens)
+            key += 1
+        elif action < 0.14 and key:
+            harness.abort(rng.randrange(key))
+        elif action < 0.15 and num_losses < 1:
+            num_losses += 1
+            harness.grammars.die()
+        elif action < 0.155 and harness.generation < 2:
+            harness.lose_worker()
+        elif action < 0.4:
+            harness.core.step()
+        elif action < 0.6:
+            harness.grammars.work(rng.randrange(1, 4))
+        elif action < 0.75:
+            harness.core.take_grammars()
+        else:
+            harness.answer()
+        harness.core.scheduler.check_invariants()
+    harness.run_to_the_end()
+    assert not harness.grammars.open_grammars
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_operations_keep_grammars_in_step_with_tokens(seed: int) -> None:
+    run_random_grammars(seed, 400)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_100_000_random_operations_keep_grammars_in_step_with_tokens() -> None:
+    for seed in range(100, 200):
+        run_random_grammars(seed, 1000)
