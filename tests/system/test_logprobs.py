@@ -1,0 +1,137 @@
+"""Logprobs of a whole engine are those of transformers, under every schedule, and take bounded memory."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tokenloom import LLM, RequestOutput, SamplingParams
+from tokenloom.frontend.logprobs import Logprob, TokenLogprobs
+from tokenloom.tests.checkpoints import tiny_checkpoint
+
+from .logprob_oracle import LogprobOracle, check_token
+from .sampling_engine import SCHEDULES, make_prompts, open_llm, sampling_checkpoint
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return sampling_checkpoint(tmp_path_factory.mktemp("model") / "m")
+
+
+@pytest.fixture(scope="module")
+def oracle(folder: Path) -> LogprobOracle:
+    return LogprobOracle(folder)
+
+
+@pytest.mark.parametrize("schedule", ["plain", *SCHEDULES])
+def test_logprobs_of_prompts_and_answers_are_those_of_transformers(
+    schedule: str, folder: Path, oracle: LogprobOracle
+) -> None:
+    prompts = make_prompts(12, 1)
+    params = [
+        SamplingParams(
+            temperature=i % 2 * 4, seed=i, max_tokens=16, ignore_eos=True, logprobs=i % 7, prompt_logprobs=i % 5
+        )
+        for i in range(12)
+    ]
+    with open_llm(folder, **SCHEDULES.get(schedule, {})) as llm:
+        if schedule == "prefix hit":
+            llm.generate(prompts, SamplingParams(max_tokens=1), use_tqdm=False)
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+    if schedule == "preempted":
+        assert sum(output.metrics.num_preemptions for output in outputs) > 0
+    for output, wanted in zip(outputs, params, strict=True):
+        check_output(oracle, output, wanted.logprobs or 0, wanted.prompt_logprobs or 0)
+
+
+def check_output(oracle: LogprobOracle, output: RequestOutput, num_top: int, num_prompt_top: int) -> None:
+    prompt, answer = output.prompt_token_ids, output.outputs[0]
+    expected = oracle.logprobs([*prompt, *answer.token_ids])
+    assert answer.logprobs is not None and len(answer.logprobs) == len(answer.token_ids)
+    for i, (token_id, found) in enumerate(zip(answer.token_ids, answer.logprobs, strict=True)):
+        check_token(expected[len(prompt) + i - 1], token_id, found, num_top)
+    own = [found[token_id].logprob for token_id, found in zip(answer.token_ids, answer.logprobs, strict=True)]
+    assert answer.cumulative_logprob == pytest.approx(sum(own), abs=1e-6)
+    assert output.prompt_logprobs is not None and len(output.prompt_logprobs) == len(prompt)
+    assert output.prompt_logprobs[0] is None
+    for i, told in enumerate(output.prompt_logprobs[1:], 1):
+        assert told is not None
+        check_token(expected[i - 1], prompt[i], told, num_prompt_top)
+
+
+def replace(found: TokenLogprobs, token_id: int, **changes: object) -> TokenLogprobs:
+    old = found[token_id]
+    values = {"logprob": old.logprob, "rank": old.rank, "decoded_token": old.decoded_token} | changes
+    return found | {token_id: Logprob(**values)}  # type: ignore[arg-type]
+
+
+def swap(found: TokenLogprobs) -> TokenLogprobs:
+    first, second, third, *rest = found.items()
+    return dict([first, third, second, *rest])
+
+
+MUTATIONS: dict[str, Callable[[TokenLogprobs, list[int]], TokenLogprobs]] = {
+    "a wrong rank": lambda found, ids: replace(found, ids[0], rank=found[ids[0]].rank + 1),
+    "a wrong rank of another": lambda found, ids: replace(found, ids[2], rank=found[ids[2]].rank + 1),
+    "a swapped pair": lambda found, ids: swap(found),
+    "a NaN": lambda found, ids: replace(found, ids[1], logprob=float("nan")),
+    "a logprob off by 0.001": lambda found, ids: replace(found, ids[0], logprob=found[ids[0]].logprob + 1e-3),
+    "another token": lambda found, ids: {299 - each: logprob for each, logprob in found.items()},
+    "one too few": lambda found, ids: {each: found[each] for each in ids[:-2]},
+    "the likeliest left out": lambda found, ids: {
+        each: Logprob(found[each].logprob, found[each].rank - (each != ids[0])) for each in ids if each != ids[1]
+    },
+}
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_the_checker_sees(mutation: str, folder: Path, oracle: LogprobOracle) -> None:
+    prompt = make_prompts(1, 3)[0]
+    params = SamplingParams(temperature=5.0, seed=4, max_tokens=30, ignore_eos=True, logprobs=5)
+    with open_llm(folder) as llm:
+        answer = llm.generate([prompt], params, use_tqdm=False)[0].outputs[0]
+    expected = oracle.logprobs([*prompt, *answer.token_ids])
+    assert answer.logprobs is not None
+    num_checked = 0
+    for i, (token_id, found) in enumerate(zip(answer.token_ids, answer.logprobs, strict=True)):
+        row = expected[len(prompt) + i - 1]
+        check_token(row, token_id, found, 5)
+        if len(found) == 6:  # the token is not among the likeliest
+            num_checked += 1
+            with pytest.raises(AssertionError):
+                check_token(row, token_id, MUTATIONS[mutation](found, list(found)), 5)
+    assert num_checked > 3
+
+
+@pytest.mark.parametrize("num_tokens", [1500, pytest.param(8190, marks=pytest.mark.slow)])
+def test_logprobs_of_a_long_prompt_take_bounded_memory(num_tokens: int, tmp_path: Path) -> None:
+    """All logits at once would take 600 KB per token. The engine's processes are measured at their peaks."""
+    folder = tiny_checkpoint(tmp_path / "m", "llama", vocab_size=151_936, max_position_embeddings=8192)
+    prompt = random.Random(1).choices(range(151_936), k=num_tokens)
+    options: dict[str, object] = {"max_model_len": 8192, "enable_prefix_caching": False, "num_kv_blocks": 1100}
+    with LLM(folder, num_threads=1, max_num_batched_tokens=2048, block_size=8, **options) as llm:  # type: ignore[arg-type]
+        processes = psutil.Process().children(recursive=True)
+        assert len(processes) >= 4, "supervisor, frontend, core and worker"
+        for _ in range(2):
+            llm.generate([prompt], SamplingParams(max_tokens=1), use_tqdm=False)
+        before = reset_peaks(processes)
+        output = llm.generate([prompt], SamplingParams(max_tokens=1, prompt_logprobs=20), use_tqdm=False)[0]
+        added = sum(peak_bytes(process) for process in processes) - before
+    assert len(output.prompt_logprobs or ()) == num_tokens
+    assert added < 256 << 20, f"{added >> 20} MiB more at the peak"
+
+
+def reset_peaks(processes: Sequence[psutil.Process]) -> int:
+    """Bytes that the processes hold now, from which their peaks are counted anew."""
+    for process in processes:
+        Path(f"/proc/{process.pid}/clear_refs").write_text("5")
+    return sum(peak_bytes(process) for process in processes)
+
+
+def peak_bytes(process: psutil.Process) -> int:
+    (line,) = [line for line in Path(f"/proc/{process.pid}/status").read_text().splitlines() if "VmHWM" in line]
+    return int(line.split()[1]) << 10
