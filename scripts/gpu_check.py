@@ -1,7 +1,7 @@
 """The whole check of a GPU, into one JSON: scripts/gpu_check [OUT.json]
 
-    device, versions, date, commit · every gpu-marked test by name and outcome · figures of gpu_goals.py beside their
-    limits · figures of gpu_bench.py
+    device, versions, date, commit · every gpu-marked test by name and outcome, those of two GPUs by themselves ·
+    figures of gpu_goals.py beside their limits · figures of gpu_bench.py
 
 The JSON is written anew after each part, so that what was found survives a stop; a part that fails or is stopped at its
 limit does not keep the others from running. All of it ends within 10 minutes.
@@ -67,9 +67,10 @@ OUTCOMES = (  # of one process, and of many beside each other
     re.compile(rf"^\[gw\d+\] \[ *\d+%\] {_WORD} (?P<name>\S*\.py::.*?)\s*$"),
 )
 NUM_LAST_LINES = 200
-LIMITS_S = {"tests": 250, "process_tests": 60, "goals": 60, "benchmark": 130}
-GRACE_S = 10.0  # from the interrupt at a limit to the kill; with the limits 540 in all
+LIMITS_S = {"tests": 250, "process_tests": 60, "tensor_parallel": 40, "goals": 60, "benchmark": 130}
+GRACE_S = 10.0  # from the interrupt at a limit to the kill; with the limits 590 in all
 ALONE = "test_processes.py"  # measures the device's free memory
+SHARED = "test_tensor_parallel.py"  # takes two devices
 MAX_PROCESSES = 8  # each holds a context on the device
 
 
@@ -159,6 +160,15 @@ def run_tests(
     return report
 
 
+def run_shared(
+    folder: Path, environment: dict[str, str], timeout_s: float, files: list[str], num_devices: int
+) -> dict[str, Any]:
+    """`run_tests` of what takes two devices; with one it is said to be not measured, which is no failure."""
+    if num_devices < 2:
+        return {"ok": True, "not_measured": "tensor parallelism over NCCL: one GPU is visible, it takes two"}
+    return run_tests(folder, environment, timeout_s, files)
+
+
 def run_script(name: str, folder: Path, environment: dict[str, str], timeout_s: float) -> dict[str, Any]:
     """The figures that a script wrote, all that were there when it ended."""
     file = folder / f"{name}.json"
@@ -194,12 +204,14 @@ def main() -> int:
     print(f"gpu_check: {document['gpu']['name']}, commit {document['commit']}")
     with bare_package() as (folder, environment):
         files = gpu_test_files()
-        beside = [file for file in files if not file.endswith(ALONE)]
-        alone = [file for file in files if file.endswith(ALONE)]
+        beside = [file for file in files if not file.endswith((ALONE, SHARED))]
+        alone, shared = ([file for file in files if file.endswith(name)] for name in (ALONE, SHARED))
         num_processes = min(MAX_PROCESSES, max((os.cpu_count() or 1) // 2, 1))
+        num_devices = document["gpu"]["count"]
         parts: dict[str, Callable[[float], dict[str, Any]]] = {
             "tests": lambda limit_s: run_tests(folder, environment, limit_s, beside, num_processes),
             "process_tests": lambda limit_s: run_tests(folder, environment, limit_s, alone),
+            "tensor_parallel": lambda limit_s: run_shared(folder, environment, limit_s, shared, num_devices),
             "goals": lambda limit_s: run_script("gpu_goals", folder, environment, limit_s),
             "benchmark": lambda limit_s: run_script("gpu_bench", folder, environment, limit_s),
         }

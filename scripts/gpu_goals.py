@@ -52,7 +52,7 @@ NOT_MEASURED = [
     "8B shape: one row against its copy floor; time to first token of 8k against its floor",
     "device idle between steps",
     "cost of batch invariance in decode attention",
-    "tensor parallel over NCCL",
+    "speed of two GPUs over NCCL against one",
 ]
 
 

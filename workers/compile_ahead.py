@@ -26,6 +26,7 @@ from .cuda_graphs import Step
 from .device_runner import DeviceRunner
 from .model_runner import metadata_of
 from .models.decoder import DecoderModel
+from .parallel import SilentGroup
 from .profile import dummy_step, largest_steps
 from .sampling_columns import SamplingColumns
 
@@ -95,12 +96,18 @@ def distinct_layers(config: ModelConfig) -> ModelConfig:
 
 
 def launch_steps(
-    model: DecoderModel, kv_cache: Tensor, max_num_seqs: int, max_num_tokens: int, max_model_len: int, has_graphs: bool
+    model: DecoderModel,
+    kv_cache: Tensor,
+    max_num_seqs: int,
+    max_num_tokens: int,
+    max_model_len: int,
+    group: SilentGroup,
+    has_graphs: bool,
 ) -> None:
     """The decode steps that are recorded at the start, the largest steps, prompts of 1, 2, 4, … tokens, and what
     logprobs on the host take beside."""
     recorder, block_size = _AsItIs() if has_graphs else None, kv_cache.shape[4]
-    runner = DeviceRunner(model, kv_cache, max_num_seqs, max_model_len, recorder)
+    runner = DeviceRunner(model, kv_cache, max_num_seqs, max_model_len, group, recorder)
     longest = min(max_num_tokens, max_model_len)
     prompts = [dummy_step([1 << k], [1 << k], block_size) for k in range(longest.bit_length())]
     for inputs in [*largest_steps(max_num_seqs, max_num_tokens, max_model_len, block_size), *prompts]:

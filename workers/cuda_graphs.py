@@ -4,8 +4,9 @@
            └──────────────── one graph ────────────────┘
 
 A size is recorded when it is seen for the second time, common ones at start; until then the same kernels run one by
-one. Lengths, tokens and parameters are read on the device (DeviceRows), so a graph fits any rows. The largest size is
-recorded first: its memory is what all others find room in, where growing sizes would each add their own.
+one. Lengths, tokens and parameters are read on the device (DeviceRows), so a graph fits any rows. Ranks of a group meet
+inside the graph, by NCCL: they record the same sizes at the same steps and replay them in the same order. The largest
+size is recorded first: its memory is what all others find room in, where growing sizes would each add their own.
 
 Recording itself needs a GPU and is run by nothing else than scripts/gpu_check; all around it runs anywhere.
 """
@@ -22,6 +23,7 @@ from ..kernels.ops import AttentionMetadata, RowColumns
 from .device_rows import DeviceRows
 
 SIZES_AT_START = (8, 4, 2, 1)  # after the largest
+CUBLAS_BYTES = 32 << 20  # torch's workspace of each stream that multiplies, here the one that records; of Hopper
 
 Step: TypeAlias = Callable[[], None]
 
@@ -74,10 +76,13 @@ def padded_size(num_rows: int, max_size: int) -> int:
     return min(-(-num_rows // grain) * grain, max_size)
 
 
-def graph_bytes(max_num_seqs: int, vocab_size: int, num_heads: int, head_dim: int, max_blocks_per_row: int) -> int:
-    """About what graphs take: their pool (logits in two precisions, listed candidates, partial attention), which the
-    largest fills, and the block tables of every size."""
-    pool = max_num_seqs * (12 * vocab_size + 16 * 4 * num_heads * (head_dim + 1) + (256 << 10))
+def graph_bytes(
+    max_num_seqs: int, vocab_size: int, num_heads: int, head_dim: int, max_blocks_per_row: int, num_ranks: int
+) -> int:
+    """About what graphs take: their pool (cuBLAS' workspace, logits in two precisions and of several ranks once more,
+    listed candidates, partial attention), which the largest fills, and the block tables of every size."""
+    logits_bytes = vocab_size * (12 if num_ranks == 1 else 20)
+    pool = CUBLAS_BYTES + max_num_seqs * (logits_bytes + 16 * 4 * num_heads * (head_dim + 1) + (256 << 10))
     sizes = {padded_size(num_rows, max_num_seqs) for num_rows in range(1, max_num_seqs + 1)}
     return pool + sum(sizes) * max_blocks_per_row * 4
 

@@ -17,6 +17,7 @@ from ..kernels.ops import RowColumns
 from ..kernels.triton_rows import write_rows
 from ..kernels.triton_sampling import sample
 from .input_batch import StepInputs
+from .parallel import ParallelGroup
 from .sampling_columns import SamplingColumns
 
 I32: TypeAlias = npt.NDArray[np.int32]
@@ -28,8 +29,16 @@ _UNKNOWN = -1  # tokens computed of a row that the device does not know
 class DeviceRows:
     """Columns by row: what a step computes of (`columns`), and what its token is drawn by."""
 
-    def __init__(self, max_num_seqs: int, max_blocks_per_row: int, block_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        max_num_seqs: int,
+        max_blocks_per_row: int,
+        block_size: int,
+        device: torch.device,
+        group: ParallelGroup,
+    ) -> None:
         self._block_size = block_size
+        self._group = group
 
         def zeros(dtype: torch.dtype, *shape: int) -> Tensor:
             return torch.zeros((max_num_seqs, *shape), dtype=dtype, device=device)
@@ -102,5 +111,10 @@ class DeviceRows:
 
     def sample(self, logits: Tensor, row_ids: Tensor, positions: Tensor, output: Tensor | None = None) -> Tensor:
         """Draw the token of each row [n], −1 = none, at `positions` [n] int32 from logits [n, vocab]: its last token
-        now. [n] int64, which is `output` if that is given."""
-        return sample(logits.contiguous(), row_ids, *self._drawing, positions, self.columns.last_tokens, output)
+        now. [n] int64, which is `output` if that is given. Every rank must call; logits are those of rank 0."""
+        last_tokens = self.columns.last_tokens
+        if self._group.rank > 0:
+            return torch.take(self._group.broadcast(last_tokens), row_ids, out=output)
+        drawn = sample(logits.contiguous(), row_ids, *self._drawing, positions, last_tokens, output)
+        self._group.broadcast(last_tokens)  # of all rows: it is one call, and the others' are equal already
+        return drawn

@@ -4,7 +4,7 @@
 
 Decode steps run as graphs; steps with prompts in them kernel by kernel. Either way a row's sampled token is its next
 input before the host knows it. Takes what needs no host between two steps: rules, logprobs and masks are the
-ModelRunner's.
+ModelRunner's. Ranks of a group run the same steps, and so meet in the same order.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from .cuda_graphs import SIZES_AT_START, DecodeGraphs, Model, Recorder
 from .device_rows import DeviceRows
 from .input_batch import StepInputs
 from .model_runner import step_metadata
+from .parallel import ParallelGroup
 from .sampling_columns import SamplingColumns
 from .staging import Staging
 from .token_return import TokenReturn, TokensInFlight
@@ -32,6 +33,7 @@ class DeviceRunner:
         kv_cache: Tensor,
         max_num_seqs: int,
         max_model_len: int,
+        group: ParallelGroup,
         recorder: Recorder | None,
         sizes_at_start: tuple[int, ...] = SIZES_AT_START,
     ) -> None:
@@ -39,7 +41,7 @@ class DeviceRunner:
         self._model = model
         self._kv_cache = kv_cache
         device, block_size = kv_cache.device, kv_cache.shape[4]
-        self._rows = DeviceRows(max_num_seqs, -(-max_model_len // block_size), block_size, device)
+        self._rows = DeviceRows(max_num_seqs, -(-max_model_len // block_size), block_size, device, group)
         self._staging = Staging(device)
         self._return = TokenReturn(max_num_seqs, device)
         self._graphs: DecodeGraphs | None = None

@@ -179,8 +179,7 @@ class ModelRunner:
     def _needs_no_host(self, inputs: StepInputs, output: SchedulerOutput) -> bool:
         wishes = self._batch.wishes(inputs.rows)
         return (
-            self._group.size == 1
-            and not output.is_mask_pending
+            not output.is_mask_pending
             and not self._batch.has_pooled(inputs.rows)
             and not wishes.rules
             and not len(wishes.asking)

@@ -34,7 +34,7 @@ from .logits_rules import load_processors
 from .memory import KVCacheLimits, allocate_kv_cache, fit_on_cpu, fit_on_gpu, gib
 from .model_runner import ModelRunner, nothing_started
 from .models.decoder import DecoderModel, load_model
-from .parallel import ParallelGroup
+from .parallel import ParallelGroup, SilentGroup
 from .profile import activation_bytes, dummy_step, largest_steps, run_dummy
 from .row_rules import LogitsProcessor
 from .sampler import Sampler, select_sampler
@@ -99,7 +99,7 @@ class Worker:
             self._sampler = select_sampler(self._device, config.enforce_reference, config.deterministic)
         folder = folder or Path(self._spec.model_folder)
         ahead = self._compile_ahead(folder) if self._samples_on_device else None
-        self._model = self._load_model(folder, self._spec.model, self._device)
+        self._model = self._load_model(folder, self._spec.model, self._device, self._group)
         size = gib(self._model.weight_bytes)
         detail = f"{size} as {self._spec.dtype} on {self._device}"
         yield Phase(name="load weights", duration_s=time.monotonic() - begun, detail=detail)
@@ -202,7 +202,9 @@ class Worker:
             execute_s=self._last_finish - begun,  # what was beside the step before does not count
         )
 
-    def _load_model(self, folder: Path, config: ModelConfig, device: torch.device) -> DecoderModel:
+    def _load_model(
+        self, folder: Path, config: ModelConfig, device: torch.device, group: ParallelGroup
+    ) -> DecoderModel:
         has_kernels = self._device.type == "cuda" and not self._spec.config.enforce_reference
         if self._spec.model.quantization is not None and not has_kernels:
             logger.warning("quantized weights have no kernels here: they take the memory of %s", self._spec.dtype)
@@ -219,16 +221,15 @@ class Worker:
                 self._spec.config.deterministic,
                 self._has_fp8_cache,
             ),
-            self._group,
+            group,
         )
 
     def reload(self, folder: Path) -> None:
         """Forget all rows and take the weights in `folder` instead; never holds both at once. A failure is final."""
         assert self._kv_cache is not None, "initialize comes before reload"
         self.reset()
-        self._model = self._runner = None
-        gc.collect()  # recorded graphs refer to themselves and hold the weights
-        self._model = self._load_model(folder, self._spec.model, self._device)
+        self._release()
+        self._model = self._load_model(folder, self._spec.model, self._device, self._group)
         self._runner = self._make_runner(self._model, self._kv_cache)
 
     def reset(self) -> None:
@@ -239,17 +240,24 @@ class Worker:
 
     def close(self) -> None:
         """Leave the group."""
+        self._release()
         self._group.close()
+
+    def _release(self) -> None:
+        """Let go of the weights and of all that was recorded: NCCL waits for the end of graphs that hold its calls."""
+        self._model = self._runner = None
+        gc.collect()  # recorded graphs refer to themselves and hold the weights
 
     def _compile_ahead(self, folder: Path) -> CompileAhead:
         """Begin to compile what a model like that in `folder` launches."""
         from .compile_ahead import NOWHERE, CompileAhead, distinct_layers, launch_steps
 
         def launch() -> None:
-            model = self._load_model(folder, distinct_layers(self._spec.model), NOWHERE)
+            spec, group = self._spec, SilentGroup(self._rank, self._size)
+            model = self._load_model(folder, distinct_layers(spec.model), NOWHERE, group)
             kv_cache = torch.empty(self._kv_shape(1, model), dtype=self._kv_dtype, device=NOWHERE)
-            max_num_seqs, max_num_tokens = self._spec.config.max_num_seqs, self._spec.max_num_batched_tokens
-            launch_steps(model, kv_cache, max_num_seqs, max_num_tokens, self._spec.max_model_len, self._has_graphs)
+            limits = (spec.config.max_num_seqs, spec.max_num_batched_tokens, spec.max_model_len)
+            launch_steps(model, kv_cache, *limits, group, self._has_graphs)
 
         return CompileAhead(launch, self._device)
 
@@ -262,7 +270,8 @@ class Worker:
 
         config = self._spec.config
         recorder = CudaRecorder() if self._has_graphs else None
-        return DeviceRunner(model, kv_cache, config.max_num_seqs, self._spec.max_model_len, recorder)
+        limits = (config.max_num_seqs, self._spec.max_model_len)
+        return DeviceRunner(model, kv_cache, *limits, self._group, recorder)
 
     @property
     def _has_graphs(self) -> bool:
@@ -270,9 +279,8 @@ class Worker:
 
     @property
     def _samples_on_device(self) -> bool:
-        """It takes kernels that find all lengths on the device, and one rank: NCCL is not recorded."""
-        config = self._spec.config
-        return self._device.type == "cuda" and self._size == 1 and not config.enforce_reference and self._has_kernels
+        """It takes kernels that find all lengths on the device."""
+        return self._device.type == "cuda" and not self._spec.config.enforce_reference and self._has_kernels
 
     @property
     def _has_kernels(self) -> bool:
@@ -343,10 +351,9 @@ class Worker:
             return measured
         from .cuda_graphs import graph_bytes
 
-        model = self._spec.model
-        return measured + graph_bytes(
-            config.max_num_seqs, model.vocab_size, model.num_heads, model.head_dim, self._spec.max_blocks_per_row
-        )
+        model, max_blocks_per_row = self._spec.model, self._spec.max_blocks_per_row
+        sizes = (config.max_num_seqs, model.vocab_size, model.num_heads, model.head_dim, max_blocks_per_row)
+        return measured + graph_bytes(*sizes, self._size)
 
     def _describe_device(self) -> str:
         if self._device.type == "cpu":

@@ -121,7 +121,7 @@ def new_runner(folder: Path, device: torch.device, has_graphs: bool, is_on_devic
     on_device = None
     if is_on_device:
         recorder = CudaRecorder() if has_graphs else None
-        on_device = DeviceRunner(model, kv_cache, MAX_NUM_SEQS, MAX_MODEL_LEN, recorder)
+        on_device = DeviceRunner(model, kv_cache, MAX_NUM_SEQS, MAX_MODEL_LEN, ParallelGroup(), recorder)
     batch = InputBatch(MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK_SIZE, num_blocks)
     return ModelRunner(model, batch, kv_cache, ParallelGroup(), on_device=on_device)
 

@@ -53,6 +53,14 @@ def test_outcomes_are_read_and_a_failure_is_reported(num_processes: int) -> None
     assert not report["ok"] and any("assert 1 == 2" in line for line in report["last_lines"])
 
 
+def test_what_takes_two_gpus_is_not_measured_with_one() -> None:
+    with gpu_check.bare_package() as (folder, environment):
+        (folder / "test_two.py").write_text("import pytest\npytestmark = pytest.mark.gpu\ndef test_two(): pass\n")
+        reports = [gpu_check.run_shared(folder, environment, TIMEOUT_S, ["test_two.py"], count) for count in (1, 2)]
+    assert reports[0]["ok"] and "one GPU" in reports[0]["not_measured"] and "passed" not in reports[0]
+    assert reports[1]["passed"] == ["test_two.py::test_two"]
+
+
 def test_the_bare_package_is_this_checkout() -> None:
     with gpu_check.bare_package() as (folder, environment):
         program = "import tokenloom, tokenloom.scripts.gpu_check; print(tokenloom.__file__)"

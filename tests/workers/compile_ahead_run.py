@@ -1,8 +1,8 @@
 """Compile ahead for a checkpoint as a Hopper would: python -m tokenloom.tests.workers.compile_ahead_run FOLDER
 
 Prints JSON: how many kernels were compiled, and the names of those that other steps then lacked. A second argument
-"alone": triton is without its private part; "deterministic": as with that option; "hanging": the compiler of one kernel
-does not end. Must run without TRITON_INTERPRET.
+"alone": triton is without its private part; "deterministic": as with that option; "shared": as the second rank of two;
+"hanging": the compiler of one kernel does not end. Must run without TRITON_INTERPRET.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ from tokenloom.kernels.triton_ops import TritonOps
 from tokenloom.workers.compile_ahead import NOWHERE, CompileAhead, distinct_layers, launch_steps
 from tokenloom.workers.device_runner import DeviceRunner
 from tokenloom.workers.models.decoder import DecoderModel, load_model
-from tokenloom.workers.parallel import ParallelGroup
+from tokenloom.workers.parallel import SilentGroup
 from tokenloom.workers.profile import dummy_step
 from tokenloom.workers.sampling_columns import SamplingColumns
 
 ARCHITECTURE, BLOCK_SIZE, MAX_NUM_SEQS, MAX_NUM_TOKENS, MAX_MODEL_LEN = 90, 16, 256, 2048, 1024
+GROUP = SilentGroup(1, 2) if "shared" in sys.argv else SilentGroup()
 STEPS = (  # tokens and length of each row
     ([1, 1], [5, 900]),
     ([1] * 3, [17] * 3),
@@ -50,7 +51,7 @@ STEPS = (  # tokens and length of each row
 
 def load(folder: Path, config: ModelConfig) -> DecoderModel:
     ops = (DeterministicTritonOps if "deterministic" in sys.argv else TritonOps)(ARCHITECTURE)
-    return load_model(folder, config, MAX_MODEL_LEN, torch.bfloat16, NOWHERE, ops, ParallelGroup())
+    return load_model(folder, config, MAX_MODEL_LEN, torch.bfloat16, NOWHERE, ops, GROUP)
 
 
 def new_cache(model: DecoderModel, num_blocks: int) -> torch.Tensor:
@@ -72,7 +73,7 @@ def main(folder: Path) -> None:
 
     def launch() -> None:
         model = load(folder, distinct_layers(config))
-        launch_steps(model, new_cache(model, 1), MAX_NUM_SEQS, MAX_NUM_TOKENS, MAX_MODEL_LEN, True)
+        launch_steps(model, new_cache(model, 1), MAX_NUM_SEQS, MAX_NUM_TOKENS, MAX_MODEL_LEN, GROUP, True)
 
     if "hanging" in sys.argv:
         triton.compiler.compile = compile_or_hang
@@ -86,7 +87,7 @@ def main(folder: Path) -> None:
     missing: list[str] = []
     triton.knobs.runtime.jit_cache_hook = lambda fn, **_: missing.append(fn.name)
     with torch.inference_mode(), ThreadPoolExecutor() as threads, compiling(threads):
-        runner = DeviceRunner(model, new_cache(model, 77), MAX_NUM_SEQS, MAX_MODEL_LEN, None)
+        runner = DeviceRunner(model, new_cache(model, 77), MAX_NUM_SEQS, MAX_MODEL_LEN, GROUP, None)
         for counts, lengths in STEPS:
             inputs = dummy_step(counts, lengths, BLOCK_SIZE)
             runner.launch(inputs, SamplingColumns.greedy(len(inputs.sampled_rows)))

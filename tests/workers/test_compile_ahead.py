@@ -46,6 +46,7 @@ def compile_ahead(folder: Path, *options: str) -> tuple[dict[str, object], str]:
                 ("mistral", None, []),
                 ("qwen3_moe", None, []),
                 ("qwen3_moe", None, ["deterministic"]),
+                ("qwen3", None, ["shared"]),
                 ("llama", "awq", []),
                 ("qwen3_moe", "fp8, blocks", []),
             )

@@ -23,8 +23,24 @@ from tokenloom.workers.parallel import ParallelGroup
 DEADLINE_S = 90.0
 
 
-def run_ranks(folder: Path, size: int, folders: list[Path], dies: int | None = None) -> list[tuple[int, str]]:
-    """Start every rank, wait for all: (exit code, stderr) of each."""
+def run_ranks(folder: Path, size: int, module: str, argument: Path) -> list[tuple[int, str]]:
+    """Start `module` of this folder with the argument and the rank for each rank: (exit code, stderr) of all."""
+    command = [sys.executable, "-P", "-m", f"tokenloom.tests.workers.{module}", str(argument)]
+    ranks = [
+        subprocess.Popen([*command, str(rank)], cwd=folder, stderr=subprocess.PIPE, text=True) for rank in range(size)
+    ]
+    deadline = time.monotonic() + DEADLINE_S
+    try:
+        errors = [rank.communicate(timeout=max(0.1, deadline - time.monotonic()))[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    return [(rank.returncode, error) for rank, error in zip(ranks, errors, strict=True)]
+
+
+def run_plan(folder: Path, size: int, folders: list[Path], dies: int | None = None) -> list[tuple[int, str]]:
+    """As ranks of tp_rank.py."""
     draw = random.Random(0)
     tokens = {"a": [draw.randrange(260) for _ in range(41)], "b": [draw.randrange(260) for _ in range(9)]}
     plan = {
@@ -37,18 +53,7 @@ def run_ranks(folder: Path, size: int, folders: list[Path], dies: int | None = N
     }
     plan_file = folder / "plan.json"
     plan_file.write_text(json.dumps(plan))
-    command = [sys.executable, "-P", "-m", "tokenloom.tests.workers.tp_rank", str(plan_file)]
-    ranks = [
-        subprocess.Popen([*command, str(rank)], cwd=folder, stderr=subprocess.PIPE, text=True) for rank in range(size)
-    ]
-    deadline = time.monotonic() + DEADLINE_S
-    try:
-        errors = [rank.communicate(timeout=max(0.1, deadline - time.monotonic()))[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    return [(rank.returncode, error) for rank, error in zip(ranks, errors, strict=True)]
+    return run_ranks(folder, size, "tp_rank", plan_file)
 
 
 def single_rank_logits(folder: Path, plan_file: Path) -> dict[str, np.ndarray]:
@@ -75,7 +80,7 @@ def shared_models(folder: Path, size: int) -> list[Path]:
 @pytest.mark.parametrize("size", [2, 4])
 def test_ranks_give_the_logits_of_one_rank(size: int, tmp_path: Path) -> None:
     folders = shared_models(tmp_path, size)
-    for code, error in run_ranks(tmp_path, size, folders):
+    for code, error in run_plan(tmp_path, size, folders):
         assert code == 0, error
     for index, folder in enumerate(folders):
         for name, expected in single_rank_logits(folder, tmp_path / "plan.json").items():
@@ -85,7 +90,7 @@ def test_ranks_give_the_logits_of_one_rank(size: int, tmp_path: Path) -> None:
 
 def test_rank_that_dies_is_noticed_by_the_others(tmp_path: Path) -> None:
     start = time.monotonic()
-    results = run_ranks(tmp_path, 2, [tiny_checkpoint(tmp_path / "qwen2", "qwen2")], dies=1)
+    results = run_plan(tmp_path, 2, [tiny_checkpoint(tmp_path / "qwen2", "qwen2")], dies=1)
     assert results[1][0] == 9
     assert results[0][0] != 0 and "RuntimeError" in results[0][1]
     assert time.monotonic() - start < 50  # long before the group's own timeout

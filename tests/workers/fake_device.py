@@ -1,0 +1,156 @@
+"""What stands for a GPU in tests of the steps that run there: kernels run in Triton's interpreter, a recorded step is
+run again as it is, and whatever would wait for the device, or be launched there, is seen."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime.interpreter import GridExecutor
+
+import tokenloom.tests.kernels.interpreter  # noqa: F401
+from tokenloom.kernels.ops import AttentionMetadata, RowColumns
+from tokenloom.kernels.reference import ReferenceOps
+from tokenloom.kernels.triton_ops import TritonOps
+from tokenloom.tests.workers.history_model import VOCAB_SIZE, HistoryModel
+from tokenloom.tests.workers.random_schedule import BLOCK_SIZE, MAX_MODEL_LEN, MAX_NUM_SEQS, NUM_BLOCKS
+from tokenloom.workers.cuda_graphs import Step
+from tokenloom.workers.device_runner import DeviceRunner
+from tokenloom.workers.input_batch import InputBatch
+from tokenloom.workers.model_runner import ModelRunner
+from tokenloom.workers.models.decoder import DecoderModel
+from tokenloom.workers.parallel import ParallelGroup
+
+
+class Again:
+    """Runs the recorded step again: what a graph does, without a GPU."""
+
+    def __init__(self) -> None:
+        self.num_replays = 0
+
+    def record(self, step: Step) -> Step:
+        def replay() -> None:
+            self.num_replays += 1
+            step()
+
+        return replay
+
+
+class DeviceHistoryModel(HistoryModel):
+    """Reads tokens and lengths on the device, as everything in a graph must; rows of length 0 come last and are
+    padding. A token's embedding is its number."""
+
+    _ops = TritonOps(90)
+    _table = torch.arange(VOCAB_SIZE, dtype=torch.float32)[:, None]
+
+    def forward_mixed(
+        self, token_ids: Tensor, rows: RowColumns, metadata: AttentionMetadata, kv_cache: Tensor
+    ) -> Tensor:
+        # The interpreter would take a quarter of all time over each token of each prompt.
+        embedded = ReferenceOps().begin_step(token_ids, rows, self._table, 0)
+        return self.forward(embedded[:, 0].long(), metadata, kv_cache)
+
+    def forward_decode(
+        self, row_ids: Tensor, rows: RowColumns, metadata: AttentionMetadata, kv_cache: Tensor
+    ) -> Tensor:
+        token_ids = self._ops.begin_decode(row_ids, rows, metadata, BLOCK_SIZE, self._table, 0)[:, 0].long()
+        n = int((metadata.seq_lens > 0).sum())
+        live = replace(
+            metadata,
+            positions=metadata.positions[:n],
+            slots=metadata.slots[:n],
+            query_starts_host=metadata.query_starts_host[: len(metadata.seq_lens_host) + 1][: n + 1],
+            seq_lens_host=metadata.seq_lens.tolist()[:n],
+        )
+        hidden = torch.zeros(len(token_ids), 1)
+        hidden[:n] = super().forward(token_ids[:n], live, kv_cache)
+        return hidden
+
+
+def new_runner(
+    recorder: Again | None,
+    model: DecoderModel | DeviceHistoryModel | None = None,
+    kv_cache: Tensor | None = None,
+    group: ParallelGroup | None = None,
+) -> ModelRunner:
+    batch = InputBatch(MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS)
+    runs, group = model or DeviceHistoryModel(), group or ParallelGroup()
+    if kv_cache is None:
+        kv_cache = torch.zeros(NUM_BLOCKS, 1, 2, 1, BLOCK_SIZE, 1)
+    on_device = DeviceRunner(runs, kv_cache, MAX_NUM_SEQS, MAX_MODEL_LEN, group, recorder, sizes_at_start=(1,))
+    return ModelRunner(runs, batch, kv_cache, group, on_device=on_device)
+
+
+class NoWaiting(TorchFunctionMode):
+    """Fails at whatever makes a host wait for its device, and counts copies between them.
+
+    Triton's interpreter, which looks into tensors as a device does, is left alone.
+    """
+
+    WAITS = (
+        *("item", "tolist", "numpy", "cpu", "nonzero", "is_nonzero", "masked_select", "unique", "equal", "allclose"),
+        *("__bool__", "__int__", "__float__", "__index__", "pin_memory"),
+    )
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = getattr(function, "__name__", "")
+        frame = sys._getframe(1)
+        if f"{os.sep}triton{os.sep}" not in frame.f_code.co_filename and not self._is_host(args):
+            assert name not in self.WAITS, f"{name} in {frame.f_code.co_filename}:{frame.f_lineno}"
+            if name in ("__getitem__", "__setitem__", "index_put_"):
+                index = args[1] if isinstance(args[1], tuple) else (args[1],)
+                assert not any(isinstance(part, Tensor) and part.dtype == torch.bool for part in index), "boolean index"
+        return function(*args, **(kwargs or {}))
+
+    @staticmethod
+    def _is_host(args: tuple[Any, ...]) -> bool:
+        """Pinned memory, which is the host's: the staging buffer's bytes."""
+        return bool(args) and isinstance(args[0], Tensor) and args[0].dtype == torch.uint8
+
+
+class Launches(TorchDispatchMode):
+    """Counts what is launched: kernels, and torch's operations that compute or copy. Not what the interpreter does."""
+
+    VIEWS = (
+        *("empty", "empty_like", "view", "reshape", "flatten", "slice", "select", "split", "unbind", "t", "alias"),
+        *("detach", "to", "lift_fresh"),
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+        self._kernel: FrameType | None = None
+
+    def __enter__(self) -> Any:
+        sys.setprofile(self._watch)
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        sys.setprofile(None)
+
+    def _watch(self, frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and frame.f_code is GridExecutor.__call__.__code__:
+            self._kernel = frame
+            self.counts[frame.f_locals["self"].fn.__name__] += 1
+        elif event == "return" and frame is self._kernel:
+            self._kernel = None
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = function.overloadpacket.__name__
+        if self._kernel is None and name not in self.VIEWS and not name.startswith("resolve_"):
+            self.counts[name] += 1
+        return function(*args, **(kwargs or {}))
