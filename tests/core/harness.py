@@ -191,3 +191,16 @@ class Harness:
 
 def prompt_of(rng: random.Random, length: int) -> list[int]:
     return [rng.randrange(997) for _ in range(length)]
+
+
+def random_sizes(rng: random.Random) -> dict[str, int | bool]:
+    """Options of a Harness with a pool, blocks and steps of any size."""
+    block_size, max_num_seqs = rng.choice([1, 2, 4, 8, 16]), rng.choice([1, 2, 5, 16])
+    return {
+        "num_blocks": max(rng.randrange(4, 80), 3 + 80 // block_size),
+        "block_size": block_size,
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": max(max_num_seqs, rng.choice([1, 3, 8, 64])),
+        "enable_prefix_caching": rng.random() < 0.8,
+        "steps_in_flight": rng.choice([1, 2]),
+    }

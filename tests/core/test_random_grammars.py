@@ -7,23 +7,13 @@ import random
 import pytest
 
 from .grammar_harness import GrammarHarness, expected_with_grammar
-from .harness import prompt_of
+from .harness import prompt_of, random_sizes
 
 
 def run_random_grammars(seed: int, num_operations: int) -> None:
     """Adds, aborts, late answers, lost hosts and lost workers over pools of random sizes."""
     rng = random.Random(seed)
-    block_size = rng.choice([1, 2, 4, 8, 16])
-    num_blocks = max(rng.randrange(4, 80), 3 + 80 // block_size)
-    harness = GrammarHarness(
-        num_blocks=num_blocks,
-        block_size=block_size,
-        max_num_seqs=(max_num_seqs := rng.choice([1, 2, 5, 16])),
-        max_num_batched_tokens=max(max_num_seqs, rng.choice([1, 3, 8, 64])),
-        enable_prefix_caching=rng.random() < 0.8,
-        steps_in_flight=rng.choice([1, 2]),
-        grammar_timeout_s=600.0,
-    )
+    harness = GrammarHarness(grammar_timeout_s=600.0, **random_sizes(rng))  # type: ignore[arg-type]
     key = num_losses = 0
     for _ in range(num_operations):
         action = rng.random()

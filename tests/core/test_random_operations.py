@@ -10,25 +10,15 @@ import pytest
 from tokenloom.ipc.pooling_params import PoolingParams
 
 from .fake_worker import expected_tokens
-from .harness import Harness, prompt_of
+from .harness import Harness, prompt_of, random_sizes
 
 
 def run_random_operations(seed: int, num_operations: int, record: Path) -> None:
     """Adds, aborts, resumes, answers late or early, losses of workers and cores, on pools of random sizes; invariants
     after each operation."""
     rng = random.Random(seed)
-    block_size = rng.choice([1, 2, 4, 8, 16])
-    num_blocks = max(rng.randrange(4, 80), 3 + 80 // block_size)
-    harness = Harness(
-        num_blocks=num_blocks,
-        record=record,
-        block_size=block_size,
-        max_num_seqs=(max_num_seqs := rng.choice([1, 2, 5, 16])),
-        max_num_batched_tokens=max(max_num_seqs, rng.choice([1, 3, 8, 64])),
-        enable_prefix_caching=rng.random() < 0.8,
-        scheduling_policy=rng.choice(["fcfs", "priority"]),
-        steps_in_flight=rng.choice([1, 2]),
-    )
+    policy = rng.choice(["fcfs", "priority"])
+    harness = Harness(record=record, scheduling_policy=policy, **random_sizes(rng))  # type: ignore[arg-type]
     stems = [prompt_of(rng, 30) for _ in range(3)]
     key = 0
     for _ in range(num_operations):
