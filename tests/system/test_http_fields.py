@@ -17,6 +17,8 @@ LONG = {**FRANCE, "max_tokens": 60, "ignore_eos": True}
 WILD = {"temperature": 50, "seed": 1}
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [7]}}, "required": ["a"], "additionalProperties": False}
 
+USAGE = ("prompt_tokens", "completion_tokens"), ("input_tokens", "output_tokens")
+
 Answer = dict[str, Any]
 
 
@@ -227,3 +229,29 @@ def test_the_templates_own_fields_are_not_overridden(http: httpx2.Client) -> Non
     answer = http.post(CHAT, json=QUESTION | {"chat_template_kwargs": {"messages": []}})
     assert answer.status_code == 400 and "use the fields" in answer.json()["error"]["message"]
     assert ask(http, CHAT, QUESTION | {"chat_template_kwargs": {"enable_thinking": False}})["choices"]
+
+
+ROOM = 1  # token that the prompt leaves
+
+
+@pytest.mark.parametrize(
+    ("path", "bound", "body"),
+    [
+        (COMPLETION, "max_tokens", lambda text: {"prompt": text}),
+        (CHAT, "max_tokens", lambda text: {"messages": [{"role": "user", "content": text}]}),
+        (CHAT, "max_completion_tokens", lambda text: {"messages": [{"role": "user", "content": text}]}),
+        (RESPONSE, "max_output_tokens", lambda text: {"input": text}),
+    ],
+)
+def test_an_answer_ends_with_the_room_whatever_more_was_allowed(
+    http: httpx2.Client, path: str, bound: str, body: Callable[[str], Answer]
+) -> None:
+    max_model_len = http.get("/v1/models").json()["data"][0]["max_model_len"]
+
+    def usage(num_words: int, **fields: object) -> tuple[int, int]:
+        answer = ask(http, path, body("Peru is" + " Peru" * num_words) | {"temperature": 0} | fields)
+        assert answer.get("status") == "incomplete" or answer["choices"][0]["finish_reason"] == "length"
+        return tuple(answer["usage"][name] for name in USAGE[path == RESPONSE])  # type: ignore[return-value]
+
+    num_words = max_model_len - ROOM - usage(0, **{bound: 1})[0]
+    assert usage(num_words, **{bound: 100_000}) == (max_model_len - ROOM, ROOM)
