@@ -56,7 +56,8 @@ class FrameFuzzer:
     def __init__(self, message_type: object, seed: int) -> None:
         self._random = random.Random(seed)
         info = inspect.type_info(message_type)
-        self._structs = [each for each in _members(info) if isinstance(each, inspect.StructType)]
+        members = info.types if isinstance(info, inspect.UnionType) else [info]
+        self._structs = [each for each in members if isinstance(each, inspect.StructType)]
         self._decoder: Decoder[object] = Decoder(message_type)
 
     def valid(self) -> bytes:
@@ -101,10 +102,6 @@ class FrameFuzzer:
         }
         maker = makers.get(type(info))
         return None if maker is None else maker()
-
-
-def _members(info: inspect.Type) -> list[inspect.Type]:
-    return list(info.types) if isinstance(info, inspect.UnionType) else [info]
 
 
 # ── mutations: (random, frame, another frame) → frame ────────────────────────────────────────────────────────────────
@@ -193,17 +190,13 @@ def throw_at_frontend(count: int, seed: int) -> dict[str, int]:
             frontend.tick(time.monotonic())
             frontend.outbox.to_clients.clear()
             frontend.outbox.to_core.clear()
-    _ask_frontend(frontend.on_client_frame)
+    for last in (messages.Hello(protocol_version=messages.PROTOCOL_VERSION), messages.GetHealth(query_id=1)):
+        frontend.on_client_frame(b"last", encode(last))
     frontend.tick(time.monotonic())
     answers = [msgspec.msgpack.decode(frame) for identity, frame in frontend.outbox.to_clients if identity == b"last"]
     if [answer["type"] for answer in answers] != ["welcome", "health_is"]:
         raise SystemExit(f"the frontend does not serve any more: {answers}")
     return dict(frontend.counts)
-
-
-def _ask_frontend(on_client_frame: Callable[[bytes, bytes], None]) -> None:
-    on_client_frame(b"last", encode(messages.Hello(protocol_version=messages.PROTOCOL_VERSION)))
-    on_client_frame(b"last", encode(messages.GetHealth(query_id=1)))
 
 
 def throw_at_socket(address: str, channel: Channel, frames: Iterator[bytes], count: int) -> None:

@@ -34,13 +34,45 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
+QWEN3: Config = {
+    "use_sliding_window": False,
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+}
 
 
-def llama(hidden: int, layers: int, heads: int, kv_heads: int, mlp: int, vocab: int, **more: object) -> Config:
-    """config.json of a Llama; `more` overrides and adds fields."""
+KINDS: dict[str, Config] = {  # what a family's config.json says beside, or instead of, what a Llama's does
+    "llama": {"architectures": ["LlamaForCausalLM"]},
+    "mistral": {"architectures": ["MistralForCausalLM"], "sliding_window": 4096, "tie_word_embeddings": False},
+    "mixtral": {
+        "architectures": ["MixtralForCausalLM"],
+        "sliding_window": None,
+        "tie_word_embeddings": False,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
+    "qwen2": {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": False},
+    "qwen3": {"architectures": ["Qwen3ForCausalLM"], **QWEN3},
+    "qwen3_moe": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        **QWEN3,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "tie_word_embeddings": False,
+    },
+}
+
+
+def config_of(
+    kind: str, hidden: int, layers: int, heads: int, kv_heads: int, mlp: int, vocab: int, **more: object
+) -> Config:
+    """config.json of a model of a family; `more` overrides and adds fields."""
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        "model_type": kind,
         "hidden_size": hidden,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
@@ -55,67 +87,30 @@ def llama(hidden: int, layers: int, heads: int, kv_heads: int, mlp: int, vocab: 
         "tie_word_embeddings": True,
         "bos_token_id": BOS_ID,
         "eos_token_id": EOS_ID,
+        **KINDS[kind],
         **more,
     }
 
 
-def mistral(*sizes: int, **more: object) -> Config:
-    """This and what follows: sizes as of `llama`."""
-    kind: Config = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 4096}
-    return llama(*sizes, **(kind | {"tie_word_embeddings": False} | more))
-
-
-def mixtral(*sizes: int, **more: object) -> Config:
-    kind: Config = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "sliding_window": None}
-    return mistral(*sizes, **(kind | {"num_local_experts": 8, "num_experts_per_tok": 2} | more))
-
-
-def qwen2(*sizes: int, **more: object) -> Config:
-    kind: Config = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "use_sliding_window": False}
-    return llama(*sizes, **(kind | more))
-
-
-def qwen3(*sizes: int, **more: object) -> Config:
-    kind: Config = {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "use_sliding_window": False,
-        "max_position_embeddings": 40960,
-        "rms_norm_eps": 1e-6,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
-    }
-    return llama(*sizes, **(kind | more))
-
-
-def qwen3_moe(hidden: int, layers: int, heads: int, kv_heads: int, mlp: int, vocab: int, **more: object) -> Config:
-    """`mlp` is an expert's."""
-    kind: Config = {
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "model_type": "qwen3_moe",
-        "moe_intermediate_size": mlp,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "norm_topk_prob": True,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-        "tie_word_embeddings": False,
-    }
-    return qwen3(hidden, layers, heads, kv_heads, 3 * mlp, vocab, **(kind | more))
-
-
 CONFIGS: dict[str, Config] = {
-    "135m": llama(576, 30, 9, 3, 1536, 49152),
-    "0.6b": qwen3(1024, 28, 16, 8, 3072, 151936, head_dim=128),
-    "8b": qwen3(4096, 36, 32, 8, 12288, 151936, head_dim=128, tie_word_embeddings=False),
-    "14b": qwen3(5120, 40, 40, 8, 17408, 151936, head_dim=128, tie_word_embeddings=False),
-    "30b-a3b": qwen3_moe(2048, 48, 32, 4, 768, 151936, head_dim=128, intermediate_size=6144),
-    "tiny-llama": llama(96, 2, 3, 1, 200, 307),
-    "tiny-mistral": mistral(64, 2, 4, 2, 136, 331, sliding_window=48),
-    "tiny-mixtral": mixtral(64, 2, 4, 2, 72, 271, num_local_experts=5),
-    "tiny-qwen2": qwen2(128, 2, 8, 1, 264, 293),
-    "tiny-qwen3": qwen3(64, 2, 2, 2, 152, 277, head_dim=80, tie_word_embeddings=False),
-    "tiny-qwen3_moe": qwen3_moe(
-        64, 3, 4, 2, 40, 283, head_dim=32, num_experts=12, num_experts_per_tok=3, mlp_only_layers=[1]
+    "135m": config_of("llama", 576, 30, 9, 3, 1536, 49152),
+    "0.6b": config_of("qwen3", 1024, 28, 16, 8, 3072, 151936, head_dim=128),
+    "8b": config_of("qwen3", 4096, 36, 32, 8, 12288, 151936, head_dim=128, tie_word_embeddings=False),
+    "14b": config_of("qwen3", 5120, 40, 40, 8, 17408, 151936, head_dim=128, tie_word_embeddings=False),
+    "30b-a3b": config_of("qwen3_moe", 2048, 48, 32, 4, 6144, 151936, head_dim=128, moe_intermediate_size=768),
+    "tiny-llama": config_of("llama", 96, 2, 3, 1, 200, 307),
+    "tiny-mistral": config_of("mistral", 64, 2, 4, 2, 136, 331, sliding_window=48),
+    "tiny-mixtral": config_of("mixtral", 64, 2, 4, 2, 72, 271, num_local_experts=5),
+    "tiny-qwen2": config_of("qwen2", 128, 2, 8, 1, 264, 293),
+    "tiny-qwen3": config_of("qwen3", 64, 2, 2, 2, 152, 277, head_dim=80, tie_word_embeddings=False),
+    "tiny-qwen3_moe": config_of(
+        "qwen3_moe",
+        *(64, 3, 4, 2, 120, 283),
+        head_dim=32,
+        moe_intermediate_size=40,
+        num_experts=12,
+        num_experts_per_tok=3,
+        mlp_only_layers=[1],
     ),
 }
 

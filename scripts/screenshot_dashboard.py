@@ -9,11 +9,10 @@ Exits 0 with a word where no Chromium is installed.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import base64
-import http.client
 import json
 import os
-import random
 import select
 import shutil
 import subprocess
@@ -21,16 +20,16 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 from tokenloom.scripts.engine_process import Engine
+from tokenloom.scripts.load_http import Load
 
 VIEWS = [("desktop", 1280, 1920, False), ("phone", 390, 2760, True)]
 PATIENCE_S = 30.0
 NUM_STREAMS = 12
-COUNTRIES = ["France", "Peru", "Japan", "Chad", "Norway", "Kenya"]
+BUSY_S = 3600.0  # longer than the pictures take
 
 
 class Browser:
@@ -117,20 +116,6 @@ def find_chromium() -> str | None:
     return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
-def keep_busy(url: str, number: int) -> None:
-    """One stream after the other, until the process ends."""
-    rng = random.Random(number)
-    while True:
-        prompt = " ".join(f"The capital of {rng.choice(COUNTRIES)} is" for _ in range(rng.randrange(1, 30)))
-        body = {"prompt": prompt, "max_tokens": rng.randrange(40, 600), "ignore_eos": True, "temperature": 0.8}
-        request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body | {"stream": True}).encode())
-        try:
-            with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
-                answer.read()
-        except (OSError, http.client.HTTPException):  # the engine is being stopped
-            return
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
@@ -144,8 +129,8 @@ def main() -> int:
     options = ["--http", "0", "--num-threads", "1", "--num-kv-blocks", "600"]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, Engine(Path(folder), options) as engine:
         engine.wait_ready()
-        for number in range(NUM_STREAMS):
-            threading.Thread(target=keep_busy, args=(engine.url, number), daemon=True).start()
+        load = Load(engine.url).run(NUM_STREAMS, BUSY_S)
+        threading.Thread(target=asyncio.run, args=(load,), daemon=True).start()
         browser = Browser(program, f"{folder}/profile")
         browser.open_page()
         for theme in ("light", "dark"):

@@ -12,19 +12,16 @@ PROMPTS = ["The capital of France is", "The capital of Japan is", "3 + 4 =", "Th
 QUESTION = "What is the capital of Norway?"
 
 
-def stream(llm: LLM, prompt: str, max_tokens: int) -> tuple[int, float, float]:
-    """Print an answer as it comes; returns (tokens, seconds to the first, seconds in all)."""
+def stream(llm: LLM, prompt: str, max_tokens: int) -> None:
+    """Print an answer as it comes, and its times."""
     print(f"\n> {prompt}", end="", flush=True)
     begun = time.perf_counter()
     first = 0.0
-    num_tokens = 0
     for text in llm.stream(prompt, SamplingParams(temperature=0.0, max_tokens=max_tokens)):
         first = first or time.perf_counter() - begun
-        num_tokens += 1
         print(text, end="", flush=True)
     elapsed = time.perf_counter() - begun
     print(f"\n  first token after {first * 1000:.1f} ms, {elapsed * 1000:.0f} ms in all")
-    return num_tokens, first, elapsed
 
 
 def main() -> int:
