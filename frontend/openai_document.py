@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import msgspec
 
 from ..ipc.engine_spec import EngineSpec
+from ..ipc.sampling_params import RANGES
 from ..ipc.version import tokenloom_version
 from .openai_errors import ErrorBody
-from .openai_schema import LOGPROBS, TOKEN_ID
+from .openai_schema import TOKEN_ID
 from .server_endpoint import Endpoint
 from .server_gate import OPEN_PATHS
 from .tokenizer import JsonObject
@@ -22,6 +23,7 @@ _ERRORS = {
     "500": "A fault of the engine",
     "503": "Too busy, shutting down or restarting: ask again after Retry-After seconds",
 }
+_PARAMETERS = {"max_completion_tokens": "max_tokens", "max_output_tokens": "max_tokens", "top_logprobs": "logprobs"}
 _TOKENIZE_ONE: JsonObject = {  # of the two forms, the other one is null or left out
     "oneOf": [
         {"required": [this], "properties": {this: {"not": {"type": "null"}}, other: {"type": "null"}}}
@@ -38,7 +40,10 @@ def document(endpoints: Iterable[Endpoint], spec: EngineSpec) -> JsonObject:
         [*bodies, ErrorBody], schema_hook=_anything, ref_template="#/components/schemas/{name}"
     )
     components["TokenizeRequest"] |= _TOKENIZE_ONE
-    _limit(components, {TOKEN_ID: spec.model.vocab_size - 1, LOGPROBS: spec.config.max_logprobs})
+    for component in components.values():
+        for name, field in component.get("properties", {}).items():
+            _limit(name, field, spec.config.max_logprobs)
+    _limit_ids(components, spec.model.vocab_size - 1)
     schema_by_body = dict(zip(bodies, schemas, strict=True))
     paths: JsonObject = {}
     for each in listed:
@@ -62,16 +67,28 @@ def document(endpoints: Iterable[Endpoint], spec: EngineSpec) -> JsonObject:
     return made
 
 
-def _limit(schema: object, maxima: Mapping[str, int]) -> None:
-    """Set the maximum of every integer with one of these titles."""
+def _limit(name: str, field: JsonObject, max_logprobs: int) -> None:
+    """Set the limits of a number that becomes a parameter."""
+    limits = RANGES.get(_PARAMETERS.get(name, name))
+    if limits is None or "enum" in field:
+        return
+    most = max_logprobs if name.endswith("logprobs") else limits.high
+    forms = field.get("anyOf", [field])
+    assert isinstance(forms, list)
+    for form in forms:
+        if form.get("type") in ("integer", "number"):
+            form |= {"exclusiveMinimum" if limits.excludes_low else "minimum": limits.low, "maximum": most}
+
+
+def _limit_ids(schema: object, highest: int) -> None:
+    """Set the maximum of every token id, which its title tells."""
     if isinstance(schema, dict):
-        if schema.get("title") in maxima:
-            schema["maximum"] = maxima[schema["title"]]
-        for inner in schema.values():
-            _limit(inner, maxima)
-    elif isinstance(schema, list):
+        if schema.get("title") == TOKEN_ID:
+            schema["maximum"] = highest
+        schema = list(schema.values())
+    if isinstance(schema, list):
         for inner in schema:
-            _limit(inner, maxima)
+            _limit_ids(inner, highest)
 
 
 def _anything(kind: type) -> JsonObject:

@@ -21,24 +21,17 @@ from .openai_messages import text_of
 from .openai_schema import (
     Body,
     ChatRequest,
-    Count,
     Function,
     FunctionCall,
     JsonSchemaFormat,
     Message,
-    MinP,
     NamedFunction,
     NamedTool,
-    Priority,
     RequestId,
     ResponseFormat,
-    Seed,
-    Temperature,
     Text,
     Tool,
     ToolCall,
-    TopK,
-    TopP,
     items,
     only,
 )
@@ -94,9 +87,9 @@ class ResponsesRequest(Body, frozen=True, kw_only=True):
     input: str | Annotated[list[InputItem], items(1)]
     model: str | None = None
     instructions: str | None = None
-    max_output_tokens: Count | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
     stream: bool | None = None
     tools: list[ResponseTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponseToolName | None = None
@@ -114,11 +107,11 @@ class ResponsesRequest(Body, frozen=True, kw_only=True):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     # beyond OpenAI
-    seed: Seed | None = None
-    top_k: TopK | None = None
-    min_p: MinP | None = None
+    seed: int | None = None
+    top_k: int | None = None
+    min_p: float | None = None
     stop: Text | Annotated[list[Text], items(0, 64)] | None = None
-    priority: Priority | None = None
+    priority: int | None = None
     request_id: RequestId | None = None
 
 

@@ -3,9 +3,10 @@
 Structs that refuse unknown fields by name. A null counts as not given. What a field means for the engine is said in
 `openai_params.py`; a field that is listed here and cannot be served is refused there, by name.
 
-Beside their types fields have ranges for /openapi.json. Decoding does not look at them: they are checked where they
-matter, by SamplingParams, the endpoints and the input processor, whose messages name the mend. That both say the same
-is shown by schemathesis (`tests/system/test_http_tools.py`), in both directions.
+Beside their types fields have ranges for /openapi.json, where they have no SamplingParams' (`openai_document.py`).
+Decoding does not look at them: they are checked where they matter, by SamplingParams, the endpoints and the input
+processor, whose messages name the mend. That both say the same is shown by schemathesis
+(`tests/system/test_http_tools.py`), in both directions.
 """
 
 from __future__ import annotations
@@ -19,13 +20,9 @@ from .tokenizer import JsonObject
 
 TOKEN_ID = "token id"  # title of integers whose maximum the loaded model gives
 
-LOGPROBS = "number of logprobs"  # of those whose maximum the operator sets
 
-
-def within(low: float | None = None, high: float | None = None, above: float | None = None) -> Meta:
-    """A number in [low, high], or (above, high]."""
-    limits = {"minimum": low, "maximum": high, "exclusiveMinimum": above}
-    return Meta(extra_json_schema={name: limit for name, limit in limits.items() if limit is not None})
+def within(low: float, high: float) -> Meta:
+    return Meta(extra_json_schema={"minimum": low, "maximum": high})
 
 
 def items(least: int = 0, most: int | None = None) -> Meta:
@@ -42,22 +39,11 @@ def only(*values: object) -> Meta:
 
 
 MOST = 2**31 - 1
-Count: TypeAlias = Annotated[int, within(1, MOST)]
 Natural: TypeAlias = Annotated[int, within(0, MOST)]
 TokenId: TypeAlias = Annotated[int, within(0, MOST), Meta(title=TOKEN_ID)]
-Seed: TypeAlias = Annotated[int, within(-(2**63), 2**64 - 1)]
-Priority: TypeAlias = Annotated[int, within(-(2**31), MOST)]
-LogprobCount: TypeAlias = Annotated[int, within(0, MOST), Meta(title=LOGPROBS)]
 Truncation: TypeAlias = Annotated[
     int, Meta(extra_json_schema={"anyOf": [{"const": -1}, {"minimum": 1, "maximum": MOST}]})
 ]
-TopK: TypeAlias = Annotated[int, within(-1, MOST)]
-Temperature: TypeAlias = Annotated[float, within(0, 100)]
-TopP: TypeAlias = Annotated[float, within(above=0, high=1)]
-MinP: TypeAlias = Annotated[float, within(0, 1)]
-Penalty: TypeAlias = Annotated[float, within(-2, 2)]
-Repetition: TypeAlias = Annotated[float, within(above=0, high=100)]
-Seconds: TypeAlias = Annotated[float, within(above=0, high=1e9)]
 Text: TypeAlias = Annotated[str, Meta(extra_json_schema={"minLength": 1})]
 Word: TypeAlias = Annotated[str, matching(r"\S")]
 RequestId: TypeAlias = Annotated[str, matching(r"^[ -.0-~]{1,200}$")]
@@ -101,9 +87,9 @@ class Scheduled(Body, frozen=True, kw_only=True):
     user: str | None = None
     # beyond OpenAI
     truncate_prompt_tokens: Truncation | None = None
-    priority: Priority | None = None
-    timeout_s: Seconds | None = None
-    queue_timeout_s: Seconds | None = None
+    priority: int | None = None
+    timeout_s: float | None = None
+    queue_timeout_s: float | None = None
     cache_salt: Salt | None = None
     request_id: RequestId | None = None
 
@@ -113,20 +99,20 @@ class Generation(Scheduled, frozen=True, kw_only=True):
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: Annotated[int, within(1, 128)] | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    seed: Seed | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
     stop: Text | Annotated[list[Text], items(0, 64)] | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
     logit_bias: Bias | None = None
     response_format: ResponseFormat | None = None
     # beyond OpenAI
-    top_k: TopK | None = None
-    min_p: MinP | None = None
-    repetition_penalty: Repetition | None = None
-    min_tokens: Natural | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
     stop_token_ids: Annotated[list[Natural], items(0, 256)] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
@@ -150,9 +136,9 @@ class CompletionRequest(Generation, frozen=True, kw_only=True):
     """POST /v1/completions."""
 
     prompt: Prompts  # one prompt as text or ids, or a list of prompts
-    max_tokens: Count | None = None
+    max_tokens: int | None = None
     echo: bool | None = None
-    logprobs: LogprobCount | None = None
+    logprobs: int | None = None
     suffix: Annotated[str | None, only("")] = None
     add_special_tokens: bool | None = None
 
@@ -229,10 +215,10 @@ class ChatRequest(Generation, frozen=True, kw_only=True):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], items(1)]
-    max_tokens: Count | None = None
-    max_completion_tokens: Count | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
     logprobs: bool | None = None
-    top_logprobs: LogprobCount | None = None
+    top_logprobs: int | None = None
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None

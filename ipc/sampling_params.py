@@ -5,8 +5,7 @@ Knows the ranges that hold for every model; what depends on the model (vocabular
 
 from __future__ import annotations
 
-import math
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -77,14 +76,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     structured_outputs: StructuredOutputsParams | None = None  # what the text must conform to; or a dict of its fields
 
     def __post_init__(self) -> None:
-        for name, (low, high, low_open) in _FLOAT_RANGES.items():
+        for name, limits in RANGES.items():
             if getattr(self, name) is not None or name not in _OPTIONAL:
-                _check_float(name, getattr(self, name), low, high, low_open)
-        for name, (least, most) in _INT_RANGES.items():
-            if getattr(self, name) is not None or name not in _OPTIONAL:
-                _check_int(name, getattr(self, name), least, most)
+                limits.check(name, getattr(self, name))
         if self.truncate_prompt_tokens is not None and self.truncate_prompt_tokens != -1:
-            _check_int("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, _MAX_INT)
+            RANGES["max_tokens"].check("truncate_prompt_tokens", self.truncate_prompt_tokens)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens is {self.min_tokens}, above max_tokens {self.max_tokens}: lower it")
         if self.best_of is not None and self.best_of != self.n:
@@ -127,9 +123,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             if len(token_ids) > most:
                 raise RequestError(f"{name} has {len(token_ids)} tokens, at most {most} are allowed")
             for token_id in token_ids:
-                _check_int(name, token_id, 0, _MAX_INT)
+                _TOKEN_ID.check(name, token_id)
         for token_id, bias in (self.logit_bias or {}).items():
-            _check_float(f"logit_bias[{token_id}]", bias, -100.0, 100.0, low_open=False)
+            _BIAS.check(f"logit_bias[{token_id}]", bias)
 
     @property
     def stop_strings(self) -> list[str]:
@@ -145,40 +141,45 @@ def child_seed(seed: int, index: int) -> int:
     return seed + index if seed + index < 2**64 else seed + index - 2**64
 
 
-_FLOAT_RANGES: dict[str, tuple[float, float, bool]] = {  # name: (low, high, low is excluded)
-    "temperature": (0.0, 100.0, False),
-    "top_p": (0.0, 1.0, True),
-    "min_p": (0.0, 1.0, False),
-    "presence_penalty": (-2.0, 2.0, False),
-    "frequency_penalty": (-2.0, 2.0, False),
-    "repetition_penalty": (0.0, 100.0, True),
-    "timeout_s": (0.0, 1e9, True),
-    "queue_timeout_s": (0.0, 1e9, True),
-}
+class Range(NamedTuple):
+    """The integers, or all numbers, in [low, high] or (low, high]."""
+
+    kind: type[int] | type[float]
+    low: float
+    high: float
+    excludes_low: bool = False
+
+    def check(self, name: str, value: object) -> None:
+        """RequestError unless `value`, of the parameter `name`, is one of them."""
+        is_number = isinstance(value, (int, self.kind)) and not isinstance(value, bool)
+        if isinstance(value, (int, float)) and is_number:
+            is_above = value > self.low if self.excludes_low else value >= self.low
+            if is_above and value <= self.high:
+                return
+        form = "d" if self.kind is int else "g"
+        limits = f"{'(' if self.excludes_low else '['}{self.low:{form}}, {self.high:{form}}]"
+        kind = "" if is_number else "an integer " if self.kind is int else "a number "
+        raise RequestError(f"{name} must be {kind}in {limits}, got {value!r}")
+
+
 _MAX_INT = 2**31 - 1
-_INT_RANGES = {
-    "n": (1, MAX_CHILDREN),
-    "top_k": (-1, _MAX_INT),
-    "seed": (-(2**63), 2**64 - 1),
-    "max_tokens": (1, _MAX_INT),
-    "min_tokens": (0, _MAX_INT),
-    "priority": (-_MAX_INT - 1, _MAX_INT),
-    "logprobs": (0, _MAX_INT),
-    "prompt_logprobs": (0, _MAX_INT),
+_TOKEN_ID, _BIAS = Range(int, 0, _MAX_INT), Range(float, -100, 100)
+RANGES = {
+    "temperature": Range(float, 0, 100),
+    "top_p": Range(float, 0, 1, excludes_low=True),
+    "min_p": Range(float, 0, 1),
+    "presence_penalty": Range(float, -2, 2),
+    "frequency_penalty": Range(float, -2, 2),
+    "repetition_penalty": Range(float, 0, 100, excludes_low=True),
+    "timeout_s": Range(float, 0, 1e9, excludes_low=True),
+    "queue_timeout_s": Range(float, 0, 1e9, excludes_low=True),
+    "n": Range(int, 1, MAX_CHILDREN),
+    "top_k": Range(int, -1, _MAX_INT),
+    "seed": Range(int, -(2**63), 2**64 - 1),
+    "max_tokens": Range(int, 1, _MAX_INT),
+    "min_tokens": Range(int, 0, _MAX_INT),
+    "priority": Range(int, -_MAX_INT - 1, _MAX_INT),
+    "logprobs": Range(int, 0, _MAX_INT),
+    "prompt_logprobs": Range(int, 0, _MAX_INT),
 }
 _OPTIONAL = {"seed", "max_tokens", "logprobs", "prompt_logprobs", "timeout_s", "queue_timeout_s"}  # None is a value
-
-
-def _check_float(name: str, value: object, low: float, high: float, low_open: bool) -> None:
-    bounds = f"{'(' if low_open else '['}{low:g}, {high:g}]"
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise RequestError(f"{name} must be a number in {bounds}, got {value!r}")
-    if math.isnan(value) or value < low or value > high or (low_open and value == low):
-        raise RequestError(f"{name} must be in {bounds}, got {value!r}")
-
-
-def _check_int(name: str, value: object, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise RequestError(f"{name} must be an integer in [{low}, {high}], got {value!r}")
-    if not low <= value <= high:
-        raise RequestError(f"{name} must be in [{low}, {high}], got {value}")
