@@ -18,7 +18,7 @@ from tokenloom.kernels.triton_ops import TritonOps
 from tokenloom.kernels.triton_prefill import plan_prefill, prefill_attention
 from tokenloom.kernels.triton_table import DecodeShape, PrefillShape
 
-from .triton_shapes import PagedStep, from_fp8, paged_step
+from .triton_shapes import PagedStep, far_away, from_fp8, paged_step
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3}
 HEAD_DIMS = [64, 80, 96, 128, 256]
@@ -151,3 +151,21 @@ def test_stale_values_behind_a_rows_end_are_not_seen() -> None:
     step.kv_cache[step.metadata.block_tables[1, 0], :, :, :, 19:] = 1e30
     after = TritonOps(90).paged_attention(step.query, step.kv_cache, 1, step.metadata, step.scale, None)
     assert torch.equal(before, after)
+
+
+@pytest.mark.parametrize("block_size", [16, 128])  # some blocks in a tile of keys, one tile in a block
+@pytest.mark.parametrize("has_fp8_cache", [False, True])
+def test_a_cache_may_have_more_elements_than_32_bits_count(has_fp8_cache: bool, block_size: int) -> None:
+    near = paged_step(random.Random(5), [40], [(20, 21)], torch.float16, 64, 2, 2, block_size, None, has_fp8_cache)
+    far = far_away(near)
+    rows, ops = len(near.kv_cache), TritonOps(90)
+    cos_sin = torch.rand(64, 64)
+    heads = torch.randn(near.metadata.query_starts_host[-1], 4 + 2 * 2, 64).half()
+    results = []
+    for step in (near, far):
+        query = ops.prepare_heads(heads.clone(), None, 1e-5, cos_sin, step.kv_cache, 1, step.metadata)
+        results.append((query, ops.paged_attention(query, step.kv_cache, 1, step.metadata, step.scale, None)))
+    (query, attended), (far_query, far_attended) = results
+    assert torch.equal(far_query, query)
+    assert torch.equal(far.kv_cache[-rows:], near.kv_cache)
+    assert torch.equal(far_attended, attended)

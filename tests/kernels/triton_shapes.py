@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from tokenloom.kernels.ops import AttentionMetadata
 from tokenloom.tests.workers.paged_run import make_metadata
 
 NUM_LAYERS = 2
+MAP_NORESERVE = 0x4000  # of Linux; mmap has its name since Python 3.13 only
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,22 @@ def paged_step(
     num_heads = group * num_kv_heads
     heads = torch.randn(metadata.query_starts_host[-1], num_heads + 2 * num_kv_heads, head_dim, generator=generator)
     return PagedStep(heads.to(dtype)[:, :num_heads], kv_cache, metadata, window, head_dim**-0.5)
+
+
+def far_away(step: PagedStep) -> PagedStep:
+    """The same with its blocks past element 2^31 of a cache, of which only they take memory.
+
+    As much lies in front of the cache: an offset that is cut to 32 bits finds zeros there, and ends no process.
+    """
+    near, block_size = step.kv_cache, step.kv_cache.shape[4]
+    block_elements = near[0].numel()
+    first = (1 << 31) // block_elements + 1
+    num_bytes = (2 * first * block_elements + near.numel()) * near.element_size()
+    pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+    kv_cache = torch.frombuffer(pages, dtype=near.dtype)[first * block_elements :].view(-1, *near.shape[1:])
+    kv_cache[first:] = near
+    tables, slots = step.metadata.block_tables + first, step.metadata.slots + first * block_size
+    return replace(step, kv_cache=kv_cache, metadata=replace(step.metadata, block_tables=tables, slots=slots))
 
 
 def as_fp8(kv_cache: Tensor) -> Tensor:
