@@ -347,11 +347,12 @@ class Worker:
         null_block = allocate_kv_cache(self._kv_shape(1), self._kv_dtype, self._device)
         max_logprobs = min(config.max_logprobs, self._spec.model.vocab_size)
         measured = activation_bytes(self._model, steps, null_block, self._sampler, max_logprobs)
+        model, max_blocks_per_row = self._spec.model, self._spec.max_blocks_per_row
+        measured += config.max_num_seqs * max_blocks_per_row * 4  # block tables of rows that the device remembers
         if not self._has_graphs:
             return measured
         from .cuda_graphs import graph_bytes
 
-        model, max_blocks_per_row = self._spec.model, self._spec.max_blocks_per_row
         sizes = (config.max_num_seqs, model.vocab_size, model.num_heads, model.head_dim, max_blocks_per_row)
         return measured + graph_bytes(*sizes, self._size)
 
