@@ -13,7 +13,9 @@ Recording itself needs a GPU and is run by nothing else than scripts/gpu_check; 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol, TypeAlias
 
 import torch
@@ -59,13 +61,24 @@ class CudaRecorder:
 
     def record(self, step: Step) -> Step:
         """`step` must have run once before: what it compiles or allocates for good cannot be recorded."""
-        torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         # Of this thread alone: another waits for the tokens of the step before, which may go on.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with collector_at_rest(), torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             step()
         replay: Step = graph.replay
         return replay
+
+
+@contextmanager
+def collector_at_rest() -> Iterator[None]:
+    """What Python's collector finds may be a kernel or a graph, whose end no recording survives."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def padded_size(num_rows: int, max_size: int) -> int:

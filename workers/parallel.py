@@ -54,8 +54,11 @@ class ParallelGroup:
         return group
 
     def close(self) -> None:
-        """Leave the group; harmless when there is none."""
-        if self.size > 1 and dist.is_initialized():
+        """Leave the group; harmless when there is none.
+
+        One over NCCL is left by the end of the process: NCCL would wait for graphs that hold its calls, and for peers.
+        """
+        if self.size > 1 and dist.is_initialized() and dist.get_backend() != "nccl":
             dist.destroy_process_group()
 
     # ── what is whose ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -228,7 +228,8 @@ class Worker:
         """Forget all rows and take the weights in `folder` instead; never holds both at once. A failure is final."""
         assert self._kv_cache is not None, "initialize comes before reload"
         self.reset()
-        self._release()
+        self._model = self._runner = None
+        gc.collect()  # recorded graphs refer to themselves and hold the weights
         self._model = self._load_model(folder, self._spec.model, self._device, self._group)
         self._runner = self._make_runner(self._model, self._kv_cache)
 
@@ -240,13 +241,7 @@ class Worker:
 
     def close(self) -> None:
         """Leave the group."""
-        self._release()
         self._group.close()
-
-    def _release(self) -> None:
-        """Let go of the weights and of all that was recorded: NCCL waits for the end of graphs that hold its calls."""
-        self._model = self._runner = None
-        gc.collect()  # recorded graphs refer to themselves and hold the weights
 
     def _compile_ahead(self, folder: Path) -> CompileAhead:
         """Begin to compile what a model like that in `folder` launches."""

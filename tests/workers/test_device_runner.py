@@ -32,7 +32,7 @@ from tokenloom.tests.workers.random_schedule import (
     new_row,
 )
 from tokenloom.tests.workers.test_parallel import run_ranks
-from tokenloom.workers.cuda_graphs import padded_size
+from tokenloom.workers.cuda_graphs import collector_at_rest, padded_size
 from tokenloom.workers.parallel import ParallelGroup
 
 pytestmark = [
@@ -263,6 +263,14 @@ def test_two_ranks_give_the_tokens_of_one_and_wait_for_nothing_but_each_other(tm
     for rank in range(2):
         assert json.loads((tmp_path / f"tokens-{rank}.json").read_text()) == wanted
     assert [len(tokens) for tokens in wanted.values()] == [7, 5, 5, 1]
+
+
+def test_nothing_is_collected_while_a_graph_is_recorded_however_that_ends() -> None:
+    assert gc.isenabled()
+    with pytest.raises(KeyError), collector_at_rest():
+        assert not gc.isenabled()
+        raise KeyError
+    assert gc.isenabled()
 
 
 def test_sizes_grow_by_an_eighth_and_hold_the_rows() -> None:
