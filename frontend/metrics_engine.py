@@ -13,15 +13,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from itertools import islice
-from typing import Literal
-
-import msgspec
 
 from ..ipc.codec import decode_ids, num_ids
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.messages import EngineCoreOutputs, Progress
 from .metrics import Counter, Gauge, Histogram, Metric, Registry
 from .output_processor import Answer, RequestState
+from .tokenizer import JsonObject
 from .tracing import Timeline, Tracing
 
 SECONDS = (
@@ -31,18 +29,6 @@ SECONDS = (
 REFUSALS = ("request", "overloaded", "draining")  # kinds of errors that say so before anything is computed
 ROWS = tuple(float(2**power) for power in range(13))  # as Progress.num_steps_by_rows
 TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
-
-
-class OpenAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """An answer that is waited for, as the dashboard shows it."""
-
-    key: int
-    request_id: str
-    state: Literal["running", "waiting"]
-    age_s: float
-    num_prompt_tokens: int
-    num_tokens: int
-    tokens_per_s: float
 
 
 class EngineMetrics:
@@ -96,9 +82,18 @@ class EngineMetrics:
         self._timelines: dict[int, Timeline] = {}  # by key of the answer
         model = (("model_name", spec.served_model_name), ("engine", "0"))
         self.registry = Registry("vllm:" if spec.config.metrics_names == "vllm" else "tokenloom_", model)
-        self.registry.metrics += [*self._gauges(), *(each for each in vars(self).values() if _is_metric(each))]
+        self.registry.metrics += [
+            *self._gauges(),
+            *(each for each in vars(self).values() if isinstance(each, (Counter, Histogram))),
+        ]
 
     def _gauges(self) -> list[Metric]:
+        def memory() -> dict[str, float]:
+            return {str(rank): num_bytes for rank, num_bytes in enumerate(self.progress.worker_memory_bytes)}
+
+        def depths() -> dict[str, float]:
+            return {**self._queue_depths(), "workers": self.progress.num_steps_in_flight}
+
         return [
             Gauge("num_requests_running", "Requests in the running batch.", lambda: self.progress.num_running),
             Gauge("num_requests_waiting", "Requests that wait for a step.", lambda: self.progress.num_waiting),
@@ -107,15 +102,9 @@ class EngineMetrics:
             Gauge("step_age_seconds", "Since the last step ended.", lambda: self.step_age_s),
             Gauge("engine_up", "1 while the core is there.", lambda: self.progress.is_core_up),
             Gauge("num_open_answers", "Answers that the frontend waits for.", lambda: self.num_open),
-            Gauge("worker_memory_bytes", "Resident memory of a worker.", self._worker_memory, "rank"),
-            Gauge("socket_queue_depth", "Messages sent and not answered.", self._socket_depths, "socket"),
+            Gauge("worker_memory_bytes", "Resident memory of a worker.", memory, "rank"),
+            Gauge("socket_queue_depth", "Messages sent and not answered.", depths, "socket"),
         ]
-
-    def _worker_memory(self) -> dict[str, float]:
-        return {str(rank): num_bytes for rank, num_bytes in enumerate(self.progress.worker_memory_bytes)}
-
-    def _socket_depths(self) -> dict[str, float]:
-        return {**self._queue_depths(), "workers": self.progress.num_steps_in_flight}
 
     @property
     def kv_use(self) -> float:
@@ -129,19 +118,19 @@ class EngineMetrics:
     def num_open(self) -> int:
         return len(self._timelines)
 
-    def open_answers(self, limit: int) -> list[OpenAnswer]:
-        """The first `limit` answers that are open, the oldest first."""
+    def open_answers(self, limit: int) -> list[JsonObject]:
+        """The first `limit` answers that are waited for, the oldest first, as the dashboard shows them."""
         now = time.monotonic()
         return [
-            OpenAnswer(
-                key=key,
-                request_id=each.submit.request_id,
-                state="running" if each.started_at else "waiting",
-                age_s=now - each.arrived_at,
-                num_prompt_tokens=each.num_prompt_tokens,
-                num_tokens=each.num_tokens,
-                tokens_per_s=each.num_tokens / (now - each.started_at) if each.num_tokens and each.started_at else 0.0,
-            )
+            {
+                "key": key,
+                "request_id": each.submit.request_id,
+                "state": "running" if each.started_at else "waiting",
+                "age_s": now - each.arrived_at,
+                "num_prompt_tokens": each.num_prompt_tokens,
+                "num_tokens": each.num_tokens,
+                "tokens_per_s": each.num_tokens and each.num_tokens / (now - each.started_at),
+            }
             for key, each in islice(self._timelines.items(), limit)
         ]
 
@@ -259,7 +248,3 @@ class EngineMetrics:
 
     def render(self) -> str:
         return self.registry.render()
-
-
-def _is_metric(value: object) -> bool:
-    return isinstance(value, (Counter, Histogram))

@@ -53,7 +53,7 @@ class Answers(ABC):
     tells_empty: ClassVar[bool]  # whether tokens without text are an event
 
     def __init__(
-        self, engine: LocalEngine, body: Generation, model: str, request_id: str, submits: Sequence[Submit], n: int
+        self, engine: LocalEngine, body: Generation, model: str, request_id: str, submits: Sequence[Submit]
     ) -> None:
         self._engine = engine
         self._options = body.stream_options
@@ -61,11 +61,10 @@ class Answers(ABC):
         self._model = model
         self.id = request_id
         self._submits = submits
-        self._n = n
         self._created = int(time.time())
 
     def run(self) -> AbstractContextManager[Run]:
-        return self._engine.run(self._submits, self._n)
+        return self._engine.run(self._submits)
 
     @abstractmethod
     def _choices(self, run: Run) -> Sequence[Choice]: ...

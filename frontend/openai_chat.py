@@ -12,7 +12,7 @@ from ..ipc.structured_outputs import StructuredOutputsParams
 from .openai_answers import Answers, Choice
 from .openai_logprobs import chat_logprobs
 from .openai_messages import encode_messages
-from .openai_params import chat_max_tokens, num_choices, sampling_params, structured_outputs
+from .openai_params import chat_max_tokens, sampling_params, structured_outputs
 from .openai_prompts import answer_id
 from .openai_run import Run
 from .openai_schema import ChatRequest, NamedTool
@@ -27,10 +27,8 @@ class ChatCompletion(Answers):
 
     kind, chunk_kind, tells_empty = "chat.completion", "chat.completion.chunk", False
 
-    def __init__(
-        self, engine: LocalEngine, body: ChatRequest, model: str, submit: Submit, style: AnswerStyle, num_answers: int
-    ) -> None:
-        super().__init__(engine, body, model, submit.request_id, [submit], num_answers)
+    def __init__(self, engine: LocalEngine, body: ChatRequest, model: str, submit: Submit, style: AnswerStyle) -> None:
+        super().__init__(engine, body, model, submit.request_id, [submit])
         self._body = body
         self._style = style
 
@@ -42,7 +40,6 @@ class ChatCompletion(Answers):
         forced = _forced_tools(body)
         if forced is not None and structured_outputs(body) is not None:
             raise RequestError("tool_choice forces a call while response_format wants something else: give one")
-        num_answers = num_choices(body)
         if body.top_logprobs and not body.logprobs:
             raise RequestError("top_logprobs needs logprobs to be true")
         params = sampling_params(
@@ -72,7 +69,7 @@ class ChatCompletion(Answers):
         submit = Submit(
             request_id=answer_id("chatcmpl", body.request_id), params=params, prompt_token_ids=prompt.token_ids
         )
-        return cls(engine, body, model, submit, style, num_answers)
+        return cls(engine, body, model, submit, style)
 
     def _choices(self, run: Run) -> list[_Choice]:
         return [_Choice(index, self._body, self._style) for index in range(run.num_choices)]

@@ -10,7 +10,7 @@ from ..ipc.messages import Accepted, Delta, Logprobs
 from .input_processor import InputProcessor
 from .openai_answers import Answers, Choice
 from .openai_logprobs import CompletionLogprobs
-from .openai_params import num_choices, sampling_params
+from .openai_params import sampling_params
 from .openai_prompts import answer_id, prompt_submits
 from .openai_run import Run
 from .openai_schema import CompletionRequest
@@ -32,13 +32,13 @@ class Completion(Answers):
             prompt_logprobs=body.logprobs if body.echo else None,
         )
         submits = prompt_submits(request_id, "prompt", body.prompt, params, engine.inputs, body.add_special_tokens)
-        super().__init__(engine, body, model, request_id, submits, num_choices(body))
+        super().__init__(engine, body, model, request_id, submits)
         self._body = body
 
     def _choices(self, run: Run) -> list[_Choice]:
         choices: list[_Choice] = []
         for index in range(run.num_choices):
-            of_prompt = choices[-1].of_prompt if index % self._n else []
+            of_prompt = choices[-1].of_prompt if index % run.num_answers else []
             choices.append(_Choice(index, self._body, self._engine.inputs, run, of_prompt))
             of_prompt.append(choices[-1])
         return choices

@@ -40,7 +40,7 @@ class Embeddings:
         )
 
     async def whole(self) -> bytes:
-        with self._engine.run(self._submits, 1) as run:
+        with self._engine.run(self._submits) as run:
             vectors: list[BulkArray | None] = [None] * run.num_choices
             async for news in run.news():
                 for index, delta in news:

@@ -11,7 +11,7 @@ from ..ipc.structured_outputs import StructuredOutputsParams
 from .openai_schema import ChatRequest, Generation
 
 _PASSED = (  # to the engine as they are, under the same names
-    *("temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "include_stop_str_in_output"),
+    *("n", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "include_stop_str_in_output"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "allowed_token_ids", "bad_words"),
     *("min_tokens", "ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "truncate_prompt_tokens"),
     *("priority", "timeout_s", "queue_timeout_s", "cache_salt"),
@@ -25,8 +25,6 @@ _REFUSED: dict[str, tuple[object, ...]] = {  # and the values with which they as
     "modalities": ([], ["text"]),
 }
 
-MAX_CHOICES = 128
-
 
 def sampling_params(body: Generation, **more: object) -> SamplingParams:
     """The parameters that `body` asks for; `more` is what the endpoint has worked out itself, None: as in `body`."""
@@ -34,23 +32,16 @@ def sampling_params(body: Generation, **more: object) -> SamplingParams:
         value = getattr(body, name, None)
         if value is not None and value not in harmless:
             raise RequestError(f"{name} is not served by this engine: leave it out")
-    num_answers = num_choices(body)
+    num_answers = 1 if body.n is None else body.n
     if body.best_of is not None and body.best_of != num_answers:
         raise RequestError(f"best_of is {body.best_of} and n is {num_answers}: ask for n answers and choose yourself")
     given = {name: getattr(body, name) for name in _PASSED}
-    given |= {"n": num_answers, "logit_bias": _logit_bias(body), "structured_outputs": structured_outputs(body)}
+    given |= {"logit_bias": _logit_bias(body), "structured_outputs": structured_outputs(body)}
     given |= {name: value for name, value in more.items() if value is not None}
     try:
         return SamplingParams(**{name: value for name, value in given.items() if value is not None})
     except TypeError as error:
         raise RequestError(str(error)) from None
-
-
-def num_choices(body: Generation) -> int:
-    n = 1 if body.n is None else body.n
-    if not 1 <= n <= MAX_CHOICES:
-        raise RequestError(f"n must be in [1, {MAX_CHOICES}], got {n}")
-    return n
 
 
 def _logit_bias(body: Generation) -> dict[int, float] | None:

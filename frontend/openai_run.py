@@ -21,7 +21,7 @@ class Run:
 
     def __init__(self, num_prompts: int, num_answers: int) -> None:
         self.num_choices = num_prompts * num_answers
-        self._num_answers = num_answers
+        self.num_answers = num_answers
         self._num_open = [num_answers] * num_prompts  # answers that have not ended
         self._num_prompts_open = num_prompts
         self._news: list[tuple[int, Accepted | Delta]] = []  # of which prompt, and what it got
@@ -61,11 +61,11 @@ class Run:
                     raise error.to_exception()
                 self._num_completion_tokens += num_ids(update.token_ids)
                 self._num_cached[position] = max(self._num_cached[position], update.num_cached_tokens)
-                found.append((position * self._num_answers + update.index, update))
+                found.append((position * self.num_answers + update.index, update))
             yield found
 
     def prompt_of(self, choice: int) -> Accepted | None:
-        return self._prompts[choice // self._num_answers]
+        return self._prompts[choice // self.num_answers]
 
     def usage(self) -> JsonObject:
         """Tokens of the prompts, each counted once whatever n is, and of all answers so far."""

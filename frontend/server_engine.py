@@ -40,14 +40,15 @@ class LocalEngine:
         return self._frontend.inputs
 
     @contextlib.contextmanager
-    def run(self, submits: Sequence[Submit], num_answers: int) -> Iterator[Run]:
-        """Submit all, each for `num_answers`. Leaving this, for whatever reason, aborts what is still open.
+    def run(self, submits: Sequence[Submit]) -> Iterator[Run]:
+        """Submit all, which ask for the same number of answers each. Leaving this, for whatever reason, aborts what is
+        still open.
 
         RequestError for an id that is in use."""
         for submit in submits:
             if submit.request_id in self._run_by_id:
                 raise RequestError(f"request_id {submit.request_id} is open already: choose another")
-        run, trace = Run(len(submits), num_answers), incoming_trace.get()
+        run, trace = Run(len(submits), submits[0].params.n), incoming_trace.get()
         for position, submit in enumerate(submits):
             self._run_by_id[submit.request_id] = (run, position)
         self._session.num_readers += 1

@@ -17,6 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+import numpy as np
+
 Cell: TypeAlias = float | int | str | None
 Json: TypeAlias = "Cell | bool | Sequence[Json] | Mapping[str, Json]"
 
@@ -105,13 +107,7 @@ def format_cell(value: Json) -> str:
 
 def percentile(values: Sequence[float], percent: float) -> float:
     """By linear interpolation between the nearest two; nan of nothing."""
-    if not values:
-        return float("nan")
-    ordered = sorted(values)
-    position = (len(ordered) - 1) * percent / 100
-    low = int(position)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+    return float(np.percentile(values, percent)) if values else float("nan")
 
 
 def median(values: Sequence[float]) -> float:
