@@ -102,7 +102,7 @@ def test_an_http_answer_that_is_being_written_holds_the_drain(bench: Bench) -> N
 
     async def ask() -> None:
         engine = LocalEngine(bench.frontend, lambda: turns.append(None))
-        with engine.run([new_submit()], 1):
+        with engine.run([new_submit()]):
             bench.turn()
             key = bench.to_core[-1].children[0].key
             drain(bench)
