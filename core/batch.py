@@ -23,8 +23,7 @@ class Labels:
         self.grammar_ids = state.grammar_id[rows]  # 0: no grammar
         self.has_grammar = bool(self.grammar_ids.any())
         self.owner = int(self.owners[0]) if len(rows) and (self.owners == self.owners[0]).all() else None  # of all
-        self.key_frame = self.keys.tobytes()
-        self.count_frame = encode_ids([1]) * len(rows)
+        self.key_frame, self.count_frame = self.keys.tobytes(), encode_ids([1]) * len(rows)
 
 
 class Batch:
@@ -55,21 +54,31 @@ class Batch:
         elif self.num_tokens == len(rows) == state.num_active and not self.scores_prompts:
             self.num_steps = int((state.token_limit[rows] - ends).min())
         self.labels = Labels(state, self.sampling_rows)
+        starts = self.sampling_ends - self.labels.num_prompt_tokens
+        # A column in one integer: 32 bits are a row, and one addition goes through all of them.
+        self._starts, self._ones = _integer(starts.tobytes()), _integer(self.labels.count_frame)
         grammar_ids = self.labels.grammar_ids
         self.grammar_ids: list[int] = grammar_ids[grammar_ids > 0].tolist() if self.labels.has_grammar else []
         self._block_size = state.block_size
         self._phases: Ids | None = None  # of each row: the steps, modulo the block size, that begin a block
         self._phase_set: frozenset[int] = frozenset()
 
+    def start_frame(self, number: int) -> bytes:
+        """int32, of each row that samples: the output index of the token that step `number` of the batch brings."""
+        return (self._starts + number * self._ones).to_bytes(len(self.labels.count_frame), "little")
+
     def repeats(self, state: Rows) -> bool:
         """Whether the next step may be one of this batch."""
         return self.version == state.version and self.num_sent < self.num_steps
 
-    def rows_that_begin_a_block(self) -> Ids:
-        """Those whose next token is the first of a block."""
+    def rows_at_block_end(self) -> Ids | None:
+        """Those whose next token is the first of a block, if there are any."""
         if self._phases is None:
             self._phases = (1 - self.ends) % self._block_size
             self._phase_set = frozenset(self._phases.tolist())
         phase = self.num_sent % self._block_size
-        rows: Ids = self.rows[self._phases == phase] if phase in self._phase_set else self.rows[:0]
-        return rows
+        return self.rows[self._phases == phase] if phase in self._phase_set else None
+
+
+def _integer(frame: bytes) -> int:
+    return int.from_bytes(frame, "little")

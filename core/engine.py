@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-from ..ipc.codec import encode_ids
+from ..ipc.codec import decode_ids, encode_ids, num_ids
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import ErrorInfo, InternalError, TokenloomError, error_info
 from ..ipc.messages import (
@@ -254,14 +254,13 @@ class EngineCore:
             self._quarantine.on_progress(self.scheduler.known_tokens())
         self._want_masks()
         now = time.monotonic()
-        self.stats.on_step(len(batch.rows), batch.num_tokens, len(new_tokens.token_ids), output.execute_s, now)
+        self.stats.on_step(len(batch.rows), batch.num_tokens, num_ids(new_tokens.token_frame), output.execute_s, now)
         self.stats.host_s += now - begun_at
 
     def _tell_grammars(self, new: NewTokens, *, are_forced: bool = False) -> None:
         if new.labels.has_grammar:
-            has_grammar = new.labels.grammar_ids > 0
-            grammar_ids, token_ids = new.labels.grammar_ids[has_grammar].tolist(), new.token_ids[has_grammar].tolist()
-            self._grammars.advance(grammar_ids, token_ids, are_forced=are_forced)
+            pairs = zip(new.labels.grammar_ids.tolist(), decode_ids(new.token_frame), strict=True)
+            self._grammars.advance([pair for pair in pairs if pair[0]], are_forced=are_forced)
 
     # ── grammars ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -309,7 +308,7 @@ class EngineCore:
         forced = [(mask.request, mask.forced) for mask in masks if len(mask.forced) > 1]
         if forced := [(request, token_ids) for request, token_ids in forced if may_jump(request.params)]:
             new_tokens = self.scheduler.append_forced(forced)
-            self.stats.num_generated_tokens += len(new_tokens.token_ids)
+            self.stats.num_generated_tokens += num_ids(new_tokens.token_frame)
             self._outbox.add_forced(new_tokens)
             self._tell_grammars(new_tokens, are_forced=True)
 

@@ -16,7 +16,7 @@ of them together. The host is told of them like of any token, hence nothing is l
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple, Protocol
@@ -152,11 +152,11 @@ class Grammars:
 
     # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def advance(self, grammar_ids: Sequence[int], token_ids: Sequence[int], *, are_forced: bool = False) -> None:
-        """These answers have got a token each; told to the host with the next `flush` that has more to say than tokens
-        which it has forced."""
+    def advance(self, tokens: Iterable[tuple[int, int]], *, are_forced: bool = False) -> None:
+        """The answers of these grammar ids have got these tokens; told to the host with the next `flush` that has more
+        to say than tokens which it has forced."""
         self._is_host_waiting |= not are_forced
-        for grammar_id, token_id in zip(grammar_ids, token_ids, strict=True):
+        for grammar_id, token_id in tokens:
             entry = self._entry_by_id.get(grammar_id)
             if entry is None or entry.place is Place.QUEUED:  # it will be opened with all tokens
                 continue

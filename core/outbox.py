@@ -72,14 +72,14 @@ class Outbox:
             self._draft(owner).logprobs.append(table.to_columns())
         for owner, table in _by_owner(tokens.prompt_logprobs):
             self._draft(owner).prompt_logprobs.append(table.to_columns())
-        labels, starts, token_ids = tokens.labels, tokens.starts, tokens.token_ids
+        labels = tokens.labels
+        frames = labels.key_frame, labels.count_frame, tokens.start_frame, tokens.token_frame
         if labels.owner is not None:
-            self._draft(labels.owner).add(labels.key_frame, labels.count_frame, starts.tobytes(), token_ids.tobytes())
+            self._draft(labels.owner).add(*frames)
             return
         for owner in np.unique(labels.owners).tolist():
             mine = labels.owners == owner
-            columns = (labels.keys, np.ones_like(starts), starts, token_ids)
-            self._draft(owner).add(*(column[mine].tobytes() for column in columns))
+            self._draft(owner).add(*(np.frombuffer(frame, np.int32)[mine].tobytes() for frame in frames))
 
     def drop(self, owner: int) -> None:
         """The frontend is gone."""

@@ -6,6 +6,9 @@ What every step touches is numpy here, so that a step costs the same Python for 
     num_scheduled  tokens whose computation has been sent, including steps in flight
     token_limit    most tokens it may have; the last of them is never computed
 
+What the steps of a batch bring to all its rows alike (batch.py), one token each, is gathered and written into the
+columns when they are next read, which most steps do not do.
+
 A row that has computed all known tokens samples one per step; the sample may still be in flight when the next step is
 scheduled, hence a row can always take max(num_tokens - num_scheduled, 1) tokens, up to its limit. A row to embed
 samples nothing, and its limit is one token past its prompt.
@@ -30,15 +33,14 @@ class Rows:
             return np.zeros(max_num_seqs, dtype)
 
         self.block_size = block_size
-        self.tokens: Ids = np.zeros((max_num_seqs, max_model_len), np.int32)  # pages are touched as they fill
+        self._tokens: Ids = np.zeros((max_num_seqs, max_model_len), np.int32)  # pages are touched as they fill
         self.version = 0
         self.num_active = 0
         self.is_active: npt.NDArray[np.bool_] = np.zeros(max_num_seqs, np.bool_)
         self.epoch = column()
-        self.num_tokens = column()
+        self._num_tokens = column()
         self.num_prompt_tokens = column()
-        self.num_scheduled = column()
-        self.num_slots = column()  # block_size × blocks in its table
+        self._num_scheduled = column()
         self.num_published = column()  # blocks of its table in the index
         self.token_limit = column()
         self.scores_prompt: npt.NDArray[np.bool_] = np.zeros(max_num_seqs, np.bool_)  # logprobs of it are wanted
@@ -50,6 +52,25 @@ class Rows:
         self.num_rows_by_stop_id: Counter[int] = Counter()  # only those that have any
         self.request_by_row: list[Request | None] = [None] * max_num_seqs
         self._free = list(range(max_num_seqs - 1, -1, -1))
+        self._new_rows = self._sent_rows = column()
+        self._new_frames: list[bytes] = []  # int32, a token for each of _new_rows
+        self._num_sent = 0  # tokens of each of _sent_rows
+
+    @property
+    def num_tokens(self) -> Ids:
+        self.write_tokens()
+        return self._num_tokens
+
+    @property
+    def tokens(self) -> Ids:
+        """[max_num_seqs, max_model_len]"""
+        self.write_tokens()
+        return self._tokens
+
+    @property
+    def num_scheduled(self) -> Ids:
+        self._write_scheduled()
+        return self._num_scheduled
 
     @property
     def has_free(self) -> bool:
@@ -76,7 +97,6 @@ class Rows:
         self.num_tokens[row] = count
         self.num_prompt_tokens[row] = request.num_prompt_tokens
         self.num_scheduled[row] = num_computed_tokens
-        self.num_slots[row] = len(request.block_ids) * self.block_size
         self.num_published[row] = request.num_published
         self.token_limit[row] = request.token_limit
         self.scores_prompt[row] = request.num_prompt_logprobs < request.num_prompt_tokens
@@ -111,10 +131,33 @@ class Rows:
         count[~self.is_active] = 0
         return count
 
-    def append(self, rows: Ids, ends: Ids, token_ids: Ids) -> None:
-        """One more known token on each of `rows`, which have `ends` by now."""
-        self.tokens[rows, ends] = token_ids
-        self.num_tokens[rows] = ends + 1
+    def advance(self, rows: Ids) -> None:
+        """One more token of each of `rows` is sent to be computed."""
+        if rows is not self._sent_rows:
+            self._write_scheduled()
+            self._sent_rows = rows
+        self._num_sent += 1
+
+    def append(self, rows: Ids, token_frame: bytes) -> None:
+        """One more known token on each of `rows`."""
+        if rows is not self._new_rows:
+            self.write_tokens()
+            self._new_rows = rows
+        self._new_frames.append(token_frame)
+
+    def _write_scheduled(self) -> None:
+        if self._num_sent:
+            self._num_scheduled[self._sent_rows] += self._num_sent
+            self._num_sent = 0
+
+    def write_tokens(self) -> None:
+        """Bring `tokens`, which requests hold rows of, up to date."""
+        if self._new_frames:
+            rows, frames, self._new_frames = self._new_rows, self._new_frames, []
+            token_ids = np.frombuffer(b"".join(frames), np.int32).reshape(len(frames), len(rows))
+            ends = self._num_tokens[rows]
+            self._tokens[rows, ends + np.arange(len(frames))[:, None]] = token_ids
+            self._num_tokens[rows] = ends + len(frames)
 
     def extend(self, row: int, token_ids: list[int]) -> None:
         """More known tokens on one row."""

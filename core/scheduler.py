@@ -147,8 +147,7 @@ class Scheduler:
         self._has_preempted = False
         batch = self._batch
         if batch is not None and batch.repeats(self.rows):
-            if len(rows := batch.rows_that_begin_a_block()):
-                self._publish_full_blocks(rows)
+            if (rows := batch.rows_at_block_end()) is not None:
                 self._grow_decodes(rows)
             budget = self._pace(self._budget - batch.num_tokens) if len(self.waiting) else 0
         else:
@@ -174,15 +173,23 @@ class Scheduler:
         """One token for each row that has computed all it knows; returns what is left of the budget."""
         rows, counts = self.rows, self._counts
         counts[ahead == 1] = 1
-        self._grow_decodes(np.flatnonzero((counts > 0) & (rows.num_scheduled == rows.num_slots)))
+        self._grow_decodes(np.flatnonzero((counts > 0) & (rows.num_scheduled % rows.block_size == 0)))
         return self._budget - int(np.count_nonzero(counts))
 
     def _grow_decodes(self, rows: npt.NDArray[np.integer]) -> None:
-        """A slot for one more token of each of `rows`, whose blocks are full; the oldest rows take blocks first."""
-        for row in self._in_order(rows):
-            request = self.rows.request_by_row[row]
-            if request is not None:  # else preempted by an older row of this loop
-                self._grow(request, int(self.rows.num_scheduled[row]) + 1)
+        """Another block for each of `rows`, whose blocks are full of tokens that were sent; they are indexed, too, if
+        all of them are known. The oldest rows take blocks first."""
+        state, size, is_known = self.rows, self.rows.block_size, len(self.ledger) < 2
+        state.write_tokens()  # the keys of blocks are made of them
+        for row in rows.tolist() if len(rows) <= self.kv_cache.pool.num_free else self._in_order(rows):
+            request = state.request_by_row[row]
+            if request is None:  # preempted by an older row of this loop
+                continue
+            num_blocks = len(request.block_ids)
+            if is_known:
+                self.kv_cache.publish(request, num_blocks)
+                state.num_published[row] = num_blocks
+            self._grow(request, num_blocks * size + 1)
 
     def _schedule_prefills(self, ahead: Ids, budget: int) -> int:
         """A chunk for each running row that has more than one known token to compute."""
@@ -222,7 +229,6 @@ class Scheduler:
             self._preempt(victim)
             if victim is request:
                 return False
-        self.rows.num_slots[request.row] += len(blocks) * self.kv_cache.block_size
         self._changes.append_blocks(request.row, blocks)
         return True
 
@@ -317,18 +323,18 @@ class Scheduler:
     def _commit(self, batch: Batch) -> SchedulerOutput:
         """Enter the batch's next step in the ledger and make its message."""
         self.num_steps += 1
-        self.rows.num_scheduled[batch.rows] = batch.ends + batch.num_sent
-        if not batch.num_sent:
+        if batch.num_sent:
+            self.rows.advance(batch.rows)
+        else:
+            self.rows.num_scheduled[batch.rows] = batch.ends
             self._publish_full_blocks(batch.rows)
+            if self.siblings:
+                self._release_siblings()
         self.ledger.add(self.num_steps, batch, self.kv_cache.pool.take_unconfirmed())
-        if self.siblings:
-            self._release_siblings()
         return self._changes.take(self.num_steps, self.core_epoch, self.generation, batch)
 
     def _in_order(self, rows: npt.NDArray[np.integer]) -> list[int]:
-        in_order: list[int] = rows.tolist()
-        if len(in_order) > 1:
-            in_order = rows[np.argsort(self.rows.order[rows], kind="stable")].tolist()
+        in_order: list[int] = rows[np.argsort(self.rows.order[rows], kind="stable")].tolist()
         return in_order
 
     # ── a step's result is taken in ──────────────────────────────────────────────────────────────────────────────
@@ -353,7 +359,7 @@ class Scheduler:
         for request in self.rows.requests():
             row, size = request.row, self.kv_cache.block_size
             assert request.state is State.RUNNING and self.rows.is_active[row]
-            assert self.rows.num_slots[row] == len(request.block_ids) * size >= self.rows.num_scheduled[row]
+            assert len(request.block_ids) == self.kv_cache.num_blocks_for(int(self.rows.num_scheduled[row]))
             assert self.rows.num_tokens[row] < self.rows.token_limit[row], "a full row must have finished"
             assert self.rows.num_scheduled[row] < self.rows.token_limit[row], "the last token is never computed"
             assert request.num_published * size <= self.rows.num_tokens[row], "an unknown token was published"

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..ipc.codec import num_ids
+from ..ipc.codec import decode_ids, num_ids
 from ..ipc.errors import ErrorInfo, ProtocolError, RequestError, error_info
 from ..ipc.messages import BulkArray, FinishReason, LogprobColumns, ModelRunnerOutput
 from .batch import Labels
@@ -33,8 +33,8 @@ class NewTokens(NamedTuple):
     """New tokens in columns of equal length; those of one answer in their order."""
 
     labels: Labels
-    starts: Ids  # output index of each token
-    token_ids: Ids
+    start_frame: bytes  # int32: output index of each token
+    token_frame: bytes  # int32
     logprobs: LogprobTable | None = None  # of those that asked
     prompt_logprobs: LogprobTable | None = None
 
@@ -54,29 +54,47 @@ class TokenIntake:
 
     def take(self, output: ModelRunnerOutput, entry: LedgerEntry) -> tuple[NewTokens, list[FinishedRequest]]:
         """The result of the step in `entry`. ProtocolError if it answers something else than was asked."""
-        batch, state, finished = entry.batch, self._rows, list[FinishedRequest]()
+        batch = entry.batch
         if output.rows != batch.sampling_frame or len(output.token_ids) != len(output.rows):
             num_new, num_asked = num_ids(output.token_ids), len(batch.sampling_rows)
             raise ProtocolError(f"step {output.step}: {num_new} rows were sampled, {num_asked} were asked for")
-        rows, ends, labels = batch.sampling_rows, batch.sampling_ends + entry.number, batch.labels
+        rows, finished = batch.sampling_rows, list[FinishedRequest]()
+        new_tokens = NewTokens(batch.labels, batch.start_frame(entry.number), output.token_ids)
+        if batch.version != self._rows.version or output.barred_rows:
+            rows, new_tokens, finished = self._take_changed(output, entry)
+        if output.logprobs is not None or output.prompt_logprobs is not None:
+            new_tokens = new_tokens._replace(
+                logprobs=self._labelled(output.logprobs, entry, is_of_prompt=False),
+                prompt_logprobs=self._labelled(output.prompt_logprobs, entry, is_of_prompt=True),
+            )
+        self._rows.append(rows, new_tokens.token_frame)
+        if output.pooled or batch.has_pooled:
+            finished += self._finish_pooled(output, entry)
+        finished += self._finish_stopped(rows, new_tokens, may_be_full=entry.number + 1 == batch.num_steps)
+        return new_tokens, finished
+
+    def _take_changed(
+        self, output: ModelRunnerOutput, entry: LedgerEntry
+    ) -> tuple[Ids, NewTokens, list[FinishedRequest]]:
+        """The rows whose tokens count, those tokens, and who ends without one, when rows have come, gone or been given
+        tokens since the step was sent."""
+        batch, state = entry.batch, self._rows
+        rows, ends = batch.sampling_rows, batch.sampling_ends + entry.number
         token_ids = np.frombuffer(output.token_ids, np.int32)
-        if batch.version != state.version or output.barred_rows:
-            is_live = state.epoch[rows] == batch.epochs[batch.samples]
-            is_new = is_live & (state.num_tokens[rows] == ends)
-            is_known = is_live & ~is_new
-            self._check_forced(entry.step, rows[is_known], ends[is_known], token_ids[is_known])
-            is_barred = is_new & np.isin(rows, np.frombuffer(output.barred_rows, np.int32))
-            barred = rows[is_barred].tolist()
-            finished = [FinishedRequest(self._finish(row), "error", error=_NO_TOKEN) for row in barred]
-            is_new &= ~is_barred
-            rows, ends, token_ids = rows[is_new], ends[is_new], token_ids[is_new]
-            labels = Labels(state, rows)
-        logprobs = self._labelled(output.logprobs, entry, is_of_prompt=False)
-        prompt_logprobs = self._labelled(output.prompt_logprobs, entry, is_of_prompt=True)
-        state.append(rows, ends, token_ids)
-        finished += self._finish_pooled(output, entry)
-        finished += self._finish_stopped(rows, token_ids, may_be_full=entry.number + 1 == batch.num_steps)
-        return NewTokens(labels, ends - labels.num_prompt_tokens, token_ids, logprobs, prompt_logprobs), finished
+        is_live = state.epoch[rows] == batch.epochs[batch.samples]
+        is_new = is_live & (state.num_tokens[rows] == ends)
+        is_known = is_live & ~is_new
+        self._check_forced(entry.step, rows[is_known], ends[is_known], token_ids[is_known])
+        is_barred = is_new & np.isin(rows, np.frombuffer(output.barred_rows, np.int32))
+        barred = rows[is_barred].tolist()
+        finished = [FinishedRequest(self._finish(row), "error", error=_NO_TOKEN) for row in barred]
+        is_new &= ~is_barred
+        return rows[is_new], self._told(rows[is_new], ends[is_new], token_ids[is_new]), finished
+
+    def _told(self, rows: Ids, positions: Ids, token_ids: Ids) -> NewTokens:
+        """What frontends and grammars are told of tokens; `rows` may repeat."""
+        labels = Labels(self._rows, rows)
+        return NewTokens(labels, (positions - labels.num_prompt_tokens).tobytes(), token_ids.tobytes())
 
     def _check_forced(self, step: int, rows: Ids, positions: Ids, token_ids: Ids) -> None:
         """ProtocolError if a row has sampled another token than the one that its grammar forced."""
@@ -101,9 +119,7 @@ class TokenIntake:
                 rows += [row] * len(ids)
                 positions += range(start, start + len(ids))
                 new_ids += ids
-        forced_rows, starts, forced_ids = np.array([rows, positions, new_ids], np.int32)
-        labels = Labels(state, forced_rows)
-        return NewTokens(labels, starts - labels.num_prompt_tokens, forced_ids)
+        return self._told(*np.array([rows, positions, new_ids], np.int32))
 
     def _labelled(self, columns: LogprobColumns | None, entry: LedgerEntry, is_of_prompt: bool) -> LogprobTable | None:
         """Logprobs of rows that still belong to the same request, under its key."""
@@ -126,8 +142,6 @@ class TokenIntake:
     def _finish_pooled(self, output: ModelRunnerOutput, entry: LedgerEntry) -> list[FinishedRequest]:
         """The prompts that the step has embedded, of requests that still have their rows."""
         batch = entry.batch
-        if not (output.pooled or batch.has_pooled):
-            return []
         rows, epochs = batch.rows[batch.pools].tolist(), batch.epochs[batch.pools].tolist()
         vector_by_row = {pooled.owner: pooled.vector for pooled in output.pooled}
         if vector_by_row.keys() != set(rows):
@@ -135,19 +149,17 @@ class TokenIntake:
         live = [row for row, epoch in zip(rows, epochs, strict=True) if self._rows.epoch[row] == epoch]
         return [FinishedRequest(self._finish(row), "stop", vector_by_row[row]) for row in live]
 
-    def _finish_stopped(self, rows: Ids, token_ids: Ids, *, may_be_full: bool) -> list[FinishedRequest]:
-        """token_ids: the last of each row, just appended."""
+    def _finish_stopped(self, rows: Ids, new_tokens: NewTokens, *, may_be_full: bool) -> list[FinishedRequest]:
+        """new_tokens: the last of each row, just appended."""
         state, reason_by_row = self._rows, dict[int, FinishReason]()
         if may_be_full:
             is_full = state.num_tokens[rows] >= state.token_limit[rows]
             reason_by_row = dict.fromkeys(rows[is_full].tolist(), "length")
-        if stop_ids := state.num_rows_by_stop_id.keys():
-            ids = token_ids.tolist()
-            if not stop_ids.isdisjoint(ids):
-                stopped = (
-                    row for row, token_id in zip(rows.tolist(), ids, strict=True) if state.is_stop(row, token_id)
-                )
-                reason_by_row |= dict.fromkeys(stopped, "stop")
+        if state.num_rows_by_stop_id:
+            token_ids = decode_ids(new_tokens.token_frame)
+            if not state.num_rows_by_stop_id.keys().isdisjoint(token_ids):
+                last = zip(rows.tolist(), token_ids, strict=True)
+                reason_by_row |= {row: "stop" for row, token_id in last if state.is_stop(row, token_id)}
         return [FinishedRequest(self._finish(row), reason) for row, reason in reason_by_row.items()]
 
     def _finish(self, row: int) -> Request:

@@ -54,7 +54,7 @@ class ClientSession:
     def take_frames(self) -> list[bytes]:
         """Encoded Deltas with all news, as far as credits go; the rest stays, merged per answer."""
         frames = []
-        while self.has_news and self.num_in_flight < CREDIT_WINDOW:
+        while (self.unsent or self.refusals) and self.num_in_flight < CREDIT_WINDOW:
             frames.append(encode(Deltas(deltas=self._take_deltas())))
             self.num_in_flight += 1
         return frames
@@ -62,13 +62,14 @@ class ClientSession:
     def _take_deltas(self) -> list[Delta]:
         deltas, self.refusals = self.refusals, []
         num_refusals = len(deltas)
-        num_bytes = sum(len(delta.request_id) + 256 for delta in deltas)
+        num_bytes = sum([len(delta.request_id) + 256 for delta in deltas])
         unsent, self.unsent = self.unsent, {}
         for answer in unsent.values():
             delta = answer.take_delta()
             deltas.append(delta)
             num_bytes += len(delta.token_ids) + len(delta.text)
-            num_bytes += 0 if delta.embedding is None else len(delta.embedding.data)
+            if delta.embedding is not None:
+                num_bytes += len(delta.embedding.data)
             if delta.logprobs is not None or delta.prompt_logprobs is not None:
                 num_bytes += _logprob_bytes(delta)
             if num_bytes > MAX_DELTAS_BYTES:

@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable, Mapping
 from itertools import islice
 
-from ..ipc.codec import decode_ids, num_ids
+from ..ipc.codec import num_ids
 from ..ipc.engine_spec import EngineSpec
-from ..ipc.messages import EngineCoreOutputs, Progress
+from ..ipc.messages import Progress, Started
 from .metrics import Counter, Gauge, Histogram, Metric, Registry
 from .output_processor import Answer, RequestState
 from .tokenizer import JsonObject
@@ -141,22 +141,22 @@ class EngineMetrics:
         assert request.processed is not None
         now, num_prompt_tokens = time.monotonic(), num_ids(request.processed.prompt.token_ids)
         for answer in request.answers:
-            self._timelines[answer.key] = Timeline(request.submit, num_prompt_tokens, arrived_at=now)
+            timeline = Timeline(request.submit, num_prompt_tokens, arrived_at=now, num_resumed=len(answer.token_ids))
+            self._timelines[answer.key] = timeline
             if answer.finish_reason is not None:
                 self.on_end(answer)
 
-    def on_outputs(self, outputs: EngineCoreOutputs) -> None:
-        """After the answers took them in, and before their ends are told; answers that ended earlier are unknown."""
-        now, timelines = time.monotonic(), self._timelines
-        for started in outputs.started:
+    def on_outputs(self, started_ones: list[Started], answers: list[Answer]) -> None:
+        """What the core's message has started, and the answers that have news by it; before their ends are told."""
+        now, timelines, num_new = time.monotonic(), self._timelines, 0
+        for started in started_ones:
             timeline = timelines.get(started.key)
             if timeline is not None and not timeline.started_at:
                 self._start(timeline, now, started.num_cached_tokens)
-        keys, num_new = decode_ids(outputs.keys), 0
         num_by_gap: dict[float, int] = {}  # answers in one rhythm share a gap: one observation for all of them
-        for key, count in zip(keys, decode_ids(outputs.counts), strict=False):
-            timeline = timelines.get(key)
-            if timeline is None or not count:
+        for answer in answers:
+            timeline = timelines.get(answer.key)
+            if timeline is None or not (count := len(answer.token_ids) - timeline.num_resumed - timeline.num_tokens):
                 continue
             if timeline.first_at:
                 gap = (now - timeline.last_at) / count

@@ -7,8 +7,9 @@ string, whichever is first in the order of tokens. Knows no socket; news wait in
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from operator import attrgetter
 
 from ..ipc.codec import decode_ids
@@ -292,21 +293,18 @@ class OutputProcessor:
                 f"(counted: {sum(counts)}) do not belong together"
             )
         runs, prompt_runs = list(runs_of(outputs.logprobs)), list(runs_of(outputs.prompt_logprobs))
-        news = News()
-        self._accept(outputs, news)
-        answer_by_key, position = self.answer_by_key, 0
+        news, answer_by_key = News(), self.answer_by_key
+        if outputs.accepted or outputs.started:
+            self._accept(outputs, news)
         for run in prompt_runs:
             answer = answer_by_key.get(run.key)
             if answer is not None and answer.request.prompt_logprobs.append(run):
                 news.answers.append(answer)
-        scored = {run.key: answer_by_key.get(run.key) for run in runs}  # an answer may end in this very message
-        for key, start, count in zip(keys, starts, counts, strict=True):
-            answer = answer_by_key.get(key)
-            if answer is not None:
-                self._append(answer, start, token_ids[position : position + count], now, news)
-            position += count
-        for run in runs:
-            answer = scored[run.key]
+        scored = [(answer_by_key.get(run.key), run) for run in runs]  # an answer may end in this very message
+        is_one_each = counts.count(1) == len(counts) == len(token_ids)
+        pieces: Iterable[Sequence[int]] = zip(token_ids, strict=True) if is_one_each else _cut(token_ids, counts)
+        self._append_all(zip(keys, starts, pieces, strict=True), now, news)
+        for answer, run in scored:
             if answer is not None:
                 answer.append_logprobs(run)
         for pooled in outputs.pooled:
@@ -328,17 +326,22 @@ class OutputProcessor:
             if answer is not None:
                 answer.num_cached_tokens = max(answer.num_cached_tokens, started.num_cached_tokens)
 
-    def _append(self, answer: Answer, start: int, token_ids: array[int], now: float, news: News) -> None:
-        try:
-            if answer.append(start, token_ids, now):
+    def _append_all(self, columns: Iterable[tuple[int, int, Sequence[int]]], now: float, news: News) -> None:
+        """columns: key, start and tokens."""
+        for key, start, token_ids in columns:
+            answer = self.answer_by_key.get(key)
+            if answer is None:
+                continue
+            try:
+                if answer.append(start, token_ids, now):
+                    news.answers.append(answer)
+            except ProtocolError as error:
+                answer.finish("error", now, ErrorInfo("internal", f"{error}: the answer has a hole and is given up"))
                 news.answers.append(answer)
-        except ProtocolError as error:
-            answer.finish("error", now, ErrorInfo("internal", f"{error}: the answer has a hole and is given up"))
-            news.answers.append(answer)
-            news.num_gaps += 1
-        if answer.finish_reason is not None:
-            del self.answer_by_key[answer.key]
-            news.to_abort.append(answer.key)
+                news.num_gaps += 1
+            if answer.finish_reason is not None:
+                del self.answer_by_key[key]
+                news.to_abort.append(key)
 
     def _finish(self, finished: Finished, now: float, news: News) -> None:
         answer = self.answer_by_key.pop(finished.key, None)
@@ -355,3 +358,9 @@ class OutputProcessor:
             self._next_key = (self._next_key + 1) & 0x7FFFFFFF
         key, self._next_key = self._next_key, (self._next_key + 1) & 0x7FFFFFFF
         return key
+
+
+def _cut(token_ids: array[int], counts: array[int]) -> Iterator[array[int]]:
+    """Pieces of these lengths."""
+    ends = list(accumulate(counts))
+    return (token_ids[end - count : end] for end, count in zip(ends, counts, strict=True))

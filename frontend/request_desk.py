@@ -206,7 +206,7 @@ class RequestDesk:
     def on_outputs(self, outputs: EngineCoreOutputs) -> None:
         """Take in what the core brought. ProtocolError, and no change, when it makes no sense."""
         news = self._outputs.process(outputs, self._unix_time())
-        self._metrics.on_outputs(outputs)
+        self._metrics.on_outputs(outputs.started, news.answers)
         self._counts["gaps"] += news.num_gaps
         for request in news.accepted:
             self._tell_accepted(request)

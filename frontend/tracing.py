@@ -43,6 +43,7 @@ class Timeline:
     first_at: float = 0.0  # its first token
     last_at: float = 0.0  # its newest tokens
     num_tokens: int = 0
+    num_resumed: int = 0  # tokens that its client had already
 
 
 class Tracing:

@@ -44,11 +44,10 @@ def encode_ids(ids: Iterable[int]) -> bytes:
 
 def decode_ids(frame: bytes) -> array[int]:
     """The inverse of `encode_ids`: an array('i')."""
-    ids = array("i")
-    if len(frame) % 4:
-        raise ProtocolError(f"an id frame has {len(frame)} bytes, which is not a multiple of 4")
-    ids.frombytes(frame)
-    return ids
+    try:
+        return array("i", frame)
+    except ValueError:
+        raise ProtocolError(f"an id frame has {len(frame)} bytes, which is not a multiple of 4") from None
 
 
 def num_ids(frame: bytes) -> int:
