@@ -99,20 +99,16 @@ def test_a_reload_that_loses_a_process_is_done_by_the_next(
         assert answer(client) == expected
         assert (workers(engine) & former == set()) if role == "core" else (workers(engine) == former)
         check_halves(client, future.result(RECOVERY_S).outputs[0].token_ids, before)
-        num_restarts = client.health().num_restarts
-        engine.child("worker 0").kill()
-        wait_until(lambda: client.health().num_restarts > num_restarts)
-        assert answer(client) == expected, "workers that are replaced later read other weights than were served"
 
 
 @pytest.mark.timeout(180)
-def test_a_reload_that_loses_a_worker_fails_and_the_old_weights_stay(
+def test_a_reload_that_loses_a_worker_fails_and_the_weights_that_were_served_stay(
     engine: Engine, folders: tuple[Path, Path]
 ) -> None:
     one, two = folders
     with Client(engine.address, reconnect_timeout_s=RECOVERY_S) as client:
-        client.reload(one)
+        client.reload(two)  # not those of the start
         before, future = answer(client, params=LONG), begin(engine, client)
         with pytest.raises(InternalError, match="the old ones stay: worker 0"):
-            lose(engine, client, two, "worker 0")
+            lose(engine, client, one, "worker 0")
         assert future.result(RECOVERY_S).outputs[0].token_ids == before
