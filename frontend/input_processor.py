@@ -180,13 +180,15 @@ class InputProcessor:
 
     def _check_tokens(self, params: SamplingParams) -> None:
         """That parameters name tokens of this model, and no more logprobs than the operator allows."""
-        for name, token_ids in (
-            ("logit_bias", params.logit_bias or ()),
-            ("allowed_token_ids", params.allowed_token_ids or ()),
-        ):
-            for token_id in token_ids:
+        named = (
+            ("logit_bias has {},", params.logit_bias),
+            ("allowed_token_ids has {},", params.allowed_token_ids),
+            ("stop_token_ids has {}, which never comes:", params.stop_token_ids),
+        )
+        for what, token_ids in named:
+            for token_id in token_ids or ():
                 if token_id >= self._vocab_size:
-                    raise RequestError(f"{name} has {token_id}, the model's ids are 0 to {self._vocab_size - 1}")
+                    raise RequestError(f"{what.format(token_id)} the model's ids are 0 to {self._vocab_size - 1}")
         allowed = frozenset(params.allowed_token_ids or ())
         if allowed and params.min_tokens and allowed <= self.eos_token_ids.union(params.stop_token_ids or ()):
             raise RequestError(
@@ -241,11 +243,6 @@ class InputProcessor:
             raise RequestError(
                 f"stop has {num_characters} characters in all, at most {MAX_STOP_CHARACTERS} are allowed"
             )
-        for token_id in params.stop_token_ids or ():
-            if token_id >= self._vocab_size:
-                raise RequestError(
-                    f"stop_token_ids has {token_id}, which never comes: the model's ids are 0 to {self._vocab_size - 1}"
-                )
 
     def _children(self, submit: Submit, max_tokens: int) -> list[Child]:
         """The answers of a resumed request as they came, or the n of a new request with their seeds."""

@@ -151,10 +151,7 @@ def _forced_tools(body: ChatRequest) -> JsonObject | None:
     choice = body.tool_choice
     if choice is None or choice in ("none", "auto"):
         return None
-    parameters_by_name = {
-        tool.function.name: tool.function.parameters or {"type": "object", "properties": {}}
-        for tool in body.tools or ()
-    }
+    parameters_by_name = {tool.function.name: tool.function.schema for tool in body.tools or ()}
     name = choice.function.name if isinstance(choice, NamedTool) else None
     if not parameters_by_name:
         raise RequestError("tool_choice forces a call, but tools is empty: give the tools")

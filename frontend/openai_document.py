@@ -10,6 +10,7 @@ from ..ipc.engine_spec import EngineSpec
 from ..ipc.sampling_params import RANGES
 from ..ipc.version import tokenloom_version
 from .openai_errors import ErrorBody
+from .openai_params import REFUSED
 from .openai_schema import TOKEN_ID
 from .server_endpoint import Endpoint
 from .server_gate import OPEN_PATHS
@@ -68,9 +69,12 @@ def document(endpoints: Iterable[Endpoint], spec: EngineSpec) -> JsonObject:
 
 
 def _limit(name: str, field: JsonObject, max_logprobs: int) -> None:
-    """Set the limits of a number that becomes a parameter."""
+    """Set what a field that is not served may hold, and the limits of a number that becomes a parameter."""
     limits = RANGES.get(_PARAMETERS.get(name, name))
-    if limits is None or "enum" in field:
+    if name in REFUSED:
+        field["enum"] = [None, *REFUSED[name]]
+        return
+    if limits is None:
         return
     most = max_logprobs if name.endswith("logprobs") else limits.high
     forms = field.get("anyOf", [field])

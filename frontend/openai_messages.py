@@ -45,7 +45,7 @@ def tools_for_template(tools: Sequence[Tool]) -> list[JsonObject]:
         function: JsonObject = {"name": tool.function.name}
         if tool.function.description is not None:
             function["description"] = tool.function.description
-        function["parameters"] = tool.function.parameters or {"type": "object", "properties": {}}
+        function["parameters"] = tool.function.schema
         listed.append({"type": "function", "function": function})
     return listed
 
@@ -56,12 +56,8 @@ def _turn(position: int, message: Message) -> JsonObject:
         raise RequestError(f"{where} holds function_call or audio, which are not served: use tool_calls and text")
     role = "system" if message.role == "developer" else message.role
     turn: JsonObject = {"role": role, "content": _text(where, message.content)}
-    if message.name is not None:
-        turn["name"] = message.name
-    if message.reasoning_content is not None:
-        turn["reasoning_content"] = message.reasoning_content
-    if message.tool_call_id is not None:
-        turn["tool_call_id"] = message.tool_call_id
+    optional = {name: getattr(message, name) for name in ("name", "reasoning_content", "tool_call_id")}
+    turn |= {name: value for name, value in optional.items() if value is not None}
     if message.tool_calls:
         turn["tool_calls"] = [
             {

@@ -17,18 +17,20 @@ _PASSED = (  # to the engine as they are, under the same names
     *("priority", "timeout_s", "queue_timeout_s", "cache_salt"),
 )
 
-_REFUSED: dict[str, tuple[object, ...]] = {  # and the values with which they ask for nothing
+REFUSED: dict[str, tuple[object, ...]] = {  # and the values with which they ask for nothing
     "suffix": ("",),
     "prompt_logprobs": (),
     "use_beam_search": (False,),
     "length_penalty": (1,),
     "modalities": ([], ["text"]),
+    "background": (False,),
+    "previous_response_id": (),
 }
 
 
 def sampling_params(body: Generation, **more: object) -> SamplingParams:
     """The parameters that `body` asks for; `more` is what the endpoint has worked out itself, None: as in `body`."""
-    for name, harmless in _REFUSED.items():
+    for name, harmless in REFUSED.items():
         value = getattr(body, name, None)
         if value is not None and value not in harmless:
             raise RequestError(f"{name} is not served by this engine: leave it out")

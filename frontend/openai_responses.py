@@ -33,7 +33,6 @@ from .openai_schema import (
     Tool,
     ToolCall,
     items,
-    only,
 )
 from .tokenizer import JsonObject
 
@@ -98,8 +97,8 @@ class ResponsesRequest(Body, frozen=True, kw_only=True):
     reasoning: ReasoningOptions | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
-    background: Annotated[bool | None, only(False)] = None
-    previous_response_id: Annotated[str | None, only()] = None
+    background: bool | None = None
+    previous_response_id: str | None = None
     include: list[str] | None = None
     truncation: str | None = None
     service_tier: str | None = None

@@ -33,11 +33,6 @@ def matching(pattern: str) -> Meta:
     return Meta(extra_json_schema={"pattern": pattern})
 
 
-def only(*values: object) -> Meta:
-    """Of a field that is not served: null and what else asks for nothing."""
-    return Meta(extra_json_schema={"enum": [None, *values]})
-
-
 MOST = 2**31 - 1
 Natural: TypeAlias = Annotated[int, within(0, MOST)]
 TokenId: TypeAlias = Annotated[int, within(0, MOST), Meta(title=TOKEN_ID)]
@@ -118,7 +113,7 @@ class Generation(Scheduled, frozen=True, kw_only=True):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
-    prompt_logprobs: Annotated[int | None, only()] = None
+    prompt_logprobs: int | None = None
     allowed_token_ids: Annotated[list[TokenId], items(1)] | None = None
     bad_words: Annotated[list[Word], items(0, 256)] | None = None
     return_token_ids: bool | None = None
@@ -128,8 +123,8 @@ class Generation(Scheduled, frozen=True, kw_only=True):
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
     best_of: int | None = None
-    use_beam_search: Annotated[bool | None, only(False)] = None
-    length_penalty: Annotated[float | None, only(1)] = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
 
 
 class CompletionRequest(Generation, frozen=True, kw_only=True):
@@ -139,7 +134,7 @@ class CompletionRequest(Generation, frozen=True, kw_only=True):
     max_tokens: int | None = None
     echo: bool | None = None
     logprobs: int | None = None
-    suffix: Annotated[str | None, only("")] = None
+    suffix: str | None = None
     add_special_tokens: bool | None = None
 
 
@@ -196,6 +191,11 @@ class Function(Body, frozen=True, kw_only=True):
     parameters: JsonObject | None = None
     strict: bool | None = None
 
+    @property
+    def schema(self) -> JsonObject:
+        """Of its arguments."""
+        return self.parameters or {"type": "object", "properties": {}}
+
 
 class Tool(Body, frozen=True, kw_only=True):
     type: Literal["function"]
@@ -226,7 +226,7 @@ class ChatRequest(Generation, frozen=True, kw_only=True):
     metadata: dict[str, str] | None = None
     store: bool | None = None
     service_tier: str | None = None
-    modalities: Annotated[list[str] | None, only([], ["text"])] = None
+    modalities: list[str] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
