@@ -212,12 +212,12 @@ def _name(dtype: torch.dtype) -> str:
 def compile_forms(architecture: int, is_quick: bool) -> Iterator[Report]:
     """Each kernel that they launch, once."""
     triton.runtime.driver.set_active(NoDevice(architecture))
-    launched: list[tuple[str, Any]] = []
+    launched: list[str] = []  # by which form
     with ThreadPoolExecutor(os.cpu_count()) as threads, compiling(threads) as kernels:
         for form, launch in forms(architecture, is_quick):
             launch()
-            launched.extend((form, kernel) for kernel in list(kernels.values())[len(launched) :])
-    for form, kernel in launched:
+            launched.extend([form] * (len(kernels) - len(launched)))
+    for form, kernel in zip(launched, kernels.values(), strict=True):
         yield _report(form, architecture, kernel)
 
 

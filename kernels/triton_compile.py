@@ -56,6 +56,7 @@ def compiling(executor: Executor) -> Iterator[Kernels]:
         else:
             with AsyncCompileMode(executor):
                 yield kernels
+            kernels.update({key: kernel.result() for key, kernel in kernels.items() if hasattr(kernel, "result")})
     finally:
         _count(-1)
         _kernels.reset(token)
