@@ -21,17 +21,23 @@ from .tokenizer import JsonObject
 
 
 class Choice(ABC):
-    """One answer: take the `chunks` of each of its deltas, or `build` it when all of them are in `deltas`."""
+    """One answer: take the `chunks` of each of its deltas, or `add` all of them and `build` it."""
 
     is_plain: bool  # after its first chunk it brings text alone, until its end
     has_begun = False  # whether there was a chunk
+    last: Delta  # that was added
 
     def __init__(self) -> None:
-        self.deltas: list[Delta] = []
+        self.texts: list[str] = []
+        self.token_ids = bytearray()
+        self.with_logprobs: list[Delta] = []
 
-    @property
-    def token_ids(self) -> bytes:
-        return b"".join(delta.token_ids for delta in self.deltas)
+    def add(self, delta: Delta) -> None:
+        self.last = delta
+        self.texts.append(delta.text)
+        self.token_ids += delta.token_ids
+        if delta.logprobs is not None or delta.prompt_logprobs is not None:
+            self.with_logprobs.append(delta)
 
     @abstractmethod
     def build(self) -> JsonObject: ...
@@ -74,7 +80,7 @@ class Answers(ABC):
             choices = self._choices(run)
             async for news in run.news():
                 for index, delta in news:
-                    choices[index].deltas.append(delta)
+                    choices[index].add(delta)
             return encode_json(self._envelope(self.kind, [choice.build() for choice in choices], run.usage()))
 
     async def events(self) -> AsyncGenerator[bytes, None]:

@@ -90,20 +90,21 @@ class _Choice(Choice):
         self.is_plain = self._text.is_plain and not body.logprobs
 
     def build(self) -> JsonObject:
-        piece = reduce(Piece.joined, [self._text.read(delta) for delta in self.deltas])
+        texts = ["".join(self.texts)] if self._text.is_plain else self.texts
+        piece = reduce(Piece.joined, [*map(self._text.append, texts), self._text.finish()])
         message: JsonObject = {"role": "assistant", "content": piece.content, "refusal": None, **self._thought(piece)}
         if piece.calls:
             message["tool_calls"] = [call.to_json() for call in piece.calls]
             message["content"] = piece.content.strip() or None
-        logprobs = [each for delta in self.deltas for each in chat_logprobs(delta)]
+        logprobs = [each for delta in self.with_logprobs for each in chat_logprobs(delta)]
         choice: JsonObject = {
             "index": self._index,
             "message": message,
             "logprobs": {"content": logprobs, "refusal": None} if self._body.logprobs else None,
-            **self._end(self.deltas[-1]),
+            **self._end(self.last),
         }
         if self._body.return_token_ids:
-            choice["token_ids"] = decode_ids(self.token_ids).tolist()
+            choice["token_ids"] = decode_ids(bytes(self.token_ids)).tolist()
         return choice
 
     def chunks(self, delta: Delta) -> list[JsonObject]:

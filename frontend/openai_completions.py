@@ -63,11 +63,11 @@ class _Choice(Choice):
         return self._run.prompt_of(self._index)
 
     def build(self) -> JsonObject:
-        text = self._echoed() + "".join(delta.text for delta in self.deltas)
-        siblings = [delta for choice in self.of_prompt for delta in choice.deltas]
+        text = self._echoed() + "".join(self.texts)
+        siblings = [delta for choice in self.of_prompt for delta in choice.with_logprobs]
         prompt_logprobs = [each.prompt_logprobs for each in sorted(siblings, key=attrgetter("prompt_start"))]
-        logprobs = [*prompt_logprobs, *(delta.logprobs for delta in self.deltas)]
-        return self._chunk(text, self.deltas[-1], logprobs, self.token_ids)
+        logprobs = [*prompt_logprobs, *(delta.logprobs for delta in self.with_logprobs)]
+        return self._chunk(text, self.last, logprobs, bytes(self.token_ids))
 
     def chunks(self, delta: Delta) -> list[JsonObject]:
         text = delta.text if self.has_begun else self._echoed() + delta.text
