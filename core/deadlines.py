@@ -37,6 +37,8 @@ class Deadlines:
 
     def expired(self, now: float) -> list[Request]:
         """Requests whose time is over, each once."""
+        if not self._heap:
+            return []
         found: dict[int, Request] = {}
         while self._heap and (self._heap[0][0] <= now or not _is_due(self._heap[0])):
             entry = heapq.heappop(self._heap)

@@ -223,7 +223,8 @@ class EngineCore:
             if output is None:
                 break
             scheduled_at = time.monotonic()
-            self._announce_started(output)
+            if output.new_rows:
+                self._announce_started(output)
             self._executor.send(output)
             self.stats.on_sent(scheduled_at - begun_at, time.monotonic() - scheduled_at)
             num_sent += 1
@@ -270,7 +271,8 @@ class EngineCore:
         if entry is not None and entry.step > self._masked_step and entry.batch.grammar_ids:
             self._masked_step = entry.step
             self._grammars.want_masks(entry.batch.grammar_ids)
-        self._grammars.flush(time.monotonic())
+        if self._grammars.has_news:
+            self._grammars.flush(time.monotonic())
 
     def take_grammars(self) -> None:
         """Act on what the grammar host has done: requests may run, end or fail, and the oldest step gets its masks."""

@@ -6,7 +6,6 @@ requests, and submits them again when it is back.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 
@@ -30,7 +29,7 @@ from ..ipc.messages import (
     Unknown,
     Welcome,
 )
-from ..ipc.sockets import new_socket
+from ..ipc.sockets import new_socket, receive
 from .control_desk import ControlDesk
 from .engine import EngineCore
 
@@ -54,15 +53,15 @@ class FrontendPort:
     def receive(self, engine: EngineCore, desk: ControlDesk) -> None:
         """Act on what has come, for INTAKE_S at most."""
         deadline = time.monotonic() + INTAKE_S
-        with contextlib.suppress(zmq.Again):
-            while time.monotonic() < deadline:
-                identity, frame = self.socket.recv_multipart(zmq.NOBLOCK)[:2]
-                try:
-                    self._on_message(identity, self._decoder.decode(frame), engine, desk)
-                except ProtocolError as error:
-                    self._num_malformed += 1
-                    if log.is_worth_a_line(self._num_malformed):
-                        logger.warning("%d malformed from frontends; the last: %s", self._num_malformed, error)
+        for identity, frame in receive(self.socket, num_parts=2):
+            try:
+                self._on_message(identity, self._decoder.decode(frame), engine, desk)
+            except ProtocolError as error:
+                self._num_malformed += 1
+                if log.is_worth_a_line(self._num_malformed):
+                    logger.warning("%d malformed from frontends; the last: %s", self._num_malformed, error)
+            if time.monotonic() > deadline:
+                return
 
     def _on_message(self, identity: bytes, message: FrontendToCore, engine: EngineCore, desk: ControlDesk) -> None:
         owner = self._owner_by_identity.get(identity)

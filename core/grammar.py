@@ -179,6 +179,11 @@ class Grammars:
     def is_awaiting_masks(self) -> bool:
         return self._fill is not None
 
+    @property
+    def has_news(self) -> bool:
+        """Whether there may be something to `flush`."""
+        return bool(self._fill or self._advances)
+
     def flush(self, now: float) -> None:
         """Tell the host what has gathered. Masks are asked for once all their grammars are open."""
         fill, serial, mask_ids = self._fill, 0, list[int]()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import subprocess
@@ -14,7 +13,7 @@ from ..ipc.addresses import unlink_ipc_address
 from ..ipc.codec import Decoder, encode
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.messages import CloseGrammars, CoreToGrammar, GrammarToCore
-from ..ipc.sockets import new_socket
+from ..ipc.sockets import new_socket, receive
 from .grammar import GrammarHostLost
 
 logger = logging.getLogger("tokenloom.core")
@@ -44,13 +43,10 @@ class GrammarProcessHost:
         self._socket.send(encode(message))
 
     def receive(self) -> list[GrammarToCore]:
-        messages: list[GrammarToCore] = []
         if self._socket is None or self._process is None:
-            return messages
+            return []
         has_ended = self._process.poll() is not None  # asked first: what it sent before its end counts
-        with contextlib.suppress(zmq.Again):
-            while True:
-                messages.append(self._decoder.decode(self._socket.recv(zmq.NOBLOCK)))
+        messages = [self._decoder.decode(frame) for (frame,) in receive(self._socket)]
         if has_ended and not messages:
             code = self._process.returncode
             self.stop()

@@ -68,10 +68,12 @@ class Outbox:
     def add_tokens(self, tokens: NewTokens) -> None:
         """What a step has brought, if only a sign that it is over."""
         self._is_due = True
-        for owner, table in _by_owner(tokens.logprobs):
-            self._draft(owner).logprobs.append(table.to_columns())
-        for owner, table in _by_owner(tokens.prompt_logprobs):
-            self._draft(owner).prompt_logprobs.append(table.to_columns())
+        if tokens.logprobs is not None:
+            for owner, table in _by_owner(tokens.logprobs):
+                self._draft(owner).logprobs.append(table.to_columns())
+        if tokens.prompt_logprobs is not None:
+            for owner, table in _by_owner(tokens.prompt_logprobs):
+                self._draft(owner).prompt_logprobs.append(table.to_columns())
         labels = tokens.labels
         frames = labels.key_frame, labels.count_frame, tokens.start_frame, tokens.token_frame
         if labels.owner is not None:
@@ -94,10 +96,9 @@ class Outbox:
         return [(owner, _message(draft)) for owner, draft in drafts.items()]
 
 
-def _by_owner(table: LogprobTable | None) -> Iterator[tuple[int, LogprobTable]]:
-    if table is not None:
-        for owner in np.unique(table.owners).tolist():
-            yield owner, table.select(table.owners == owner)
+def _by_owner(table: LogprobTable) -> Iterator[tuple[int, LogprobTable]]:
+    for owner in np.unique(table.owners).tolist():
+        yield owner, table.select(table.owners == owner)
 
 
 def _message(draft: _Draft) -> EngineCoreOutputs:

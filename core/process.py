@@ -66,17 +66,15 @@ class CoreProcess:
     def run(self) -> None:
         if not self._wait_for_initialize():
             return
-        poller = zmq.Poller()
-        poller.register(self._supervisor.socket, zmq.POLLIN)
-        poller.register(self._frontends.socket, zmq.POLLIN)
+        poller, polled = zmq.Poller(), list[zmq.Socket[bytes] | int]()
         while not self._is_stopping:
-            workers = self._workers
-            sources = [*self._grammar_host.wakers, *([] if workers is None else [workers.results])]
-            for source in sources:
-                poller.register(source, zmq.POLLIN)
+            results = [] if self._workers is None else [self._workers.results]
+            sources = [self._supervisor.socket, self._frontends.socket, *self._grammar_host.wakers, *results]
+            if sources != polled:
+                poller, polled = zmq.Poller(), sources
+                for source in sources:
+                    poller.register(source, zmq.POLLIN)
             poller.poll(self._patience_ms())
-            for source in sources:
-                poller.unregister(source)
             self.turn()
 
     def _wait_for_initialize(self) -> bool:

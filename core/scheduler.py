@@ -343,7 +343,8 @@ class Scheduler:
         """Append the sampled tokens of rows that still belong to the same request, and finish those that stop. Returns
         the step, too."""
         entry = self.ledger.settle(output.step)
-        self.kv_cache.pool.confirm(entry.published)
+        if entry.published:
+            self.kv_cache.pool.confirm(entry.published)
         return entry, *self._intake.take(output, entry)
 
     def append_forced(self, forced: Iterable[tuple[Request, list[int]]]) -> NewTokens:

@@ -5,7 +5,6 @@ While the core waits for workers, orders are put off and only looked at for thos
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
 from collections.abc import Iterator
 
@@ -24,7 +23,7 @@ from ..ipc.messages import (
     SupervisorToChild,
     WorkersDown,
 )
-from ..ipc.sockets import new_socket
+from ..ipc.sockets import new_socket, receive
 
 
 class SupervisorLink:
@@ -65,13 +64,12 @@ class SupervisorLink:
         """All orders that have come, those that were put off first."""
         while self._put_off:
             yield self._put_off.popleft()
-        with contextlib.suppress(zmq.Again):
-            while True:
-                message = self._decoder.decode(self.socket.recv(zmq.NOBLOCK))
-                if isinstance(message, Ping):
-                    self.tell(Pong())
-                else:
-                    yield message
+        for (frame,) in receive(self.socket):
+            message = self._decoder.decode(frame)
+            if isinstance(message, Ping):
+                self.tell(Pong())
+            else:
+                yield message
 
     def put_off(self, generation: int) -> None:
         """Leave what has come for later; EngineDead if it ends the wait for the workers of `generation`."""

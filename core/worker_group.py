@@ -6,7 +6,6 @@ are kept until their results are back and sent again on request. Knows no reques
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections import deque
@@ -30,7 +29,7 @@ from ..ipc.messages import (
     WorkerError,
     WorkerToCore,
 )
-from ..ipc.sockets import new_socket
+from ..ipc.sockets import new_socket, receive
 
 logger = logging.getLogger("tokenloom.core")
 
@@ -117,20 +116,18 @@ class WorkerGroup:
                 )
 
     def _receive(self) -> Iterator[WorkerToCore]:
-        with contextlib.suppress(zmq.Again):
-            while True:
-                frame = self.results.recv(zmq.NOBLOCK)
-                try:
-                    message = self._decoder.decode(frame)
-                except ProtocolError as error:
-                    self.num_dropped += 1
-                    if is_worth_a_line(self.num_dropped):
-                        logger.warning("%d dropped from workers; the last: %s", self.num_dropped, error)
-                    continue
-                if self._is_stale(message):
-                    self.num_dropped += 1
-                else:
-                    yield message
+        for (frame,) in receive(self.results):
+            try:
+                message = self._decoder.decode(frame)
+            except ProtocolError as error:
+                self.num_dropped += 1
+                if is_worth_a_line(self.num_dropped):
+                    logger.warning("%d dropped from workers; the last: %s", self.num_dropped, error)
+                continue
+            if self._is_stale(message):
+                self.num_dropped += 1
+            else:
+                yield message
 
     def _is_stale(self, message: WorkerToCore) -> bool:
         if message.generation != self.generation:

@@ -43,7 +43,7 @@ from ..ipc.messages import (
     Stop,
     SupervisorToChild,
 )
-from ..ipc.sockets import MAX_CLIENT_MESSAGE_BYTES, new_socket
+from ..ipc.sockets import MAX_CLIENT_MESSAGE_BYTES, new_socket, receive
 from ..ipc.title import set_title
 from .chat import ChatTemplate
 from .service import Frontend
@@ -206,7 +206,7 @@ class FrontendProcess:
             self._frontend.on_core_message(message)
 
     def _decoded(self, socket: zmq.Socket[bytes], decoder: Decoder[T], peer: str) -> Iterator[T]:
-        for (frame,) in _receive(socket, num_parts=1):
+        for (frame,) in receive(socket, num_parts=1):
             try:
                 message = decoder.decode(frame)
             except ProtocolError as error:
@@ -217,7 +217,7 @@ class FrontendProcess:
     def _take_requests(self) -> bool:
         """Whether nothing is left to read."""
         deadline = time.monotonic() + INTAKE_S
-        for identity, frame in _receive(self._clients, num_parts=2):
+        for identity, frame in receive(self._clients, num_parts=2):
             self._frontend.on_client_frame(identity, frame)
             if time.monotonic() > deadline:
                 return False
@@ -271,15 +271,6 @@ def _as_given(address: str, endpoint: str) -> str:
         return endpoint
     host, port = address.rpartition(":")[0], endpoint.rpartition(":")[2]
     return f"{'tcp://0.0.0.0' if host == 'tcp://*' else host}:{port}"
-
-
-def _receive(socket: zmq.Socket[bytes], num_parts: int) -> Iterator[list[bytes]]:
-    """Messages until none is left; of one with more parts the last counts, of one with fewer nothing."""
-    with contextlib.suppress(zmq.Again):
-        while True:
-            parts = socket.recv_multipart(zmq.NOBLOCK)
-            if len(parts) >= num_parts:
-                yield [*parts[: num_parts - 1], parts[-1]]
 
 
 def main() -> int:

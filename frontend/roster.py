@@ -19,7 +19,7 @@ from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import ProtocolError
 from ..ipc.log import is_worth_a_line
 from ..ipc.messages import ChildToSupervisor, Measured, SupervisorToChild
-from ..ipc.sockets import new_socket
+from ..ipc.sockets import new_socket, receive
 from .child_process import ChildProcess
 
 logger = logging.getLogger("tokenloom.supervisor")
@@ -90,20 +90,18 @@ class Roster:
 
     def receive(self) -> Iterator[tuple[Child, ChildToSupervisor]]:
         """All messages that have come from children on the roster."""
-        with contextlib.suppress(zmq.Again):
-            while True:
-                identity, frame = self._control.recv_multipart(zmq.NOBLOCK)[:2]
-                child = next((child for child in self.children if child.identity == identity), None)
-                try:
-                    message = self._decoder.decode(frame)
-                except ProtocolError as error:
-                    self._num_malformed += 1
-                    if is_worth_a_line(self._num_malformed):
-                        logger.warning("%d malformed on the control socket; the last: %s", self._num_malformed, error)
-                    continue
-                if child is not None:
-                    child.heard_at = time.monotonic()
-                    yield child, message
+        for identity, frame in receive(self._control, num_parts=2):
+            child = next((child for child in self.children if child.identity == identity), None)
+            try:
+                message = self._decoder.decode(frame)
+            except ProtocolError as error:
+                self._num_malformed += 1
+                if is_worth_a_line(self._num_malformed):
+                    logger.warning("%d malformed on the control socket; the last: %s", self._num_malformed, error)
+                continue
+            if child is not None:
+                child.heard_at = time.monotonic()
+                yield child, message
 
     def broadcast(self, message: SupervisorToChild, *roles: str) -> None:
         """To all children, or to those of the given roles."""

@@ -152,6 +152,13 @@ def test_stop_ids_end_a_request_at_the_first_of_them(num_stops: int) -> None:
     assert harness.finished[0].reason == "stop" and len(harness.tokens[0]) == outputs.index(outputs[12]) + 1
 
 
+def test_no_stop_id_ends_a_request_below_its_min_tokens() -> None:
+    harness = Harness(block_size=4)
+    harness.add(0, [1, 2, 3], 9, stop=list(range(997)), min_tokens=5)
+    harness.run()
+    assert harness.finished[0].reason == "stop" and len(harness.tokens[0]) == 5
+
+
 def test_priority_runs_the_lower_value_first() -> None:
     harness = Harness(max_num_seqs=1, scheduling_policy="priority", block_size=4)
     for key, priority in enumerate([5, 0, -3]):

@@ -28,7 +28,7 @@ from tokenloom.scripts.engine_steps import (
 
 CONFIG = EngineConfig(model=str(DEMO_FOLDER), max_num_seqs=256)
 DEADLINE_S = 30.0
-MAX_CALLS_PER_TOKEN = 20  # 16 by Python 3.11
+MAX_CALLS_PER_TOKEN = 18  # 15 by Python 3.11
 MAX_CALLS_PER_EVENT = 70  # 57 by Python 3.11, the HTTP server's own not counted
 
 
@@ -42,7 +42,7 @@ def test_a_token_costs_a_few_calls_and_a_turn_a_few_more() -> None:
         counts.append(calls.count)
     few, many = counts
     assert (many - few) / (256 - 8) < MAX_CALLS_PER_TOKEN
-    assert few < 100 + 8 * MAX_CALLS_PER_TOKEN
+    assert few < 90 + 8 * MAX_CALLS_PER_TOKEN
 
 
 @pytest.mark.parametrize("num_answers", [1, 256])
