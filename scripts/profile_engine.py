@@ -22,23 +22,15 @@ from tokenloom.scripts.engine_steps import CoreSteps, FrontendSteps
 def profile_core(config: EngineConfig, num_rows: int, num_steps: int) -> cProfile.Profile:
     steps, profile = CoreSteps(config, num_rows, num_steps), cProfile.Profile()
     for _ in range(num_steps):
-        profile.enable()
-        steps.schedule()
-        profile.disable()
-        result = steps.execute()
-        profile.enable()
-        steps.update(result)
-        profile.disable()
+        profile.runcall(steps.schedule)
+        profile.runcall(steps.update, steps.execute())
     return profile
 
 
 def profile_frontend(config: EngineConfig, num_answers: int, num_steps: int) -> cProfile.Profile:
     steps, profile = FrontendSteps(config, num_answers), cProfile.Profile()
     for _ in range(num_steps):
-        outputs = steps.message()
-        profile.enable()
-        steps.turn(outputs)
-        profile.disable()
+        profile.runcall(steps.turn, steps.message())
     return profile
 
 
