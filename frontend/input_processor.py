@@ -24,7 +24,6 @@ from .prompts import check_text
 from .tokenizer import JsonObject, Tokenizer
 
 HEAVY_CHARACTERS = 4096  # longer texts are tokenized in a thread: 1 ms and more
-MAX_REQUEST_ID_CHARACTERS = 256  # it comes back in every delta
 MAX_STOP_CHARACTERS = 4096  # of all stop strings of a request together
 
 

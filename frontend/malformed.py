@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from .input_processor import MAX_REQUEST_ID_CHARACTERS
+from .prompts import MAX_REQUEST_ID_CHARACTERS
 
 
 def read_request_id(frame: bytes) -> str | None:

@@ -13,11 +13,8 @@ from ..ipc.messages import Submit
 from ..ipc.pooling_params import PoolingParams
 from ..ipc.sampling_params import SamplingParams
 from .input_processor import InputProcessor
-from .openai_schema import Prompts
+from .openai_schema import MAX_ID_CHARACTERS, MAX_PROMPTS, Prompts
 from .prompts import check_text, check_token_ids
-
-MAX_PROMPTS = 2048  # of one request: OpenAI's limit
-MAX_ID_CHARACTERS = 200
 
 
 def answer_id(prefix: str, given: str | None) -> str:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from ..ipc.errors import RequestError
+from ..ipc.sampling_params import MAX_STOP_STRINGS
 from .openai_chat import ChatCompletion
 from .openai_errors import encode_json
 from .openai_items import ItemWriter
@@ -109,7 +110,7 @@ class ResponsesRequest(Body, frozen=True, kw_only=True):
     seed: int | None = None
     top_k: int | None = None
     min_p: float | None = None
-    stop: Text | Annotated[list[Text], items(0, 64)] | None = None
+    stop: Text | Annotated[list[Text], items(0, MAX_STOP_STRINGS)] | None = None
     priority: int | None = None
     request_id: RequestId | None = None
 

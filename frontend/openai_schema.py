@@ -16,6 +16,7 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from ..ipc.sampling_params import MAX_BAD_WORDS, MAX_SALT_CHARACTERS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
 from .tokenizer import JsonObject
 
 TOKEN_ID = "token id"  # title of integers whose maximum the loaded model gives
@@ -33,6 +34,8 @@ def matching(pattern: str) -> Meta:
     return Meta(extra_json_schema={"pattern": pattern})
 
 
+MAX_PROMPTS = 2048  # of one request: OpenAI's limit
+MAX_ID_CHARACTERS = 200
 MOST = 2**31 - 1
 Natural: TypeAlias = Annotated[int, within(0, MOST)]
 TokenId: TypeAlias = Annotated[int, within(0, MOST), Meta(title=TOKEN_ID)]
@@ -41,13 +44,13 @@ Truncation: TypeAlias = Annotated[
 ]
 Text: TypeAlias = Annotated[str, Meta(extra_json_schema={"minLength": 1})]
 Word: TypeAlias = Annotated[str, matching(r"\S")]
-RequestId: TypeAlias = Annotated[str, matching(r"^[ -.0-~]{1,200}$")]
-Salt: TypeAlias = Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": 1024})]
+RequestId: TypeAlias = Annotated[str, matching(rf"^[ -.0-~]{{1,{MAX_ID_CHARACTERS}}}$")]
+Salt: TypeAlias = Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": MAX_SALT_CHARACTERS})]
 Bias: TypeAlias = dict[Annotated[str, matching("^[0-9]+$")], Annotated[float, within(-100, 100)]]
 
 _TEXT = {"type": "string", "minLength": 1}
 _IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "maximum": MOST, "title": TOKEN_ID}}
-_PROMPTS = {"type": "array", "minItems": 1, "maxItems": 2048, "items": {"anyOf": [_TEXT, _IDS]}}
+_PROMPTS = {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS, "items": {"anyOf": [_TEXT, _IDS]}}
 Prompts: TypeAlias = Annotated[  # one prompt as text or ids, or a list of prompts
     str | list[str | int | list[int]], Meta(extra_json_schema={"allOf": [{"anyOf": [_TEXT, _IDS, _PROMPTS]}]})
 ]
@@ -98,7 +101,7 @@ class Generation(Scheduled, frozen=True, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     seed: int | None = None
-    stop: Text | Annotated[list[Text], items(0, 64)] | None = None
+    stop: Text | Annotated[list[Text], items(0, MAX_STOP_STRINGS)] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: Bias | None = None
@@ -108,14 +111,14 @@ class Generation(Scheduled, frozen=True, kw_only=True):
     min_p: float | None = None
     repetition_penalty: float | None = None
     min_tokens: int | None = None
-    stop_token_ids: Annotated[list[Natural], items(0, 256)] | None = None
+    stop_token_ids: Annotated[list[Natural], items(0, MAX_STOP_TOKEN_IDS)] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     prompt_logprobs: int | None = None
     allowed_token_ids: Annotated[list[TokenId], items(1)] | None = None
-    bad_words: Annotated[list[Word], items(0, 256)] | None = None
+    bad_words: Annotated[list[Word], items(0, MAX_BAD_WORDS)] | None = None
     return_token_ids: bool | None = None
     structured_outputs: JsonObject | None = None
     guided_json: JsonObject | str | None = None

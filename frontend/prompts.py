@@ -21,6 +21,7 @@ TextPart: TypeAlias = Mapping[str, str]  # {"type": "text", "text": …}
 Turn: TypeAlias = ChatMessage | Mapping[str, str | Sequence[TextPart]]  # {"role": …, "content": …}
 Chat: TypeAlias = Sequence[Turn]
 
+MAX_REQUEST_ID_CHARACTERS = 256  # it comes back in every delta
 MAX_PROMPT_BYTES = MAX_CLIENT_MESSAGE_BYTES - (1 << 20)  # room for the rest of the message and for a resumed answer
 _FORMS = "a prompt is text, a list of token ids, {'prompt': text} or {'prompt_token_ids': ids}"
 
@@ -79,8 +80,9 @@ def new_submit(
     request_id: str, prompt: Prompt | Chat, params: SamplingParams, pooling: PoolingParams | None = None
 ) -> Submit:
     """The message that asks for an answer to `prompt`, which may also be a chat; with `pooling`, for its vector."""
-    if not isinstance(request_id, str) or not 0 < len(request_id) <= 256:
-        raise RequestError(f"request_id must be a string of 1 to 256 characters, got {request_id!r:.80}")
+    if not isinstance(request_id, str) or not 0 < len(request_id) <= MAX_REQUEST_ID_CHARACTERS:
+        most = MAX_REQUEST_ID_CHARACTERS
+        raise RequestError(f"request_id must be a string of 1 to {most} characters, got {request_id!r:.80}")
     if is_chat(prompt):
         return Submit(request_id=request_id, params=params, chat=check_chat(prompt), pooling=pooling)
     content = _unwrap(prompt) if isinstance(prompt, Mapping) else prompt

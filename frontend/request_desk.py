@@ -16,9 +16,10 @@ from ..ipc.messages import Accepted, Delta, EngineCoreOutputs, FinishReason, Fro
 from .background import Background
 from .client_session import ClientSession
 from .core_link import CoreLink
-from .input_processor import MAX_REQUEST_ID_CHARACTERS, InputProcessor, Prompt, is_heavy
+from .input_processor import InputProcessor, Prompt, is_heavy
 from .metrics_engine import EngineMetrics
 from .output_processor import OutputProcessor, RequestState
+from .prompts import MAX_REQUEST_ID_CHARACTERS
 from .session_table import SessionTable
 
 logger = logging.getLogger("tokenloom.frontend")

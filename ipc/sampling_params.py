@@ -18,6 +18,7 @@ MAX_STOP_TOKEN_IDS = 256
 MAX_BAD_WORDS = 256
 MAX_LOGIT_BIASES = 1024
 MAX_LOGITS_PROCESSORS = 8
+MAX_SALT_CHARACTERS = 1024
 
 OutputKind: TypeAlias = Literal["cumulative", "delta", "final_only"]
 
@@ -90,8 +91,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             )
         if self.output_kind not in ("cumulative", "delta", "final_only"):
             raise RequestError(f"output_kind must be cumulative, delta or final_only, got {self.output_kind!r}")
-        if self.cache_salt is not None and not (isinstance(self.cache_salt, str) and 0 < len(self.cache_salt) <= 1024):
-            raise RequestError("cache_salt must be a string of 1 to 1024 characters")
+        salt = self.cache_salt
+        if salt is not None and not (isinstance(salt, str) and 0 < len(salt) <= MAX_SALT_CHARACTERS):
+            raise RequestError(f"cache_salt must be a string of 1 to {MAX_SALT_CHARACTERS} characters")
         self._check_strings()
         self._check_token_ids()
         if self.structured_outputs is not None:
