@@ -329,10 +329,11 @@ static void merge_partials(const AttentionPlan *plan, const AttentionTask *task,
 }
 
 void attend(AttentionPlan *plan, const element *query, int64_t query_stride, const Cache *cache, float scale,
-            const Rows *out, const Team *team) {
-    for (int64_t i = take_task(team), after; i < plan->num_tasks; i = after) {
-        after = take_task(team);
-        const AttentionTask *task = &plan->tasks[i], *next = after < plan->num_tasks ? &plan->tasks[after] : NULL;
+            const Rows *out, Team *team) {
+    int64_t num_tasks = plan->num_tasks;
+    for (int64_t i = take_piece(team, num_tasks), after; i < num_tasks; finish_piece(team, num_tasks), i = after) {
+        after = take_piece(team, num_tasks);
+        const AttentionTask *task = &plan->tasks[i], *next = after < num_tasks ? &plan->tasks[after] : NULL;
 #ifdef HAS_TILES
         if (task->num_tokens * task->num_heads > TASK_ROWS) {
             prefill_task(plan, task, query, query_stride, cache, scale, out);
@@ -342,7 +343,7 @@ void attend(AttentionPlan *plan, const element *query, int64_t query_stride, con
         run_task(plan, task, query, query_stride, cache, scale, out, next);
     }
     if (plan->num_partial_rows == 0) return;
-    team_wait(team);
-    for (int64_t i; (i = take_task(team)) < plan->num_tasks;)
+    end_stage(team);
+    for (int64_t i; (i = take_piece(team, num_tasks)) < num_tasks; finish_piece(team, num_tasks))
         if (plan->tasks[i].num_partials) merge_partials(plan, &plan->tasks[i], out);
 }

@@ -35,31 +35,33 @@ static void rotate_head(element *to, const element *from, int64_t head_dim, cons
     }
 }
 
-void prepare_heads(const Heads *heads, const HeadWork *work, const Cache *cache, const Team *team) {
+static void prepare_head(const Heads *heads, const HeadWork *work, const Cache *cache, int64_t token, int64_t head) {
     int64_t head_dim = heads->head_dim, num_rotated = heads->num_heads + heads->num_kv_heads;
-    int64_t num_all = num_rotated + heads->num_kv_heads;
-    Range range = share_of(heads->num_tokens * num_all, team);
-    for (int64_t item = range.start; item < range.stop; item++) {
-        int64_t token = item / num_all, head = item % num_all;
-        element *from = heads->data + token * heads->stride + head * head_dim;
-        const float *cos_sin = work->cos_sin + work->positions[token] * head_dim;
-        if (head < heads->num_heads) {
-            rotate_head(from, from, head_dim, work->query_norm, work->eps, cos_sin, false);
-            continue;
-        }
-        int64_t slot = work->slots[token];
-        if (slot < 0) continue;
-        int64_t block = slot / cache->block_size, offset = slot % cache->block_size;
-        bool is_value = head >= num_rotated;
-        int64_t kv_head = head - (is_value ? num_rotated : heads->num_heads);
-        element *to = cache_at(cache, block, is_value, kv_head) + offset * head_dim;
-        if (!is_value) {
-            rotate_head(to, from, head_dim, work->key_norm, work->eps, cos_sin, true);
-            continue;
-        }
-        for (int64_t i = 0; i < head_dim; i += 16) {
-            Mask mask = lanes(head_dim - i);
-            store16(to + i, mask, finite_or_zero(load16(from + i, mask)));
-        }
+    element *from = heads->data + token * heads->stride + head * head_dim;
+    const float *cos_sin = work->cos_sin + work->positions[token] * head_dim;
+    if (head < heads->num_heads) {
+        rotate_head(from, from, head_dim, work->query_norm, work->eps, cos_sin, false);
+        return;
     }
+    int64_t slot = work->slots[token];
+    if (slot < 0) return;
+    int64_t block = slot / cache->block_size, offset = slot % cache->block_size;
+    bool is_value = head >= num_rotated;
+    int64_t kv_head = head - (is_value ? num_rotated : heads->num_heads);
+    element *to = cache_at(cache, block, is_value, kv_head) + offset * head_dim;
+    if (!is_value) {
+        rotate_head(to, from, head_dim, work->key_norm, work->eps, cos_sin, true);
+        return;
+    }
+    for (int64_t i = 0; i < head_dim; i += 16) {
+        Mask mask = lanes(head_dim - i);
+        store16(to + i, mask, finite_or_zero(load16(from + i, mask)));
+    }
+}
+
+void prepare_heads(const Heads *heads, const HeadWork *work, const Cache *cache, Team *team) {
+    int64_t num_all = heads->num_heads + 2 * heads->num_kv_heads, total = heads->num_tokens * num_all;
+    for (Range range; take_share(team, total, &range); finish_share(team, total))
+        for (int64_t item = range.start; item < range.stop; item++)
+            prepare_head(heads, work, cache, item / num_all, item % num_all);
 }

@@ -37,15 +37,16 @@ INLINE int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
 
 /* ── teams ───────────────────────────────────────────────────────────────────────────────────────────────────────── */
 
-/* What the threads of one parallel region share. Zero it before the region. */
+/* The threads of a parallel region go through the same stages. The work of a stage is cut into pieces; whoever is there
+ * takes the next, and when the last is finished the stage is over. So a thread that has lost its core, or does not have
+ * it yet, holds up the others by at most the piece that it has taken. */
 typedef struct {
-    _Alignas(64) atomic_int arrived;
-    atomic_llong next_task; /* counts from 0 after each wait */
-    _Alignas(64) atomic_int generation;
+    _Alignas(64) atomic_llong taken; /* number of the stage << 32 | pieces of it that are taken */
+    _Alignas(64) atomic_llong finished; /* pieces of it */
 } Shared;
 
 typedef struct {
-    int id, size;
+    int64_t size, stage; /* threads; the stage that this one is at */
     Shared *shared;
 } Team;
 
@@ -57,38 +58,71 @@ typedef struct {
 #define BEGIN_TEAM                                                                                                     \
     Shared shared_ = {0};                                                                                              \
     _Pragma("omp parallel num_threads(num_threads)") {                                                                 \
-        const Team team_ = {omp_get_thread_num(), omp_get_num_threads(), &shared_}, *team = &team_;
+        Team team_ = {omp_get_num_threads(), 0, &shared_}, *team = &team_;
 #define END_TEAM                                                                                                       \
         release_tiles();                                                                                               \
     }
 
-/* Waits until all have come: spins, then yields the core to whoever needs it. */
-void team_wait(const Team *team);
+/* Takes a piece of this stage, whose work is cut into `num_pieces`; its number, or num_pieces when all are taken. */
+INLINE int64_t take_piece(Team *team, int64_t num_pieces) {
+    long long taken = atomic_load_explicit(&team->shared->taken, memory_order_acquire);
+    while (taken >> 32 == team->stage) {
+        int64_t piece = taken & 0xffffffff;
+        if (piece == num_pieces && num_pieces) break;
+        long long next = num_pieces ? taken + 1 : (team->stage + 1) << 32; /* without work it is over */
+        if (atomic_compare_exchange_weak(&team->shared->taken, &taken, next)) return piece;
+    }
+    return num_pieces;
+}
+
+/* To be called for each piece that was taken, when what it writes is written. */
+INLINE void finish_piece(Team *team, int64_t num_pieces) {
+    if (atomic_fetch_add_explicit(&team->shared->finished, 1, memory_order_acq_rel) != num_pieces - 1) return;
+    atomic_store_explicit(&team->shared->finished, 0, memory_order_relaxed);
+    atomic_store_explicit(&team->shared->taken, (team->stage + 1) << 32, memory_order_release);
+}
+
+/* Waits until this stage is over: spins, then yields the core to whoever needs it. */
+void end_stage(Team *team);
 
 /* Memory of this thread, at a multiple of 64, until it asks again; what lies there is anything. */
 void *thread_scratch(int64_t num_bytes);
 
-/* Share `number` of `count` of `total` things: neighbours, shares equal to within one. */
-INLINE Range share(int64_t total, int64_t number, int64_t count) {
-    Range range = {total * number / count, total * (number + 1) / count};
+/* Of `total` equal things, neighbours, those of one of `num_pieces` that are equal to within one. */
+INLINE Range share(int64_t total, int64_t piece, int64_t num_pieces) {
+    Range range = {total * piece / num_pieces, total * (piece + 1) / num_pieces};
     return range;
 }
-INLINE Range share_of(int64_t total, const Team *team) { return share(total, team->id, team->size); }
 
-/* Takes the next of the tasks that the team shares between two waits. */
-INLINE int64_t take_task(const Team *team) { return atomic_fetch_add(&team->shared->next_task, 1); }
-
-/* The same for a range of `total` things, empty when all are taken: half of them in equal shares, then half of what is
- * left, at last one by one. Who loses his core for a while holds up the others by one range and not by a share. */
-INLINE Range take_range(int64_t total, const Team *team) {
-    int64_t task = take_task(team), left = total;
-    for (; left > 2 * team->size; left /= 2, task -= team->size) {
-        if (task >= team->size) continue;
-        Range range = share(left - left / 2, task, team->size);
-        return (Range){total - left + range.start, total - left + range.stop};
-    }
-    return (Range){total - left + task, total - left + min64(task + 1, left)};
+/* A stage in pieces of equal size, as many as threads:
+ *     for (Range range; take_share(team, total, &range); finish_share(team, total)) … */
+INLINE int64_t num_shares(int64_t total, const Team *team) { return min64(total, team->size); }
+INLINE bool take_share(Team *team, int64_t total, Range *range) {
+    int64_t num_pieces = num_shares(total, team), piece = take_piece(team, num_pieces);
+    if (piece < num_pieces) *range = share(total, piece, num_pieces);
+    return piece < num_pieces;
 }
+INLINE void finish_share(Team *team, int64_t total) { finish_piece(team, num_shares(total, team)); }
+
+/* The same in falling pieces: half of the things in one for each thread, then half of what is left, at last one by one.
+ * Few things are shared equally. */
+INLINE bool is_falling(int64_t total, const Team *team) { return team->size > 1 && total >= 4 * team->size; }
+INLINE int64_t num_falling(int64_t total, const Team *team) {
+    if (!is_falling(total, team)) return num_shares(total, team);
+    int64_t count = 0, left = total;
+    for (; left > 2 * team->size; left /= 2) count += team->size;
+    return count + left;
+}
+INLINE bool take_falling(Team *team, int64_t total, Range *range) {
+    if (!is_falling(total, team)) return take_share(team, total, range);
+    int64_t num_pieces = num_falling(total, team), piece = take_piece(team, num_pieces), left = total;
+    if (piece == num_pieces) return false;
+    for (; left > 2 * team->size && piece >= team->size; left /= 2) piece -= team->size;
+    *range = left > 2 * team->size ? share(left - left / 2, piece, team->size) : (Range){piece, piece + 1};
+    range->start += total - left, range->stop += total - left;
+    return true;
+}
+INLINE void finish_falling(Team *team, int64_t total) { finish_piece(team, num_falling(total, team)); }
 
 /* ── rows: an activation, row by row or as a panel ───────────────────────────────────────────────────────────────── */
 
@@ -119,11 +153,11 @@ typedef struct {
 
 /* Copy x [num_rows][num_columns], or its rows `chosen`, into a panel, whose padding becomes 0. */
 void fill_panel(const Rows *panel, const element *x, int64_t stride, const int64_t *chosen, int64_t num_rows,
-                int64_t num_columns, const Team *team);
+                int64_t num_columns, Team *team);
 
 /* Rows of the weight as they were before packing, 0 for ids outside [first_id, first_id + num_outputs). */
 void embed_packed(const Linear *w, const int32_t *token_ids, int64_t num_tokens, int64_t first_id, const Rows *out,
-                  const Team *team);
+                  Team *team);
 
 /* ── linear.c ────────────────────────────────────────────────────────────────────────────────────────────────────── */
 
@@ -139,13 +173,13 @@ typedef struct {
 } Output;
 
 /* out = x @ weight^T + bias. x: a panel of [num_rows][num_lines * LINE]. */
-void linear(const Linear *w, const Rows *x, int64_t num_rows, const Output *out, const Team *team);
+void linear(const Linear *w, const Rows *x, int64_t num_rows, const Output *out, Team *team);
 
 /* ── norm.c ──────────────────────────────────────────────────────────────────────────────────────────────────────── */
 
 /* out = x / rms(x) * weight for rows [0, num_rows); with `delta`, x += delta first. A panel's padding becomes 0. */
 void rms_norm(element *x, int64_t stride, const element *delta, int64_t delta_stride, const element *weight,
-              float eps, int64_t num_rows, int64_t num_columns, const Rows *out, const Team *team);
+              float eps, int64_t num_rows, int64_t num_columns, const Rows *out, Team *team);
 
 /* ── heads.c ─────────────────────────────────────────────────────────────────────────────────────────────────────── */
 
@@ -177,7 +211,7 @@ typedef struct {
 } HeadWork;
 
 /* Normalize query and key heads, rotate them, write keys and values to the cache; queries stay in `heads`. */
-void prepare_heads(const Heads *heads, const HeadWork *work, const Cache *cache, const Team *team);
+void prepare_heads(const Heads *heads, const HeadWork *work, const Cache *cache, Team *team);
 
 /* ── attention.c ─────────────────────────────────────────────────────────────────────────────────────────────────── */
 
@@ -198,9 +232,9 @@ EXPORT AttentionPlan *make_attention_plan(const StepRows *rows, int64_t num_head
 EXPORT void free_attention_plan(AttentionPlan *plan);
 
 /* Causal attention: query heads at `query` ([token * stride + head * head_dim]) to `out` [num_tokens][heads * dim].
- * All threads must have waited since the step's keys and values were written, and must before the output is read. */
+ * A stage of its own, or two; the step's keys and values were written in one before. */
 void attend(AttentionPlan *plan, const element *query, int64_t query_stride, const Cache *cache, float scale,
-            const Rows *out, const Team *team);
+            const Rows *out, Team *team);
 
 /* ── AMX ─────────────────────────────────────────────────────────────────────────────────────────────────────────── */
 

@@ -1,7 +1,7 @@
 /* Linear layers: one routine for one row and for thousands.
  *
- * Threads take pairs of tiles as they get to them; a part of the rows small enough for the second-level cache is
- * multiplied with one pair after the other, 32 rows at a time.
+ * A piece of the work is some pairs of tiles; a part of the rows small enough for the second-level cache is multiplied
+ * with one pair after the other, 32 rows at a time.
  *
  * Sums run over the inputs in one fixed order, whatever the number of rows and threads: a row's result does not
  * depend on the rows beside it.
@@ -242,39 +242,37 @@ static void multiply(Block *block, const operand *x, const element *weight, int6
 
 #endif
 
-void linear(const Linear *w, const Rows *x, int64_t num_rows, const Output *out, const Team *team) {
-    if (num_rows == 0) return;
+void linear(const Linear *w, const Rows *x, int64_t num_rows, const Output *out, Team *team) {
     int64_t row_bytes = w->num_lines * LINE * (int64_t)sizeof(operand);
     int64_t cached_rows = max64(BLOCK_ROWS, CACHED_BYTES / row_bytes / BLOCK_ROWS * BLOCK_ROWS);
     int64_t num_parts = max64(1, divide_up(num_rows, cached_rows));
     int64_t part_rows = round_up(divide_up(num_rows, num_parts), BLOCK_ROWS);
-    int64_t num_items = num_parts * w->num_pairs, configured = 0, taken = -1;
-    bool is_taken = num_items >= 4 * team->size; /* of less each thread gets its share */
-    Range range = is_taken ? take_range(num_items, team) : share_of(num_items, team);
+    int64_t num_items = num_rows ? num_parts * w->num_pairs : 0, configured = 0, taken = -1;
     const operand *operands = NULL;
     Block blocks[2], *block = &blocks[0], *before = &blocks[1];
     before->num_rows = before->num_finished = 0;
-    for (int64_t item = range.start; item < range.stop;) {
-        int64_t part = item / w->num_pairs, pair = item % w->num_pairs;
-        const element *weight = w->weight + pair * w->num_lines * 2 * TILE;
-        int64_t start = part * part_rows, end = min64(num_rows, start + part_rows);
-        if (taken != part) operands = take_operands(x, start, end), taken = part;
-        int64_t num_blocks = divide_up(end - start, BLOCK_ROWS);
-        Ahead ahead = {(const char *)(weight + w->num_lines * 2 * TILE), divide_up(32, num_blocks)};
-        for (int64_t row = start; row < end; row += BLOCK_ROWS) {
-            int64_t count = min64(BLOCK_ROWS, end - row);
+    for (Range range; take_falling(team, num_items, &range); finish_falling(team, num_items)) {
+        for (int64_t item = range.start; item < range.stop; item++) {
+            int64_t part = item / w->num_pairs, pair = item % w->num_pairs;
+            const element *weight = w->weight + pair * w->num_lines * 2 * TILE;
+            int64_t start = part * part_rows, end = min64(num_rows, start + part_rows);
+            if (taken != part) operands = take_operands(x, start, end), taken = part;
+            Ahead ahead = {(const char *)(weight + w->num_lines * 2 * TILE),
+                           divide_up(32, divide_up(end - start, BLOCK_ROWS))};
+            for (int64_t row = start; row < end; row += BLOCK_ROWS) {
+                int64_t count = min64(BLOCK_ROWS, end - row);
 #ifdef HAS_TILES
-            if (configured != count) configure_tiles(min64(count, GROUP_ROWS), count - min64(count, GROUP_ROWS));
-            configured = count;
+                if (configured != count) configure_tiles(min64(count, GROUP_ROWS), count - min64(count, GROUP_ROWS));
+                configured = count;
 #endif
-            describe(block, w, out, pair, row, count);
-            multiply(block, operands + (row - start) * x->stride, weight, w->num_lines, count, &ahead, before);
-            Block *other = before;
-            before = block;
-            block = other;
+                describe(block, w, out, pair, row, count);
+                multiply(block, operands + (row - start) * x->stride, weight, w->num_lines, count, &ahead, before);
+                Block *other = before;
+                before = block;
+                block = other;
+            }
         }
-        if (++item == range.stop && is_taken) range = take_range(num_items, team), item = range.start;
+        finish_rows(before, BLOCK_ROWS);
     }
-    finish_rows(before, BLOCK_ROWS);
     (void)configured;
 }

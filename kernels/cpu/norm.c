@@ -22,21 +22,27 @@ static float add_and_square(element *x, const element *delta, int64_t num_column
     return sum_of(add16(even, odd));
 }
 
-void rms_norm(element *x, int64_t stride, const element *delta, int64_t delta_stride, const element *weight,
-              float eps, int64_t num_rows, int64_t num_columns, const Rows *out, const Team *team) {
-    Range range = share_of(num_rows, team);
+/* to = from * scale * weight, and zeros in a panel's padding. */
+static void write_norm(const element *from, Floats scale, const element *weight, int64_t num_columns, const Rows *out,
+                       int64_t row) {
     int64_t padded = out->panel_rows ? out->stride : num_columns;
-    for (int64_t row = range.start; row < range.stop; row++) {
-        element *from = x + row * stride;
-        float squares = add_and_square(from, delta ? delta + row * delta_stride : NULL, num_columns);
-        Floats scale = fill16(1.0f / sqrtf(squares / (float)num_columns + eps));
-        for (int64_t i = 0; i < padded; i += LINE) {
-            element *to = rows_at(out, row, i);
-            for (int64_t j = i; j < i + LINE; j += 16) {
-                Mask mask = lanes(num_columns - j);
-                Floats v = multiply16(multiply16(load16(from + j, mask), scale), load16(weight + j, mask));
-                store16(to + (j - i), lanes(padded - j), v);
-            }
+    for (int64_t i = 0; i < padded; i += LINE) {
+        element *to = rows_at(out, row, i);
+        for (int64_t j = i; j < i + LINE; j += 16) {
+            Mask mask = lanes(num_columns - j);
+            Floats v = multiply16(multiply16(load16(from + j, mask), scale), load16(weight + j, mask));
+            store16(to + (j - i), lanes(padded - j), v);
         }
     }
+}
+
+void rms_norm(element *x, int64_t stride, const element *delta, int64_t delta_stride, const element *weight,
+              float eps, int64_t num_rows, int64_t num_columns, const Rows *out, Team *team) {
+    for (Range range; take_share(team, num_rows, &range); finish_share(team, num_rows))
+        for (int64_t row = range.start; row < range.stop; row++) {
+            element *from = x + row * stride;
+            float squares = add_and_square(from, delta ? delta + row * delta_stride : NULL, num_columns);
+            Floats scale = fill16(1.0f / sqrtf(squares / (float)num_columns + eps));
+            write_norm(from, scale, weight, num_columns, out, row);
+        }
 }

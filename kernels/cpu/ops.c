@@ -26,7 +26,7 @@ EXPORT void op_linear(const Linear *w, const element *x, int64_t x_stride, int64
     BEGIN_TEAM
     Rows rows = {panel, w->num_lines * LINE, num_rows};
     fill_panel(&rows, x, x_stride, NULL, num_rows, w->num_inputs, team);
-    team_wait(team);
+    end_stage(team);
     linear(w, &rows, num_rows, out, team);
     END_TEAM
 }

@@ -48,32 +48,37 @@ EXPORT void pack_linear(const Linear *w, const element *weight, const element *b
     }
 }
 
-void embed_packed(const Linear *w, const int32_t *token_ids, int64_t num_tokens, int64_t first_id, const Rows *out,
-                  const Team *team) {
-    Range range = share_of(num_tokens, team);
-    for (int64_t token = range.start; token < range.stop; token++) {
-        int64_t row = token_ids[token] - first_id;
-        bool is_ours = row >= 0 && row < w->num_outputs;
-        const uint32_t *words = (const uint32_t *)w->weight;
-        if (is_ours) words += row / 32 * w->num_lines * 512 + row / 16 % 2 * 256 + row % 16;
-        for (int64_t line = 0; line < w->num_lines; line++) {
-            _Alignas(64) uint32_t target[16] = {0};
-            if (is_ours)
-                for (int pair = 0; pair < 16; pair++) target[pair] = words[line * 512 + pair * 16];
-            int64_t count = min64(LINE, w->num_inputs - line * LINE);
-            memcpy(rows_at(out, token, line * LINE), target, (size_t)count * sizeof(element));
-        }
+/* Row `row` of the weight to row `token` of `out`; zeros where there is no such row. */
+static void embed_token(const Linear *w, int64_t row, int64_t token, const Rows *out) {
+    bool is_ours = row >= 0 && row < w->num_outputs;
+    const uint32_t *words = (const uint32_t *)w->weight;
+    if (is_ours) words += row / 32 * w->num_lines * 512 + row / 16 % 2 * 256 + row % 16;
+    for (int64_t line = 0; line < w->num_lines; line++) {
+        _Alignas(64) uint32_t target[16] = {0};
+        if (is_ours)
+            for (int pair = 0; pair < 16; pair++) target[pair] = words[line * 512 + pair * 16];
+        int64_t count = min64(LINE, w->num_inputs - line * LINE);
+        memcpy(rows_at(out, token, line * LINE), target, (size_t)count * sizeof(element));
     }
 }
 
+void embed_packed(const Linear *w, const int32_t *token_ids, int64_t num_tokens, int64_t first_id, const Rows *out,
+                  Team *team) {
+    for (Range range; take_share(team, num_tokens, &range); finish_share(team, num_tokens))
+        for (int64_t token = range.start; token < range.stop; token++)
+            embed_token(w, token_ids[token] - first_id, token, out);
+}
+
+static void fill_row(const Rows *panel, int64_t row, const element *from, int64_t num_columns) {
+    element *line = rows_at(panel, row, 0);
+    int64_t step = min64(GROUP_ROWS, panel->panel_rows - row / GROUP_ROWS * GROUP_ROWS) * LINE;
+    for (int64_t left = num_columns; left > 0; left -= LINE, from += LINE, line += step)
+        store_any(line, load_line(from, left));
+}
+
 void fill_panel(const Rows *panel, const element *x, int64_t stride, const int64_t *chosen, int64_t num_rows,
-                int64_t num_columns, const Team *team) {
-    Range range = share_of(num_rows, team);
-    for (int64_t row = range.start; row < range.stop; row++) {
-        const element *from = x + (chosen ? chosen[row] : row) * stride;
-        element *line = rows_at(panel, row, 0);
-        int64_t step = min64(GROUP_ROWS, panel->panel_rows - row / GROUP_ROWS * GROUP_ROWS) * LINE;
-        for (int64_t left = num_columns; left > 0; left -= LINE, from += LINE, line += step)
-            store_any(line, load_line(from, left));
-    }
+                int64_t num_columns, Team *team) {
+    for (Range range; take_share(team, num_rows, &range); finish_share(team, num_rows))
+        for (int64_t row = range.start; row < range.stop; row++)
+            fill_row(panel, row, x + (chosen ? chosen[row] : row) * stride, num_columns);
 }

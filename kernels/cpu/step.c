@@ -3,7 +3,7 @@
  *     embedding → [norm → qkv → heads → attention → output → norm → gated MLP → down] × num_layers → norm → head
  *
  * For one rank alone. Activations between the linears are panels; output and down projections add to the residual
- * stream as they finish. Threads meet after each stage.
+ * stream as they finish.
  */
 #include "kernels.h"
 
@@ -72,24 +72,27 @@ static Activations lay_out(const Decoder *d, element *scratch, int64_t num_token
     return a;
 }
 
-static void embed(const Decoder *d, const Step *step, const Rows *out, const Team *team) {
+static void embed_token(const Decoder *d, int64_t id, element *to) {
+    bool exists = id >= 0 && id < d->num_ids;
+    for (int64_t i = 0; i < d->hidden_size; i += 16) {
+        Mask mask = lanes(d->hidden_size - i);
+        store16(to + i, mask, load16(d->table + (exists ? id : 0) * d->hidden_size + i, exists ? mask : 0));
+    }
+}
+
+static void embed(const Decoder *d, const Step *step, const Rows *out, Team *team) {
+    int64_t num_tokens = step->num_tokens;
     if (d->packed_table != NULL) {
-        embed_packed(d->packed_table, step->token_ids, step->num_tokens, 0, out, team);
+        embed_packed(d->packed_table, step->token_ids, num_tokens, 0, out, team);
         return;
     }
-    Range range = share_of(step->num_tokens, team);
-    for (int64_t token = range.start; token < range.stop; token++)
-        for (int64_t i = 0; i < d->hidden_size; i += 16) {
-            int64_t id = step->token_ids[token];
-            bool exists = id >= 0 && id < d->num_ids;
-            Mask mask = lanes(d->hidden_size - i);
-            Floats v = load16(d->table + (exists ? id : 0) * d->hidden_size + i, exists ? mask : 0);
-            store16(rows_at(out, token, i), mask, v);
-        }
+    for (Range range; take_share(team, num_tokens, &range); finish_share(team, num_tokens))
+        for (int64_t token = range.start; token < range.stop; token++)
+            embed_token(d, step->token_ids[token], rows_at(out, token, 0));
 }
 
 static void run_layer(const Decoder *d, int64_t index, const Step *step, AttentionPlan *plan, const Activations *a,
-                      const Rows *residual, const Team *team) {
+                      const Rows *residual, Team *team) {
     const Layer *layer = &d->layers[index];
     int64_t num_tokens = step->num_tokens, hidden = d->hidden_size;
     Output to_qkv = {STORE, {a->qkv, a->qkv_width, 0}}, to_residual = {ADD, *residual}, to_gated = {STORE, a->gated};
@@ -100,21 +103,21 @@ static void run_layer(const Decoder *d, int64_t index, const Step *step, Attenti
     HeadWork work = {layer->query_norm, layer->key_norm, d->eps, d->cos_sin, step->positions, step->slots};
 
     rms_norm(residual->data, hidden, NULL, 0, layer->input_norm, d->eps, num_tokens, hidden, &a->normed, team);
-    team_wait(team);
+    end_stage(team);
     linear(&layer->qkv, &a->normed, num_tokens, &to_qkv, team);
-    team_wait(team);
+    end_stage(team);
     prepare_heads(&heads, &work, &cache, team);
-    team_wait(team);
+    end_stage(team);
     attend(plan, a->qkv, a->qkv_width, &cache, d->scale, &a->attended, team);
-    team_wait(team);
+    end_stage(team);
     linear(&layer->output, &a->attended, num_tokens, &to_residual, team);
-    team_wait(team);
+    end_stage(team);
     rms_norm(residual->data, hidden, NULL, 0, layer->post_norm, d->eps, num_tokens, hidden, &a->normed, team);
-    team_wait(team);
+    end_stage(team);
     linear(&layer->gate_up, &a->normed, num_tokens, &to_gated, team);
-    team_wait(team);
+    end_stage(team);
     linear(&layer->down, &a->gated, num_tokens, &to_residual, team);
-    team_wait(team);
+    end_stage(team);
 }
 
 #define MOST_WINDOWS 8 /* different sliding windows in one model */
@@ -134,12 +137,12 @@ static bool make_plans(const Decoder *d, const Step *step, AttentionPlan **plans
 }
 
 /* Logits of the chosen tokens. Their hidden states pass through the panel of normed ones, which nobody reads any more. */
-static void score(const Decoder *d, const Step *step, const Activations *a, const Team *team) {
+static void score(const Decoder *d, const Step *step, const Activations *a, Team *team) {
     if (step->num_chosen == 0) return;
     Rows panel = {a->normed.data, a->normed.stride, step->num_chosen};
     Output to_logits = {STORE_FLOAT, {(element *)step->logits, d->head->num_outputs, 0}};
     fill_panel(&panel, step->hidden, d->hidden_size, step->chosen, step->num_chosen, d->hidden_size, team);
-    team_wait(team);
+    end_stage(team);
     linear(d->head, &panel, step->num_chosen, &to_logits, team);
 }
 
@@ -153,7 +156,7 @@ EXPORT int decoder_step(const Decoder *d, const Step *step, element *scratch, in
         Rows stream = {activations.residual, d->hidden_size, 0}, hidden = {step->hidden, d->hidden_size, 0};
         BEGIN_TEAM
         embed(d, step, &stream, team);
-        team_wait(team);
+        end_stage(team);
         for (int64_t i = 0; i < d->num_layers; i++) {
             int at = 0;
             while (windows[at] != d->layers[i].window) at++;
@@ -161,7 +164,7 @@ EXPORT int decoder_step(const Decoder *d, const Step *step, element *scratch, in
         }
         rms_norm(stream.data, d->hidden_size, NULL, 0, d->final_norm, d->eps, step->num_tokens, d->hidden_size,
                  &hidden, team);
-        team_wait(team);
+        end_stage(team);
         score(d, step, &activations, team);
         END_TEAM
     }

@@ -6,19 +6,12 @@
 
 #define SPINS 2000 /* pauses of about 40 ns: a thread that is late by more may have lost its core */
 
-void team_wait(const Team *team) {
-    Shared *shared = team->shared;
-    int generation = atomic_load_explicit(&shared->generation, memory_order_relaxed);
-    if (atomic_fetch_add_explicit(&shared->arrived, 1, memory_order_acq_rel) == team->size - 1) {
-        atomic_store_explicit(&shared->arrived, 0, memory_order_relaxed);
-        atomic_store_explicit(&shared->next_task, 0, memory_order_relaxed);
-        atomic_store_explicit(&shared->generation, generation + 1, memory_order_release);
-        return;
-    }
-    for (int spins = 0; atomic_load_explicit(&shared->generation, memory_order_acquire) == generation; spins++) {
+void end_stage(Team *team) {
+    for (int spins = 0; atomic_load_explicit(&team->shared->taken, memory_order_acquire) >> 32 == team->stage; spins++) {
         if (spins < SPINS) _mm_pause();
         else sched_yield();
     }
+    team->stage++;
 }
 
 void *thread_scratch(int64_t num_bytes) {

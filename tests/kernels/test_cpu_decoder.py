@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,33 @@ def test_logits_are_those_of_the_chosen_tokens_in_their_order(tmp_path: Path) ->
             again, logits = model.forward_logits(token_ids, torch.tensor(chosen, dtype=torch.int64), metadata, kv_cache)
             assert torch.equal(logits, every[chosen]) and torch.equal(again, hidden)
         torch.testing.assert_close(model.compute_logits(hidden), every, rtol=0, atol=1e-5)
+
+
+@pytest.fixture
+def num_threads() -> Iterator[Callable[[int], None]]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def test_threads_beyond_the_cores_change_no_bit(tmp_path: Path, num_threads: Callable[[int], None]) -> None:
+    """Most of 16 threads come late, to stages that are over, or lose their core amid a piece of one."""
+    model = load(tiny_checkpoint(tmp_path, "qwen3"), torch.bfloat16, ops=make_cpu_ops(torch.bfloat16, LEVELS[0]))
+    answers = []
+    for count in (1, 2, 16, 16):
+        num_threads(count)
+        paged = PagedRun(model, 16, dtype=torch.bfloat16)
+        steps = [paged.step({"long": [id % 250 for id in range(400)], "short": [7] * 5})]  # long: merged from pieces
+        steps += [paged.step({"long": [id], "short": [id + 1]}) for id in range(30)]
+        answers.append([step[name] for step in steps for name in ("long", "short")])
+    for other in answers[1:]:
+        assert all(map(torch.equal, other, answers[0]))
+
+
+def test_a_step_may_have_no_token(tmp_path: Path, num_threads: Callable[[int], None]) -> None:
+    model = load(tiny_checkpoint(tmp_path, "llama"), torch.float32, ops=make_cpu_ops(torch.float32, LEVELS[0]))
+    num_threads(2)
+    assert PagedRun(model, 16).step({}) == {}
 
 
 def test_a_decode_rows_logits_do_not_depend_on_the_rows_beside_it(tmp_path: Path) -> None:
