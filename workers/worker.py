@@ -13,6 +13,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -277,7 +278,7 @@ class Worker:
         """It takes kernels that find all lengths on the device."""
         return self._device.type == "cuda" and not self._spec.config.enforce_reference and self._has_kernels
 
-    @property
+    @cached_property
     def _has_kernels(self) -> bool:
         """Whether this GPU has kernels for the model's attention."""
         from ..kernels.gpu_ops import load_gpu_ops
