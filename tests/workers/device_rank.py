@@ -18,7 +18,7 @@ from tokenloom.tests.workers.paged_run import CPU, load
 from tokenloom.tests.workers.random_schedule import BLOCK_SIZE, NUM_BLOCKS, message, new_row
 from tokenloom.workers.parallel import ParallelGroup
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 200.0
 NUM_IN_FLIGHT = 2
 WITH_LOGPROBS = 3  # the request for which the host takes part in its steps
 

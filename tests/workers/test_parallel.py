@@ -23,13 +23,15 @@ from tokenloom.workers.parallel import ParallelGroup
 DEADLINE_S = 90.0
 
 
-def run_ranks(folder: Path, size: int, module: str, argument: Path) -> list[tuple[int, str]]:
+def run_ranks(
+    folder: Path, size: int, module: str, argument: Path, deadline_s: float = DEADLINE_S
+) -> list[tuple[int, str]]:
     """Start `module` of this folder with the argument and the rank for each rank: (exit code, stderr) of all."""
     command = [sys.executable, "-P", "-m", f"tokenloom.tests.workers.{module}", str(argument)]
     ranks = [
         subprocess.Popen([*command, str(rank)], cwd=folder, stderr=subprocess.PIPE, text=True) for rank in range(size)
     ]
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + deadline_s
     try:
         errors = [rank.communicate(timeout=max(0.1, deadline - time.monotonic()))[1] for rank in ranks]
     finally:
