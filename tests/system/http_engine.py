@@ -19,11 +19,16 @@ def running(http: httpx2.Client) -> int:
     return int(health["running"] + health["waiting"])
 
 
-def wait_idle(http: httpx2.Client) -> None:
-    """Until no request is open and no step is in flight."""
+def wait_idle(http: httpx2.Client, since: float = 0.0) -> None:
+    """Until no request is open and no step is in flight, as the engine tells after a step later than `since`
+    (monotonic): what it told before need not know of the requests that are meant."""
     deadline = time.monotonic() + DEADLINE_S
-    while running(http) or samples(http)["tokenloom_socket_queue_depth{workers}"]:
-        assert time.monotonic() < deadline
+    while True:
+        found, now = samples(http), time.monotonic()
+        is_news = found["tokenloom_step_age_seconds"] < now - since
+        if is_news and not found["tokenloom_socket_queue_depth{workers}"] and not running(http):
+            return
+        assert now < deadline
 
 
 def samples(http: httpx2.Client) -> dict[str, float]:

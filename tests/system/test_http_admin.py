@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import httpx2
 
 from .http_engine import DEADLINE_S, QUESTION, samples, wait_idle
@@ -31,8 +33,9 @@ def test_tokenize_and_detokenize_are_inverse(http: httpx2.Client) -> None:
 
 
 def test_metrics_add_up_when_nothing_runs(http: httpx2.Client) -> None:
+    begun = time.monotonic()
     http.post("/v1/completions", json={"prompt": "The capital of France is", "n": 3, "max_tokens": 5})
-    wait_idle(http)
+    wait_idle(http, begun)
     found = samples(http)
 
     def total(name: str) -> float:
