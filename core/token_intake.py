@@ -58,7 +58,8 @@ class TokenIntake:
         if output.rows != batch.sampling_frame or len(output.token_ids) != len(output.rows):
             num_new, num_asked = num_ids(output.token_ids), len(batch.sampling_rows)
             raise ProtocolError(f"step {output.step}: {num_new} rows were sampled, {num_asked} were asked for")
-        rows, finished = batch.sampling_rows, list[FinishedRequest]()
+        finished: list[FinishedRequest] = []
+        rows = batch.sampling_rows
         new_tokens = NewTokens(batch.labels, batch.start_frame(entry.number), output.token_ids)
         if batch.version != self._rows.version or output.barred_rows:
             rows, new_tokens, finished = self._take_changed(output, entry)
@@ -151,7 +152,8 @@ class TokenIntake:
 
     def _finish_stopped(self, rows: Ids, new_tokens: NewTokens, *, may_be_full: bool) -> list[FinishedRequest]:
         """new_tokens: the last of each row, just appended."""
-        state, reason_by_row = self._rows, dict[int, FinishReason]()
+        reason_by_row: dict[int, FinishReason] = {}
+        state = self._rows
         if may_be_full:
             is_full = state.num_tokens[rows] >= state.token_limit[rows]
             reason_by_row = dict.fromkeys(rows[is_full].tolist(), "length")

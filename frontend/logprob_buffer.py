@@ -87,10 +87,8 @@ class LogprobRun(NamedTuple):
     logprobs: bytes
 
 
-def runs_of(columns: LogprobColumns | None) -> Iterator[LogprobRun]:
+def runs_of(columns: LogprobColumns) -> Iterator[LogprobRun]:
     """The runs in order. ProtocolError, before the first, when the columns disagree."""
-    if columns is None:
-        return
     keys, positions, widths = (decode_ids(frame) for frame in (columns.owners, columns.positions, columns.widths))
     if not len(keys) == len(positions) == len(widths) == len(columns.ranks) // 4 or min(widths, default=1) < 1:
         raise ProtocolError(f"logprobs of {len(keys)} tokens have {len(widths)} widths, {len(positions)} positions")

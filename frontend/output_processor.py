@@ -292,7 +292,8 @@ class OutputProcessor:
                 f"columns of {len(keys)} keys, {len(starts)} starts, {len(counts)} counts and {len(token_ids)} tokens "
                 f"(counted: {sum(counts)}) do not belong together"
             )
-        runs, prompt_runs = list(runs_of(outputs.logprobs)), list(runs_of(outputs.prompt_logprobs))
+        runs = [] if outputs.logprobs is None else list(runs_of(outputs.logprobs))
+        prompt_runs = [] if outputs.prompt_logprobs is None else list(runs_of(outputs.prompt_logprobs))
         news, answer_by_key = News(), self.answer_by_key
         if outputs.accepted or outputs.started:
             self._accept(outputs, news)
