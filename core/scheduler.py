@@ -179,7 +179,8 @@ class Scheduler:
     def _grow_decodes(self, rows: npt.NDArray[np.integer]) -> None:
         """Another block for each of `rows`, whose blocks are full of tokens that were sent; they are indexed, too, if
         all of them are known. The oldest rows take blocks first."""
-        state, size, is_known = self.rows, self.rows.block_size, len(self.ledger) < 2
+        state, size = self.rows, self.rows.block_size
+        is_known = len(self.ledger) < 2  # what one step in flight samples lies behind those blocks
         state.write_tokens()  # the keys of blocks are made of them
         for row in rows.tolist() if len(rows) <= self.kv_cache.pool.num_free else self._in_order(rows):
             request = state.request_by_row[row]
