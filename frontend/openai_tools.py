@@ -44,11 +44,12 @@ class ToolParser(Protocol):
 
 
 class HermesParser:
-    """Calls between markers."""
+    """Calls between markers. White space after a call is content only if other content follows it."""
 
     def __init__(self) -> None:
         self._held = ""
-        self._has_calls = False
+        self._is_after_call = False
+        self._space = ""  # since that call
 
     def append(self, text: str) -> tuple[str, list[ToolUse]]:
         self._held += text
@@ -68,10 +69,10 @@ class HermesParser:
                 return content, calls
             call = read_call(inside)
             if call is None:
-                content += opening + inside + closing
+                content += self._outside(opening + inside + closing)
             else:
                 calls.append(call)
-                self._has_calls = True
+                self._is_after_call, self._space = True, ""
             self._held = after
 
     def finish(self) -> tuple[str, list[ToolUse]]:
@@ -83,8 +84,15 @@ class HermesParser:
         return self._outside(held), []
 
     def _outside(self, text: str) -> str:
-        """White space between calls is no content."""
-        return "" if self._has_calls and not text.strip() else text
+        """What is known to be content once this text has come."""
+        if not self._is_after_call:
+            return text
+        text, self._space = self._space + text, ""
+        if text.strip():
+            self._is_after_call = False
+            return text
+        self._space = text
+        return ""
 
 
 class LlamaParser:

@@ -6,7 +6,7 @@ import itertools
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tokenloom.frontend.openai_reasoning import ReasoningSplitter, ends_inside, held_back
@@ -38,6 +38,8 @@ def cut(text: str, places: list[int]) -> list[str]:
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=6), st.lists(st.integers(0, 10_000), max_size=8))
+@example([CALL, "{", CALL, "{", "\n"], [len(CALL) * 2 + 2])
+@example([CALL, "\n", "<tool_call>x</tool_call>"], [len(CALL) + 1])
 def test_cuts_change_nothing_for_hermes(parts: list[str], places: list[int]) -> None:
     text = "".join(parts)
     assert parse(HermesParser(), cut(text, places)) == parse(HermesParser(), [text])
