@@ -9,6 +9,7 @@ so that nothing stale is sent.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import secrets
@@ -26,7 +27,7 @@ from ..ipc.codec import Decoder, encode
 from ..ipc.errors import ConfigError, InternalError, ProtocolError, RequestError, TokenloomError
 from ..ipc.keys import Keys
 from ..ipc.messages import ClientMessage, FrontendMessage, GetInfo, Info
-from ..ipc.sockets import MAX_CLIENT_MESSAGE_BYTES, new_socket
+from ..ipc.sockets import MAX_CLIENT_MESSAGE_BYTES, new_socket, receive
 from .channel import Channel, wait_for_end
 from .conversation import Conversation, Reply, check_reply
 from .errand_thread import ErrandThread
@@ -64,6 +65,7 @@ class Connection(Channel):
         self._context.setsockopt(zmq.MAX_SOCKETS, 64)
         self._socket: zmq.Socket[bytes] | None = None
         self._monitor: zmq.Socket[bytes] | None = None
+        self._poller = zmq.Poller()  # of those two and _wake_fd
         self._has_shaken_hands = False
         self._opened_at = 0.0
         self._num_malformed = 0
@@ -129,7 +131,7 @@ class Connection(Channel):
             self._close_sockets()
             self._conversation.end(InternalError(f"the connection failed: {type(error).__name__}: {error}"))
             while not self._is_closed:
-                self._poll(None)
+                self._wait(None)
                 self._run_commands()
         finally:
             self._close_sockets()
@@ -142,9 +144,9 @@ class Connection(Channel):
 
     def _turn(self, timeout_s: float | None) -> float | None:
         """Wait, take what came, do what is due; returns how long the next turn may wait."""
-        self._poll(timeout_s)
+        ready = self._wait(timeout_s)
         has_more = self._receive()
-        is_disconnected = self._read_monitor()
+        is_disconnected = self._monitor in ready and self._read_monitor()
         self._run_commands()
         now = time.monotonic()
         conversation = self._conversation
@@ -162,35 +164,29 @@ class Connection(Channel):
             return 0.0
         return None if next_due is None else max(0.0, next_due - time.monotonic())
 
-    def _poll(self, timeout_s: float | None) -> None:
-        poller = zmq.Poller()
-        poller.register(self._wake_fd, zmq.POLLIN)
-        for socket in (self._socket, self._monitor):
-            if socket is not None:
-                poller.register(socket, zmq.POLLIN)
-        poller.poll(None if timeout_s is None else math.ceil(timeout_s * 1000))
-        with self._lock:
-            self._is_woken = False
-            with contextlib.suppress(BlockingIOError):
+    def _wait(self, timeout_s: float | None) -> dict[object, int]:
+        """Wait until something comes; what it is, by socket."""
+        ready: dict[object, int] = dict(self._poller.poll(None if timeout_s is None else math.ceil(timeout_s * 1000)))
+        if self._wake_fd in ready:
+            with self._lock:
+                self._is_woken = False
                 os.eventfd_read(self._wake_fd)
+        return ready
 
     def _receive(self) -> bool:
         """Take what came; True if there may be more."""
-        now = time.monotonic()
-        for _ in range(MAX_MESSAGES_PER_TURN):
-            if self._socket is None:
-                return False
-            try:
-                frames = self._socket.recv_multipart(zmq.DONTWAIT)
-            except zmq.Again:
-                return False
+        if self._socket is None:
+            return False
+        now, num_messages = time.monotonic(), 0
+        for frames in itertools.islice(receive(self._socket), MAX_MESSAGES_PER_TURN):
+            num_messages += 1
             try:
                 message = self._decoder.decode(frames[-1])
             except ProtocolError:
                 self._num_malformed += 1
                 continue
             self._conversation.receive(message, now)
-        return True
+        return num_messages == MAX_MESSAGES_PER_TURN
 
     def _read_monitor(self) -> bool:
         """Whether a peer that had shaken hands is gone; before that ZeroMQ itself tries again."""
@@ -225,6 +221,7 @@ class Connection(Channel):
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         self._socket = socket
         self._monitor = socket.get_monitor_socket(_MONITORED, f"inproc://monitor-{next(self._query_ids)}")
+        self._make_poller()
         self._has_shaken_hands = False
         self._opened_at = now
         socket.connect(self.address)
@@ -237,6 +234,14 @@ class Connection(Channel):
             self._monitor.close(linger=0)
             self._socket.close(linger=0)
         self._socket = self._monitor = None
+        self._make_poller()
+
+    def _make_poller(self) -> None:
+        self._poller = zmq.Poller()
+        self._poller.register(self._wake_fd, zmq.POLLIN)
+        for socket in (self._socket, self._monitor):
+            if socket is not None:
+                self._poller.register(socket, zmq.POLLIN)
 
 
 def _check_address(address: object) -> str:
