@@ -24,7 +24,7 @@ from ..kernels.triton_compile import Kernels, compiling, unfinished
 from ..kernels.triton_logprobs import log_totals
 from .cuda_graphs import Step
 from .device_runner import DeviceRunner
-from .model_runner import metadata_of
+from .model_runner import compute
 from .models.decoder import DecoderModel
 from .parallel import SilentGroup
 from .profile import dummy_step, largest_steps
@@ -112,7 +112,4 @@ def launch_steps(
     prompts = [dummy_step([1 << k], [1 << k], block_size) for k in range(longest.bit_length())]
     for inputs in [*largest_steps(max_num_seqs, max_num_tokens, max_model_len, block_size), *prompts]:
         runner.launch(inputs, SamplingColumns.greedy(len(inputs.sampled_rows)))
-    inputs = prompts[0]
-    token_ids = torch.from_numpy(inputs.token_ids).to(NOWHERE)
-    hidden = model.forward(token_ids, metadata_of(inputs, NOWHERE), kv_cache)
-    log_totals(model.compute_logits(hidden))
+    log_totals(compute(model, prompts[0], kv_cache)[1])

@@ -49,8 +49,6 @@ class Model(Protocol):
     head_dim: int
     weight_bytes: int
 
-    def forward(self, token_ids: Tensor, metadata: AttentionMetadata, kv_cache: Tensor) -> Tensor: ...
-
     def forward_logits(
         self, token_ids: Tensor, chosen: Tensor, metadata: AttentionMetadata, kv_cache: Tensor
     ) -> tuple[Tensor, Tensor]: ...
@@ -307,17 +305,20 @@ class ModelRunner:
 
 def compute(model: Model, inputs: StepInputs, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
     """Hidden states [T, hidden_size] of the step's tokens and, on rank 0, logits [s, vocab] of those that sample."""
-    token_ids, chosen = torch.from_numpy(inputs.token_ids), torch.from_numpy(inputs.sampled_tokens)
-    if kv_cache.is_cuda:
-        token_ids, chosen = token_ids.to(kv_cache.device), chosen.to(kv_cache.device)
-    return model.forward_logits(token_ids, chosen, metadata_of(inputs, kv_cache.device), kv_cache)
+    device = kv_cache.device
+    token_ids, chosen = _on(device, inputs.token_ids), _on(device, inputs.sampled_tokens)
+    return model.forward_logits(token_ids, chosen, metadata_of(inputs, device), kv_cache)
+
+
+def _on(device: torch.device, array: npt.NDArray[np.generic]) -> Tensor:
+    tensor = torch.from_numpy(array)
+    return tensor if device.type == "cpu" else tensor.to(device)
 
 
 def metadata_of(inputs: StepInputs, device: torch.device) -> AttentionMetadata:
     """The step's metadata on `device`; on the CPU the tensors share the arrays' memory."""
     arrays = (inputs.positions, inputs.slots, inputs.query_starts, inputs.seq_lens, inputs.block_tables)
-    tensors = map(torch.from_numpy, arrays)
-    return step_metadata(inputs, *(tensors if device.type == "cpu" else (tensor.to(device) for tensor in tensors)))
+    return step_metadata(inputs, *(_on(device, array) for array in arrays))
 
 
 def step_metadata(

@@ -131,23 +131,18 @@ class DecoderModel:
         )
         return self._ops.fuse_decoder(decoder)
 
-    def forward(self, token_ids: Tensor, metadata: AttentionMetadata, kv_cache: Tensor) -> Tensor:
-        """One step: token_ids [T] int → hidden states [T, hidden] after the final norm. Writes the step's K/V.
-
-        kv_cache: [num_blocks, num_layers, 2, num_kv_heads_local, block_size, head_dim], the model's dtype, zeroed when
-        it was made. T may be 0. The states hold until the next call.
-        """
-        if self._fused is not None:
-            return self._fused(token_ids, metadata.slots[:0], metadata, kv_cache)[0]
-        return self._run_layers(self._ops.embedding(token_ids, self._table, self._first_id), metadata, kv_cache)
-
     def forward_logits(
         self, token_ids: Tensor, chosen: Tensor, metadata: AttentionMetadata, kv_cache: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """`forward`, and `compute_logits` of the tokens `chosen` [c] int64, which holds until the next call."""
+        """One step: token_ids [T] int → hidden states [T, hidden] after the final norm, and `compute_logits` of the
+        tokens `chosen` [c] int64. Writes the step's K/V. What it returns holds until the next call.
+
+        kv_cache: [num_blocks, num_layers, 2, num_kv_heads_local, block_size, head_dim], the model's dtype, zeroed when
+        it was made. T may be 0.
+        """
         if self._fused is not None:
             return self._fused(token_ids, chosen, metadata, kv_cache)
-        hidden = self.forward(token_ids, metadata, kv_cache)
+        hidden = self._run_layers(self._ops.embedding(token_ids, self._table, self._first_id), metadata, kv_cache)
         if not len(chosen):
             return hidden, torch.empty((0, self._vocab_size), device=hidden.device)
         return hidden, self.compute_logits(hidden[chosen])
@@ -155,14 +150,14 @@ class DecoderModel:
     def forward_mixed(
         self, token_ids: Tensor, rows: RowColumns, metadata: AttentionMetadata, kv_cache: Tensor
     ) -> Tensor:
-        """`forward`, where token id −1 − r stands for the last token of row r."""
+        """Hidden states as in `forward_logits`, where token id −1 − r stands for the last token of row r."""
         embedded = self._ops.begin_step(token_ids, rows, self._table, self._first_id)
         return self._run_layers(embedded, metadata, kv_cache)
 
     def forward_decode(
         self, row_ids: Tensor, rows: RowColumns, metadata: AttentionMetadata, kv_cache: Tensor
     ) -> Tensor:
-        """`forward` of the last tokens of rows [n], −1 = padding; fills in the metadata, see Ops.begin_decode."""
+        """The same of the last tokens of rows [n], −1 = padding; fills in the metadata, see Ops.begin_decode."""
         block_size = kv_cache.shape[4]
         embedded = self._ops.begin_decode(row_ids, rows, metadata, block_size, self._table, self._first_id)
         return self._run_layers(embedded, metadata, kv_cache)
