@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .frontend.async_client import AsyncClient
-    from .frontend.async_llm import AsyncLLM
     from .frontend.client import Client
-    from .frontend.embedding import EmbeddingOutput, EmbeddingRequestOutput
-    from .frontend.llm import LLM
-    from .frontend.outputs import CompletionOutput, RequestOutput
+    from .frontend.llm import LLM, AsyncLLM
+    from .frontend.outputs import CompletionOutput, EmbeddingOutput, EmbeddingRequestOutput, RequestOutput
     from .ipc.errors import (
         ConfigError,
         Draining,
@@ -33,14 +31,14 @@ if TYPE_CHECKING:
 
 _HOME_BY_NAME = {
     "LLM": "frontend.llm",
-    "AsyncLLM": "frontend.async_llm",
+    "AsyncLLM": "frontend.llm",
     "Client": "frontend.client",
     "AsyncClient": "frontend.async_client",
     "RequestOutput": "frontend.outputs",
     "CompletionOutput": "frontend.outputs",
     "RequestMetrics": "ipc.messages",
-    "EmbeddingRequestOutput": "frontend.embedding",
-    "EmbeddingOutput": "frontend.embedding",
+    "EmbeddingRequestOutput": "frontend.outputs",
+    "EmbeddingOutput": "frontend.outputs",
     "SamplingParams": "ipc.sampling_params",
     "PoolingParams": "ipc.pooling_params",
     "StructuredOutputsParams": "ipc.structured_outputs",

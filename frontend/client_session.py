@@ -2,14 +2,16 @@
 
 A session is its socket's identity. It holds the client's open requests and the answers with unsent news; it decides
 how much may be sent (credits) and when the client is taken for dead (lease). Sends nothing itself.
+A LocalSession is that of a client in the frontend's own process, as the HTTP server is.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 from ..ipc.codec import encode
-from ..ipc.messages import CREDIT_WINDOW, LEASE_S, Delta, Deltas
+from ..ipc.messages import CREDIT_WINDOW, LEASE_S, Delta, Deltas, FrontendMessage
 from .output_processor import Answer, RequestState
 
 MAX_DELTAS_BYTES = 4 << 20  # of one message, about; more news go into the next one
@@ -81,3 +83,38 @@ class ClientSession:
 
 def _logprob_bytes(delta: Delta) -> int:
     return sum(4 * len(logprobs.token_ids) for logprobs in (delta.logprobs, delta.prompt_logprobs) if logprobs)
+
+
+_FOR_EVER = float("inf")
+
+
+class LocalSession(ClientSession):
+    """Gets structs, not frames, in the turn in which they are made. Nothing can be lost between the two, so that there
+    is no lease (never silent, the table neither forgets it nor takes it for dead), and what it is told is never in
+    flight, so that there are no credits.
+
+    `num_readers` is its owner's: of those who have not passed on yet all that was delivered to them.
+    """
+
+    def __init__(self, identity: bytes, deliver: Callable[[FrontendMessage], None]) -> None:
+        """`deliver` is called in the frontend's loop; it must be cheap and must not raise."""
+        super().__init__(identity, _FOR_EVER)
+        self.deliver = deliver
+        self.num_readers = 0
+
+    @property
+    def is_owed(self) -> bool:
+        return bool(self.num_readers) or super().is_owed
+
+    @property
+    def has_lease(self) -> bool:
+        return True
+
+    @property
+    def lease_end(self) -> float:
+        return _FOR_EVER
+
+    def take_frames(self) -> list[bytes]:
+        while self.has_news:
+            self.deliver(Deltas(deltas=self._take_deltas()))
+        return []

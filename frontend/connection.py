@@ -28,9 +28,8 @@ from ..ipc.errors import ConfigError, InternalError, ProtocolError, RequestError
 from ..ipc.keys import Keys
 from ..ipc.messages import ClientMessage, FrontendMessage, GetInfo, Info
 from ..ipc.sockets import MAX_CLIENT_MESSAGE_BYTES, new_socket, receive
-from .channel import Channel, wait_for_end
+from .channel import Channel, ErrandThread, wait_for_end
 from .conversation import Conversation, Reply, check_reply
-from .errand_thread import ErrandThread
 
 T = TypeVar("T")
 

@@ -1,10 +1,12 @@
-"""CoreLink: what the frontend says to the core, and whether the core knows it.
+"""CoreLink: what the frontend says to the core, and whether the core knows it. Its Outbox is for all that is sent.
 
 Knows no client. A core that is new, or has forgotten this frontend, must be greeted and told everything again; until it
 says Welcome nothing else is said to it.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass, field
 
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.messages import (
@@ -13,10 +15,19 @@ from ..ipc.messages import (
     AbortRequests,
     EngineControl,
     EngineCoreRequest,
+    FrontendToCore,
     Hello,
     Ping,
 )
-from .outbox import Outbox
+
+
+@dataclass
+class Outbox:
+    """What the frontend has to send, for whoever owns its sockets. Emptied after each turn: clients first, since one
+    that turns out to be gone leaves requests to abort."""
+
+    to_clients: list[tuple[bytes, bytes]] = field(default_factory=list)  # identity, frame
+    to_core: list[FrontendToCore] = field(default_factory=list)
 
 
 class CoreLink:

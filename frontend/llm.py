@@ -3,7 +3,9 @@
     llm = LLM(model="Qwen/Qwen3-0.6B", max_model_len=4096)
     outputs = llm.generate(["The capital of France is"], SamplingParams(max_tokens=32))
 
-The engine runs in processes of its own and ends with this object.
+The engine runs in processes of its own and ends with this object. AsyncLLM is the same with an AsyncClient:
+
+    async for output in AsyncLLM(model=…).generate("The capital of France is"): …
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import os
 from collections.abc import Callable
 
 from ..ipc.config import EngineConfig
+from .async_client import AsyncClient
 from .channel import Channel
 from .client import Client
 from .connection import Connection
@@ -65,3 +68,17 @@ def open_in_process(config: EngineConfig, *, in_background: bool = False) -> tup
 
     connection = InProcessConnection(InProcessEngine(config), in_background=in_background)
     return connection, connection.close
+
+
+class AsyncLLM(AsyncClient):
+    """Serves `model`, a folder or hub id; without one, the demo model that comes with tokenloom."""
+
+    def __init__(
+        self, model: str | os.PathLike[str] | None = None, *, in_process: bool = False, **options: object
+    ) -> None:
+        """Start an engine and wait until it serves; keywords and errors are those of LLM.
+
+        `in_process` runs all of it in a thread of this process.
+        """
+        config = config_from_keywords("AsyncLLM", model, options)
+        self._attach(*(open_in_process(config, in_background=True) if in_process else open_private(config)))

@@ -13,9 +13,8 @@ from typing import ClassVar
 
 from ..ipc.messages import Delta, Submit
 from .openai_errors import encode_json
-from .openai_run import Run
 from .openai_schema import Generation
-from .server_engine import LocalEngine
+from .server_engine import LocalEngine, Run
 from .server_events import DONE, TextEvents, event
 from .tokenizer import JsonObject
 

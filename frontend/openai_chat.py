@@ -14,11 +14,10 @@ from .openai_logprobs import chat_logprobs
 from .openai_messages import encode_messages
 from .openai_params import chat_max_tokens, sampling_params, structured_outputs
 from .openai_prompts import answer_id
-from .openai_run import Run
 from .openai_schema import ChatRequest, NamedTool
 from .openai_text import AnswerStyle, AnswerText, Piece
 from .openai_tools import ParserName, forcing_schema
-from .server_engine import LocalEngine
+from .server_engine import LocalEngine, Run
 from .tokenizer import JsonObject
 
 

@@ -12,9 +12,8 @@ from .openai_answers import Answers, Choice
 from .openai_logprobs import CompletionLogprobs
 from .openai_params import sampling_params
 from .openai_prompts import answer_id, prompt_submits
-from .openai_run import Run
 from .openai_schema import CompletionRequest
-from .server_engine import LocalEngine
+from .server_engine import LocalEngine, Run
 from .tokenizer import JsonObject
 
 

@@ -8,10 +8,10 @@ from ..ipc.errors import RequestError
 from ..ipc.messages import BulkArray
 from ..ipc.pooling_params import PoolingParams
 from ..ipc.sampling_params import SamplingParams
-from .embedding import floats
 from .openai_errors import encode_json
 from .openai_prompts import answer_id, prompt_submits
 from .openai_schema import EmbeddingRequest
+from .outputs import floats
 from .server_engine import LocalEngine
 from .tokenizer import JsonObject
 

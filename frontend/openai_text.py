@@ -1,12 +1,75 @@
-"""AnswerText: the text of one answer of a chat → reasoning, content and tool calls, as it comes."""
+"""AnswerText: the text of one answer of a chat → reasoning, content and tool calls, as it comes.
+
+Models mark their thoughts with <think>…</think>; with some the template has opened the first marker already. Text that
+may be the beginning of a marker is held back until it is decided.
+"""
 
 from __future__ import annotations
 
 import msgspec
 
 from ..ipc.messages import Delta
-from .openai_reasoning import ReasoningSplitter, ends_inside
-from .openai_tools import ForcedParser, ParserName, ToolParser, ToolUse, new_parser
+from .openai_tools import ForcedParser, ParserName, ToolParser, ToolUse, held_back, new_parser
+
+OPENING, CLOSING = "<think>", "</think>"
+
+
+class ReasoningSplitter:
+    """What the model thought and what it says: `append` and `finish` return (reasoning, content)."""
+
+    def __init__(self, *, is_open: bool) -> None:
+        """`is_open`: the prompt ends inside a thought."""
+        self._is_open = is_open
+        self._is_over = False  # the thought has ended: the rest is content
+        self._held = ""
+        self._at_start = not is_open
+
+    def append(self, text: str) -> tuple[str, str]:
+        if self._is_over:
+            return "", text
+        self._held += text
+        if self._at_start and not self._open():
+            return "", self._take_if_over()
+        return self._think()
+
+    def finish(self) -> tuple[str, str]:
+        held, self._held = self._held, ""
+        return (held, "") if self._is_open else ("", held)
+
+    def _open(self) -> bool:
+        """Whether the answer has begun with the opening marker; white space before it is no content."""
+        stripped = self._held.lstrip()
+        if stripped.startswith(OPENING):
+            self._held = stripped.removeprefix(OPENING)
+            self._at_start, self._is_open = False, True
+            return True
+        if not OPENING.startswith(stripped):
+            self._is_over = True
+        return False
+
+    def _take_if_over(self) -> str:
+        if not self._is_over:
+            return ""
+        held, self._held = self._held, ""
+        return held
+
+    def _think(self) -> tuple[str, str]:
+        reasoning, marker, content = self._held.partition(CLOSING)
+        if marker:
+            self._is_open, self._is_over, self._held = False, True, ""
+            return reasoning, content.lstrip("\n")
+        num_held = held_back(self._held, CLOSING)
+        reasoning, self._held = self._held[: len(self._held) - num_held], self._held[len(self._held) - num_held :]
+        return reasoning, ""
+
+
+def has_markers(template: str) -> bool:
+    return CLOSING in template or OPENING in template
+
+
+def ends_inside(prompt: str) -> bool:
+    """Whether a prompt leaves a thought open."""
+    return prompt.rfind(OPENING) > prompt.rfind(CLOSING)
 
 
 class AnswerStyle(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,7 +15,6 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from .openai_reasoning import held_back
 from .tokenizer import JsonObject
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
@@ -156,6 +155,11 @@ def _to_use(value: object) -> ToolUse | None:
     else:
         return None
     return ToolUse(f"call_{secrets.token_hex(12)}", value["name"], written)
+
+
+def held_back(text: str, marker: str) -> int:
+    """How many characters at the end of `text` may be the beginning of `marker`."""
+    return next((n for n in range(min(len(text), len(marker) - 1), 0, -1) if marker.startswith(text[-n:])), 0)
 
 
 def new_parser(name: ParserName) -> ToolParser | None:

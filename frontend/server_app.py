@@ -25,9 +25,9 @@ from .openai_completions import Completion
 from .openai_document import document
 from .openai_embeddings import Embeddings
 from .openai_errors import HttpError, json_response, refusal_kind, to_http_error
-from .openai_reasoning import has_markers
 from .openai_responses import ResponseCreation, ResponsesRequest, chat_request
 from .openai_schema import ChatRequest, CompletionRequest, EmbeddingRequest
+from .openai_text import has_markers
 from .openai_tools import ParserName, find_parser
 from .server_admin import AdminEndpoints
 from .server_dashboard import Dashboard
@@ -36,7 +36,7 @@ from .server_engine import LocalEngine
 from .server_events import EventStream, until_disconnect
 from .server_gate import Gate
 from .service import Frontend
-from .trace_context import TraceContext
+from .tracing import TraceContext
 
 Work: TypeAlias = Answers | ResponseCreation | Embeddings  # a request that has been checked
 

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .openai_errors import HttpError, refusal_kind, to_http_error
 from .server_events import SERVER_SEND
-from .trace_context import TraceContext, incoming_trace, read_trace_context
+from .tracing import TraceContext, incoming_trace, read_trace_context
 
 logger = logging.getLogger("tokenloom.http")
 

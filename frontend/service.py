@@ -13,6 +13,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
+import msgspec
+
 from ..ipc.codec import Decoder, encode
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import ErrorInfo, ProtocolError
@@ -51,16 +53,14 @@ from ..ipc.messages import (
 )
 from .background import Background
 from .chat import ChatTemplate
-from .client_session import ClientSession
+from .client_session import ClientSession, LocalSession
 from .control_relay import ControlRelay
-from .core_link import CoreLink
+from .core_link import CoreLink, Outbox
 from .detokenizer import DetokenizerFactory
 from .input_processor import InputProcessor
-from .local_session import LocalSession
-from .malformed import read_request_id
 from .metrics_engine import EngineMetrics
-from .outbox import Outbox
 from .output_processor import OutputProcessor
+from .prompts import MAX_REQUEST_ID_CHARACTERS
 from .query_processor import QueryProcessor
 from .request_desk import RequestDesk
 from .session_table import NEVER, SessionTable
@@ -241,7 +241,7 @@ class Frontend:
     def _on_malformed(self, identity: bytes, session: ClientSession | None, frame: bytes, reason: str) -> None:
         """A Submit whose id can be read is answered under that id, so that its sender sees which field is wrong."""
         self.counts["malformed_client_frames"] += 1
-        request_id = None if session is None else read_request_id(frame)
+        request_id = None if session is None else _read_request_id(frame)
         if session is not None and request_id is not None and request_id not in session.request_by_id:
             self._desk.refuse(session, request_id, ErrorInfo("request", reason))
         else:
@@ -340,3 +340,16 @@ class Frontend:
         if self._outputs.answer_by_key and self._core.is_up:
             next_at = min(next_at, self._core.next_ping_at)
         return None if next_at == NEVER else min(max(0.0, next_at - now), PING_INTERVAL_S)
+
+
+def _read_request_id(frame: bytes) -> str | None:
+    """The id of a Submit with a bad field; None when the frame is something else, or no msgpack at all."""
+    try:
+        raw = msgspec.msgpack.decode(frame)
+    except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError):
+        return None
+    if not isinstance(raw, dict) or raw.get("type") != "submit":
+        return None
+    request_id = raw.get("request_id")
+    is_usable = isinstance(request_id, str) and 0 < len(request_id) <= MAX_REQUEST_ID_CHARACTERS
+    return request_id if is_usable else None

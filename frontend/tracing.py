@@ -4,19 +4,23 @@
                  ├─ prefill    to the first token
                  └─ decode     to the end
 
-The parent is the caller's span, if the request brought a W3C trace context. Spans are made from a request's times when
-it ends, so that a token costs nothing, and leave in a thread of OpenTelemetry's, which keeps at most 2048 of them
-(OTEL_BSP_MAX_QUEUE_SIZE). Imports OpenTelemetry only where it is configured: the extra `otel`.
+The parent is the caller's span, if the request brought a W3C trace context (https://www.w3.org/TR/trace-context/).
+Spans are made from a request's times when it ends, so that a token costs nothing, and leave in a thread of
+OpenTelemetry's, which keeps at most 2048 of them (OTEL_BSP_MAX_QUEUE_SIZE). Imports OpenTelemetry only where it is
+configured: the extra `otel`.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 import threading
 import time
+from collections.abc import Iterable
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 from ..ipc.engine_spec import EngineSpec
@@ -26,10 +30,15 @@ from ..ipc.messages import Submit
 if TYPE_CHECKING:
     from opentelemetry.context import Context
 
+
 logger = logging.getLogger("tokenloom.frontend")
 
 _VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 FLUSH_S = 2.0  # how long the last spans may take when the engine stops
+_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-[\x21-\x7e]*)?")
+_KEY = r"([a-z][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13})"
+_MEMBER = re.compile(_KEY + r"=(?=[^,=]{1,256}$)[\x20-\x7e]*[\x21-\x7e]")  # a vendor's part of a tracestate
+MAX_MEMBERS = 32
 
 
 @dataclass(slots=True)
@@ -130,3 +139,36 @@ def _context_of(submit: Submit) -> Context:
 
 def _nanoseconds(unix_time: float) -> int:
     return int(unix_time * 1e9)
+
+
+class TraceContext(NamedTuple):
+    """The values of the two headers of the HTTP request being served; what did not come is empty."""
+
+    traceparent: str = ""
+    tracestate: str = ""
+
+
+NO_TRACE = TraceContext()
+# a context variable, so that it reaches the submits of a request through whatever makes them
+incoming_trace: ContextVar[TraceContext] = ContextVar("incoming_trace", default=NO_TRACE)
+
+
+def read_trace_context(headers: Iterable[tuple[bytes, bytes]]) -> TraceContext:
+    """Of a request's headers. What is malformed did not come; without a traceparent a tracestate means nothing."""
+    values: dict[bytes, list[str]] = {b"traceparent": [], b"tracestate": []}
+    for name, value in headers:
+        if name in values:
+            values[name].append(value.decode("latin-1"))
+    traceparent, tracestate = (",".join(each) for each in values.values())
+    if not is_traceparent(traceparent):
+        return NO_TRACE
+    return TraceContext(traceparent, tracestate if is_tracestate(tracestate) else "")
+
+
+def is_traceparent(text: str) -> bool:
+    return len(text) < 256 and _TRACEPARENT.fullmatch(text) is not None
+
+
+def is_tracestate(text: str) -> bool:
+    members = [member for each in text.split(",") if (member := each.strip(" \t"))]
+    return 0 < len(members) <= MAX_MEMBERS and all(_MEMBER.fullmatch(member) for member in members)

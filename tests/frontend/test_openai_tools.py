@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tokenloom.frontend.openai_reasoning import ReasoningSplitter, ends_inside, held_back
+from tokenloom.frontend.openai_text import ReasoningSplitter, ends_inside, held_back
 from tokenloom.frontend.openai_tools import (
     ForcedParser,
     HermesParser,

@@ -16,8 +16,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from tokenloom.frontend.trace_context import is_traceparent, is_tracestate
-from tokenloom.frontend.tracing import new_tracing
+from tokenloom.frontend.tracing import is_traceparent, is_tracestate, new_tracing
 from tokenloom.ipc.config import EngineConfig
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.tests.engine_specs import new_spec
