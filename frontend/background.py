@@ -27,21 +27,19 @@ class Background:
         self._done: deque[Callable[[], None]] = deque()
         self._num_jobs = 0
 
-    def run(self, work: Callable[[], T], then: Callable[[T | TokenloomError], None]) -> None:
-        """Do `work` in a thread; `then` gets what it returns or raises, in the loop. Of the errors work may raise
-        TokenloomError alone; Overloaded comes at once when too much waits."""
-        if self._num_jobs >= MAX_JOBS:
+    def run(self, work: Callable[[], T], then: Callable[[T | TokenloomError], None], *, is_long: bool = True) -> None:
+        """Do `work`, if it `is_long` in a thread, else now; `then` gets what it returns or raises, in the loop. Of the
+        errors work may raise TokenloomError alone; Overloaded comes at once when too much waits."""
+        if not is_long:
+            then(_outcome(work))
+        elif self._num_jobs >= MAX_JOBS:
             then(Overloaded(f"{self._num_jobs} long prompts wait to be tokenized, at most {MAX_JOBS} may: ask again"))
-            return
-        self._num_jobs += 1
-        self._pool.submit(self._work, work, then)
+        else:
+            self._num_jobs += 1
+            self._pool.submit(self._work, work, then)
 
     def _work(self, work: Callable[[], T], then: Callable[[T | TokenloomError], None]) -> None:
-        try:
-            result: T | TokenloomError = work()
-        except TokenloomError as error:
-            result = error
-        self._done.append(partial(then, result))
+        self._done.append(partial(then, _outcome(work)))
         self._wake()
 
     def take(self) -> list[Callable[[], None]]:
@@ -53,3 +51,10 @@ class Background:
     def close(self) -> None:
         """Drop what has not begun; what runs ends by itself."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _outcome(work: Callable[[], T]) -> T | TokenloomError:
+    try:
+        return work()
+    except TokenloomError as error:
+        return error

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from ..ipc.codec import decode_ids
 from ..ipc.errors import ErrorInfo, ProtocolError
@@ -31,14 +32,17 @@ from .input_processor import ProcessedRequest
 from .logprob_buffer import LogprobBuffer, LogprobRun, TokenTexts, runs_of
 from .stop_checker import StopChecker
 
+if TYPE_CHECKING:
+    from .client_session import ClientSession
+
 
 class RequestState:
     """A request that is open: from its submit until every answer has finished."""
 
-    __slots__ = ("answers", "identity", "is_accepted", "processed", "prompt_logprobs", "submit")
+    __slots__ = ("answers", "is_accepted", "processed", "prompt_logprobs", "session", "submit")
 
-    def __init__(self, identity: bytes, submit: Submit) -> None:
-        self.identity = identity  # of the client
+    def __init__(self, session: ClientSession, submit: Submit) -> None:
+        self.session = session
         self.submit = submit
         self.processed: ProcessedRequest | None = None  # None while its prompt is tokenized
         self.answers: list[Answer] = []

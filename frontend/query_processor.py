@@ -11,14 +11,13 @@ from typing import TypeAlias
 
 from ..ipc.codec import num_ids
 from ..ipc.engine_spec import EngineSpec
-from ..ipc.errors import RequestError, TokenloomError, error_info
+from ..ipc.errors import TokenloomError, error_info
 from ..ipc.messages import (
     Detokenize,
     GetHealth,
     GetInfo,
     Health,
     Info,
-    Initialize,
     Progress,
     QueryFailed,
     Text,
@@ -27,7 +26,9 @@ from ..ipc.messages import (
 )
 from ..ipc.version import tokenloom_version
 from .background import Background
+from .core_link import CoreLink
 from .input_processor import HEAVY_CHARACTERS, InputProcessor, is_heavy
+from .metrics_engine import EngineMetrics
 
 STALL_S = 10.0  # with requests there and no step for longer, the engine is called stalled
 
@@ -36,40 +37,43 @@ Reply: TypeAlias = TokenIds | Text | Health | Info | QueryFailed
 
 
 class QueryProcessor:
-    """Owns what the supervisor told last, and when anything last moved in the core."""
+    """Knows when the supervisor told last how the core is, and when anything last moved there."""
 
-    def __init__(self, spec: EngineSpec, inputs: InputProcessor, background: Background) -> None:
+    def __init__(
+        self,
+        spec: EngineSpec,
+        inputs: InputProcessor,
+        background: Background,
+        core: CoreLink,
+        metrics: EngineMetrics,
+        monotonic: Callable[[], float],
+    ) -> None:
         self._spec = spec
         self._inputs = inputs
         self._background = background
-        self._num_kv_blocks = spec.config.num_kv_blocks or 0
-        self._progress = Progress(step=0, step_age_s=0.0, num_running=0, num_waiting=0)
+        self._core = core
+        self._metrics = metrics
+        self._monotonic = monotonic  # seconds
         self._progress_at = 0.0
         self._moved_at = 0.0
         self.is_draining = False  # new requests are refused
 
-    def on_initialize(self, message: Initialize) -> None:
-        self._num_kv_blocks = message.num_blocks - 1  # one block is the null block
+    def on_progress(self, progress: Progress) -> None:
+        known, self._progress_at = self._metrics.progress, self._monotonic()
+        if progress.step != known.step or not (_is_busy(known) and _is_busy(progress)):
+            self._moved_at = self._progress_at
+        self._metrics.on_progress(progress)
 
-    def on_progress(self, progress: Progress, now: float) -> None:
-        """`now` in monotonic seconds, as everywhere here."""
-        if progress.step != self._progress.step or not (_is_busy(self._progress) and _is_busy(progress)):
-            self._moved_at = now
-        self._progress, self._progress_at = progress, now
-
-    def answer(self, query: Query, is_ready: bool, now: float, send: Callable[[Reply], None]) -> None:
+    def answer(self, query: Query, send: Callable[[Reply], None]) -> None:
         """Answer at once, or later where the work is long."""
         if isinstance(query, GetHealth):
-            send(self.health(query.query_id, is_ready, now))
+            send(self.health(query.query_id))
         elif isinstance(query, GetInfo):
             send(self._info(query.query_id))
-        elif _is_heavy(query):
-            self._background.run(lambda: self._convert(query), lambda reply: send(_reply(query, reply)))
         else:
-            try:
-                send(self._convert(query))
-            except RequestError as error:
-                send(_reply(query, error))
+            self._background.run(
+                lambda: self._convert(query), lambda reply: send(_reply(query, reply)), is_long=_is_heavy(query)
+            )
 
     def _convert(self, query: Tokenize | Detokenize) -> Reply:
         """May run in any thread."""
@@ -78,12 +82,12 @@ class QueryProcessor:
         prompt = self._inputs.tokenize(query.prompt, None, query.chat)
         return TokenIds(query_id=query.query_id, token_ids=prompt.token_ids)
 
-    def health(self, query_id: int, is_ready: bool, now: float) -> Health:
-        progress = self._progress
+    def health(self, query_id: int = 0) -> Health:
+        progress, now = self._metrics.progress, self._monotonic()
         since = now - self._progress_at if self._progress_at else 0.0
         return Health(
             query_id=query_id,
-            is_ready=is_ready and progress.is_core_up and not self.is_draining,
+            is_ready=self._core.is_up and progress.is_core_up and not self.is_draining,
             is_stalled=_is_busy(progress) and now - self._moved_at > STALL_S,
             step=progress.step,
             step_age_s=progress.step_age_s + since,
@@ -107,7 +111,7 @@ class QueryProcessor:
             max_model_len=spec.max_model_len,
             vocab_size=spec.model.vocab_size,
             block_size=spec.config.block_size,
-            num_kv_blocks=self._num_kv_blocks,
+            num_kv_blocks=self._metrics.num_kv_blocks or spec.config.num_kv_blocks or 0,
             tensor_parallel_size=spec.config.tensor_parallel_size,
             eos_token_ids=sorted(self._inputs.eos_token_ids),
             dtype=spec.dtype,

@@ -20,6 +20,7 @@ from .input_processor import InputProcessor, Prompt, is_heavy
 from .metrics_engine import EngineMetrics
 from .output_processor import OutputProcessor, RequestState
 from .prompts import MAX_REQUEST_ID_CHARACTERS
+from .query_processor import QueryProcessor
 from .session_table import SessionTable
 
 logger = logging.getLogger("tokenloom.frontend")
@@ -44,7 +45,7 @@ class RequestDesk:
     _metrics: EngineMetrics
     _send: Callable[[bytes, FrontendMessage], None]  # to the client of this identity
     _unix_time: Callable[[], float]
-    _is_draining: Callable[[], bool]  # refuse what is new, finish what is open
+    _queries: QueryProcessor  # knows whether this is draining: what is new is refused, what is open finishes
 
     # ── in ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -58,53 +59,44 @@ class RequestDesk:
         known = session.request_by_id.get(submit.request_id)
         if known is not None:
             if submit.attempt <= known.submit.attempt:
-                self._repeat(session, known, submit)
+                self._repeat(known, submit)
                 return
-            self.forget(session, known, "replaced")
-        if self._is_draining() and submit.attempt == 0 and not submit.children:
+            self.forget(known, "replaced")
+        if self._queries.is_draining and submit.attempt == 0 and not submit.children:
             error = Draining("the engine is shutting down and takes no new requests: ask another one", 5.0)
             self.refuse(session, submit.request_id, error_info(error))
             return
         self._counts["requests"] += 1
-        request = RequestState(session.identity, submit)
+        request = RequestState(session, submit)
         session.request_by_id[submit.request_id] = request
         self._sessions.open_lease(session)
-        if is_heavy(submit.prompt, submit.chat):
-            self._background.run(
-                lambda: self._tokenize(submit), lambda result: self._on_tokenized(session, request, result)
-            )
-            return
-        try:
-            self._start(session, request, self._tokenize(submit))
-        except TokenloomError as error:
-            self._fail(session, request, error)
+        self._background.run(
+            lambda: self._inputs.tokenize(submit.prompt, submit.prompt_token_ids, submit.chat),
+            lambda prompt: self._start(request, prompt),
+            is_long=is_heavy(submit.prompt, submit.chat),
+        )
 
-    def _repeat(self, session: ClientSession, known: RequestState, submit: Submit) -> None:
+    def _repeat(self, known: RequestState, submit: Submit) -> None:
         """The id is open. A message sent twice, or overtaken by a later attempt, is fine; another request is not."""
         if not known.is_same(submit):
             reason = f"request_id {submit.request_id} is open already with another prompt or other parameters"
-            self._send(session.identity, Refused(error=ErrorInfo("request", reason)))
+            self._send(known.session.identity, Refused(error=ErrorInfo("request", reason)))
         elif known.is_accepted and submit.attempt == known.submit.attempt:
             self._tell_accepted(known)
 
-    def _tokenize(self, submit: Submit) -> Prompt:
-        """May run in any thread."""
-        return self._inputs.tokenize(submit.prompt, submit.prompt_token_ids, submit.chat)
-
-    def _on_tokenized(self, session: ClientSession, request: RequestState, result: Prompt | TokenloomError) -> None:
+    def _start(self, request: RequestState, prompt: Prompt | TokenloomError) -> None:
+        session, now = request.session, self._unix_time()
         if session.request_by_id.get(request.request_id) is not request:
             return  # aborted or replaced meanwhile
         try:
-            if isinstance(result, TokenloomError):
-                raise result
-            self._start(session, request, result)
+            if isinstance(prompt, TokenloomError):
+                raise prompt
+            processed = self._inputs.process(request.submit, prompt, now)
+            ended = self._outputs.add(request, processed, now)
         except TokenloomError as error:
-            self._fail(session, request, error)
-
-    def _start(self, session: ClientSession, request: RequestState, prompt: Prompt) -> None:
-        now = self._unix_time()
-        processed = self._inputs.process(request.submit, prompt, now)
-        ended = self._outputs.add(request, processed, now)
+            del session.request_by_id[request.request_id]
+            self.refuse(session, request.request_id, error_info(error))
+            return
         self._metrics.on_open(request)
         for answer in ended:
             session.unsent[answer.key] = answer
@@ -125,28 +117,21 @@ class RequestDesk:
             prompt=processed.prompt.text,
             seed=processed.children[0].seed,
         )
-        self._send(request.identity, accepted)
+        self._send(request.session.identity, accepted)
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def abort(self, session: ClientSession, request_id: str, cause: str) -> None:
         request = session.request_by_id.get(request_id)
         if request is not None:
-            self.end(session, request, "abort", cause=cause)
+            self.end(request, "abort", cause=cause)
 
-    def end(
-        self,
-        session: ClientSession,
-        request: RequestState,
-        reason: FinishReason,
-        error: ErrorInfo | None = None,
-        cause: str = "",
-    ) -> None:
+    def end(self, request: RequestState, reason: FinishReason, error: ErrorInfo | None = None, cause: str = "") -> None:
         """End every answer of a request here and now; the client gets what it has not got, and the reason. `cause` is
         who aborts it."""
+        session, now = request.session, self._unix_time()
         del session.request_by_id[request.request_id]
         self._core.abort(self._outputs.remove(request))
-        now = self._unix_time()
         for answer in request.answers:
             if answer.finish_reason is None:
                 answer.finish(reason, now, error)
@@ -156,13 +141,8 @@ class RequestDesk:
         if not request.answers:
             self._end_unanswered(session, request.request_id, reason, error)
 
-    def _fail(self, session: ClientSession, request: RequestState, error: TokenloomError) -> None:
-        self._counts["refused_requests"] += 1
-        self._metrics.on_refused(error_info(error).kind)
-        self.end(session, request, "error", error_info(error))
-
     def refuse(self, session: ClientSession, request_id: str, error: ErrorInfo) -> None:
-        """End a request that was never opened."""
+        """End a request that has no answers yet."""
         self._counts["refused_requests"] += 1
         self._metrics.on_refused(error.kind)
         self._end_unanswered(session, request_id, "error", error)
@@ -176,13 +156,13 @@ class RequestDesk:
         if len(session.refusals) > MAX_REFUSALS:
             self.drop(session, "slow")
 
-    def forget(self, session: ClientSession, request: RequestState, cause: str) -> None:
+    def forget(self, request: RequestState, cause: str) -> None:
         """Drop a request without a word to its client, which has replaced it or is gone."""
-        del session.request_by_id[request.request_id]
+        del request.session.request_by_id[request.request_id]
         self._core.abort(self._outputs.remove(request))
         for answer in request.answers:
             self._metrics.on_end(answer, cause)
-            session.unsent.pop(answer.key, None)
+            request.session.unsent.pop(answer.key, None)
 
     def drop(self, session: ClientSession, cause: str) -> None:
         """A client is no more: end what it owned."""
@@ -192,7 +172,7 @@ class RequestDesk:
         if num_requests:
             logger.warning("a client is %s: its %d requests end", cause, num_requests)
         for request in list(session.request_by_id.values()):
-            self.forget(session, request, cause)
+            self.forget(request, cause)
         self._sessions.remove(session)
 
     # ── the core ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -214,14 +194,12 @@ class RequestDesk:
         session: ClientSession | None = None
         for answer in news.answers:
             request = answer.request
-            if session is None or session.identity != request.identity:
-                session = self._sessions.get(request.identity)
-                assert session is not None, "an answer leaves the output processor with its session"
-                session.unsent[answer.key] = answer
+            request.session.unsent[answer.key] = answer
+            if request.session is not session:
+                session = request.session
                 self._sessions.mark(session)
-            session.unsent[answer.key] = answer
             if answer.finish_reason is not None:
                 self._metrics.on_end(answer)
                 if request.is_finished:
-                    session.request_by_id.pop(request.request_id, None)
+                    request.session.request_by_id.pop(request.request_id, None)
         self._core.abort(news.to_abort)

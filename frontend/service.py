@@ -93,13 +93,13 @@ class Frontend:
         detokenizers = None if tokenizer is None else DetokenizerFactory(tokenizer)
         self._outputs = OutputProcessor(detokenizers, self._inputs.eos_token_ids)
         self._background = Background(wake)
-        self._queries = QueryProcessor(spec, self._inputs, self._background)
         self._decoder: Decoder[ClientMessage] = Decoder(ClientMessage)
         self._sessions = SessionTable()
         self._core = CoreLink(spec, self.outbox)
         self._controls = ControlRelay(spec, self._core, self._background)
         self._tracing = new_tracing(spec)
         self.metrics = EngineMetrics(spec, self._queue_depths, self._tracing)
+        self._queries = QueryProcessor(spec, self._inputs, self._background, self._core, self.metrics, monotonic)
         self._desk = RequestDesk(
             self._sessions,
             self._inputs,
@@ -110,7 +110,7 @@ class Frontend:
             self.metrics,
             self._send,
             unix_time,
-            lambda: self._queries.is_draining,
+            self._queries,
         )
         self._ticked_at = 0.0  # monotonic seconds
         self._drains_at = NEVER  # when it may be drained at the earliest; monotonic seconds
@@ -126,7 +126,7 @@ class Frontend:
         return self._inputs
 
     def health(self) -> Health:
-        return self._queries.health(0, self._core.is_up, self._monotonic())
+        return self._queries.health()
 
     @property
     def is_drained(self) -> bool:
@@ -175,9 +175,7 @@ class Frontend:
         elif isinstance(message, Control):
             self._controls.ask(message, lambda reply: self._send(session.identity, reply))
         elif isinstance(message, (Tokenize, Detokenize, GetHealth, GetInfo)):
-            self._queries.answer(
-                message, self._core.is_up, self._monotonic(), lambda reply: self._send(session.identity, reply)
-            )
+            self._queries.answer(message, lambda reply: self._send(session.identity, reply))
 
     def _credit(self, session: ClientSession, count: int) -> None:
         if count < 0:
@@ -204,11 +202,9 @@ class Frontend:
     def abort_answer(self, key: int) -> bool:
         """End the request that an open answer belongs to, whoever asked for it; False if there is none of this key."""
         answer = self._outputs.answer_by_key.get(key)
-        session = None if answer is None else self._sessions.get(answer.request.identity)
-        if answer is None or session is None:
-            return False
-        self._desk.abort(session, answer.request.request_id, "operator")
-        return True
+        if answer is not None:
+            self._desk.end(answer.request, "abort", cause="operator")
+        return answer is not None
 
     def on_client_gone(self, identity: bytes) -> None:
         """A send found no such peer, or one that does not read."""
@@ -286,11 +282,9 @@ class Frontend:
     def on_control_message(self, message: SupervisorToChild) -> None:
         """Stop is the process's own business, after `stop`; the rest is not for a frontend."""
         if isinstance(message, Initialize):
-            self._queries.on_initialize(message)
             self.metrics.num_kv_blocks = message.num_blocks - 1  # one block is the null block
         elif isinstance(message, Progress):
-            self._queries.on_progress(message, self._monotonic())
-            self.metrics.on_progress(message)
+            self._queries.on_progress(message)
         elif isinstance(message, StartPhases):
             self.start_phases = message.phases
         elif isinstance(message, CoreUp):
@@ -310,7 +304,7 @@ class Frontend:
         for session in list(self._sessions):
             for request in list(session.request_by_id.values()):
                 error = ErrorInfo("dead", f"request {request.request_id}: {reason}")
-                self._desk.end(session, request, "error", error)
+                self._desk.end(request, "error", error)
         self.outbox.to_clients += self._sessions.take_frames()
         self._background.close()
         if self._tracing is not None:
