@@ -118,7 +118,7 @@ class Conversation:
         request.is_aborted = True
         if request.was_sent:
             self._send_abort(request_id)
-        if request.is_waiting or self.state != "ready":
+        if request in self._window.waiting or self.state != "ready":
             self._finish_aborted(request)
 
     def cancel(self, request_id: str) -> None:
@@ -242,7 +242,7 @@ class Conversation:
     def _accept(self, accepted: Accepted) -> None:
         request = self._requests.get(accepted.request_id)
         if request is not None and request.accept(accepted):
-            self._window.note_answered(request)
+            self._window.remove(request)
             request.sink(accepted)
 
     def _take_all(self, message: Deltas) -> None:
@@ -291,8 +291,7 @@ class Conversation:
 
     def _finish(self, request: OpenRequest, last: Delta | TokenloomError) -> None:
         del self._requests[request.request_id]
-        request.is_finished = True
-        self._window.note_answered(request)
+        self._window.remove(request)
         request.sink(last)
 
     def _finish_aborted(self, request: OpenRequest) -> None:

@@ -49,10 +49,6 @@ class OpenRequest:
         self._arrival_time = time.time()
         self.num_faults = 0  # times that what came did not follow what is here, since something did
         self.is_aborted = False
-        self.is_finished = False
-        self.is_waiting = False  # this and what follows: the SubmitWindow's
-        self.is_unanswered = False
-        self.unanswered_bytes = 0
 
     @property
     def request_id(self) -> str:
