@@ -7,8 +7,9 @@ from typing import Literal
 import msgspec
 
 from .errors import RequestError
+from .sampling_params import Range
 
-MAX_DIMENSIONS = 1 << 20
+_DIMENSIONS = Range(int, 1, 1 << 20)  # and at most the model's hidden_size
 
 
 class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -24,5 +25,5 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     def __post_init__(self) -> None:
         if self.method not in ("last", "mean"):
             raise RequestError(f"method must be 'last' or 'mean', got {self.method!r:.80}")
-        if self.dimensions is not None and not 1 <= self.dimensions <= MAX_DIMENSIONS:
-            raise RequestError(f"dimensions must be at least 1 and at most hidden_size, got {self.dimensions}")
+        if self.dimensions is not None:
+            _DIMENSIONS.check("dimensions", self.dimensions)

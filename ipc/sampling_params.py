@@ -19,6 +19,7 @@ MAX_BAD_WORDS = 256
 MAX_LOGIT_BIASES = 1024
 MAX_LOGITS_PROCESSORS = 8
 MAX_SALT_CHARACTERS = 1024
+_LISTS = (list, tuple, set, frozenset)  # what may be given for a list
 
 OutputKind: TypeAlias = Literal["cumulative", "delta", "final_only"]
 
@@ -102,10 +103,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     def _check_strings(self) -> None:
         for name, strings, most in (
-            ("stop", self.stop_strings, MAX_STOP_STRINGS),
+            ("stop", [self.stop] if isinstance(self.stop, str) else self.stop or (), MAX_STOP_STRINGS),
             ("bad_words", self.bad_words or (), MAX_BAD_WORDS),
             ("logits_processors", self.logits_processors or (), MAX_LOGITS_PROCESSORS),
         ):
+            if not isinstance(strings, _LISTS):
+                raise RequestError(f"{name} must be a list of strings, got {strings!r:.80}")
             if len(strings) > most:
                 raise RequestError(f"{name} has {len(strings)} strings, at most {most} are allowed")
             for string in strings:
@@ -117,11 +120,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def _check_token_ids(self) -> None:
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise RequestError("allowed_token_ids is empty, so that no token could come: name at least 1")
+        if not isinstance(self.logit_bias, dict | None):
+            raise RequestError(f"logit_bias must be a dict of token ids and numbers, got {self.logit_bias!r:.80}")
         for name, token_ids, most in (
             ("stop_token_ids", self.stop_token_ids or (), MAX_STOP_TOKEN_IDS),
             ("allowed_token_ids", self.allowed_token_ids or (), _MAX_INT),
-            ("logit_bias", self.logit_bias or (), MAX_LOGIT_BIASES),
+            ("logit_bias", tuple(self.logit_bias or ()), MAX_LOGIT_BIASES),
         ):
+            if not isinstance(token_ids, _LISTS):
+                raise RequestError(f"{name} must be a list of token ids, got {token_ids!r:.80}")
             if len(token_ids) > most:
                 raise RequestError(f"{name} has {len(token_ids)} tokens, at most {most} are allowed")
             for token_id in token_ids:
@@ -166,6 +173,7 @@ class Range(NamedTuple):
 
 _MAX_INT = 2**31 - 1
 _TOKEN_ID, _BIAS = Range(int, 0, _MAX_INT), Range(float, -100, 100)
+TIMEOUT_S = Range(float, 0, 1e9, excludes_low=True)
 RANGES = {
     "temperature": Range(float, 0, 100),
     "top_p": Range(float, 0, 1, excludes_low=True),
@@ -173,8 +181,8 @@ RANGES = {
     "presence_penalty": Range(float, -2, 2),
     "frequency_penalty": Range(float, -2, 2),
     "repetition_penalty": Range(float, 0, 100, excludes_low=True),
-    "timeout_s": Range(float, 0, 1e9, excludes_low=True),
-    "queue_timeout_s": Range(float, 0, 1e9, excludes_low=True),
+    "timeout_s": TIMEOUT_S,
+    "queue_timeout_s": TIMEOUT_S,
     "n": Range(int, 1, MAX_CHILDREN),
     "top_k": Range(int, -1, _MAX_INT),
     "seed": Range(int, -(2**63), 2**64 - 1),

@@ -7,6 +7,7 @@ import math
 import pytest
 
 from tokenloom.ipc.errors import RequestError
+from tokenloom.ipc.pooling_params import PoolingParams
 from tokenloom.ipc.sampling_params import SamplingParams, child_seed
 
 BAD = [
@@ -26,6 +27,7 @@ BAD = [
     ({"min_tokens": -1}, "min_tokens"),
     ({"min_tokens": 9, "max_tokens": 8}, "above max_tokens 8"),
     ({"stop": ""}, "at least 1 character"),
+    ({"stop": 5}, "stop must be a list of strings, got 5"),
     ({"stop": ["a"] * 65}, "at most 64"),
     ({"stop_token_ids": [-1]}, "stop_token_ids"),
     ({"stop_token_ids": list(range(257))}, "at most 256"),
@@ -43,6 +45,9 @@ BAD = [
     ({"logit_bias": dict.fromkeys(range(1025), 1.0)}, "at most 1024"),
     ({"allowed_token_ids": []}, "at least 1|name at least 1"),
     ({"allowed_token_ids": [-1]}, "allowed_token_ids"),
+    ({"allowed_token_ids": 7}, "allowed_token_ids must be a list of token ids, got 7"),
+    ({"logit_bias": [(1, 2.0)]}, "logit_bias must be a dict"),
+    ({"bad_words": "word"}, "bad_words must be a list of strings, got 'word'"),
     ({"bad_words": [" "]}, "not blank"),
     ({"bad_words": ["a"] * 257}, "at most 256"),
     ({"logits_processors": ["a:b"] * 9}, "at most 8"),
@@ -58,6 +63,12 @@ BAD = [
 def test_values_out_of_range_are_refused_with_the_range(fields: dict[str, object], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         SamplingParams(**fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dimensions", [0, 1 << 21, 1.5, "many"])
+def test_dimensions_that_cannot_be_are_refused(dimensions: object) -> None:
+    with pytest.raises(RequestError, match="dimensions must be"):
+        PoolingParams(dimensions=dimensions)  # type: ignore[arg-type]
 
 
 def test_an_unknown_parameter_is_named() -> None:
