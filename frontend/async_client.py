@@ -32,7 +32,7 @@ from ..ipc.messages import (
 )
 from ..ipc.pooling_params import PoolingParams
 from ..ipc.sampling_params import SamplingParams
-from .attachment import Attachment, reload_query, tokenize_query
+from .attachment import Attachment, pause_query, reload_query, tokenize_query
 from .conversation import Query, Reply, ReplyType, check_reply
 from .open_request import Update
 from .outputs import EmbeddingRequestOutput, OutputBuilder, RequestOutput, to_embedding
@@ -173,7 +173,7 @@ class AsyncClient(Attachment):
 
     async def pause(self, mode: PauseMode = "keep") -> None:
         """As Client.pause."""
-        await self._ask(partial(Control, action="pause", mode=mode), Done)
+        await self._ask(pause_query(mode), Done)
 
     async def resume(self) -> None:
         """As Client.resume."""
@@ -232,5 +232,5 @@ class AsyncClient(Attachment):
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, settle: Callable[[Reply], None], reply: Reply) -> None:
-    if not loop.is_closed():
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
         loop.call_soon_threadsafe(settle, reply)

@@ -12,9 +12,10 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
-from typing import ClassVar, TypeVar
+from typing import ClassVar, TypeVar, get_args
 
-from ..ipc.messages import Control, Submit, Tokenize
+from ..ipc.errors import RequestError
+from ..ipc.messages import Control, PauseMode, Submit, Tokenize
 from ..ipc.pooling_params import PoolingParams
 from ..ipc.sampling_params import SamplingParams
 from .channel import Channel
@@ -106,5 +107,13 @@ def tokenize_query(prompt: str | Chat) -> Callable[..., Query]:
     return partial(Tokenize, chat=check_chat(prompt))
 
 
+def pause_query(mode: PauseMode) -> Callable[..., Query]:
+    if mode not in get_args(PauseMode):
+        raise RequestError(f"mode must be {', '.join(get_args(PauseMode))}, got {mode!r:.80}")
+    return partial(Control, action="pause", mode=mode)
+
+
 def reload_query(model: str | os.PathLike[str]) -> Callable[..., Query]:
+    if not isinstance(model, (str, os.PathLike)):
+        raise RequestError(f"model is {model!r:.80}: it must be a folder or a hub id")
     return partial(Control, action="reload", model=os.fspath(model))

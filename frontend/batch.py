@@ -6,6 +6,7 @@ finish, so that a long list is never refused for its length. The first request t
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
@@ -34,7 +35,8 @@ class Batch:
         self._ended: SimpleQueue[int] = SimpleQueue()
         self._limit = MAX_OPEN
         self._retry_at = 0.0
-        self._bar = ProgressBar(len(submits), self._num_tokens) if show_progress else None
+        has_screen = sys.stderr is not None  # a program without a console has none
+        self._bar = ProgressBar(len(submits), self._num_tokens) if show_progress and has_screen else None
 
     def run(self) -> list[RequestOutput]:
         try:

@@ -17,8 +17,12 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TypeVar
 
+import msgspec
+
+from ..ipc.codec import encode
 from ..ipc.errors import RequestError
-from ..ipc.messages import Submit
+from ..ipc.messages import ClientMessage, Submit
+from ..ipc.sockets import MAX_CLIENT_MESSAGE_BYTES
 from .conversation import Conversation, OpenQuery, Query, ReplySink
 from .open_request import OpenRequest, Sink
 
@@ -82,6 +86,17 @@ class Channel(ABC):
         A callback that does not return is waited for CLOSE_TIMEOUT_S: then its thread, a daemon, is named in a warning
         and left alone, so that neither this call nor the end of the program hangs.
         """
+
+
+def frame_of(message: ClientMessage) -> bytes:
+    """A client's message as bytes; RequestError if it holds what no frame can."""
+    try:
+        frame = encode(message)
+    except (msgspec.MsgspecError, UnicodeError, OverflowError, TypeError) as error:
+        raise RequestError(f"the request cannot be sent: {error}") from None
+    if len(frame) > MAX_CLIENT_MESSAGE_BYTES:
+        raise RequestError(f"the request takes {len(frame)} bytes, at most {MAX_CLIENT_MESSAGE_BYTES} can be sent")
+    return frame
 
 
 def wait_for_end(thread: threading.Thread | None) -> None:

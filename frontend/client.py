@@ -28,7 +28,7 @@ from ..ipc.messages import (
 )
 from ..ipc.pooling_params import PoolingParams
 from ..ipc.sampling_params import SamplingParams
-from .attachment import Attachment, reload_query, tokenize_query
+from .attachment import Attachment, pause_query, reload_query, tokenize_query
 from .batch import Batch
 from .channel import Channel
 from .conversation import Query, Reply, ReplyType, check_reply
@@ -194,7 +194,7 @@ class Client(Attachment):
     def pause(self, mode: PauseMode = "keep") -> None:
         """Begin nothing new until `resume`; returns when it is so. keep: running requests stop where they are; wait:
         they finish first; abort: all end with finish_reason abort."""
-        self._ask(partial(Control, action="pause", mode=mode), Done)
+        self._ask(pause_query(mode), Done)
 
     def resume(self) -> None:
         """Go on after a pause; without one, nothing happens."""

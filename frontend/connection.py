@@ -20,15 +20,15 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TypeVar
 
-import msgspec
 import zmq
 
-from ..ipc.codec import Decoder, encode
+from ..ipc.codec import Decoder
 from ..ipc.errors import ConfigError, InternalError, ProtocolError, RequestError, TokenloomError
 from ..ipc.keys import Keys
 from ..ipc.messages import ClientMessage, FrontendMessage, GetInfo, Info
+from ..ipc.sampling_params import TIMEOUT_S
 from ..ipc.sockets import MAX_CLIENT_MESSAGE_BYTES, new_socket, receive
-from .channel import Channel, ErrandThread, wait_for_end
+from .channel import Channel, ErrandThread, frame_of, wait_for_end
 from .conversation import Conversation, Reply, check_reply
 
 T = TypeVar("T")
@@ -49,6 +49,8 @@ class Connection(Channel):
         reconnect_timeout_s: float = 30.0,
         key_file: str | os.PathLike[str] | None = None,
     ) -> None:
+        for name, timeout_s in (("connect_timeout_s", connect_timeout_s), ("reconnect_timeout_s", reconnect_timeout_s)):
+            TIMEOUT_S.check(name, timeout_s)
         self._keys = None if key_file is None else Keys.load(os.fspath(key_file))
         self.address = _check_address(address)
         super().__init__(Conversation(address, self._send, connect_timeout_s, reconnect_timeout_s))
@@ -200,13 +202,7 @@ class Connection(Channel):
 
     def _send(self, message: ClientMessage) -> None:
         assert self._socket is not None, "a conversation speaks only on an open connection"
-        try:
-            frame = encode(message)
-        except (msgspec.MsgspecError, UnicodeError, OverflowError, TypeError) as error:
-            raise RequestError(f"the request cannot be sent: {error}") from None
-        if len(frame) > MAX_CLIENT_MESSAGE_BYTES:
-            raise RequestError(f"the request takes {len(frame)} bytes, at most {MAX_CLIENT_MESSAGE_BYTES} can be sent")
-        self._socket.send(frame, zmq.DONTWAIT)
+        self._socket.send(frame_of(message), zmq.DONTWAIT)
 
     def _open(self, now: float) -> None:
         """Replace the socket by a fresh one, so that nothing meant for a lost peer is sent to its successor."""

@@ -133,7 +133,7 @@ class Conversation:
             return
         self._queries[query.message.query_id] = query
         if self.state == "ready":
-            self._send(query.message)
+            self._ask(query)
         self._wake_up()
 
     def end(self, error: TokenloomError) -> None:
@@ -226,8 +226,14 @@ class Conversation:
         for request_id in self._unsent_aborts:
             self._send(Abort(request_id=request_id))
         self._unsent_aborts.clear()
-        for query in self._queries.values():
+        for query in list(self._queries.values()):
+            self._ask(query)
+
+    def _ask(self, query: OpenQuery) -> None:
+        try:
             self._send(query.message)
+        except RequestError as error:  # it does not fit into a message
+            self._answer(query.message.query_id, error)
 
     def _submit_waiting(self) -> None:
         while self.state == "ready" and not self.wants_new_connection:

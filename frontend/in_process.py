@@ -15,7 +15,7 @@ from ..core.control_desk import ControlDesk
 from ..core.engine import EngineCore
 from ..core.grammar_local import GrammarLocalHost
 from ..ipc.addresses import RunDirectory
-from ..ipc.codec import Decoder, encode
+from ..ipc.codec import Decoder
 from ..ipc.config import EngineConfig
 from ..ipc.errors import ConfigError
 from ..ipc.messages import (
@@ -35,6 +35,7 @@ from ..ipc.messages import (
     Welcome,
 )
 from ..workers.worker import Worker
+from .channel import frame_of
 from .chat import ChatTemplate
 from .resolve import resolve
 from .service import Frontend
@@ -99,7 +100,7 @@ class InProcessEngine:
 
     def send(self, message: ClientMessage) -> None:
         """Hand the engine a message; what it leads to happens in `step`."""
-        self._frontend.on_client_frame(_IDENTITY, encode(message))
+        self._frontend.on_client_frame(_IDENTITY, frame_of(message))
 
     def step(self, timeout_s: float) -> list[FrontendMessage]:
         """One turn: intake, one step of the model if there is work, outputs. Waits at most `timeout_s`, and only for

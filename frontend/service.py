@@ -42,6 +42,7 @@ from ..ipc.messages import (
     Ping,
     Pong,
     Progress,
+    QueryFailed,
     Refused,
     StartPhase,
     StartPhases,
@@ -235,11 +236,13 @@ class Frontend:
             logger.warning("from the %s, the %d. time: %s", peer, self.counts[name], error)
 
     def _on_malformed(self, identity: bytes, session: ClientSession | None, frame: bytes, reason: str) -> None:
-        """A Submit whose id can be read is answered under that id, so that its sender sees which field is wrong."""
+        """A Submit or a query whose id can be read is answered under it, so that its sender sees what is wrong."""
         self.counts["malformed_client_frames"] += 1
-        request_id = None if session is None else _read_request_id(frame)
-        if session is not None and request_id is not None and request_id not in session.request_by_id:
-            self._desk.refuse(session, request_id, ErrorInfo("request", reason))
+        told_id = None if session is None else _read_id(frame)
+        if isinstance(told_id, int):
+            self._send(identity, QueryFailed(query_id=told_id, error=ErrorInfo("request", reason)))
+        elif session is not None and told_id is not None and told_id not in session.request_by_id:
+            self._desk.refuse(session, told_id, ErrorInfo("request", reason))
         else:
             self._send(identity, Refused(error=ErrorInfo("protocol", reason)))
 
@@ -336,14 +339,17 @@ class Frontend:
         return None if next_at == NEVER else min(max(0.0, next_at - now), PING_INTERVAL_S)
 
 
-def _read_request_id(frame: bytes) -> str | None:
-    """The id of a Submit with a bad field; None when the frame is something else, or no msgpack at all."""
+def _read_id(frame: bytes) -> str | int | None:
+    """The id of a Submit or of a query with a bad field; None when it is something else, or no msgpack at all."""
     try:
         raw = msgspec.msgpack.decode(frame)
     except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError):
         return None
-    if not isinstance(raw, dict) or raw.get("type") != "submit":
+    if not isinstance(raw, dict):
         return None
+    if raw.get("type") != "submit":
+        query_id = raw.get("query_id")
+        return query_id if isinstance(query_id, int) else None
     request_id = raw.get("request_id")
     is_usable = isinstance(request_id, str) and 0 < len(request_id) <= MAX_REQUEST_ID_CHARACTERS
     return request_id if is_usable else None

@@ -211,6 +211,11 @@ def test_a_bar_counts_requests_and_tokens(client: Client, capsys: pytest.Capture
     assert "2/2" in bar and "tokens/s" in bar
 
 
+def test_a_program_without_a_console_sees_no_bar(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    assert client.generate("a", greedy(5))[0].finished
+
+
 def test_a_closed_client_says_so_and_leaves_no_thread(fake: FakeFrontend) -> None:
     before = set(threading.enumerate())
     fake.set(is_paused=True)
@@ -274,6 +279,21 @@ def test_an_address_where_nobody_is_is_named_with_the_mend(tmp_path: Path) -> No
 def test_an_address_that_cannot_be_one_is_refused_at_once(address: object) -> None:
     with pytest.raises(ValueError, match=r"ipc://|cannot connect"):
         Client(address)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), float("inf"), None, "5"])
+def test_a_timeout_that_cannot_be_one_is_refused_at_once(timeout_s: object) -> None:
+    with pytest.raises(RequestError, match="connect_timeout_s must be"):
+        Client("ipc:///none", connect_timeout_s=timeout_s)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mode", ["bogus", None, 3])
+def test_a_pause_of_no_known_mode_costs_nobody_anything(client: Client, mode: object) -> None:
+    with pytest.raises(RequestError, match="mode must be keep, wait, abort"):
+        client.pause(mode)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="model is None"):
+        client.reload(None)  # type: ignore[arg-type]
+    assert client.generate("p", greedy(3), use_tqdm=False)[0].finished
 
 
 def test_a_program_that_ends_without_close_ends_at_once(fake: FakeFrontend, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -159,6 +160,19 @@ def test_a_request_too_large_for_a_message_fails_alone(fake: FakeFrontend, clien
     turns = [{"role": "user", "content": half}, {"role": "user", "content": half}]
     with pytest.raises(RequestError, match=f"at most {MAX_CLIENT_MESSAGE_BYTES}"):
         client.chat(turns, use_tqdm=False)
+    assert client.generate("p", greedy(3), use_tqdm=False)[0].finished
+
+
+@pytest.mark.parametrize("is_back", [True, False])
+def test_a_question_that_cannot_be_sent_fails_alone(fake: FakeFrontend, client: Client, is_back: bool) -> None:
+    if not is_back:  # it is asked when the frontend is there again
+        fake.hang_up()
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(client.reload, "\ud800")
+        if not is_back:
+            fake.come_back()
+        with pytest.raises(RequestError, match=r"cannot be sent.*surrogates"):
+            answer.result(DEADLINE_S)
     assert client.generate("p", greedy(3), use_tqdm=False)[0].finished
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.errors import ErrorInfo
-from tokenloom.ipc.messages import PROTOCOL_VERSION, Deltas, Hello, Ping, Refused, Unknown
+from tokenloom.ipc.messages import PROTOCOL_VERSION, Deltas, Hello, Ping, QueryFailed, Refused, Unknown
 
 from .bench import Bench, ids, new_submit
 
@@ -43,6 +43,16 @@ def test_a_bad_field_is_named_under_the_id_of_its_request(bench: Bench, change: 
     (delta,) = bench.deltas()
     assert delta.request_id == "mine" and delta.finish_reason == "error" and delta.error is not None
     assert delta.error.kind == "request" and re.search(reason, delta.error.message)
+
+
+@pytest.mark.parametrize("change", [{"mode": "bogus"}, {"model": 5}, {"type": "tokenize", "prompt": 5}])
+def test_a_question_with_a_bad_field_fails_under_its_id(bench: Bench, change: dict[str, Any]) -> None:
+    raw = {"type": "control", "query_id": 7, "action": "pause", **change}
+    bench.frontend.on_client_frame(b"c", msgspec.msgpack.encode(raw))
+    bench.turn()
+    (failed,) = bench.heard()
+    assert isinstance(failed, QueryFailed) and (failed.query_id, failed.error.kind) == (7, "request")
+    assert re.search(r"\$\.(mode|model|prompt)", failed.error.message)
 
 
 def test_a_bad_message_under_an_open_id_does_not_end_that_request(bench: Bench) -> None:
