@@ -8,6 +8,7 @@ guard. Knows no request.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import select
 import signal
@@ -55,8 +56,8 @@ class EngineHandle:
         self._on_death: Callable[[TokenloomError], None] | None = None
         self._lock = threading.Lock()  # guards _on_death and _death
         self._death: EngineDead | None = None
-        lifeline_fd, write_fd = os.pipe()
-        ready_fd, answer_fd = os.pipe()
+        lifeline_fd, write_fd = _pipe()
+        ready_fd, answer_fd = _pipe()
         self.lifeline = os.fdopen(write_fd, "wb", buffering=0)
         with os.fdopen(ready_fd, "rb", buffering=0) as ready:
             try:
@@ -159,6 +160,17 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+def _pipe() -> tuple[int, int]:
+    """A pipe whose ends are above the standard streams, which a program may have closed and the child gets anew."""
+    low = os.pipe()
+    try:
+        read_fd, write_fd = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for fd in low)
+    finally:
+        for fd in low:
+            os.close(fd)
+    return read_fd, write_fd
 
 
 def _start(command: Sequence[str], config: EngineConfig, lifeline_fd: int, answer_fd: int) -> subprocess.Popen[bytes]:

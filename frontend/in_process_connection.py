@@ -7,11 +7,13 @@ an event loop, which must not wait, `in_background` runs it in a daemon thread i
 from __future__ import annotations
 
 import contextlib
+import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from queue import Empty, SimpleQueue
+from types import FrameType
 from typing import Protocol, TypeVar
 
 from ..ipc.errors import InternalError, RequestError, TokenloomError
@@ -96,7 +98,8 @@ class InProcessConnection(Channel):
             return queue.get_nowait()
         except Empty:
             if not self._is_closed:
-                self._turn()
+                with _interrupted_afterwards():
+                    self._turn()
         return queue.get_nowait()
 
     def _turn(self) -> None:
@@ -135,3 +138,26 @@ class InProcessConnection(Channel):
                 except Exception as error:  # callers wait elsewhere and must hear of it
                     self._conversation.end(InternalError(f"the engine failed: {type(error).__name__}: {error}"))
             self._run_errands()
+
+
+@contextlib.contextmanager
+def _interrupted_afterwards() -> Iterator[None]:
+    """Ctrl-C takes effect when the turn is over: in its midst it would leave frontend, core and worker at odds. A
+    second one takes effect at once."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    came: list[FrameType | None] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append(frame)
+        signal.signal(signal.SIGINT, handler)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if came:
+            handler(signal.SIGINT, came[0])

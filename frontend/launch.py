@@ -33,6 +33,7 @@ Report: TypeAlias = Callable[[str | None, str | None, Exception | None], None]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve, or run the command that the first argument names."""
+    _open_standard_streams()
     argv = sys.argv[1:] if argv is None else argv
     if not argv or argv[0].startswith("-"):
         return serve(argv)
@@ -40,6 +41,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"engine-launch: {unknown_command(argv[0])}", file=sys.stderr)
         return 2
     return load_command(argv[0]).main(argv[1:])
+
+
+def _open_standard_streams() -> None:
+    """A descriptor from 0 to 2 that was closed before (`<&-`) would become some socket's, and every child's."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(fd)
 
 
 def new_serve_parser() -> argparse.ArgumentParser:

@@ -89,6 +89,23 @@ def test_an_engine_says_where_it_serves_and_ends_with_its_lifeline(start: Callab
     handle.stop()
 
 
+def test_a_program_that_has_closed_its_standard_streams_may_start_one(tmp_path: Path) -> None:
+    script, answer = tmp_path / "launcher.py", tmp_path / "answer"
+    script.write_text(LAUNCHER + LAUNCHERS["serves"])
+    program = (
+        "import os, sys\n"
+        "for fd in range(3):\n"
+        "    os.close(fd)\n"
+        "from tokenloom.frontend.engine_handle import EngineHandle\n"
+        "from tokenloom.ipc.config import EngineConfig\n"
+        f"handle = EngineHandle(EngineConfig(model='x'), [sys.executable, {str(script)!r}])\n"
+        f"open({str(answer)!r}, 'w').write(handle.address)\n"
+        "handle.stop()\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program], timeout=DEADLINE_S, cwd="/").returncode == 0
+    assert answer.read_text() == "ipc://x"
+
+
 def test_an_engine_that_does_not_listen_is_killed(
     start: Callable[..., EngineHandle], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +186,7 @@ class FakeEngine:
         self.threads: set[threading.Thread] = set()
         self.is_closed = False
         self.error: Exception | None = None
+        self.interrupts = 0  # signals that come in the midst of the next step
 
     def send(self, message: ClientMessage) -> None:
         self.service.take(bytes(16), message)
@@ -178,6 +196,9 @@ class FakeEngine:
         self.threads.add(threading.current_thread())
         if self.error is not None:
             raise self.error
+        for _ in range(self.interrupts):
+            signal.raise_signal(signal.SIGINT)
+            self.interrupts -= 1
         self.service.generate()
         messages, self.service.outbox = [message for _, message in self.service.outbox], []
         return messages
@@ -257,6 +278,22 @@ def test_in_process_a_bug_reaches_the_debugger_and_a_dead_engine_everybody() -> 
         for _ in range(2):
             with pytest.raises(EngineDead, match="no memory"):
                 llm.generate("p", use_tqdm=False)
+
+
+def test_in_process_ctrl_c_takes_effect_between_two_turns() -> None:
+    engine = FakeEngine()
+    with FakeLLM(engine) as llm:
+        engine.interrupts = 1
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate("p", greedy(30), use_tqdm=False)
+        assert engine.interrupts == 0, "the turn went on to its end"
+        assert llm.generate("p", greedy(30), use_tqdm=False)[0].outputs[0].text == expected_text("p", 30)
+        engine.interrupts = 2
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate("p", use_tqdm=False)
+        assert engine.interrupts == 1, "the second does not wait"
+        engine.interrupts = 0
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_in_process_for_an_event_loop_works_in_the_background() -> None:
