@@ -110,8 +110,7 @@ def _serve(config: EngineConfig, lifeline_fd: int | None, report: Report) -> Non
 
 
 def _announce(line: str) -> None:
-    with contextlib.suppress(BrokenPipeError):
-        print(line, flush=True)
+    log.write_line(line, sys.stdout)
 
 
 def _report_to(fd: int | None) -> Report:

@@ -17,7 +17,7 @@ import zmq
 from ..ipc.codec import Decoder, encode
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import ProtocolError
-from ..ipc.log import is_worth_a_line
+from ..ipc.log import is_worth_a_line, write_line
 from ..ipc.messages import ChildToSupervisor, Measured, SupervisorToChild
 from ..ipc.sockets import new_socket, receive
 from .child_process import ChildProcess
@@ -86,7 +86,7 @@ class Roster:
     def pass_on_stderr(self) -> None:
         for child in self.children:
             for line in child.process.read_stderr():
-                print(line, file=sys.stderr, flush=True)
+                write_line(line, sys.stderr)
 
     def receive(self) -> Iterator[tuple[Child, ChildToSupervisor]]:
         """All messages that have come from children on the roster."""

@@ -5,8 +5,12 @@ Each process calls `configure` once with its name; everything else uses logging.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import select
 import sys
+from typing import TextIO
 
 logger = logging.getLogger("tokenloom")
 
@@ -16,9 +20,31 @@ def is_worth_a_line(count: int) -> bool:
     return count & (count - 1) == 0
 
 
+def write_line(line: str, stream: TextIO | None) -> None:
+    """Write a line at once, or not at all: a full disk, a reader that is gone or stopped (Ctrl-S in a terminal) costs
+    the line and must not hold up a process."""
+    if stream is None:
+        return
+    try:
+        fd = stream.fileno()
+    except OSError:  # it is in memory
+        stream.write(f"{line}\n")
+        return
+    except ValueError:  # it is closed
+        return
+    with contextlib.suppress(OSError):
+        if select.select([], [fd], [], 0)[1]:
+            os.write(fd, f"{line}\n".encode(errors="replace"))
+
+
+class _LineHandler(logging.StreamHandler[TextIO]):
+    def emit(self, record: logging.LogRecord) -> None:
+        write_line(self.format(record), self.stream)
+
+
 def configure(process: str, level: str = "info") -> None:
     """Send this process's records to stderr, marked with `process` (core, frontend, worker 0 …)."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _LineHandler(sys.stderr)
     handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s {process}: %(message)s", "%H:%M:%S"))
     logger.handlers[:] = [handler]
     logger.setLevel(level.upper())

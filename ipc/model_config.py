@@ -7,6 +7,7 @@ with the file, the value and the mend.
 from __future__ import annotations
 
 import json
+import operator
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         raw = read_json(folder / "config.json")
         generation_file = folder / "generation_config.json"
         generation = read_json(generation_file) if generation_file.exists() else {}
-        return _parse(raw, generation, folder / "config.json")
+        path = folder / "config.json"
+        try:
+            return _parse(raw, generation, path)
+        except ConfigError:
+            raise
+        except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+            raise ConfigError(f"{path} holds a value that cannot be: {error}") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -112,7 +119,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _parse(raw: dict[str, Any], generation: dict[str, Any], path: Path) -> ModelConfig:
-    architecture = (raw.get("architectures") or ["none"])[0]
+    listed = raw.get("architectures") or ["none"]
+    architecture = listed[0] if isinstance(listed, list) else listed
     if architecture not in ARCHITECTURES:
         raise ConfigError(f"{path}: architecture {architecture} is not supported, known are {', '.join(ARCHITECTURES)}")
     raw = ARCHITECTURES[architecture] | raw
@@ -150,7 +158,7 @@ def _parse(raw: dict[str, Any], generation: dict[str, Any], path: Path) -> Model
         experts=_experts(raw, architecture, path),
         quantization=parse_quantization(raw.get("quantization_config"), path),
         sliding_windows=_sliding_windows(raw, architecture, path),
-        eos_token_ids=sorted({eos} if isinstance(eos, int) else set(eos or ())),
+        eos_token_ids=sorted(map(operator.index, {eos} if isinstance(eos, int) else set(eos or ()))),
         bos_token_id=raw.get("bos_token_id") if isinstance(raw.get("bos_token_id"), int) else None,
     )
 

@@ -97,7 +97,7 @@ class WorkerProcess:
             worker = self._start()
         except Exception as error:
             self._tell(Failed(error=error_info(error)))
-            logger.error("cannot start: %s", error_info(error).message, exc_info=logger.isEnabledFor(logging.DEBUG))
+            logger.debug("cannot start", exc_info=True)  # the supervisor says why in one line
             return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAULT
         try:
             return 0 if worker is None else self._serve(worker)
