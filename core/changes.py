@@ -44,7 +44,6 @@ class Changes:
 
     def free(self, row: int) -> None:
         self._freed_rows.append(row)
-        self._new_rows = [new_row for new_row in self._new_rows if new_row.row != row]
         appends = self._block_appends
         kept = [i for i in range(0, len(appends), 3) if appends[i] != row]
         self._block_appends = [value for i in kept for value in appends[i : i + 3]]

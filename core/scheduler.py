@@ -38,10 +38,10 @@ class Scheduler:
         max_num_seqs: int,
         max_model_len: int,
         max_num_batched_tokens: int,
-        long_prefill_token_threshold: int = 0,
-        core_epoch: int = 0,
-        generation: int = 0,
-        is_held: Callable[[Request], bool] = lambda request: False,
+        long_prefill_token_threshold: int,
+        core_epoch: int,
+        generation: int,
+        is_held: Callable[[Request], bool],
     ) -> None:
         """`is_held` names waiting requests that must not run now."""
         self.kv_cache = kv_cache
@@ -54,14 +54,13 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_recomputed_tokens = 0  # given up by preemptions; what the prefix cache still has counts too
         self._budget = max_num_batched_tokens
-        self._max_chunk = long_prefill_token_threshold or max(max_num_batched_tokens // 4, 1)
+        self._max_chunk = long_prefill_token_threshold or max_num_batched_tokens // 4
         self.core_epoch, self.generation = core_epoch, generation
         self._is_held = is_held
         self._changes = Changes()
         self._intake = TokenIntake(self.rows, self._changes, self._release)
         self._counts: Ids = np.zeros(max_num_seqs, np.int32)  # tokens per row in the step being made
         self._batch: Batch | None = None  # of the last step
-        self._has_preempted = False
 
     # ── requests come and go ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -86,11 +85,11 @@ class Scheduler:
     def abort(self, request: Request) -> None:
         """End a waiting or running request; its blocks are free at once."""
         successor = self.siblings.forget(request)
-        if request.state is State.RUNNING:
+        is_running = request.state is State.RUNNING
+        request.move(State.FINISHED)
+        if is_running:
             self._release(request)
-            request.move(State.FINISHED)
-        elif request.state is State.WAITING:
-            request.move(State.FINISHED)
+        else:
             self.waiting.forget(request)
         if successor is not None:
             self.waiting.unblock(successor)
@@ -144,7 +143,6 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput | None:
         """The next step, already entered in the ledger; None when no row has anything to compute."""
-        self._has_preempted = False
         batch = self._batch
         if batch is not None and batch.repeats(self.rows):
             if (rows := batch.rows_at_block_end()) is not None:
@@ -155,8 +153,7 @@ class Scheduler:
             ahead = self.rows.schedulable()
             budget = self._pace(self._schedule_decodes(ahead))
             budget = self._schedule_prefills(ahead, budget)
-        if budget > 0 and not self._has_preempted:
-            self._admit_waiting(budget)
+        self._admit_waiting(budget)
         if batch is None or not batch.repeats(self.rows):
             batch = self._batch = self._new_batch()
         return None if batch is None else self._commit(batch)
@@ -248,7 +245,6 @@ class Scheduler:
         request.move(State.WAITING)
         request.num_preemptions += 1
         self.num_preemptions += 1
-        self._has_preempted = True
         self.waiting.add(request)
 
     def _release(self, request: Request) -> None:

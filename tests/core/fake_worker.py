@@ -92,6 +92,7 @@ class FakeWorker:
         self.mask: TokenMask | None = None  # of the oldest step that waits for one
         self.num_steps = 0
         self.num_computed_tokens = 0
+        self.step_s = self.token_s = 0.0  # that a step, and each token of it, says to have taken
 
     def send(self, message: SchedulerOutput | TokenMask) -> None:
         if isinstance(message, SchedulerOutput):
@@ -149,11 +150,12 @@ class FakeWorker:
             ),
             prompt_logprobs=_columns(told),
             pooled=pooled,
+            execute_s=self.step_s + self.token_s * sum(counts),
         )
 
     def _apply(self, output: SchedulerOutput) -> None:
         for row_id in decode_ids(output.freed_rows):
-            self.rows.pop(row_id, None)
+            del self.rows[row_id]
         for new in output.new_rows:
             assert new.row not in self.rows, "a row was admitted twice"
             self.rows[new.row] = Row(new)

@@ -84,6 +84,17 @@ class Harness:
                 child = CoreChild(key=key, seed=key, output_token_ids=encode_ids(self.tokens[key]))
                 self.core.add_request(0, msgspec.structs.replace(request, children=[child]))
 
+    def run_with_a_killer(self, seed: int) -> None:
+        """Until all requests end, beside workers that end when a step brings them the request of this seed."""
+        while self.core.num_requests:
+            self.core.step()
+            if any(new_row.sampling.seed == seed for new_row in self.worker.queue[0].new_rows):
+                self.lose_worker()
+                assert self.generation < 12, "the killer is not found"
+            else:
+                self.turn()
+            self.take()
+
     def add(
         self,
         key: int,

@@ -164,6 +164,15 @@ def test_an_aborted_parent_frees_everything(turns: int) -> None:
     assert {finished.reason for finished in harness.finished.values()} == {"abort"}
 
 
+def test_of_n_answers_the_one_that_kills_every_group_fails_alone() -> None:
+    harness = GroupHarness(max_num_seqs=4, block_size=4)
+    harness.add_group(range(4), prompt_of(random.Random(5), 30))
+    harness.run_with_a_killer(2)
+    assert harness.finished[2].reason == "error"
+    for key in (0, 1, 3):
+        harness.check(key)
+
+
 def test_a_parked_answer_ends_at_its_deadline() -> None:
     harness = GroupHarness(max_num_seqs=2, max_num_batched_tokens=4, block_size=4)
     harness.add_group(range(3), [1] * 40, timeout_s=5.0)
