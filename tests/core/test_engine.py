@@ -10,7 +10,6 @@ import pytest
 from tokenloom.core.block_pool import BlockPool
 from tokenloom.core.block_record import BlockRecord
 from tokenloom.core.step_watch import FIRST_LIMIT_S, MIN_LIMIT_S
-from tokenloom.ipc.codec import decode_ids
 from tokenloom.ipc.pooling_params import PoolingParams
 
 from .fake_worker import FakeWorker, expected_tokens, next_token
