@@ -76,8 +76,6 @@ class BlockPool:
     def publish(self, block: int, key: bytes) -> None:
         """Let `key` find `block`, unless another block with the same content is found already."""
         if key not in self._block_by_key:
-            if self._key_by_block[block] is not None:
-                self._drop_key(block)
             self._key_by_block[block] = key
             self._block_by_key[key] = block
             if self._record is not None:

@@ -38,8 +38,7 @@ class KVCacheManager:
         """The longest chain of indexed blocks that begins the request's tokens, short of its last token: at least one
         token must be computed to sample the next, and each before a prompt token whose logprobs are wanted. A mean
         over all hidden states needs all of them."""
-        is_mean = request.pooling is not None and request.pooling.method == "mean"
-        if is_mean or not (self._is_caching or request.private_root is not None):
+        if request.pooling is not None and request.pooling.method == "mean":
             return []
         num_usable = min(request.num_tokens, request.num_prompt_logprobs) - 1
         blocks = []
@@ -68,19 +67,18 @@ class KVCacheManager:
     def allocate_slots(self, request: Request, num_tokens: int) -> list[int] | None:
         """Extend the table to hold `num_tokens` tokens; returns the new blocks, or None when too few are free."""
         num_new = -(-num_tokens // self.block_size) - len(request.block_ids)
-        if num_new <= 0:
-            return []
         blocks = self.pool.allocate(num_new)
         request.block_ids += blocks or ()
         return blocks
 
     def publish(self, request: Request, num_blocks: int) -> None:
-        """Index the first `num_blocks` blocks: all their tokens are known and the steps that write them are sent."""
+        """Index the first `num_blocks` blocks, no fewer than before: all their tokens are known and the steps that write
+        them are sent."""
+        assert num_blocks >= request.num_published
         if self._is_caching or request.private_root is not None:
             for i in range(request.num_published, num_blocks):
                 self.pool.publish(request.block_ids[i], self._key(request, i))
-        if num_blocks > request.num_published:
-            request.num_published = num_blocks
+        request.num_published = num_blocks
 
     def free(self, request: Request) -> None:
         """Give back the request's blocks, tail first, so that a prefix is evicted from its end."""
@@ -113,7 +111,7 @@ class KVCacheManager:
         return keys[i]
 
     def _root(self, request: Request) -> bytes:
-        if not self._is_caching and request.private_root is not None:
+        if request.private_root is not None:
             return request.private_root
         salt = request.params.cache_salt
         return self._namespace if salt is None else salted_root(self._namespace, salt)

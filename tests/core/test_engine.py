@@ -72,7 +72,7 @@ def test_the_map_of_the_pool_tells_the_state_of_each_block() -> None:
     pool = BlockPool(11)
     cached, shared, used, given_back = pool.allocate(4)
     pool.publish(cached, b"key")
-    pool.touch([shared])
+    pool.touch([shared, shared])
     pool.free([cached, given_back])
     expected = {cached: 1, shared: 3, used: 2}
     assert list(pool.sample(10)) == [expected.get(block, 0) for block in range(1, 11)]
@@ -91,12 +91,16 @@ def test_a_block_that_was_taken_for_other_content_while_its_step_was_in_flight_i
     pool.confirm(published)
     assert BlockRecord(path, 3, 0).key_by_block == {blocks[1]: keys[1]}
     assert BlockPool(3, BlockRecord(path, 3, 0)).lookup(keys[1]) == blocks[1]
+    pool.publish(blocks[0], keys[0])
+    pool.clear_index()
+    assert not pool.take_unconfirmed(), "what workers were to write that are gone"
 
 
 def test_a_salt_or_no_caching_shares_nothing() -> None:
     prompt = prompt_of(random.Random(3), 32)
     salted = Harness(block_size=4)
     salted.add(0, prompt)
+    salted.run()
     salted.add(1, prompt, cache_salt="mine")
     salted.run()
     salted.add(2, prompt, cache_salt="mine")
@@ -306,6 +310,7 @@ def test_a_new_core_goes_on_from_what_the_workers_of_the_old_one_have_computed(t
     for key in range(5):
         harness.add(key, prompt_of(rng, 30), 40)
     harness.lose_worker()
+    harness.core.forget_computed()
     while min(len(tokens) for tokens in harness.tokens.values()) < 20:
         harness.turn()
     num_computed, num_told = harness.worker.num_computed_tokens, sum(map(len, harness.tokens.values()))
