@@ -339,7 +339,7 @@ class EngineCore:
     def lose_workers(self, reason: str) -> None:
         """Steps in flight are lost with the workers: every running request waits again with nothing computed, except
         one that has proved to kill them."""
-        culprit = self._quarantine.on_loss(self.scheduler.requests_in_oldest_step())
+        culprit = self._quarantine.on_loss(self.scheduler.known_tokens_in_oldest_step())
         self._reset_scheduler()
         self._grammars.forget_masks()
         if culprit is not None:

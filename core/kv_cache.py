@@ -72,9 +72,8 @@ class KVCacheManager:
         return blocks
 
     def publish(self, request: Request, num_blocks: int) -> None:
-        """Index the first `num_blocks` blocks, no fewer than before: all their tokens are known and the steps that write
-        them are sent."""
-        assert num_blocks >= request.num_published
+        """Index the first `num_blocks` blocks, which never get fewer: all their tokens are known and the steps that
+        write them are sent."""
         if self._is_caching or request.private_root is not None:
             for i in range(request.num_published, num_blocks):
                 self.pool.publish(request.block_ids[i], self._key(request, i))

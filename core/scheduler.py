@@ -94,14 +94,15 @@ class Scheduler:
         if successor is not None:
             self.waiting.unblock(successor)
 
-    def requests_in_oldest_step(self) -> list[Request]:
-        """Who was being computed when the oldest unanswered step was sent, and still is."""
+    def known_tokens_in_oldest_step(self) -> dict[Request, int]:
+        """As `known_tokens`, of those that were being computed when the oldest unanswered step was sent."""
         entry = self.ledger.oldest
         if entry is None:
-            return []
+            return {}
         rows = entry.batch.rows
-        is_live = self.rows.epoch[rows] == entry.batch.epochs
-        return [self.rows.request(row) for row in rows[is_live].tolist()]
+        live_rows = rows[self.rows.epoch[rows] == entry.batch.epochs]
+        requests = (self.rows.request(row) for row in live_rows.tolist())
+        return dict(zip(requests, self.rows.num_tokens[live_rows].tolist(), strict=True))
 
     def output_tokens(self, request: Request) -> Ids:
         """What a request has generated so far."""

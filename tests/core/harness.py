@@ -84,11 +84,13 @@ class Harness:
                 child = CoreChild(key=key, seed=key, output_token_ids=encode_ids(self.tokens[key]))
                 self.core.add_request(0, msgspec.structs.replace(request, children=[child]))
 
-    def run_with_a_killer(self, seed: int) -> None:
-        """Until all requests end, beside workers that end when a step brings them the request of this seed."""
+    def run_with_a_killer(self, key: int, num_outputs: int = 0) -> None:
+        """Until all requests end, beside workers that end at a step with this one when it has told so many outputs."""
         while self.core.num_requests:
             self.core.step()
-            if any(new_row.sampling.seed == seed for new_row in self.worker.queue[0].new_rows):
+            rows = decode_ids(self.worker.queue[0].rows)
+            is_deadly = any(each.key == key and each.row in rows for each in self.core.scheduler.rows.requests())
+            if is_deadly and len(self.tokens[key]) >= num_outputs:
                 self.lose_worker()
                 assert self.generation < 12, "the killer is not found"
             else:

@@ -9,6 +9,7 @@ import pytest
 
 from tokenloom.core.block_pool import BlockPool
 from tokenloom.core.block_record import BlockRecord
+from tokenloom.core.quarantine import CRASHES_TO_CONVICT
 from tokenloom.core.step_watch import FIRST_LIMIT_S, MIN_LIMIT_S
 from tokenloom.ipc.pooling_params import PoolingParams
 
@@ -401,3 +402,11 @@ def test_the_request_that_kills_every_group_fails_alone() -> None:
     assert error is not None and error.kind == "internal" and "a test" in error.message
     for key in set(range(8)) - {5}:
         harness.check(key)
+
+
+@pytest.mark.parametrize("num_outputs", [0, 3])
+def test_a_request_alone_is_given_up_at_the_third_group_that_it_ends(num_outputs: int) -> None:
+    harness = Harness(block_size=4)
+    harness.add(0, [1, 2, 3], 20)
+    harness.run_with_a_killer(0, num_outputs)
+    assert harness.finished[0].reason == "error" and harness.generation == CRASHES_TO_CONVICT

@@ -35,15 +35,18 @@ def simulate(num_requests: int, guilty: dict[int, int], length: int) -> tuple[li
     convicted and how many groups were lost."""
     quarantine, requests = Quarantine(), [make_request(key) for key in range(num_requests)]
     convicted, num_losses = [], 0
-    for _ in range(10_000):
+    for num_turns in range(10_000):
         alive = [request for request in requests if request.state is not State.FINISHED]
         if not alive:
+            quarantine.on_progress({})
+            assert not quarantine.is_watching, "what is over is remembered"
+            assert num_turns <= length + 2 * num_losses, "the innocent wait for more than a token of each trial"
             return convicted, num_losses
         step = [request for request in alive if not quarantine.is_held(request)]
         assert step, "everyone is held"
         if any(guilty.get(request.key) == request.num_tokens for request in step):
             num_losses += 1
-            culprit = quarantine.on_loss(step)
+            culprit = quarantine.on_loss({request: request.num_tokens for request in step})
             if culprit is not None:
                 convicted.append(culprit.key)
                 culprit.move(State.FINISHED)
@@ -59,7 +62,7 @@ def simulate(num_requests: int, guilty: dict[int, int], length: int) -> tuple[li
 
 def test_a_single_loss_accuses_nobody() -> None:
     quarantine, requests = Quarantine(), [make_request(key) for key in range(4)]
-    assert quarantine.on_loss(requests) is None
+    assert quarantine.on_loss(dict.fromkeys(requests, 1)) is None
     assert not any(quarantine.is_held(request) for request in requests)
     quarantine.on_progress(dict.fromkeys(requests, 2))
     assert not quarantine.is_watching
@@ -82,10 +85,20 @@ def test_any_number_of_guilty_ones_is_found_and_no_innocent() -> None:
         assert sorted(convicted) == sorted(guilty)
 
 
+def test_new_requests_beside_it_do_not_hide_the_guilty_one() -> None:
+    quarantine, (guilty, *others) = Quarantine(), [make_request(key) for key in range(4)]
+    for other in others:
+        assert not quarantine.has_trial
+        quarantine.on_loss({guilty: 1, other: 1})
+        if quarantine.has_trial:
+            break
+    assert not quarantine.is_held(guilty) and quarantine.is_held(other)
+
+
 def test_an_abort_of_all_on_trial_frees_the_others() -> None:
     quarantine, requests = Quarantine(), [make_request(key) for key in range(4)]
-    quarantine.on_loss(requests)
-    quarantine.on_loss(requests)
+    for _ in range(2):
+        quarantine.on_loss(dict.fromkeys(requests, 1))
     assert [quarantine.is_held(request) for request in requests] == [False, False, True, True]
     for request in requests[:2]:
         request.move(State.FINISHED)
