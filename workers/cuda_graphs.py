@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -107,6 +109,7 @@ class _Buffers:
         def int64() -> Tensor:
             return torch.zeros(size, dtype=torch.int64, device=device)
 
+        self.rows = b""  # those in row_ids, int32
         self.row_ids = torch.full((size,), -1, dtype=torch.int64, device=device)
         self.positions, self.slots, self.sampled = int64(), int64(), int64()
         self.seq_lens = torch.zeros(size, dtype=torch.int32, device=device)
@@ -162,27 +165,34 @@ class DecodeGraphs:
             self._compute(self._buffers_of(size))  # of padding alone
             self._record(size)
 
-    def size_for(self, num_rows: int) -> int:
-        """The number of row ids that `run` takes for so many rows."""
-        return padded_size(num_rows, self._max_num_seqs)
+    def unknown_row_ids(self, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.int64] | None:
+        """What `run` must be given of these rows: [size], −1 = padding. None: nothing, the last step of this size had
+        the same."""
+        size = padded_size(len(rows), self._max_num_seqs)
+        if size in self._buffers and self._buffers[size].rows == rows.tobytes():
+            return None
+        row_ids = np.full(size, -1, np.int64)
+        row_ids[: len(rows)] = rows
+        return row_ids
 
-    @torch.inference_mode()
-    def run(self, row_ids: Tensor) -> Tensor:
-        """One decode step of these rows [size], −1 = padding, which the device knows: the tokens [size] they sample.
+    def run(self, rows: npt.NDArray[np.int32], row_ids: Tensor | None) -> Tensor:
+        """One decode step of these rows [n], which the device knows: the tokens [n] they sample.
 
-        They are overwritten by the next step.
+        row_ids: `unknown_row_ids` of them, on the device. The tokens are overwritten by the next step.
         """
-        size = len(row_ids)
+        size = padded_size(len(rows), self._max_num_seqs)
         is_new = size not in self._buffers
         buffers = self._buffers_of(size)
         if not is_new and size not in self._replays:
             self._record(size)
-        buffers.row_ids.copy_(row_ids)
+        if row_ids is not None:
+            buffers.row_ids.copy_(row_ids)
+            buffers.rows = rows.tobytes()
         if is_new:
             self._compute(buffers)
         else:
             self._replays[size]()
-        return buffers.sampled
+        return buffers.sampled[: len(rows)]
 
     def _buffers_of(self, size: int) -> _Buffers:
         if size not in self._buffers:

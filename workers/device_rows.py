@@ -23,6 +23,7 @@ from .sampling_columns import SamplingColumns
 I32: TypeAlias = npt.NDArray[np.int32]
 I64: TypeAlias = npt.NDArray[np.int64]
 
+_NO_CELLS, _NO_BLOCKS = np.empty(0, np.int64), np.empty(0, np.int32)
 _UNKNOWN = -1  # tokens computed of a row that the device does not know
 
 
@@ -67,7 +68,7 @@ class DeviceRows:
     def changes(
         self, inputs: StepInputs, columns: SamplingColumns, is_counted_there: bool
     ) -> list[npt.NDArray[np.generic]]:
-        """What the device must be told before it runs a step, for `write`; assumes that it will be.
+        """What the device must be told before it runs a step, for `write`, if anything; assumes that it will be.
 
         columns: of the sampled rows. A row whose last token the host does not know yet is one that the device sampled
         in the step before, and so has not changed. Only the first two arrays depend on `is_counted_there`, whether the
@@ -77,6 +78,9 @@ class DeviceRows:
         rows, positions = inputs.sampled_rows, inputs.positions[inputs.sampled_tokens]
         changed = np.flatnonzero(self._known_computed[rows] != positions)
         self._known_computed[rows] = inputs.sampled_positions
+        blocks = self._new_blocks(inputs)
+        if is_counted_there and not len(changed) and not len(blocks[0]):
+            return []
         taken, changed_rows = columns.take(changed), rows[changed].astype(np.int64)
         return [
             changed_rows if is_counted_there else rows.astype(np.int64),
@@ -88,7 +92,7 @@ class DeviceRows:
             taken.top_p,
             taken.min_p,
             taken.seeds.view(np.int32),
-            *self._new_blocks(inputs),
+            *blocks,
         ]
 
     def write(self, changes: list[Tensor]) -> None:
@@ -98,10 +102,11 @@ class DeviceRows:
 
     def _new_blocks(self, inputs: StepInputs) -> list[npt.NDArray[np.generic]]:
         """Cells of the flattened block tables that the device lacks for this step, and what belongs there."""
-        rows = inputs.rows.astype(np.int64)
-        known = self._known_blocks[rows]
-        needed = -(-inputs.seq_lens.astype(np.int64) // self._block_size)
-        counts = np.maximum(needed - known, 0)
+        known = self._known_blocks[inputs.rows]
+        needed = -(-inputs.seq_lens // self._block_size)
+        if (needed <= known).all():
+            return [_NO_CELLS, _NO_BLOCKS]
+        rows, counts = inputs.rows.astype(np.int64), np.maximum(needed - known, 0)
         entries = np.repeat(np.arange(len(rows)), counts)
         ordinals = np.arange(len(entries)) - np.repeat(np.cumsum(counts) - counts, counts)
         table_columns = known[entries] + ordinals

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from .cuda_graphs import SIZES_AT_START, DecodeGraphs, Model, Recorder
@@ -58,9 +57,8 @@ class DeviceRunner:
         """All rows were freed."""
         self._rows.clear()
 
-    @torch.inference_mode()
     def start(self, inputs: StepInputs, columns: SamplingColumns) -> TokensInFlight:
-        """Launch a step; columns: of inputs.sampled_rows, whose tokens come back."""
+        """Launch a step, in inference mode; columns: of inputs.sampled_rows, whose tokens come back."""
         return self._return.send(self.launch(inputs, columns))
 
     def launch(self, inputs: StepInputs, columns: SamplingColumns) -> Tensor:
@@ -71,13 +69,14 @@ class DeviceRunner:
         return self._compute(inputs, columns)
 
     def _decode(self, graphs: DecodeGraphs, inputs: StepInputs, columns: SamplingColumns) -> Tensor:
-        num_rows = len(inputs.rows)
-        row_ids = np.full(graphs.size_for(num_rows), -1, np.int64)
-        row_ids[:num_rows] = inputs.rows
+        """Most steps have the rows of the step before, each with a token more, and send nothing."""
+        row_ids = graphs.unknown_row_ids(inputs.rows)
         changes = self._rows.changes(inputs, columns, is_counted_there=True)
-        ids, *changed = self._staging.send([row_ids, *changes])
-        self._rows.write(changed)
-        return graphs.run(ids)[:num_rows]
+        arrays = changes if row_ids is None else [row_ids, *changes]
+        sent = self._staging.send(arrays) if arrays else []
+        if changes:
+            self._rows.write(sent[-len(changes) :])
+        return graphs.run(inputs.rows, None if row_ids is None else sent[0])
 
     def _compute(self, inputs: StepInputs, columns: SamplingColumns) -> Tensor:
         """The same kernel by kernel, for rows with any number of tokens."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -16,6 +15,8 @@ from torch import Tensor
 NUM_BUFFERS = 2
 _ALIGNMENT = 16  # of each array: what Triton takes for granted of a pointer that it has seen aligned
 _FIRST_BYTES = 1 << 16
+_SENT_DTYPES = (torch.int32, torch.int64, torch.float32, torch.float64)
+_DTYPES = {torch.empty(0, dtype=dtype).numpy().dtype: dtype for dtype in _SENT_DTYPES}
 
 
 class Staging:
@@ -36,7 +37,8 @@ class Staging:
         buffer = self._buffers[self._turn]
         buffer.fill(arrays, starts, end)
         words = buffer.copy(end)
-        return [_view(words, start, array) for start, array in zip(starts, arrays, strict=True)]
+        wholes = {dtype: words.view(_DTYPES[dtype]) for dtype in {array.dtype for array in arrays}}
+        return [_part(wholes[array.dtype], start, array) for start, array in zip(starts, arrays, strict=True)]
 
 
 class _Buffer:
@@ -55,7 +57,8 @@ class _Buffer:
             self._host = self._allocate(1 << (num_bytes - 1).bit_length())
         host = self._host.numpy()
         for array, start in zip(arrays, starts, strict=True):
-            host[start : start + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            if array.size:
+                host[start : start + array.nbytes].view(array.dtype).reshape(array.shape)[:] = array
 
     def copy(self, num_bytes: int) -> Tensor:
         words = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
@@ -65,6 +68,8 @@ class _Buffer:
         return words
 
 
-def _view(words: Tensor, start: int, array: npt.NDArray[Any]) -> Tensor:
-    dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
-    return words[start : start + array.nbytes].view(dtype).view(array.shape)
+def _part(whole: Tensor, start: int, array: npt.NDArray[Any]) -> Tensor:
+    """`whole`: all that was sent, of the array's dtype; start: its first byte there."""
+    first = start // array.itemsize
+    part = whole[first : first + array.size]
+    return part if array.ndim == 1 else part.view(array.shape)
