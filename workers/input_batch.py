@@ -192,25 +192,24 @@ class InputBatch:
         if len(appends) == 0:
             return
         rows, groups, block_ids = appends.T
-        unique_rows = np.unique(rows)
-        self._check_active(unique_rows, "given blocks")
+        self._check_active(rows, "given blocks")
         if groups.any():
             raise ProtocolError(f"KV group {groups.max()} is given blocks, there is only group 0")
         if block_ids.min() < 1 or block_ids.max() >= self._num_blocks:
             raise ProtocolError(
                 f"blocks [{block_ids.min()}, {block_ids.max()}] are appended, blocks are [1, {self._num_blocks})"
             )
-        order = np.argsort(rows, kind="stable")
-        counts = np.bincount(rows)[unique_rows]
-        starts = np.cumsum(counts) - counts
-        ends = self._num_blocks_of_row[unique_rows] + counts
+        counts = np.bincount(rows, minlength=len(self._is_active))  # of all rows
+        ends = self._num_blocks_of_row + counts
         if ends.max() > self._block_ids.shape[1]:
-            row = unique_rows[ends.argmax()]
-            raise ProtocolError(f"row {row} is given {ends.max()} blocks, a row has at most {self._block_ids.shape[1]}")
-        columns = np.arange(len(rows)) - np.repeat(starts - self._num_blocks_of_row[unique_rows], counts)
-        self._block_ids[rows[order], columns] = block_ids[order]
-        self._num_blocks_of_row[unique_rows] = ends
-        self._num_slots[unique_rows] = np.minimum(ends * self._block_size, self._token_ids.shape[1] - 1)
+            row = ends.argmax()
+            raise ProtocolError(f"row {row} is given {ends[row]} blocks, a row has at most {self._block_ids.shape[1]}")
+        order = np.argsort(rows, kind="stable")
+        rows = rows[order]
+        columns = np.arange(len(rows)) + (self._num_blocks_of_row - np.cumsum(counts) + counts)[rows]
+        self._block_ids[rows, columns] = block_ids[order]
+        self._num_blocks_of_row = ends
+        self._num_slots[rows] = np.minimum(ends[rows] * self._block_size, self._token_ids.shape[1] - 1)
         self._tables = None
 
     def prepare(self, rows: I32, counts: I32) -> StepInputs:
