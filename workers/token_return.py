@@ -34,6 +34,8 @@ class TokensInFlight:
     def wait(self) -> None:
         """Until they are here; any thread may."""
         if self._event is not None:
+            # A thread that has chosen no device makes a context on the first one: 0.5 GB, beside another rank's cache.
+            torch.cuda.set_device(self._slot.on_device.device)
             self._event.synchronize()
 
     def take(self) -> npt.NDArray[np.int64]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
+import pytest
 import torch
 
 from tokenloom.workers.staging import Staging
-from tokenloom.workers.token_return import TokenReturn
+from tokenloom.workers.token_return import TokenReturn, TokensInFlight
 
 CPU = torch.device("cpu")
 
@@ -40,3 +43,23 @@ def test_tokens_return_in_order_and_keep_nothing_of_a_later_step() -> None:
     for step, flight in enumerate(flights):
         assert flight.is_here
         assert flight.take().tolist() == [step] * (4 - step)
+
+
+def test_a_thread_that_waits_for_tokens_is_on_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any call of CUDA's runtime makes a context on the device that the thread has, which is the first if it chose
+    none: of 0.5 GB, where another rank has measured and filled its memory."""
+    chosen = threading.local()
+    waited: list[torch.device | None] = []
+
+    class Event:
+        def synchronize(self) -> None:
+            waited.append(getattr(chosen, "device", None))
+
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: setattr(chosen, "device", device))
+    flight = TokenReturn(2, CPU).send(torch.tensor([7]))
+    flight = TokensInFlight(flight._slot, Event(), 1, [])  # type: ignore[arg-type]
+    thread = threading.Thread(target=flight.wait)
+    thread.start()
+    thread.join(timeout=20)
+    assert waited == [CPU]
+    assert flight.take().tolist() == [7]
