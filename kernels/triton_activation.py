@@ -28,6 +28,6 @@ def silu_and_mul(x: Tensor) -> Tensor:
     num_rows, width = x.shape[0], x.shape[1] // 2
     output = torch.empty((num_rows, width), dtype=x.dtype, device=x.device)
     if num_rows:
-        grid = (num_rows, triton.cdiv(width, _BLOCK))
+        grid = (num_rows, -(-width // _BLOCK))
         silu_and_mul_kernel[grid](x, output, WIDTH=width, BLOCK=_BLOCK, num_warps=4)
     return output

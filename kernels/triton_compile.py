@@ -17,6 +17,8 @@ from typing import Any, TypeAlias
 
 from triton.runtime.jit import JITFunction
 
+from .triton_launch import launch
+
 try:
     from triton.runtime._async_compile import AsyncCompileMode
 except ImportError:
@@ -24,7 +26,6 @@ except ImportError:
 
 logger = logging.getLogger("tokenloom.kernels")
 
-_launch = JITFunction.run
 Kernels: TypeAlias = dict[tuple[str, int], Any]  # by name and identity
 
 _kernels: ContextVar[Kernels | None] = ContextVar("kernels", default=None)  # of this thread
@@ -34,7 +35,7 @@ _lock = threading.Lock()
 
 def _launch_or_compile(function: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
     kernels = _kernels.get()
-    kernel = _launch(function, *arguments, grid=grid, warmup=warmup or kernels is not None, **options)
+    kernel = launch(function, *arguments, grid=grid, warmup=warmup or kernels is not None, **options)
     if kernels is not None:
         kernels.setdefault((function.__name__, id(kernel)), kernel)
     return kernel
@@ -73,4 +74,4 @@ def _count(change: int) -> None:
     global _num_compiling
     with _lock:
         _num_compiling += change
-        JITFunction.run = _launch_or_compile if _num_compiling else _launch
+        JITFunction.run = _launch_or_compile if _num_compiling else launch

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from .fp8_cache import is_fp8
 from .triton_attention import LOG2_E, NO_SCORE, attend_tile, kernel_views, tile_bases
+from .triton_launch import next_power_of_2
 from .triton_table import DecodeShape
 
 MAX_CHUNKS = 16  # of one row: bounds the partials
@@ -220,7 +221,7 @@ def decode_attention(
     _, num_layers, _, num_kv_heads, block_size, width = kv_cache.shape
     group = num_heads // num_kv_heads
     layer_stride = 2 * num_kv_heads * block_size * width
-    dim_pad = triton.next_power_of_2(head_dim)
+    dim_pad = next_power_of_2(head_dim)
     partials = torch.empty((num_rows, num_heads, MAX_CHUNKS, head_dim), dtype=torch.float32, device=query.device)
     partial_logs = torch.empty((num_rows, num_heads, MAX_CHUNKS), dtype=torch.float32, device=query.device)
     num_programs = min(num_rows * MAX_CHUNKS, max(1, MAX_PROGRAMS // num_kv_heads))
@@ -242,7 +243,7 @@ def decode_attention(
         block_tables.stride(0),
         NUM_KV_HEADS=num_kv_heads,
         GROUP=group,
-        GROUP_PAD=max(16, triton.next_power_of_2(group)),
+        GROUP_PAD=max(16, next_power_of_2(group)),
         HEAD_DIM=head_dim,
         DIM_PAD=dim_pad,
         BLOCK_SIZE=block_size,

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .fp8_cache import LARGEST, is_fp8
 from .triton_attention import kernel_views
+from .triton_launch import next_power_of_2
 
 _HEADS = 4  # of one program
 _LARGEST = tl.constexpr(LARGEST)
@@ -133,7 +134,7 @@ def prepare_heads(
     layer_stride = 2 * num_kv_heads * block_size * width
     query_norm, key_norm = norms if norms is not None else (cos_sin, cos_sin)
     if num_tokens:
-        grid = (num_tokens, triton.cdiv(num_heads, _HEADS) + 2 * triton.cdiv(num_kv_heads, _HEADS))
+        grid = (num_tokens, -(-num_heads // _HEADS) + 2 * -(-num_kv_heads // _HEADS))
         prepare_heads_kernel[grid](
             heads,
             query_norm,
@@ -149,7 +150,7 @@ def prepare_heads(
             NUM_HEADS=num_heads,
             NUM_KV_HEADS=num_kv_heads,
             HEAD_DIM=head_dim,
-            HALF_PAD=triton.next_power_of_2(head_dim // 2),
+            HALF_PAD=next_power_of_2(head_dim // 2),
             BLOCK_SIZE=block_size,
             HEADS=_HEADS,
             HAS_NORM=norms is not None,

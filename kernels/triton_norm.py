@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .triton_launch import next_power_of_2
+
 MAX_WIDTH = 1 << 15  # elements of a row that a program holds in registers
 
 
@@ -41,7 +43,7 @@ def rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> 
             x.stride(0),
             eps,
             WIDTH=width,
-            WIDTH_PAD=triton.next_power_of_2(width),
+            WIDTH_PAD=next_power_of_2(width),
             IS_ADDED=residual is not None,
             num_warps=4 if width <= 2048 else 8,
         )

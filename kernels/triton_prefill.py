@@ -16,6 +16,7 @@ from torch import Tensor
 from .fp8_cache import is_fp8
 from .ops import AttentionMetadata
 from .triton_attention import LOG2_E, NO_SCORE, attend_tile, kernel_views, tile_bases
+from .triton_launch import next_power_of_2
 from .triton_table import PrefillShape
 
 
@@ -156,7 +157,7 @@ def prefill_attention(
         NUM_KV_HEADS=num_kv_heads,
         GROUP=num_heads // num_kv_heads,
         HEAD_DIM=head_dim,
-        DIM_PAD=triton.next_power_of_2(head_dim),
+        DIM_PAD=next_power_of_2(head_dim),
         BLOCK_SIZE=block_size,
         BLOCK_M=shape.block_m,
         TILE=shape.tile,
