@@ -63,6 +63,15 @@ def compiling(executor: Executor) -> Iterator[Kernels]:
         _kernels.reset(token)
 
 
+def load(kernels: Kernels, executor: Executor) -> None:
+    """Put compiled kernels on the current device of the executor's threads, and make what launches them.
+
+    Triton does so at a kernel's first launch; until 3.6 it has a C compiler make a module for each of them then.
+    """
+    for _ in executor.map(lambda kernel: kernel.run, kernels.values()):
+        pass
+
+
 def unfinished(kernels: Kernels) -> list[str]:
     """Names of those that an executor still compiles."""
     futures = [(name, getattr(kernel, "future", None)) for (name, _), kernel in list(kernels.items())]

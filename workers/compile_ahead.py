@@ -1,4 +1,4 @@
-"""CompileAhead: a GPU's kernels are compiled in threads while the weights are read.
+"""CompileAhead: a GPU's kernels are compiled and loaded in threads while the weights are read.
 
 What is compiled is what a start and common steps launch: a model of the same shapes, on tensors without memory, takes
 those steps. So there is no list of kernels to keep; one that is missing is compiled when it is first launched. Triton
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..ipc.errors import ConfigError
 from ..ipc.model_config import ModelConfig
-from ..kernels.triton_compile import Kernels, compiling, unfinished
+from ..kernels.triton_compile import Kernels, compiling, load, unfinished
 from ..kernels.triton_logprobs import log_totals
 from .cuda_graphs import Step
 from .device_runner import DeviceRunner
@@ -62,16 +62,13 @@ class CompileAhead:
 
     def _run(self) -> None:
         try:
-            if self._device.type == "cuda":
-                torch.cuda.set_device(self._device)
+            self._choose_device()
             num_threads = min(os.cpu_count() or 1, MAX_THREADS)
-            with (
-                torch.inference_mode(),
-                ThreadPoolExecutor(num_threads) as threads,
-                compiling(threads) as self._kernels,
-            ):
-                self._launch()
-                self.num_kernels = len(self._kernels)
+            with ThreadPoolExecutor(num_threads, initializer=self._choose_device) as threads:
+                with torch.inference_mode(), compiling(threads) as self._kernels:
+                    self._launch()
+                    self.num_kernels = len(self._kernels)
+                load(self._kernels, threads)
         except ConfigError:
             pass  # who reads the weights says so
         except Exception as error:
@@ -79,6 +76,10 @@ class CompileAhead:
                 "kernels are compiled when first launched, not ahead: %s: %.100s", type(error).__name__, error
             )
         self.duration_s = time.monotonic() - self._begun
+
+    def _choose_device(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
 
 
 class _AsItIs:

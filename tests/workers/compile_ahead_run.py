@@ -1,6 +1,7 @@
 """Compile ahead for a checkpoint as a Hopper would: python -m tokenloom.tests.workers.compile_ahead_run FOLDER
 
-Prints JSON: how many kernels were compiled, and the names of those that other steps then lacked. A second argument
+Prints JSON: how many kernels were compiled, how many loaded and in which threads, and the names of those that other
+steps then lacked. A second argument
 "alone": triton is without its private part; "deterministic": as with that option; "shared": as the second rank of two;
 "hanging": the compiler of one kernel does not end. Must run without TRITON_INTERPRET.
 """
@@ -24,10 +25,10 @@ if "alone" in sys.argv:
 
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.model_config import ModelConfig
-from tokenloom.kernels.gpu_compile import NoDevice
 from tokenloom.kernels.triton_compile import compiling
 from tokenloom.kernels.triton_deterministic import DeterministicTritonOps
 from tokenloom.kernels.triton_ops import TritonOps
+from tokenloom.tests.kernels.loaded_nowhere import LoadedNowhere
 from tokenloom.workers.compile_ahead import NOWHERE, CompileAhead, distinct_layers, launch_steps
 from tokenloom.workers.device_runner import DeviceRunner
 from tokenloom.workers.models.decoder import DecoderModel, load_model
@@ -68,7 +69,8 @@ def compile_or_hang(source: ASTSource, *arguments: object, **options: object) ->
 
 
 def main(folder: Path) -> None:
-    triton.runtime.driver.set_active(NoDevice(ARCHITECTURE))
+    driver = LoadedNowhere(ARCHITECTURE)
+    triton.runtime.driver.set_active(driver)
     config = ModelConfig.load(folder)
 
     def launch() -> None:
@@ -91,7 +93,8 @@ def main(folder: Path) -> None:
         for counts, lengths in STEPS:
             inputs = dummy_step(counts, lengths, BLOCK_SIZE)
             runner.launch(inputs, SamplingColumns.greedy(len(inputs.sampled_rows)))
-    print(json.dumps({"num_kernels": ahead.num_kernels, "missing": missing}))
+    found = {"num_kernels": ahead.num_kernels, "num_loaded": len(driver.threads), "missing": missing}
+    print(json.dumps(found | {"loaders": sorted({name.split("_")[0] for name in driver.threads})}))
 
 
 if __name__ == "__main__":

@@ -64,6 +64,7 @@ def test_no_step_launches_what_was_not_compiled_ahead(
     assert found["missing"] == []
     num_kernels = found["num_kernels"]
     assert isinstance(num_kernels, int) and 10 <= num_kernels <= 30
+    assert found["num_loaded"] == num_kernels and found["loaders"] == ["ThreadPoolExecutor-0"]
     assert "one after the other" not in log
 
 
