@@ -14,8 +14,6 @@ from ..ipc.codec import Decoder, encode
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import EngineDead
 from ..ipc.messages import (
-    PROTOCOL_VERSION,
-    ChildHello,
     ChildToSupervisor,
     Ping,
     Pong,
@@ -34,15 +32,7 @@ class SupervisorLink:
         self.socket.connect(spec.address("control"))
         self._decoder: Decoder[SupervisorToChild] = Decoder(SupervisorToChild)
         self._put_off: deque[SupervisorToChild] = deque()
-        self.tell(
-            ChildHello(
-                role="core",
-                rank=0,
-                protocol_version=PROTOCOL_VERSION,
-                run_id=spec.run_id,
-                fingerprint=spec.fingerprint,
-            )
-        )
+        self.tell(spec.hello)
 
     def tell(self, message: ChildToSupervisor) -> None:
         self.socket.send(encode(message))

@@ -11,12 +11,10 @@ from dataclasses import dataclass, field
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.messages import (
     PING_INTERVAL_S,
-    PROTOCOL_VERSION,
     AbortRequests,
     EngineControl,
     EngineCoreRequest,
     FrontendToCore,
-    Hello,
     Ping,
 )
 
@@ -34,7 +32,7 @@ class CoreLink:
     """Its messages wait in the outbox."""
 
     def __init__(self, spec: EngineSpec, outbox: Outbox) -> None:
-        self._hello = Hello(protocol_version=PROTOCOL_VERSION, run_id=spec.run_id, fingerprint=spec.fingerprint)
+        self._hello = spec.hello
         self._outbox = outbox
         self.is_up = False  # set by whoever hears the Welcome
         self.next_ping_at = 0.0  # monotonic seconds

@@ -30,8 +30,6 @@ from ..ipc.keys import Keys
 from ..ipc.lifeline import start_lifeline
 from ..ipc.malloc import return_large_blocks
 from ..ipc.messages import (
-    PROTOCOL_VERSION,
-    ChildHello,
     ChildToSupervisor,
     CoreToFrontend,
     Drained,
@@ -94,14 +92,7 @@ class FrontendProcess:
 
     def run(self) -> None:
         spec = self._spec
-        hello = ChildHello(
-            role="frontend",
-            rank=0,
-            protocol_version=PROTOCOL_VERSION,
-            run_id=spec.run_id,
-            fingerprint=spec.fingerprint,
-        )
-        self._tell(hello)
+        self._tell(spec.hello)
         self._frontend = self._load()
         self._listen()
         self._core.connect(spec.address("core"))

@@ -25,13 +25,13 @@ from ..ipc.errors import EngineDead, ProtocolError, TokenloomError
 from ..ipc.messages import (
     LEASE_S,
     PROTOCOL_VERSION,
-    ChildHello,
     ChildToSupervisor,
     CoreUp,
     Drain,
     Drained,
     Failed,
     FrontendDown,
+    Hello,
     Initialize,
     Measured,
     Phase,
@@ -183,8 +183,8 @@ class Supervisor:
         return max(int(min(waits) * 1000) + 1, 0) if waits else None
 
     def _on_message(self, child: Child, message: ChildToSupervisor) -> None:
-        if isinstance(message, ChildHello):
-            self._check_hello(message)
+        if isinstance(message, Hello):
+            self._check_hello(child, message)
             if self._num_blocks and child.role != "worker":
                 self._roster.tell(child, Initialize(num_blocks=self._num_blocks))
         elif isinstance(message, Phase):
@@ -209,10 +209,10 @@ class Supervisor:
 
     # ── start-up news ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _check_hello(self, hello: ChildHello) -> None:
+    def _check_hello(self, child: Child, hello: Hello) -> None:
         if (hello.protocol_version, hello.fingerprint) != (PROTOCOL_VERSION, self.spec.fingerprint):
             self._failure = ProtocolError(
-                f"{hello.role} {hello.rank} speaks protocol {hello.protocol_version} of run {hello.run_id}, "
+                f"{child.process.name} speaks protocol {hello.protocol_version} of run {hello.run_id}, "
                 f"this is protocol {PROTOCOL_VERSION} of run {self.spec.run_id}"
             )
 
@@ -222,15 +222,8 @@ class Supervisor:
         elif phase.name == "http":
             self.http_address = phase.detail
         since = time.monotonic() - self._begun
-        self._phases.append(
-            StartPhase(
-                process=child.process.name,
-                name=phase.name,
-                ended_s=since,
-                duration_s=phase.duration_s,
-                detail=phase.detail,
-            )
-        )
+        told = msgspec.structs.asdict(phase)
+        self._phases.append(StartPhase(process=child.process.name, ended_s=since, **told))
         detail = f" ({phase.detail})" if phase.detail else ""
         self._announce(f"{since:6.2f} s  {child.process.name}: {phase.name} in {phase.duration_s:.2f} s{detail}")
 

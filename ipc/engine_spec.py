@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from .config import EngineConfig
+from .messages import PROTOCOL_VERSION, Hello
 from .model_config import ModelConfig
 
 VARIABLE = "TOKENLOOM_SPEC"
@@ -37,6 +38,11 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     def fingerprint(self) -> str:
         """Equal in all processes of one engine and in no other engine."""
         return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()[:16]
+
+    @property
+    def hello(self) -> Hello:
+        """What each process says first to another of this engine."""
+        return Hello(protocol_version=PROTOCOL_VERSION, run_id=self.run_id, fingerprint=self.fingerprint)
 
     @property
     def max_num_batched_tokens(self) -> int:

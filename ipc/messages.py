@@ -601,14 +601,6 @@ GrammarToCore: TypeAlias = GrammarOpened | GrammarsAdvanced
 # ── supervisor ⇄ children ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class ChildHello(Message, frozen=True, kw_only=True, tag="child_hello"):
-    role: str  # frontend, core or worker
-    rank: int
-    protocol_version: int
-    run_id: str
-    fingerprint: str
-
-
 class Phase(Message, frozen=True, kw_only=True, tag="phase"):
     """A start-up phase is over; printed by the supervisor."""
 
@@ -690,7 +682,7 @@ class Progress(Message, frozen=True, kw_only=True, tag="progress"):
 
 
 ChildToSupervisor: TypeAlias = (
-    ChildHello | Phase | Measured | Ready | Failed | Drained | ReplaceWorkers | Reloading | Reloaded | Progress | Pong
+    Hello | Phase | Measured | Ready | Failed | Drained | ReplaceWorkers | Reloading | Reloaded | Progress | Pong
 )
 
 

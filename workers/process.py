@@ -31,8 +31,6 @@ from ..ipc.errors import ConfigError, ProtocolError, error_info
 from ..ipc.faults import maybe_fail
 from ..ipc.lifeline import start_lifeline
 from ..ipc.messages import (
-    PROTOCOL_VERSION,
-    ChildHello,
     ChildToSupervisor,
     ControlAck,
     CoreToWorker,
@@ -119,7 +117,7 @@ class WorkerProcess:
 
     def _start(self) -> Worker | None:
         """A worker that is ready for steps; None if the supervisor says Stop before."""
-        self._say_hello()
+        self._tell(self._spec.hello)
         start_readahead(self._model_folder)
         begun = time.monotonic()
         from .worker import Worker
@@ -143,17 +141,6 @@ class WorkerProcess:
         self._results.connect(self._spec.address(f"results-{self._generation}"))
         self._tell(Ready())
         return worker
-
-    def _say_hello(self) -> None:
-        self._tell(
-            ChildHello(
-                role="worker",
-                rank=self._rank,
-                protocol_version=PROTOCOL_VERSION,
-                run_id=self._spec.run_id,
-                fingerprint=self._spec.fingerprint,
-            )
-        )
 
     def _wait_for_size(self) -> int | None:
         """Block until Initialize brings the number of KV blocks; None for Stop."""

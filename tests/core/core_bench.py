@@ -15,8 +15,6 @@ import zmq
 from tokenloom.ipc.codec import Decoder, decode_ids, encode, encode_ids
 from tokenloom.ipc.engine_spec import EngineSpec
 from tokenloom.ipc.messages import (
-    PROTOCOL_VERSION,
-    ChildHello,
     ChildToSupervisor,
     CoreChild,
     CoreToFrontend,
@@ -136,15 +134,14 @@ class Bench:
         self.control.send_multipart([b"core-%d" % self.core_epoch, encode(message)])
 
     def start(self) -> None:
-        self.pump(ChildHello)
+        self.pump(Hello)
         self.order(Initialize(num_blocks=64))
         self.pump(Ready)
         self.say(self.hello())
         self.pump(Welcome)
 
     def hello(self, **changes: object) -> Hello:
-        hello = Hello(protocol_version=PROTOCOL_VERSION, run_id=self.spec.run_id, fingerprint=self.spec.fingerprint)
-        return msgspec.structs.replace(hello, **changes)
+        return msgspec.structs.replace(self.spec.hello, **changes)
 
     def say(self, message: object) -> None:
         self.frontend.send(encode(message))

@@ -15,12 +15,12 @@ import zmq
 from tokenloom.ipc.codec import Decoder, encode
 from tokenloom.ipc.messages import (
     AbortRequests,
-    ChildHello,
     ControlAck,
     ControlDone,
     CoreToFrontend,
     EngineControl,
     EngineCoreOutputs,
+    Hello,
     Initialize,
     Ping,
     Pong,
@@ -127,7 +127,7 @@ def test_a_new_core_lets_streams_go_on_from_what_the_workers_have_computed(bench
 def test_workers_that_do_not_answer_a_new_core_are_replaced(bench: Bench) -> None:
     """The first group says nothing, the second is lost while it is probed; the supervisor is answered all the time."""
     bench.is_mute = True
-    bench.pump(ChildHello)
+    bench.pump(Hello)
     bench.order(Initialize(num_blocks=64))
     bench.pump(Probe)
     bench.order(Ping())

@@ -25,7 +25,6 @@ from tokenloom.ipc.errors import ErrorInfo
 from tokenloom.ipc.messages import (
     PROTOCOL_VERSION,
     Accepted,
-    ChildHello,
     ChildToSupervisor,
     ClientMessage,
     Deltas,
@@ -121,8 +120,8 @@ class Engine:
 
     def start(self) -> str:
         """Bring the process to Ready; returns the address of its client socket."""
-        hello = self.from_child(ChildHello)
-        assert (hello.role, hello.run_id, hello.fingerprint) == ("frontend", self.spec.run_id, self.spec.fingerprint)
+        hello = self.from_child(Hello)
+        assert (hello.run_id, hello.fingerprint) == (self.spec.run_id, self.spec.fingerprint)
         phase = self.from_child(Phase)
         while phase.name != "listen":
             phase = self.from_child(Phase)

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from tokenloom.ipc.messages import (
-    ChildHello,
     Failed,
+    Hello,
     Measured,
     Phase,
     Probe,
@@ -134,8 +134,8 @@ def test_start_tells_who_it_is_what_it_did_and_what_it_measured_then_stop_ends_i
     messages = fresh.control_messages()
     identity, hello = next(messages)
     assert identity == b"worker-0-%d" % GENERATION
-    assert isinstance(hello, ChildHello)
-    assert (hello.role, hello.rank, hello.fingerprint) == ("worker", 0, fresh.spec.fingerprint)
+    assert isinstance(hello, Hello)
+    assert hello.fingerprint == fresh.spec.fingerprint
     for name in ("import torch", "load weights", "measure memory"):
         phase = next(messages)[1]
         assert isinstance(phase, Phase)
