@@ -11,7 +11,7 @@ from starlette.responses import Response
 from ..ipc.errors import EngineDead, Overloaded, RequestError, TokenloomError, error_info
 
 _BACKTICKED = re.compile(r"`([^`]+)`")
-_REFUSAL_BY_STATUS = {401: "key", 404: "model", 413: "size"}
+_REFUSAL_BY_STATUS = {404: "model", 413: "size"}
 _LEADING_NAME = re.compile(r"([a-z_]+)(?:[.\[][\w.\[\]]*)?(?::| (?:is|must|has|holds|cannot|needs)\b)")
 
 

@@ -9,11 +9,10 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TypeAlias
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Router
 from starlette.types import ASGIApp
 
 from ..ipc.engine_spec import EngineSpec
@@ -24,7 +23,7 @@ from .openai_chat import ChatCompletion
 from .openai_completions import Completion
 from .openai_document import document
 from .openai_embeddings import Embeddings
-from .openai_errors import HttpError, json_response, refusal_kind, to_http_error
+from .openai_errors import HttpError, json_response, refusal_kind
 from .openai_responses import ResponseCreation, ResponsesRequest, chat_request
 from .openai_schema import ChatRequest, CompletionRequest, EmbeddingRequest
 from .openai_text import has_markers
@@ -101,18 +100,6 @@ class OpenAIEndpoints:
         return Embeddings(self._engine, body, self._model)
 
 
-async def _on_http_exception(request: Request, error: Exception) -> Response:
-    """Starlette's own: no such path, a method that the path has not."""
-    assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path}: {error.detail.lower()}; /openapi.json lists what there is"
-    return HttpError(error.status_code, message, headers=dict(error.headers or {})).response()
-
-
-async def _on_error(request: Request, error: Exception) -> Response:
-    """What an endpoint raised; the gate logs what was unforeseen."""
-    return to_http_error(error).response()
-
-
 def new_app(engine: LocalEngine, frontend: Frontend, spec: EngineSpec) -> ASGIApp:
     """The whole application: routes, the gate around them, and CORS around all of it, for pages that are refused."""
     makers = (OpenAIEndpoints(engine, frontend.metrics, spec), AdminEndpoints(engine, frontend, spec))
@@ -122,14 +109,8 @@ def new_app(engine: LocalEngine, frontend: Frontend, spec: EngineSpec) -> ASGIAp
         return json_response(document(endpoints, spec))
 
     endpoints.append(Endpoint("/openapi.json", openapi, "This document"))
-    handlers = {
-        HTTPException: _on_http_exception,
-        HttpError: _on_error,
-        TokenloomError: _on_error,
-        Exception: _on_error,
-    }
-    starlette = Starlette(routes=[each.route for each in endpoints], exception_handlers=handlers)
-    gate = Gate(starlette, spec.config.api_key, spec.config.max_body_bytes, frontend.metrics.on_refused)
+    router = Router([each.route for each in endpoints])
+    gate = Gate(router, spec.config.api_key, spec.config.max_body_bytes, frontend.metrics.on_refused)
     if spec.config.cors_origins is None:
         return gate
     return CORSMiddleware(

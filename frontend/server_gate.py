@@ -12,9 +12,11 @@ import re
 import secrets
 from collections.abc import Callable
 
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .openai_errors import HttpError, refusal_kind, to_http_error
+from ..ipc.errors import TokenloomError
+from .openai_errors import HttpError, to_http_error
 from .server_events import SERVER_SEND
 from .tracing import TraceContext, incoming_trace, read_trace_context
 
@@ -53,16 +55,13 @@ class Gate:
             await send(message)
 
         scope[SERVER_SEND] = send
+        scope["app"] = self  # so that Starlette's router raises what it refuses
         try:
             self._check(scope, headers)
             await self._app(scope, self._limited(receive), send_with_headers)
-        except HttpError as error:
-            self._on_refused(refusal_kind(error))
-            if not has_started:
-                await error.response()(scope, receive, send_with_headers)
         except Exception as error:
-            answer = to_http_error(error)
-            if answer.status == 500:
+            answer = _unrouted(error, scope) if isinstance(error, HTTPException) else to_http_error(error)
+            if answer.status == 500 and not isinstance(error, TokenloomError):  # which nobody foresaw
                 logger.exception("%s %s failed", scope["method"], scope["path"])
             if not has_started:
                 await answer.response()(scope, receive, send_with_headers)
@@ -72,6 +71,7 @@ class Gate:
             given = headers.get(b"authorization", b"")
             if not hmac.compare_digest(given, self._authorization):
                 what = "the API key is wrong" if given else "no API key was given"
+                self._on_refused("key")
                 raise HttpError(
                     401,
                     f"{what}: send the header `Authorization: Bearer KEY`",
@@ -80,6 +80,7 @@ class Gate:
                 )
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self._max_body_bytes:
+            self._on_refused("size")
             raise self._too_large()
 
     def _limited(self, receive: Receive) -> Receive:
@@ -100,6 +101,12 @@ class Gate:
     def _too_large(self) -> HttpError:
         limit = self._max_body_bytes
         return HttpError(413, f"the body has more than {limit} bytes: send less or raise --max-body-bytes")
+
+
+def _unrouted(error: HTTPException, scope: Scope) -> HttpError:
+    """No such path, or a method that the path has not."""
+    message = f"{scope['method']} {scope['path']}: {error.detail.lower()}; /openapi.json lists what there is"
+    return HttpError(error.status_code, message, headers=dict(error.headers or {}))
 
 
 def _headers_to_add(headers: dict[bytes, bytes], trace: TraceContext) -> list[tuple[bytes, bytes]]:
