@@ -7,8 +7,8 @@ import base64
 from ..ipc.errors import RequestError
 from ..ipc.messages import BulkArray
 from ..ipc.pooling_params import PoolingParams
-from ..ipc.sampling_params import SamplingParams
 from .openai_errors import encode_json
+from .openai_params import given_params
 from .openai_prompts import answer_id, prompt_submits
 from .openai_schema import EmbeddingRequest
 from .outputs import floats
@@ -24,14 +24,7 @@ class Embeddings:
         self._body = body
         self._model = model
         self._id = answer_id("embd", body.request_id)
-        params = SamplingParams(
-            max_tokens=1,
-            truncate_prompt_tokens=body.truncate_prompt_tokens,
-            priority=body.priority or 0,
-            timeout_s=body.timeout_s,
-            queue_timeout_s=body.queue_timeout_s,
-            cache_salt=body.cache_salt,
-        )
+        params = given_params(body, max_tokens=1)
         pooling = PoolingParams(
             method=body.pooling or "last", normalize=body.normalize is not False, dimensions=body.dimensions
         )

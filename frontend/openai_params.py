@@ -8,14 +8,7 @@ from __future__ import annotations
 from ..ipc.errors import RequestError
 from ..ipc.sampling_params import SamplingParams
 from ..ipc.structured_outputs import StructuredOutputsParams
-from .openai_schema import ChatRequest, Generation
-
-_PASSED = (  # to the engine as they are, under the same names
-    *("n", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "include_stop_str_in_output"),
-    *("presence_penalty", "frequency_penalty", "repetition_penalty", "allowed_token_ids", "bad_words"),
-    *("min_tokens", "ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "truncate_prompt_tokens"),
-    *("priority", "timeout_s", "queue_timeout_s", "cache_salt"),
-)
+from .openai_schema import ChatRequest, Generation, Scheduled
 
 REFUSED: dict[str, tuple[object, ...]] = {  # and the values with which they ask for nothing
     "suffix": ("",),
@@ -29,7 +22,7 @@ REFUSED: dict[str, tuple[object, ...]] = {  # and the values with which they ask
 
 
 def sampling_params(body: Generation, **more: object) -> SamplingParams:
-    """The parameters that `body` asks for; `more` is what the endpoint has worked out itself, None: as in `body`."""
+    """The parameters that `body` asks for; `more` is what the endpoint has worked out itself."""
     for name, harmless in REFUSED.items():
         value = getattr(body, name, None)
         if value is not None and value not in harmless:
@@ -37,9 +30,14 @@ def sampling_params(body: Generation, **more: object) -> SamplingParams:
     num_answers = 1 if body.n is None else body.n
     if body.best_of is not None and body.best_of != num_answers:
         raise RequestError(f"best_of is {body.best_of} and n is {num_answers}: ask for n answers and choose yourself")
-    given = {name: getattr(body, name) for name in _PASSED}
-    given |= {"logit_bias": _logit_bias(body), "structured_outputs": structured_outputs(body)}
-    given |= {name: value for name, value in more.items() if value is not None}
+    if more.get("structured_outputs") is None:
+        more["structured_outputs"] = structured_outputs(body)
+    return given_params(body, logit_bias=_logit_bias(body), **more)
+
+
+def given_params(body: Scheduled, **more: object) -> SamplingParams:
+    """What a body has under the same names as SamplingParams, but for `more`, which wins; None: not given."""
+    given = {name: getattr(body, name, None) for name in SamplingParams.__struct_fields__} | more
     try:
         return SamplingParams(**{name: value for name, value in given.items() if value is not None})
     except TypeError as error:

@@ -8,13 +8,15 @@ from __future__ import annotations
 import secrets
 from typing import cast
 
+import msgspec
+
 from ..ipc.errors import RequestError
 from ..ipc.messages import Submit
 from ..ipc.pooling_params import PoolingParams
 from ..ipc.sampling_params import SamplingParams
 from .input_processor import InputProcessor
 from .openai_schema import MAX_ID_CHARACTERS, MAX_PROMPTS, Prompts
-from .prompts import check_text, check_token_ids
+from .prompts import new_submit
 
 
 def answer_id(prefix: str, given: str | None) -> str:
@@ -41,17 +43,12 @@ def prompt_submits(
         raise RequestError(f"{field} holds {len(listed)} prompts, at most {MAX_PROMPTS} are served at once")
     submits = []
     for position, prompt in enumerate(listed):
-        text, token_ids = None, None
-        if isinstance(prompt, list):
-            token_ids = check_token_ids(prompt)
-        elif add_special_tokens is False:
-            token_ids = inputs.encode(check_text(prompt), add_special_tokens=False).token_ids
-        else:
-            text = check_text(prompt)
         submit_id = request_id if len(listed) == 1 else f"{request_id}/{position}"
-        submits.append(
-            Submit(request_id=submit_id, params=params, prompt=text, prompt_token_ids=token_ids, pooling=pooling)
-        )
+        submit = new_submit(submit_id, prompt, params, pooling)
+        if submit.prompt is not None and add_special_tokens is False:
+            token_ids = inputs.encode(submit.prompt, add_special_tokens=False).token_ids
+            submit = msgspec.structs.replace(submit, prompt=None, prompt_token_ids=token_ids)
+        submits.append(submit)
     return submits
 
 
