@@ -11,6 +11,7 @@ import contextlib
 import os
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import Future
 from contextlib import aclosing
 from functools import partial
 from types import TracebackType
@@ -220,17 +221,7 @@ class AsyncClient(Attachment):
                 self._channel.cancel(submit.request_id)
 
     async def _ask(self, make_query: Callable[..., Query], reply_type: type[ReplyType]) -> ReplyType:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Reply] = loop.create_future()
-
-        def settle(reply: Reply) -> None:
-            if not future.done():  # the asker may have been cancelled
-                future.set_result(reply)
-
-        self._channel.query(make_query, lambda reply: _call_soon(loop, settle, reply))
-        return check_reply(await future, reply_type)
-
-
-def _call_soon(loop: asyncio.AbstractEventLoop, settle: Callable[[Reply], None], reply: Reply) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
-        loop.call_soon_threadsafe(settle, reply)
+        future: Future[Reply] = Future()
+        future.set_running_or_notify_cancel()  # from here on it cannot be cancelled, even if the asker is
+        self._channel.query(make_query, future.set_result)
+        return check_reply(await asyncio.wrap_future(future), reply_type)

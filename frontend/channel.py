@@ -23,7 +23,7 @@ from ..ipc.codec import encode
 from ..ipc.errors import RequestError
 from ..ipc.messages import ClientMessage, Submit
 from ..ipc.sockets import MAX_CLIENT_MESSAGE_BYTES
-from .conversation import Conversation, OpenQuery, Query, ReplySink
+from .conversation import Conversation, Query, ReplySink
 from .open_request import OpenRequest, Sink
 
 T = TypeVar("T")
@@ -60,8 +60,7 @@ class Channel(ABC):
 
     def query(self, make_query: Callable[..., Query], sink: ReplySink) -> None:
         """Ask; `make_query` gets the query's id by its name, query_id."""
-        message = make_query(query_id=next(self._query_ids))
-        self._command(partial(self._conversation.query, OpenQuery(message, sink)))
+        self._command(partial(self._conversation.query, make_query(query_id=next(self._query_ids)), sink))
 
     def _run_commands(self) -> None:
         while self._commands:

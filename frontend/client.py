@@ -115,9 +115,7 @@ class Client(Attachment):
         A prompt is text, token ids, {"prompt": text} or {"prompt_token_ids": ids}; SamplingParams are one for all or
         one each. A prompt that cannot be served raises its error, after the others are aborted.
         """
-        listed = list_prompts(prompts)
-        params = list_params(sampling_params, len(listed))
-        return self._run([self._submit_of(*each) for each in zip(listed, params, strict=True)], use_tqdm)
+        return self._run_all(list_prompts(prompts), sampling_params, use_tqdm)
 
     def chat(
         self,
@@ -126,9 +124,7 @@ class Client(Attachment):
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """The next turn of one conversation, or of each of many; a message is {"role": …, "content": …}."""
-        chats = [check_chat(chat) for chat in list_chats(messages)]
-        params = list_params(sampling_params, len(chats))
-        return self._run([self._submit_of(*each) for each in zip(chats, params, strict=True)], use_tqdm)
+        return self._run_all([check_chat(chat) for chat in list_chats(messages)], sampling_params, use_tqdm)
 
     def embed(
         self,
@@ -211,6 +207,15 @@ class Client(Attachment):
         self._finalizer()
 
     # ── how ──
+
+    def _run_all(
+        self,
+        prompts: Sequence[Prompt | Chat],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        use_tqdm: bool,
+    ) -> list[RequestOutput]:
+        params = list_params(sampling_params, len(prompts))
+        return self._run([self._submit_of(*each) for each in zip(prompts, params, strict=True)], use_tqdm)
 
     def _run(self, submits: list[Submit], use_tqdm: bool) -> list[RequestOutput]:
         return Batch(self._channel, submits, show_progress=use_tqdm).run()

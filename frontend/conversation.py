@@ -13,8 +13,6 @@ import contextlib
 from collections.abc import Callable
 from typing import Literal, TypeAlias, TypeVar
 
-import msgspec
-
 from ..ipc.errors import EngineDead, ErrorInfo, InternalError, Overloaded, ProtocolError, RequestError, TokenloomError
 from ..ipc.messages import (
     CREDIT_WINDOW,
@@ -65,11 +63,6 @@ _MOVES: dict[State, set[State]] = {
 }
 
 
-class OpenQuery(msgspec.Struct, frozen=True):
-    message: Query
-    sink: ReplySink
-
-
 class Conversation:
     """Invariant: what is open is in `_requests` or `_queries`, and gets exactly one last update."""
 
@@ -81,7 +74,7 @@ class Conversation:
         self._patience_s = connect_timeout_s
         self._reconnect_timeout_s = reconnect_timeout_s
         self._requests: dict[str, OpenRequest] = {}
-        self._queries: dict[int, OpenQuery] = {}
+        self._queries: dict[int, tuple[Query, ReplySink]] = {}
         self._window = SubmitWindow()
         self._keepalive = Keepalive()
         self._unsent_aborts: list[str] = []  # of requests that a frontend may still run when it is back
@@ -127,11 +120,11 @@ class Conversation:
             request.sink = _ignore
             self.abort(request_id)
 
-    def query(self, query: OpenQuery) -> None:
+    def query(self, query: Query, sink: ReplySink) -> None:
         if self.error is not None and self.state == "ended":
-            query.sink(self.error)
+            sink(self.error)
             return
-        self._queries[query.message.query_id] = query
+        self._queries[query.query_id] = (query, sink)
         if self.state == "ready":
             self._ask(query)
         self._wake_up()
@@ -226,14 +219,14 @@ class Conversation:
         for request_id in self._unsent_aborts:
             self._send(Abort(request_id=request_id))
         self._unsent_aborts.clear()
-        for query in list(self._queries.values()):
+        for query, _ in list(self._queries.values()):
             self._ask(query)
 
-    def _ask(self, query: OpenQuery) -> None:
+    def _ask(self, query: Query) -> None:
         try:
-            self._send(query.message)
+            self._send(query)
         except RequestError as error:  # it does not fit into a message
-            self._answer(query.message.query_id, error)
+            self._answer(query.query_id, error)
 
     def _submit_waiting(self) -> None:
         while self.state == "ready" and not self.wants_new_connection:
@@ -289,9 +282,9 @@ class Conversation:
             self._unsent_aborts.append(request_id)
 
     def _answer(self, query_id: int, reply: Reply) -> None:
-        query = self._queries.pop(query_id, None)
-        if query is not None:
-            query.sink(reply)
+        if query_id in self._queries:
+            _, sink = self._queries.pop(query_id)
+            sink(reply)
 
     # ── how it ends ──
 

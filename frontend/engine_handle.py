@@ -39,7 +39,7 @@ COMMAND = (sys.executable, "-m", "tokenloom.frontend.launch")
 class _Answer(msgspec.Struct, frozen=True):
     """The one line on the ready pipe."""
 
-    address: str | None = None
+    address: str = ""
     http_address: str | None = None
     error: ErrorInfo | None = None
 
@@ -120,8 +120,6 @@ class EngineHandle:
         answer = msgspec.json.decode(line, type=_Answer)
         if answer.error is not None:
             raise answer.error.to_exception()
-        if answer.address is None:
-            raise EngineDead("the engine started without an address")
         return answer.address, answer.http_address
 
     def _read_stderr(self) -> None:

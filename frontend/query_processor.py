@@ -30,6 +30,10 @@ from .core_link import CoreLink
 from .input_processor import HEAVY_CHARACTERS, InputProcessor, is_heavy
 from .metrics_engine import EngineMetrics
 
+_PASSED_ON = (  # from the last Progress to who asks for health
+    *("step", "num_running", "num_waiting", "num_free_blocks", "num_recomputed_tokens"),
+    *("num_restarts", "last_failure", "is_paused"),
+)
 STALL_S = 10.0  # with requests there and no step for longer, the engine is called stalled
 
 Query: TypeAlias = Tokenize | Detokenize | GetHealth | GetInfo
@@ -89,16 +93,9 @@ class QueryProcessor:
             query_id=query_id,
             is_ready=self._core.is_up and progress.is_core_up and not self.is_draining,
             is_stalled=_is_busy(progress) and now - self._moved_at > STALL_S,
-            step=progress.step,
             step_age_s=progress.step_age_s + since,
-            num_running=progress.num_running,
-            num_waiting=progress.num_waiting,
-            num_free_blocks=progress.num_free_blocks,
-            num_recomputed_tokens=progress.num_recomputed_tokens,
-            num_restarts=progress.num_restarts,
-            last_failure=progress.last_failure,
-            is_paused=progress.is_paused,
             is_draining=self.is_draining,
+            **{name: getattr(progress, name) for name in _PASSED_ON},
         )
 
     def _info(self, query_id: int) -> Info:

@@ -122,7 +122,7 @@ class LocalEngine:
         try:
             for submit in submits:
                 traced = msgspec.structs.replace(submit, **trace._asdict()) if trace.traceparent else submit
-                self._frontend.on_local_message(self._session, traced)
+                self._frontend.on_message(self._session, traced)
             self.wake()
             yield run
         finally:
@@ -136,7 +136,7 @@ class LocalEngine:
         """End a request, given by the id of its answer; its caller gets what there is. Returns how many submits."""
         found = [each for each in self._run_by_id if each == request_id or each.rpartition("/")[0] == request_id]
         for each in found:
-            self._frontend.on_local_message(self._session, Abort(request_id=each))
+            self._frontend.on_message(self._session, Abort(request_id=each))
         if found:
             self.wake()
         return len(found)

@@ -162,9 +162,10 @@ class Frontend:
         elif session is None:
             self._send(identity, Unknown())
         else:
-            self._on_message(session, message)
+            self.on_message(session, message)
 
-    def _on_message(self, session: ClientSession, message: ClientMessage) -> None:
+    def on_message(self, session: ClientSession, message: ClientMessage) -> None:
+        """What a known client says."""
         if isinstance(message, Submit):
             self._desk.submit(session, message)
         elif isinstance(message, Credit):
@@ -188,13 +189,10 @@ class Frontend:
         self._sessions.mark(session)
 
     def open_local(self, deliver: Callable[[FrontendMessage], None]) -> LocalSession:
-        """A client inside this process: `deliver` gets its messages, `on_local_message` takes what it says."""
+        """A client inside this process: `deliver` gets its messages, `on_message` takes what it says."""
         session = LocalSession(secrets.token_bytes(16), deliver)
         self._sessions.adopt(session)
         return session
-
-    def on_local_message(self, session: LocalSession, message: ClientMessage) -> None:
-        self._on_message(session, message)
 
     def on_local_disconnect(self, session: LocalSession, request_id: str) -> None:
         """Whoever asked for it is gone: end a request."""

@@ -149,7 +149,7 @@ def test_what_the_core_refuses_is_a_refusal_and_no_end() -> None:
     frontend.on_core_message(Welcome(protocol_version=PROTOCOL_VERSION, run_id=""))
     for kind in ("overloaded", "internal"):
         submit = Submit(request_id=kind, params=SamplingParams(n=2), prompt_token_ids=encode_ids([5]))
-        frontend.on_local_message(session, submit)
+        frontend.on_message(session, submit)
         (request,) = [each for each in frontend.outbox.to_core if isinstance(each, EngineCoreRequest)]
         error = ErrorInfo(kind, "a test")
         finished = [Finished(key=child.key, reason="error", error=error) for child in request.children]
@@ -174,7 +174,7 @@ def test_sums_hold_for_any_traffic_whoever_ends_the_answers() -> None:
             request_id, n = f"r{turn}", rng.choice([1, 1, 3])
             params = SamplingParams(max_tokens=200, n=n)
             prompt = encode_ids(range(5, 5 + rng.randrange(1, 9)))
-            frontend.on_local_message(session, Submit(request_id=request_id, params=params, prompt_token_ids=prompt))
+            frontend.on_message(session, Submit(request_id=request_id, params=params, prompt_token_ids=prompt))
             (request,) = [each for each in frontend.outbox.to_core if isinstance(each, EngineCoreRequest)]
             keys = [child.key for child in request.children]
             num_tokens |= dict.fromkeys(keys, 0)
@@ -198,7 +198,7 @@ def test_sums_hold_for_any_traffic_whoever_ends_the_answers() -> None:
             num_tokens[key] += count
         aborted = rng.choice(list(id_by_key.values())) if id_by_key and rng.random() < 0.05 else None
         if aborted is not None:
-            frontend.on_local_message(session, Abort(request_id=aborted))
+            frontend.on_message(session, Abort(request_id=aborted))
         for key in [key for key in num_tokens if key in ended or id_by_key[key] == aborted]:
             del num_tokens[key], id_by_key[key]
         frontend.tick(float(turn))
