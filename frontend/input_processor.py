@@ -16,7 +16,7 @@ import msgspec
 from ..ipc.codec import decode_ids, encode_ids, num_ids
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import ProtocolError, RequestError
-from ..ipc.messages import ChatMessage, Child, Submit
+from ..ipc.messages import ChatMessage, Child, EngineCoreRequest, Submit
 from ..ipc.pooling_params import PoolingParams
 from ..ipc.sampling_params import MAX_CHILDREN, SamplingParams, child_seed
 from .chat import ChatTemplate
@@ -38,13 +38,8 @@ class ProcessedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """All that is fixed about a request for its whole life, restarts of any process included."""
 
     prompt: Prompt
-    params: SamplingParams
-    max_tokens: int  # resolved: prompt + max_tokens ≤ max_model_len
-    stop_token_ids: list[int]  # the model's end tokens included, unless ignored
     children: list[Child]  # at least one, with their seeds
-    arrival_time: float
-    bad_words: list[bytes] = []  # the tokens of each, as int32
-    logits_processors: list[int] = []  # their places in --allowed-logits-processors
+    core: EngineCoreRequest  # but for its children; prompt + max_tokens ≤ max_model_len
 
 
 class InputProcessor:
@@ -142,16 +137,19 @@ class InputProcessor:
             raise RequestError(f"arrival_time must be unix seconds or 0, got {submit.arrival_time}")
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         eos_token_ids = frozenset() if params.ignore_eos else self.eos_token_ids
-        return ProcessedRequest(
-            prompt=prompt,
+        core = EngineCoreRequest(
+            children=[],
+            prompt_token_ids=prompt.token_ids,
             params=params,
             max_tokens=max_tokens,
             stop_token_ids=sorted(eos_token_ids.union(params.stop_token_ids or ())),
-            children=self._children(submit, max_tokens),
             arrival_time=submit.arrival_time or now,
+            pooling=submit.pooling,
+            attempt=submit.attempt,
             bad_words=self._bad_words(params),
             logits_processors=[self._processor_place(path) for path in params.logits_processors or ()],
         )
+        return ProcessedRequest(prompt=prompt, children=self._children(submit, max_tokens), core=core)
 
     def _pooling_params(self, params: SamplingParams, pooling: PoolingParams) -> SamplingParams:
         """What counts of `params` for a prompt to embed: its length, when it runs and what it may share."""

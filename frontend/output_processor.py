@@ -13,6 +13,8 @@ from itertools import accumulate
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ..ipc.codec import decode_ids
 from ..ipc.errors import ErrorInfo, ProtocolError
 from ..ipc.messages import (
@@ -64,25 +66,14 @@ class RequestState:
 
     def to_core(self) -> EngineCoreRequest:
         """The request with all tokens that are known by now: the same for a submit, a resume and a lost core."""
-        processed = self.processed
-        assert processed is not None
-        return EngineCoreRequest(
-            children=[
-                CoreChild(key=answer.key, seed=answer.seed, output_token_ids=answer.token_ids.tobytes())
-                for answer in self.answers
-                if answer.finish_reason is None
-            ],
-            prompt_token_ids=processed.prompt.token_ids,
-            params=processed.params,
-            max_tokens=processed.max_tokens,
-            stop_token_ids=processed.stop_token_ids,
-            arrival_time=processed.arrival_time,
-            pooling=self.submit.pooling,
-            attempt=self.submit.attempt,
-            bad_words=processed.bad_words,
-            logits_processors=processed.logits_processors,
-            num_prompt_logprobs=self.prompt_logprobs.end,
-        )
+        assert self.processed is not None
+        children = [
+            CoreChild(key=answer.key, seed=answer.seed, output_token_ids=answer.token_ids.tobytes())
+            for answer in self.answers
+            if answer.finish_reason is None
+        ]
+        known = self.prompt_logprobs.end
+        return msgspec.structs.replace(self.processed.core, children=children, num_prompt_logprobs=known)
 
 
 @dataclass(slots=True, eq=False)
@@ -211,7 +202,7 @@ class Answer:
             stop_reason=self.stop_reason,
             num_cached_tokens=self.num_cached_tokens,
             metrics=RequestMetrics(
-                arrival_time=0.0 if processed is None else processed.arrival_time,
+                arrival_time=0.0 if processed is None else processed.core.arrival_time,
                 first_token_time=self._first_token_time,
                 finished_time=self.finished_time,
                 num_preemptions=self._num_preemptions,
@@ -262,7 +253,7 @@ class OutputProcessor:
     def _new_answer(
         self, request: RequestState, processed: ProcessedRequest, child: Child, prompt_token_ids: Sequence[int]
     ) -> Answer:
-        params, detokenizer = processed.params, None
+        params, detokenizer = processed.core.params, None
         if self._detokenizers is not None:
             detokenizer = self._detokenizers.new(
                 prompt_token_ids, params.skip_special_tokens, params.spaces_between_special_tokens
@@ -276,7 +267,7 @@ class OutputProcessor:
             _min_tokens=params.min_tokens,
             _counts_stop_text=params.include_stop_str_in_output,
             _has_logprobs=params.logprobs is not None or params.prompt_logprobs is not None,
-            _stop_token_ids=frozenset(processed.stop_token_ids),
+            _stop_token_ids=frozenset(processed.core.stop_token_ids),
             _eos_token_ids=self._eos_token_ids,
             _detokenizer=detokenizer,
             _stop_checker=StopChecker(stops, params.include_stop_str_in_output) if stops else None,

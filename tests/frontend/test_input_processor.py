@@ -13,7 +13,7 @@ from tokenloom.frontend.input_processor import InputProcessor, ProcessedRequest,
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.config import EngineConfig
 from tokenloom.ipc.errors import RequestError
-from tokenloom.ipc.messages import ChatMessage, Child, Submit
+from tokenloom.ipc.messages import ChatMessage, Child, EngineCoreRequest, Submit
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.tests.engine_specs import new_spec
 
@@ -26,7 +26,11 @@ def new_inputs(**changes: Any) -> InputProcessor:
     return InputProcessor(new_spec(**changes), new_tokenizer("byte_fallback"), TEMPLATE)
 
 
-def process(inputs: InputProcessor, params: SamplingParams | None = None, **fields: Any) -> ProcessedRequest:
+def process(inputs: InputProcessor, params: SamplingParams | None = None, **fields: Any) -> EngineCoreRequest:
+    return process_whole(inputs, params, **fields).core
+
+
+def process_whole(inputs: InputProcessor, params: SamplingParams | None = None, **fields: Any) -> ProcessedRequest:
     if not fields.keys() & {"prompt", "prompt_token_ids", "chat"}:
         fields["prompt_token_ids"] = encode_ids(range(10))
     submit = Submit(request_id="r", params=params or SamplingParams(), **fields)
@@ -64,16 +68,16 @@ def test_the_tokenizers_end_token_serves_where_the_model_names_none() -> None:
 def test_unseeded_requests_draw_seeds_that_the_engines_seed_fixes() -> None:
     def seeds(seed: int) -> list[int]:
         inputs = new_inputs(config=EngineConfig(seed=seed))
-        return [process(inputs).children[0].seed for _ in range(20)]
+        return [process_whole(inputs).children[0].seed for _ in range(20)]
 
     assert seeds(0) == seeds(0) != seeds(1) and len(set(seeds(0))) == 20
-    assert process(new_inputs(), SamplingParams(seed=-7)).children == [Child(index=0, seed=-7)]
+    assert process_whole(new_inputs(), SamplingParams(seed=-7)).children == [Child(index=0, seed=-7)]
 
 
 def test_a_resumed_request_keeps_its_children_and_its_arrival() -> None:
     children = [Child(index=1, seed=5, output_token_ids=encode_ids([3, 4]))]
-    processed = process(new_inputs(), children=children, arrival_time=99.0)
-    assert processed.children == children and processed.arrival_time == 99.0
+    processed = process_whole(new_inputs(), children=children, arrival_time=99.0)
+    assert processed.children == children and processed.core.arrival_time == 99.0
     assert process(new_inputs()).arrival_time == 1234.5
 
 
