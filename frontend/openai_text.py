@@ -28,30 +28,22 @@ class ReasoningSplitter:
         if self._is_over:
             return "", text
         self._held += text
-        if self._at_start and not self._open():
-            return "", self._take_if_over()
+        if self._at_start:
+            begun = self._held.lstrip()  # white space before the opening marker is no content
+            if begun.startswith(OPENING):
+                self._held = begun.removeprefix(OPENING)
+                self._at_start, self._is_open = False, True
+            elif OPENING.startswith(begun):
+                return "", ""
+            else:
+                self._is_over = True
+                held, self._held = self._held, ""
+                return "", held
         return self._think()
 
     def finish(self) -> tuple[str, str]:
         held, self._held = self._held, ""
         return (held, "") if self._is_open else ("", held)
-
-    def _open(self) -> bool:
-        """Whether the answer has begun with the opening marker; white space before it is no content."""
-        stripped = self._held.lstrip()
-        if stripped.startswith(OPENING):
-            self._held = stripped.removeprefix(OPENING)
-            self._at_start, self._is_open = False, True
-            return True
-        if not OPENING.startswith(stripped):
-            self._is_over = True
-        return False
-
-    def _take_if_over(self) -> str:
-        if not self._is_over:
-            return ""
-        held, self._held = self._held, ""
-        return held
 
     def _think(self) -> tuple[str, str]:
         reasoning, marker, content = self._held.partition(CLOSING)

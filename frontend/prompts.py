@@ -170,15 +170,10 @@ def _unwrap(prompt: Mapping[str, object]) -> object:
 
 
 def _check_encodable(what: str, text: str) -> None:
-    if text.isascii():
-        num_bytes = len(text)
-    else:
-        try:
-            num_bytes = len(text.encode())
-        except UnicodeEncodeError as error:
-            raise RequestError(
-                f"{what} holds a lone surrogate at character {error.start}: give valid Unicode"
-            ) from None
+    try:
+        num_bytes = len(text) if text.isascii() else len(text.encode())
+    except UnicodeEncodeError as error:
+        raise RequestError(f"{what} holds a lone surrogate at character {error.start}: give valid Unicode") from None
     if num_bytes > MAX_PROMPT_BYTES:
         raise RequestError(f"{what} has {num_bytes} bytes, at most {MAX_PROMPT_BYTES} can be sent")
 

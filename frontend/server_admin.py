@@ -87,7 +87,7 @@ class AdminEndpoints:
 
     async def health(self, request: Request) -> Response:
         """200 while this answers and steps end; 503 when requests are there and no step ends."""
-        health = self._engine.health()
+        health = self._frontend.health()
         body: JsonObject = {
             "status": "ok" if health.state == "ready" else health.state,
             "step": health.step,
@@ -101,7 +101,7 @@ class AdminEndpoints:
 
     async def ready(self, request: Request) -> Response:
         """200 when a request would be served now."""
-        health = self._engine.health()
+        health = self._frontend.health()
         return json_response({"ready": health.is_ready}, 200 if health.is_ready else 503)
 
     async def metrics(self, request: Request) -> Response:

@@ -69,7 +69,7 @@ class Dashboard:
         return Response(self._html, headers=_HEADERS, media_type="text/html; charset=utf-8")
 
     async def data(self, request: Request) -> Response:
-        health = self._engine.health()
+        health = self._frontend.health()
         metrics = self._frontend.metrics
         body: JsonObject = {
             "model": self._spec.served_model_name,

@@ -18,8 +18,7 @@ import msgspec
 
 from ..ipc.codec import num_ids
 from ..ipc.errors import ErrorInfo, RequestError
-from ..ipc.messages import Abort, Accepted, Delta, Deltas, FrontendMessage, Health, Submit
-from .input_processor import InputProcessor
+from ..ipc.messages import Abort, Accepted, Delta, Deltas, FrontendMessage, Submit
 from .service import Frontend
 from .tokenizer import JsonObject
 from .tracing import incoming_trace
@@ -97,14 +96,11 @@ class LocalEngine:
     def __init__(self, frontend: Frontend, wake: Callable[[], None]) -> None:
         """`wake` makes the frontend have a turn soon."""
         self._frontend = frontend
+        self.inputs = frontend.inputs
         self.wake = wake
         self._session = frontend.open_local(self._deliver)
         self._run_by_id: dict[str, tuple[Run, int]] = {}  # and the position of the submit in it
         self._to_wake: dict[Run, None] = {}  # in order; not empty: `_wake_group` is due
-
-    @property
-    def inputs(self) -> InputProcessor:
-        return self._frontend.inputs
 
     @contextlib.contextmanager
     def run(self, submits: Sequence[Submit]) -> Iterator[Run]:
@@ -140,9 +136,6 @@ class LocalEngine:
         if found:
             self.wake()
         return len(found)
-
-    def health(self) -> Health:
-        return self._frontend.health()
 
     def _deliver(self, message: FrontendMessage) -> None:
         if isinstance(message, Deltas):

@@ -90,9 +90,9 @@ class Frontend:
         self.start_phases: list[StartPhase] = []
         self._spec = spec
         self._monotonic = monotonic
-        self._inputs = InputProcessor(spec, tokenizer, chat_template)
+        self.inputs = InputProcessor(spec, tokenizer, chat_template)
         detokenizers = None if tokenizer is None else DetokenizerFactory(tokenizer)
-        self._outputs = OutputProcessor(detokenizers, self._inputs.eos_token_ids)
+        self._outputs = OutputProcessor(detokenizers, self.inputs.eos_token_ids)
         self._background = Background(wake)
         self._decoder: Decoder[ClientMessage] = Decoder(ClientMessage)
         self._sessions = SessionTable()
@@ -100,10 +100,10 @@ class Frontend:
         self._controls = ControlRelay(spec, self._core, self._background)
         self._tracing = new_tracing(spec)
         self.metrics = EngineMetrics(spec, self._queue_depths, self._tracing)
-        self._queries = QueryProcessor(spec, self._inputs, self._background, self._core, self.metrics, monotonic)
+        self._queries = QueryProcessor(spec, self.inputs, self._background, self._core, self.metrics, monotonic)
         self._desk = RequestDesk(
             self._sessions,
-            self._inputs,
+            self.inputs,
             self._outputs,
             self._background,
             self._core,
@@ -120,11 +120,6 @@ class Frontend:
     def is_ready(self) -> bool:
         """Whether the core has welcomed this frontend."""
         return self._core.is_up
-
-    @property
-    def inputs(self) -> InputProcessor:
-        """The tokenizer and the chat template, for who renders prompts of its own."""
-        return self._inputs
 
     def health(self) -> Health:
         return self._queries.health()
