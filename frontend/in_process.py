@@ -14,26 +14,11 @@ from pathlib import Path
 from ..core.control_desk import ControlDesk
 from ..core.engine import EngineCore
 from ..core.grammar_local import GrammarLocalHost
+from ..ipc import messages
 from ..ipc.addresses import RunDirectory
 from ..ipc.codec import Decoder
 from ..ipc.config import EngineConfig
 from ..ipc.errors import ConfigError
-from ..ipc.messages import (
-    PROTOCOL_VERSION,
-    AbortRequests,
-    ClientMessage,
-    EngineControl,
-    EngineCoreRequest,
-    FrontendMessage,
-    FrontendToCore,
-    Hello,
-    Initialize,
-    Ping,
-    Pong,
-    SchedulerOutput,
-    TokenMask,
-    Welcome,
-)
 from ..workers.worker import Worker
 from .channel import frame_of
 from .chat import ChatTemplate
@@ -49,16 +34,16 @@ class _Steps:
     """The core's Executor: steps and the mask of the oldest wait here until `step` runs them."""
 
     def __init__(self) -> None:
-        self.waiting: deque[SchedulerOutput] = deque()
-        self._mask: TokenMask | None = None
+        self.waiting: deque[messages.SchedulerOutput] = deque()
+        self._mask: messages.TokenMask | None = None
 
-    def send(self, message: SchedulerOutput | TokenMask) -> None:
-        if isinstance(message, TokenMask):
+    def send(self, message: messages.SchedulerOutput | messages.TokenMask) -> None:
+        if isinstance(message, messages.TokenMask):
             self._mask = message
         else:
             self.waiting.append(message)
 
-    def take_mask(self) -> TokenMask | None:
+    def take_mask(self) -> messages.TokenMask | None:
         mask, self._mask = self._mask, None
         return mask
 
@@ -91,18 +76,18 @@ class InProcessEngine:
         except BaseException:
             self._run_directory.remove()
             raise
-        self._decoder: Decoder[FrontendMessage] = Decoder(FrontendMessage)
-        self._frontend.on_control_message(Initialize(num_blocks=num_blocks))
+        self._decoder: Decoder[messages.FrontendMessage] = Decoder(messages.FrontendMessage)
+        self._frontend.on_control_message(messages.Initialize(num_blocks=num_blocks))
         self._frontend.connect()
         self._talk_to_core()
 
     # ── what the client sees ─────────────────────────────────────────────────────────────────────────────────────
 
-    def send(self, message: ClientMessage) -> None:
+    def send(self, message: messages.ClientMessage) -> None:
         """Hand the engine a message; what it leads to happens in `step`."""
         self._frontend.on_client_frame(_IDENTITY, frame_of(message))
 
-    def step(self, timeout_s: float) -> list[FrontendMessage]:
+    def step(self, timeout_s: float) -> list[messages.FrontendMessage]:
         """One turn: intake, one step of the model if there is work, outputs. Waits at most `timeout_s`, and only for
         a text that is being tokenized in a thread."""
         if not self._core.num_requests and not self._frontend.outbox.to_core:
@@ -137,8 +122,8 @@ class InProcessEngine:
     # ── between the parts ────────────────────────────────────────────────────────────────────────────────────────
 
     def _talk_to_core(self) -> None:
-        messages, self._frontend.outbox.to_core = self._frontend.outbox.to_core, []
-        for message in messages:
+        said, self._frontend.outbox.to_core = self._frontend.outbox.to_core, []
+        for message in said:
             self._tell_core(message)
 
     def _reload(self, model_folder: str) -> None:
@@ -152,14 +137,16 @@ class InProcessEngine:
             self._is_reloaded = False
             self._desk.on_reloaded()
 
-    def _tell_core(self, message: FrontendToCore) -> None:
-        if isinstance(message, EngineCoreRequest):
+    def _tell_core(self, message: messages.FrontendToCore) -> None:
+        if isinstance(message, messages.EngineCoreRequest):
             self._core.add_request(_OWNER, message)
-        elif isinstance(message, AbortRequests):
+        elif isinstance(message, messages.AbortRequests):
             self._core.abort(_OWNER, message.keys)
-        elif isinstance(message, EngineControl):
+        elif isinstance(message, messages.EngineControl):
             self._desk.add(_OWNER, message)
-        elif isinstance(message, Hello):
-            self._frontend.on_core_message(Welcome(protocol_version=PROTOCOL_VERSION, run_id=self.spec.run_id))
-        elif isinstance(message, Ping):
-            self._frontend.on_core_message(Pong())
+        elif isinstance(message, messages.Hello):
+            self._frontend.on_core_message(
+                messages.Welcome(protocol_version=messages.PROTOCOL_VERSION, run_id=self.spec.run_id)
+            )
+        elif isinstance(message, messages.Ping):
+            self._frontend.on_core_message(messages.Pong())

@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import zmq
 
-from ..ipc import log
+from ..ipc import log, messages
 from ..ipc.addresses import unlink_ipc_address
 from ..ipc.codec import Decoder, encode
 from ..ipc.engine_spec import EngineSpec
@@ -29,18 +29,6 @@ from ..ipc.faults import maybe_fail
 from ..ipc.keys import Keys
 from ..ipc.lifeline import start_lifeline
 from ..ipc.malloc import return_large_blocks
-from ..ipc.messages import (
-    ChildToSupervisor,
-    CoreToFrontend,
-    Drained,
-    Failed,
-    Phase,
-    Ping,
-    Pong,
-    Ready,
-    Stop,
-    SupervisorToChild,
-)
 from ..ipc.sockets import MAX_CLIENT_MESSAGE_BYTES, new_socket, receive
 from ..ipc.title import set_title
 from .chat import ChatTemplate
@@ -74,8 +62,8 @@ class FrontendProcess:
         self._zap = self._secure()
         self._core = new_socket(self._context, zmq.DEALER, identity=identity)
         self.wakeup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._from_core: Decoder[CoreToFrontend] = Decoder(CoreToFrontend)
-        self._from_supervisor: Decoder[SupervisorToChild] = Decoder(SupervisorToChild)
+        self._from_core: Decoder[messages.CoreToFrontend] = Decoder(messages.CoreToFrontend)
+        self._from_supervisor: Decoder[messages.SupervisorToChild] = Decoder(messages.SupervisorToChild)
         self.is_stopping = False
         self._stop_reason = ""
         self._has_told_ready = self._has_told_drained = False
@@ -120,7 +108,7 @@ class FrontendProcess:
         begun = time.monotonic()
 
         def on_listening(url: str) -> None:
-            self._tell(Phase(name="http", duration_s=time.monotonic() - begun, detail=url))
+            self._tell(messages.Phase(name="http", duration_s=time.monotonic() - begun, detail=url))
 
         run_with_http(self, self._frontend, self._spec, address, on_listening)
 
@@ -146,7 +134,7 @@ class FrontendProcess:
         chat_template = ChatTemplate.load(folder, tokenizer, spec.config.chat_template)
         frontend = Frontend(spec, tokenizer, chat_template, self._wake)
         detail = "none: token ids only" if tokenizer is None else f"{tokenizer.size} tokens"
-        self._tell(Phase(name="tokenizer loaded", duration_s=time.monotonic() - begun, detail=detail))
+        self._tell(messages.Phase(name="tokenizer loaded", duration_s=time.monotonic() - begun, detail=detail))
         return frontend
 
     def _listen(self) -> None:
@@ -160,7 +148,7 @@ class FrontendProcess:
                 f"cannot listen on {self._address}: {error.strerror}; choose another --listen address"
             ) from None
         endpoint = _as_given(address, self._clients.getsockopt_string(zmq.LAST_ENDPOINT))
-        self._tell(Phase(name="listen", duration_s=time.monotonic() - begun, detail=endpoint))
+        self._tell(messages.Phase(name="listen", duration_s=time.monotonic() - begun, detail=endpoint))
 
     def turn(self) -> None:
         """One turn of the loop: intake from all sides, then everything that is due."""
@@ -176,19 +164,19 @@ class FrontendProcess:
         self._send()
         if self._frontend.is_ready and not self._has_told_ready:
             self._has_told_ready = True
-            self._tell(Ready())
+            self._tell(messages.Ready())
         if self._frontend.is_drained and not self._has_told_drained:  # after all has been sent: Stop may follow
             self._has_told_drained = True
-            self._tell(Drained())
+            self._tell(messages.Drained())
 
     # ── in ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _take_orders(self) -> None:
         for message in self._decoded(self._control, self._from_supervisor, "supervisor"):
-            if isinstance(message, Stop):
+            if isinstance(message, messages.Stop):
                 self.is_stopping, self._stop_reason = True, message.reason
-            elif isinstance(message, Ping):
-                self._tell(Pong())
+            elif isinstance(message, messages.Ping):
+                self._tell(messages.Pong())
             else:
                 self._frontend.on_control_message(message)
 
@@ -245,11 +233,11 @@ class FrontendProcess:
             return False
         return True
 
-    def _tell(self, message: ChildToSupervisor) -> None:
+    def _tell(self, message: messages.ChildToSupervisor) -> None:
         self._control.send(encode(message))
 
     def fail(self, error: Exception) -> None:
-        self._tell(Failed(error=error_info(error)))
+        self._tell(messages.Failed(error=error_info(error)))
 
     def close(self) -> None:
         self._core.close(linger=0)  # it has been stopped too

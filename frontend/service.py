@@ -15,43 +15,11 @@ from collections.abc import Callable
 
 import msgspec
 
+from ..ipc import messages
 from ..ipc.codec import Decoder, encode
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import ErrorInfo, ProtocolError
 from ..ipc.log import is_worth_a_line
-from ..ipc.messages import (
-    LEASE_S,
-    PING_INTERVAL_S,
-    PROTOCOL_VERSION,
-    Abort,
-    ClientMessage,
-    Control,
-    ControlDone,
-    CoreToFrontend,
-    CoreUp,
-    Credit,
-    Detokenize,
-    Drain,
-    EngineCoreOutputs,
-    FrontendMessage,
-    GetHealth,
-    GetInfo,
-    Health,
-    Hello,
-    Initialize,
-    Ping,
-    Pong,
-    Progress,
-    QueryFailed,
-    Refused,
-    StartPhase,
-    StartPhases,
-    Submit,
-    SupervisorToChild,
-    Tokenize,
-    Unknown,
-    Welcome,
-)
 from .background import Background
 from .chat import ChatTemplate
 from .client_session import ClientSession, LocalSession
@@ -87,14 +55,14 @@ class Frontend:
         """`wake` is called from another thread and must lead to `on_wakeup`."""
         self.outbox = Outbox()
         self.counts: Counter[str] = Counter()
-        self.start_phases: list[StartPhase] = []
+        self.start_phases: list[messages.StartPhase] = []
         self._spec = spec
         self._monotonic = monotonic
         self.inputs = InputProcessor(spec, tokenizer, chat_template)
         detokenizers = None if tokenizer is None else DetokenizerFactory(tokenizer)
         self._outputs = OutputProcessor(detokenizers, self.inputs.eos_token_ids)
         self._background = Background(wake)
-        self._decoder: Decoder[ClientMessage] = Decoder(ClientMessage)
+        self._decoder: Decoder[messages.ClientMessage] = Decoder(messages.ClientMessage)
         self._sessions = SessionTable()
         self._core = CoreLink(spec, self.outbox)
         self._controls = ControlRelay(spec, self._core, self._background)
@@ -121,7 +89,7 @@ class Frontend:
         """Whether the core has welcomed this frontend."""
         return self._core.is_up
 
-    def health(self) -> Health:
+    def health(self) -> messages.Health:
         return self._queries.health()
 
     @property
@@ -152,38 +120,38 @@ class Frontend:
         except ProtocolError as error:
             self._on_malformed(identity, session, frame, str(error))
             return
-        if isinstance(message, Hello):
+        if isinstance(message, messages.Hello):
             self._greet(identity, session, message)
         elif session is None:
-            self._send(identity, Unknown())
+            self._send(identity, messages.Unknown())
         else:
             self.on_message(session, message)
 
-    def on_message(self, session: ClientSession, message: ClientMessage) -> None:
+    def on_message(self, session: ClientSession, message: messages.ClientMessage) -> None:
         """What a known client says."""
-        if isinstance(message, Submit):
+        if isinstance(message, messages.Submit):
             self._desk.submit(session, message)
-        elif isinstance(message, Credit):
+        elif isinstance(message, messages.Credit):
             self._credit(session, message.count)
-        elif isinstance(message, Abort):
+        elif isinstance(message, messages.Abort):
             self._desk.abort(session, message.request_id, "client")
-        elif isinstance(message, Ping):
-            self._send(session.identity, Pong())
-        elif isinstance(message, Control):
+        elif isinstance(message, messages.Ping):
+            self._send(session.identity, messages.Pong())
+        elif isinstance(message, messages.Control):
             self._controls.ask(message, lambda reply: self._send(session.identity, reply))
-        elif isinstance(message, (Tokenize, Detokenize, GetHealth, GetInfo)):
+        elif isinstance(message, (messages.Tokenize, messages.Detokenize, messages.GetHealth, messages.GetInfo)):
             self._queries.answer(message, lambda reply: self._send(session.identity, reply))
 
     def _credit(self, session: ClientSession, count: int) -> None:
         if count < 0:
             self.counts["malformed_client_frames"] += 1
             error = ErrorInfo("protocol", f"credit.count is {count}, it must not be negative")
-            self._send(session.identity, Refused(error=error))
+            self._send(session.identity, messages.Refused(error=error))
             return
         session.credit(count)
         self._sessions.mark(session)
 
-    def open_local(self, deliver: Callable[[FrontendMessage], None]) -> LocalSession:
+    def open_local(self, deliver: Callable[[messages.FrontendMessage], None]) -> LocalSession:
         """A client inside this process: `deliver` gets its messages, `on_message` takes what it says."""
         session = LocalSession(secrets.token_bytes(16), deliver)
         self._sessions.adopt(session)
@@ -206,20 +174,20 @@ class Frontend:
         if session is not None:
             self._desk.drop(session, "gone")
 
-    def _greet(self, identity: bytes, session: ClientSession | None, hello: Hello) -> None:
-        if hello.protocol_version != PROTOCOL_VERSION:
+    def _greet(self, identity: bytes, session: ClientSession | None, hello: messages.Hello) -> None:
+        if hello.protocol_version != messages.PROTOCOL_VERSION:
             message = (
-                f"the client speaks protocol version {hello.protocol_version}, this engine speaks {PROTOCOL_VERSION}: "
-                "use the client of the engine's release"
+                f"the client speaks protocol version {hello.protocol_version}, this engine speaks "
+                f"{messages.PROTOCOL_VERSION}: use the client of the engine's release"
             )
-            self._send(identity, Refused(error=ErrorInfo("protocol", message)))
+            self._send(identity, messages.Refused(error=ErrorInfo("protocol", message)))
             return
         if session is None:
             self._sessions.add(identity, self._monotonic())
         else:
             session.restart()
             self._sessions.mark(session)
-        self._send(identity, Welcome(protocol_version=PROTOCOL_VERSION, run_id=self._spec.run_id))
+        self._send(identity, messages.Welcome(protocol_version=messages.PROTOCOL_VERSION, run_id=self._spec.run_id))
 
     def count_malformed(self, peer: str, error: ProtocolError) -> None:
         """A frame of the engine's own makes no sense: logged the 1st, 2nd, 4th, 8th … time."""
@@ -233,13 +201,13 @@ class Frontend:
         self.counts["malformed_client_frames"] += 1
         told_id = None if session is None else _read_id(frame)
         if isinstance(told_id, int):
-            self._send(identity, QueryFailed(query_id=told_id, error=ErrorInfo("request", reason)))
+            self._send(identity, messages.QueryFailed(query_id=told_id, error=ErrorInfo("request", reason)))
         elif session is not None and told_id is not None and told_id not in session.request_by_id:
             self._desk.refuse(session, told_id, ErrorInfo("request", reason))
         else:
-            self._send(identity, Refused(error=ErrorInfo("protocol", reason)))
+            self._send(identity, messages.Refused(error=ErrorInfo("protocol", reason)))
 
-    def _send(self, identity: bytes, message: FrontendMessage) -> None:
+    def _send(self, identity: bytes, message: messages.FrontendMessage) -> None:
         session = self._sessions.get(identity)
         if isinstance(session, LocalSession):
             session.deliver(message)
@@ -252,41 +220,41 @@ class Frontend:
         """Say Hello to the core, at the start and when there is a new one."""
         self._core.connect()
 
-    def on_core_message(self, message: CoreToFrontend) -> None:
+    def on_core_message(self, message: messages.CoreToFrontend) -> None:
         """One message of the core. Raises the core's error when it refuses this frontend."""
-        if isinstance(message, EngineCoreOutputs):
+        if isinstance(message, messages.EngineCoreOutputs):
             try:
                 self._desk.on_outputs(message)
             except ProtocolError as error:
                 self.count_malformed("core", error)
-        elif isinstance(message, Welcome):
+        elif isinstance(message, messages.Welcome):
             self._core.is_up = True
             self._desk.submit_all()
             self._controls.on_core_up()
-        elif isinstance(message, Unknown):
+        elif isinstance(message, messages.Unknown):
             if self._core.is_up:
                 self.counts["core_lost"] += 1
                 self._core.connect()
                 self._controls.on_core_lost()
-        elif isinstance(message, ControlDone):
+        elif isinstance(message, messages.ControlDone):
             self._controls.on_done(message)
-        elif isinstance(message, Refused):
+        elif isinstance(message, messages.Refused):
             raise message.error.to_exception()
 
     # ── supervisor, threads, time ────────────────────────────────────────────────────────────────────────────────
 
-    def on_control_message(self, message: SupervisorToChild) -> None:
+    def on_control_message(self, message: messages.SupervisorToChild) -> None:
         """Stop is the process's own business, after `stop`; the rest is not for a frontend."""
-        if isinstance(message, Initialize):
+        if isinstance(message, messages.Initialize):
             self.metrics.num_kv_blocks = message.num_blocks - 1  # one block is the null block
-        elif isinstance(message, Progress):
+        elif isinstance(message, messages.Progress):
             self._queries.on_progress(message)
-        elif isinstance(message, StartPhases):
+        elif isinstance(message, messages.StartPhases):
             self.start_phases = message.phases
-        elif isinstance(message, CoreUp):
+        elif isinstance(message, messages.CoreUp):
             self._core.connect()
             self._controls.on_core_lost()
-        elif isinstance(message, Drain):
+        elif isinstance(message, messages.Drain):
             self._queries.is_draining = True
             self._drains_at = self._monotonic() + message.clients_return_s
 
@@ -312,7 +280,7 @@ class Frontend:
         Silence is held against a client only in turns in which all that clients sent has been read (`check_leases`),
         and not for the time in which this loop stood still itself (a debugger, a suspended machine).
         """
-        if now - self._ticked_at > LEASE_S / 2:
+        if now - self._ticked_at > messages.LEASE_S / 2:
             self._sessions.renew_leases(now)
         self._ticked_at = now
         if check_leases:
@@ -329,7 +297,7 @@ class Frontend:
             next_at = min(next_at, self._drains_at)
         if self._outputs.answer_by_key and self._core.is_up:
             next_at = min(next_at, self._core.next_ping_at)
-        return None if next_at == NEVER else min(max(0.0, next_at - now), PING_INTERVAL_S)
+        return None if next_at == NEVER else min(max(0.0, next_at - now), messages.PING_INTERVAL_S)
 
 
 def _read_id(frame: bytes) -> str | int | None:

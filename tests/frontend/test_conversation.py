@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tokenloom.frontend.conversation import CREDIT_BATCH, MAX_FAULTS, OpenQuery, Reply
+from tokenloom.frontend.conversation import CREDIT_BATCH, MAX_FAULTS, Reply
 from tokenloom.frontend.keepalive import SILENCE_S
 from tokenloom.frontend.submit_window import MAX_UNANSWERED_BYTES, MAX_UNANSWERED_REQUESTS
 from tokenloom.ipc.errors import EngineDead, ErrorInfo, Overloaded, ProtocolError, RequestError, TokenloomError
@@ -211,7 +211,7 @@ def test_pings_go_out_only_while_something_is_open() -> None:
 def test_a_frontend_that_leaves_pings_unanswered_is_lost_and_one_pong_is_enough() -> None:
     rig = Rig()
     rig.settle()
-    rig.conversation.query(OpenQuery(GetInfo(query_id=1), lambda reply: None))
+    rig.conversation.query(GetInfo(query_id=1), lambda reply: None)
     now = 0.0
     rig.conversation.tick(now)
     for _ in range(int(SILENCE_S)):
@@ -350,7 +350,7 @@ def test_another_protocol_version_ends_everything_with_both_numbers(refusal: Ref
     rig = Rig()
     rig.submit("a")
     replies: list[Reply] = []
-    rig.conversation.query(OpenQuery(GetInfo(query_id=1), replies.append))
+    rig.conversation.query(GetInfo(query_id=1), replies.append)
     rig.conversation.receive(refusal, 0.0)
     for error in (rig.updates["a"][0], replies[0]):
         assert isinstance(error, ProtocolError)
@@ -363,7 +363,7 @@ def test_queries_are_asked_again_after_a_loss_and_answered_once() -> None:
     rig = Rig()
     rig.settle()
     replies: list[Reply] = []
-    rig.conversation.query(OpenQuery(GetInfo(query_id=1), replies.append))
+    rig.conversation.query(GetInfo(query_id=1), replies.append)
     rig.reopen()
     rig.settle()
     assert len(replies) == 1 and isinstance(replies[0], Info)
