@@ -14,7 +14,6 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 from functools import partial
-from types import TracebackType
 from typing import TypeVar
 
 from ..ipc.codec import decode_ids
@@ -198,9 +197,7 @@ class AsyncClient(Attachment):
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     # ── how ──

@@ -11,7 +11,6 @@ import os
 import weakref
 from collections.abc import Callable
 from functools import partial
-from types import TracebackType
 from typing import ClassVar, TypeVar, get_args
 
 from ..ipc.errors import RequestError
@@ -68,9 +67,7 @@ class Attachment:
     def __enter__(self: AttachmentType) -> AttachmentType:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._finalizer()
 
     def _submit_of(

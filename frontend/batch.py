@@ -75,7 +75,7 @@ class Batch:
             self._open.discard(index)
             self._finish(index)
         if self._bar is not None:
-            self._bar.refresh()
+            self._bar.refresh(len(self._submits) - len(self._todo) - len(self._open))
 
     def _patience_s(self) -> float | None:
         """How long to wait for the next end before there is something else to do."""
@@ -96,8 +96,6 @@ class Batch:
         else:
             self._limit = min(MAX_OPEN, self._limit + 1)
             self._outputs[index] = builder.build()
-            if self._bar is not None:
-                self._bar.count()
 
     def _named(self, index: int, error: TokenloomError) -> TokenloomError:
         """The error, saying which prompt of several it is about."""
@@ -122,11 +120,10 @@ class ProgressBar:
         self._num_tokens = num_tokens
         self._begin = self._refreshed_at = monotonic()
 
-    def count(self) -> None:
-        self._bar.update(1)
-
-    def refresh(self) -> None:
+    def refresh(self, num_ended: int) -> None:
+        """So many requests have ended in all."""
         now = monotonic()
+        self._bar.n = num_ended
         if now - self._refreshed_at >= BAR_INTERVAL_S:
             self._show(now)
 

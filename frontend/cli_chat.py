@@ -11,6 +11,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -73,23 +74,19 @@ def _line_editing() -> Iterator[None]:
                 readline.write_history_file(HISTORY_FILE)
 
 
+@dataclass(eq=False)
 class Conversation:
     """The turns so far and what the next one does. `read` and `show` are the terminal."""
 
-    def __init__(
-        self,
-        engine: Client,
-        params: SamplingParams,
-        system: str | None,
-        read: Callable[[str], str],
-        show: Callable[[str], None],
-    ) -> None:
-        self._engine = engine
-        self._params = params
-        self._read = read
-        self._show = show
-        self._stats = "no answer yet"
-        self._begin(system)
+    _engine: Client
+    _params: SamplingParams
+    _system: str | None
+    _read: Callable[[str], str]
+    _show: Callable[[str], None]
+    _stats: str = "no answer yet"
+
+    def __post_init__(self) -> None:
+        self._begin(self._system)
 
     def _begin(self, system: str | None) -> None:
         self._system = system

@@ -12,6 +12,10 @@ from .openai_tools import ToolUse
 from .tokenizer import JsonObject
 
 Event = tuple[str, JsonObject]  # type, fields
+_TEXT_EVENTS: dict[str, Event] = {  # by kind of item: how the events of its text begin, and a field of theirs
+    "message": ("response.output_text", {"logprobs": []}),
+    "reasoning": ("response.reasoning_text", {}),
+}
 
 
 class ItemWriter:
@@ -37,13 +41,10 @@ class ItemWriter:
         """Close the open item, if there is one."""
         if not self._kind:
             return
-        where, item = self._where(), self._item("completed")
+        item, where, (event, more) = self._item("completed"), self._where(), _TEXT_EVENTS[self._kind]
+        yield f"{event}.done", {**where, "content_index": 0, "text": self._text, **more}
         if self._kind == "message":
-            part = _text_part(self._text)
-            yield "response.output_text.done", {**where, "content_index": 0, "text": self._text, "logprobs": []}
-            yield "response.content_part.done", {**where, "content_index": 0, "part": part}
-        else:
-            yield "response.reasoning_text.done", {**where, "content_index": 0, "text": self._text}
+            yield "response.content_part.done", {**where, "content_index": 0, "part": _text_part(self._text)}
         yield "response.output_item.done", {"output_index": len(self.items), "item": item}
         self.items.append(item)
         self._kind = self._text = ""
@@ -56,11 +57,8 @@ class ItemWriter:
             if kind == "message":
                 yield "response.content_part.added", {**self._where(), "content_index": 0, "part": _text_part("")}
         self._text += text
-        delta: JsonObject = {**self._where(), "content_index": 0, "delta": text}
-        if kind == "message":
-            yield "response.output_text.delta", {**delta, "logprobs": []}
-        else:
-            yield "response.reasoning_text.delta", delta
+        event, more = _TEXT_EVENTS[kind]
+        yield f"{event}.delta", {**self._where(), "content_index": 0, "delta": text, **more}
 
     def _call(self, call: ToolUse) -> Iterator[Event]:
         where: JsonObject = {"item_id": f"fc_{call.id.removeprefix('call_')}", "output_index": len(self.items)}

@@ -7,6 +7,7 @@ when the core is not.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from ..ipc.codec import num_ids
@@ -40,27 +41,19 @@ Query: TypeAlias = Tokenize | Detokenize | GetHealth | GetInfo
 Reply: TypeAlias = TokenIds | Text | Health | Info | QueryFailed
 
 
+@dataclass(eq=False)
 class QueryProcessor:
     """Knows when the supervisor told last how the core is, and when anything last moved there."""
 
-    def __init__(
-        self,
-        spec: EngineSpec,
-        inputs: InputProcessor,
-        background: Background,
-        core: CoreLink,
-        metrics: EngineMetrics,
-        monotonic: Callable[[], float],
-    ) -> None:
-        self._spec = spec
-        self._inputs = inputs
-        self._background = background
-        self._core = core
-        self._metrics = metrics
-        self._monotonic = monotonic  # seconds
-        self._progress_at = 0.0
-        self._moved_at = 0.0
-        self.is_draining = False  # new requests are refused
+    _spec: EngineSpec
+    _inputs: InputProcessor
+    _background: Background
+    _core: CoreLink
+    _metrics: EngineMetrics
+    _monotonic: Callable[[], float]  # seconds
+    _progress_at: float = 0.0
+    _moved_at: float = 0.0
+    is_draining: bool = False  # new requests are refused
 
     def on_progress(self, progress: Progress) -> None:
         known, self._progress_at = self._metrics.progress, self._monotonic()

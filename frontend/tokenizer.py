@@ -9,6 +9,7 @@ nothing of requests and streams (`detokenizer.py`) or of chats (`chat.py`). Ids 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -22,28 +23,19 @@ JsonObject = dict[str, object]
 TRANSFORMERS_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "tokenizer_config.json")
 
 
+@dataclass(eq=False)
 class Tokenizer:
     """One checkpoint's tokenizer. `backend` is None where transformers runs Python code of its own.
 
     `size` counts the ids from 0 to the highest, added tokens included; the model's vocab_size may differ either way.
     """
 
-    def __init__(
-        self,
-        encode: Callable[[str, bool], list[int]],
-        decode: Callable[[Sequence[int], bool], str],
-        *,
-        size: int,
-        special_ids: frozenset[int],
-        config: JsonObject,
-        backend: tokenizers.Tokenizer | None,
-    ) -> None:
-        """`encode` takes add_special_tokens, `decode` skip_special_tokens; both may be called from any thread."""
-        self._encode, self._decode = encode, decode
-        self.size = size
-        self.special_ids = special_ids
-        self.config = config
-        self.backend = backend
+    _encode: Callable[[str, bool], list[int]]  # takes add_special_tokens; this and the next from any thread
+    _decode: Callable[[Sequence[int], bool], str]  # takes skip_special_tokens
+    size: int
+    special_ids: frozenset[int]
+    config: JsonObject
+    backend: tokenizers.Tokenizer | None
 
     @classmethod
     def load(cls, folder: Path, trust_remote_code: bool = False) -> Tokenizer | None:
