@@ -26,6 +26,7 @@ from ..ipc.messages import (
     Health,
     Info,
     PauseMode,
+    Query,
     Submit,
     Text,
     TokenIds,
@@ -33,7 +34,7 @@ from ..ipc.messages import (
 from ..ipc.pooling_params import PoolingParams
 from ..ipc.sampling_params import SamplingParams
 from .attachment import Attachment, pause_query, reload_query, tokenize_query
-from .conversation import Query, Reply, ReplyType, check_reply
+from .conversation import Answer, ReplyType, check_reply
 from .open_request import Update
 from .outputs import EmbeddingRequestOutput, OutputBuilder, RequestOutput, to_embedding
 from .prompts import Chat, Prompt, check_chat, check_params, check_token_ids
@@ -218,7 +219,7 @@ class AsyncClient(Attachment):
                 self._channel.cancel(submit.request_id)
 
     async def _ask(self, make_query: Callable[..., Query], reply_type: type[ReplyType]) -> ReplyType:
-        future: Future[Reply] = Future()
+        future: Future[Answer] = Future()
         future.set_running_or_notify_cancel()  # from here on it cannot be cancelled, even if the asker is
         self._channel.query(make_query, future.set_result)
         return check_reply(await asyncio.wrap_future(future), reply_type)

@@ -14,12 +14,11 @@ from functools import partial
 from typing import ClassVar, TypeVar, get_args
 
 from ..ipc.errors import RequestError
-from ..ipc.messages import Control, PauseMode, Submit, Tokenize
+from ..ipc.messages import Control, PauseMode, Query, Submit, Tokenize
 from ..ipc.pooling_params import PoolingParams
 from ..ipc.sampling_params import SamplingParams
 from .channel import Channel
 from .connection import Connection
-from .conversation import Query
 from .prompts import Chat, Prompt, check_chat, check_pooling, check_text, new_submit
 
 AttachmentType = TypeVar("AttachmentType", bound="Attachment")

@@ -21,9 +21,9 @@ import msgspec
 
 from ..ipc.codec import encode
 from ..ipc.errors import RequestError
-from ..ipc.messages import ClientMessage, Submit
+from ..ipc.messages import ClientMessage, Query, Submit
 from ..ipc.sockets import MAX_CLIENT_MESSAGE_BYTES
-from .conversation import Conversation, Query, ReplySink
+from .conversation import AnswerSink, Conversation
 from .open_request import OpenRequest, Sink
 
 T = TypeVar("T")
@@ -58,7 +58,7 @@ class Channel(ABC):
         with contextlib.suppress(RequestError):  # closed: cancelled already
             self._command(partial(self._conversation.cancel, request_id))
 
-    def query(self, make_query: Callable[..., Query], sink: ReplySink) -> None:
+    def query(self, make_query: Callable[..., Query], sink: AnswerSink) -> None:
         """Ask; `make_query` gets the query's id by its name, query_id."""
         self._command(partial(self._conversation.query, make_query(query_id=next(self._query_ids)), sink))
 

@@ -22,6 +22,7 @@ from ..ipc.messages import (
     Health,
     Info,
     PauseMode,
+    Query,
     Submit,
     Text,
     TokenIds,
@@ -31,7 +32,7 @@ from ..ipc.sampling_params import SamplingParams
 from .attachment import Attachment, pause_query, reload_query, tokenize_query
 from .batch import Batch
 from .channel import Channel
-from .conversation import Query, Reply, ReplyType, check_reply
+from .conversation import Answer, ReplyType, check_reply
 from .open_request import Update
 from .outputs import EmbeddingRequestOutput, OutputBuilder, RequestOutput, to_embedding
 from .prompts import Chat, Prompt, check_chat, check_params, check_token_ids, list_chats, list_params, list_prompts
@@ -237,6 +238,6 @@ class Client(Attachment):
                 self._channel.cancel(submit.request_id)
 
     def _ask(self, make_query: Callable[..., Query], reply_type: type[ReplyType]) -> ReplyType:
-        replies: SimpleQueue[Reply] = SimpleQueue()
+        replies: SimpleQueue[Answer] = SimpleQueue()
         self._channel.query(make_query, replies.put)
         return check_reply(self._channel.wait(replies), reply_type)

@@ -29,7 +29,7 @@ from ..ipc.messages import ClientMessage, FrontendMessage, GetInfo, Info
 from ..ipc.sampling_params import TIMEOUT_S
 from ..ipc.sockets import MAX_CLIENT_MESSAGE_BYTES, new_socket, receive
 from .channel import Channel, ErrandThread, frame_of, wait_for_end
-from .conversation import Conversation, Reply, check_reply
+from .conversation import Answer, Conversation, check_reply
 
 T = TypeVar("T")
 
@@ -88,7 +88,7 @@ class Connection(Channel):
 
     def wait_connected(self) -> None:
         """Block until an engine answers; raises EngineDead after connect_timeout_s, ProtocolError if it refuses."""
-        replies: SimpleQueue[Reply] = SimpleQueue()
+        replies: SimpleQueue[Answer] = SimpleQueue()
         self.query(GetInfo, replies.put)
         check_reply(replies.get(), Info)
 

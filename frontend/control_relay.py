@@ -14,13 +14,12 @@ import msgspec
 
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import ConfigError, EngineDead, ErrorInfo, RequestError, TokenloomError, error_info
-from ..ipc.messages import Control, ControlDone, Done, EngineControl, QueryFailed
+from ..ipc.messages import Control, ControlDone, Done, EngineControl, QueryFailed, Reply
 from ..ipc.model_config import ModelConfig
 from .background import Background
 from .core_link import CoreLink
 from .resolve import find_checkpoint
 
-Reply: TypeAlias = Done | QueryFailed
 Send: TypeAlias = Callable[[Reply], None]
 
 

@@ -20,24 +20,18 @@ from ..ipc.messages import (
     Abort,
     Accepted,
     ClientMessage,
-    Control,
     Credit,
     Delta,
     Deltas,
-    Detokenize,
-    Done,
     FrontendMessage,
-    GetHealth,
-    GetInfo,
-    Health,
     Hello,
-    Info,
+    Message,
     Ping,
+    Pong,
+    Query,
     QueryFailed,
     Refused,
-    Text,
-    TokenIds,
-    Tokenize,
+    Reply,
     Unknown,
     Welcome,
 )
@@ -45,10 +39,9 @@ from .keepalive import Keepalive
 from .open_request import OpenRequest
 from .submit_window import SubmitWindow
 
-Query: TypeAlias = Tokenize | Detokenize | GetHealth | GetInfo | Control
-Reply: TypeAlias = TokenIds | Text | Health | Info | Done | TokenloomError
-ReplySink: TypeAlias = Callable[[Reply], None]
-ReplyType = TypeVar("ReplyType", TokenIds, Text, Health, Info, Done)
+Answer: TypeAlias = Reply | TokenloomError  # to a query; QueryFailed comes as its error
+AnswerSink: TypeAlias = Callable[[Answer], None]
+ReplyType = TypeVar("ReplyType", bound=Message)
 
 MAX_OPEN_REQUESTS = 1 << 17  # in one conversation; a submit beyond gets Overloaded
 CREDIT_BATCH = CREDIT_WINDOW // 4  # taken Deltas messages that one Credit reports
@@ -74,7 +67,7 @@ class Conversation:
         self._patience_s = connect_timeout_s
         self._reconnect_timeout_s = reconnect_timeout_s
         self._requests: dict[str, OpenRequest] = {}
-        self._queries: dict[int, tuple[Query, ReplySink]] = {}
+        self._queries: dict[int, tuple[Query, AnswerSink]] = {}
         self._window = SubmitWindow()
         self._keepalive = Keepalive()
         self._unsent_aborts: list[str] = []  # of requests that a frontend may still run when it is back
@@ -120,7 +113,7 @@ class Conversation:
             request.sink = _ignore
             self.abort(request_id)
 
-    def query(self, query: Query, sink: ReplySink) -> None:
+    def query(self, query: Query, sink: AnswerSink) -> None:
         if self.error is not None and self.state == "ended":
             sink(self.error)
             return
@@ -158,14 +151,17 @@ class Conversation:
                 self._accept(message)
             case Welcome():
                 self._welcome(message)
-            case Unknown() if self.state == "ready":  # while greeting it answers what was sent before the Hello
-                self.greet(now)
+            case Unknown():
+                if self.state == "ready":  # while greeting it answers what was sent before the Hello
+                    self.greet(now)
             case Refused():
                 self.end(self._refusal(message.error))
-            case TokenIds() | Text() | Health() | Info() | Done():
-                self._answer(message.query_id, message)
+            case Pong():
+                pass
             case QueryFailed():
                 self._answer(message.query_id, message.error.to_exception())
+            case _:
+                self._answer(message.query_id, message)
         self._submit_waiting()
 
     def tick(self, now: float) -> float | None:
@@ -281,7 +277,7 @@ class Conversation:
         else:
             self._unsent_aborts.append(request_id)
 
-    def _answer(self, query_id: int, reply: Reply) -> None:
+    def _answer(self, query_id: int, reply: Answer) -> None:
         if query_id in self._queries:
             _, sink = self._queries.pop(query_id)
             sink(reply)
@@ -350,7 +346,7 @@ class Conversation:
         )
 
 
-def check_reply(reply: Reply, reply_type: type[ReplyType]) -> ReplyType:
+def check_reply(reply: Answer, reply_type: type[ReplyType]) -> ReplyType:
     """The reply as the type that was asked for; raises it if it is an error."""
     if isinstance(reply, TokenloomError):
         raise reply

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from ..ipc.codec import num_ids
 from ..ipc.engine_spec import EngineSpec
@@ -21,6 +20,7 @@ from ..ipc.messages import (
     Info,
     Progress,
     QueryFailed,
+    Reply,
     Text,
     TokenIds,
     Tokenize,
@@ -36,9 +36,6 @@ _PASSED_ON = (  # from the last Progress to who asks for health
     *("num_restarts", "last_failure", "is_paused"),
 )
 STALL_S = 10.0  # with requests there and no step for longer, the engine is called stalled
-
-Query: TypeAlias = Tokenize | Detokenize | GetHealth | GetInfo
-Reply: TypeAlias = TokenIds | Text | Health | Info | QueryFailed
 
 
 @dataclass(eq=False)
@@ -61,7 +58,7 @@ class QueryProcessor:
             self._moved_at = self._progress_at
         self._metrics.on_progress(progress)
 
-    def answer(self, query: Query, send: Callable[[Reply], None]) -> None:
+    def answer(self, query: Tokenize | Detokenize | GetHealth | GetInfo, send: Callable[[Reply], None]) -> None:
         """Answer at once, or later where the work is long."""
         if isinstance(query, GetHealth):
             send(self.health(query.query_id))

@@ -139,7 +139,7 @@ class Frontend:
             self._send(session.identity, messages.Pong())
         elif isinstance(message, messages.Control):
             self._controls.ask(message, lambda reply: self._send(session.identity, reply))
-        elif isinstance(message, (messages.Tokenize, messages.Detokenize, messages.GetHealth, messages.GetInfo)):
+        elif not isinstance(message, messages.Hello):
             self._queries.answer(message, lambda reply: self._send(session.identity, reply))
 
     def _credit(self, session: ClientSession, count: int) -> None:

@@ -120,9 +120,8 @@ class Control(Message, frozen=True, kw_only=True, tag="control"):
     model: str = ""  # for reload: folder or hub id
 
 
-ClientMessage: TypeAlias = (
-    Hello | Submit | Abort | Credit | Ping | Tokenize | Detokenize | GetHealth | GetInfo | Control
-)
+Query: TypeAlias = Tokenize | Detokenize | GetHealth | GetInfo | Control  # each has one Reply of its query_id
+ClientMessage: TypeAlias = Hello | Submit | Abort | Credit | Ping | Query
 
 CREDIT_WINDOW = 128  # Deltas messages in flight to one client
 LEASE_S = 3.0  # a client with open requests that is silent for longer is taken for dead
@@ -281,9 +280,8 @@ class QueryFailed(Message, frozen=True, kw_only=True, tag="query_failed"):
     error: ErrorInfo
 
 
-FrontendMessage: TypeAlias = (
-    Welcome | Refused | Unknown | Accepted | Deltas | Pong | TokenIds | Text | Health | Info | Done | QueryFailed
-)
+Reply: TypeAlias = TokenIds | Text | Health | Info | Done | QueryFailed
+FrontendMessage: TypeAlias = Welcome | Refused | Unknown | Accepted | Deltas | Pong | Reply
 
 
 # ── frontend → core ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tokenloom.frontend.conversation import CREDIT_BATCH, MAX_FAULTS, Reply
+from tokenloom.frontend.conversation import CREDIT_BATCH, MAX_FAULTS, Answer
 from tokenloom.frontend.keepalive import SILENCE_S
 from tokenloom.frontend.submit_window import MAX_UNANSWERED_BYTES, MAX_UNANSWERED_REQUESTS
 from tokenloom.ipc.errors import EngineDead, ErrorInfo, Overloaded, ProtocolError, RequestError, TokenloomError
@@ -349,7 +349,7 @@ def test_requests_on_one_client_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
 def test_another_protocol_version_ends_everything_with_both_numbers(refusal: Refused | Welcome) -> None:
     rig = Rig()
     rig.submit("a")
-    replies: list[Reply] = []
+    replies: list[Answer] = []
     rig.conversation.query(GetInfo(query_id=1), replies.append)
     rig.conversation.receive(refusal, 0.0)
     for error in (rig.updates["a"][0], replies[0]):
@@ -362,7 +362,7 @@ def test_another_protocol_version_ends_everything_with_both_numbers(refusal: Ref
 def test_queries_are_asked_again_after_a_loss_and_answered_once() -> None:
     rig = Rig()
     rig.settle()
-    replies: list[Reply] = []
+    replies: list[Answer] = []
     rig.conversation.query(GetInfo(query_id=1), replies.append)
     rig.reopen()
     rig.settle()
