@@ -64,7 +64,7 @@ def engine_config(arguments: argparse.Namespace) -> EngineConfig:
 def _read_config_file(path: Path) -> dict[str, object]:
     """The options of a YAML file, with `-` in keys read as `_`."""
     try:
-        loaded = yaml.safe_load(path.read_text())
+        loaded = yaml.safe_load(path.read_bytes())  # UTF-8 in any locale
     except (OSError, yaml.YAMLError) as error:
         raise ConfigError(f"--config {path} cannot be read: {' '.join(str(error).split())}") from None
     if not isinstance(loaded, dict):

@@ -112,4 +112,5 @@ def pause_query(mode: PauseMode) -> Callable[..., Query]:
 def reload_query(model: str | os.PathLike[str]) -> Callable[..., Query]:
     if not isinstance(model, (str, os.PathLike)):
         raise RequestError(f"model is {model!r:.80}: it must be a folder or a hub id")
-    return partial(Control, action="reload", model=os.fspath(model))
+    folder = os.path.abspath(model) if os.path.isdir(model) else os.fspath(model)  # the engine runs in another folder
+    return partial(Control, action="reload", model=folder)

@@ -33,6 +33,7 @@ from .conversation import Answer, Conversation, check_reply
 
 T = TypeVar("T")
 
+LONGEST_WAIT_S = 86400.0  # a poller's milliseconds have 31 bits
 MAX_MESSAGES_PER_TURN = 256  # received before commands and pings get their turn
 REOPEN_INTERVAL_S = 0.1  # a peer that accepts and hangs up at once is not hammered
 _MONITORED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
@@ -166,7 +167,8 @@ class Connection(Channel):
 
     def _wait(self, timeout_s: float | None) -> dict[object, int]:
         """Wait until something comes; what it is, by socket."""
-        ready: dict[object, int] = dict(self._poller.poll(None if timeout_s is None else math.ceil(timeout_s * 1000)))
+        timeout_ms = None if timeout_s is None else math.ceil(min(timeout_s, LONGEST_WAIT_S) * 1000)
+        ready: dict[object, int] = dict(self._poller.poll(timeout_ms))
         if self._wake_fd in ready:
             with self._lock:
                 self._is_woken = False

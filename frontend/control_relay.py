@@ -43,7 +43,7 @@ class ControlRelay:
         if not model:
             raise RequestError("reload needs a model: a folder or a hub id")
         try:
-            folder = find_checkpoint(model, None)
+            folder = find_checkpoint(model, None, "the model")
             shape = _shape(ModelConfig.load(folder))
         except ConfigError as error:  # here it is the caller's
             raise RequestError(str(error)) from None

@@ -78,8 +78,8 @@ def invalid_body(error: Exception) -> HttpError:
     if "unknown field" in message:
         found = _BACKTICKED.search(message)
         return HttpError(400, message, param=found.group(1) if found else None, code="unknown_field")
-    found = re.search(r"at `\$\.?([^`]*)`", message) or _BACKTICKED.search(message)
-    return HttpError(400, message, param=found.group(1) if found else None)
+    found = re.search(r"at `\$\.?([^`]*)`|missing required field `([^`]*)`", message)
+    return HttpError(400, message, param=found.group(1) or found.group(2) if found else None)
 
 
 def refusal_kind(error: HttpError | TokenloomError) -> str:

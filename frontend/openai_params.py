@@ -6,7 +6,7 @@ OpenAI's bookkeeping fields (user, metadata, store …) change nothing and are l
 from __future__ import annotations
 
 from ..ipc.errors import RequestError
-from ..ipc.sampling_params import SamplingParams
+from ..ipc.sampling_params import RANGES, SamplingParams
 from ..ipc.structured_outputs import StructuredOutputsParams
 from .openai_schema import ChatRequest, Generation, Scheduled
 
@@ -75,4 +75,7 @@ def structured_outputs(body: Generation) -> StructuredOutputsParams | None:
 
 def chat_max_tokens(body: ChatRequest) -> int | None:
     """The newer name wins; OpenAI counts reasoning too, as we do."""
-    return body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    if body.max_completion_tokens is None:
+        return body.max_tokens
+    RANGES["max_tokens"].check("max_completion_tokens", body.max_completion_tokens)
+    return body.max_completion_tokens

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from ..ipc.errors import RequestError
-from ..ipc.sampling_params import MAX_STOP_STRINGS
+from ..ipc.sampling_params import MAX_STOP_STRINGS, RANGES
 from .openai_chat import ChatCompletion
 from .openai_errors import encode_json
 from .openai_items import ItemWriter
@@ -207,6 +207,8 @@ def chat_request(body: ResponsesRequest) -> ChatRequest:
         )
         for each in body.tools or ()
     ]
+    if body.max_output_tokens is not None:
+        RANGES["max_tokens"].check("max_output_tokens", body.max_output_tokens)
     choice = body.tool_choice
     same: dict[str, Any] = {name: getattr(body, name) for name in _SAME}
     return ChatRequest(

@@ -42,7 +42,7 @@ def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
         config=config,
         model=model,
         model_folder=str(folder),
-        tokenizer_folder=str(find_checkpoint(config.tokenizer, None) if config.tokenizer else folder),
+        tokenizer_folder=str(find_checkpoint(config.tokenizer, None, "--tokenizer") if config.tokenizer else folder),
         served_model_name=config.served_model_name or config.model or "tokenloom-demo",
         dtype=_dtype(config, model),
         device=_device(config),
@@ -56,23 +56,24 @@ def _with_absolute_paths(config: EngineConfig) -> EngineConfig:
     return msgspec.structs.replace(config, **absolute)
 
 
-def find_checkpoint(name: str | None, revision: str | None) -> Path:
-    """The folder of `name`: a folder, or a hub id whose files are fetched unless cached; None, demo: the demo."""
+def find_checkpoint(name: str | None, revision: str | None, what: str = "--model") -> Path:
+    """The folder of `name`: a folder, or a hub id whose files are fetched unless cached; None, demo: the demo.
+    An error calls it by `what` it was given as."""
     if name is not None and os.path.isdir(name):
         return Path(name).resolve()
     if name in (None, "demo"):
         return DEMO_FOLDER
     if not _HUB_ID.fullmatch(name):
-        raise ConfigError(f"--model {name} is neither a folder, nor a hub id of the form owner/name, nor demo")
+        raise ConfigError(f"{what} {name} is neither a folder, nor a hub id of the form owner/name, nor demo")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=_HUB_FILES))
     except RepositoryNotFoundError:
-        raise ConfigError(f"--model {name}: no such folder, and the hub knows no such repository") from None
+        raise ConfigError(f"{what} {name}: no such folder, and the hub knows no such repository") from None
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise ConfigError(f"--model {name} is no folder and cannot be fetched: {str(error).splitlines()[0]}") from None
+        raise ConfigError(f"{what} {name} is no folder and cannot be fetched: {str(error).splitlines()[0]}") from None
 
 
 def check_parallel(model: ModelConfig, size: int) -> None:

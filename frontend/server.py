@@ -78,7 +78,7 @@ async def _serve(process: FrontendProcess, frontend: Frontend, spec: EngineSpec,
         timeout_graceful_shutdown=FAREWELL_S,
     )
     config.load()
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # a line for each malformed request would fill a disk
     server = uvicorn.Server(config)
     server.lifespan = config.lifespan_class(config)
     await server.startup(sockets=[listener])

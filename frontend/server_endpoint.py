@@ -40,6 +40,9 @@ class Endpoint(NamedTuple):
 async def read_body(request: Request, body_type: type[BodyT], served: str = "") -> BodyT:
     """The decoded body; HttpError for one that is not of the schema, or that asks for another model than the one which
     is `served`, RequestError for a value that cannot be, all of which name the field."""
+    coding = request.headers.get("content-encoding", "identity")
+    if coding != "identity":
+        raise HttpError(415, f"the body comes with content-encoding {coding:.40}: send it as it is")
     raw = await request.body()
     if not raw:
         raise HttpError(400, "the body is empty: send a JSON object")

@@ -28,6 +28,7 @@ from .roster import Child, Roster
 
 logger = logging.getLogger("tokenloom.supervisor")
 
+LONGEST_WAIT_S = 86400.0  # a poller's milliseconds have 31 bits
 RETRY_S = 0.1  # between looks at whether the workers that a core needs are up
 START_GRACE = 5  # times the hang timeout, or the first start, for a replacement that is still starting
 STOP_TIMEOUT_S = 3.0  # from Stop to SIGKILL
@@ -155,7 +156,7 @@ class Supervisor:
             waits.append(timeout_s)
         if self._is_serving:
             waits.append(self._next_ping_at - now)
-        return max(int(min(waits) * 1000) + 1, 0) if waits else None
+        return max(int(min(*waits, LONGEST_WAIT_S) * 1000) + 1, 0) if waits else None
 
     def _on_message(self, child: Child, message: messages.ChildToSupervisor) -> None:
         if isinstance(message, messages.Hello):

@@ -112,10 +112,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"--max-num-batched-tokens {self.max_num_batched_tokens} is below --max-num-seqs {self.max_num_seqs}: "
                 "a step could not hold one token of each running request; raise the first or lower the second"
             )
-        for name in ("default_timeout_s", "max_timeout_s", "step_timeout_s", "hang_timeout_s"):
+        for name in _TIMEOUTS:
             value = getattr(self, name)
             if value is not None and not 0 < value <= 1e9:
                 raise ConfigError(f"{_flag(name)} must be in (0, 1e9] seconds, got {value}")
+        if not 0 <= self.drain_timeout_s <= 1e9:
+            raise ConfigError(f"--drain-timeout-s must be in [0, 1e9] seconds, got {self.drain_timeout_s}")
         default_s, max_s = self.default_timeout_s, self.max_timeout_s
         if default_s is not None and max_s is not None and default_s > max_s:
             raise ConfigError(
@@ -134,6 +136,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError(f"--api-key or {API_KEY_VARIABLE} must be at least 1 printable ASCII character")
 
 
+_TIMEOUTS = ("default_timeout_s", "max_timeout_s", "step_timeout_s", "hang_timeout_s", "start_timeout_s")
 _INT_RANGES = (
     ("tensor_parallel_size", 1, 64),
     ("max_model_len", 1, 1 << 24),

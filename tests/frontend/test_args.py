@@ -85,13 +85,14 @@ def test_the_environment_may_hold_the_api_key_and_file_and_command_line_win(
         ("block_size: 0", r"--block-size must be in \[1, 1024\], got 0"),
         ("- a list", "name: value"),
         ("a: [", "cannot be read"),
+        ("served_model_name: \udcff", "cannot be read"),  # a byte that is no UTF-8
         ("max_num_seqs: 64\nmax_num_batched_tokens: 8", "max-num-batched-tokens 8 is below --max-num-seqs 64"),
         ("listen: nowhere", "must be ipc:///PATH or tcp://HOST:PORT"),
     ],
 )
 def test_a_bad_file_is_one_line_with_the_mend(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "engine.yaml"
-    file.write_text(text)
+    file.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(ConfigError, match=message) as caught:
         parse("--config", str(file))
     assert "\n" not in str(caught.value)

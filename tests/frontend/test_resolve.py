@@ -51,6 +51,8 @@ def test_a_length_beyond_the_model_is_refused(tmp_path: Path) -> None:
 def test_a_name_that_is_no_folder_and_no_hub_id_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="neither a folder, nor a hub id"):
         find_checkpoint(str(tmp_path / "missing"), None)
+    with pytest.raises(ConfigError, match="--tokenizer /nowhere is neither a folder"):
+        resolve(EngineConfig(tokenizer="/nowhere", device="cpu"), RunDirectory(tmp_path))
     with pytest.raises(ConfigError, match="does not exist"):
         resolve(EngineConfig(model=str(tmp_path), device="cpu"), RunDirectory(tmp_path))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+
 import httpx2
 import pytest
 
@@ -34,6 +36,33 @@ def test_a_bad_body_is_answered_in_openais_form(
     assert set(error) == {"message", "type", "param", "code"}
     assert error["type"] == "invalid_request_error"
     assert param is None or error["param"] == param, error
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "param"),
+    [
+        (
+            "chat/completions",
+            b'{"messages": [{"role": "user", "content": "x"}], "max_completion_tokens": 0}',
+            "max_completion_tokens",
+        ),
+        ("responses", b'{"input": "x", "max_output_tokens": 0}', "max_output_tokens"),
+        ("completions", b"[]", None),
+        ("completions", b'{"prompt": "x"', None),
+    ],
+)
+def test_an_error_names_what_the_caller_wrote(
+    http: httpx2.Client, path: str, content: bytes, param: str | None
+) -> None:
+    error = http.post(f"/v1/{path}", content=content).json()["error"]
+    assert error["param"] == param, error
+
+
+def test_a_compressed_body_is_told_to_be_sent_as_it_is(http: httpx2.Client) -> None:
+    answer = http.post(
+        "/v1/completions", content=gzip.compress(b'{"prompt": "x"}'), headers={"content-encoding": "gzip"}
+    )
+    assert answer.status_code == 415 and "content-encoding gzip" in answer.json()["error"]["message"]
 
 
 def test_tools_that_the_template_cannot_show_are_refused_unless_a_call_is_forced(http: httpx2.Client) -> None:

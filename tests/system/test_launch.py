@@ -35,13 +35,13 @@ LONG = SamplingParams(temperature=0, max_tokens=300, ignore_eos=True)
 
 
 def test_the_command_serves_and_a_signal_ends_it_cleanly(tmp_path: Path) -> None:
-    with LaunchedEngine(tmp_path) as engine:
+    with LaunchedEngine(tmp_path, "--hang-timeout-s", "1e9", "--start-timeout-s", "1e9") as engine:
         address = engine.wait_ready()
         titles = sorted(" ".join(process.cmdline()).strip() for process in engine.processes()[1:])
         assert titles == ["tokenloom core", "tokenloom frontend", "tokenloom worker 0"]
         for phase in ("tokenizer loaded", "load weights", "KV cache", "workers joined"):
             assert any(phase in line for line in engine.lines), f"no line tells of {phase}"
-        with Client(address) as one, Client(address) as two:
+        with Client(address, connect_timeout_s=1e9) as one, Client(address) as two:
             assert one.generate("The capital of France is", GREEDY, use_tqdm=False)[0].outputs[0].text == " Paris."
             assert "".join(two.stream("The capital of Japan is", GREEDY)) == " Tokyo."
             assert two.health().is_ready and two.info().max_model_len >= 2048
