@@ -29,7 +29,6 @@ from .openai_schema import ChatRequest, CompletionRequest, EmbeddingRequest
 from .openai_text import has_markers
 from .openai_tools import ParserName, find_parser
 from .server_admin import AdminEndpoints
-from .server_dashboard import Dashboard
 from .server_endpoint import BodyT, Endpoint, read_body
 from .server_engine import LocalEngine
 from .server_events import EventStream, until_disconnect
@@ -102,8 +101,8 @@ class OpenAIEndpoints:
 
 def new_app(engine: LocalEngine, frontend: Frontend, spec: EngineSpec) -> ASGIApp:
     """The whole application: routes, the gate around them, and CORS around all of it, for pages that are refused."""
-    makers = (OpenAIEndpoints(engine, frontend.metrics, spec), AdminEndpoints(engine, frontend, spec))
-    endpoints = [each for maker in (*makers, Dashboard(engine, frontend, spec)) for each in maker.endpoints()]
+    admin = AdminEndpoints(engine, frontend, spec)
+    endpoints = [*OpenAIEndpoints(engine, frontend.metrics, spec).endpoints(), *admin.endpoints()]
 
     async def openapi(request: Request) -> Response:
         return json_response(document(endpoints, spec))
