@@ -1,14 +1,13 @@
 """EngineHandle: a private engine as a child process, from its start to its end.
 
-The engine lives as long as the write end of a pipe, the lifeline, stays open here: however this process ends, the
-engine ends too. Nothing is imported into the child from the user's program, so that a script needs no `__main__`
-guard. Knows no request.
+The engine lives as long as its standard input, the lifeline, stays open here: however this process ends, the engine
+ends too. On its standard output it says once where it serves. Nothing is imported into the child from the user's
+program, so that a script needs no `__main__` guard. Knows no request.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import select
 import signal
@@ -19,8 +18,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from io import RawIOBase
 from pathlib import Path
+from typing import IO
 from weakref import WeakSet
 
 import msgspec
@@ -37,7 +36,7 @@ COMMAND = (sys.executable, "-m", "tokenloom.frontend.launch")
 
 
 class _Answer(msgspec.Struct, frozen=True):
-    """The one line on the ready pipe."""
+    """The one line on the engine's standard output."""
 
     address: str = ""
     http_address: str | None = None
@@ -45,7 +44,7 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 class EngineHandle:
-    """Owns the process and the write end of its `lifeline`. `address`, and `http_address` with --http, are where the
+    """Owns the process and its `lifeline`. `address`, and `http_address` with --http, are where the
     engine serves; `stop` may be called from anywhere."""
 
     def __init__(self, config: EngineConfig, command: Sequence[str] = COMMAND) -> None:
@@ -56,26 +55,18 @@ class EngineHandle:
         self._on_death: Callable[[TokenloomError], None] | None = None
         self._lock = threading.Lock()  # guards _on_death and _death
         self._death: EngineDead | None = None
-        lifeline_fd, write_fd = _pipe()
-        ready_fd, answer_fd = _pipe()
-        self.lifeline = os.fdopen(write_fd, "wb", buffering=0)
-        with os.fdopen(ready_fd, "rb", buffering=0) as ready:
-            try:
-                self._process = _start(command, config, lifeline_fd, answer_fd)
-            except BaseException:
-                self.lifeline.close()
-                raise
-            finally:
-                os.close(lifeline_fd)
-                os.close(answer_fd)
-            _handles.add(self)
-            self._reader = _start_thread("tokenloom engine stderr", self._read_stderr)
-            self._watcher = _start_thread("tokenloom engine watch", self._watch)
-            try:
+        self._process = _start(command, config)
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self.lifeline = self._process.stdin
+        _handles.add(self)
+        self._reader = _start_thread("tokenloom engine stderr", self._read_stderr)
+        self._watcher = _start_thread("tokenloom engine watch", self._watch)
+        try:
+            with self._process.stdout as ready:
                 self.address, self.http_address = self._wait_ready(ready, config.start_timeout_s)
-            except BaseException:
-                self.stop()
-                raise
+        except BaseException:
+            self.stop()
+            raise
 
     @property
     def pid(self) -> int:
@@ -103,7 +94,7 @@ class EngineHandle:
         self._watcher.join(TERMINATE_TIMEOUT_S)
         self._reader.join(LAST_WORDS_TIMEOUT_S)
 
-    def _wait_ready(self, ready: RawIOBase, timeout_s: float) -> tuple[str, str | None]:
+    def _wait_ready(self, ready: IO[bytes], timeout_s: float) -> tuple[str, str | None]:
         deadline = time.monotonic() + timeout_s
         line = b""
         while not line.endswith(b"\n"):
@@ -112,7 +103,7 @@ class EngineHandle:
                     f"the engine did not start within {timeout_s:g} s{self._quoted()}: raise start_timeout_s if the "
                     "model is large"
                 )
-            data = ready.read(1 << 16)
+            data = os.read(ready.fileno(), 1 << 16)
             if not data:
                 self._watcher.join(TERMINATE_TIMEOUT_S)
                 raise self._death or EngineDead(f"the engine gave up its start{self._quoted()}")
@@ -160,25 +151,12 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _pipe() -> tuple[int, int]:
-    """A pipe whose ends are above the standard streams, which a program may have closed and the child gets anew."""
-    low = os.pipe()
-    try:
-        read_fd, write_fd = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for fd in low)
-    finally:
-        for fd in low:
-            os.close(fd)
-    return read_fd, write_fd
-
-
-def _start(command: Sequence[str], config: EngineConfig, lifeline_fd: int, answer_fd: int) -> subprocess.Popen[bytes]:
-    arguments = ["--lifeline-fd", str(lifeline_fd), "--ready-fd", str(answer_fd)]
+def _start(command: Sequence[str], config: EngineConfig) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [*command, *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        pass_fds=(lifeline_fd, answer_fd),
         start_new_session=True,
         env=_environment() | {CONFIG_VARIABLE: msgspec.json.encode(config).decode()},
     )

@@ -1,18 +1,16 @@
 """`engine-launch`: the command. Parses, starts a supervisor, serves until told to stop.
 
 Exit codes: 0 after a clean stop, 2 for a configuration that cannot be served, 1 when the engine died.
-LLM and AsyncLLM start the same command: the configuration is in the environment, a lifeline and a descriptor for the
-answer are arguments.
+LLM and AsyncLLM start the same command, with the configuration in its environment: such a private engine ends with its
+standard input, and says on its standard output once where it serves, or why it cannot.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
 
 import msgspec
 
@@ -27,8 +25,6 @@ from .args import add_engine_arguments, engine_config
 from .cli_command import COMMANDS, list_commands, list_examples, load_command, unknown_command
 from .resolve import resolve
 from .supervisor import Supervisor
-
-Report: TypeAlias = Callable[[str | None, str | None, Exception | None], None]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,67 +62,65 @@ def new_serve_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"tokenloom {tokenloom_version()}")
-    parser.add_argument("--lifeline-fd", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
     add_engine_arguments(parser)
     return parser
 
 
 def serve(argv: Sequence[str]) -> int:
+    """For the person at the command line, or for the program that has put its configuration into the environment."""
     arguments = new_serve_parser().parse_args(argv)
     set_title("tokenloom supervisor")
-    report = _report_to(arguments.ready_fd)
+    is_private = CONFIG_VARIABLE in os.environ
+    supervisor: Supervisor | None = None
     try:
-        config = _config(arguments)
+        config = _handed_over() if is_private else engine_config(arguments)
         log.configure("supervisor", config.log_level)
-        _serve(config, arguments.lifeline_fd, report)
+        supervisor = _start(config, is_private)
+        supervisor.run()
     except TokenloomError as error:
-        report(None, None, error)
+        if is_private and supervisor is None:
+            _tell({"error": error_info(error)})
+        else:
+            print(f"engine-launch: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
+    finally:
+        if supervisor is not None:
+            supervisor.stop()
     return 0
 
 
-def _config(arguments: argparse.Namespace) -> EngineConfig:
-    if arguments.ready_fd is not None:
-        return msgspec.json.decode(os.environ.pop(CONFIG_VARIABLE), type=EngineConfig)
-    return engine_config(arguments)
+def _handed_over() -> EngineConfig:
+    return msgspec.json.decode(os.environ.pop(CONFIG_VARIABLE), type=EngineConfig)
 
 
-def _serve(config: EngineConfig, lifeline_fd: int | None, report: Report) -> None:
+def _start(config: EngineConfig, is_private: bool) -> Supervisor:
+    """An engine that serves; one that is private ends with its standard input."""
     run_directory = RunDirectory.create()
+    announce = (lambda line: None) if is_private else _say
     try:
-        supervisor = Supervisor(resolve(config, run_directory), run_directory, _announce)
+        supervisor = Supervisor(resolve(config, run_directory), run_directory, announce)
     except BaseException:
         run_directory.remove()
         raise
-    if lifeline_fd is not None:
-        start_lifeline(lifeline_fd, supervisor.remove_files)
+    if is_private:
+        start_lifeline(sys.stdin.fileno(), supervisor.remove_files)
     try:
         supervisor.start()
-        report(supervisor.address, supervisor.http_address, None)
-        supervisor.run()
-    finally:
+    except BaseException:
         supervisor.stop()
+        raise
+    if is_private:
+        _tell({"address": supervisor.address, "http_address": supervisor.http_address})
+    return supervisor
 
 
-def _announce(line: str) -> None:
+def _say(line: str) -> None:
     log.write_line(line, sys.stdout)
 
 
-def _report_to(fd: int | None) -> Report:
-    """A function that tells whoever started us, once, the addresses or the error; without `fd` it is a person."""
-    pending = [fd] if fd is not None else []
-
-    def report(address: str | None, http_address: str | None, error: Exception | None) -> None:
-        if pending:
-            places = {"address": address, "http_address": http_address}
-            answer = places if error is None else {"error": error_info(error)}
-            with os.fdopen(pending.pop(), "wb") as pipe, contextlib.suppress(BrokenPipeError):
-                pipe.write(msgspec.json.encode(answer) + b"\n")
-        elif error is not None:
-            print(f"engine-launch: {error}", file=sys.stderr)
-
-    return report
+def _tell(answer: dict[str, object]) -> None:
+    """The one line that the program which started us waits for."""
+    _say(msgspec.json.encode(answer).decode())
 
 
 if __name__ == "__main__":

@@ -32,18 +32,16 @@ from .fake_frontend import DEADLINE_S, FORBIDDEN, FakeService, expected_text, gr
 
 LAUNCHER = """
 import json, os, sys, time
-argv = sys.argv
-lifeline, ready = argv[argv.index("--lifeline-fd") + 1 :: 2][:2]
 config = os.environ["TOKENLOOM_CONFIG"]
 os.write(2, b"first words\\n")
 
 def tell(answer):
-    os.write(int(ready), json.dumps(answer).encode() + b"\\n")
-    os.close(int(ready))
+    os.write(1, json.dumps(answer).encode() + b"\\n")
+    os.close(1)
 
 def serve():
     tell({"address": "ipc://" + json.loads(config)["model"]})
-    while os.read(int(lifeline), 1):
+    while os.read(0, 1):
         pass
 """
 LAUNCHERS = {
@@ -51,7 +49,7 @@ LAUNCHERS = {
     "is stubborn": "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); serve(); time.sleep(100)",
     "dies": "os.write(2, b'out of luck\\n'); sys.exit(3)",
     "refuses": "tell({'error': {'kind': 'config', 'message': 'no such model'}}); sys.exit(2)",
-    "hangs": "os.read(int(lifeline), 1)",
+    "hangs": "os.read(0, 1)",
 }
 
 
