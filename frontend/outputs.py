@@ -128,12 +128,6 @@ class OutputBuilder:
             metrics=self._metrics,
         )
 
-    def result(self) -> RequestOutput:
-        """The finished output; raises the error of a request that failed."""
-        if self.error is not None:
-            raise self.error
-        return self.build()
-
 
 class _Answer:
     """One of the n answers: what has come, and how much of it `take_new` has shown."""

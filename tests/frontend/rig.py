@@ -63,7 +63,8 @@ def check_answer(submit: Submit, updates: list[Update]) -> None:
     for update in updates:
         assert not builder.is_finished, "nothing follows the last update"
         builder.add(update)
-    output = builder.result()
+    assert builder.error is None
+    output = builder.build()
     tokens = answer_tokens(prompt_ids(submit), 5, submit.params.max_tokens or 16)
     assert output.finished
     assert output.outputs[0].token_ids == tokens

@@ -172,7 +172,7 @@ def test_an_abort_or_an_error_ends_all_answers_at_the_client() -> None:
             builder.add(update)
         assert builder.is_finished and not conversation.is_busy
         if not has_error:
-            reasons = [(answer.finish_reason, answer.token_ids) for answer in builder.result().outputs]
+            reasons = [(answer.finish_reason, answer.token_ids) for answer in builder.build().outputs]
             assert reasons == [("abort", []), ("abort", [4]), ("abort", [])]
 
 
