@@ -88,7 +88,7 @@ class Rows:
         """Move a request's state into a free row; returns the row."""
         row = self._free.pop()
         count = request.num_tokens
-        self.tokens[row, :count] = request.tokens[:count]
+        self.tokens[row, :count] = request.tokens
         request.tokens, request.row = self.tokens[row], row
         self.request_by_row[row] = request
         self.is_active[row] = True

@@ -43,6 +43,7 @@ class Harness:
         self.cached: dict[int, int] = {}
         self.poolings: dict[int, PoolingParams] = {}
         self.vectors: dict[int, BulkArray] = {}
+        self.accepted: set[int] = set()
         self.aborted: set[int] = set()
         self.clock = 0.0
 
@@ -82,7 +83,7 @@ class Harness:
         for key, request in self.requests.items():
             if key not in self.finished:
                 child = CoreChild(key=key, seed=key, output_token_ids=encode_ids(self.tokens[key]))
-                self.core.add_request(0, msgspec.structs.replace(request, children=[child]))
+                self.core.add_request(owner_of(key), msgspec.structs.replace(request, children=[child]))
 
     def run_with_a_killer(self, key: int, num_outputs: int = 0) -> None:
         """Until all requests end, beside workers that end at a step with this one when it has told so many outputs."""
@@ -126,11 +127,11 @@ class Harness:
             attempt=attempt,
             pooling=pooling,
         )
-        self.core.add_request(0, self.requests[key])
+        self.core.add_request(owner_of(key), self.requests[key])
 
     def abort(self, key: int) -> None:
         self.aborted.add(key)
-        self.core.abort(0, [key])
+        self.core.abort(owner_of(key), [key])
         self.take()
 
     def turn(self, answers: int = 1) -> None:
@@ -147,10 +148,12 @@ class Harness:
         self.take()
 
     def take(self) -> None:
-        for _, outputs in self.core.take_outputs():
+        for owner, outputs in self.core.take_outputs():
+            self.accepted.update(outputs.accepted)
             columns = (outputs.keys, outputs.starts, outputs.counts)
             tokens = list(decode_ids(outputs.token_ids))
             for key, start, count in zip(*(decode_ids(column) for column in columns), strict=True):
+                assert owner == owner_of(key), "another frontend's token"
                 assert key not in self.finished, "tokens after the finish"
                 assert start == len(self.tokens[key]), "a token is missing or repeated"
                 self.tokens[key] += tokens[:count]
@@ -178,6 +181,9 @@ class Harness:
         fit."""
         self.run()
         assert self.finished.keys() == self.prompts.keys()
+        assert (
+            self.accepted | {key for key in self.prompts if self.finished[key].reason == "error"} == self.prompts.keys()
+        )
         for key, finished in self.finished.items():
             if finished.reason == "abort":
                 assert key in self.aborted
@@ -200,6 +206,11 @@ class Harness:
         assert params.max_tokens is not None
         assert self.tokens[key] == expected_tokens(prompt, seed, params.max_tokens, stop)
         assert self.finished[key].reason == ("stop" if self.tokens[key][-1] in stop else "length")
+
+
+def owner_of(key: int) -> int:
+    """The one of two frontends that asks."""
+    return key // 10 % 2
 
 
 def prompt_of(rng: random.Random, length: int) -> list[int]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tokenloom.core.block_pool import BlockPool
 from tokenloom.core.block_record import BlockRecord
 from tokenloom.core.quarantine import CRASHES_TO_CONVICT
 from tokenloom.core.step_watch import FIRST_LIMIT_S, MIN_LIMIT_S
+from tokenloom.ipc.codec import encode_ids, num_ids
+from tokenloom.ipc.errors import ProtocolError
 from tokenloom.ipc.pooling_params import PoolingParams
 
 from .fake_worker import FakeWorker, expected_tokens, next_token
@@ -92,6 +95,7 @@ def test_a_block_that_was_taken_for_other_content_while_its_step_was_in_flight_i
     pool.confirm(published)
     assert BlockRecord(path, 3, 0).key_by_block == {blocks[1]: keys[1]}
     assert BlockPool(3, BlockRecord(path, 3, 0)).lookup(keys[1]) == blocks[1]
+    assert BlockRecord(tmp_path / "others", 3, 0).namespace != BlockRecord(path, 3, 0).namespace
     pool.publish(blocks[0], keys[0])
     pool.clear_index()
     assert not pool.take_unconfirmed(), "what workers were to write that are gone"
@@ -139,9 +143,10 @@ def test_a_resumed_request_goes_on_where_it_was() -> None:
 
 def test_a_resumed_request_that_has_its_stop_finishes_without_a_step() -> None:
     harness = Harness(block_size=4)
-    harness.add(0, [1, 2], 20, outputs=[5, 6], stop=[6])
+    harness.add(0, [1, 2], 20, outputs=[5, 6], stop=[6], min_tokens=2)
+    harness.add(1, [1, 6], 20, stop=[6])
     harness.take()
-    assert harness.finished[0].reason == "stop" and harness.worker.queue == []
+    assert harness.finished[0].reason == "stop" and harness.finished.keys() == {0}, "a prompt may end in a stop token"
 
 
 @pytest.mark.parametrize("num_stops", [1, 3, 20])
@@ -163,12 +168,13 @@ def test_no_stop_id_ends_a_request_below_its_min_tokens() -> None:
     assert harness.finished[0].reason == "stop" and len(harness.tokens[0]) == 5
 
 
-def test_priority_runs_the_lower_value_first() -> None:
-    harness = Harness(max_num_seqs=1, scheduling_policy="priority", block_size=4)
+@pytest.mark.parametrize(("policy", "order"), [("priority", [2, 1, 0]), ("fcfs", [0, 1, 2])])
+def test_priority_runs_the_lower_value_first_if_it_counts(policy: str, order: list[int]) -> None:
+    harness = Harness(max_num_seqs=1, scheduling_policy=policy, block_size=4)
     for key, priority in enumerate([5, 0, -3]):
         harness.add(key, [1, 2, 3], priority=priority)
     harness.run()
-    assert list(harness.finished) == [2, 1, 0]
+    assert list(harness.finished) == order
 
 
 def test_a_request_that_does_not_fit_lets_others_pass_but_not_for_ever() -> None:
@@ -258,18 +264,23 @@ def test_a_request_that_can_never_fit_is_refused_with_the_numbers() -> None:
     harness = Harness(num_blocks=9, block_size=4)
     harness.add(0, [1] * 30, 8)
     harness.take()
-    error = harness.finished[0].error
-    assert error is not None and error.kind == "request" and "need 10 KV blocks" in error.message
+    assert harness.error_of(0).startswith("request: 30 prompt tokens") and "need 10 KV blocks" in harness.error_of(0)
+    for key, num_prompt in ((2, 0), (3, 249)):
+        harness.add(key, [1] * num_prompt, 8)
+        harness.take()
+        assert harness.error_of(key).startswith("request: ") and "max_model_len 256" in harness.error_of(key)
     harness.add(1, [1] * 25, 8)
     harness.run()
     harness.check(1)
 
 
-def test_a_full_queue_answers_overloaded_but_takes_resubmissions() -> None:
-    harness = Harness(max_waiting_requests=2, block_size=4)
+@pytest.mark.parametrize("limit", [{"max_waiting_requests": 2}, {"max_waiting_tokens": 2}], ids=str)
+def test_a_full_queue_answers_overloaded_but_takes_resubmissions(limit: dict[str, int]) -> None:
+    harness = Harness(**limit, block_size=4)
     for key in range(3):
         harness.add(key, [1])
     harness.take()
+    assert list(harness.finished) == [2]
     error = harness.finished[2].error
     assert error is not None and error.kind == "overloaded" and error.retry_after_s > 0
     harness.add(3, [1], outputs=[next_token([1], 3)])
@@ -306,12 +317,18 @@ def test_losing_the_workers_loses_no_token() -> None:
         harness.check(key)
 
 
-def test_a_new_core_goes_on_from_what_the_workers_of_the_old_one_have_computed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("was_lost_with_workers", [False, True])
+def test_a_new_core_goes_on_from_what_the_workers_of_the_old_one_have_computed(
+    was_lost_with_workers: bool, tmp_path: Path
+) -> None:
     harness, rng = Harness(num_blocks=128, record=tmp_path / "blocks", block_size=4, max_num_seqs=8), random.Random(8)
     for key in range(5):
         harness.add(key, prompt_of(rng, 30), 40)
-    harness.lose_worker()
-    harness.core.forget_computed()
+    if was_lost_with_workers:
+        harness.lose_core(num_done=0, with_worker=True)
+    else:
+        harness.lose_worker()
+        harness.core.forget_computed()
     while min(len(tokens) for tokens in harness.tokens.values()) < 20:
         harness.turn()
     num_computed, num_told = harness.worker.num_computed_tokens, sum(map(len, harness.tokens.values()))
@@ -402,6 +419,34 @@ def test_the_request_that_kills_every_group_fails_alone() -> None:
     assert error is not None and error.kind == "internal" and "a test" in error.message
     for key in set(range(8)) - {5}:
         harness.check(key)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "what"),
+    [
+        ("rows", b"", "2 rows were sampled, 2 were asked for"),
+        ("token_ids", b"", "0 rows were sampled, 2 were asked for"),
+        ("pooled", [], "0 rows were embedded, 1 had to be"),
+        ("prompt_logprobs", 0, "rows that were not in it"),
+        ("prompt_logprobs", 4, "rows that were not in it"),
+    ],
+)
+def test_a_result_that_answers_something_else_is_refused(field: str, value: object, what: str) -> None:
+    harness = Harness(block_size=4, steps_in_flight=1, max_num_seqs=8, max_num_batched_tokens=64)
+    harness.add(0, [1, 2])
+    harness.add(1, [1] * 18)
+    harness.add(2, [2] * 18, prompt_logprobs=1)
+    harness.add(3, [3] * 18, pooling=PoolingParams(method="last"))
+    harness.turn()
+    harness.abort(0)
+    harness.core.step()  # of rows 1, 2 and 3
+    result = harness.worker.answer()
+    assert result is not None and result.prompt_logprobs is not None
+    if isinstance(value, int):
+        owners = encode_ids([value] * num_ids(result.prompt_logprobs.owners))
+        value = msgspec.structs.replace(result.prompt_logprobs, owners=owners)
+    with pytest.raises(ProtocolError, match=what):
+        harness.core.on_result(msgspec.structs.replace(result, **{field: value}))
 
 
 @pytest.mark.parametrize("num_outputs", [0, 3])

@@ -14,7 +14,7 @@ from tokenloom.ipc.messages import CoreChild, EngineCoreOutputs, EngineCoreReque
 from tokenloom.ipc.sampling_params import SamplingParams
 
 from .fake_worker import FakeWorker, fake_logprob
-from .harness import Harness, prompt_of
+from .harness import Harness, owner_of, prompt_of
 
 
 class GroupHarness(Harness):
@@ -28,11 +28,12 @@ class GroupHarness(Harness):
 
         def listen() -> list[tuple[int, EngineCoreOutputs]]:
             outputs = take_outputs()
-            for _, message in outputs:
+            for owner, message in outputs:
                 for key, position, token, logprob in entries(message.logprobs):
-                    assert position not in self.told[key], "a logprob came twice"
+                    assert owner == owner_of(key) and position not in self.told[key], "a logprob came twice"
                     self.told[key][position] = token, logprob
                 for key, position, token, logprob in entries(message.prompt_logprobs):
+                    assert owner == owner_of(key)
                     self.prompt_told[key].append((position, token, logprob))
             return outputs
 
@@ -54,7 +55,7 @@ class GroupHarness(Harness):
             self.tokens[key] = list((outputs or {}).get(key, []))
         children = [CoreChild(key=key, seed=key, output_token_ids=encode_ids(self.tokens[key])) for key in keys]
         self.core.add_request(
-            0,
+            owner_of(keys[0]),
             EngineCoreRequest(
                 children=children,
                 prompt_token_ids=encode_ids(prompt),
@@ -96,12 +97,15 @@ def entries(columns: LogprobColumns | None) -> list[tuple[int, int, int, float]]
 @pytest.mark.parametrize("budget", [16, 2048])
 def test_the_prompt_of_n_answers_is_computed_once(options: dict[str, object], budget: int) -> None:
     harness = GroupHarness(num_blocks=128, max_num_seqs=16, max_num_batched_tokens=budget, block_size=4, **options)
+    harness.add(9, [9] * 100)  # its row is the first of theirs
+    harness.run()
+    before = harness.worker.num_computed_tokens
     prompt = prompt_of(random.Random(1), 62)
     harness.add_group(range(5), prompt)
     harness.run()
     for key in range(5):
         harness.check(key)
-    assert harness.worker.num_computed_tokens == 62 + 4 * 2 + 5 * 7, "2 tokens stand in no full block"
+    assert harness.worker.num_computed_tokens - before == 62 + 4 * 2 + 5 * 7, "2 tokens stand in no full block"
     assert [harness.cached[key] for key in range(5)] == [0, 60, 60, 60, 60]
 
 
