@@ -94,7 +94,7 @@ class OpenRequest:
             attempt=attempt,
             children=children,
             arrival_time=self._arrival_time,
-            num_prompt_logprobs=self._num_prompt_logprobs if children else 0,
+            num_prompt_logprobs=self._num_prompt_logprobs,
         )
 
     def accept(self, accepted: Accepted) -> bool:

@@ -19,7 +19,7 @@ class StopMatch(NamedTuple):
 
 
 class StopChecker:
-    """The state of one answer; replaying its text rebuilds it."""
+    """The state of one answer, up to its first stop string; replaying its text rebuilds it."""
 
     def __init__(self, stops: tuple[str, ...], is_included: bool) -> None:
         """`is_included`: the stop string is part of the answer, so nothing need be kept back."""
@@ -37,9 +37,9 @@ class StopChecker:
             while node and character not in children[node]:
                 node = fallbacks[node]
             node = children[node].get(character, 0)
-            if may_stop and matches[node] is not None:
-                self._node = node
-                return self._stop(text[:position], matches[node])
+            if may_stop and (stop := matches[node]) is not None:
+                seen = self._held + text[:position]
+                return StopMatch(seen if self._is_included else seen[: len(seen) - len(stop)], stop)
         self._node = node
         seen = self._held + text
         num_held = 0 if self._is_included else automaton.num_held[node]
@@ -51,12 +51,6 @@ class StopChecker:
         """The text that was kept back, when the answer ends without a stop string."""
         text, self._held = self._held, ""
         return text
-
-    def _stop(self, text: str, stop: str | None) -> StopMatch:
-        assert stop is not None
-        seen = self._held + text
-        self._held = ""
-        return StopMatch(seen if self._is_included else seen[: len(seen) - len(stop)], stop)
 
 
 class Automaton:

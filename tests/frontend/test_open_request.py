@@ -1,0 +1,64 @@
+"""What a client holds of a request is what it asks for again: its tokens, its seeds, what was told of its prompt."""
+
+from __future__ import annotations
+
+from tokenloom.frontend.open_request import OpenRequest
+from tokenloom.ipc.codec import decode_ids, encode_ids
+from tokenloom.ipc.messages import Accepted, Delta, Logprobs, Submit
+from tokenloom.ipc.sampling_params import SamplingParams
+
+PROMPT = encode_ids([7, 8, 9])
+
+
+def accept(request: OpenRequest, seed: int = 5) -> Submit:
+    """The next attempt, which the frontend takes."""
+    submit = request.next_submit()
+    assert request.accept(
+        Accepted(request_id="a", attempt=submit.attempt, prompt_token_ids=PROMPT, prompt="p", seed=seed)
+    )
+    return submit
+
+
+def accepted_request(n: int = 1) -> OpenRequest:
+    request = OpenRequest(Submit(request_id="a", prompt="p", params=SamplingParams(n=n)), lambda update: None)
+    assert accept(request).prompt == "p"
+    return request
+
+
+def delta(start: int, num_tokens: int, index: int = 0, **more: object) -> Delta:
+    token_ids = encode_ids(range(start, start + num_tokens))
+    return Delta(request_id="a", index=index, start=start, token_ids=token_ids, **more)  # type: ignore[arg-type]
+
+
+def test_before_anything_came_it_is_asked_for_by_its_tokens_alone() -> None:
+    submit = accept(accepted_request())
+    assert (submit.attempt, submit.prompt, submit.prompt_token_ids, submit.children) == (1, None, PROMPT, [])
+
+
+def test_each_answer_keeps_the_seed_of_the_first_acceptance() -> None:
+    request = accepted_request(n=3)
+    assert request.take(delta(0, 2)) == request.take(delta(0, 1, index=2)) == "new"
+    assert request.take(delta(2, 1, finish_reason="stop")) == "new"
+    for _ in range(2):
+        submit = accept(request, seed=6)  # of the first answer that is still open
+        assert [(child.index, child.seed) for child in submit.children] == [(1, 6), (2, 7)]
+        assert [len(decode_ids(child.output_token_ids)) for child in submit.children] == [0, 1]
+
+
+def test_prompt_logprobs_that_were_told_before_any_token_are_not_asked_for_again() -> None:
+    request = accepted_request()
+    told = Logprobs(num_top=0, token_ids=encode_ids([8]), logprobs=bytes(4), ranks=encode_ids([1]))
+    assert request.take(delta(0, 0, prompt_logprobs=told, prompt_start=1)) == "new"
+    submit = accept(request)
+    assert len(submit.children) == 1 and submit.num_prompt_logprobs == 2
+
+
+def test_only_what_follows_is_taken_and_only_what_is_missing_is_a_gap() -> None:
+    request = accepted_request()
+    assert [request.take(each) for each in (delta(0, 3), delta(1, 2), delta(3, 0))] == ["new", "old", "new"]
+    assert request.take(delta(0, 1, index=1)) == request.take(delta(0, 1, index=-1)) == "old"
+    for each in (delta(4, 1), delta(2, 2), delta(1, 1, finish_reason="stop")):
+        assert request.take(each) == "gap"
+    assert request.num_faults == 3 and request.take(delta(3, 1)) == "new" and request.num_faults == 0
+    assert request.take(delta(4, 0, finish_reason="stop")) == "new" and request.take(delta(4, 1)) == "old"
+    assert request.answers[0].joined() == encode_ids(range(4))
