@@ -122,6 +122,10 @@ def around_attention(ops: TritonOps, dtype: torch.dtype) -> None:
         x = ops.begin_decode(ids, rows, metadata, BLOCK_SIZE, table, 0)
         ops.add_rms_norm(x, torch.empty_like(x), empty(width, dtype=dtype), 1e-6)
     ops.silu_and_mul(empty((4, 2 * INNER), dtype=dtype))
+    for width, is_gated in ((HIDDEN, True), (5 * HIDDEN, False)):
+        packed = ops.pack_linear(empty((2 * INNER, width), dtype=dtype), None, is_gated)
+        ops.linear(empty((1, width), dtype=dtype), packed)
+    ops.logits(empty((1, HIDDEN), dtype=dtype), ops.pack_linear(empty((INNER, HIDDEN), dtype=dtype), None))
     log_totals(empty((4, 4096)))
     ones = empty(4, dtype=torch.float64)
     columns = empty(4), empty(4, dtype=torch.int32), ones, ones, empty((4, 2), dtype=torch.int32)

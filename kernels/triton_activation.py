@@ -12,15 +12,20 @@ _BLOCK = 1024
 
 
 @triton.jit
+def gated(gate, up, dtype: tl.constexpr):
+    """silu(gate) · up as float32: silu is rounded to the model's dtype before the product, as in torch."""
+    return (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32) * up
+
+
+@triton.jit
 def silu_and_mul_kernel(x, output, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     exists = columns < WIDTH
     gate = tl.load(x + row * (2 * WIDTH) + columns, mask=exists, other=0.0).to(tl.float32)
     up = tl.load(x + row * (2 * WIDTH) + WIDTH + columns, mask=exists, other=0.0).to(tl.float32)
-    # silu is rounded to the model's dtype before the product, as in torch
-    silu = (gate / (1.0 + tl.exp(-gate))).to(output.dtype.element_ty).to(tl.float32)
-    tl.store(output + row * WIDTH + columns, (silu * up).to(output.dtype.element_ty), mask=exists)
+    dtype: tl.constexpr = output.dtype.element_ty
+    tl.store(output + row * WIDTH + columns, gated(gate, up, dtype).to(dtype), mask=exists)
 
 
 def silu_and_mul(x: Tensor) -> Tensor:

@@ -1,4 +1,5 @@
-"""TritonOps: the operations of `ops.py` on CUDA, in Triton; products with plain matrices are torch's (cuBLAS).
+"""TritonOps: the operations of `ops.py` on CUDA, in Triton; products of several rows with plain matrices are torch's
+(cuBLAS).
 
 What it does not override is the reference. No operation reads the device back, so that a decode step can be captured
 in a CUDA graph: everything that depends on lengths is found by the kernels.
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from .ops import AttentionMetadata, PackedExperts, PackedLinear, RowColumns
 from .quantized import Weight
-from .reference import ReferenceOps, plain_table
+from .reference import PlainLinear, ReferenceOps, plain_table
 from .triton_activation import silu_and_mul
 from .triton_decode import decode_attention, plan_decode
 from .triton_experts import TritonExperts, mix_experts
@@ -23,6 +24,7 @@ from .triton_heads import prepare_heads
 from .triton_matmul import Matrices, matmul
 from .triton_norm import MAX_WIDTH, rms_norm
 from .triton_prefill import plan_prefill, prefill_attention
+from .triton_row_linear import row_linear
 from .triton_step import begin_decode, embed_tokens
 from .triton_table import DecodeShape, PrefillShape, decode_shape, prefill_shape
 
@@ -95,10 +97,17 @@ class TritonOps(ReferenceOps):
         return QuantizedLinear(Matrices.pack([weight]), bias, is_gated)
 
     def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
+        if isinstance(packed, PlainLinear) and x.shape[0] == 1:
+            return row_linear(_with_dense_rows(x), packed.weight, packed.bias, packed.is_gated, x.dtype)
         if not isinstance(packed, QuantizedLinear):
             return super().linear(x, packed)
         outputs = matmul(_with_dense_rows(x), packed.matrices, packed.bias, x.dtype)
         return self.silu_and_mul(outputs) if packed.is_gated else outputs
+
+    def logits(self, x: Tensor, packed: PackedLinear) -> Tensor:
+        if isinstance(packed, PlainLinear) and x.shape[0] == 1:
+            return row_linear(_with_dense_rows(x), packed.weight, packed.bias, packed.is_gated, torch.float32)
+        return super().logits(x, packed)
 
     def pack_experts(self, gate_up: Sequence[Weight], down: Sequence[Weight]) -> PackedExperts:
         return TritonExperts(Matrices.pack(gate_up), Matrices.pack(down))

@@ -63,6 +63,26 @@ def test_gated_linear_is_the_references(seed: int) -> None:
     check_close(*results)
 
 
+@pytest.mark.parametrize("seed", seeds(5, 40))
+def test_one_rows_product_is_the_references(seed: int) -> None:
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    dtype = rng.choice(list(TOLERANCES))
+    num_inputs, num_outputs = rng.choice([1, 24, 1000, 1024, 3072, 5000, 9000]), rng.choice([1, 2, 9, 67])
+    x, weight = torch.randn(1, num_inputs).to(dtype), torch.randn(num_outputs, num_inputs).to(dtype)
+    weight.div_(num_inputs**0.5)
+    bias = rng.choice([None, torch.randn(num_outputs).to(dtype)])
+    results = [
+        (ops.linear(x, ops.pack_linear(weight, bias)), ops.logits(x, ops.pack_linear(weight, bias)))
+        for ops in (TritonOps(90), ReferenceOps())
+    ]
+    (outputs, scores), (wanted, wanted_scores) = results
+    check_close(outputs, wanted)
+    assert scores.dtype == wanted_scores.dtype == torch.float32
+    check_close(scores.to(dtype), wanted_scores.to(dtype))
+    assert torch.equal(scores, outputs.float())  # rounded alike: tokens do not depend on who multiplied
+
+
 @pytest.mark.parametrize("seed", seeds(4, 40))
 def test_embedding_is_the_references(seed: int) -> None:
     rng = random.Random(seed)

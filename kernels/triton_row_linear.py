@@ -1,0 +1,97 @@
+"""One row times a matrix: a stream of the weights, in which the pass of gates is part of the launch.
+
+A program makes a few outputs. Its threads lie along the inputs and each keeps sums of its own until the end, so that
+all loads of a step are under way before the first is needed. For the one token of a lone request, which takes the time
+to read the weights and that of launches; for more rows cuBLAS makes better use of what it loads.
+"""
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .triton_activation import gated
+from .triton_launch import next_power_of_2
+
+WEIGHTS = 8192  # of a program at once: in bfloat16 16 KB, eight loads of 16 bytes for each thread
+MAX_INNER = 4096  # inputs of a program at once: many small programs leave no multiprocessor idle at the end
+
+
+@triton.jit
+def add_products(total, x, weight, rows, is_row, start, INPUTS: tl.constexpr, INNER: tl.constexpr):
+    """total [OUTPUTS, INNER] + the products of the inputs from `start` with these rows of the matrix."""
+    inner = start + tl.arange(0, INNER)
+    is_input = inner < INPUTS
+    weights = tl.load(
+        weight + rows[:, None] * INPUTS + inner[None, :], mask=is_row[:, None] & is_input[None, :], other=0.0
+    )
+    values = tl.load(x + inner, mask=is_input, other=0.0)
+    return total + weights.to(tl.float32) * values.to(tl.float32)[None, :]
+
+
+@triton.jit
+def finished(total, bias, rows, is_row, HAS_BIAS: tl.constexpr):
+    sums = tl.sum(total, axis=1)
+    if HAS_BIAS:
+        sums += tl.load(bias + rows, mask=is_row, other=0.0).to(tl.float32)
+    return sums
+
+
+@triton.jit(do_not_specialize=["num_outputs"])
+def one_row_kernel(
+    x,  # [INPUTS]
+    weight,  # [num_outputs, INPUTS]; if gated [2 * num_outputs, INPUTS], gates first
+    bias,  # [num_outputs] or [2 * num_outputs]
+    output,  # [num_outputs]
+    num_outputs,
+    INPUTS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    INNER: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    IS_GATED: tl.constexpr,
+):
+    dtype: tl.constexpr = x.dtype.element_ty
+    columns = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    is_row = columns < num_outputs
+    rows = columns.to(tl.int64)
+    total = tl.zeros([OUTPUTS, INNER], tl.float32)
+    gates = tl.zeros([OUTPUTS, INNER], tl.float32)
+    if IS_GATED:
+        rows += num_outputs
+    for start in range(0, INPUTS, INNER):
+        if IS_GATED:
+            gates = add_products(gates, x, weight, rows - num_outputs, is_row, start, INPUTS, INNER)
+        total = add_products(total, x, weight, rows, is_row, start, INPUTS, INNER)
+    result = finished(total, bias, rows, is_row, HAS_BIAS).to(dtype)
+    if IS_GATED:
+        gate = finished(gates, bias, rows - num_outputs, is_row, HAS_BIAS).to(dtype)
+        result = gated(gate.to(tl.float32), result.to(tl.float32), dtype).to(dtype)
+    tl.store(output + columns, result.to(output.dtype.element_ty), mask=is_row)
+
+
+def row_linear(x: Tensor, weight: Tensor, bias: Tensor | None, is_gated: bool, dtype: torch.dtype) -> Tensor:
+    """x [1, in], dense, times weight [out, in] plus bias: [1, out] of `dtype`, rounded to that of x before.
+
+    `is_gated`: the first half of the outputs gates the second, as in silu_and_mul.
+    """
+    num_inputs, num_outputs = x.shape[1], weight.shape[0] // (2 if is_gated else 1)
+    output = torch.empty((1, num_outputs), dtype=dtype, device=x.device)
+    inner = min(MAX_INNER, next_power_of_2(num_inputs))
+    outputs = WEIGHTS // inner // (2 if is_gated else 1)
+    one_row_kernel[(-(-num_outputs // outputs),)](
+        x,
+        weight,
+        weight if bias is None else bias,
+        output,
+        num_outputs,
+        INPUTS=num_inputs,
+        OUTPUTS=outputs,
+        INNER=inner,
+        HAS_BIAS=bias is not None,
+        IS_GATED=is_gated,
+        num_warps=4,
+    )
+    return output
