@@ -26,7 +26,7 @@ class GrammarProcessHost:
         self._context, self._spec, self._core_epoch = context, spec, core_epoch
         self._socket: zmq.Socket[bytes] | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._pid_fd = self._lifeline_fd = -1
+        self._pid_fd = -1
         self._decoder: Decoder[GrammarToCore] = Decoder(GrammarToCore)
 
     @property
@@ -60,28 +60,21 @@ class GrammarProcessHost:
         if self._socket is None or self._process is None:
             return
         self._process.kill()
-        self._process.wait()
+        self._process.communicate()  # closes the lifeline, and waits
         unlink_ipc_address(self._socket.getsockopt_string(zmq.LAST_ENDPOINT))
         self._socket.close()
         os.close(self._pid_fd)
-        os.close(self._lifeline_fd)
         self._socket = self._process = None
 
     def _start(self) -> None:
         address = self._spec.address(f"grammar-{self._core_epoch}")
         self._socket = new_socket(self._context, zmq.DEALER)
         self._socket.connect(address)  # the process binds: a socket bound here would hold up a send until it is there
-        read_fd, self._lifeline_fd = os.pipe()
-        arguments = ["--address", address, "--lifeline-fd", str(read_fd)]
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tokenloom.core.grammar_process", *arguments],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[read_fd],
-                start_new_session=True,
-                env=self._spec.environment(),
-                cwd="/",  # `-m` puts the working folder on sys.path: our room folders must not be found there
-            )
-        finally:
-            os.close(read_fd)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tokenloom.core.grammar_process", "--address", address],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+            env=self._spec.environment(),
+            cwd="/",  # `-m` puts the working folder on sys.path: our room folders must not be found there
+        )
         self._pid_fd = os.pidfd_open(self._process.pid)

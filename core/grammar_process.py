@@ -1,4 +1,4 @@
-"""The grammar process: python -m tokenloom.core.grammar_process --spec JSON --address A --lifeline-fd N
+"""The grammar process: python -m tokenloom.core.grammar_process --spec JSON --address A
 
 Compiles grammars and makes masks outside the core's loop. The core starts it with the first grammar, and replaces it
 when a grammar ends it or keeps it busy past its deadline: a stack overflow or an endless search in a library costs
@@ -95,10 +95,9 @@ def _result_of(future: Future[Matcher | ErrorInfo]) -> Matcher | ErrorInfo:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="tokenloom grammar", description="Makes token masks; started by the core.")
     parser.add_argument("--address", required=True)
-    parser.add_argument("--lifeline-fd", type=int, required=True)
     arguments = parser.parse_args()
     set_title("tokenloom grammar")
-    start_lifeline(arguments.lifeline_fd)
+    start_lifeline()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, ADDRESS_SPACE_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

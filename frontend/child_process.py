@@ -17,25 +17,20 @@ LEAST_RUN_S = 1e-3  # who runs for less has not run
 
 
 class ChildProcess:
-    """Owns the process, the write end of its lifeline and the read end of its stderr."""
+    """Owns the process, its standard input, which is its lifeline, and the read end of its stderr."""
 
     def __init__(self, name: str, module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
         self.name = name
         self.last_words: deque[str] = deque(maxlen=NUM_LAST_WORDS)
-        read_fd, self._lifeline_fd = os.pipe()
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments, "--lifeline-fd", str(read_fd)],
-                stdin=subprocess.DEVNULL,
-                stdout=sys.stderr,
-                stderr=subprocess.PIPE,
-                pass_fds=[read_fd],
-                start_new_session=True,
-                env=environment,
-                cwd="/",  # `-m` puts the working folder on sys.path: our room folders must not be found there
-            )
-        finally:
-            os.close(read_fd)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=sys.stderr,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            env=environment,
+            cwd="/",  # `-m` puts the working folder on sys.path: our room folders must not be found there
+        )
         assert self._process.stderr is not None
         self.stderr_fd = self._process.stderr.fileno()
         os.set_blocking(self.stderr_fd, False)
@@ -96,10 +91,10 @@ class ChildProcess:
     def close(self) -> None:
         """Kill it if it still runs, and give up all descriptors."""
         self.kill()
-        assert self._process.stderr is not None
+        assert self._process.stderr is not None and self._process.stdin is not None
         self._process.stderr.close()
+        self._process.stdin.close()
         os.close(self.pid_fd)
-        os.close(self._lifeline_fd)
 
 
 class Schedule(NamedTuple):

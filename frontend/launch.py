@@ -103,7 +103,7 @@ def _start(config: EngineConfig, is_private: bool) -> Supervisor:
         run_directory.remove()
         raise
     if is_private:
-        start_lifeline(sys.stdin.fileno(), supervisor.remove_files)
+        start_lifeline(supervisor.remove_files)
     try:
         supervisor.start()
     except BaseException:

@@ -257,12 +257,11 @@ def main() -> int:
     parser.add_argument("--identity", default="frontend-0")
     parser.add_argument("--address", help="where to listen, if not the spec's client address")
     parser.add_argument("--http", help="[HOST:]PORT, if not the spec's")
-    parser.add_argument("--lifeline-fd", type=int, required=True)
     arguments = parser.parse_args()
     spec = EngineSpec.from_environment()
     set_title("tokenloom frontend")
     return_large_blocks()
-    start_lifeline(arguments.lifeline_fd, lambda: _remove_files(spec))
+    start_lifeline(lambda: _remove_files(spec))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     log.configure("frontend", spec.config.log_level)
     address, http = arguments.address or spec.client_address, arguments.http or spec.config.http

@@ -1,4 +1,4 @@
-"""How a child dies with its parent: a pipe whose write end only the parent holds.
+"""How a child dies with its parent: its standard input is a pipe whose write end only the parent holds.
 
 A thread blocks on the read end; the kernel closes the write end when the parent ends, however it ends. The thread
 never wakes otherwise. A child whose threads stand still, because it was stopped (SIGSTOP, a debugger) or hangs in a
@@ -18,8 +18,8 @@ PARENT_IS_GONE = 113  # the exit code, for whoever still looks
 _PR_SET_PDEATHSIG = 1
 
 
-def start_lifeline(fd: int, before_exit: Callable[[], None] | None = None) -> None:
-    """Exit this process when `fd` reports end of file, after `before_exit`, which must be quick and thread-safe.
+def start_lifeline(before_exit: Callable[[], None] | None = None) -> None:
+    """Exit this process at the end of its standard input, after `before_exit`, which must be quick and thread-safe.
 
     Without `before_exit` nothing is lost by SIGKILL, when the thread that started this process ends; with one, a
     stopped process is only told to go on.
@@ -28,7 +28,7 @@ def start_lifeline(fd: int, before_exit: Callable[[], None] | None = None) -> No
 
     def wait() -> None:
         with contextlib.suppress(OSError):
-            while os.read(fd, 1):
+            while os.read(0, 1):
                 pass
         try:
             if before_exit is not None:

@@ -1,4 +1,4 @@
-"""The worker process: python -m tokenloom.workers.process --spec JSON --rank R --generation G --lifeline-fd N
+"""The worker process: python -m tokenloom.workers.process --spec JSON --rank R --generation G
 
     hello → import torch → load → measured → (initialize) → ready → probes and steps until Stop
 
@@ -297,10 +297,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--generation", type=int, required=True)
     parser.add_argument("--model-folder", help="where the weights are, if they were reloaded from elsewhere")
-    parser.add_argument("--lifeline-fd", type=int, required=True)
     options = parser.parse_args(arguments)
     set_title(f"tokenloom worker {options.rank}")
-    start_lifeline(options.lifeline_fd)
+    start_lifeline()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     spec = EngineSpec.from_environment()
     log.configure(f"worker {options.rank}", spec.config.log_level)

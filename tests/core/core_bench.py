@@ -59,10 +59,9 @@ class Bench:
 
     def spawn_core(self) -> None:
         read_fd, self.lifeline = os.pipe()
-        arguments = ["--lifeline-fd", str(read_fd), "--epoch", str(self.core_epoch)]
         self.core = subprocess.Popen(
-            [sys.executable, "-m", "tokenloom.core.process", *arguments],
-            pass_fds=[read_fd],
+            [sys.executable, "-m", "tokenloom.core.process", "--epoch", str(self.core_epoch)],
+            stdin=read_fd,
             env=self.spec.environment(),
             cwd="/",
         )

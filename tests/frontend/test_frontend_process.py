@@ -86,11 +86,8 @@ class Engine:
         self.identity = self.core_identity = b""
         read_fd, self.lifeline = os.pipe()
         self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-P", "-m", "tokenloom.frontend.process"),
-                *("--lifeline-fd", str(read_fd)),
-            ],
-            pass_fds=[read_fd],
+            [sys.executable, "-P", "-m", "tokenloom.frontend.process"],
+            stdin=read_fd,
             env=self.spec.environment(),
             start_new_session=True,
         )

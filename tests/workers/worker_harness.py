@@ -85,10 +85,10 @@ class WorkerHarness:
     def _spawn(self, rank: int) -> None:
         read_fd, write_fd = os.pipe()
         command = [sys.executable, "-P", "-m", "tokenloom.workers.process"]
-        command += ["--rank", str(rank), "--generation", str(GENERATION), "--lifeline-fd", str(read_fd)]
+        command += ["--rank", str(rank), "--generation", str(GENERATION)]
         process = subprocess.Popen(
             command,
-            pass_fds=[read_fd],
+            stdin=read_fd,
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
