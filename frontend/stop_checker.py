@@ -23,26 +23,23 @@ class StopChecker:
 
     def __init__(self, stops: tuple[str, ...], is_included: bool) -> None:
         """`is_included`: the stop string is part of the answer, so nothing need be kept back."""
-        self._automaton = compile_stops(stops)
+        self._node = compile_stops(stops)
         self._is_included = is_included
-        self._node = 0
         self._held = ""
 
     def append(self, text: str, may_stop: bool = True) -> StopMatch:
         """Take the next `text`; where not `may_stop` (min_tokens), an occurrence that ends in it counts for nothing."""
-        automaton = self._automaton
-        children, fallbacks, matches = automaton.children, automaton.fallbacks, automaton.matches
         node = self._node
         for position, character in enumerate(text, 1):
-            while node and character not in children[node]:
-                node = fallbacks[node]
-            node = children[node].get(character, 0)
-            if may_stop and (stop := matches[node]) is not None:
+            while node.length and character not in node.children:
+                node = node.fallback
+            node = node.children.get(character, node)
+            if may_stop and (stop := node.match) is not None:
                 seen = self._held + text[:position]
                 return StopMatch(seen if self._is_included else seen[: len(seen) - len(stop)], stop)
         self._node = node
         seen = self._held + text
-        num_held = 0 if self._is_included else automaton.num_held[node]
+        num_held = 0 if self._is_included else node.num_held
         cut = len(seen) - num_held
         self._held = seen[cut:]
         return StopMatch(seen[:cut], None)
@@ -53,52 +50,36 @@ class StopChecker:
         return text
 
 
-class Automaton:
-    """Nodes are the prefixes of the stop strings, 0 the empty one; lists are indexed by node."""
+class Node:
+    """A prefix of the stop strings; the root is the empty one."""
 
-    def __init__(self, stops: tuple[str, ...]) -> None:
-        self.children: list[dict[str, int]] = [{}]
-        self.fallbacks = [0]  # the longest proper suffix of this prefix that is a node
-        self.matches: list[str | None] = [None]  # the longest stop string that ends here
-        self.num_held = [0]  # length of the longest suffix that begins a stop string without being the whole of it
-        self._depths = [0]
-        for stop in stops:
-            self._add(stop)
-        self._link()
+    __slots__ = ("children", "fallback", "length", "match", "num_held")
 
-    def _add(self, stop: str) -> None:
-        node = 0
-        for character in stop:
-            child = self.children[node].get(character)
-            if child is None:
-                child = len(self.children)
-                self.children[node][character] = child
-                self.children.append({})
-                self.fallbacks.append(0)
-                self.matches.append(None)
-                self.num_held.append(0)
-                self._depths.append(self._depths[node] + 1)
-            node = child
-        self.matches[node] = stop
-
-    def _link(self) -> None:
-        """Breadth first, so that a node's fallback, which is shorter, is complete before it."""
-        queue = [0]
-        for node in queue:
-            for character, child in self.children[node].items():
-                if node:
-                    fallback = self.fallbacks[node]
-                    while fallback and character not in self.children[fallback]:
-                        fallback = self.fallbacks[fallback]
-                    self.fallbacks[child] = self.children[fallback].get(character, 0)
-                fallback = self.fallbacks[child]
-                if self.matches[child] is None:
-                    self.matches[child] = self.matches[fallback]
-                self.num_held[child] = self._depths[child] if self.children[child] else self.num_held[fallback]
-                queue.append(child)
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.children: dict[str, Node] = {}
+        self.fallback = self  # the longest proper suffix of this prefix that is a node; the root is its own
+        self.match: str | None = None  # the longest stop string that ends here
+        self.num_held = 0  # length of the longest suffix that begins a stop string without being the whole of it
 
 
 @lru_cache(maxsize=32)
-def compile_stops(stops: tuple[str, ...]) -> Automaton:
-    """The automaton of `stops`, shared by the answers that ask for the same ones."""
-    return Automaton(stops)
+def compile_stops(stops: tuple[str, ...]) -> Node:
+    """The root for `stops`, shared by the answers that ask for the same ones."""
+    root = Node(0)
+    for stop in stops:
+        node = root
+        for character in stop:
+            node = node.children.setdefault(character, Node(node.length + 1))
+        node.match = stop
+    queue = [root]
+    for node in queue:  # breadth first, so that a node's fallback, which is shorter, is complete before it
+        for character, child in node.children.items():
+            before = node.fallback
+            while before.length and character not in before.children:
+                before = before.fallback
+            child.fallback = root if node is root else before.children.get(character, before)
+            child.match = child.match or child.fallback.match
+            child.num_held = child.length if child.children else child.fallback.num_held
+            queue.append(child)
+    return root
