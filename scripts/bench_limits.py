@@ -1,6 +1,7 @@
 """The least time that a machine allows a workload: arithmetic on a model's shape. Measures nothing, imports no torch.
 
     limit = Σ over steps of max(weight bytes / read rate, flops / matmul rate)
+    roofline = the same with what attention reads of the cache, for requests of unlike lengths
 
 Steps: the prompts in chunks of the token budget, then one step per answer token for all requests at once. The rates
 come from peer_limits.py, measured in the same run: reading a buffer as large as the weights (on a GPU: copying it), and
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,6 +79,11 @@ class Limits:
             num_weights += experts.num_experts * (1 - idle) * self._expert_weights
         return num_weights * self._item_bytes
 
+    def kv_bytes(self, num_tokens: int) -> int:
+        """Their keys and values in all layers."""
+        model = self._model
+        return 2 * num_tokens * model.num_layers * model.num_kv_heads * model.head_dim * self._item_bytes
+
     def flops(self, num_tokens: int, num_sampled: int, num_pairs: int) -> int:
         """Of a step: linears for `num_tokens`, the head for `num_sampled`, attention for query-key pairs."""
         model = self._model
@@ -97,6 +103,18 @@ class Limits:
         """Of its answer tokens after the first."""
         first = dataclasses.replace(workload, num_out=1)
         return self.seconds(workload, rates, 1 << 30) - self.seconds(first, rates, 1 << 30)
+
+    def roofline_seconds(self, requests: Sequence[tuple[int, int]], rates: Rates) -> float:
+        """Of requests of (prompt, answer) tokens: all prompts at once, then one step for each further token of those
+        that still run."""
+        num_in = sum(num_in for num_in, _ in requests)
+        pairs = sum(num_in * (num_in + 1) // 2 for num_in, _ in requests)
+        steps = [(self.read_bytes(num_in), self.flops(num_in, len(requests), pairs))]
+        for position in range(1, max(num_out for _, num_out in requests)):
+            lengths = [num_in + position for num_in, num_out in requests if num_out > position]
+            n, context = len(lengths), sum(lengths)
+            steps.append((self.read_bytes(n) + self.kv_bytes(context), self.flops(n, n, context)))
+        return sum(max(size / rates.read_bytes_per_s, flops / rates.flops_per_s) for size, flops in steps)
 
     def _steps(self, workload: Workload, budget: int) -> Iterator[tuple[int, float]]:
         """Tokens and flops of each."""

@@ -1,98 +1,253 @@
-"""The short benchmark of gpu_check: decoding through all processes, beside what the device does in the same run.
+"""Whole engines on a GPU beside the roofline and transformers, measured in one run.
 
-    python -m tokenloom.scripts.gpu_bench --json FILE
+    python -m tokenloom.scripts.gpu_bench --json FILE [--models 0.6b] [--requests 256]
 
-For random checkpoints of the 135M and 0.6B shapes in bfloat16 and batches of 1, 32 and 256 requests (prompts of 64
-random tokens, greedy, ignore_eos): decode tokens/s = N (OUT - 1) / (seconds for OUT tokens - seconds for one), and its
-share of the limit Σ max(weight bytes / copy rate, flops / matmul rate) of bench_limits.py, the rates measured in a
-process of their own just before. The file is written after each figure, so that what was measured survives a stop.
+    one row            decode tokens/s through all processes, and how long the device idles between two steps
+    many rows          the same, and how much of a step sampling takes with everything on
+    requests           of LENGTHS tokens in and out, all at once: out tokens/s
+    transformers       its continuous batching on the same requests
+    a long prompt      time to its first token
+
+Random checkpoints in bfloat16, greedy, ignore_eos. The roofline (bench_limits.py) reads weights and cache at the rate
+of a copy and multiplies at that of the model's own matmuls, both measured beside the engine. The device idles 1 - (a
+step with no engine around it, gpu_step.py) / (the engine's step), both at a context of CONTEXT tokens. The file is
+written after each row; one that cannot be measured says why.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
+import random
 import sys
 import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from tokenloom import LLM
-from tokenloom.scripts.bench_contestant import Ours
+import torch
+
+from tokenloom import LLM, SamplingParams
+from tokenloom.ipc.messages import RowSampling
+from tokenloom.scripts.bench_contestant import transformers_peer
 from tokenloom.scripts.bench_limits import LimitsPeer
 from tokenloom.scripts.bench_report import Report, median
-from tokenloom.scripts.bench_workload import Workload, find_checkpoint, vocab_size
+from tokenloom.scripts.bench_workload import FIRST_ID, find_checkpoint, vocab_size
 
-MODELS = ("135m", "0.6b")
-BATCHES = (1, 32, 256)
-NUM_IN, NUM_OUT = 64, 128
+CASES = {"8b": ("one row", "a long prompt"), "14b": ("requests",)}
+ALL_CASES = ("one row", "many rows", "requests", "transformers")  # of other models
+GOALS = (  # model, case, column, at least, at most
+    ("0.6b", "one row", "decode_tokens_per_s", 1000, None),
+    ("0.6b", "one row", "idle", None, 0.05),
+    ("0.6b", "many rows", "idle", None, 0.01),
+    ("0.6b", "many rows", "sampling_share", None, 0.03),
+    ("0.6b", "requests", "share_of_roofline", 0.7, None),
+    ("0.6b", "transformers", "ours_times_it", 10, None),
+    ("8b", "one row", "share_of_roofline", 0.88, None),
+    ("8b", "a long prompt", "times_roofline", None, 1.4),
+    ("14b", "requests", "share_of_roofline", 0.7, None),
+)
+MIN_MEMORY_BYTES = {"14b": 100 << 30}  # weights, and the cache of as many requests as run at once
+MEMORY_UTILIZATION = 0.85  # the rates are measured beside the engine
+LENGTHS = (100, 1024)
+CONTEXT = 843  # what a request of those lengths holds on average
+NUM_OUT = 128
 ROUNDS = 2
+MAX_ERROR = 4000  # characters
 DTYPE = "bfloat16"
-THREADS = 2
+EVERYTHING = RowSampling(temperature=0.8, top_k=50, top_p=0.95, min_p=0.02, seed=1)
+
+Requests: TypeAlias = list[tuple[int, int]]  # tokens in and out
+Row: TypeAlias = dict[str, Any]
 
 
-def decode_seconds(ours: Ours, workload: Workload, seed: int) -> float:
-    """What the answer tokens after the first take."""
-    whole = ours.generate(workload.prompts(seed), workload.num_out)
-    return whole - ours.generate(workload.prompts(seed + 1), 1)
+def device_step(folder: Path, num_rows: int, context: int, has_sampling: bool) -> Row:
+    """Milliseconds of a decode step in this process, whose memory is free again afterwards."""
+    from tokenloom.scripts.gpu_goals import sampling_row
+    from tokenloom.scripts.gpu_step import DeviceSteps
+
+    steps = DeviceSteps(folder, getattr(torch, DTYPE), num_rows, context)
+    row = {"device_ms": steps.milliseconds(RowSampling())}
+    if has_sampling:
+        row["everything_on_ms"] = steps.milliseconds(EVERYTHING)
+    del steps
+    gc.collect()  # recorded graphs refer to themselves
+    torch.cuda.empty_cache()
+    if has_sampling:
+        row["sampling_ms"] = sampling_row(num_rows, vocab_size(folder))["ms"]
+        row["sampling_share"] = row["sampling_ms"] / row["everything_on_ms"]
+        torch.cuda.empty_cache()
+    return row
 
 
-def measure_model(name: str, options: argparse.Namespace, report: Report) -> None:
-    folder = find_checkpoint(name, DTYPE)
+class ModelBench:
+    """Owns the engine of one checkpoint, and what measures the machine beside it."""
+
+    def __init__(
+        self, folder: Path, cases: tuple[str, ...], options: argparse.Namespace, device_steps: dict[int, Row]
+    ) -> None:
+        """device_steps: what `device_step` found, by the number of rows."""
+        self._folder, self._options, self._vocab_size = folder, options, vocab_size(folder)
+        self._device_steps, self._draw = device_steps, random.Random(0)
+        lengths = [self._draw.randint(*options.lengths) for _ in range(2 * options.requests)]
+        self._requests = list(zip(lengths[::2], lengths[1::2], strict=True))
+        longest = options.prompt + 1 if "a long prompt" in cases else 2 * options.lengths[1]
+        self._llm = LLM(
+            folder,
+            dtype=DTYPE,
+            device=options.device,
+            max_model_len=max(longest, options.context + NUM_OUT),
+            max_num_seqs=options.requests,
+            gpu_memory_utilization=MEMORY_UTILIZATION,
+        )
+        try:
+            self._limits = LimitsPeer(folder, DTYPE, options.device, 0)
+        except BaseException:
+            self._llm.close()
+            raise
+        self.measures: dict[str, Callable[[], Row]] = {
+            "one row": lambda: self._decode(1),
+            "many rows": lambda: self._decode(options.requests),
+            "requests": self._serve,
+            "transformers": self._beside_transformers,
+            "a long prompt": self._first_token,
+        }
+
+    def close(self) -> None:
+        self._llm.close()
+        self._limits.close()
+
+    def _prompts(self, requests: Requests) -> list[list[int]]:
+        ids = range(min(FIRST_ID, self._vocab_size - 1), self._vocab_size)
+        return [self._draw.choices(ids, k=num_in) for num_in, _ in requests]
+
+    def _seconds(self, requests: Requests) -> float:
+        """Of requests with other prompts each time, submitted at once."""
+        prompts = self._prompts(requests)
+        params = [SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=num_out) for _, num_out in requests]
+        begun = time.perf_counter()
+        outputs = self._llm.generate(prompts, params, use_tqdm=False)
+        seconds = time.perf_counter() - begun
+        assert [len(output.outputs[0].token_ids) for output in outputs] == [num_out for _, num_out in requests]
+        return seconds
+
+    def _roofline(self, *workloads: Requests) -> list[float]:
+        """Seconds of each, at the rates of now."""
+        rates = self._limits.measure()
+        return [self._limits.limits.roofline_seconds(requests, rates) for requests in workloads]
+
+    def _decode(self, num_rows: int) -> Row:
+        num_in = max(self._options.context - NUM_OUT // 2, 1)
+        whole, first = [(num_in, NUM_OUT)] * num_rows, [(num_in, 1)] * num_rows
+        self._seconds([(num_in, 4)] * num_rows)  # records what the size takes
+        seconds = median([self._seconds(whole) - self._seconds(first) for _ in range(ROUNDS)])
+        whole_s, first_s = self._roofline(whole, first)
+        step_ms, device = seconds / (NUM_OUT - 1) * 1e3, self._device_steps.get(num_rows, {})
+        idle = {"idle": 1 - device["device_ms"] / step_ms} if device else {}
+        rates = {"decode_tokens_per_s": num_rows / step_ms * 1e3, "share_of_roofline": (whole_s - first_s) / seconds}
+        return {**rates, "step_ms": step_ms, **device, **idle}
+
+    def _serve(self) -> Row:
+        self._seconds(self._requests[: -(-len(self._requests) // 4)])
+        seconds = self._served_s = min(self._seconds(self._requests) for _ in range(ROUNDS))
+        (limit_s,) = self._roofline(self._requests)
+        num_out = sum(num_out for _, num_out in self._requests)
+        return {"seconds": seconds, "out_tokens_per_s": num_out / seconds, "share_of_roofline": limit_s / seconds}
+
+    def _beside_transformers(self) -> Row:
+        """When our engine has left the device to it."""
+        self._llm.close()
+        prompts, counts = self._prompts(self._requests), [num_out for _, num_out in self._requests]
+        peer = transformers_peer(self._folder, DTYPE, self._options.device, 0)
+        try:
+            peer.ask({"prompts": prompts[:4], "max_tokens": [4] * len(prompts[:4])})
+            answer = peer.ask({"prompts": prompts, "max_tokens": counts})
+        finally:
+            peer.close()
+        assert answer["num_tokens"] == sum(counts), answer
+        seconds = float(answer["seconds"])
+        ratio = seconds / self._served_s
+        return {"seconds": seconds, "out_tokens_per_s": sum(counts) / seconds, "ours_times_it": ratio}
+
+    def _first_token(self) -> Row:
+        prompt: Requests = [(self._options.prompt, 1)]
+        self._seconds(prompt)
+        seconds = median([self._seconds(prompt) for _ in range(2 * ROUNDS + 1)])
+        (limit_s,) = self._roofline(prompt)
+        return {"first_token_s": seconds, "times_roofline": seconds / limit_s}
+
+
+def with_goals(row: Row) -> Row:
+    """And whether it meets those of its case."""
+    goals = [goal for goal in GOALS if goal[:2] == (row["model"], row["case"]) and goal[2] in row]
+    words = [f"{name} at {'least' if low is not None else 'most'} {low or high}" for _, _, name, low, high in goals]
+    is_met = [row[name] >= low if low is not None else row[name] <= high for _, _, name, low, high in goals]
+    return {**row, "goal": ", ".join(words), "is_met": all(is_met)} if goals else row
+
+
+def measure_model(name: str, options: argparse.Namespace, add: Callable[[Row], None]) -> bool:
+    """Whether all of a model's rows could be measured; those that could not say why."""
+    needed = MIN_MEMORY_BYTES.get(name, 0)
+    if options.device == "cuda" and torch.cuda.get_device_properties(0).total_memory < needed:
+        add({"model": name, "case": "all", "not_measured": f"takes a device of {needed >> 30} GiB"})
+        return True
+    cases, bench, num_measured = CASES.get(name, ALL_CASES), None, 0
+    folder, device_steps = find_checkpoint(name, DTYPE), dict[int, Row]()
+    for num_rows in (1, options.requests) if options.device == "cuda" and "many rows" in cases else ():
+        with reported(name, f"steps of {num_rows} rows without an engine", add):
+            device_steps[num_rows] = device_step(folder, num_rows, options.context, num_rows > 1)
     begun = time.perf_counter()
-    ours = Ours(LLM(folder, dtype=DTYPE, device=options.device, max_model_len=1024))
-    start_s = time.perf_counter() - begun
-    limits = LimitsPeer(folder, DTYPE, options.device, THREADS)
     try:
-        for batch in options.batches:
-            workload = Workload(batch, NUM_IN, options.num_out, vocab_size(folder))
-            ours.generate(workload.prompts(seed=-1), 4)
-            rates = limits.measure()
-            seconds = median([decode_seconds(ours, workload, 2 * seed) for seed in range(ROUNDS)])
-            num_tokens = batch * (workload.num_out - 1)
-            report.add(
-                model=name,
-                batch=batch,
-                decode_tokens_per_s=num_tokens / seconds,
-                step_ms=seconds / (workload.num_out - 1) * 1e3,
-                share_of_limit=limits.limits.decode_seconds(workload, rates) / seconds,
-                copy_GB_per_s=rates.read_bytes_per_s / 1e9,
-                matmul_TFLOP_per_s=rates.flops_per_s / 1e12,
-                start_s=start_s,
-            )
-            write(report.document(), options.json)
+        bench = ModelBench(folder, cases, options, device_steps)
+        add({"model": name, "case": "start", "seconds": time.perf_counter() - begun})
+        for case in cases:
+            with reported(name, case, add):
+                add(with_goals({"model": name, "case": case, **bench.measures[case]()}))
+                num_measured += 1
     finally:
-        limits.close()
-        ours.close()
+        if bench is not None:
+            bench.close()
+    return num_measured == len(cases)
 
 
-def is_measured(name: str, options: argparse.Namespace, report: Report) -> bool:
-    """Whether all of a model's figures could be; the report says why not."""
+@contextmanager
+def reported(name: str, case: str, add: Callable[[Row], None]) -> Iterator[None]:
+    """An error of any kind is a row: the others are still worth measuring."""
     try:
-        measure_model(name, options, report)
-    except Exception as error:  # of any kind: the other model is still worth measuring
-        report.note(f"{name} failed", f"{type(error).__name__}: {error}"[:500])
-        return False
-    return True
-
-
-def write(document: Any, file: Path | None) -> None:
-    if file is not None:
-        file.write_text(json.dumps(document, indent=2) + "\n")
+        yield
+    except Exception:
+        add({"model": name, "case": case, "error": traceback.format_exc()[-MAX_ERROR:]})
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=MODELS)
-    parser.add_argument("--batches", nargs="+", type=int, default=BATCHES)
-    parser.add_argument("--out", type=int, default=NUM_OUT, dest="num_out")
+    parser.add_argument("--models", nargs="+", default=["0.6b"])
+    parser.add_argument("--requests", type=int, default=256)
+    parser.add_argument("--lengths", type=int, nargs=2, default=LENGTHS, metavar=("LEAST", "MOST"))
+    parser.add_argument("--context", type=int, default=CONTEXT)
+    parser.add_argument("--prompt", type=int, default=8192, help="tokens of the long one")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
-    report = Report("decode", {"in": NUM_IN, "out": options.num_out, "dtype": DTYPE, "device": options.device})
-    failed = [name for name in options.models if not is_measured(name, options, report)]
+    report = Report("gpu", {"dtype": DTYPE, "device": options.device, "requests": options.requests})
+    num_failed = 0
+
+    def add(row: Row) -> None:
+        report.add(**row)
+        print(json.dumps(row), flush=True)
+        if options.json is not None:
+            options.json.write_text(json.dumps(report.document(), indent=2) + "\n")
+
+    for name in options.models:
+        is_measured = False
+        with reported(name, "all", add):
+            is_measured = measure_model(name, options, add)
+        num_failed += not is_measured
     report.publish(options.json)
-    return int(bool(failed))
+    return int(num_failed > 0)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """The whole check of a GPU, into one JSON: scripts/gpu_check [OUT.json]
 
-    device, versions, date, commit · every gpu-marked test by name and outcome, those of two GPUs by themselves ·
-    figures of gpu_goals.py beside their limits · figures of gpu_bench.py
+    device, versions, date, commit · every gpu-marked test by name and outcome, those of two GPUs by themselves; what
+    failed once more, alone and with blocking launches · kernels beside their limits (gpu_goals.py) · engines beside
+    theirs (gpu_bench.py)
 
 The JSON is written anew after each part, so that what was found survives a stop; a part that fails or is stopped at its
-limit does not keep the others from running. All of it ends within 10 minutes.
+limit does not keep the others from running. All of it ends within 10 minutes, but for the large models, which --only
+asks for.
 
 Where pytest-xdist is installed, tests run beside each other: most of their time goes into compiling kernels, and a
 fault that ends one process's context does not end the others'. Engines in their processes come after them, alone.
@@ -30,6 +32,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -66,12 +69,14 @@ OUTCOMES = (  # of one process, and of many beside each other
     re.compile(rf"^(?P<name>\S*\.py::.*?) {_WORD}\b"),
     re.compile(rf"^\[gw\d+\] \[ *\d+%\] {_WORD} (?P<name>\S*\.py::.*?)\s*$"),
 )
-NUM_LAST_LINES = 200
-LIMITS_S = {"tests": 250, "process_tests": 60, "tensor_parallel": 40, "goals": 60, "benchmark": 130}
-GRACE_S = 10.0  # from the interrupt at a limit to the kill; with the limits 590 in all
+NUM_LAST_LINES = 2000
+LIMITS_S = {"tests": 200, "process_tests": 60, "tensor_parallel": 40, "goals": 90, "benchmark": 140}
+LARGE_LIMIT_S = {"large": 540}  # of what runs only if asked for
+AGAIN_S = 40
+GRACE_S = 20.0  # from the interrupt at a limit to the kill: pytest-xdist waits 10 s for its processes
 ALONE = "test_processes.py"  # measures the device's free memory
 SHARED = "test_tensor_parallel.py"  # takes two devices
-MAX_PROCESSES = 8  # each holds a context on the device
+MAX_PROCESSES = 12  # each holds a context on the device
 
 
 @contextmanager
@@ -81,7 +86,8 @@ def bare_package() -> Iterator[tuple[Path, dict[str, str]]]:
         (Path(folder) / "tokenloom").symlink_to(ROOT)
         (Path(folder) / "pytest.ini").write_text(PYTEST_INI)
         path = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
-        yield Path(folder), {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+        on_the_device = {"TRITON_INTERPRET": "0", "PYTHONDONTWRITEBYTECODE": "1"}
+        yield Path(folder), {**os.environ, "PYTHONPATH": path, **on_the_device}
 
 
 def ask_torch() -> dict[str, Any]:
@@ -140,23 +146,34 @@ def gpu_test_files() -> list[str]:
 def run_tests(
     folder: Path, environment: dict[str, str], timeout_s: float, files: list[str], num_processes: int = 1
 ) -> dict[str, Any]:
-    """Names of the gpu-marked tests in `files` by outcome; good if all ran and none failed."""
-    command = [sys.executable, "-m", "pytest", "-c", "pytest.ini", "--rootdir", str(folder), "-v", "-m", "gpu"]
+    """Names of the gpu-marked tests in `files` by outcome; good if all ran and none failed.
+
+    What failed runs once more, each test in a process of its own whose launches block: so it is told where a kernel
+    failed, and what failed only because another had broken the process's context.
+    """
+    command = [sys.executable, "-m", "pytest", "-c", "pytest.ini", "--rootdir", str(folder), "-vv", "-m", "gpu"]
+    alone = list(command)
     if num_processes > 1 and importlib.util.find_spec("xdist") is not None:
         command += ["-n", str(num_processes)]
     result = run_streamed([*command, *files], folder, environment, timeout_s)
     names: dict[str, list[str]] = {"passed": [], "failed": [], "skipped": []}
     for line in result["lines"]:
         if found := next(filter(None, (form.match(line) for form in OUTCOMES)), None):
-            name, outcome = found["name"].removeprefix("tokenloom/"), found["outcome"]
             kind = {"PASSED": "passed", "XPASS": "failed", "FAILED": "failed", "ERROR": "failed"}.get(
-                outcome, "skipped"
+                found["outcome"], "skipped"
             )
-            names[kind].append(name)
+            names[kind].append(found["name"])
     is_good = result["code"] == 0 and bool(names["passed"])
     report: dict[str, Any] = {"ok": is_good, "stopped_at_limit": result["code"] is None, **names}
     if not is_good:
         report["last_lines"] = result["lines"][-NUM_LAST_LINES:]
+        blocking, failed = {**environment, "CUDA_LAUNCH_BLOCKING": "1"}, names["failed"][:MAX_PROCESSES]
+        with ThreadPoolExecutor(MAX_PROCESSES) as threads:
+            again = threads.map(lambda name: run_streamed([*alone, name], folder, blocking, AGAIN_S), failed)
+            report["again"] = {
+                name: "passes alone" if each["code"] == 0 else each["lines"][-NUM_LAST_LINES:]
+                for name, each in zip(failed, again, strict=True)
+            }
     return report
 
 
@@ -169,10 +186,12 @@ def run_shared(
     return run_tests(folder, environment, timeout_s, files)
 
 
-def run_script(name: str, folder: Path, environment: dict[str, str], timeout_s: float) -> dict[str, Any]:
+def run_script(
+    name: str, folder: Path, environment: dict[str, str], timeout_s: float, *arguments: str
+) -> dict[str, Any]:
     """The figures that a script wrote, all that were there when it ended."""
     file = folder / f"{name}.json"
-    command = [sys.executable, "-m", f"tokenloom.scripts.{name}", "--json", str(file)]
+    command = [sys.executable, "-m", f"tokenloom.scripts.{name}", "--json", str(file), *arguments]
     result = run_streamed(command, folder, environment, timeout_s)
     report: dict[str, Any] = {"ok": result["code"] == 0, "stopped_at_limit": result["code"] is None}
     if file.exists():
@@ -193,7 +212,8 @@ def commit() -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", nargs="?", type=Path, help="where the JSON goes; none: it is printed")
-    parser.add_argument("--only", choices=tuple(LIMITS_S), help="leave the other parts out")
+    parts_s = LIMITS_S | LARGE_LIMIT_S
+    parser.add_argument("--only", nargs="+", choices=parts_s, default=list(LIMITS_S), help="leave others out")
     options = parser.parse_args()
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     document: dict[str, Any] = {"date": now, "commit": commit(), "python": sys.version.split()[0], **ask_torch()}
@@ -206,7 +226,7 @@ def main() -> int:
         files = gpu_test_files()
         beside = [file for file in files if not file.endswith((ALONE, SHARED))]
         alone, shared = ([file for file in files if file.endswith(name)] for name in (ALONE, SHARED))
-        num_processes = min(MAX_PROCESSES, max((os.cpu_count() or 1) // 2, 1))
+        num_processes = min(MAX_PROCESSES, os.cpu_count() or 1)
         num_devices = document["gpu"]["count"]
         parts: dict[str, Callable[[float], dict[str, Any]]] = {
             "tests": lambda limit_s: run_tests(folder, environment, limit_s, beside, num_processes),
@@ -214,11 +234,12 @@ def main() -> int:
             "tensor_parallel": lambda limit_s: run_shared(folder, environment, limit_s, shared, num_devices),
             "goals": lambda limit_s: run_script("gpu_goals", folder, environment, limit_s),
             "benchmark": lambda limit_s: run_script("gpu_bench", folder, environment, limit_s),
+            "large": lambda limit_s: run_script("gpu_bench", folder, environment, limit_s, "--models", "8b", "14b"),
         }
         for name, run in parts.items():
-            if options.only in (None, name):
+            if name in options.only:
                 begun = time.monotonic()
-                document[name] = {**run(LIMITS_S[name]), "seconds": round(time.monotonic() - begun, 1)}
+                document[name] = {**run(parts_s[name]), "seconds": round(time.monotonic() - begun, 1)}
                 write(document, options.out)
     if options.out is None:
         print(json.dumps(document, indent=2))

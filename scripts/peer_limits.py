@@ -1,8 +1,8 @@
 """Measures what the machine does just now: python peer_limits.py MODEL --dtype bfloat16 --device cpu --threads 2
 
 Answers every request of peer_protocol.py with two rates. read_bytes_per_s: a buffer as large as the model's weights is
-read once (on a GPU copied; read and written bytes count). flops_per_s: the matmuls of one layer at MATMUL_TOKENS tokens
-(bench_matmul.py). The best of many: a limit is what the machine can do.
+read once (on a GPU one of at most MAX_COPY_BYTES is copied; read and written bytes count). flops_per_s: the matmuls of
+one layer at MATMUL_TOKENS tokens (bench_matmul.py). The best of many: a limit is what the machine can do.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import peer_protocol
 
 MATMUL_TOKENS = {"cpu": 1024, "cuda": 8192}
+MAX_COPY_BYTES = 2 << 30  # far more than a GPU's cache, and little beside an engine that holds most of the memory
 
 
 def load(options: argparse.Namespace) -> tuple[dict[str, Any], peer_protocol.Answer]:
@@ -28,7 +29,9 @@ def load(options: argparse.Namespace) -> tuple[dict[str, Any], peer_protocol.Ans
         torch.set_num_threads(options.threads)
     device, dtype = torch.device(options.device), getattr(torch, options.dtype)
     model = ModelConfig.load(Path(options.model))
-    source = torch.ones(Limits(model, options.dtype).weight_bytes // 4, dtype=torch.float32, device=device)
+    num_bytes = Limits(model, options.dtype).weight_bytes
+    num_bytes = min(num_bytes, MAX_COPY_BYTES) if device.type == "cuda" else num_bytes
+    source = torch.ones(num_bytes // 4, dtype=torch.float32, device=device)
     target = torch.empty_like(source) if device.type == "cuda" else source
     num_tokens = MATMUL_TOKENS[device.type]
     linears = [fastest_linear(shape, num_tokens, dtype, device) for shape in linear_shapes(model)]
@@ -44,8 +47,8 @@ def load(options: argparse.Namespace) -> tuple[dict[str, Any], peer_protocol.Ans
 
     def answer(request: dict[str, Any]) -> dict[str, Any]:
         with torch.inference_mode():
-            num_bytes = source.nbytes * (2 if device.type == "cuda" else 1)
-            read_rate = num_bytes / min(shortest(read, device) for read in reads)
+            num_moved = source.nbytes * (2 if device.type == "cuda" else 1)
+            read_rate = num_moved / min(shortest(read, device) for read in reads)
             return {"read_bytes_per_s": read_rate, "flops_per_s": num_flops / shortest(multiply, device)}
 
     return {"device": str(device)}, answer

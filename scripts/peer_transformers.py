@@ -1,6 +1,7 @@
 """transformers' generate as a peer: python peer_transformers.py MODEL --dtype bfloat16 --device cpu --threads 2
 
-One static batch of prompts of equal length, greedy, exactly max_tokens tokens each. See peer_protocol.py.
+Greedy, exactly max_tokens tokens each: one static batch of prompts of equal length; or, where max_tokens lists a number
+for each prompt, prompts of any length by its continuous batching. See peer_protocol.py.
 """
 
 from __future__ import annotations
@@ -24,7 +25,26 @@ def load(options: argparse.Namespace) -> tuple[dict[str, Any], peer_protocol.Ans
     model.generation_config.eos_token_id = None
     facts = {"version": transformers.__version__, "load_s": time.perf_counter() - begun}
 
+    def generate_continuously(prompts: list[list[int]], max_tokens: list[int]) -> dict[str, Any]:
+        config = transformers.GenerationConfig(
+            max_new_tokens=max(max_tokens), do_sample=False, eos_token_id=-1, pad_token_id=0
+        )
+        num_tokens, finished = 0, 0
+        with torch.no_grad(), model.continuous_batching_context_manager(config, timeout=5) as manager:
+            begun = time.perf_counter()
+            for prompt, count in zip(prompts, max_tokens, strict=True):
+                manager.add_request(prompt, max_new_tokens=count)
+            while finished < len(prompts):
+                result = manager.get_result(timeout=1)
+                if result is not None and result.is_finished():
+                    num_tokens, finished = num_tokens + len(result.generated_tokens), finished + 1
+                elif result is None and not manager.is_running():
+                    raise RuntimeError(f"its thread ended after {finished} of {len(prompts)} requests")
+            return {"seconds": time.perf_counter() - begun, "num_tokens": num_tokens}
+
     def answer(request: dict[str, Any]) -> dict[str, Any]:
+        if isinstance(request["max_tokens"], list):
+            return generate_continuously(request["prompts"], request["max_tokens"])
         prompts = torch.tensor(request["prompts"], device=options.device)
         num_out = request["max_tokens"]
         config = transformers.GenerationConfig(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -90,4 +91,5 @@ def test_logits_equal_transformers_on_the_floats(form: str, family: str, device:
     run = PagedRun(load(quantized, device=device), 16, device=device)
     expected, actual = oracle(plain, tokens), run_schedule(run, tokens, schedule(lengths, seed=2))
     for name in tokens:
-        torch.testing.assert_close(actual[name].cpu(), expected[name], atol=1e-4, rtol=0, msg=f"{form}: {name}")
+        message = partial("{}: {}: {}".format, form, name)
+        torch.testing.assert_close(actual[name].cpu(), expected[name], atol=1e-4, rtol=0, msg=message)

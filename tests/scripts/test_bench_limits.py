@@ -63,3 +63,18 @@ def test_each_step_takes_the_longer_of_reading_and_multiplying(tmp_path: Path) -
     pairs = sum(range(1, 11)) + sum(range(11, 16))
     flops = limits.flops(4 * 15, 4 * 6, 4 * pairs)
     assert limits.seconds(workload, slow_matmuls, budget=1 << 20) == pytest.approx(flops)
+
+
+def test_the_roofline_adds_the_cache_that_attention_reads(tmp_path: Path) -> None:
+    model = ModelConfig.load(tiny_checkpoint(tmp_path))
+    limits = Limits(model, "bfloat16")
+    assert limits.kv_bytes(1) == 2 * 2 * model.num_layers * model.num_kv_heads * model.head_dim
+    requests = [(10, 3), (20, 1), (5, 4)]
+    contexts = [11 + 6, 12 + 7, 8]  # after the prompts: two steps of the first request and the third, one of the third
+    slow_memory = Rates(read_bytes_per_s=1.0, flops_per_s=1e30)
+    read = 4 * limits.weight_bytes + sum(map(limits.kv_bytes, contexts))
+    assert limits.roofline_seconds(requests, slow_memory) == pytest.approx(read)
+    slow_matmuls = Rates(read_bytes_per_s=1e30, flops_per_s=1.0)
+    pairs = sum(n * (n + 1) // 2 for n in (10, 20, 5))
+    flops = limits.flops(35, 3, pairs) + limits.flops(5, 5, sum(contexts))
+    assert limits.roofline_seconds(requests, slow_matmuls) == pytest.approx(flops)

@@ -139,7 +139,9 @@ def test_a_running_engine_is_measured_under_arrivals(address: str, tmp_path: Pat
 
 @pytest.mark.slow
 def test_the_gpu_benchmark_runs_on_a_cpu_as_well(tmp_path: Path) -> None:
-    arguments = ("--models", "demo", "--batches", "1", "3", "--out", "8", "--device", "cpu")
+    arguments = ("--models", "demo", "--requests", "4", "--lengths", "3", "20", "--context", "70", "--device", "cpu")
     document = run_json(tmp_path / "out.json", "gpu_bench.py", *arguments)
-    assert [row["batch"] for row in document["rows"]] == [1, 3]
-    assert all(row["share_of_limit"] > 0 for row in document["rows"])
+    rows = {row["case"]: row for row in document["rows"]}
+    assert list(rows) == ["start", "one row", "many rows", "requests", "transformers"]
+    assert all(rows[case]["share_of_roofline"] > 0 for case in ("one row", "many rows", "requests"))
+    assert rows["transformers"]["ours_times_it"] > 0

@@ -51,6 +51,18 @@ def test_outcomes_are_read_and_a_failure_is_reported(num_processes: int) -> None
     assert sorted(report["passed"]) == ["test_some.py::test_good[a b]", "test_some.py::test_good[c]"]
     assert report["failed"] == ["test_some.py::test_bad"] and report["skipped"] == ["test_some.py::test_away"]
     assert not report["ok"] and any("assert 1 == 2" in line for line in report["last_lines"])
+    assert any("assert 1 == 2" in line for line in report["again"]["test_some.py::test_bad"])
+
+
+def test_what_failed_beside_others_is_asked_again_alone_with_blocking_launches() -> None:
+    with gpu_check.bare_package() as (folder, environment):
+        (folder / "test_some.py").write_text(
+            "import os, pytest\npytestmark = pytest.mark.gpu\n"
+            "def test_broken_context(): assert os.environ.get('CUDA_LAUNCH_BLOCKING') == '1'\n"
+        )
+        report = gpu_check.run_tests(folder, environment, TIMEOUT_S, ["test_some.py"])
+    assert report["failed"] == ["test_some.py::test_broken_context"]
+    assert report["again"] == {"test_some.py::test_broken_context": "passes alone"}
 
 
 def test_what_takes_two_gpus_is_not_measured_with_one() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +191,8 @@ def test_logits_on_a_gpu_equal_transformers_on_the_cpu(case: str, tmp_path: Path
     run = PagedRun(load(folder, device=device), block_size, device=device)
     expected, actual = oracle(folder, tokens), run_schedule(run, tokens, schedule(lengths, seed=len(case)))
     for name in tokens:
-        torch.testing.assert_close(actual[name].cpu(), expected[name], atol=TOLERANCE, rtol=0, msg=f"{case}: {name}")
+        message = partial("{}: {}: {}".format, case, name)
+        torch.testing.assert_close(actual[name].cpu(), expected[name], atol=TOLERANCE, rtol=0, msg=message)
 
 
 def test_step_without_tokens_changes_nothing(tmp_path: Path) -> None:

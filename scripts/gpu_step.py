@@ -1,0 +1,63 @@
+"""DeviceSteps: a GPU's decode steps one behind the other, with no engine around them: what they take if none waits.
+
+As in the engine: staging, rows, graph, sampling. Blocks are scattered and hold noise. Sends no token back.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tokenloom.ipc.messages import RowSampling
+from tokenloom.ipc.model_config import ModelConfig
+from tokenloom.kernels.ops import select_ops
+from tokenloom.workers.cuda_graphs import CudaRecorder
+from tokenloom.workers.device_runner import DeviceRunner
+from tokenloom.workers.input_batch import StepInputs
+from tokenloom.workers.models.decoder import load_model
+from tokenloom.workers.parallel import ParallelGroup
+from tokenloom.workers.profile import dummy_step
+from tokenloom.workers.sampling_columns import SamplingColumns
+
+BLOCK_SIZE = 16
+NUM_STEPS, NUM_WARM_UPS = 50, 5
+
+
+class DeviceSteps:
+    """`num_rows` rows whose contexts are `context` tokens long in the middle of what is timed."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype, num_rows: int, context: int) -> None:
+        device, group = torch.device("cuda"), ParallelGroup()
+        self._first = max(context - NUM_STEPS // 2 - NUM_WARM_UPS, 1)
+        max_model_len = self._first + NUM_STEPS + NUM_WARM_UPS
+        ops = select_ops(device, dtype)
+        model = load_model(folder, ModelConfig.load(folder), max_model_len, dtype, device, ops, group)
+        width = -(-max_model_len // BLOCK_SIZE)
+        shape = (num_rows * width + 1, model.num_layers, 2, model.num_kv_heads_local, BLOCK_SIZE, model.head_dim)
+        cache = torch.randn(shape, dtype=dtype, device=device)
+        self._blocks = np.random.default_rng(0).permutation(num_rows * width).astype(np.int32).reshape(num_rows, width)
+        self._runner = DeviceRunner(model, cache, num_rows, max_model_len, group, CudaRecorder(), sizes_at_start=())
+
+    def _inputs(self, length: int) -> StepInputs:
+        num_rows = len(self._blocks)
+        inputs = dummy_step([1] * num_rows, [length] * num_rows, BLOCK_SIZE)
+        return inputs._replace(block_tables=self._blocks + 1)
+
+    def milliseconds(self, sampling: RowSampling) -> float:
+        """Of one step, whose rows all sample so."""
+        columns = SamplingColumns.greedy(len(self._blocks))
+        for row in range(len(self._blocks)):
+            columns.put(row, sampling)
+        self._runner.clear()
+        inputs = [self._inputs(self._first + step) for step in range(NUM_WARM_UPS + NUM_STEPS)]
+        begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        for each in inputs[:NUM_WARM_UPS]:
+            self._runner.launch(each, columns)
+        begun.record()
+        for each in inputs[NUM_WARM_UPS:]:
+            self._runner.launch(each, columns)
+        ended.record()
+        ended.synchronize()
+        return float(begun.elapsed_time(ended)) / NUM_STEPS
