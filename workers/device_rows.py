@@ -104,13 +104,13 @@ class DeviceRows:
         """Cells of the flattened block tables that the device lacks for this step, and what belongs there."""
         known = self._known_blocks[inputs.rows]
         needed = -(-inputs.seq_lens // self._block_size)
-        if (needed <= known).all():
+        if (needed == known).all():
             return [_NO_CELLS, _NO_BLOCKS]
-        rows, counts = inputs.rows.astype(np.int64), np.maximum(needed - known, 0)
+        rows, counts = inputs.rows.astype(np.int64), needed - known
         entries = np.repeat(np.arange(len(rows)), counts)
         ordinals = np.arange(len(entries)) - np.repeat(np.cumsum(counts) - counts, counts)
         table_columns = known[entries] + ordinals
-        self._known_blocks[rows] = np.maximum(needed, known)
+        self._known_blocks[rows] = needed
         cells = rows[entries] * self.columns.block_tables.shape[1] + table_columns
         return [cells, inputs.block_tables[entries, table_columns]]
 

@@ -126,10 +126,11 @@ class Bench:
 
     def submit(self, request_id: str = "r", client: bytes = b"c", accept: bool = True, **fields: Any) -> int:
         """Submit and have the core accept; returns the key."""
+        earlier = list(self.to_core)
         self.frontend.on_client_frame(client, encode(new_submit(request_id, **fields)))
         self.turn()
         request = self.to_core[-1]
-        assert isinstance(request, EngineCoreRequest)
+        assert isinstance(request, EngineCoreRequest) and request not in earlier, "it was not submitted"
         key = request.children[0].key
         if accept:
             self.core(accepted=[key])

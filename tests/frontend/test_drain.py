@@ -32,7 +32,8 @@ def test_while_draining_only_resumed_requests_are_taken(bench: Bench) -> None:
     drain(bench)
     error = bench.refusal(new_submit())
     assert error.kind == "draining" and error.retry_after_s > 0
-    bench.submit("resumed", attempt=1, children=[Child(seed=1, output_token_ids=encode_ids([40]))])
+    bench.submit("asked for again", attempt=1)
+    bench.submit("resumed elsewhere", children=[Child(seed=1, output_token_ids=encode_ids([40]))])
     assert not bench.frontend.is_drained
 
 

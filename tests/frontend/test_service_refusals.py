@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from tokenloom.ipc.codec import encode_ids
+from tokenloom.frontend import request_desk
+from tokenloom.ipc.codec import encode, encode_ids
 from tokenloom.ipc.errors import ErrorInfo
 from tokenloom.ipc.messages import PROTOCOL_VERSION, Deltas, Hello, Ping, QueryFailed, Refused, Unknown
 
@@ -74,6 +75,15 @@ def test_a_request_error_touches_no_other_request(bench: Bench) -> None:
     assert bench.aborted() == []
     bench.tokens((key, 0, ids("The")))
     assert bench.deltas()[0].text == "The"
+
+
+def test_a_client_to_which_too_many_refusals_wait_is_dropped(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_desk, "MAX_REFUSALS", 3)
+    for num_refused in range(1, 5):
+        assert bench.frontend.counts["clients_slow"] == 0
+        bench.frontend.on_client_frame(b"c", encode(new_submit("")))
+        assert bench.frontend.counts["refused_requests"] == num_refused
+    assert bench.frontend.counts["clients_slow"] == 1 and bench.say(Ping()) == [Unknown()]
 
 
 def test_when_the_engine_stops_every_open_request_is_told_why(bench: Bench) -> None:

@@ -56,13 +56,15 @@ def test_tokens_do_not_depend_on_who_runs_the_decode_steps(seed: int, num_reques
 def test_a_row_that_another_request_takes_over_keeps_nothing_of_the_first() -> None:
     recorder = Again()
     runner = new_runner(recorder)
-    for prompt, block, seed in (([5, 6, 7], 9, 3), ([70, 71, 72], 11, 4)):
-        sampling = RowSampling(seed=seed)
+    for prompt, first_block, seed in (([5, 6, 7], 9, 3), ([70, 71, 72, 5, 6, 7, 8, 9], 20, 4)):  # begins where it ends
+        sampling, size = RowSampling(seed=seed), len(prompt)
         freed = [0] if seed == 4 else []
-        step = message([0], [3], freed, [new_row(0, prompt, sampling=sampling)], [0, 0, block])
+        appends = [value for i in range(-(-size // BLOCK_SIZE)) for value in (0, 0, first_block + i)]
+        step = message([0], [size], freed, [new_row(0, prompt, sampling=sampling)], appends)
         tokens = runner.execute_model(step).token_ids.tolist()
-        for i in range(4):
-            appends = [0, 0, block + 1] if (3 + i) % BLOCK_SIZE == 0 else []
+        for position in range(size, size + 4):
+            block, offset = divmod(position, BLOCK_SIZE)
+            appends = [] if offset else [0, 0, first_block + block]
             tokens += runner.execute_model(message([0], [1], appends=appends)).token_ids.tolist()
         assert tokens == expected_tokens(prompt, sampling, 5)
     assert recorder.num_replays == 8

@@ -20,10 +20,10 @@ from tokenloom.workers.token_counts import TokenCounts
 
 
 def prefer_new(prompt_ids: Sequence[int], output_ids: Sequence[int], logits: Tensor) -> Tensor:
-    """An operator's processor: one above the last output, and one above the first prompt token, become likelier."""
+    """An operator's processor: one above the last output, and one above the last prompt token, become likelier."""
     boosted = logits.clone()
     boosted[((output_ids[-1] if output_ids else 0) + 1) % len(logits)] += 3.0
-    boosted[(prompt_ids[0] + 1) % len(logits)] += 2.0
+    boosted[(prompt_ids[-1] + 1) % len(logits)] += 2.0
     return boosted
 
 
@@ -162,10 +162,17 @@ def test_counts_follow_the_output_and_grow() -> None:
     assert found == {each: outputs.tolist().count(each) for each in {*prompt.tolist(), *outputs.tolist()}}
 
 
-def test_a_row_that_names_tokens_outside_the_vocabulary_is_refused() -> None:
-    row = new_row(0, [1], 0, RowSampling(allowed_token_ids=frame(VOCAB_SIZE)))
-    with pytest.raises(ProtocolError, match="name the tokens"):
-        new_runner().execute_model(message(new_rows=[row]))
+@pytest.mark.parametrize(
+    ("sampling", "what"),
+    [
+        (RowSampling(allowed_token_ids=frame(VOCAB_SIZE)), "name the tokens"),
+        (RowSampling(bad_words=[frame(3, -1)]), "name the tokens"),
+        (RowSampling(bias_ids=frame(3)), "1 bias ids, 0 values"),
+    ],
+)
+def test_a_row_whose_parameters_make_no_sense_is_refused(sampling: RowSampling, what: str) -> None:
+    with pytest.raises(ProtocolError, match=what):
+        new_runner().execute_model(message(new_rows=[new_row(0, [1], 0, sampling)]))
 
 
 @pytest.mark.parametrize("path", ["no_such_module:function", "math:nothing", "math:pi", "math"])
