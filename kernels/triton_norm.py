@@ -1,4 +1,8 @@
-"""RMS norm, alone or with the addition to the residual stream before it: one program per row, one pass."""
+"""RMS norm, alone or with the addition to the residual stream before it: one program per row, one pass.
+
+What is read and written is written last: of a row with fewer elements than a program has threads each is read by
+several threads, and the sum over all is where they wait for each other.
+"""
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
 from __future__ import annotations
@@ -23,10 +27,11 @@ def rms_norm_kernel(
     values = tl.load(x + row * x_stride + columns, mask=exists, other=0.0)
     if IS_ADDED:
         values += tl.load(residual + row * WIDTH + columns, mask=exists, other=0.0)
-        tl.store(residual + row * WIDTH + columns, values, mask=exists)
     wide = values.to(tl.float32)
     scale = 1.0 / tl.sqrt(tl.sum(wide * wide, axis=0) / WIDTH + eps)
     weights = tl.load(weight + columns, mask=exists, other=0.0).to(tl.float32)
+    if IS_ADDED:
+        tl.store(residual + row * WIDTH + columns, values, mask=exists)
     tl.store(output + row * WIDTH + columns, (wide * scale * weights).to(output.dtype.element_ty), mask=exists)
 
 

@@ -28,7 +28,7 @@ MIN_TEMPERATURE = 1e-5  # less is greedy, as in workers/sampling_columns.py
 
 _MIN_TEMPERATURE = tl.constexpr(MIN_TEMPERATURE)
 _SLACK = tl.constexpr(1e-3)  # relative error granted to float32 weights where they only rule tokens out
-_MAX_GUMBEL = tl.constexpr(22.873)  # just over noise.MAX_GUMBEL: no token gains more
+_MAX_GUMBEL = tl.constexpr(22.874)  # just over noise.MAX_GUMBEL: no token gains more
 _NUM_BINS = tl.constexpr(256)
 _BINS_PER_UNIT = tl.constexpr(8.0)  # of logit: the bins reach 32 below the largest, the last one holds the rest
 _NO_ID = tl.constexpr(2147483647)

@@ -19,11 +19,11 @@ MAX_SPILL_BYTES = 160  # of a thread; float32 attention, which has no tensor cor
 pytestmark = pytest.mark.timeout(WALL_S + 60)
 
 
-def reports(cache_folder: Path, cpu_s: int, *options: str) -> list[dict[str, object]]:
-    """Compiled in a process of its own: this one interprets."""
+def run(cache_folder: Path, cpu_s: int, *options: str) -> str:
+    """What Python prints with these options, in a process of its own: this one interprets."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(cache_folder)
-    command = [sys.executable, "-P", "-m", "tokenloom.kernels.gpu_compile", "--json", *options]
+    command = [sys.executable, "-P", *options]
     if sys.version_info < (3, 11):
         command.remove("-P")
     output, errors = cache_folder / "output", cache_folder / "errors"
@@ -32,7 +32,12 @@ def reports(cache_folder: Path, cpu_s: int, *options: str) -> list[dict[str, obj
         resource.prlimit(process.pid, resource.RLIMIT_CPU, (cpu_s, cpu_s))
         code = process.wait(WALL_S)
     assert code == 0, (code, errors.read_text()[-3000:])
-    return [json.loads(line) for line in output.read_text().splitlines()]
+    return output.read_text()
+
+
+def reports(cache_folder: Path, cpu_s: int, *options: str) -> list[dict[str, object]]:
+    lines = run(cache_folder, cpu_s, "-m", "tokenloom.kernels.gpu_compile", "--json", *options).splitlines()
+    return [json.loads(line) for line in lines]
 
 
 def check(found: list[dict[str, object]]) -> None:
@@ -50,6 +55,26 @@ def check(found: list[dict[str, object]]) -> None:
 
 def test_kernels_compile_for_both_architectures(tmp_path: Path) -> None:
     check(reports(tmp_path, 120, "--quick"))
+
+
+NARROW_NORM = """
+import torch, triton
+from concurrent.futures import ThreadPoolExecutor
+from tokenloom.kernels.gpu_compile import NoDevice, empty
+from tokenloom.kernels.triton_compile import compiling
+from tokenloom.kernels.triton_norm import rms_norm
+triton.runtime.driver.set_active(NoDevice(80))
+with torch.inference_mode(), ThreadPoolExecutor(1) as threads, compiling(threads) as kernels:
+    rms_norm(empty((4, 64)), empty((4, 64)), empty(64), 1e-6)
+print(*(kernel.asm["ptx"] for kernel in kernels.values()))
+"""
+
+
+def test_a_residual_is_written_when_every_thread_has_read_it(tmp_path: Path) -> None:
+    """Of 64 elements 128 threads read each twice, which one after the other, as the interpreter does, is no matter."""
+    code = run(tmp_path, 60, "-c", NARROW_NORM)
+    assert code.count("st.global") == 2
+    assert -1 < code.rindex("bar.sync") < code.index("st.global")
 
 
 @pytest.mark.slow
