@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .noise import MAX_GUMBEL
 from .triton_noise import gumbel, run_bits, token_bits
 
 BLOCK = 8192  # logits at once in passes 1 to 3
@@ -28,7 +29,7 @@ MIN_TEMPERATURE = 1e-5  # less is greedy, as in workers/sampling_columns.py
 
 _MIN_TEMPERATURE = tl.constexpr(MIN_TEMPERATURE)
 _SLACK = tl.constexpr(1e-3)  # relative error granted to float32 weights where they only rule tokens out
-_MAX_GUMBEL = tl.constexpr(22.874)  # just over noise.MAX_GUMBEL: no token gains more
+_MAX_GUMBEL = tl.constexpr(MAX_GUMBEL + 1e-3)  # no token gains more
 _NUM_BINS = tl.constexpr(256)
 _BINS_PER_UNIT = tl.constexpr(8.0)  # of logit: the bins reach 32 below the largest, the last one holds the rest
 _NO_ID = tl.constexpr(2147483647)
@@ -64,14 +65,16 @@ def bin_of(logit, largest):
 
 
 @triton.jit
-def weight_sum_and_histogram(logits, vocab_size, largest, temperature, BLOCK: tl.constexpr):
+def weight_sum_and_histogram(logits, vocab_size, largest, temperature, min_p, BLOCK: tl.constexpr):
+    """The weight of all tokens that min_p keeps, and how many of all are in each bin."""
     steps = tl.arange(0, BLOCK)
     total = tl.zeros([1], tl.float64)
     histogram = tl.zeros([_NUM_BINS], tl.int32)
     for start in tl.range(0, vocab_size, BLOCK):
         ids = start + steps
         logit = tl.load(logits + ids, mask=ids < vocab_size, other=float("-inf"))
-        total += tl.sum(tl.exp((logit - largest) / temperature), axis=0).to(tl.float64)
+        weight = tl.exp((logit - largest) / temperature)
+        total += tl.sum(tl.where(weight >= min_p, weight, 0.0), axis=0).to(tl.float64)
         histogram += tl.histogram(bin_of(logit, largest), _NUM_BINS)  # what lies past the end falls in the last bin
     return tl.sum(total, axis=0), histogram
 
@@ -102,8 +105,8 @@ def list_candidates(
 
 
 @triton.jit
-def measure_from(logits, listed, count, largest, temperature, low_key, PART: tl.constexpr):
-    """Number and weight of the listed tokens with keys ≥ low_key."""
+def measure_from(logits, listed, count, largest, temperature, min_p, low_key, PART: tl.constexpr):
+    """Number and weight of the listed tokens with keys ≥ low_key that min_p keeps."""
     steps = tl.arange(0, PART)
     number = count * 0
     total = tl.zeros([1], tl.float64)
@@ -111,19 +114,21 @@ def measure_from(logits, listed, count, largest, temperature, low_key, PART: tl.
         exists = start + steps < count
         ids = tl.load(listed + start + steps, mask=exists, other=0)
         logit = tl.load(logits + ids, mask=exists, other=float("-inf"))
-        is_in = exists & (ordered_key(logit).to(tl.int64) >= low_key)
         weight = tl.exp((logit - largest).to(tl.float64) / temperature)
+        is_in = exists & (ordered_key(logit).to(tl.int64) >= low_key) & (weight >= min_p)
         number += tl.sum(is_in.to(tl.int32), axis=0)
         total += tl.sum(tl.where(is_in, weight, 0.0), axis=0)
     return number, tl.sum(total, axis=0)
 
 
 @triton.jit
-def highest_cut(logits, listed, count, largest, temperature, low, high, min_number, min_weight, PART: tl.constexpr):
+def highest_cut(
+    logits, listed, count, largest, temperature, min_p, low, high, min_number, min_weight, PART: tl.constexpr
+):
     """The highest key in [low, high] from which there are min_number tokens that weigh min_weight; low if none is."""
     while low < high:
         middle = low + (high - low + 1) // 2
-        number, weight = measure_from(logits, listed, count, largest, temperature, middle, PART)
+        number, weight = measure_from(logits, listed, count, largest, temperature, min_p, middle, PART)
         if (number >= min_number) & (weight >= min_weight):
             low = middle
         else:
@@ -199,7 +204,9 @@ def sample_kernel(
             noise_scale = tl.exp(-reached) * (4294967296.0 * (1.0 + _SLACK))
             if (top_k > 0) | (top_p < 1.0):
                 noise_scale = noise_scale * 0.0
-                total, histogram = weight_sum_and_histogram(logits, vocab_size, largest, temperature, BLOCK)
+                total, histogram = weight_sum_and_histogram(
+                    logits, vocab_size, largest, temperature, min_p.to(tl.float32), BLOCK
+                )
                 floor = tl.maximum(floor, (1.0 - top_p) * total / vocab_size * (1.0 - _SLACK))
                 if top_k > 0:
                     last_bin = tl.sum((tl.cumsum(histogram, axis=0) < top_k).to(tl.int32), axis=0)
@@ -213,10 +220,12 @@ def sample_kernel(
             cut = tl.full([1], -2147483648, tl.int64)
             cut = tl.min(cut, axis=0)
             if top_k > 0:
-                cut = highest_cut(logits, listed, count, largest, temperature, cut, high, top_k, 0.0, PART)
-                _, total = measure_from(logits, listed, count, largest, temperature, cut, PART)
+                cut = highest_cut(logits, listed, count, largest, temperature, min_p, cut, high, top_k, 0.0, PART)
+                _, total = measure_from(logits, listed, count, largest, temperature, min_p, cut, PART)
             if top_p < 1.0:
-                cut = highest_cut(logits, listed, count, largest, temperature, cut, high, 1, top_p * total, PART)
+                cut = highest_cut(
+                    logits, listed, count, largest, temperature, min_p, cut, high, 1, top_p * total, PART
+                )
             token = best_candidate(
                 logits, listed, count, largest, temperature, cut, tl.maximum(min_p, least), position, seed_low,
                 seed_high, PART,

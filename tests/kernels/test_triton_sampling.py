@@ -79,19 +79,17 @@ def draw(logits: npt.NDArray[np.float32], row: Row) -> tuple[int, bool]:
     if row.temperature < 1e-5 or not np.isfinite(logits[best]):
         return best, False
     weights = np.exp((logits.astype(np.float64) - logits[best]) / np.float32(row.temperature))
-    falling = np.sort(logits)[::-1]
-    kept = np.ones(len(logits), bool)
-    is_close = False
-    if 0 < row.top_k < len(logits):
+    kept = weights >= row.min_p
+    is_close = bool((np.abs(weights - row.min_p) < 1e-5 * row.min_p).any())
+    falling = np.sort(logits[kept])[::-1]
+    if 0 < row.top_k < len(falling):
         kept &= logits >= falling[row.top_k - 1]
     if row.top_p < 1:
         values = falling[: int(kept.sum())]
         sums = np.cumsum(np.exp((values.astype(np.float64) - logits[best]) / np.float32(row.temperature)))
         last = min(int(np.searchsorted(sums, row.top_p * sums[-1])), len(values) - 1)
-        is_close = bool(np.abs(sums / sums[-1] - row.top_p).min() < 1e-5)
+        is_close |= bool(np.abs(sums / sums[-1] - row.top_p).min() < 1e-5)
         kept &= logits >= values[last]
-    kept &= weights >= row.min_p
-    is_close |= bool((np.abs(weights - row.min_p) < 1e-5 * row.min_p).any())
     bits = noise.vocabulary_bits(len(logits), row.position, np.array(row.seed, np.uint32))
     scores = (logits / np.float32(row.temperature)).astype(np.float64) + noise.gumbel(bits)
     scores[~kept] = -np.inf
@@ -203,9 +201,12 @@ def test_a_draw_does_not_depend_on_the_rest_of_the_batch() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize(("top_k", "top_p", "kept"), [(1, 1.0, 1), (0, 0.71, 3), (2, 0.6, 2)])
-def test_filters_keep_the_likeliest_and_no_more(top_k: int, top_p: float, kept: int) -> None:
+@pytest.mark.parametrize(
+    ("min_p", "top_k", "top_p", "kept"),
+    [(0.0, 1, 1.0, 1), (0.0, 0, 0.71, 3), (0.0, 2, 0.6, 2), (0.5, 0, 0.74, 2), (0.5, 4, 0.74, 2)],
+)
+def test_filters_keep_the_likeliest_and_no_more(min_p: float, top_k: int, top_p: float, kept: int) -> None:
     weights = [0.001, 0.35, 0.1, 0.33, 0.219]  # token 1 is the likeliest, then 3 (in the same bin), 4, 2
-    rows = [Row(1.0, top_k, top_p, 0.0, (seed, 9), seed) for seed in range(9)]
+    rows = [Row(1.0, top_k, top_p, min_p, (seed, 9), seed) for seed in range(9)]
     tokens = sample_rows(torch.tensor(weights).log().repeat(len(rows), 1), rows)
     assert set(tokens) == set([1, 3, 4, 2][:kept])
