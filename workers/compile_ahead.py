@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -82,7 +82,7 @@ class CompileAhead:
             torch.cuda.set_device(self._device)
 
 
-class _AsItIs:
+class AsItIs:
     """Records nothing: a graph is the step itself."""
 
     def record(self, step: Step) -> Step:
@@ -96,6 +96,13 @@ def distinct_layers(config: ModelConfig) -> ModelConfig:
     return msgspec.structs.replace(config, num_layers=1 + max(kinds.index(kind) for kind in kinds))
 
 
+def _doubling_prompts(most: int, longest: int) -> Iterator[list[int]]:
+    """Lengths of prompts, none over `longest`, with about 1, 2, 4, … tokens together, not over `most`."""
+    for k in range(most.bit_length()):
+        num_rows = -(-(1 << k) // longest)
+        yield [(1 << k) // num_rows] * num_rows
+
+
 def launch_steps(
     model: DecoderModel,
     kv_cache: Tensor,
@@ -105,12 +112,12 @@ def launch_steps(
     group: SilentGroup,
     has_graphs: bool,
 ) -> None:
-    """The decode steps that are recorded at the start, the largest steps, prompts of 1, 2, 4, … tokens, and what
-    logprobs on the host take beside."""
-    recorder, block_size = _AsItIs() if has_graphs else None, kv_cache.shape[4]
+    """The decode steps that are recorded at the start, the largest steps, prompts of 1, 2, 4, … tokens together, and
+    what logprobs on the host take beside."""
+    recorder, block_size = AsItIs() if has_graphs else None, kv_cache.shape[4]
     runner = DeviceRunner(model, kv_cache, max_num_seqs, max_model_len, group, recorder)
-    longest = min(max_num_tokens, max_model_len)
-    prompts = [dummy_step([1 << k], [1 << k], block_size) for k in range(longest.bit_length())]
+    most = min(max_num_tokens, max_num_seqs * max_model_len)
+    prompts = [dummy_step(counts, counts, block_size) for counts in _doubling_prompts(most, max_model_len)]
     for inputs in [*largest_steps(max_num_seqs, max_num_tokens, max_model_len, block_size), *prompts]:
         runner.launch(inputs, SamplingColumns.greedy(len(inputs.sampled_rows)))
     log_totals(compute(model, prompts[0], kv_cache)[1])

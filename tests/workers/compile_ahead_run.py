@@ -3,7 +3,7 @@
 Prints JSON: how many kernels were compiled, how many loaded and in which threads, and the names of those that other
 steps then lacked. A second argument
 "alone": triton is without its private part; "deterministic": as with that option; "shared": as the second rank of two;
-"hanging": the compiler of one kernel does not end. Must run without TRITON_INTERPRET.
+"short": requests are; "hanging": the compiler of one kernel does not end. Must run without TRITON_INTERPRET.
 """
 
 from __future__ import annotations
@@ -27,16 +27,19 @@ from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.model_config import ModelConfig
 from tokenloom.kernels.triton_compile import compiling
 from tokenloom.kernels.triton_deterministic import DeterministicTritonOps
+from tokenloom.kernels.triton_logprobs import log_totals
 from tokenloom.kernels.triton_ops import TritonOps
 from tokenloom.tests.kernels.loaded_nowhere import LoadedNowhere
-from tokenloom.workers.compile_ahead import NOWHERE, CompileAhead, distinct_layers, launch_steps
+from tokenloom.workers.compile_ahead import NOWHERE, AsItIs, CompileAhead, distinct_layers, launch_steps
 from tokenloom.workers.device_runner import DeviceRunner
+from tokenloom.workers.model_runner import compute
 from tokenloom.workers.models.decoder import DecoderModel, load_model
 from tokenloom.workers.parallel import SilentGroup
 from tokenloom.workers.profile import dummy_step
 from tokenloom.workers.sampling_columns import SamplingColumns
 
-ARCHITECTURE, BLOCK_SIZE, MAX_NUM_SEQS, MAX_NUM_TOKENS, MAX_MODEL_LEN = 90, 16, 256, 2048, 1024
+ARCHITECTURE, BLOCK_SIZE, MAX_NUM_SEQS, MAX_NUM_TOKENS = 90, 16, 256, 2048
+MAX_MODEL_LEN = 40 if "short" in sys.argv else 1024
 GROUP = SilentGroup(1, 2) if "shared" in sys.argv else SilentGroup()
 STEPS = (  # tokens and length of each row
     ([1, 1], [5, 900]),
@@ -48,6 +51,7 @@ STEPS = (  # tokens and length of each row
     ([1, 300, 7], [1, 300, 64]),
     ([90] * 11, [1000] * 11),
 )
+SHORT_STEPS = (([1] * 100, [7] * 100), ([30] * 6, [40] * 6))
 
 
 def load(folder: Path, config: ModelConfig) -> DecoderModel:
@@ -89,10 +93,16 @@ def main(folder: Path) -> None:
     missing: list[str] = []
     triton.knobs.runtime.jit_cache_hook = lambda fn, **_: missing.append(fn.name)
     with torch.inference_mode(), ThreadPoolExecutor() as threads, compiling(threads):
-        runner = DeviceRunner(model, new_cache(model, 77), MAX_NUM_SEQS, MAX_MODEL_LEN, GROUP, None)
-        for counts, lengths in STEPS:
+        kv_cache = new_cache(model, 77)
+        runners = [
+            DeviceRunner(model, kv_cache, MAX_NUM_SEQS, MAX_MODEL_LEN, GROUP, recorder)
+            for recorder in (AsItIs(), None)
+        ]
+        for counts, lengths in SHORT_STEPS if "short" in sys.argv else STEPS:
             inputs = dummy_step(counts, lengths, BLOCK_SIZE)
-            runner.launch(inputs, SamplingColumns.greedy(len(inputs.sampled_rows)))
+            for runner in runners:
+                runner.launch(inputs, SamplingColumns.greedy(len(inputs.sampled_rows)))
+            log_totals(compute(model, inputs, kv_cache)[1])  # as of rows with rules or logprobs
     found = {"num_kernels": ahead.num_kernels, "num_loaded": len(driver.threads), "missing": missing}
     print(json.dumps(found | {"loaders": sorted({name.split("_")[0] for name in driver.threads})}))
 

@@ -45,6 +45,7 @@ def compile_ahead(folder: Path, *options: str) -> tuple[dict[str, object], str]:
             for family, form, options in (
                 ("mistral", None, []),
                 ("qwen3_moe", None, []),
+                ("qwen3_moe", None, ["short"]),
                 ("qwen3_moe", None, ["deterministic"]),
                 ("qwen3", None, ["shared"]),
                 ("llama", "awq", []),
