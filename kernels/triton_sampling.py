@@ -223,9 +223,7 @@ def sample_kernel(
                 cut = highest_cut(logits, listed, count, largest, temperature, min_p, cut, high, top_k, 0.0, PART)
                 _, total = measure_from(logits, listed, count, largest, temperature, min_p, cut, PART)
             if top_p < 1.0:
-                cut = highest_cut(
-                    logits, listed, count, largest, temperature, min_p, cut, high, 1, top_p * total, PART
-                )
+                cut = highest_cut(logits, listed, count, largest, temperature, min_p, cut, high, 1, top_p * total, PART)
             token = best_candidate(
                 logits, listed, count, largest, temperature, cut, tl.maximum(min_p, least), position, seed_low,
                 seed_high, PART,

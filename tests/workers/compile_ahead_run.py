@@ -95,8 +95,7 @@ def main(folder: Path) -> None:
     with torch.inference_mode(), ThreadPoolExecutor() as threads, compiling(threads):
         kv_cache = new_cache(model, 77)
         runners = [
-            DeviceRunner(model, kv_cache, MAX_NUM_SEQS, MAX_MODEL_LEN, GROUP, recorder)
-            for recorder in (AsItIs(), None)
+            DeviceRunner(model, kv_cache, MAX_NUM_SEQS, MAX_MODEL_LEN, GROUP, recorder) for recorder in (AsItIs(), None)
         ]
         for counts, lengths in SHORT_STEPS if "short" in sys.argv else STEPS:
             inputs = dummy_step(counts, lengths, BLOCK_SIZE)
