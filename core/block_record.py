@@ -14,6 +14,7 @@ import mmap
 import os
 from pathlib import Path
 
+from ..ipc.errors import ConfigError
 from .block_hash import KEY_BYTES, random_namespace
 
 _HEAD_BYTES = 8
@@ -30,6 +31,11 @@ class BlockRecord:
             is_new = os.fstat(fd).st_size < size
             os.posix_fallocate(fd, 0, size)  # else a full file system would end the core at a write
             self._map = mmap.mmap(fd, size)
+        except OSError as error:
+            raise ConfigError(
+                f"the run directory cannot hold the {size} bytes of {path}: {error.strerror}: make room, or set "
+                "XDG_RUNTIME_DIR to a folder elsewhere"
+            ) from None
         finally:
             os.close(fd)
         if is_new or self._map[:_HEAD_BYTES] != _head(generation):

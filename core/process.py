@@ -17,7 +17,7 @@ import zmq
 
 from ..ipc import log
 from ..ipc.engine_spec import EngineSpec
-from ..ipc.errors import EngineDead, ProtocolError, error_info
+from ..ipc.errors import ConfigError, EngineDead, ProtocolError, error_info
 from ..ipc.faults import maybe_fail
 from ..ipc.lifeline import start_lifeline
 from ..ipc.malloc import return_large_blocks
@@ -280,7 +280,8 @@ def main() -> int:
     try:
         process.run()
     except Exception as error:
-        logger.exception("the core failed")
+        if not isinstance(error, ConfigError):  # which says all in its line
+            logger.exception("the core failed")
         process.fail(error)
         return 1
     process.close()

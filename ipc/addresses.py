@@ -47,12 +47,17 @@ class RunDirectory:
 
     @classmethod
     def create(cls) -> RunDirectory:
-        base = base_directory()
-        with _locked(base):  # else another engine's sweep could take the directory between mkdir and lock
-            sweep(base)
-            path = base / secrets.token_hex(4)
-            path.mkdir(mode=0o700)
-            lock_fd = _try_lock(path / "lock")
+        try:
+            base = base_directory()
+            with _locked(base):  # else another engine's sweep could take the directory between mkdir and lock
+                sweep(base)
+                path = base / secrets.token_hex(4)
+                path.mkdir(mode=0o700)
+                lock_fd = _try_lock(path / "lock")
+        except OSError as error:
+            raise ConfigError(
+                f"cannot make a run directory: {error}: set XDG_RUNTIME_DIR to a folder that can be written"
+            ) from None
         directory = cls(path, lock_fd)
         most = MAX_IPC_PATH_BYTES - len(f"/{LONGEST_NAME}.sock")
         if len(os.fsencode(path)) > most:

@@ -55,6 +55,12 @@ def test_a_base_that_others_can_read_is_refused(runtime: Path) -> None:
         RunDirectory.create()
 
 
+def test_a_base_that_cannot_be_made_is_one_line_with_the_mend(runtime: Path) -> None:
+    (runtime / "tokenloom").write_text("a file")
+    with pytest.raises(ConfigError, match=r"cannot make a run directory: .*exists.*: set XDG_RUNTIME_DIR"):
+        RunDirectory.create()
+
+
 @pytest.mark.parametrize("num_bytes_over", [0, 1])
 def test_a_path_is_refused_if_the_longest_socket_name_does_not_fit(
     runtime: Path, monkeypatch: pytest.MonkeyPatch, num_bytes_over: int
