@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Callable
 
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..ipc.errors import TokenloomError
@@ -59,6 +60,8 @@ class Gate:
         try:
             self._check(scope, headers)
             await self._app(scope, self._limited(receive), send_with_headers)
+        except ClientDisconnect:  # in the midst of its body: nobody is there to be answered
+            return
         except Exception as error:
             answer = _unrouted(error, scope) if isinstance(error, HTTPException) else to_http_error(error)
             if answer.status == 500 and not isinstance(error, TokenloomError):  # which nobody foresaw
