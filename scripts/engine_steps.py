@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -163,10 +164,10 @@ def one_token_each(keys: list[int], start: int) -> EngineCoreOutputs:
 class FrontendSteps:
     """A frontend with one client, whose `num_answers` requests get a token each in every `turn`."""
 
-    def __init__(self, config: EngineConfig, num_answers: int) -> None:
+    def __init__(self, config: EngineConfig, num_answers: int, stop: Sequence[str] = ()) -> None:
         self.frontend, _ = new_frontend(config)
         self._tell(Hello(protocol_version=PROTOCOL_VERSION))
-        params = SamplingParams(max_tokens=4096, ignore_eos=True)
+        params = SamplingParams(max_tokens=4096, ignore_eos=True, stop=list(stop))
         for number in range(num_answers):
             self._tell(Submit(request_id=f"request-{number}", params=params, prompt_token_ids=encode_ids([number])))
         self._keys = submitted_keys(self.frontend)

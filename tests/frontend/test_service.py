@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
-
 from tokenloom.ipc.codec import decode_ids, encode_ids
-from tokenloom.ipc.messages import Abort, Accepted, ChatMessage, Deltas, EngineCoreOutputs, Finished, Started
+from tokenloom.ipc.messages import Abort, Accepted, ChatMessage, Deltas, Finished, Started
 
 from .bench import TOKENIZER, Bench, ids, new_submit
 
@@ -127,18 +125,3 @@ def test_a_long_prompt_that_was_aborted_or_fails_ends_as_such(bench: Bench) -> N
     bench.wait_for_wakeup()
     (delta,) = bench.deltas()
     assert delta.request_id == "b" and delta.error is not None and "max_model_len is 512" in delta.error.message
-
-
-def test_a_turn_of_256_streams_costs_little(bench: Bench) -> None:
-    """0.6 ms on the machine where this was written, 1 ms with stop strings; the bound leaves room for a busy one."""
-    keys = [bench.submit(f"r{i}", params={"max_tokens": 200, "stop": ["\n\n", "User:"]}) for i in range(256)]
-    durations = []
-    for start, token_id in enumerate(ids("The capital of France is Paris. " * 3)):
-        columns = {"keys": keys, "starts": [start] * 256, "counts": [1] * 256, "token_ids": [token_id] * 256}
-        outputs = EngineCoreOutputs(**{name: encode_ids(values) for name, values in columns.items()})
-        begun = time.perf_counter()
-        bench.frontend.on_core_message(outputs)
-        bench.frontend.tick(bench.now)
-        durations.append(time.perf_counter() - begun)
-    assert len(bench.frontend.outbox.to_clients) == len(durations)
-    assert min(durations) < 0.005
