@@ -27,6 +27,8 @@ from ..kernels.ops import AttentionMetadata, RowColumns
 from .device_rows import DeviceRows
 
 SIZES_AT_START = (8, 4, 2, 1)  # after the largest
+NODE_BYTES = 10 << 10  # what the driver keeps on the device for each kernel of a graph (NVIDIA/cccl pull request 3768)
+NODES_PER_LAYER = 16  # at most, of one without experts: a product may be two kernels
 CUBLAS_BYTES = 32 << 20  # torch's workspace of each stream that multiplies, here the one that records; of Hopper
 
 Step: TypeAlias = Callable[[], None]
@@ -92,14 +94,20 @@ def padded_size(num_rows: int, max_size: int) -> int:
 
 
 def graph_bytes(
-    max_num_seqs: int, vocab_size: int, num_heads: int, head_dim: int, max_blocks_per_row: int, num_ranks: int
+    max_num_seqs: int,
+    vocab_size: int,
+    num_heads: int,
+    head_dim: int,
+    num_layers: int,
+    max_blocks_per_row: int,
+    num_ranks: int,
 ) -> int:
     """About what graphs take: their pool (cuBLAS' workspace, logits in two precisions and of several ranks once more,
-    listed candidates, partial attention), which the largest fills, and the block tables of every size."""
+    listed candidates, partial attention), which the largest fills; the block tables of every size, and its kernels."""
     logits_bytes = vocab_size * (12 if num_ranks == 1 else 20)
     pool = CUBLAS_BYTES + max_num_seqs * (logits_bytes + 16 * 4 * num_heads * (head_dim + 1) + (256 << 10))
     sizes = {padded_size(num_rows, max_num_seqs) for num_rows in range(1, max_num_seqs + 1)}
-    return pool + sum(sizes) * max_blocks_per_row * 4
+    return pool + sum(sizes) * max_blocks_per_row * 4 + len(sizes) * num_layers * NODES_PER_LAYER * NODE_BYTES
 
 
 class _Buffers:

@@ -349,8 +349,8 @@ class Worker:
             return measured
         from .cuda_graphs import graph_bytes
 
-        sizes = (config.max_num_seqs, model.vocab_size, model.num_heads, model.head_dim, max_blocks_per_row)
-        return measured + graph_bytes(*sizes, self._size)
+        sizes = (model.vocab_size, model.num_heads, model.head_dim, model.num_layers, max_blocks_per_row, self._size)
+        return measured + graph_bytes(config.max_num_seqs, *sizes)
 
     def _describe_device(self) -> str:
         if self._device.type == "cpu":

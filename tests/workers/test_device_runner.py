@@ -32,7 +32,7 @@ from tokenloom.tests.workers.random_schedule import (
     new_row,
 )
 from tokenloom.tests.workers.test_parallel import run_ranks
-from tokenloom.workers.cuda_graphs import collector_at_rest, padded_size
+from tokenloom.workers.cuda_graphs import collector_at_rest, graph_bytes, padded_size
 from tokenloom.workers.parallel import ParallelGroup
 
 pytestmark = [
@@ -285,6 +285,15 @@ def test_sizes_grow_by_an_eighth_and_hold_the_rows() -> None:
         assert padded_size(size, 512) == size
     assert padded_size(100, 101) == 101
     assert len({padded_size(n, 512) for n in range(1, 513)}) <= 48
+
+
+def test_what_graphs_take_has_room_for_the_kernels_of_each() -> None:
+    """Qwen3-8B's shape, 64 rows: 0.15 GB of the largest's pool and 18 graphs of 36 layers, 10 KB for each kernel."""
+    few, many = (graph_bytes(64, 151_936, 32, 128, num_layers, 2560, 1) for num_layers in (1, 36))
+    num_sizes = len({padded_size(n, 64) for n in range(1, 65)})
+    assert num_sizes == 18
+    assert many - few >= num_sizes * 35 * 12 * 10_000  # seven kernels and four products, one of them split
+    assert 0.25e9 < many < 0.35e9
 
 
 @torch.inference_mode()
