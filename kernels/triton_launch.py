@@ -20,13 +20,19 @@ Form: TypeAlias = tuple[Any, ...]
 
 ALIGNMENT = 16  # bytes of a pointer, and divisor of an integer, that Triton specializes by
 
+_PACKAGE = __name__.partition(".")[0] + "."
 _launch = JITFunction.run
 _known: dict[Form, tuple[Any, tuple[Any, ...]]] = {}  # by form the compiled kernel, and the constants in its order
 
 
 def launch(function: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-    """JITFunction.run, for kernels that take their constants by name."""
-    if warmup or knobs.runtime.launch_enter_hook.calls or knobs.runtime.launch_exit_hook.calls:
+    """JITFunction.run; of kernels of this package alone, which take their constants, and nothing else, by name."""
+    if (
+        warmup
+        or not function.module.startswith(_PACKAGE)
+        or knobs.runtime.launch_enter_hook.calls
+        or knobs.runtime.launch_exit_hook.calls
+    ):
         return _launch(function, *arguments, grid=grid, warmup=warmup, **options)
     active = driver.active
     device = active.get_current_device()
@@ -34,9 +40,7 @@ def launch(function: Any, *arguments: Any, grid: Any, warmup: bool, **options: A
     known = _known.get(form)
     if known is None:
         kernel = _launch(function, *arguments, grid=grid, warmup=warmup, **options)
-        names = function.arg_names[len(arguments) :]
-        if kernel is not None and not hasattr(kernel, "result") and all(name in options for name in names):
-            _known[form] = kernel, tuple(options[name] for name in names)
+        _known[form] = kernel, tuple(options[name] for name in function.arg_names[len(arguments) :])
         return kernel
     kernel, constants = known
     x, y, z = (*grid, 1, 1)[:3]

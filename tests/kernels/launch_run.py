@@ -1,4 +1,4 @@
-"""Launch a kernel in many forms, as known and as triton finds it: python -m tokenloom.tests.kernels.launch_run
+"""Launch a kernel in many forms, as known and as triton finds it; `main` is to be called in a process of its own.
 
 Prints JSON: how many kernels there were, how many launches were known, and those of them that meant another kernel or
 other arguments. Must run without TRITON_INTERPRET.
@@ -45,9 +45,10 @@ def main() -> None:
         same = all(a is b for a, b in zip(passed, (*arguments, 32, is_scaled), strict=True))
         if launched is not means or grid != (7, 3, 1) or not same or len(driver.launches) != num_launches:
             wrong.append(f"{source.dtype} {source.data_ptr() % 16} {count} {offset}: {grid}")
+    num_known = len(_known)
+    copy_kernel.module = "elsewhere"
+    copy_kernel[lambda constants: (constants["block"],)](memory, memory, 16, offset=3, factor=0.5, **constants)
+    if driver.launches[-1][0] != (32, 1, 1) or len(_known) != num_known:
+        wrong.append("another package's kernel")
     found = {"num_kernels": len(kernels), "num_known": num_launches - len(_known), "wrong": wrong}
     print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()
