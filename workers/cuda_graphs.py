@@ -4,9 +4,10 @@
            └──────────────── one graph ────────────────┘
 
 A size is recorded when it is seen for the second time, common ones at start; until then the same kernels run one by
-one. Lengths, tokens and parameters are read on the device (DeviceRows), so a graph fits any rows. Ranks of a group meet
-inside the graph, by NCCL: they record the same sizes at the same steps and replay them in the same order. The largest
-size is recorded first: its memory is what all others find room in, where growing sizes would each add their own.
+one. Where the host takes part in the draw, another graph ends with the logits. Lengths, tokens and parameters are read
+on the device (DeviceRows), so a graph fits any rows. Ranks of a group meet inside the graph, by NCCL: they record the
+same sizes at the same steps and replay them in the same order. The largest size is recorded first: its memory is what
+all others find room in, where growing sizes would each add their own.
 
 Recording itself needs a GPU and is run by nothing else than scripts/gpu_check; all around it runs anywhere.
 """
@@ -103,11 +104,12 @@ def graph_bytes(
     num_ranks: int,
 ) -> int:
     """About what graphs take: their pool (cuBLAS' workspace, logits in two precisions and of several ranks once more,
-    listed candidates, partial attention), which the largest fills; the block tables of every size, and its kernels."""
-    logits_bytes = vocab_size * (12 if num_ranks == 1 else 20)
+    listed candidates, partial attention), which the largest fills; the logits that the host is given, the block tables
+    of every size, and the kernels of each graph: one that draws and one that does not."""
+    logits_bytes = vocab_size * (16 if num_ranks == 1 else 24)
     pool = CUBLAS_BYTES + max_num_seqs * (logits_bytes + 16 * 4 * num_heads * (head_dim + 1) + (256 << 10))
     sizes = {padded_size(num_rows, max_num_seqs) for num_rows in range(1, max_num_seqs + 1)}
-    return pool + sum(sizes) * max_blocks_per_row * 4 + len(sizes) * num_layers * NODES_PER_LAYER * NODE_BYTES
+    return pool + sum(sizes) * max_blocks_per_row * 4 + 2 * len(sizes) * num_layers * NODES_PER_LAYER * NODE_BYTES
 
 
 class _Buffers:
@@ -160,18 +162,16 @@ class DecodeGraphs:
         self._rows = rows
         self._recorder = recorder
         self._buffers: dict[int, _Buffers] = {}
-        self._replays: dict[int, Step] = {}
+        self._logits: Tensor | None = None  # [max_num_seqs, vocab] float32, once they are asked for
+        self._seen: set[tuple[int, bool]] = set()  # sizes, and whether tokens are drawn
+        self._replays: dict[tuple[int, bool], Step] = {}  # likewise
         self._record_at_start((max_num_seqs, *(size for size in sizes_at_start if size < max_num_seqs)))
-
-    @property
-    def recorded_sizes(self) -> list[int]:
-        return sorted(self._replays)
 
     @torch.inference_mode()
     def _record_at_start(self, sizes: tuple[int, ...]) -> None:
         for size in sizes:
-            self._compute(self._buffers_of(size))  # of padding alone
-            self._record(size)
+            self._compute(self._buffers_of(size), True)  # of padding alone
+            self._record(size, True)
 
     def unknown_row_ids(self, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.int64] | None:
         """What `run` must be given of these rows: [size], −1 = padding. None: nothing, the last step of this size had
@@ -188,19 +188,28 @@ class DecodeGraphs:
 
         row_ids: `unknown_row_ids` of them, on the device. The tokens are overwritten by the next step.
         """
+        return self._run(rows, row_ids, True).sampled[: len(rows)]
+
+    def run_to_logits(self, rows: npt.NDArray[np.int32], row_ids: Tensor | None) -> Tensor:
+        """The same without the draw: logits [n, vocab] float32, on other ranks than the first [0, vocab]."""
+        self._run(rows, row_ids, False)
+        assert self._logits is not None
+        return self._logits[: len(rows)]
+
+    def _run(self, rows: npt.NDArray[np.int32], row_ids: Tensor | None, is_drawn: bool) -> _Buffers:
         size = padded_size(len(rows), self._max_num_seqs)
-        is_new = size not in self._buffers
-        buffers = self._buffers_of(size)
-        if not is_new and size not in self._replays:
-            self._record(size)
+        buffers, key = self._buffers_of(size), (size, is_drawn)
+        if key in self._seen and key not in self._replays:
+            self._record(size, is_drawn)
+        self._seen.add(key)
         if row_ids is not None:
             buffers.row_ids.copy_(row_ids)
             buffers.rows = rows.tobytes()
-        if is_new:
-            self._compute(buffers)
+        if key in self._replays:
+            self._replays[key]()
         else:
-            self._replays[size]()
-        return buffers.sampled[: len(rows)]
+            self._compute(buffers, is_drawn)
+        return buffers
 
     def _buffers_of(self, size: int) -> _Buffers:
         if size not in self._buffers:
@@ -208,13 +217,19 @@ class DecodeGraphs:
             self._buffers[size] = _Buffers(size, max_blocks_per_row, self._kv_cache.device)
         return self._buffers[size]
 
-    def _record(self, size: int) -> None:
+    def _record(self, size: int, is_drawn: bool) -> None:
         buffers = self._buffers[size]
-        self._replays[size] = self._recorder.record(lambda: self._compute(buffers))
+        self._replays[size, is_drawn] = self._recorder.record(lambda: self._compute(buffers, is_drawn))
 
-    def _compute(self, buffers: _Buffers) -> None:
+    def _compute(self, buffers: _Buffers, is_drawn: bool) -> None:
         """The step itself; reads nothing back."""
         metadata = buffers.metadata(self._max_model_len)
         hidden = self._model.forward_decode(buffers.row_ids, self._rows.columns, metadata, self._kv_cache)
-        # The token that a row samples stands where its context ends.
-        self._rows.sample(self._model.compute_logits(hidden), buffers.row_ids, buffers.seq_lens, buffers.sampled)
+        logits = self._model.compute_logits(hidden)
+        if is_drawn:  # the token that a row samples stands where its context ends
+            self._rows.sample(logits, buffers.row_ids, buffers.seq_lens, buffers.sampled)
+            return
+        if self._logits is None:
+            num_rows = self._max_num_seqs if len(logits) else 0
+            self._logits = logits.new_empty((num_rows, logits.shape[1]))
+        self._logits[: len(logits)].copy_(logits)

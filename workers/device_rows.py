@@ -95,6 +95,10 @@ class DeviceRows:
             *blocks,
         ]
 
+    def forget_tokens(self, rows: I32) -> None:
+        """The host draws what these rows sample, and tells the device when it runs them again."""
+        self._known_computed[rows] = _UNKNOWN
+
     def write(self, changes: list[Tensor]) -> None:
         """Take in `changes`, now on the device."""
         columns = self.columns

@@ -3,8 +3,8 @@
     arrays of what changed → one copy → rows → graph of the padded size, or kernel by kernel → tokens → (side stream)
 
 Decode steps run as graphs; steps with prompts in them kernel by kernel. Either way a row's sampled token is its next
-input before the host knows it. Takes what needs no host between two steps: rules, logprobs and masks are the
-ModelRunner's. Ranks of a group run the same steps, and so meet in the same order.
+input before the host knows it. Takes what needs no host between two steps, and of other decode steps makes the logits:
+rules, logprobs and masks are the ModelRunner's. Ranks of a group run the same steps, and so meet in the same order.
 """
 
 from __future__ import annotations
@@ -63,20 +63,35 @@ class DeviceRunner:
 
     def launch(self, inputs: StepInputs, columns: SamplingColumns) -> Tensor:
         """`start`, but the tokens [s] int64 stay on the device, where the next step may overwrite them."""
-        is_decode = inputs.num_decode_rows == len(inputs.rows) == len(inputs.sampled_rows)
-        if is_decode and self._graphs is not None:
-            return self._decode(self._graphs, inputs, columns)
-        return self._compute(inputs, columns)
+        graphs = self._graphs_for(inputs)
+        if graphs is None:
+            return self._compute(inputs, columns)
+        return graphs.run(inputs.rows, self._send_changes(graphs, inputs, columns))
 
-    def _decode(self, graphs: DecodeGraphs, inputs: StepInputs, columns: SamplingColumns) -> Tensor:
-        """Most steps have the rows of the step before, each with a token more, and send nothing."""
+    def decode_logits(self, inputs: StepInputs, columns: SamplingColumns) -> Tensor | None:
+        """Of a step whose tokens the host draws, by a graph: logits [n, vocab] float32, which hold until the next step
+        and may be overwritten, on other ranks than the first [0, vocab]. None for a step that has no graph."""
+        graphs = self._graphs_for(inputs)
+        if graphs is None:
+            return None
+        logits = graphs.run_to_logits(inputs.rows, self._send_changes(graphs, inputs, columns))
+        self._rows.forget_tokens(inputs.rows)
+        return logits
+
+    def _graphs_for(self, inputs: StepInputs) -> DecodeGraphs | None:
+        is_decode = inputs.num_decode_rows == len(inputs.rows) == len(inputs.sampled_rows)
+        return self._graphs if is_decode else None
+
+    def _send_changes(self, graphs: DecodeGraphs, inputs: StepInputs, columns: SamplingColumns) -> Tensor | None:
+        """The row ids that the graph lacks, if any, on the device. Most steps have the rows of the step before, each
+        with a token more, and send nothing."""
         row_ids = graphs.unknown_row_ids(inputs.rows)
         changes = self._rows.changes(inputs, columns, is_counted_there=True)
         arrays = changes if row_ids is None else [row_ids, *changes]
         sent = self._staging.send(arrays) if arrays else []
         if changes:
             self._rows.write(sent[-len(changes) :])
-        return graphs.run(inputs.rows, None if row_ids is None else sent[0])
+        return None if row_ids is None else sent[0]
 
     def _compute(self, inputs: StepInputs, columns: SamplingColumns) -> Tensor:
         """The same kernel by kernel, for rows with any number of tokens."""

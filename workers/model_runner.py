@@ -207,13 +207,21 @@ class ModelRunner:
         receive_mask: MaskSource,
     ) -> SampledTokens:
         self._enter("forward")
-        hidden, logits = compute(self._model, inputs, self._kv_cache)
+        hidden, logits = self._forward(inputs)
         self._batch.advance(rows, counts)
         self._enter("sample")
         sampled = self._sample(hidden, logits, inputs, receive_mask)
         self._batch.append_tokens(inputs.sampled_rows, sampled.token_ids)
         self.stage = "idle"
         return sampled
+
+    def _forward(self, inputs: StepInputs) -> tuple[Tensor, Tensor]:
+        """As `compute`; a graph gives no hidden states, and runs where nothing is asked of them."""
+        if self._on_device is not None and not self._batch.prompt_spans(inputs):
+            logits = self._on_device.decode_logits(inputs, self._batch.wishes(inputs.sampled_rows).sampling)
+            if logits is not None:
+                return logits[:0], logits
+        return compute(self._model, inputs, self._kv_cache)
 
     def _apply_changes(self, output: SchedulerOutput) -> None:
         if output.freed_rows:
