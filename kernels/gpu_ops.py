@@ -1,4 +1,4 @@
-"""Whether this GPU gets the Triton kernels: the choice, and one line in the log when it does not."""
+"""Whether this GPU gets the Triton kernels: the choice, a line in the log when it does not, and what is in the way."""
 
 from __future__ import annotations
 
@@ -33,3 +33,17 @@ def load_gpu_ops(device: torch.device, is_deterministic: bool = False) -> Triton
     from .triton_ops import TritonOps
 
     return TritonOps(architecture)
+
+
+def launch_obstacle() -> str | None:
+    """What keeps Triton from launching anything here: it has a C compiler make a module when it begins."""
+    from triton import knobs
+    from triton.runtime import driver
+
+    if knobs.runtime.interpret:
+        return None
+    try:
+        _ = driver.active.utils
+    except Exception as error:  # whatever the compiler's ways to fail are
+        return f"{type(error).__name__}: {error}"
+    return None

@@ -321,12 +321,22 @@ class Worker:
                     f"--deterministic has no kernels for this model on {self._device}: give --device cpu or "
                     "leave it out"
                 )
+            self._check_launches()
             capability = torch.cuda.get_device_capability(self._device)
             if self._has_fp8_cache and capability < FP8_CAPABILITY:
                 raise ConfigError(
                     f"--kv-cache-dtype fp8 needs compute capability {FP8_CAPABILITY[0]}.{FP8_CAPABILITY[1]}, "
                     f"{self._device} has {capability[0]}.{capability[1]}: leave it out"
                 )
+
+    def _check_launches(self) -> None:
+        from ..kernels.gpu_ops import launch_obstacle
+
+        if self._samples_on_device and (obstacle := launch_obstacle()) is not None:
+            raise ConfigError(
+                f"triton cannot launch kernels ({obstacle:.300}): install a C compiler and Python's headers (gcc and "
+                "python3-dev), or set --enforce-reference to do without kernels"
+            )
 
     def _join_group(self) -> ParallelGroup:
         folder = Path(self._spec.run_directory) / f"group-{self._generation}"

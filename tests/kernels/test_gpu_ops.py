@@ -1,0 +1,44 @@
+"""A triton that cannot launch says why before anything is compiled or read."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+from triton import knobs
+from triton.runtime import driver
+
+from tokenloom.kernels.gpu_ops import launch_obstacle
+
+
+class Driver:
+    """Makes its module as triton does: when it is first asked for."""
+
+    def __init__(self, error: Exception | None) -> None:
+        self._error = error
+
+    @property
+    def utils(self) -> object:
+        if self._error is not None:
+            raise self._error
+        return object()
+
+
+@pytest.mark.parametrize(
+    ("error", "obstacle"),
+    [
+        (None, None),
+        (RuntimeError("Failed to find C compiler."), "RuntimeError: Failed to find C compiler."),
+        (
+            subprocess.CalledProcessError(1, ["gcc", "main.c"]),
+            "CalledProcessError: Command '['gcc', 'main.c']' returned non-zero exit status 1.",
+        ),
+    ],
+)
+def test_what_keeps_triton_from_launching_is_told(
+    error: Exception | None, obstacle: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert knobs.runtime.interpret and launch_obstacle() is None  # the interpreter launches nothing
+    monkeypatch.setattr(knobs.runtime, "interpret", False)
+    monkeypatch.setattr(driver, "_active", Driver(error))
+    assert launch_obstacle() == obstacle
