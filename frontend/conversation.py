@@ -237,7 +237,7 @@ class Conversation:
     def _accept(self, accepted: Accepted) -> None:
         request = self._requests.get(accepted.request_id)
         if request is not None and request.accept(accepted):
-            self._window.remove(request)
+            self._window.note_answered(request)
             request.sink(accepted)
 
     def _take_all(self, message: Deltas) -> None:

@@ -49,7 +49,11 @@ class SubmitWindow:
         self._unanswered_bytes += num_bytes
         return request
 
-    def remove(self, request: OpenRequest) -> None:
-        """The frontend answered `request`, or it has ended: its place is free."""
-        self.waiting.pop(request, None)
+    def note_answered(self, request: OpenRequest) -> None:
+        """The frontend answered what was sent of `request`; if it waits to be sent anew it goes on waiting."""
         self._unanswered_bytes -= self._bytes_by_unanswered.pop(request, 0)
+
+    def remove(self, request: OpenRequest) -> None:
+        """`request` has ended."""
+        self.waiting.pop(request, None)
+        self.note_answered(request)
