@@ -59,3 +59,16 @@ def test_top_k_keeps_the_k_largest_and_their_ties(top_k: int) -> None:
     cut = np.sort(values)[-top_k]
     found = find_candidates(logits, [draw_of(0.0, top_k=top_k)], None)[0]
     assert found.token_ids.tolist() == np.flatnonzero(values >= cut).tolist()
+
+
+@pytest.mark.parametrize("top_p", [0.9, 0.99, 1 - 1e-12])
+def test_top_p_cuts_where_exact_sums_do(top_p: float) -> None:
+    draw, rng = draw_of(-30.0, top_p=top_p), np.random.default_rng(2)
+    for _ in range(3):
+        values = -rng.exponential(3, 152_000).astype(np.float32)
+        values -= values.max()
+        (found,) = find_candidates(torch.from_numpy(values)[None], [draw], None)
+        weights = np.exp(values.astype(np.float64))
+        sums = np.sort(weights)[::-1].cumsum() / weights.sum()
+        kept = weights[found.filtered(draw).token_ids].sum() / weights.sum()
+        assert abs(kept - sums[np.searchsorted(sums, top_p)]) < 1e-6

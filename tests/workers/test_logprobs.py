@@ -51,11 +51,12 @@ def test_scores_are_those_of_a_sort(vocab_size: int, score: type[TokenLogprobs])
 
 
 def test_a_row_without_a_distribution_has_logprobs_without_a_number() -> None:
-    logits = torch.zeros(2, 50)
-    logits[0, 3] = torch.nan
-    scored = score_tokens(logits, np.array([3, 4]), [5, 5])
-    assert np.isnan(scored.logprobs[0]).all() and len(scored.top_ids[0]) == 6
-    assert np.allclose(scored.logprobs[1], -np.log(50))
+    logits = torch.zeros(4, 50)
+    logits[0, 3], logits[1, 7], logits[2] = torch.nan, torch.inf, -torch.inf
+    scored = score_tokens(logits, np.array([3, 7, 0, 4]), [5, 5, 0, 5])
+    for logprobs, ids, num_top in zip(scored.logprobs[:3], scored.top_ids, (5, 5, 0), strict=False):
+        assert np.isnan(logprobs).all() and len(logprobs) == len(ids) == num_top + 1
+    assert np.allclose(scored.logprobs[3], -np.log(50))
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 5, 17])
