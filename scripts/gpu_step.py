@@ -28,6 +28,7 @@ NUM_STEPS, NUM_WARM_UPS = 50, 5
 class DeviceSteps:
     """`num_rows` rows whose contexts are `context` tokens long in the middle of what is timed."""
 
+    @torch.inference_mode()
     def __init__(self, folder: Path, dtype: torch.dtype, num_rows: int, context: int) -> None:
         device, group = torch.device("cuda"), ParallelGroup()
         self._first = max(context - NUM_STEPS // 2 - NUM_WARM_UPS, 1)
@@ -45,6 +46,7 @@ class DeviceSteps:
         inputs = dummy_step([1] * num_rows, [length] * num_rows, BLOCK_SIZE)
         return inputs._replace(block_tables=self._blocks + 1)
 
+    @torch.inference_mode()
     def milliseconds(self, sampling: RowSampling) -> float:
         """Of one step, whose rows all sample so."""
         columns = SamplingColumns.greedy(len(self._blocks))

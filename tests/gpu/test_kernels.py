@@ -150,7 +150,7 @@ def test_a_cache_of_8_bits_agrees_with_the_reference(
         results.append((from_fp8(cache.cpu())[1:], each.paged_attention(query, cache, 1, step, head_dim**-0.5, None)))
     (stored, attended), (stored_here, attended_here) = results
     bound = torch.maximum(stored.abs() / 8, stored.abs().amax(-1, keepdim=True) / 448 / 512) * 1.02
-    assert ((stored_here - stored).abs() <= bound).all()  # a rounding apart: the next number
+    assert float(((stored_here - stored).abs() - bound).max()) <= 0  # a rounding apart: the next number
     assert_near(attended_here, attended, torch.bfloat16)
 
 
