@@ -8,12 +8,15 @@ base is $XDG_RUNTIME_DIR/tokenloom or a per-user folder in the temp directory. M
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
 import secrets
 import shutil
+import socket
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +24,8 @@ from .errors import ConfigError
 
 MAX_IPC_PATH_BYTES = 107  # sizeof(sockaddr_un.sun_path) - 1
 LONGEST_NAME = "workers-999999"  # of a socket, after a million replacements
+FAREWELL_S = 3.0  # the frontend of a killed engine still listens for a moment
+_LISTENS = "another program listens there"
 _NAME = re.compile(r"[0-9a-f]{8}")
 
 
@@ -106,7 +111,26 @@ def lock_ipc_address(address: str) -> int:
         raise ConfigError(f"cannot listen on {address}: {error.strerror} ({path.parent})") from None
     if lock_fd is None:
         raise ConfigError(f"{address} is in use by another engine: stop it or choose another --listen address")
+    deadline = time.monotonic() + FAREWELL_S
+    while (found := _foreign(path)) == _LISTENS and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if found:
+        path.with_name(path.name + ".lock").unlink()
+        os.close(lock_fd)
+        raise ConfigError(f"cannot listen on {address}: {found}: remove it or choose another --listen address")
     return lock_fd
+
+
+def _foreign(path: Path) -> str:
+    """What lies at `path` that is no dead engine's socket, which alone ZeroMQ may remove; empty if nothing does."""
+    if not path.is_symlink() and not path.exists():
+        return ""
+    if not path.is_socket():
+        return "a file lies there"
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        is_dead = probe.connect_ex(str(path)) == errno.ECONNREFUSED
+    return "" if is_dead else _LISTENS
 
 
 def unlink_ipc_address(address: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -90,6 +91,22 @@ def test_an_address_in_use_is_found_and_a_free_one_can_be_reused(runtime: Path) 
     lock_ipc_address(address)
     with pytest.raises(ConfigError, match="cannot listen"):
         lock_ipc_address(f"ipc://{runtime}/missing/mine.sock")
+
+
+def test_what_is_not_an_engines_is_never_taken_for_a_socket(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(addresses, "FAREWELL_S", 0.1)
+    taken = runtime / "taken"
+    taken.write_text("precious")
+    with pytest.raises(ConfigError, match="a file lies there: remove it or choose another"):
+        lock_ipc_address(f"ipc://{taken}")
+    assert taken.read_text() == "precious"
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.bind(str(runtime / "socket"))
+        stranger.listen()
+        with pytest.raises(ConfigError, match="another program listens there"):
+            lock_ipc_address(f"ipc://{runtime}/socket")
+    lock_ipc_address(f"ipc://{runtime}/socket")  # whose program has ended
+    assert sorted(path.name for path in runtime.iterdir()) == ["socket", "socket.lock", "taken"]
 
 
 def test_without_a_runtime_directory_the_base_is_in_temp(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
