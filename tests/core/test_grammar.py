@@ -6,9 +6,12 @@ from __future__ import annotations
 import random
 import time
 
+import msgspec
 import pytest
 
 from tokenloom.core.grammar import MAX_LOSSES
+from tokenloom.ipc.codec import encode_ids
+from tokenloom.ipc.errors import ProtocolError
 
 from .grammar_harness import GrammarHarness, expected_with_grammar
 from .harness import Harness, prompt_of
@@ -66,6 +69,24 @@ def test_forced_tokens_are_told_with_the_step_that_samples_the_first_of_them() -
             num_ahead = harness.core.scheduler.rows.num_tokens[0] - request.num_prompt_tokens - num_told
             assert num_ahead == 0, "after their step is over"
     harness.check(0)
+
+
+def test_a_worker_that_samples_another_token_than_the_forced_one_is_refused() -> None:
+    harness = GrammarHarness(block_size=4)
+    harness.ask(0, [1, 2, 3], 40, FORCING)
+    for _ in range(40):
+        harness.grammars.work()
+        harness.core.take_grammars()
+        harness.core.step()
+        result = harness.worker.answer()
+        if harness.core.scheduler.known_tokens().popitem()[1] > 3 + len(harness.tokens[0]):
+            break
+        if result is not None:
+            harness.core.on_result(result)
+            harness.take()
+    assert result is not None
+    with pytest.raises(ProtocolError, match="were forced"):
+        harness.core.on_result(msgspec.structs.replace(result, token_ids=encode_ids([1])))
 
 
 @pytest.mark.parametrize(
@@ -167,6 +188,7 @@ def test_an_aborted_request_leaves_nothing_open() -> None:
     for _ in range(5):
         harness.turn()
     harness.abort(1)
+    harness.ask(2, [1, 2, 3], 50, "3,50", outputs=harness.tokens[2], attempt=1)
     harness.run()
     assert harness.finished[0].reason == harness.finished[1].reason == "abort"
     harness.check(2)
