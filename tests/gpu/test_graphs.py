@@ -126,8 +126,11 @@ def new_runner(folder: Path, device: torch.device, has_graphs: bool, is_on_devic
     return ModelRunner(model, batch, kv_cache, ParallelGroup(), on_device=on_device)
 
 
-def drive(runner: ModelRunner, num_steps: int, num_in_flight: int) -> list[list[int]]:
-    """Tokens of each row: rows join and leave by turns, so that sizes, lengths and mixed steps alternate."""
+def drive(runner: ModelRunner, num_steps: int, num_in_flight: int, num_logprobs: int = -1) -> list[list[int]]:
+    """Tokens of each row: rows join and leave by turns, so that sizes, lengths and mixed steps alternate.
+
+    num_logprobs: of each row; with them the host takes part in every step.
+    """
     rng = random.Random(0)
     width = MAX_MODEL_LEN // BLOCK_SIZE
     outputs: list[list[int]] = [[] for _ in range(MAX_NUM_SEQS)]
@@ -146,7 +149,8 @@ def drive(runner: ModelRunner, num_steps: int, num_in_flight: int) -> list[list[
         if step % 5 == 0 and len(active) < MAX_NUM_SEQS:
             row = min(set(range(MAX_NUM_SEQS)) - set(active))
             prompt = [rng.randrange(200) for _ in range(rng.randrange(2, 40))]
-            sampling = RowSampling(temperature=rng.choice([0.0, 0.8]), top_p=rng.choice([1.0, 0.9]), seed=row)
+            temperature, top_p = rng.choice([0.0, 0.8]), rng.choice([1.0, 0.9])
+            sampling = RowSampling(temperature=temperature, top_p=top_p, seed=row, num_logprobs=num_logprobs)
             new_rows.append(new_row(row, prompt, sampling=sampling))
             appends += [value for i in range(width) for value in (row, 0, 1 + row * width + i)]
         rows = [*active, *(new.row for new in new_rows)]
@@ -169,6 +173,12 @@ def test_graphs_and_steps_in_flight_change_no_token(family: str, device: torch.d
     for has_graphs in (False, True):
         for num_in_flight in (1, 2):
             assert drive(new_runner(folder, device, has_graphs), 150, num_in_flight) == plain
+
+
+def test_graphs_up_to_the_logits_change_no_token(device: torch.device, tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path, "qwen3")
+    plain = drive(new_runner(folder, device, has_graphs=False, is_on_device=False), 80, 1, num_logprobs=2)
+    assert drive(new_runner(folder, device, has_graphs=True), 80, 1, num_logprobs=2) == plain
 
 
 @torch.inference_mode()
