@@ -19,6 +19,7 @@ from ..kernels import noise
 from ..kernels.cpu.sampling import CpuSampling, load_cpu_sampling
 from .candidates import Candidates, RowDraw, find_candidates
 from .sampling_columns import MIN_TEMPERATURE, SamplingColumns
+from .staging import Staging
 
 F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]
@@ -34,12 +35,13 @@ def select_sampler(device: torch.device, enforce_reference: bool, deterministic:
 
 
 class Sampler:
-    """Draws for any mix of rows, each with its own parameters; keeps no state between calls."""
+    """Draws for any mix of rows, each with its own parameters; no call depends on another."""
 
     def __init__(self, kernels: CpuSampling | None = None, is_on_device: bool = False) -> None:
         """`kernels` do on the host what numpy else does; `is_on_device`: Triton draws. The tokens are the same."""
         self._kernels = kernels
         self._is_on_device = is_on_device
+        self._staging: Staging | None = None
 
     def sample(self, logits: Tensor, columns: SamplingColumns, positions: I64) -> I64:
         """Draw one token for each row.
@@ -49,7 +51,7 @@ class Sampler:
         no number gets its id: it has no distribution, and other rows shall not feel it.
         """
         if self._is_on_device:
-            return _sample_on_device(logits, columns, positions)
+            return self._sample_on_device(logits, columns, positions)
         if logits.is_cuda:
             logits = logits.cpu()
         tokens: I64 = np.argmax(logits.numpy(), axis=-1)  # vectorised, which torch's is not
@@ -65,16 +67,16 @@ class Sampler:
             tokens[drawn] = _best([candidates.filtered(draw) for candidates, draw in found], draws)
         return tokens
 
+    def _sample_on_device(self, logits: Tensor, columns: SamplingColumns, positions: I64) -> I64:
+        """Waits for the device but once, for the tokens."""
+        from ..kernels.triton_sampling import sample
 
-def _sample_on_device(logits: Tensor, columns: SamplingColumns, positions: I64) -> I64:
-    from ..kernels.triton_sampling import sample
-
-    seeds = columns.seeds.view(np.int32)
-    arrays = (columns.temperature, columns.top_k, columns.top_p, columns.min_p, seeds, positions.astype(np.int32))
-    values = [torch.from_numpy(array).to(logits.device) for array in arrays]
-    rows = torch.arange(len(positions), device=logits.device)
-    tokens: I64 = sample(logits.contiguous(), rows, *values).cpu().numpy()
-    return tokens
+        if self._staging is None:
+            self._staging = Staging(logits.device)
+        rows, seeds = np.arange(len(positions), dtype=np.int64), columns.seeds.view(np.int32)
+        arrays = (columns.temperature, columns.top_k, columns.top_p, columns.min_p, seeds, positions.astype(np.int32))
+        tokens: I64 = sample(logits.contiguous(), *self._staging.send((rows, *arrays))).cpu().numpy()
+        return tokens
 
 
 def _row_draws(
