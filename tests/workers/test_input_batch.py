@@ -97,11 +97,20 @@ def test_random_lives_of_rows_agree_with_plain_records(seed: int) -> None:
         sampling = check_step(batch, records, rows, counts)
         batch.advance(ints(*rows), ints(*counts))
         sampled = rng.integers(0, 1000, len(sampling))
-        batch.append_tokens(ints(*sampling), sampled)
+        if rng.random() < 0.5:
+            batch.append_tokens(ints(*sampling), sampled)
+        else:  # a device samples them
+            expected = batch.expect_tokens(ints(*sampling))
+            assert [batch.token_ids(row)[-1] for row in sampling] == [-1 - row for row in sampling]
+            batch.learn_tokens(expected, sampled)
         for row in rows:
             records[row].num_computed = ends[row]
         for row, token in zip(sampling, sampled.tolist(), strict=True):
             records[row].tokens.append(token)
+        undrawn = {row: [7, 8, 9] for row in sampling if len(records[row].tokens) < 40 and rng.random() < 0.1}
+        batch.append_undrawn(ints(*(value for row, ids in undrawn.items() for value in (row, len(ids), *ids))))
+        for row, ids in undrawn.items():
+            records[row].tokens += ids
         assert batch.num_active == len(records)
         assert all(batch.token_ids(row) == record.tokens for row, record in records.items())
 
@@ -119,12 +128,14 @@ def test_a_row_takes_its_own_sampling_parameters() -> None:
 
 def test_what_is_kept_from_step_to_step_goes_with_its_row() -> None:
     batch, rows = new_batch(), ints(2)
-    for temperature in (0.5, 0.7):
-        batch.admit(new_row(2, [1], sampling=RowSampling(temperature=temperature)))
+    for temperature, num_spans, forget in ((0.5, 1, batch.clear), (0.7, 0, None), (0.9, 1, None), (0.3, 0, None)):
+        sampling = RowSampling(temperature=temperature, num_prompt_logprobs=num_spans - 1)
+        batch.admit(new_row(2, [1, 2], sampling=sampling))
         batch.append_blocks(np.array([[2, 0, 1]], np.int32))
-        assert batch.prepare(rows, ints(1)).sampled_rows.tolist() == [2]
+        inputs = batch.prepare(rows, ints(2))
+        assert inputs.sampled_rows.tolist() == [2] and len(batch.prompt_spans(inputs)) == num_spans
         assert batch.wishes(rows).sampling.temperature.tolist() == [np.float32(temperature)]
-        batch.free(rows)
+        forget() if forget is not None else batch.free(rows)
         with pytest.raises(ProtocolError, match="not in use"):
             batch.prepare(rows, ints(1))
 
