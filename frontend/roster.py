@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -82,6 +83,14 @@ class Roster:
         for child in list(self.children):
             if child in self.children and child.process.exit_code is not None:
                 yield child
+
+    def bury_orphans(self) -> None:
+        """As process 1 of a container the supervisor inherits what its children leave behind (compilers, the grammar
+        process of a lost core), and the dead among it stay until they are waited for."""
+        ours = {child.process.pid for child in self.children}
+        with contextlib.suppress(ChildProcessError):  # there are no children at all
+            while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and found.si_pid not in ours:
+                os.waitpid(found.si_pid, 0)
 
     def pass_on_stderr(self) -> None:
         for child in self.children:

@@ -144,6 +144,8 @@ class Supervisor:
             self._on_message(child, message)
         for child in self._roster.ended():
             self._on_loss(child, child.describe_end())
+        if os.getpid() == 1:
+            self._roster.bury_orphans()
         if self._failure is not None:
             raise self._failure
         self._start_what_is_due()
