@@ -120,23 +120,10 @@ def decode_kernel(
         acc = tl.zeros([GROUP_PAD, DIM_PAD], tl.float32)
         peak = tl.full([GROUP_PAD], NO_SCORE, tl.float32)
         total = tl.zeros([GROUP_PAD], tl.float32)
-        body_start = start
-        if HAS_WINDOW:  # noqa: SIM102  (known when compiling)
-            if (start <= length - 1 - window) & (start + TILE <= stop):
-                acc, peak, total = attend_tile(
-                    q, positions, acc, peak, total, keys_base, values_base, scale_bases, table, start, length, scale,
-                    cap, window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True, HAS_WINDOW, HAS_CAP, IS_FP8,
-                )  # fmt: skip
-                body_start = start + TILE
-        body_stop = stop // TILE * TILE
-        for tile_start in range(body_start, body_stop, TILE):
+        # Each tile is masked: a last one apart, outside the pipeline, would wait for its keys from the begin.
+        for tile_start in range(start, stop, TILE):
             acc, peak, total = attend_tile(
                 q, positions, acc, peak, total, keys_base, values_base, scale_bases, table, tile_start, length, scale,
-                cap, window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, False, HAS_WINDOW, HAS_CAP, IS_FP8,
-            )  # fmt: skip
-        if body_stop < stop:
-            acc, peak, total = attend_tile(
-                q, positions, acc, peak, total, keys_base, values_base, scale_bases, table, body_stop, length, scale,
                 cap, window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True, HAS_WINDOW, HAS_CAP, IS_FP8,
             )  # fmt: skip
         acc = acc / total[:, None]

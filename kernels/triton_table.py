@@ -44,6 +44,11 @@ def _entries(path: Path) -> dict[str, dict[str, dict[str, int]]]:
     return entries
 
 
+def _is_large(architecture: int) -> bool:
+    """Whether a multiprocessor shares 227 KB; what is for desks shares 99 KB, Blackwell included."""
+    return 90 <= architecture < 120
+
+
 def decode_shape(architecture: int, head_dim: int, group: int, element_size: int) -> DecodeShape:
     """How decode attention is launched; a chunk holds at least 256 keys."""
     entry = _entries(TABLE_PATH).get(table_key(architecture, head_dim, group, element_size), {}).get("decode")
@@ -52,8 +57,9 @@ def decode_shape(architecture: int, head_dim: int, group: int, element_size: int
     if element_size > 2:  # no tensor cores for float32: larger tiles spill registers
         return DecodeShape(16, 16, num_warps=4, num_stages=2)
     tile = 64 if head_dim <= 128 else 32
-    # A key's block is loaded before the key: of 5 stages each load has 2, so that a tile arrives while one is computed.
-    return DecodeShape(tile, 256 // tile, num_warps=4, num_stages=5)
+    # A key's block is loaded before the key: each load has half of the stages. Of 5 one tile arrives while another is
+    # computed; of 7 two do, so that one program on a multiprocessor has its share of the memory's bandwidth in flight.
+    return DecodeShape(tile, 256 // tile, num_warps=4, num_stages=7 if _is_large(architecture) else 5)
 
 
 def prefill_shape(architecture: int, head_dim: int, group: int, element_size: int) -> PrefillShape:
@@ -63,9 +69,10 @@ def prefill_shape(architecture: int, head_dim: int, group: int, element_size: in
         return PrefillShape(**entry)
     if element_size > 2:  # likewise
         return PrefillShape(32, 16, num_warps=4, num_stages=2)
-    is_large = 90 <= architecture < 120  # 227 KB of shared memory; 99 KB on what is for desks, Blackwell included
+    is_large = _is_large(architecture)
     if head_dim <= 128:
-        return PrefillShape(128, 64, num_warps=8, num_stages=5 if is_large else 3)
+        # 128 keys: wgmma with 64 reads shared memory as fast as it goes, and the rest of a tile costs its issue slots
+        return PrefillShape(128, 128, num_warps=8, num_stages=5) if is_large else PrefillShape(128, 64, 8, 3)
     return PrefillShape(128 if is_large else 64, 32, num_warps=8, num_stages=3)
 
 
