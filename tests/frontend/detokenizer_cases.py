@@ -59,11 +59,13 @@ def whole(kind: str, tokenizer: Tokenizer, token_ids: list[int]) -> str:
 
 def check_sequences(kind: str, seed: int, count: int) -> None:
     """AssertionError, with the case, unless the deltas of `count` random answers join to the text of all their tokens:
-    half of them at the begin, half after a prompt, of which nothing may show."""
+    half of them at the begin, half after a prompt, of which nothing may show, broken characters in it neither."""
     rng, tokenizer = random.Random(seed), new_tokenizer(kind)
     factory = DetokenizerFactory(tokenizer)
     for number in range(count):
         prompt = tokenizer.encode(rng.choice(SENTENCES)) if number % 2 else []
+        if number % 4 == 3:
+            prompt = random_ids(rng, tokenizer, rng.randrange(1, 8)) + prompt
         token_ids = random_ids(rng, tokenizer, rng.randrange(1, 24))
         detokenizer = factory.new(prompt, True)
         assert isinstance(detokenizer, PieceDetokenizer)
