@@ -22,16 +22,16 @@ from torch import Tensor
 from .noise import MAX_GUMBEL
 from .triton_noise import gumbel, run_bits, token_bits
 
-BLOCK = 8192  # logits at once in passes 1 to 3
-PART = 2048  # listed tokens at once in pass 4
-NUM_WARPS = 16
+BLOCK = 4096  # logits at once in passes 1 to 3
+PART = 512  # listed tokens at once in pass 4
+NUM_WARPS = 8  # some rows fit on a multiprocessor: one computes while another waits
 MIN_TEMPERATURE = 1e-5  # less is greedy, as in workers/sampling_columns.py
 
 _MIN_TEMPERATURE = tl.constexpr(MIN_TEMPERATURE)
 _SLACK = tl.constexpr(1e-3)  # relative error granted to float32 weights where they only rule tokens out
 _MAX_GUMBEL = tl.constexpr(MAX_GUMBEL + 1e-3)  # no token gains more
-_NUM_BINS = tl.constexpr(256)
-_BINS_PER_UNIT = tl.constexpr(8.0)  # of logit: the bins reach 32 below the largest, the last one holds the rest
+_NUM_BINS = tl.constexpr(64)  # each costs instructions for each logit
+_BINS_PER_UNIT = tl.constexpr(2.0)  # of logit: the bins reach 32 below the largest, the last one holds the rest
 _NO_ID = tl.constexpr(2147483647)
 
 
