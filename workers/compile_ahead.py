@@ -119,5 +119,6 @@ def launch_steps(
     most = min(max_num_tokens, max_num_seqs * max_model_len)
     prompts = [dummy_step(counts, counts, block_size) for counts in _doubling_prompts(most, max_model_len)]
     for inputs in [*largest_steps(max_num_seqs, max_num_tokens, max_model_len, block_size), *prompts]:
+        runner.clear()  # of rows that had other blocks
         runner.launch(inputs, SamplingColumns.greedy(len(inputs.sampled_rows)))
     log_totals(compute(model, prompts[0], kv_cache)[1])

@@ -100,6 +100,7 @@ def main(folder: Path) -> None:
         for counts, lengths in SHORT_STEPS if "short" in sys.argv else STEPS:
             inputs = dummy_step(counts, lengths, BLOCK_SIZE)
             for runner in runners:
+                runner.clear()  # of rows that had other blocks
                 runner.launch(inputs, SamplingColumns.greedy(len(inputs.sampled_rows)))
             log_totals(compute(model, inputs, kv_cache)[1])  # as of rows with rules or logprobs
     found = {"num_kernels": ahead.num_kernels, "num_loaded": len(driver.threads), "missing": missing}
