@@ -162,8 +162,6 @@ class Scheduler:
     def _pace(self, budget: int) -> int:
         """What of the budget is left for prompts, so that they do not hold up the decoding rows."""
         num_decodes = self._budget - budget
-        if not num_decodes or budget <= 0:
-            return budget
         num_prompts = self.rows.num_active - num_decodes + len(self.waiting)
         return self.pacer.limit(num_decodes, num_prompts, budget)
 
@@ -175,19 +173,18 @@ class Scheduler:
         return self._budget - int(np.count_nonzero(counts))
 
     def _grow_decodes(self, rows: npt.NDArray[np.integer]) -> None:
-        """Another block for each of `rows`, whose blocks are full of tokens that were sent; they are indexed, too, if
-        all of them are known. The oldest rows take blocks first."""
+        """Another block for each of `rows`, whose blocks are full of tokens that were sent; they are indexed, too. The
+        oldest rows take blocks first."""
         state, size = self.rows, self.rows.block_size
-        is_known = len(self.ledger) < 2  # what one step in flight samples lies behind those blocks
+        assert len(self.ledger) < 2, "what one step in flight samples lies behind those blocks: their tokens are known"
         state.write_tokens()  # the keys of blocks are made of them
         for row in rows.tolist() if len(rows) <= self.kv_cache.pool.num_free else self._in_order(rows):
             request = state.request_by_row[row]
             if request is None:  # preempted by an older row of this loop
                 continue
             num_blocks = len(request.block_ids)
-            if is_known:
-                self.kv_cache.publish(request, num_blocks)
-                state.num_published[row] = num_blocks
+            self.kv_cache.publish(request, num_blocks)
+            state.num_published[row] = num_blocks
             self._grow(request, num_blocks * size + 1)
 
     def _schedule_prefills(self, ahead: Ids, budget: int) -> int:

@@ -210,6 +210,13 @@ def test_a_prompt_among_others_takes_its_chunk_of_a_step(threshold: int, chunk: 
     assert harness.worker.num_computed_tokens == 2 * chunk
 
 
+def test_a_prompt_alone_takes_whole_steps() -> None:
+    harness = Harness(max_num_seqs=8, max_num_batched_tokens=64, block_size=4)
+    harness.add(0, [1] * 200, 1)
+    harness.run()
+    assert harness.worker.num_steps == 4
+
+
 def test_a_prompt_among_many_streams_adds_half_a_step_to_each_of_theirs() -> None:
     harness = Harness(num_blocks=128, max_num_seqs=16, max_num_batched_tokens=1024, block_size=4, steps_in_flight=1)
     worker = harness.worker
