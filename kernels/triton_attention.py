@@ -18,6 +18,7 @@ from torch import Tensor
 from .fp8_cache import is_fp8
 
 LOG2_E = 1.4426950408889634
+VALUE_LIFT = tl.constexpr(256.0)  # of a weight times an fp8 cache's scale, at most 146: float16 loses what is small
 NO_SCORE = tl.constexpr(-1e30)  # below every score, and finite: a query that has met no key yet makes no NaN
 
 
@@ -113,7 +114,16 @@ def attend_tile(
     else:
         value = tl.load(values_base + offsets)
     if IS_FP8:
-        weight = weight * tl.load(scale_bases[1] + scale_offsets, mask=keys < end, other=0.0)[None, :]
+        value_scale = tl.load(scale_bases[1] + scale_offsets, mask=keys < end, other=0.0)
+        weight = weight * (value_scale * VALUE_LIFT)[None, :]
     weight = weight.to(query.dtype)
     acc = tl.dot(weight, value.to(query.dtype), acc * fade[:, None], input_precision="ieee")
     return acc, new_peak, total
+
+
+@triton.jit
+def mean_value(acc, total, IS_FP8: tl.constexpr):
+    """What the queries have attended to [M, DIM_PAD]; 0 of one that has met no key."""
+    if IS_FP8:
+        total = total * VALUE_LIFT
+    return acc / tl.where(total == 0.0, 1.0, total)[:, None]

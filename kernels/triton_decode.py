@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .fp8_cache import is_fp8
-from .triton_attention import LOG2_E, NO_SCORE, attend_tile, kernel_views, tile_bases
+from .triton_attention import LOG2_E, NO_SCORE, attend_tile, kernel_views, mean_value, tile_bases
 from .triton_launch import next_power_of_2
 from .triton_table import DecodeShape
 
@@ -126,7 +126,7 @@ def decode_kernel(
                 q, positions, acc, peak, total, keys_base, values_base, scale_bases, table, tile_start, length, scale,
                 cap, window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True, HAS_WINDOW, HAS_CAP, IS_FP8,
             )  # fmt: skip
-        acc = acc / total[:, None]
+        acc = mean_value(acc, total, IS_FP8)
         at = row * (NUM_KV_HEADS * GROUP) + heads
         if num_tiles <= tiles:
             tl.store(output + at[:, None] * HEAD_DIM + dims[None, :], acc.to(output.dtype.element_ty), mask=exists)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .fp8_cache import is_fp8
 from .ops import AttentionMetadata
-from .triton_attention import LOG2_E, NO_SCORE, attend_tile, kernel_views, tile_bases
+from .triton_attention import LOG2_E, NO_SCORE, attend_tile, kernel_views, mean_value, tile_bases
 from .triton_launch import next_power_of_2
 from .triton_table import PrefillShape
 
@@ -99,7 +99,7 @@ def prefill_kernel(
             q, positions, acc, peak, total, keys_base, values_base, scale_bases, table, start, end, scale,
             cap, window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True, HAS_WINDOW, HAS_CAP, IS_FP8,
         )  # fmt: skip
-    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # idle lanes have met no key
+    acc = mean_value(acc, total, IS_FP8)
     at = global_tokens * (NUM_KV_HEADS * GROUP) + heads
     tl.store(output + at[:, None] * HEAD_DIM + dims[None, :], acc.to(output.dtype.element_ty), mask=exists)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from tokenloom.kernels.triton_ops import TritonOps
 from tokenloom.kernels.triton_prefill import plan_prefill, prefill_attention
 from tokenloom.kernels.triton_table import DecodeShape, PrefillShape
 
-from .triton_shapes import PagedStep, far_away, from_fp8, paged_step
+from .triton_shapes import PagedStep, as_fp8, far_away, from_fp8, paged_step
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3}
 HEAD_DIMS = [64, 80, 96, 128, 256]
@@ -98,6 +99,23 @@ def test_a_rows_result_does_not_depend_on_its_neighbours(window: int | None) -> 
     for row in range(len(lengths)):
         assert torch.equal(decode_alone(step, [row], shape)[0], together[row])
     assert torch.equal(decode_alone(step, [4, 0, 3], shape), together[[4, 0, 3]])
+
+
+@pytest.mark.parametrize(("decode_lengths", "prefill_rows"), [([900], []), ([], [(895, 5)])])
+def test_many_keys_of_little_weight_count_in_half_precision_as_well(
+    decode_lengths: list[int], prefill_rows: list[tuple[int, int]]
+) -> None:
+    """One key gets e^8 times the weight of each other; small values of an fp8 cache make what is left smaller yet."""
+    step = paged_step(random.Random(3), decode_lengths, prefill_rows, torch.float16, 64, 2, 1, 16, None)
+    generator = torch.Generator().manual_seed(3)
+    keys, values = step.kv_cache[:, :, 0], step.kv_cache[:, :, 1]
+    keys.copy_(torch.randn(keys.shape, generator=generator) * 0.01)
+    values.copy_(torch.rand(values.shape, generator=generator) * 0.02 + 0.01)
+    keys[step.metadata.block_tables[0, 0], :, :, 0] = 1.0
+    values[step.metadata.block_tables[0, 0], :, :, 0] = 0.0
+    step = replace(step, query=torch.ones_like(step.query), kv_cache=as_fp8(step.kv_cache))
+    result = TritonOps(90).paged_attention(step.query, step.kv_cache, 1, step.metadata, step.scale, None)
+    torch.testing.assert_close(result.float(), expected(step), atol=0, rtol=4e-3)
 
 
 def test_a_row_without_tokens_gives_zeros_and_disturbs_nobody() -> None:
