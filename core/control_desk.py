@@ -39,6 +39,10 @@ class ControlDesk:
         else:
             self._engine.pause("keep" if order.action == "reload" else order.mode)
 
+    @property
+    def has_orders(self) -> bool:
+        return bool(self._orders)
+
     def tick(self) -> None:
         """Go on with the orders as far as the engine is quiet. There are workers."""
         while self._orders and not self._is_reloading:

@@ -190,10 +190,11 @@ class CoreProcess:
             self._workers.reload(self._engine.scheduler.take_step(), order.model_folder)
 
     def _go_on_with_controls(self) -> None:
-        assert self._desk is not None
+        assert self._engine is not None and self._desk is not None
         if self._workers is not None and self._workers.take_reloaded():
             self._supervisor.tell(Reloaded(generation=self._workers.generation))
-        if self._workers is not None:
+        if self._workers is not None and self._desk.has_orders:
+            self._frontends.send_outputs(self._engine)  # what ended before an order is done is told before that
             self._desk.tick()
 
     def _lose_workers(self, reason: str) -> None:

@@ -237,6 +237,7 @@ class Frontend:
                 self._core.connect()
                 self._controls.on_core_lost()
         elif isinstance(message, messages.ControlDone):
+            self.outbox.to_clients += self._sessions.take_frames()  # what came before it is told before it
             self._controls.on_done(message)
         elif isinstance(message, messages.Refused):
             raise message.error.to_exception()

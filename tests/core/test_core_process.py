@@ -149,6 +149,15 @@ def test_workers_that_do_not_answer_a_new_core_are_replaced(bench: Bench) -> Non
     assert bench.tokens()[0] == expected_tokens([1, 2, 3], 0, 10, [])
 
 
+def test_an_order_is_done_after_the_news_of_what_ended_before_it(bench: Bench) -> None:
+    bench.start()
+    bench.submit(0, [1, 2, 3])
+    bench.pump(SchedulerOutput)
+    bench.say(EngineControl(control_id=7, action="pause", mode="wait"))
+    bench.pump(ControlDone)
+    assert 0 in bench.finished()
+
+
 def _empty_step(bench: Bench) -> SchedulerOutput:
     return SchedulerOutput(step=1, core_epoch=0, generation=bench.generation, rows=b"", counts=b"")
 

@@ -6,7 +6,13 @@ import msgspec
 
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.messages import (
+    Control,
+    ControlDone,
+    Deltas,
     Detokenize,
+    Done,
+    EngineControl,
+    EngineCoreOutputs,
     GetHealth,
     GetInfo,
     Health,
@@ -19,7 +25,7 @@ from tokenloom.ipc.messages import (
     Tokenize,
 )
 
-from .bench import TOKENIZER, Bench
+from .bench import TOKENIZER, Bench, ids
 
 
 def health_after(bench: Bench, seconds: float, **progress: float) -> Health:
@@ -71,3 +77,16 @@ def test_a_query_that_cannot_be_answered_says_why(bench: Bench) -> None:
     )
     kinds = {each.query_id: each.error.kind for each in failed if isinstance(each, QueryFailed)}
     assert kinds == dict.fromkeys((7, 8, 9), "request")
+
+
+def test_what_ended_before_a_pause_is_told_before_it_though_both_come_in_one_turn(bench: Bench) -> None:
+    key = bench.submit()
+    bench.say(Control(query_id=7, action="pause", mode="wait"))
+    (order,) = [message for message in bench.to_core if isinstance(message, EngineControl)]
+    last = EngineCoreOutputs(
+        keys=encode_ids([key]), starts=encode_ids([0]), counts=encode_ids([1]), token_ids=encode_ids(ids("The"))
+    )
+    bench.frontend.on_core_message(last)
+    bench.frontend.on_core_message(ControlDone(control_id=order.control_id))
+    bench.turn()
+    assert [type(message) for message in bench.heard()] == [Deltas, Done]
