@@ -242,22 +242,19 @@ def select_ops(
     has_fp8_cache: bool = False,
 ) -> Ops:
     """The implementation for models of this dtype on `device`."""
+    from .deterministic import DeterministicOps
     from .reference import ReferenceOps
 
-    if is_deterministic and device.type == "cpu":
-        from .cpu.cpu_ops import load_cpu_ops
-        from .deterministic import DeterministicOps
-
-        return DeterministicOps(None if enforce_reference else load_cpu_ops(dtype))
-    if device.type == "cpu" and has_fp8_cache:
-        logger.warning("a KV cache of fp8 runs in plain torch on a CPU: the kernels in C read no such cache")
-        return ReferenceOps()
-    if device.type == "cpu" and not enforce_reference:
-        from .cpu.cpu_ops import load_cpu_ops
-
-        return load_cpu_ops(dtype) or ReferenceOps()
-    if device.type == "cuda" and not enforce_reference:
+    plain = DeterministicOps() if is_deterministic else ReferenceOps()
+    if enforce_reference:
+        return plain
+    if device.type == "cuda":
         from .gpu_ops import load_gpu_ops
 
-        return load_gpu_ops(device, is_deterministic) or ReferenceOps()
-    return ReferenceOps()
+        return load_gpu_ops(device, is_deterministic) or plain
+    if has_fp8_cache:
+        logger.warning("a KV cache of fp8 runs in plain torch on a CPU: the kernels in C read no such cache")
+        return plain
+    from .cpu.cpu_ops import load_cpu_ops
+
+    return load_cpu_ops(dtype, is_deterministic) or plain

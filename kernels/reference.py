@@ -6,14 +6,13 @@ The specification that other kernels are compared with, and the fallback where t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from . import fp8_cache
-from .attention_plan import TILE_BYTES, CacheLayout, Tile, make_plan
 from .ops import AttentionMetadata, DecoderWeights, FusedDecoder, PackedExperts, PackedLinear, RowColumns
 from .quantized import Weight, as_floats
 
@@ -51,23 +50,10 @@ class SeparateExperts:
         return sum(packed.nbytes for packed in (*self.gate_up, *self.down))
 
 
-@dataclass
-class _Step:
-    """What one step's metadata and one cache layout imply for every layer."""
-
-    metadata: AttentionMetadata
-    layout: CacheLayout
-    written: Tensor | None  # tokens whose keys are stored; None: all of them
-    slot_rows: Tensor  # [written * num_kv_heads] int64: their rows in the cache seen as [rows, D], layer 0, keys
-    tiles_by_window: dict[int | None, list[Tile]] = field(default_factory=dict)
-
-
 class ReferenceOps:
-    """Stateless but for what the last step's metadata implies, kept so that only the first layer computes it."""
+    """Keeps nothing between calls. `queries_at_once`: tokens of one row whose attention is computed together."""
 
-    def __init__(self, tile_bytes: int = TILE_BYTES) -> None:
-        self._tile_bytes = tile_bytes  # bound on the keys and values gathered at once
-        self._step: _Step | None = None
+    queries_at_once = 256  # a mask is bounded, and few keys are gathered that lie after all of them
 
     def embedding(self, token_ids: Tensor, table: Tensor | PackedLinear, first_id: int) -> Tensor:
         weight = plain_table(table)
@@ -171,20 +157,16 @@ class ReferenceOps:
 
     def store_kv(self, key: Tensor, value: Tensor, kv_cache: Tensor, layer: int, metadata: AttentionMetadata) -> None:
         """Write key and value [T, num_kv_heads, D] to the step's slots, NaN and infinities as 0."""
-        step = self._step_of(metadata, kv_cache)
-        width, block_size = kv_cache.shape[-1], step.layout.block_size
-        rows_per_side = step.layout.num_kv_heads * block_size
+        slots, block_size = metadata.slots.clamp(min=0), kv_cache.shape[4]  # -1: into the null block
+        blocks, offsets = slots // block_size, slots % block_size
         for side, heads in enumerate((key, value)):
             finite = torch.nan_to_num(heads, nan=0.0, posinf=0.0, neginf=0.0)
-            if step.written is not None:
-                finite = finite[step.written]
-            target = step.slot_rows + (2 * layer + side) * rows_per_side
+            target = kv_cache[:, layer, side]
             if fp8_cache.is_fp8(kv_cache):
-                numbers, scales = fp8_cache.parts(kv_cache.view(-1, block_size * width), block_size)
-                where = target // block_size, target % block_size
-                numbers[where], scales[where] = fp8_cache.encode(finite.reshape(-1, finite.shape[-1]))
+                numbers, scales = fp8_cache.parts(target.flatten(2), block_size)
+                numbers[blocks, :, offsets], scales[blocks, :, offsets] = fp8_cache.encode(finite)
             else:
-                kv_cache.view(-1, width).index_copy_(0, target, finite.reshape(-1, width))
+                target[blocks, :, offsets] = finite
 
     def paged_attention(
         self,
@@ -195,27 +177,22 @@ class ReferenceOps:
         scale: float,
         sliding_window: int | None,
     ) -> Tensor:
-        step = self._step_of(metadata, kv_cache)
-        tiles = step.tiles_by_window.get(sliding_window)
-        if tiles is None:
-            tiles = make_plan(metadata, step.layout, sliding_window, query.dtype, self._tile_bytes)
-            step.tiles_by_window[sliding_window] = tiles
-        is_padded = query.shape[0] != metadata.query_starts_host[-1] or 0 in metadata.seq_lens_host
-        output = torch.zeros_like(query) if is_padded else torch.empty_like(query)
-        for tile in tiles:
-            heads_at_once = self._tile_bytes // tile.bytes_per_kv_head(step.layout)
-            output[tile.tokens] = _attend(query[tile.tokens], kv_cache, layer, tile, scale, heads_at_once)
+        output, starts, block_size = torch.zeros_like(query), metadata.query_starts_host, kv_cache.shape[4]
+        for row, length in enumerate(metadata.seq_lens_host):
+            if length == 0:  # padding
+                continue
+            for start in range(starts[row], starts[row + 1], self.queries_at_once):
+                stop = min(start + self.queries_at_once, starts[row + 1])
+                end = length - (starts[row + 1] - stop)
+                first = 0 if sliding_window is None else max(0, end - (stop - start) - sliding_window + 1)
+                blocks = metadata.block_tables[row, first // block_size : -(-end // block_size)]
+                seen = slice(first % block_size, first % block_size + end - first)
+                key, value = _gather(kv_cache, layer, blocks, query.dtype)[..., seen, :]
+                output[start:stop] = _attend(query[start:stop], key, value, scale, sliding_window)
         return output
 
     def fuse_decoder(self, weights: DecoderWeights) -> FusedDecoder | None:
         return None
-
-    def _step_of(self, metadata: AttentionMetadata, kv_cache: Tensor) -> _Step:
-        layout = CacheLayout.of(kv_cache)
-        step = self._step
-        if step is None or step.metadata is not metadata or step.layout != layout:
-            step = self._step = _make_step(metadata, layout)
-        return step
 
 
 def plain_table(table: Tensor | PackedLinear) -> Tensor:
@@ -238,42 +215,30 @@ def route(scores: Tensor, num_chosen: int, is_normalized: bool) -> tuple[Tensor,
     return weights, experts
 
 
-def _make_step(metadata: AttentionMetadata, layout: CacheLayout) -> _Step:
-    slots, written = metadata.slots, None
-    if slots.device.type == "cpu":
-        if slots.numel() and int(slots.min()) < 0:
-            written = (slots >= 0).nonzero()[:, 0]
-            slots = slots[written]
-    else:
-        slots = slots.clamp(min=0)  # into the null block: choosing tokens would wait for the device
-    blocks = slots // layout.block_size
-    rows_per_block = layout.num_layers * 2 * layout.num_kv_heads * layout.block_size
-    heads = torch.arange(layout.num_kv_heads, device=slots.device) * layout.block_size
-    token_rows = blocks * rows_per_block + slots % layout.block_size
-    return _Step(metadata, layout, written, (token_rows[:, None] + heads).flatten())
+def _gather(kv_cache: Tensor, layer: int, blocks: Tensor, dtype: torch.dtype) -> Tensor:
+    """Keys and values of one row's blocks [n] in a layer: [2, num_kv_heads, n * block_size, D]."""
+    _, num_layers, _, num_kv_heads, block_size, width = kv_cache.shape
+    heads = torch.arange(2 * num_kv_heads, device=blocks.device).view(2, num_kv_heads, 1)
+    tiles = (blocks.long() * num_layers + layer) * (2 * num_kv_heads) + heads
+    found = kv_cache.view(-1, block_size * width).index_select(0, tiles.flatten())
+    if fp8_cache.is_fp8(kv_cache):
+        found = fp8_cache.decode(found, block_size, dtype)
+    return found.reshape(2, num_kv_heads, len(blocks) * block_size, -1)
 
 
-def _attend(query: Tensor, kv_cache: Tensor, layer: int, tile: Tile, scale: float, heads_at_once: int) -> Tensor:
-    """Attention of one tile, query [B * Q, H, D] → [B * Q, H, D], some KV heads at once (at least one).
+def _attend(query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
+    """query [Q, H, D] stands at the last Q positions of key and value [num_kv_heads, S, D] → [Q, H, D].
 
     Scores and softmax are float32 inside scaled_dot_product_attention, whatever the dtype.
     """
-    num_tokens, num_heads, head_dim = query.shape
-    _, num_rows, num_kv_heads, _ = tile.tiles.shape
-    group = num_heads // num_kv_heads
-    cache_tiles = kv_cache.view(-1, kv_cache.shape[4] * kv_cache.shape[5])
-    # [B * Q, H, D] → [B, H, Q, D]
-    query = query.view(num_rows, num_tokens // num_rows, num_heads, head_dim).transpose(1, 2)
-    mask = tile.mask(query.dtype)
-    heads_at_once = max(1, min(num_kv_heads, heads_at_once))
-    parts = []
-    for head in range(0, num_kv_heads, heads_at_once):
-        index = tile.tiles[:, :, head : head + heads_at_once] + layer * 2 * num_kv_heads
-        gathered = cache_tiles.index_select(0, index.flatten())
-        if fp8_cache.is_fp8(kv_cache):
-            gathered = fp8_cache.decode(gathered, kv_cache.shape[4], query.dtype)
-        key, value = gathered.view(2, num_rows, index.shape[2], -1, head_dim)  # [B, heads, S, D] each
-        part = query[:, head * group : (head + heads_at_once) * group]
-        parts.append(F.scaled_dot_product_attention(part, key, value, mask, scale=scale, enable_gqa=group > 1))
-    output = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-    return output.transpose(1, 2).reshape(num_tokens, num_heads, head_dim)
+    num_queries, num_keys, mask = query.shape[0], key.shape[1], None
+    if num_queries > 1:
+        mask = torch.ones((num_queries, num_keys), dtype=torch.bool, device=query.device)
+        mask = mask.tril(num_keys - num_queries)
+        if window is not None:
+            mask = mask.triu(num_keys - num_queries - window + 1)
+    is_grouped = query.shape[1] > key.shape[0]
+    attended = F.scaled_dot_product_attention(
+        query.transpose(0, 1)[None], key[None], value[None], mask, scale=scale, enable_gqa=is_grouped
+    )
+    return attended[0].transpose(0, 1)

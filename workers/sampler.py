@@ -25,13 +25,13 @@ F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]
 
 
-def select_sampler(device: torch.device, enforce_reference: bool, deterministic: bool) -> Sampler:
+def select_sampler(device: torch.device, enforce_reference: bool) -> Sampler:
     """The fastest for logits on `device`."""
     if enforce_reference:
         return Sampler()
     if device.type == "cuda":
         return Sampler(is_on_device=True)
-    return Sampler(None if deterministic else load_cpu_sampling())
+    return Sampler(load_cpu_sampling())
 
 
 class Sampler:

@@ -96,8 +96,7 @@ class Worker:
             yield Phase(name="join group", duration_s=time.monotonic() - begun, detail=f"{self._size} ranks")
             begun = time.monotonic()
         if self._rank == 0:
-            config = self._spec.config
-            self._sampler = select_sampler(self._device, config.enforce_reference, config.deterministic)
+            self._sampler = select_sampler(self._device, self._spec.config.enforce_reference)
         folder = folder or Path(self._spec.model_folder)
         ahead = self._compile_ahead(folder) if self._samples_on_device else None
         self._model = self._load_model(folder, self._spec.model, self._device, self._group)
@@ -300,8 +299,6 @@ class Worker:
                 f"--deterministic runs with at most {MAX_DETERMINISTIC_RANKS} ranks, these are {self._size}: lower "
                 "--tensor-parallel-size or leave it out"
             )
-        if self._has_fp8_cache and self._spec.config.deterministic and self._device.type == "cpu":
-            raise ConfigError("--deterministic on a CPU has no --kv-cache-dtype fp8: leave one of them out")
         if self._has_fp8_cache and self._spec.model.head_dim % 4:
             raise ConfigError(
                 f"--kv-cache-dtype fp8 needs heads of a multiple of 4 elements, these have "

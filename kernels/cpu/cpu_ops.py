@@ -54,9 +54,10 @@ class _Plan:
 class CpuOps(ReferenceOps):
     """What has no kernel of its own here is the reference's. Not for two threads at once: it keeps scratch memory."""
 
-    def __init__(self, library: c.KernelLibrary, dtype: torch.dtype) -> None:
-        super().__init__()
+    def __init__(self, library: c.KernelLibrary, dtype: torch.dtype, is_deterministic: bool = False) -> None:
+        """`is_deterministic`: a token's bits are the same whatever it is computed together with."""
         self._library = library
+        self._is_deterministic = is_deterministic
         self.dtype = dtype
         self._line = int(library.op_line())  # elements of 64 bytes
         self._memory = PackedMemory()
@@ -178,7 +179,7 @@ class CpuOps(ReferenceOps):
     def fuse_decoder(self, weights: DecoderWeights) -> FusedDecoder | None:
         if weights.head_dim > MAX_HEAD_DIM or weights.head_dim % 2:
             return None
-        return CpuDecoder(self._library, weights, self.dtype)
+        return CpuDecoder(self._library, weights, self.dtype, self._is_deterministic)
 
     def _multiply(self, x: Tensor, packed: PackedLinear, kind: int, dtype: torch.dtype) -> Tensor:
         assert isinstance(packed, CpuLinear)
@@ -224,20 +225,20 @@ class CpuOps(ReferenceOps):
             if any(plan.metadata is not metadata for plan in self._plans.values()):
                 self._plans.clear()
             rows = c.step_rows(metadata)
-            address = self._library.make_attention_plan(byref(rows), num_heads, num_kv_heads, head_dim, window)
+            address = self._library.make_attention_plan(byref(rows), *key, self._is_deterministic)
             if address is None:
                 raise MemoryError(f"no memory for the attention plan of {len(metadata.seq_lens_host)} rows")
             plan = self._plans[key] = _Plan(self._library, address, metadata)
         return plan
 
 
-def load_cpu_ops(dtype: torch.dtype) -> CpuOps | None:
+def load_cpu_ops(dtype: torch.dtype, is_deterministic: bool = False) -> CpuOps | None:
     """The best operations for models of this dtype; None, with a line in the log, where there are none."""
     try:
         levels = instruction_levels()
         if not levels:
             raise Unavailable("the processor has no AVX2")
-        ops = make_cpu_ops(dtype, levels[0])
+        ops = make_cpu_ops(dtype, levels[0], is_deterministic=is_deterministic)
     except Unavailable as error:
         logger.info("CPU kernels: %s; plain torch takes their place", error)
         return None
@@ -245,11 +246,14 @@ def load_cpu_ops(dtype: torch.dtype) -> CpuOps | None:
     return ops
 
 
-def make_cpu_ops(dtype: torch.dtype, level: str, cache_folder: Path | None = None) -> CpuOps:
+def make_cpu_ops(
+    dtype: torch.dtype, level: str, cache_folder: Path | None = None, is_deterministic: bool = False
+) -> CpuOps:
     """The operations for one of `instruction_levels()`, compiled if need be. Raises Unavailable."""
     if dtype not in (torch.bfloat16, torch.float32):
         raise Unavailable(f"there are none for {dtype}")
-    return CpuOps(load_library(compiled_library(dtype == torch.bfloat16, level, cache_folder)), dtype)
+    library = load_library(compiled_library(dtype == torch.bfloat16, level, cache_folder))
+    return CpuOps(library, dtype, is_deterministic)
 
 
 def _with_dense_rows(x: Tensor) -> Tensor:

@@ -14,13 +14,15 @@ from . import library as c
 class CpuDecoder:
     """Owns the C description of the weights, keeps those alive, and memory for the largest step so far."""
 
-    def __init__(self, library: c.KernelLibrary, weights: DecoderWeights, dtype: torch.dtype) -> None:
+    def __init__(
+        self, library: c.KernelLibrary, weights: DecoderWeights, dtype: torch.dtype, is_deterministic: bool
+    ) -> None:
         self._library = library
         self._weights = weights
         self._dtype = dtype
         self._hidden_size = weights.norm.shape[0]
         self._layers = (c.Layer * len(weights.layers))(*map(_layer, weights.layers))
-        self._decoder = self._describe(weights)
+        self._decoder = self._describe(weights, is_deterministic)
         self._elements_per_token = library.decoder_scratch(byref(self._decoder), 1)
         self._scratch = torch.empty(0, dtype=dtype)
         self._hidden = torch.empty((0, self._hidden_size), dtype=dtype)
@@ -63,7 +65,7 @@ class CpuDecoder:
             self._logits = torch.empty((num_chosen, self._logits.shape[1]))
         self._answer = self._hidden[:num_tokens], self._logits[:num_chosen]
 
-    def _describe(self, weights: DecoderWeights) -> c.Decoder:
+    def _describe(self, weights: DecoderWeights, is_deterministic: bool) -> c.Decoder:
         table = weights.table
         return c.Decoder(
             layers=cast(self._layers, POINTER(c.Layer)),
@@ -80,6 +82,7 @@ class CpuDecoder:
             table=table.data_ptr() if isinstance(table, Tensor) else None,
             num_ids=table.shape[0] if isinstance(table, Tensor) else table.out_features,
             head=pointer(_linear(weights.head)),
+            is_deterministic=is_deterministic,
         )
 
 

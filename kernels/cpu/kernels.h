@@ -226,9 +226,10 @@ typedef struct {
 
 typedef struct AttentionPlan AttentionPlan;
 
-/* The work of one step for layers of one shape and window (0: none), cut into tasks. NULL without memory. */
+/* The work of one step for layers of one shape and window (0: none), cut into tasks. NULL without memory.
+ * is_deterministic: a token's result has the same bits whatever else is in the step. */
 EXPORT AttentionPlan *make_attention_plan(const StepRows *rows, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
-                                   int64_t window);
+                                   int64_t window, int32_t is_deterministic);
 EXPORT void free_attention_plan(AttentionPlan *plan);
 
 /* Causal attention: query heads at `query` ([token * stride + head * head_dim]) to `out` [num_tokens][heads * dim].

@@ -111,6 +111,7 @@ class Decoder(Structure):
         ("table", c_void_p),
         ("num_ids", c_int64),
         ("head", POINTER(Linear)),
+        ("is_deterministic", c_int32),
     )
 
 
@@ -153,7 +154,7 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[object, ...]]] = {
         (c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_float, c_int64, c_int64, c_void_p, c_int),
     ),
     "op_prepare_heads": (None, (POINTER(Heads), POINTER(HeadWork), POINTER(Cache), c_int)),
-    "make_attention_plan": (c_void_p, (POINTER(StepRows), c_int64, c_int64, c_int64, c_int64)),
+    "make_attention_plan": (c_void_p, (POINTER(StepRows), c_int64, c_int64, c_int64, c_int64, c_int32)),
     "free_attention_plan": (None, (c_void_p,)),
     "op_attend": (None, (c_void_p, c_void_p, c_int64, POINTER(Cache), c_float, c_void_p, c_int64, c_int)),
     "vocabulary_bits": (None, (c_void_p, c_int64, c_uint32, c_uint32, c_uint32, c_uint32)),

@@ -3,7 +3,8 @@
  * A task is one KV head with the query heads that read it over a range of keys. The context of a decode row is cut
  * every CHUNK keys, at the same places whatever else is in the step; where that gives more than one piece, each leaves
  * a partial result. A prefill row is cut into blocks of queries: of up to PREFILL_ROWS query rows where the processor
- * has tiles, else of TASK_ROWS.
+ * has tiles, else of TASK_ROWS. In a deterministic plan each token is a decode row: what it sees is cut at the same
+ * places however its row is chunked.
  */
 #include "attention.h"
 
@@ -53,11 +54,12 @@ static bool add_head_tasks(AttentionPlan *plan, AttentionTask task, int64_t posi
     return true;
 }
 
-static bool add_prefill_row(AttentionPlan *plan, const StepRows *rows, int64_t row) {
+static bool add_row(AttentionPlan *plan, const StepRows *rows, int64_t row) {
     int64_t start = rows->query_starts[row], count = rows->query_starts[row + 1] - start;
     int64_t group = plan->num_heads / plan->num_kv_heads;
     int64_t block = max64(1, TASK_ROWS / group), most_heads = min64(group, TASK_ROWS);
-    if (has_prefill(plan->head_dim) && count * group > TASK_ROWS && group <= PREFILL_ROWS)
+    if (plan->is_deterministic) block = 1;
+    else if (count > 1 && has_prefill(plan->head_dim) && count * group > TASK_ROWS && group <= PREFILL_ROWS)
         block = PREFILL_ROWS / group, most_heads = group;
     int64_t num_blocks = divide_up(count, block);
     for (int64_t i = num_blocks - 1; i >= 0; i--) /* the longest first */
@@ -70,17 +72,8 @@ static bool add_prefill_row(AttentionPlan *plan, const StepRows *rows, int64_t r
     return true;
 }
 
-static bool add_decode_row(AttentionPlan *plan, const StepRows *rows, int64_t row) {
-    int64_t group = plan->num_heads / plan->num_kv_heads;
-    for (int64_t head = 0; head < plan->num_kv_heads; head++) {
-        AttentionTask task = {.row = (int32_t)row, .kv_head = (int32_t)head, .token = rows->query_starts[row]};
-        if (!add_head_tasks(plan, task, rows->seq_lens[row] - 1, 1, min64(group, TASK_ROWS))) return false;
-    }
-    return true;
-}
-
 AttentionPlan *make_attention_plan(const StepRows *rows, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
-                                   int64_t window) {
+                                   int64_t window, int32_t is_deterministic) {
     AttentionPlan *plan = calloc(1, sizeof *plan);
     if (plan == NULL) return NULL;
     plan->rows = *rows;
@@ -88,11 +81,12 @@ AttentionPlan *make_attention_plan(const StepRows *rows, int64_t num_heads, int6
     plan->num_kv_heads = num_kv_heads;
     plan->head_dim = head_dim;
     plan->window = window;
+    plan->is_deterministic = is_deterministic;
     bool is_whole = true;
     for (int64_t row = rows->num_rows - 1; row >= 0 && is_whole; row--) { /* prefill rows, the largest tasks, first */
         int64_t count = rows->query_starts[row + 1] - rows->query_starts[row];
         if (rows->seq_lens[row] <= 0 || count <= 0) continue;
-        is_whole = count == 1 ? add_decode_row(plan, rows, row) : add_prefill_row(plan, rows, row);
+        is_whole = add_row(plan, rows, row);
     }
     if (is_whole && plan->num_partial_rows) {
         int64_t floats = plan->num_partial_rows * partial_floats(head_dim);

@@ -23,6 +23,7 @@ typedef struct {
     const element *table; /* or as [vocabulary][hidden_size] */
     int64_t num_ids;
     const Linear *head;
+    int32_t is_deterministic; /* as in make_attention_plan */
 } Decoder;
 
 typedef struct {
@@ -130,7 +131,8 @@ static bool make_plans(const Decoder *d, const Step *step, AttentionPlan **plans
         if (at == MOST_WINDOWS) return false;
         if (plans[at] != NULL) continue;
         windows[at] = d->layers[i].window;
-        plans[at] = make_attention_plan(&step->rows, d->num_heads, d->num_kv_heads, d->head_dim, windows[at]);
+        plans[at] = make_attention_plan(&step->rows, d->num_heads, d->num_kv_heads, d->head_dim, windows[at],
+                                        d->is_deterministic);
         if (plans[at] == NULL) return false;
     }
     return true;

@@ -58,15 +58,18 @@ def bits(output: RequestOutput) -> object:
     return [(answer.token_ids, answer.logprobs, answer.text) for answer in output.outputs], output.prompt_logprobs
 
 
-@pytest.mark.parametrize("family", SHAPES)
-def test_no_schedule_changes_a_bit(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "enforce_reference"), [*((family, False) for family in SHAPES), ("mistral", True), ("qwen3_moe", True)]
+)
+def test_no_schedule_changes_a_bit(family: str, enforce_reference: bool, tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path / "m", family, vocab_size=300, num_hidden_layers=2, **SHAPES[family])
     prompts = make_prompts()
     params = [make_params(i) for i in range(len(prompts))]
-    with LLM(folder, **BASE, steps_in_flight=1, enable_prefix_caching=False) as llm:  # type: ignore[arg-type]
+    base = BASE | {"enforce_reference": enforce_reference}
+    with LLM(folder, **base, steps_in_flight=1, enable_prefix_caching=False) as llm:  # type: ignore[arg-type]
         alone = [llm.generate([each], one, use_tqdm=False)[0] for each, one in zip(prompts, params, strict=True)]
     for schedule, options in SCHEDULES.items():
-        with LLM(folder, **(BASE | options)) as llm:  # type: ignore[arg-type]
+        with LLM(folder, **(base | options)) as llm:  # type: ignore[arg-type]
             if schedule == "prefix hit":
                 llm.generate(prompts, SamplingParams(max_tokens=3), use_tqdm=False)
                 params = [one.replace(prompt_logprobs=None) for one in params]  # they do without the cache
