@@ -1,26 +1,20 @@
-"""The contract of every operation a model is made of, and the choice of who performs it.
+"""What layers and kernels hand to each other, and the choice of who performs the operations.
 
-Layers call an `Ops` and know neither device nor kernel: `select_ops` decides once, by device. `reference.py` is the
-specification; any other implementation agrees with it within a stated tolerance. Axes: T tokens of the step, R rows
-(requests), H heads, D head_dim.
-
-    kv_cache  [num_blocks, num_layers, 2, num_kv_heads, block_size, D]; 2 is key, value. Zeroed when allocated.
-              One of uint8 has D + 4 in the place of D: see fp8_cache.py.
-    block 0   is the null block: no row owns it; padded block tables point at it, and what is told not to be written
-              may land there.
+Layers call an `Ops` and know neither device nor kernel: `select_ops` decides once, by device. What each operation does
+is told in `reference.py`. Axes: T tokens of the step, R rows (requests), D head_dim.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
-from .quantized import Weight
+if TYPE_CHECKING:
+    from .reference import ReferenceOps
 
 logger = logging.getLogger("tokenloom.kernels")
 
@@ -117,121 +111,7 @@ class FusedDecoder(Protocol):
         ...
 
 
-class Ops(Protocol):
-    """What a decoder layer needs. Tensors lie on one device and have the model's dtype unless stated otherwise.
-
-    Shapes are the caller's duty: a wrong one is a fault of ours and raises whatever torch raises.
-    """
-
-    def embedding(self, token_ids: Tensor, table: Tensor | PackedLinear, first_id: int) -> Tensor:
-        """Rows of `table` [n, hidden] for ids in [first_id, first_id + n), zeros for all others.
-
-        A table that is also the weight of a linear (a tied head) is given as packed. token_ids: [T] int32 or int64.
-        Returns [T, hidden].
-        """
-        ...
-
-    def begin_step(self, token_ids: Tensor, rows: RowColumns, table: Tensor | PackedLinear, first_id: int) -> Tensor:
-        """`embedding`, where token id −1 − r stands for the last token of row r."""
-        ...
-
-    def begin_decode(
-        self,
-        row_ids: Tensor,
-        rows: RowColumns,
-        metadata: AttentionMetadata,
-        block_size: int,
-        table: Tensor | PackedLinear,
-        first_id: int,
-    ) -> Tensor:
-        """Begin a decode step of the rows `row_ids` [n] int64, each at most once: `embedding` of their last tokens.
-
-        Fills in the metadata's positions, slots, lengths and block tables (a row's own blocks, not what is past them)
-        and counts the tokens as computed. Row −1 is padding: position 0, slot −1, length 0 and an embedding of zeros.
-        """
-        ...
-
-    def pack_linear(self, weight: Weight, bias: Tensor | None, is_gated: bool = False) -> PackedLinear:
-        """Take weight [out, in] and bias [out]: keep them or copy them reordered. Neither is ever written to.
-
-        `is_gated`: the first half of the rows are gates, the second what they let through (out_features is out / 2).
-        A quantized weight may be kept as it is or, where there is no kernel for it, as what it stands for.
-        """
-        ...
-
-    def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
-        """x [T, in] times the packed weight, plus its bias: [T, out]. `packed` was made by the same Ops.
-
-        Of a gated one silu(first half) * second half: [T, out / 2].
-        """
-        ...
-
-    def logits(self, x: Tensor, packed: PackedLinear) -> Tensor:
-        """`linear` in float32, which may be more precise than the model's dtype: [T, out]."""
-        ...
-
-    def pack_experts(self, gate_up: Sequence[Weight], down: Sequence[Weight]) -> PackedExperts:
-        """Take, of each expert, a gated weight [2 n, hidden] and one [hidden, n] that leads back."""
-        ...
-
-    def mix_experts(
-        self, x: Tensor, scores: Tensor, packed: PackedExperts, num_chosen: int, is_normalized: bool
-    ) -> Tensor:
-        """x [T, hidden] through the `num_chosen` experts of each token's highest scores [T, E]; their weighted sum.
-
-        The weights are the softmax of all scores in float32; `is_normalized`: divided by the sum of the chosen ones.
-        A sum goes through the experts in the order of their numbers or of their scores, and is kept in float32.
-        """
-        ...
-
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """x / rms(x) * weight over the last axis, the mean taken in float32. x: [..., n], weight: [n]."""
-        ...
-
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Add x to `residual` in place, then return rms_norm(residual). Both [T, n]."""
-        ...
-
-    def prepare_heads(
-        self,
-        heads: Tensor,
-        norms: tuple[Tensor, Tensor] | None,
-        eps: float,
-        cos_sin: Tensor,
-        kv_cache: Tensor,
-        layer: int,
-        metadata: AttentionMetadata,
-    ) -> Tensor:
-        """Normalize and rotate query and key heads, store keys and values; return the query heads [T, H, D].
-
-        heads: [T, H + 2 * num_kv_heads, D], query | key | value; overwritten, and the answer may be a part of it.
-        norms: weights [D] of the RMS norms of query and key heads. cos_sin: [P, D] float32, D/2 cosines then D/2 sines
-        for each position < P (neox halves: element i goes with i + D/2). Keys and values go to `metadata.slots` of
-        `layer`; slot -1 writes nothing that counts. NaN and infinities are stored as 0, so that a request that
-        overflowed cannot poison the one that gets its block next (masked attention multiplies stale values by 0, and
-        0 * NaN is NaN).
-        """
-        ...
-
-    def paged_attention(
-        self,
-        query: Tensor,
-        kv_cache: Tensor,
-        layer: int,
-        metadata: AttentionMetadata,
-        scale: float,
-        sliding_window: int | None,
-    ) -> Tensor:
-        """Causal attention of query [T, H, D] over each row's own context in `layer`: [T, H, D].
-
-        Query head h reads KV head h // (H / num_kv_heads). A token at position p sees positions [0, p], or with a
-        sliding window w [max(0, p - w + 1), p]. Keys and values of this step were stored before.
-        """
-        ...
-
-    def fuse_decoder(self, weights: DecoderWeights) -> FusedDecoder | None:
-        """The decoder as one operation, equal to its layers within rounding; None: run them one by one."""
-        ...
+Ops: TypeAlias = "ReferenceOps"  # whatever performs the operations is one, and overrides what it does otherwise
 
 
 def select_ops(

@@ -1,6 +1,12 @@
-"""ReferenceOps: every operation of `ops.py` in plain torch, for any device and dtype.
+"""ReferenceOps: every operation a model is made of: its contract, and the same in plain torch for any device and dtype.
 
-The specification that other kernels are compared with, and the fallback where there are none.
+The specification that other kernels are compared with, within a stated tolerance, and the fallback where there are
+none. Axes: T tokens of the step, R rows (requests), H heads, D head_dim.
+
+    kv_cache  [num_blocks, num_layers, 2, num_kv_heads, block_size, D]; 2 is key, value. Zeroed when allocated.
+              One of uint8 has D + 4 in the place of D: see fp8_cache.py.
+    block 0   is the null block: no row owns it; padded block tables point at it, and what is told not to be written
+              may land there.
 """
 
 from __future__ import annotations
@@ -51,17 +57,27 @@ class SeparateExperts:
 
 
 class ReferenceOps:
-    """Keeps nothing between calls. `queries_at_once`: tokens of one row whose attention is computed together."""
+    """Tensors lie on one device and have the model's dtype unless stated otherwise. Shapes are the caller's duty: a
+    wrong one is a fault of ours and raises whatever torch raises.
+
+    Keeps nothing between calls. `queries_at_once`: tokens of one row whose attention is computed together.
+    """
 
     queries_at_once = 256  # a mask is bounded, and few keys are gathered that lie after all of them
 
     def embedding(self, token_ids: Tensor, table: Tensor | PackedLinear, first_id: int) -> Tensor:
+        """Rows of `table` [n, hidden] for ids in [first_id, first_id + n), zeros for all others.
+
+        A table that is also the weight of a linear (a tied head) is given as packed. token_ids: [T] int32 or int64.
+        Returns [T, hidden].
+        """
         weight = plain_table(table)
         rows = token_ids.long() - first_id
         is_foreign = (rows < 0) | (rows >= weight.shape[0])
         return F.embedding(rows.masked_fill(is_foreign, 0), weight).masked_fill(is_foreign[:, None], 0)
 
     def begin_step(self, token_ids: Tensor, rows: RowColumns, table: Tensor | PackedLinear, first_id: int) -> Tensor:
+        """`embedding`, where token id −1 − r stands for the last token of row r."""
         last_tokens = rows.last_tokens[(-1 - token_ids).clamp(min=0)]
         return self.embedding(torch.where(token_ids < 0, last_tokens, token_ids), table, first_id)
 
@@ -74,6 +90,11 @@ class ReferenceOps:
         table: Tensor | PackedLinear,
         first_id: int,
     ) -> Tensor:
+        """Begin a decode step of the rows `row_ids` [n] int64, each at most once: `embedding` of their last tokens.
+
+        Fills in the metadata's positions, slots, lengths and block tables (a row's own blocks, not what is past them)
+        and counts the tokens as computed. Row −1 is padding: position 0, slot −1, length 0 and an embedding of zeros.
+        """
         is_padding = row_ids < 0
         live = row_ids.clamp(min=0)
         positions, tables = rows.num_computed[live], rows.block_tables[live]
@@ -87,17 +108,28 @@ class ReferenceOps:
         return self.embedding(rows.last_tokens[live].masked_fill(is_padding, first_id - 1), table, first_id)
 
     def pack_linear(self, weight: Weight, bias: Tensor | None, is_gated: bool = False) -> PackedLinear:
+        """Take weight [out, in] and bias [out]: keep them or copy them reordered. Neither is ever written to.
+
+        `is_gated`: the first half of the rows are gates, the second what they let through (out_features is out / 2).
+        A quantized weight may be kept as it is or, where there is no kernel for it, as what it stands for.
+        """
         return PlainLinear(as_floats(weight), bias, is_gated)
 
     def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
+        """x [T, in] times the packed weight, plus its bias: [T, out]. `packed` was made by the same Ops.
+
+        Of a gated one silu(first half) * second half: [T, out / 2].
+        """
         assert isinstance(packed, PlainLinear)
         outputs = F.linear(x, packed.weight, packed.bias)
         return self.silu_and_mul(outputs) if packed.is_gated else outputs
 
     def logits(self, x: Tensor, packed: PackedLinear) -> Tensor:
+        """`linear` in float32, which may be more precise than the model's dtype: [T, out]."""
         return self.linear(x, packed).float()
 
     def pack_experts(self, gate_up: Sequence[Weight], down: Sequence[Weight]) -> PackedExperts:
+        """Take, of each expert, a gated weight [2 n, hidden] and one [hidden, n] that leads back."""
         return SeparateExperts(
             [self.pack_linear(weight, None, is_gated=True) for weight in gate_up],
             [self.pack_linear(weight, None) for weight in down],
@@ -106,6 +138,11 @@ class ReferenceOps:
     def mix_experts(
         self, x: Tensor, scores: Tensor, packed: PackedExperts, num_chosen: int, is_normalized: bool
     ) -> Tensor:
+        """x [T, hidden] through the `num_chosen` experts of each token's highest scores [T, E]; their weighted sum.
+
+        The weights are the softmax of all scores in float32; `is_normalized`: divided by the sum of the chosen ones.
+        A sum goes through the experts in the order of their numbers or of their scores, and is kept in float32.
+        """
         assert isinstance(packed, SeparateExperts)
         weights, experts = route(scores, num_chosen, is_normalized)
         mixed = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
@@ -116,9 +153,11 @@ class ReferenceOps:
         return mixed.to(x.dtype)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x / rms(x) * weight over the last axis, the mean taken in float32. x: [..., n], weight: [n]."""
         return F.rms_norm(x, weight.shape, weight, eps)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Add x to `residual` in place, then return rms_norm(residual). Both [T, n]."""
         residual += x
         return F.rms_norm(residual, weight.shape, weight, eps)
 
@@ -137,6 +176,15 @@ class ReferenceOps:
         layer: int,
         metadata: AttentionMetadata,
     ) -> Tensor:
+        """Normalize and rotate query and key heads, store keys and values; return the query heads [T, H, D].
+
+        heads: [T, H + 2 * num_kv_heads, D], query | key | value; overwritten, and the answer may be a part of it.
+        norms: weights [D] of the RMS norms of query and key heads. cos_sin: [P, D] float32, D/2 cosines then D/2 sines
+        for each position < P (neox halves: element i goes with i + D/2). Keys and values go to `metadata.slots` of
+        `layer`; slot -1 writes nothing that counts. NaN and infinities are stored as 0, so that a request that
+        overflowed cannot poison the one that gets its block next (masked attention multiplies stale values by 0, and
+        0 * NaN is NaN).
+        """
         num_kv_heads = kv_cache.shape[3]
         num_heads = heads.shape[1] - 2 * num_kv_heads
         query, key, value = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
@@ -177,6 +225,11 @@ class ReferenceOps:
         scale: float,
         sliding_window: int | None,
     ) -> Tensor:
+        """Causal attention of query [T, H, D] over each row's own context in `layer`: [T, H, D].
+
+        Query head h reads KV head h // (H / num_kv_heads). A token at position p sees positions [0, p], or with a
+        sliding window w [max(0, p - w + 1), p]. Keys and values of this step were stored before.
+        """
         output, starts, block_size = torch.zeros_like(query), metadata.query_starts_host, kv_cache.shape[4]
         for row, length in enumerate(metadata.seq_lens_host):
             if length == 0:  # padding
@@ -192,6 +245,7 @@ class ReferenceOps:
         return output
 
     def fuse_decoder(self, weights: DecoderWeights) -> FusedDecoder | None:
+        """The decoder as one operation, equal to its layers within rounding; None: run them one by one."""
         return None
 
 

@@ -1,4 +1,4 @@
-"""CpuOps: the operations of `ops.py` on an x86-64 processor with AVX2 or better, by the C kernels beside this file.
+"""CpuOps: the operations of `reference.py` on an x86-64 processor with AVX2 or better, by the C kernels beside this file.
 
 Weights are packed once; every operation is one call without the GIL, on torch's own threads. `load_cpu_ops` says once
 in the log what is used, or why nothing is.
