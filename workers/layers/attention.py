@@ -5,65 +5,49 @@ Heads are split between ranks; a rank holds the KV heads that its query heads re
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
+from ...ipc.model_config import ModelConfig
 from ...kernels.ops import AttentionMetadata
 from .loader import LayerLoader, Projection
 from .rotary import RotaryEmbedding
-
-
-@dataclass(frozen=True)
-class AttentionShape:
-    """The numbers of one layer's attention, over all ranks."""
-
-    hidden_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    has_qkv_bias: bool
-    has_output_bias: bool
-    has_qk_norm: bool
-    norm_eps: float
-    sliding_window: int | None
 
 
 class Attention:
     """x [T, hidden_size] → [T, hidden_size]; keys and values go to layer `layer` of the KV cache."""
 
     def __init__(
-        self, loader: LayerLoader, name: str, shape: AttentionShape, layer: int, rotary: RotaryEmbedding
+        self, loader: LayerLoader, name: str, config: ModelConfig, layer: int, rotary: RotaryEmbedding
     ) -> None:
         self._ops, self._group = loader.ops, loader.group
         self._layer = layer
         self._rotary = rotary
-        self.shape = shape
-        self.scale = shape.head_dim**-0.5
-        head_dim = shape.head_dim
-        heads = loader.group.share(shape.num_heads, "attention heads")
-        kv_heads = loader.group.share_kv_heads(shape.num_kv_heads)
+        self._eps = config.rms_norm_eps
+        self.window = config.sliding_windows[layer]
+        self.scale = config.head_dim**-0.5
+        head_dim = self._head_dim = config.head_dim
+        heads = loader.group.share(config.num_heads, "attention heads")
+        kv_heads = loader.group.share_kv_heads(config.num_kv_heads)
         self._num_local_heads = len(heads) + 2 * len(kv_heads)  # of queries, of keys, of values
         projections = [
-            Projection(f"{name}.q_proj", shape.num_heads * head_dim, _elements(heads, head_dim)),
-            Projection(f"{name}.k_proj", shape.num_kv_heads * head_dim, _elements(kv_heads, head_dim)),
-            Projection(f"{name}.v_proj", shape.num_kv_heads * head_dim, _elements(kv_heads, head_dim)),
+            Projection(f"{name}.q_proj", config.num_heads * head_dim, _elements(heads, head_dim)),
+            Projection(f"{name}.k_proj", config.num_kv_heads * head_dim, _elements(kv_heads, head_dim)),
+            Projection(f"{name}.v_proj", config.num_kv_heads * head_dim, _elements(kv_heads, head_dim)),
         ]
-        self.qkv = loader.columns(shape.hidden_size, projections, shape.has_qkv_bias)
-        output_shape, share = (shape.hidden_size, shape.num_heads * head_dim), _elements(heads, head_dim)
-        self.output = loader.rows(f"{name}.o_proj", output_shape, share, shape.has_output_bias)
+        self.qkv = loader.columns(config.hidden_size, projections, config.has_qkv_bias)
+        output_shape, share = (config.hidden_size, config.num_heads * head_dim), _elements(heads, head_dim)
+        self.output = loader.rows(f"{name}.o_proj", output_shape, share, config.has_output_bias)
         self.norms: tuple[Tensor, Tensor] | None = None  # weights [D], of query heads and of key heads
-        if shape.has_qk_norm:
+        if config.has_qk_norm:
             self.norms = loader.vector(f"{name}.q_norm", head_dim), loader.vector(f"{name}.k_norm", head_dim)
 
     def __call__(self, x: Tensor, metadata: AttentionMetadata, kv_cache: Tensor) -> Tensor:
-        shape = self.shape
         # [T, query heads | key heads | value heads, head_dim]
-        heads = self._ops.linear(x, self.qkv).view(x.shape[0], self._num_local_heads, shape.head_dim)
+        heads = self._ops.linear(x, self.qkv).view(x.shape[0], self._num_local_heads, self._head_dim)
         query = self._ops.prepare_heads(
-            heads, self.norms, shape.norm_eps, self._rotary.cos_sin, kv_cache, self._layer, metadata
+            heads, self.norms, self._eps, self._rotary.cos_sin, kv_cache, self._layer, metadata
         )
-        attended = self._ops.paged_attention(query, kv_cache, self._layer, metadata, self.scale, shape.sliding_window)
+        attended = self._ops.paged_attention(query, kv_cache, self._layer, metadata, self.scale, self.window)
         return self._group.all_reduce(self._ops.linear(attended.flatten(1), self.output))
 
 

@@ -22,7 +22,7 @@ from ...kernels.ops import (
     PackedLinear,
     RowColumns,
 )
-from ..layers.attention import Attention, AttentionShape
+from ..layers.attention import Attention
 from ..layers.experts import SparseMLP
 from ..layers.loader import LayerLoader
 from ..layers.mlp import GatedMLP
@@ -36,20 +36,9 @@ class DecoderLayer:
 
     def __init__(self, loader: LayerLoader, config: ModelConfig, layer: int, rotary: RotaryEmbedding) -> None:
         name, hidden_size = f"model.layers.{layer}", config.hidden_size
-        shape = AttentionShape(
-            hidden_size=hidden_size,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            has_qkv_bias=config.has_qkv_bias,
-            has_output_bias=config.has_output_bias,
-            has_qk_norm=config.has_qk_norm,
-            norm_eps=config.rms_norm_eps,
-            sliding_window=config.sliding_windows[layer],
-        )
         self._ops = loader.ops
         self._eps = config.rms_norm_eps
-        self._attention = Attention(loader, f"{name}.self_attn", shape, layer, rotary)
+        self._attention = Attention(loader, f"{name}.self_attn", config, layer, rotary)
         self._mlp: GatedMLP | SparseMLP
         if config.experts is not None and layer in config.experts.layers:
             self._mlp = SparseMLP(loader, name, hidden_size, config.experts)
@@ -73,7 +62,7 @@ class DecoderLayer:
             post_norm=self._post_norm,
             gate_up=self._mlp.gate_up,
             down=self._mlp.down,
-            sliding_window=self._attention.shape.sliding_window,
+            sliding_window=self._attention.window,
         )
 
     def __call__(
