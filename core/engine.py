@@ -164,7 +164,6 @@ class EngineCore:
         finished = Finished(key=request.key, reason=reason, num_preemptions=request.num_preemptions, error=error)
         self._outbox.finish(request.owner, finished, vector)
         self._grammars.drop(request)
-        self.stats.num_finished += 1
 
     # ── pause and resume ─────────────────────────────────────────────────────────────────────────────────────────
 

@@ -17,7 +17,6 @@ class CoreStats:
     """Totals since the start; `log_line` also forms rates over the time since its last call."""
 
     def __init__(self) -> None:
-        self.num_finished = 0
         self.num_generated_tokens = 0
         self.num_scheduled_tokens = 0
         self.num_results = 0

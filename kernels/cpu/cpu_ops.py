@@ -1,4 +1,4 @@
-"""CpuOps: the operations of `reference.py` on an x86-64 processor with AVX2 or better, by the C kernels beside this file.
+"""CpuOps: the operations of `reference.py` on an x86-64 processor with AVX2 or better, by the C kernels here.
 
 Weights are packed once; every operation is one call without the GIL, on torch's own threads. `load_cpu_ops` says once
 in the log what is used, or why nothing is.
@@ -7,7 +7,7 @@ in the log what is used, or why nothing is.
 from __future__ import annotations
 
 import logging
-from ctypes import byref
+from ctypes import Structure, byref
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +32,7 @@ MAX_HEAD_DIM = 256  # of the attention kernels
 class CpuLinear:
     """A weight in tiles (see kernels.h), without its original."""
 
-    struct: c.Linear
+    struct: Structure  # c.Linear
     owner: object  # of the memory
     in_features: int
     out_features: int
@@ -260,7 +260,7 @@ def _with_dense_rows(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
-def _cache_of(kv_cache: Tensor, layer: int) -> c.Cache:
+def _cache_of(kv_cache: Tensor, layer: int) -> Structure:
     _, _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
     address = kv_cache.data_ptr() + layer * kv_cache.stride(1) * kv_cache.element_size()
     return c.Cache(address, kv_cache.stride(0), num_kv_heads, block_size, head_dim)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctypes import POINTER, byref, cast, pointer
+from ctypes import Structure, addressof, byref
 
 import torch
 from torch import Tensor
@@ -65,10 +65,10 @@ class CpuDecoder:
             self._logits = torch.empty((num_chosen, self._logits.shape[1]))
         self._answer = self._hidden[:num_tokens], self._logits[:num_chosen]
 
-    def _describe(self, weights: DecoderWeights, is_deterministic: bool) -> c.Decoder:
+    def _describe(self, weights: DecoderWeights, is_deterministic: bool) -> Structure:
         table = weights.table
         return c.Decoder(
-            layers=cast(self._layers, POINTER(c.Layer)),
+            layers=addressof(self._layers),
             num_layers=len(weights.layers),
             hidden_size=self._hidden_size,
             num_heads=weights.num_heads,
@@ -78,21 +78,21 @@ class CpuDecoder:
             scale=weights.scale,
             final_norm=weights.norm.data_ptr(),
             cos_sin=weights.cos_sin.data_ptr(),
-            packed_table=None if isinstance(table, Tensor) else pointer(_linear(table)),
+            packed_table=None if isinstance(table, Tensor) else addressof(_linear(table)),
             table=table.data_ptr() if isinstance(table, Tensor) else None,
             num_ids=table.shape[0] if isinstance(table, Tensor) else table.out_features,
-            head=pointer(_linear(weights.head)),
+            head=addressof(_linear(weights.head)),
             is_deterministic=is_deterministic,
         )
 
 
-def _linear(packed: PackedLinear) -> c.Linear:
+def _linear(packed: PackedLinear) -> Structure:
     struct = getattr(packed, "struct", None)
     assert isinstance(struct, c.Linear), "packed by the same Ops"
     return struct
 
 
-def _layer(weights: LayerWeights) -> c.Layer:
+def _layer(weights: LayerWeights) -> Structure:
     return c.Layer(
         qkv=_linear(weights.qkv),
         output=_linear(weights.output),

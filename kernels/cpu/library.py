@@ -1,137 +1,61 @@
 """KernelLibrary: the compiled kernels as Python functions, and the C structs that they take.
 
-Every call releases the GIL. The threads are those of the OpenMP library that torch has loaded: it is opened once more,
-for all to see, before the kernels are.
+Both are read from the sources beside this file, which alone say what lies where. A pointer is an address; who passes
+one keeps alive what lies there. Every call releases the GIL. The threads are those of the OpenMP library that torch has
+loaded: it is opened once more, for all to see, before the kernels are.
 """
 
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_int64, c_uint32, c_void_p
+import re
+from ctypes import Structure
 from pathlib import Path
 
 from ..ops import AttentionMetadata
-from .compiler import Unavailable
+from .compiler import SOURCE_FOLDER, Unavailable
+
+_SCALARS: dict[str, type] = {
+    "int64_t": ctypes.c_int64,
+    "int32_t": ctypes.c_int32,
+    "uint32_t": ctypes.c_uint32,
+    "int": ctypes.c_int,
+    "float": ctypes.c_float,
+    "OutputKind": ctypes.c_int,
+}
+STORE, STORE_FLOAT = 0, 1  # of OutputKind
+_SOURCES = {path.name: re.sub(r"/\*.*?\*/", "", path.read_text(), flags=re.S) for path in SOURCE_FOLDER.glob("*.[ch]")}
 
 
-class Rows(Structure):
-    """See kernels.h, as for all structs here."""
-
-    _fields_ = (("data", c_void_p), ("stride", c_int64), ("panel_rows", c_int64))
-
-
-class Linear(Structure):
-    _fields_ = (
-        ("weight", c_void_p),
-        ("bias", c_void_p),
-        ("num_inputs", c_int64),
-        ("num_outputs", c_int64),
-        ("num_lines", c_int64),
-        ("num_pairs", c_int64),
-        ("is_gated", c_int32),
-    )
+def _struct(source: str, name: str) -> type[Structure]:
+    """The struct `name` of a source; what it holds by value was read before."""
+    found = re.search(rf"typedef struct {{([^}}]*)}} {name};", _SOURCES[source])
+    assert found is not None, f"{source} has no struct {name}"
+    fields = []
+    for declaration in found[1].split(";")[:-1]:
+        words, *others = re.sub(r"\bconst\b", "", declaration).split(",")
+        base, first = words.split(maxsplit=1)
+        for declarator in (first, *others):
+            is_pointer = "*" in declarator
+            fields.append((declarator.strip(" *"), ctypes.c_void_p if is_pointer else _SCALARS[base]))
+    _SCALARS[name] = type(name, (Structure,), {"_fields_": fields})
+    return _SCALARS[name]
 
 
-STORE, STORE_FLOAT = 0, 1
+Rows = _struct("kernels.h", "Rows")
+Linear = _struct("kernels.h", "Linear")
+Output = _struct("kernels.h", "Output")
+Cache = _struct("kernels.h", "Cache")
+Heads = _struct("kernels.h", "Heads")
+HeadWork = _struct("kernels.h", "HeadWork")
+StepRows = _struct("kernels.h", "StepRows")
+Layer = _struct("step.c", "Layer")
+Decoder = _struct("step.c", "Decoder")
+Step = _struct("step.c", "Step")
+Draw = _struct("sample.c", "Draw")
 
 
-class Output(Structure):
-    _fields_ = (("kind", c_int), ("target", Rows))
-
-
-class Cache(Structure):
-    _fields_ = (
-        ("data", c_void_p),
-        ("block_stride", c_int64),
-        ("num_kv_heads", c_int64),
-        ("block_size", c_int64),
-        ("head_dim", c_int64),
-    )
-
-
-class Heads(Structure):
-    _fields_ = (
-        ("data", c_void_p),
-        ("stride", c_int64),
-        ("num_tokens", c_int64),
-        ("num_heads", c_int64),
-        ("num_kv_heads", c_int64),
-        ("head_dim", c_int64),
-    )
-
-
-class HeadWork(Structure):
-    _fields_ = (
-        ("query_norm", c_void_p),
-        ("key_norm", c_void_p),
-        ("eps", c_float),
-        ("cos_sin", c_void_p),
-        ("positions", c_void_p),
-        ("slots", c_void_p),
-    )
-
-
-class StepRows(Structure):
-    _fields_ = (
-        ("block_tables", c_void_p),
-        ("table_stride", c_int64),
-        ("seq_lens", c_void_p),
-        ("query_starts", c_void_p),
-        ("num_rows", c_int64),
-    )
-
-
-class Layer(Structure):
-    _fields_ = (
-        ("qkv", Linear),
-        ("output", Linear),
-        ("gate_up", Linear),
-        ("down", Linear),
-        ("input_norm", c_void_p),
-        ("post_norm", c_void_p),
-        ("query_norm", c_void_p),
-        ("key_norm", c_void_p),
-        ("window", c_int64),
-    )
-
-
-class Decoder(Structure):
-    _fields_ = (
-        ("layers", POINTER(Layer)),
-        ("num_layers", c_int64),
-        ("hidden_size", c_int64),
-        ("num_heads", c_int64),
-        ("num_kv_heads", c_int64),
-        ("head_dim", c_int64),
-        ("eps", c_float),
-        ("scale", c_float),
-        ("final_norm", c_void_p),
-        ("cos_sin", c_void_p),
-        ("packed_table", POINTER(Linear)),
-        ("table", c_void_p),
-        ("num_ids", c_int64),
-        ("head", POINTER(Linear)),
-        ("is_deterministic", c_int32),
-    )
-
-
-class Step(Structure):
-    _fields_ = (
-        ("token_ids", c_void_p),
-        ("positions", c_void_p),
-        ("slots", c_void_p),
-        ("num_tokens", c_int64),
-        ("rows", StepRows),
-        ("kv_cache", c_void_p),
-        ("block_size", c_int64),
-        ("hidden", c_void_p),
-        ("chosen", c_void_p),
-        ("num_chosen", c_int64),
-        ("logits", c_void_p),
-    )
-
-
-def step_rows(metadata: AttentionMetadata) -> StepRows:
+def step_rows(metadata: AttentionMetadata) -> Structure:
     """The rows of a step; the metadata must outlive the answer."""
     return StepRows(
         metadata.block_tables.data_ptr(),
@@ -142,29 +66,11 @@ def step_rows(metadata: AttentionMetadata) -> StepRows:
     )
 
 
-_SIGNATURES: dict[str, tuple[type | None, tuple[object, ...]]] = {
-    "op_line": (c_int64, ()),
-    "op_read": (c_int32, (c_void_p, c_int64, c_int)),
-    "linear_num_pairs": (c_int64, (c_int64, c_int32)),
-    "pack_linear": (None, (POINTER(Linear), c_void_p, c_void_p, c_int)),
-    "op_linear": (None, (POINTER(Linear), c_void_p, c_int64, c_int64, c_void_p, POINTER(Output), c_int)),
-    "op_embed_packed": (None, (POINTER(Linear), c_void_p, c_int64, c_int64, c_void_p, c_int)),
-    "op_rms_norm": (
-        None,
-        (c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_float, c_int64, c_int64, c_void_p, c_int),
-    ),
-    "op_prepare_heads": (None, (POINTER(Heads), POINTER(HeadWork), POINTER(Cache), c_int)),
-    "make_attention_plan": (c_void_p, (POINTER(StepRows), c_int64, c_int64, c_int64, c_int64, c_int32)),
-    "free_attention_plan": (None, (c_void_p,)),
-    "op_attend": (None, (c_void_p, c_void_p, c_int64, POINTER(Cache), c_float, c_void_p, c_int64, c_int)),
-    "vocabulary_bits": (None, (c_void_p, c_int64, c_uint32, c_uint32, c_uint32, c_uint32)),
-    "list_candidates": (
-        None,
-        (c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int),
-    ),
-    "decoder_scratch": (c_int64, (POINTER(Decoder), c_int64)),
-    "decoder_step": (c_int, (POINTER(Decoder), POINTER(Step), c_void_p, c_int)),
-}
+def _type_of(declaration: str) -> type | None:
+    """Of a parameter or a function; None: void."""
+    if "*" in declaration:
+        return ctypes.c_void_p
+    return _SCALARS.get(declaration.split()[0])
 
 
 class KernelLibrary(ctypes.CDLL):
@@ -173,9 +79,11 @@ class KernelLibrary(ctypes.CDLL):
     def __init__(self, path: Path) -> None:
         ctypes.CDLL(str(loaded_openmp()), mode=ctypes.RTLD_GLOBAL)
         super().__init__(str(path))
-        for name, (result, arguments) in _SIGNATURES.items():
-            function = getattr(self, name)
-            function.restype, function.argtypes = result, arguments
+        for source in _SOURCES.values():
+            for result, name, parameters in re.findall(r"^EXPORT ([\w ]+[ *])(\w+)\(([^)]*)\)", source, flags=re.M):
+                function = getattr(self, name)
+                types = [_type_of(parameter.replace("const ", "")) for parameter in parameters.split(",")]
+                function.restype, function.argtypes = _type_of(result), [each for each in types if each is not None]
 
 
 def load_library(path: Path) -> KernelLibrary:

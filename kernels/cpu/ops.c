@@ -3,23 +3,6 @@
 
 EXPORT int64_t op_line(void) { return LINE; }
 
-/* Reads memory as fast as threads can, each a part of its own: what a benchmark compares with. A sum, so that nothing
- * is left out. num_bytes: a multiple of 256. */
-EXPORT int32_t op_read(const char *from, int64_t num_bytes, int num_threads) {
-    int32_t total = 0;
-#pragma omp parallel for num_threads(num_threads) schedule(static) reduction(+ : total)
-    for (int64_t part = 0; part < num_threads; part++) {
-        Ints sums[4] = {zero_words(), zero_words(), zero_words(), zero_words()};
-        int64_t stop = num_bytes / 256 * (part + 1) / num_threads * 256;
-        for (int64_t i = num_bytes / 256 * part / num_threads * 256; i < stop; i += 256)
-            for (int lane = 0; lane < 4; lane++)
-                sums[lane] = add_words(sums[lane], load_any(from + i + 64 * lane));
-        Ints sum = add_words(add_words(sums[0], sums[1]), add_words(sums[2], sums[3]));
-        total += sum_of_words(sum);
-    }
-    return total;
-}
-
 /* panel: num_rows * num_lines * LINE elements of scratch. */
 EXPORT void op_linear(const Linear *w, const element *x, int64_t x_stride, int64_t num_rows, element *panel,
                       const Output *out, int num_threads) {

@@ -1,4 +1,4 @@
-"""CpuSampling: what a sampler asks of whole rows of logits, by the C kernels: noise, and the tokens that can win.
+"""CpuSampling: what a sampler asks of whole rows of logits, by the C kernels: the tokens that can win.
 
 The bounds err towards keeping a token, so that whoever filters and scores what is left, in double precision, comes to
 the same answer as over the whole vocabulary.
@@ -18,21 +18,7 @@ from .compiler import Unavailable, compiled_library, instruction_levels
 
 I64 = npt.NDArray[np.int64]
 
-DRAW = np.dtype(  # sample.c: Draw
-    [
-        ("row", np.int64),
-        ("largest", np.float32),
-        ("temperature", np.float32),
-        ("least_weight", np.float32),
-        ("counted_weight", np.float32),
-        ("share", np.float32),
-        ("noise_scale", np.float32),
-        ("position", np.uint32),
-        ("seed_low", np.uint32),
-        ("seed_high", np.uint32),
-    ],
-    align=True,
-)
+DRAW = np.dtype(c.Draw)
 
 
 class Listed(NamedTuple):
@@ -51,14 +37,6 @@ class CpuSampling:
     def __init__(self, library: c.KernelLibrary) -> None:
         self._library = library
         self._scratch = np.empty(0, np.int32)
-
-    def vocabulary_bits(
-        self, vocab_size: int, position: int, seed: npt.NDArray[np.uint32], purpose: int = 0
-    ) -> npt.NDArray[np.uint32]:
-        """As kernels/noise.py, bit for bit."""
-        bits = np.empty(vocab_size, np.uint32)
-        self._library.vocabulary_bits(bits.ctypes.data, vocab_size, position, purpose, int(seed[0]), int(seed[1]))
-        return bits
 
     def list_candidates(self, logits: Tensor, draws: npt.NDArray[np.void]) -> list[Listed]:
         """The tokens of each draw that can win. draws: [m] of DRAW.

@@ -117,7 +117,6 @@ INLINE Floats reciprocal16(Floats v) { return _mm512_rcp14_ps(v); } /* relative 
 INLINE float first_of(Floats v) { return _mm512_cvtss_f32(v); }
 INLINE float sum_of(Floats v) { return _mm512_reduce_add_ps(v); }
 INLINE float largest_of(Floats v) { return _mm512_reduce_max_ps(v); }
-INLINE int32_t sum_of_words(Ints v) { return _mm512_reduce_add_epi32(v); }
 INLINE void store_chosen_words(int32_t *p, Mask mask, Ints v) { _mm512_mask_compressstoreu_epi32(p, mask, v); }
 
 /* Quarters of 4 lanes: 0 and 1 of both, 2 and 3 of both, 0 and 2 of both, 1 and 3 of both. */
@@ -209,12 +208,6 @@ INLINE float largest_of(Floats v) {
     __m128 four = _mm_max_ps(_mm256_castps256_ps128(both), _mm256_extractf128_ps(both, 1));
     __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
-}
-INLINE int32_t sum_of_words(Ints v) {
-    uint32_t words[16], sum = 0;
-    memcpy(words, &v, sizeof words);
-    for (int lane = 0; lane < 16; lane++) sum += words[lane];
-    return (int32_t)sum;
 }
 INLINE void store_chosen_words(int32_t *p, Mask mask, Ints v) {
     int32_t words[16];

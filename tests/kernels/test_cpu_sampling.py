@@ -21,10 +21,14 @@ def sampling() -> CpuSampling:
 
 @pytest.mark.parametrize("vocab_size", [1, 4, 63, 64, 1003, 49_152])
 def test_bits_are_those_of_the_specification(sampling: CpuSampling, vocab_size: int) -> None:
-    for position, low, high, purpose in ((0, 0, 0, 0), (123_456, 0xFFFFFFFF, 0x80000000, 1), (7, 5, 6, 0)):
-        seed = np.array([low, high], np.uint32)
-        expected = noise.vocabulary_bits(vocab_size, position, seed, purpose)
-        assert np.array_equal(sampling.vocabulary_bits(vocab_size, position, seed, purpose), expected)
+    logits, draws = torch.zeros(1, vocab_size), np.zeros(40, DRAW)  # each token weighs 1: its bits alone decide
+    draws["temperature"] = 1
+    draws["noise_scale"] = np.linspace(2.0**32, 2.0**24, len(draws))
+    for position, low, high in ((0, 0, 0), (123_456, 0xFFFFFFFF, 0x80000000), (7, 5, 6)):
+        draws["position"], draws["seed_low"], draws["seed_high"] = position, low, high
+        bits = noise.vocabulary_bits(vocab_size, position, np.array([low, high], np.uint32)).astype(np.float32)
+        for draw, listed in zip(draws, sampling.list_candidates(logits, draws), strict=True):
+            assert np.array_equal(listed.token_ids, np.flatnonzero(bits <= draw["noise_scale"]))
 
 
 @pytest.mark.parametrize("seed", range(30))
