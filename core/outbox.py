@@ -102,15 +102,5 @@ def _by_owner(table: LogprobTable) -> Iterator[tuple[int, LogprobTable]]:
 
 
 def _message(draft: _Draft) -> EngineCoreOutputs:
-    return EngineCoreOutputs(
-        keys=draft.keys,
-        starts=draft.starts,
-        counts=draft.counts,
-        token_ids=draft.token_ids,
-        accepted=draft.accepted,
-        started=draft.started,
-        finished=draft.finished,
-        logprobs=LogprobColumns.join(draft.logprobs),
-        prompt_logprobs=LogprobColumns.join(draft.prompt_logprobs),
-        pooled=draft.pooled,
-    )
+    logprobs, prompt_logprobs = (LogprobColumns.join(parts) for parts in (draft.logprobs, draft.prompt_logprobs))
+    return EngineCoreOutputs(**vars(draft) | {"logprobs": logprobs, "prompt_logprobs": prompt_logprobs})

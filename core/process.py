@@ -50,6 +50,9 @@ logger = logging.getLogger("tokenloom.core")
 class CoreProcess:
     """Owns the sockets; `run` serves until the supervisor says Stop."""
 
+    _engine: EngineCore  # both from Initialize on
+    _desk: ControlDesk
+
     def __init__(self, spec: EngineSpec, core_epoch: int, generation: int) -> None:
         self._spec, self._core_epoch = spec, core_epoch
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -57,8 +60,6 @@ class CoreProcess:
         self._frontends = FrontendPort(self._context, spec)
         self._workers: WorkerGroup | None = WorkerGroup(self._context, spec, core_epoch, generation)
         self._grammar_host = GrammarProcessHost(self._context, spec, core_epoch)
-        self._engine: EngineCore | None = None
-        self._desk: ControlDesk | None = None
         self._is_stopping = False
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -79,13 +80,11 @@ class CoreProcess:
 
     def _wait_for_initialize(self) -> bool:
         """Serve the supervisor until the pool's size is known and every rank listens; False when it says Stop."""
-        while self._engine is None:
-            message = self._supervisor.wait()
+        while not isinstance(message := self._supervisor.wait(), Stop):
             if isinstance(message, Initialize):
                 self._start(message)
-            elif isinstance(message, Stop):
-                return False
-        return True
+                return True
+        return False
 
     def _start(self, message: Initialize) -> None:
         begun = time.monotonic()
@@ -121,7 +120,6 @@ class CoreProcess:
 
     def _patience_ms(self) -> int | None:
         """How long nothing may happen until a deadline passes or a step is overdue."""
-        assert self._engine is not None
         if self._supervisor.has_put_off:
             return 0
         waits = []
@@ -136,7 +134,6 @@ class CoreProcess:
 
     def turn(self) -> None:
         """One turn of the loop: results, intake, orders, the next steps, the news."""
-        assert self._engine is not None and self._desk is not None
         maybe_fail("core.receive")
         try:
             self._take_results()
@@ -158,7 +155,6 @@ class CoreProcess:
     # ── workers ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _take_results(self) -> None:
-        assert self._engine is not None
         if self._workers is not None:
             try:
                 for result in self._workers.receive():
@@ -167,7 +163,6 @@ class CoreProcess:
                 raise EngineDead(f"a worker's result makes no sense: {error}") from None
 
     def _check_overdue(self) -> None:
-        assert self._engine is not None
         if self._workers is None:
             return
         overdue_at, reload_overdue_at, now = self._engine.overdue_at, self._workers.reload_overdue_at, time.monotonic()
@@ -185,12 +180,10 @@ class CoreProcess:
 
     def _reload(self, order: Reloading) -> None:
         """The supervisor knows: all ranks read other weights in place of the next step."""
-        assert self._engine is not None
         if self._workers is not None and self._workers.generation == order.generation:
             self._workers.reload(self._engine.scheduler.take_step(), order.model_folder)
 
     def _go_on_with_controls(self) -> None:
-        assert self._engine is not None and self._desk is not None
         if self._workers is not None and self._workers.take_reloaded():
             self._supervisor.tell(Reloaded(generation=self._workers.generation))
         if self._workers is not None and self._desk.has_orders:
@@ -199,7 +192,7 @@ class CoreProcess:
 
     def _lose_workers(self, reason: str) -> None:
         """The group is of no use any more: every running request waits for the next group."""
-        assert self._engine is not None and self._workers is not None
+        assert self._workers is not None
         logger.error("%s", reason)
         generation = self._workers.generation
         self._workers.close()
@@ -209,7 +202,6 @@ class CoreProcess:
 
     def _on_workers_down(self, message: WorkersDown) -> None:
         """The supervisor saw a worker end before its silence could tell us, or answers ReplaceWorkers."""
-        assert self._engine is not None and self._desk is not None
         if self._workers is not None and self._workers.generation == message.generation:
             self._take_results()  # what was sent before the end counts
             self._workers.close()
@@ -219,7 +211,6 @@ class CoreProcess:
             self._desk.on_workers_lost(message.reason)  # had it known of a Reloaded, it would have said so before
 
     def _gain_workers(self, generation: int) -> None:
-        assert self._engine is not None
         if self._workers is not None:
             self._workers.close()
             self._engine.lose_workers("replaced by the supervisor")
@@ -232,7 +223,6 @@ class CoreProcess:
     # ── supervisor ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def _take_orders(self) -> None:
-        assert self._engine is not None and self._desk is not None
         for message in self._supervisor.receive():
             if isinstance(message, Stop):
                 self._is_stopping = True
@@ -248,7 +238,6 @@ class CoreProcess:
                 self._desk.on_reloaded()
 
     def _report_progress(self) -> None:
-        assert self._engine is not None
         engine, now = self._engine, time.monotonic()
         progress = engine.progress(now)
         if progress is not None:
