@@ -73,8 +73,11 @@ class DecoderLayer:
             normed = self._ops.rms_norm(residual, self._input_norm, self._eps)
         else:
             normed = self._ops.add_rms_norm(hidden, residual, self._input_norm, self._eps)
-        attended = self._attention(normed, metadata, kv_cache)
-        return self._mlp(self._ops.add_rms_norm(attended, residual, self._post_norm, self._eps))
+        # What attention took and gave is not held while the MLP runs, which is wider.
+        normed = self._ops.add_rms_norm(
+            self._attention(normed, metadata, kv_cache), residual, self._post_norm, self._eps
+        )
+        return self._mlp(normed)
 
 
 class DecoderModel:
