@@ -84,8 +84,8 @@ class Row:
 class FakeWorker:
     """Executes SchedulerOutputs in order, as an Executor that answers when `answer` is called."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        self.block_size, self.num_blocks = block_size, num_blocks
+    def __init__(self, num_blocks: int, block_size: int, max_num_batched_tokens: int = 1 << 30) -> None:
+        self.block_size, self.num_blocks, self.budget = block_size, num_blocks, max_num_batched_tokens
         self.slots: dict[int, tuple[int, bytes]] = {}  # slot: (token, digest of the history up to it)
         self.rows: dict[int, Row] = {}
         self.queue: list[SchedulerOutput] = []
@@ -118,7 +118,7 @@ class FakeWorker:
         assert output.step == self.num_steps, "steps have gaps"
         self._apply(output)
         rows, counts = decode_ids(output.rows), decode_ids(output.counts)
-        assert len(set(rows)) == len(rows) and all(count >= 1 for count in counts)
+        assert len(set(rows)) == len(rows) and all(count >= 1 for count in counts) and sum(counts) <= self.budget
         for row_id, count in zip(rows, counts, strict=True):  # all writes of a step come before its reads
             self._write(self.rows[row_id], count)
         told = [

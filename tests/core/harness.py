@@ -48,7 +48,7 @@ class Harness:
         self.clock = 0.0
 
     def renew_worker(self) -> None:
-        self.worker = FakeWorker(self.num_blocks, self.spec.config.block_size)
+        self.worker = FakeWorker(self.num_blocks, self.spec.config.block_size, self.spec.max_num_batched_tokens)
 
     def renew_core(self) -> None:
         record = None if self.record is None else BlockRecord(self.record, self.num_blocks, self.generation)
