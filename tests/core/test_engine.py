@@ -196,7 +196,7 @@ def test_a_request_that_does_not_fit_lets_others_pass_but_not_for_ever() -> None
     harness.turn()
     harness.add(1, [2] * 120, 8)  # the whole pool
     for key in range(2, 400):
-        harness.add(key, [key], 3)
+        harness.add(key, [key], 3 + key % 5)
     harness.run()
     order = list(harness.finished)
     assert 4 < order.index(1) <= MAX_OVERTAKES + 4, "the large one neither blocks the small ones nor waits for all"
