@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 
 from tokenloom.frontend.conversation import CREDIT_BATCH, MAX_FAULTS, Answer
@@ -161,6 +162,22 @@ def test_what_is_unanswered_is_bounded_in_requests() -> None:
     rig.settle()
     for index in range(MAX_UNANSWERED_REQUESTS + 500):
         assert len(rig.updates[str(index)]) == 2
+
+
+def test_an_old_answer_leaves_a_request_among_those_that_wait_to_be_sent_anew() -> None:
+    rig = Rig()
+    rig.conversation.receive(HELLO, 0.0)
+    ids = [str(index) for index in range(MAX_UNANSWERED_REQUESTS + 1)]
+    for request_id in ids:
+        rig.submit(request_id, max_tokens=1)
+    first = Accepted(request_id="0", attempt=0, prompt_token_ids=b"", prompt=None, seed=1)
+    rig.conversation.receive(first, 0.0)  # makes room for the last
+    rig.to_frontend.clear()
+    rig.conversation.receive(Unknown(), 0.0)
+    rig.conversation.receive(HELLO, 0.0)  # room for all but the last
+    rig.conversation.receive(msgspec.structs.replace(first, request_id=ids[-1]), 0.0)
+    rig.settle()
+    assert {request_id for request_id in ids if not isinstance(rig.updates[request_id][-1], Delta)} == set()
 
 
 def test_what_is_unanswered_is_bounded_in_bytes_but_one_always_goes() -> None:
