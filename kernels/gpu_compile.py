@@ -90,7 +90,6 @@ def step(decode_rows: int, prompts: Sequence[int]) -> AttentionMetadata:
         num_decode_rows=decode_rows,
         query_starts_host=starts,
         seq_lens_host=counts,
-        max_seq_len=max(counts),
     )
 
 

@@ -37,7 +37,6 @@ class AttentionMetadata:
     num_decode_rows: int
     query_starts_host: list[int]
     seq_lens_host: list[int]
-    max_seq_len: int
 
 
 @dataclass(frozen=True, eq=False)

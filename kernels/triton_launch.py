@@ -3,7 +3,8 @@
 Triton takes 15 to 50 µs of Python to find out which compiled kernel a launch means, more than many a kernel of a short
 step takes on the device. A form is all that Triton specializes by: the kernel and its device, dtype and alignment of
 each tensor, of each integer whether it is 1, whether 16 divides it and its width, and each constant. What Triton itself
-compiled for the form is launched with the new arguments.
+compiled for the form is launched with the new arguments. How Triton launches is private to it: in versions other than
+those that this was tested with, every launch is its own.
 """
 # mypy: allow-untyped-calls
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
+import triton
 from torch import Tensor
 from triton import knobs
 from triton.runtime import driver
@@ -18,6 +20,7 @@ from triton.runtime.jit import JITFunction
 
 Form: TypeAlias = tuple[Any, ...]
 
+KNOWN_VERSIONS = ((3, 6), (3, 9))  # of Triton, the first and the last
 ALIGNMENT = 16  # bytes of a pointer, and divisor of an integer, that Triton specializes by
 
 _PACKAGE = __name__.partition(".")[0] + "."
@@ -25,7 +28,7 @@ _launch = JITFunction.run
 _known: dict[Form, tuple[Any, tuple[Any, ...]]] = {}  # by form the compiled kernel, and the constants in its order
 
 
-def launch(function: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+def _launch_known(function: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
     """JITFunction.run; of kernels of this package alone, which take their constants, and nothing else, by name."""
     if (
         warmup
@@ -72,4 +75,8 @@ def next_power_of_2(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
+_version = tuple(int(number) for number in triton.__version__.split(".")[:2])
+launch = _launch_known if KNOWN_VERSIONS[0] <= _version <= KNOWN_VERSIONS[1] else _launch
 JITFunction.run = launch
+if hasattr(knobs.language, "default_fp_fusion"):  # a product and a sum may be one operation; 3.9 warns if nobody says so
+    knobs.language.default_fp_fusion = True

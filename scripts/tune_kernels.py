@@ -73,7 +73,6 @@ def metadata_of(lengths: list[int], counts: list[int]) -> AttentionMetadata:
         num_decode_rows=len(lengths) if max(counts) == 1 else 0,
         query_starts_host=starts,
         seq_lens_host=lengths,
-        max_seq_len=max(lengths),
     )
 
 

@@ -138,7 +138,6 @@ class _Buffers:
             num_decode_rows=size,
             query_starts_host=list(range(size + 1)),
             seq_lens_host=[max_model_len] * size,  # unknown to the host: a bound
-            max_seq_len=max_model_len,
         )
 
 

@@ -344,5 +344,4 @@ def step_metadata(
         num_decode_rows=inputs.num_decode_rows,
         query_starts_host=query_starts_host,
         seq_lens_host=seq_lens_host,
-        max_seq_len=max(seq_lens_host),
     )

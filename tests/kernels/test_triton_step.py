@@ -51,7 +51,6 @@ def unwritten(num_rows: int, width: int) -> AttentionMetadata:
         num_decode_rows=num_rows,
         query_starts_host=list(range(num_rows + 1)),
         seq_lens_host=[1] * num_rows,
-        max_seq_len=1,
     )
 
 

@@ -61,7 +61,6 @@ def make_metadata(
         num_decode_rows=num_decode_rows,
         query_starts_host=starts,
         seq_lens_host=lengths,
-        max_seq_len=max(lengths, default=0),
     )
 
 
