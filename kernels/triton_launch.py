@@ -78,5 +78,5 @@ def next_power_of_2(number: int) -> int:
 _version = tuple(int(number) for number in triton.__version__.split(".")[:2])
 launch = _launch_known if KNOWN_VERSIONS[0] <= _version <= KNOWN_VERSIONS[1] else _launch
 JITFunction.run = launch
-if hasattr(knobs.language, "default_fp_fusion"):  # a product and a sum may be one operation; 3.9 warns if nobody says so
+if hasattr(knobs.language, "default_fp_fusion"):  # a product and a sum may be one operation; 3.9 warns if none says so
     knobs.language.default_fp_fusion = True
