@@ -83,7 +83,7 @@ class EngineCore:
         self._admission = Admission(spec, self.scheduler.kv_cache, self.scheduler.waiting, self.stats)
         self._grammars = Grammars(grammar_host, config.grammar_timeout_s, self.scheduler.output_tokens)
         self._masked_step = 0  # the last step whose masks were asked for
-        self._mask_sent_at = 0.0
+        self._step_sent_at = self._mask_sent_at = 0.0
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -225,7 +225,8 @@ class EngineCore:
             if output.new_rows:
                 self._announce_started(output)
             self._executor.send(output)
-            self.stats.on_sent(scheduled_at - begun_at, time.monotonic() - scheduled_at)
+            self._step_sent_at = time.monotonic()  # when it has left: this process may have been stopped before
+            self.stats.on_sent(scheduled_at - begun_at, self._step_sent_at - scheduled_at)
             num_sent += 1
         self._want_masks()
         return num_sent
@@ -332,7 +333,7 @@ class EngineCore:
         entry = self.scheduler.ledger.oldest
         if entry is None or self._grammars.is_awaiting_masks:
             return None
-        begun_at = max(entry.sent_at, self.stats.last_result_at, self._mask_sent_at)
+        begun_at = max(self._step_sent_at, self.stats.last_result_at, self._mask_sent_at)
         return begun_at + self._step_watch.limit_s(entry.batch.num_tokens, scores_prompts=entry.batch.scores_prompts)
 
     def lose_workers(self, reason: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from typing import NamedTuple
 
@@ -17,7 +16,6 @@ class LedgerEntry(NamedTuple):
     batch: Batch
     number: int  # which of the batch's steps it is; the first is 0
     published: list[tuple[int, bytes]]  # blocks and keys that hold for certain when this step is done
-    sent_at: float
 
 
 class StepLedger:
@@ -35,7 +33,7 @@ class StepLedger:
 
     def add(self, step: int, batch: Batch, published: list[tuple[int, bytes]]) -> None:
         """Enter the next step of `batch`, which is about to be sent."""
-        self._entries.append(LedgerEntry(step, batch, batch.num_sent, published, time.monotonic()))
+        self._entries.append(LedgerEntry(step, batch, batch.num_sent, published))
         batch.num_sent += 1
 
     def settle(self, step: int) -> LedgerEntry:

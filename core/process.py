@@ -136,14 +136,15 @@ class CoreProcess:
         """One turn of the loop: results, intake, orders, the next steps, the news."""
         maybe_fail("core.receive")
         try:
+            begun_at = time.monotonic()
             self._take_results()
             self._frontends.receive(self._engine, self._desk)
             self._take_orders()
             self._engine.take_grammars()
             self._engine.expire(time.time())
-            self._check_overdue()
-            self._go_on_with_controls()
             maybe_fail("core.schedule")
+            self._check_overdue(begun_at)
+            self._go_on_with_controls()
             if self._workers is not None:
                 self._engine.step()
         except EngineDead as error:
@@ -162,10 +163,11 @@ class CoreProcess:
             except ProtocolError as error:
                 raise EngineDead(f"a worker's result makes no sense: {error}") from None
 
-    def _check_overdue(self) -> None:
+    def _check_overdue(self, now: float) -> None:
+        """`now`: before the results were taken in. Later a result may lie there unseen, if this process was stopped."""
         if self._workers is None:
             return
-        overdue_at, reload_overdue_at, now = self._engine.overdue_at, self._workers.reload_overdue_at, time.monotonic()
+        overdue_at, reload_overdue_at = self._engine.overdue_at, self._workers.reload_overdue_at
         if overdue_at is not None and now > overdue_at:
             age = now - self._engine.stats.last_result_at
             raise EngineDead(f"the workers hang: no step has ended for {age:.1f} s")

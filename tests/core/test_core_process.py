@@ -110,6 +110,22 @@ def test_a_failed_group_is_replaced_and_streams_go_on(bench: Bench, how: str) ->
     assert bench.tokens() == {key: expected_tokens([key + 1] * 9, key, 60, []) for key in range(3)}
 
 
+def test_a_core_that_stood_still_blames_no_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    faults = tmp_path / "faults"
+    faults.mkdir()
+    monkeypatch.setenv("TOKENLOOM_FAULTS", str(faults))
+    bench = Bench(tmp_path)
+    try:
+        bench.start()
+        bench.submit(1, [5] * 7, 40)
+        bench.pump(EngineCoreOutputs)
+        (faults / "core.schedule").write_text("delay 2.5")  # more than a step may take
+        bench.run_until_finished(1)
+        assert not any(isinstance(message, ReplaceWorkers) for message in bench.told)
+    finally:
+        bench.close()
+
+
 def test_a_new_core_lets_streams_go_on_from_what_the_workers_have_computed(bench: Bench) -> None:
     bench.start()
     prompt = list(range(100))
