@@ -10,6 +10,8 @@ import msgspec
 
 from tokenloom.core.block_record import BlockRecord
 from tokenloom.core.engine import EngineCore
+from tokenloom.core.quarantine import CRASHES_TO_CONVICT
+from tokenloom.core.request import Request
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.config import EngineConfig
 from tokenloom.ipc.engine_spec import EngineSpec
@@ -39,6 +41,7 @@ class Harness:
         self.requests: dict[int, EngineCoreRequest] = {}
         self.prompts: dict[int, tuple[list[int], SamplingParams, int, list[int]]] = {}
         self.tokens: dict[int, list[int]] = defaultdict(list)
+        self.num_lonely_losses: dict[int, int] = defaultdict(int)  # of workers that computed this request alone
         self.finished: dict[int, Finished] = {}
         self.cached: dict[int, int] = {}
         self.poolings: dict[int, PoolingParams] = {}
@@ -63,6 +66,9 @@ class Harness:
         )
 
     def lose_worker(self) -> None:
+        computed = [each.key for each in self._computed()]
+        if len(computed) == 1:
+            self.num_lonely_losses[computed[0]] += 1
         self.core.lose_workers("a test")
         self.core.scheduler.check_invariants()
         self.renew_worker()
@@ -85,12 +91,16 @@ class Harness:
                 child = CoreChild(key=key, seed=key, output_token_ids=encode_ids(self.tokens[key]))
                 self.core.add_request(owner_of(key), msgspec.structs.replace(request, children=[child]))
 
+    def _computed(self) -> list[Request]:
+        """Whose rows are in the step that the worker is at."""
+        rows = decode_ids(self.worker.queue[0].rows) if self.worker.queue else ()
+        return [each for each in self.core.scheduler.rows.requests() if each.row in rows]
+
     def run_with_a_killer(self, key: int, num_outputs: int = 0) -> None:
         """Until all requests end, beside workers that end at a step with this one when it has told so many outputs."""
         while self.core.num_requests:
             self.core.step()
-            rows = decode_ids(self.worker.queue[0].rows)
-            is_deadly = any(each.key == key and each.row in rows for each in self.core.scheduler.rows.requests())
+            is_deadly = any(each.key == key for each in self._computed())
             if is_deadly and len(self.tokens[key]) >= num_outputs:
                 self.lose_worker()
                 assert self.generation < 12, "the killer is not found"
@@ -188,7 +198,8 @@ class Harness:
             if finished.reason == "abort":
                 assert key in self.aborted
             elif finished.reason == "error":
-                assert "KV blocks" in self.error_of(key)
+                is_convicted = self.num_lonely_losses[key] >= CRASHES_TO_CONVICT
+                assert "KV blocks" in self.error_of(key) or (is_convicted and "given up" in self.error_of(key))
             else:
                 self.check(key)
 
