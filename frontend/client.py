@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, TimeoutError
+from concurrent.futures import Future
 from functools import partial
-from queue import Empty, SimpleQueue
-from time import monotonic
+from queue import SimpleQueue
 
 from ..ipc.codec import decode_ids
 from ..ipc.errors import RequestError, TokenloomError
@@ -31,71 +29,11 @@ from ..ipc.pooling_params import PoolingParams
 from ..ipc.sampling_params import SamplingParams
 from .attachment import Attachment, pause_query, reload_query, tokenize_query
 from .batch import Batch
-from .channel import Channel
 from .conversation import Answer, ReplyType, check_reply
 from .open_request import Update
 from .outputs import EmbeddingRequestOutput, OutputBuilder, RequestOutput, to_embedding
 from .prompts import Chat, Prompt, check_chat, check_params, check_token_ids, list_chats, list_params, list_prompts
-
-
-class RequestFuture(Future[RequestOutput]):
-    """`cancel()` aborts the request. Pending until the request ends. Its callbacks run outside the socket's thread.
-
-    With an engine in this process, `result` and `exception` do the engine's work while they wait; what waits in
-    another way (concurrent.futures.wait) does not.
-    """
-
-    def __init__(self, channel: Channel, submit: Submit) -> None:
-        super().__init__()
-        self.request_id = submit.request_id
-        self._channel = channel
-        self._builder = OutputBuilder(submit)
-        self._ended: SimpleQueue[None] = SimpleQueue()
-        self._claim = threading.Lock()  # held by the one who settles: the result or the cancellation
-
-    def take(self, update: Update) -> None:
-        """The request's sink."""
-        self._builder.add(update)
-        if self._builder.is_finished:
-            self._ended.put(None)
-            self._channel.call_later(self._settle)
-
-    def cancel(self) -> bool:
-        """Abort the request; False if it has ended already."""
-        if not self._claim.acquire(blocking=False):
-            return self.cancelled()
-        super().cancel()
-        self.set_running_or_notify_cancel()
-        self._channel.cancel(self.request_id)
-        self._ended.put(None)
-        return True
-
-    def result(self, timeout: float | None = None) -> RequestOutput:
-        return super().result(self._wait(timeout))
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        return super().exception(self._wait(timeout))
-
-    def _wait(self, timeout_s: float | None) -> float | None:
-        """Wait by the channel; returns what is left of the timeout."""
-        if self.done():
-            return timeout_s
-        begin = monotonic()
-        try:
-            self._channel.wait(self._ended, timeout_s)
-        except Empty:
-            raise TimeoutError from None
-        self._ended.put(None)  # for whoever else waits
-        return None if timeout_s is None else max(0.0, timeout_s - (monotonic() - begin))
-
-    def _settle(self) -> None:
-        if not self._claim.acquire(blocking=False):
-            return
-        self.set_running_or_notify_cancel()
-        if self._builder.error is not None:
-            self.set_exception(self._builder.error)
-        else:
-            self.set_result(self._builder.build())
+from .request_future import RequestFuture
 
 
 class Client(Attachment):
