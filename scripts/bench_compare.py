@@ -47,15 +47,16 @@ class Result:
     shares: list[float] = field(default_factory=list)  # of the limit
     cpu_s: dict[str, float] = field(default_factory=dict)  # of the last round's long run, by process
 
-    def run(self, workload: Workload, seed: int, limit_s: float, watch_cpu: bool) -> None:
+    def run(self, workload: Workload, number: int, limit_s: float, watch_cpu: bool) -> None:
         processes = processes_of(self.contestant) if watch_cpu else []
         before = cpu_by_process(processes)
-        self.seconds.append(self.contestant.generate(workload.prompts(seed), workload.num_out))
+        self.seconds.append(self.contestant.generate(workload.prompts(number), workload.num_out))
         if watch_cpu:
             self.cpu_s = used_since(before, processes)
         self.shares.append(limit_s / self.seconds[-1])
         if workload.num_out > 1:
-            self.decode_s.append(self.seconds[-1] - self.contestant.generate(workload.prompts(seed + 1), 1))
+            prefill_s = self.contestant.generate(workload.prompts(f"{number}, one token"), 1)
+            self.decode_s.append(self.seconds[-1] - prefill_s)
 
 
 def processes_of(contestant: Contestant) -> list[psutil.Process]:
@@ -105,7 +106,7 @@ def llama_cpp_peer(python: str, folder: Path, threads: int) -> Peer:
 def compare(results: list[Result], workload: Workload, limits: LimitsPeer, arguments: argparse.Namespace) -> list[Json]:
     """Fill `results` over the rounds; returns the rates of the machine in each."""
     for result in results:
-        result.contestant.generate(workload.prompts(seed=-1), min(2, workload.num_out))
+        result.contestant.generate(workload.prompts("warm-up"), min(2, workload.num_out))
     rates_by_round: list[Json] = []
     budget = getattr(arguments, "max_num_batched_tokens", DEFAULT_BUDGET)
     for round_number in range(arguments.rounds):
@@ -119,7 +120,7 @@ def compare(results: list[Result], workload: Workload, limits: LimitsPeer, argum
             }
         )
         for result in results:
-            result.run(workload, 2 * round_number, limit_s, arguments.cpu)
+            result.run(workload, round_number, limit_s, arguments.cpu)
     return rates_by_round
 
 

@@ -66,11 +66,11 @@ def measure_in_turn(
     """Seconds of each round by contestant, after one warm-up of the same shape with a few tokens; a row for each."""
     seconds: dict[str, list[float]] = {each.name: [] for each in contestants}
     for each in contestants:
-        each.generate(workload.prompts(seed=-1), min(WARM_UP_TOKENS, workload.num_out))
+        each.generate(workload.prompts("warm-up"), min(WARM_UP_TOKENS, workload.num_out))
     num_out = workload.num_requests * workload.num_out
     for number in range(rounds):
         for each in contestants:
-            took = each.generate(workload.prompts(seed=number), workload.num_out)
+            took = each.generate(workload.prompts(number), workload.num_out)
             seconds[each.name].append(took)
             rates = {"out_tokens_per_s": num_out / took}
             rates["all_tokens_per_s"] = (num_out + workload.num_requests * workload.num_in) / took

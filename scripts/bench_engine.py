@@ -43,7 +43,7 @@ def measure_cpu(config: EngineConfig, workload: Workload, rounds: int, peer: Pee
         stack.callback(handle.stop)
         ours = Ours(stack.enter_context(Client(handle.address)))
         processes = find_roles(handle.pid)
-        ours.generate(workload.prompts(-1), workload.num_out)
+        ours.generate(workload.prompts("warm-up"), workload.num_out)
         for number in range(rounds):
             before = {role: cpu_s(process) for role, process in processes.items()}
             seconds = ours.generate(workload.prompts(number), workload.num_out)
@@ -81,7 +81,7 @@ def vllm_peer(python: str, folder: Path, workload: Workload) -> Peer:
     lengths = ["--max-model-len", str(workload.num_in + workload.num_out + 8)]
     command = [python, str(SCRIPTS / "peer_vllm.py"), str(folder), "--eager", "--separate-worker", *lengths]
     peer = Peer("vLLM", command, {"VLLM_CPU_KVCACHE_SPACE": "1"})
-    peer.generate(workload.prompts(-1), 8)
+    peer.generate(workload.prompts("warm-up"), 8)
     return peer
 
 

@@ -46,9 +46,9 @@ class Mode:
         self.rates: list[float] = []
         self.shares: list[float] = []
 
-    def run(self, workload: Workload, seed: int, limit: float | None) -> None:
+    def run(self, workload: Workload, number: int, limit: float | None) -> None:
         """One request. limit: tokens/s that the machine allows, if it was measured."""
-        times = token_times(self.channel, workload.prompts(seed)[0], workload.num_out)
+        times = token_times(self.channel, workload.prompts(number)[0], workload.num_out)
         self.first_s.append(times[0])
         self.between_s += [after - before for before, after in itertools.pairwise(times)]
         self.rates.append((len(times) - 1) / (times[-1] - times[0]))
@@ -63,13 +63,13 @@ def measure(config: EngineConfig, workload: Workload, rounds: int, limits: Limit
         modes.append(Mode("processes", open_private(config)))
         modes.append(Mode("in_process", open_in_process(config)))
         for mode in modes:  # warm up
-            token_times(mode.channel, workload.prompts(seed=-1)[0], 3)
-        for seed in range(rounds):
+            token_times(mode.channel, workload.prompts("warm-up")[0], 3)
+        for number in range(rounds):
             limit = None
             if limits is not None:
                 limit = (workload.num_out - 1) / limits.limits.decode_seconds(workload, limits.measure())
             for mode in modes:
-                mode.run(workload, seed, limit)
+                mode.run(workload, number, limit)
     finally:
         for mode in modes:
             mode.close()

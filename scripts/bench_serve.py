@@ -6,7 +6,9 @@
 Measured at the client: TTFT (submit to first token), TPOT ((last - first token) / (tokens - 1), per request), ITL (time
 between two tokens of a request; those that arrive together have none), p50 and p99 each; output tokens/s from the
 first arrival to the last token; goodput: requests/s that met both --ttft-slo-ms and --tpot-slo-ms. One row per --rate,
-"inf" submits everything at once. --in and --out take N or LOW:HIGH, drawn uniformly.
+"inf" submits everything at once. --in and --out take N or LOW:HIGH, drawn uniformly. Lengths and gaps follow
+--workload-seed and are the same at every rate; prompts are new at every rate and in every run, so that the engine's
+prefix cache holds none of them.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import argparse
 import asyncio
 import itertools
 import random
+import secrets
 import sys
 import time
 from dataclasses import dataclass, field
@@ -50,12 +53,13 @@ class Call:
 
 
 def draw_calls(options: argparse.Namespace, rate: float, vocab_size: int) -> list[Call]:
-    """The same calls for the same seed; arrivals scale with the rate."""
-    draw = random.Random(options.workload_seed)
+    """Draw the calls of one rate: lengths and gaps from the seed, prompts new in each call of this function."""
+    draw, draw_prompt = random.Random(str(options.workload_seed)), random.Random(secrets.randbits(128))
     clock, calls = 0.0, []
     ids = range(min(FIRST_ID, vocab_size - 1), vocab_size)
     for _ in range(options.num_requests):
-        calls.append(Call(clock, draw.choices(ids, k=draw.randint(*options.num_in)), draw.randint(*options.num_out)))
+        num_in, num_out = draw.randint(*options.num_in), draw.randint(*options.num_out)
+        calls.append(Call(clock, draw_prompt.choices(ids, k=num_in), num_out))
         clock += draw.expovariate(1.0) / rate
     return calls
 

@@ -1,7 +1,7 @@
 """Workload: what a benchmark asks for, and of which model. Nothing here imports torch or the engine.
 
 A model is a folder, `demo`, or a name of make_checkpoint.py (135m, 0.6b, …), which is written once to the user's
-cache. Prompts are random token ids, other ones for each seed, so that no prefix cache of anyone hits by chance.
+cache. Prompts are random token ids, new ones for each round and for the warm-up, so that no prefix cache hits.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ class Workload:
     num_out: int
     vocab_size: int
 
-    def prompts(self, seed: int) -> list[list[int]]:
-        draw = random.Random(seed)
+    def prompts(self, name: int | str) -> list[list[int]]:
+        """The same prompts for the same name (a round's number, "warm-up"), others for any other name."""
+        draw = random.Random(str(name))  # an int would be taken without its sign: -1 and 1 are one seed
         ids = range(min(FIRST_ID, self.vocab_size - 1), self.vocab_size)
         return [draw.choices(ids, k=self.num_in) for _ in range(self.num_requests)]
 

@@ -23,12 +23,22 @@ def test_arrivals_have_exponential_gaps_of_the_given_rate() -> None:
     assert all(call.arrival_s == 0 for call in draw_calls(options(), float("inf"), 100))
 
 
-def test_a_seed_gives_the_same_calls_at_every_rate() -> None:
-    slow, fast, other = (draw_calls(options(50, seed), rate, 100) for rate, seed in ((1.0, 1), (8.0, 1), (1.0, 2)))
-    assert [(call.prompt, call.num_out) for call in slow] == [(call.prompt, call.num_out) for call in fast]
+def shape(calls: list[Call]) -> list[tuple[int, int]]:
+    return [(len(call.prompt), call.num_out) for call in calls]
+
+
+def test_a_seed_gives_the_same_lengths_and_gaps_at_every_rate() -> None:
+    runs = ((1.0, 1), (8.0, 1), (1.0, 2), (1.0, -1))
+    slow, fast, other, negative = (draw_calls(options(50, seed), rate, 100) for rate, seed in runs)
+    assert shape(slow) == shape(fast)
     assert slow[-1].arrival_s == pytest.approx(8 * fast[-1].arrival_s)
-    assert slow[0].prompt != other[0].prompt
+    assert shape(slow) != shape(other) and shape(slow) != shape(negative)
     assert all(3 <= len(call.prompt) <= 9 and 2 <= call.num_out <= 5 for call in slow)
+
+
+def test_no_rate_asks_for_the_prompts_of_another() -> None:
+    first, second = (draw_calls(options(50), 1.0, 10**6) for _ in range(2))
+    assert not {tuple(call.prompt) for call in first} & {tuple(call.prompt) for call in second}
 
 
 def test_the_summary_counts_what_met_both_objectives() -> None:

@@ -1,0 +1,72 @@
+"""No benchmark asks an engine for a prompt twice: its prefix cache would make the second answer too fast."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from tokenloom.scripts.bench_compare import Result, compare
+from tokenloom.scripts.bench_contestant import measure_in_turn
+from tokenloom.scripts.bench_limits import LimitsPeer
+from tokenloom.scripts.bench_report import Report
+from tokenloom.scripts.bench_workload import Workload
+
+WORKLOAD = Workload(num_requests=3, num_in=20, num_out=5, vocab_size=1000)
+
+
+class PromptRecorder:
+    """A contestant that takes a second and remembers each prompt."""
+
+    name = "recorder"
+
+    def __init__(self) -> None:
+        self.prompts: list[tuple[int, ...]] = []
+
+    def generate(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> float:
+        self.prompts += [tuple(prompt) for prompt in prompts]
+        return 1.0
+
+    def close(self) -> None:
+        pass
+
+
+class FixedLimits:
+    """The rates of a machine that never changes."""
+
+    class _Rates:
+        read_bytes_per_s = flops_per_s = 1e9
+
+    class _Limits:
+        def seconds(self, workload: Workload, rates: object, budget: int) -> float:
+            return 1.0
+
+    limits = _Limits()
+
+    def measure(self) -> _Rates:
+        return self._Rates()
+
+
+def test_a_name_gives_the_same_prompts_and_no_two_names_do() -> None:
+    names = ["warm-up", -2, -1, 0, 1, 2, "1, one token"]
+    assert WORKLOAD.prompts(1) == WORKLOAD.prompts(1)
+    drawn = [tuple(prompt) for name in names for prompt in WORKLOAD.prompts(name)]
+    assert len(set(drawn)) == len(drawn) == len(names) * WORKLOAD.num_requests
+
+
+def test_rounds_in_turn_repeat_no_prompt_of_the_warm_up_or_of_each_other() -> None:
+    recorder = PromptRecorder()
+    measure_in_turn([recorder], WORKLOAD, 5, Report("test", {}))
+    assert len(set(recorder.prompts)) == len(recorder.prompts) == 6 * WORKLOAD.num_requests
+
+
+def test_a_comparison_repeats_no_prompt_between_whole_answers_and_first_tokens() -> None:
+    recorder = PromptRecorder()
+    limits: LimitsPeer = FixedLimits()  # type: ignore[assignment]
+    compare([Result(recorder)], WORKLOAD, limits, argparse.Namespace(rounds=5, cpu=False))
+    assert len(set(recorder.prompts)) == len(recorder.prompts) == 11 * WORKLOAD.num_requests
+
+
+def test_prompts_have_the_shape_of_the_workload() -> None:
+    prompts = WORKLOAD.prompts(1)
+    assert [len(prompt) for prompt in prompts] == [20, 20, 20]
+    assert all(10 <= token_id < 1000 for prompt in prompts for token_id in prompt)
