@@ -25,6 +25,7 @@ from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import EngineDead, ProtocolError, TokenloomError
 from .restart_policy import RestartPolicy
 from .roster import Child, Roster
+from .service_manager import READY, STOPPING, notify
 
 logger = logging.getLogger("tokenloom.supervisor")
 
@@ -88,6 +89,7 @@ class Supervisor:
         self._roster.broadcast(messages.StartPhases(phases=self._phases), "frontend")
         places = " and ".join(each for each in (self.address, self.http_address) if each is not None)
         self._announce(f"Ready at {places} after {time.monotonic() - self._begun:.2f} s")
+        notify(READY, f"serves {self.spec.served_model_name} at {places}")
 
     def _start(self, role: str) -> None:
         """Start the processes of a role: all ranks of the present generation, the core, or the frontend."""
@@ -122,6 +124,7 @@ class Supervisor:
         self._is_draining = True
         self._ask_to_drain()
         self._announce("Draining: running requests finish, new ones are refused; another signal aborts")
+        notify(STOPPING, "drains: running requests finish, new ones are refused")
         while not self._has_drained and self._num_signals < 2 and time.monotonic() < deadline:
             self._turn(deadline - time.monotonic())
 

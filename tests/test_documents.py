@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 import tokenloom
 from tokenloom.frontend.args import add_engine_arguments
@@ -40,25 +43,73 @@ def test_every_link_leads_somewhere(text: str, request: pytest.FixtureRequest) -
 
 
 def test_every_option_of_the_command_exists() -> None:
-    parser = argparse.ArgumentParser()
-    add_engine_arguments(parser)
-    known = {flag for action in parser._actions for flag in action.option_strings} | OTHERS_FLAGS
+    known = known_flags()
     for name in ("docs/operations.md", "docs/architecture.md"):
         named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", (ROOT / name).read_text()))
         assert named <= known, f"{name}: {named - known}"
 
 
-def test_the_unit_and_the_manifest_name_what_exists_and_leave_time_to_drain() -> None:
-    unit, manifest = ((ROOT / "docs/deploy" / name).read_text() for name in ("tokenloom.service", "kubernetes.yaml"))
+def known_flags() -> set[str]:
     parser = argparse.ArgumentParser()
     add_engine_arguments(parser)
-    known = {flag for action in parser._actions for flag in action.option_strings} | OTHERS_FLAGS
-    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", unit + manifest)) <= known
+    return {flag for action in parser._actions for flag in action.option_strings} | OTHERS_FLAGS
+
+
+@pytest.mark.parametrize("name", ["tokenloom.service", "kubernetes.yaml"])
+def test_the_unit_and_the_manifest_name_options_that_exist(name: str) -> None:
+    text = (ROOT / "docs/deploy" / name).read_text()
+    assert set(re.findall(r"(?<![\w-])--(?!from-literal)[a-z][a-z-]+", text)) <= known_flags()
+
+
+def test_the_unit_leaves_time_to_drain_and_has_its_folders_where_it_may_write() -> None:
+    lines = [line for line in (ROOT / "docs/deploy/tokenloom.service").read_text().splitlines() if "=" in line]
+    settings = [(name, value) for name, _, value in (line.partition("=") for line in lines)]
+    unit = dict(settings)
+    assert int(unit["TimeoutStopSec"]) > EngineConfig().drain_timeout_s
+    assert int(unit["TimeoutStartSec"]) > EngineConfig().start_timeout_s
+    assert unit["Type"] == "notify" and unit["RestartPreventExitStatus"] == "2"
+    environment = dict(value.split("=", 1) for name, value in settings if name == "Environment")
+    assert environment.pop("XDG_RUNTIME_DIR") == f"/run/{unit['RuntimeDirectory']}"
+    caches = {"XDG_CACHE_HOME", "HF_HOME", "TRITON_CACHE_DIR", "HOME"}
+    assert environment.keys() == caches
+    assert all(path.startswith(f"/var/cache/{unit['CacheDirectory']}") for path in environment.values())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_systemd_accepts_the_unit_and_rates_its_exposure_as_low(tmp_path: Path) -> None:
+    unit = tmp_path / "tokenloom.service"
+    text = (ROOT / "docs/deploy/tokenloom.service").read_text()
+    unit.write_text(text.replace("/opt/tokenloom/.venv/bin/engine-launch", "/bin/true"))
+    verified = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, timeout=60)
+    assert (verified.returncode, verified.stderr) == (0, "")
+    rate = ["systemd-analyze", "security", "--offline=true", "--no-pager", "--threshold=40", unit]
+    rated = subprocess.run(rate, capture_output=True, text=True, timeout=60)
+    assert rated.returncode == 0, rated.stdout[-400:]
+
+
+def test_the_manifest_probes_paths_that_exist_and_leaves_time_to_drain() -> None:
+    documents = list(yaml.safe_load_all((ROOT / "docs/deploy/kubernetes.yaml").read_text()))
+    by_kind = {document["kind"]: document for document in documents}
+    assert by_kind.keys() == {"PersistentVolumeClaim", "Service", "Deployment"}
+    pod = by_kind["Deployment"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
     served = set(re.findall(r'Endpoint\("(/\w+)"', (ROOT / "frontend/server_admin.py").read_text()))
-    probes = dict(re.findall(r"(\w+Probe): \{httpGet: \{path: (/\w+),", manifest))
+    probes = {name: value["httpGet"]["path"] for name, value in container.items() if name.endswith("Probe")}
     assert probes.keys() == {"startupProbe", "readinessProbe", "livenessProbe"} and set(probes.values()) <= served
-    grace_s = re.findall(r"(?:TimeoutStopSec=|terminationGracePeriodSeconds: )(\d+)", unit + manifest)
-    assert len(grace_s) == 2 and all(int(each) > EngineConfig().drain_timeout_s for each in grace_s)
+    startup = container["startupProbe"]
+    assert startup["periodSeconds"] * startup["failureThreshold"] > EngineConfig().start_timeout_s
+    before_stop_s = float(container["lifecycle"]["preStop"]["exec"]["command"][1])
+    drain_s = float(container["command"][container["command"].index("--drain-timeout-s") + 1])
+    assert pod["terminationGracePeriodSeconds"] >= before_stop_s + drain_s + 5  # and the stop itself
+    claims = {each["metadata"]["name"] for each in documents if each["kind"] == "PersistentVolumeClaim"}
+    volumes = {each["name"]: each.get("persistentVolumeClaim", {}).get("claimName") for each in pod["volumes"]}
+    assert claims == set(filter(None, volumes.values()))
+    assert {each["name"] for each in container["volumeMounts"]} == volumes.keys()
+    assert {"cpu", "memory"} <= container["resources"]["requests"].keys() and "memory" in container["resources"][
+        "limits"
+    ]
+    assert pod["securityContext"]["runAsNonRoot"] and container["securityContext"]["readOnlyRootFilesystem"]
 
 
 def test_options_of_the_benchmarks_exist() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -34,9 +35,15 @@ GREEDY = SamplingParams(temperature=0, max_tokens=16)
 LONG = SamplingParams(temperature=0, max_tokens=300, ignore_eos=True)
 
 
-def test_the_command_serves_and_a_signal_ends_it_cleanly(tmp_path: Path) -> None:
-    with LaunchedEngine(tmp_path, "--hang-timeout-s", "1e9", "--start-timeout-s", "1e9") as engine:
+def test_the_command_serves_and_a_signal_ends_it_cleanly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)  # systemd's, with Type=notify
+    manager.bind(str(tmp_path / "notify"))
+    manager.settimeout(60)
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    options = ("--hang-timeout-s", "1e9", "--start-timeout-s", "1e9")
+    with manager, LaunchedEngine(tmp_path, *options) as engine:
         address = engine.wait_ready()
+        assert manager.recv(1000).startswith(b"READY=1\nSTATUS=serves tokenloom-demo at ipc://")
         titles = sorted(" ".join(process.cmdline()).strip() for process in engine.processes()[1:])
         assert titles == ["tokenloom core", "tokenloom frontend", "tokenloom worker 0"]
         for phase in ("tokenizer loaded", "load weights", "KV cache", "workers joined"):
@@ -46,6 +53,7 @@ def test_the_command_serves_and_a_signal_ends_it_cleanly(tmp_path: Path) -> None
             assert "".join(two.stream("The capital of Japan is", GREEDY)) == " Tokyo."
             assert two.health().is_ready and two.info().max_model_len >= 2048
         engine.signal(signal.SIGINT)
+        assert manager.recv(1000).startswith(b"STOPPING=1\n")
         assert engine.wait_exit() == 0
         engine.check_nothing_is_left()
 
