@@ -117,7 +117,7 @@ def median(values: Sequence[float]) -> float:
 def machine() -> dict[str, Json]:
     """What a reader must know to place the figures. Absolute figures of a shared machine drift: see the load."""
     return {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": commit(),
         "cpu": _cpu_model(),
         "num_cpus": len(os.sched_getaffinity(0)),

@@ -1,13 +1,32 @@
 # Sourced by the other scripts: makes .venv and installs the project with the extras in $1, unless that is done.
+# PYTHON names the Python that .venv is made with (default: python3). A .venv whose Python is of another version than
+# PYTHON's, too old or gone is made anew.
 # shellcheck shell=bash
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 extras="${1:-}"
 python=".venv/bin/python"
+oldest="3.11" # as requires-python in pyproject.toml
+
+version_of() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true; }
+is_too_old() { [ "$(printf '%s\n' "$oldest" "$1" | sort -V | head -n 1)" != "$oldest" ]; } # also without a version
+
+version="$(version_of "$python")"
+if [ -n "${PYTHON:-}" ] || is_too_old "$version"; then
+    base="${PYTHON:-python3}"
+    base_version="$(version_of "$base")"
+    if is_too_old "$base_version"; then
+        echo "tokenloom needs Python $oldest or newer, $base ${base_version:+is }${base_version:-does not run}:" \
+            "install a newer one and name it: PYTHON=python3.12 $0" >&2
+        exit 1
+    fi
+    if [ "$version" != "$base_version" ]; then
+        "$base" -m venv --clear .venv || { rm -rf .venv && exit 1; } # else half of one would pass for whole
+    fi
+fi
 stamp=".venv/installed${extras//[^a-z]/-}"
 wanted="$(cat pyproject.toml constraints.txt | sha256sum) $PWD"
-if [ ! -x "$python" ] || [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
+if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
     echo "setting up .venv …"
-    [ -x "$python" ] || "${PYTHON:-python3}" -m venv .venv || exit 1
     "$python" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".${extras}" || exit 1
     echo "$wanted" >"$stamp"
 fi

@@ -217,7 +217,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=parts_s, default=list(LIMITS_S), help="leave others out")
     options = parser.parse_args()
     deadline = time.monotonic() + TOTAL_S
-    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     document: dict[str, Any] = {"date": now, "commit": commit(), "python": sys.version.split()[0], **ask_torch()}
     write(document, options.out)
     if document["gpu"] is None:

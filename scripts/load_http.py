@@ -65,7 +65,7 @@ class Load:
                 got = await self._ask(question, wanted)
                 if got != wanted:
                     self.failures.append(f"{got} tokens instead of {wanted}")
-            except (OSError, TimeoutError, asyncio.TimeoutError) as error:
+            except (OSError, TimeoutError) as error:
                 self.failures.append(f"{type(error).__name__}: {error}")
             self.num_requests += 1
 

@@ -24,8 +24,6 @@ def run(cache_folder: Path, cpu_s: int, *options: str) -> str:
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(cache_folder)
     command = [sys.executable, "-P", *options]
-    if sys.version_info < (3, 11):
-        command.remove("-P")
     output, errors = cache_folder / "output", cache_folder / "errors"
     with output.open("w") as stdout, errors.open("w") as stderr:
         process = subprocess.Popen(command, env=environment, cwd=cache_folder, stdout=stdout, stderr=stderr)

@@ -25,8 +25,6 @@ def compile_ahead(folder: Path, *options: str) -> tuple[dict[str, object], str]:
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(folder / "cache")
     command = [sys.executable, "-P", "-m", "tokenloom.tests.workers.compile_ahead_run", str(folder), *options]
-    if sys.version_info < (3, 11):
-        command.remove("-P")
     done = subprocess.run(
         command, env=environment, cwd=folder, capture_output=True, text=True, timeout=300, check=False
     )
