@@ -41,6 +41,7 @@ def lines(health: Health, info: Info) -> list[str]:
     share = used / info.num_kv_blocks if info.num_kv_blocks else 0.0
     shown = [
         f"{info.model}: {health.state} (tokenloom {info.version}, {info.dtype} on {info.device})",
+        f"kernels    {info.kernels}",
         f"requests   {health.num_running} running, {health.num_waiting} waiting",
         f"KV cache   {used} of {info.num_kv_blocks} blocks of {info.block_size} tokens ({share:.1%})",
         f"lengths    up to {info.max_model_len} tokens, vocabulary {info.vocab_size}",

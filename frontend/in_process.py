@@ -64,7 +64,8 @@ class InProcessEngine:
             self._worker = Worker(self.spec, rank=0, generation=0)
             for _ in self._worker.load():
                 pass
-            num_blocks = self._worker.measure().max_blocks
+            measured = self._worker.measure()
+            num_blocks = measured.max_blocks
             self._worker.initialize(num_blocks)
             self._core = EngineCore(self.spec, num_blocks, self._steps, GrammarLocalHost(self.spec))
             self._desk = ControlDesk(self._core, lambda _, done: self._frontend.on_core_message(done), self._reload)
@@ -78,6 +79,7 @@ class InProcessEngine:
             raise
         self._decoder: Decoder[messages.FrontendMessage] = Decoder(messages.FrontendMessage)
         self._frontend.on_control_message(messages.Initialize(num_blocks=num_blocks))
+        self._frontend.on_control_message(messages.StartPhases(phases=[], kernels=measured.kernels))
         self._frontend.connect()
         self._talk_to_core()
 

@@ -77,6 +77,7 @@ class EngineMetrics:
         self._tracing = tracing
         self.progress = Progress(step=0, step_age_s=0.0, num_running=0, num_waiting=0)
         self.num_kv_blocks = 0
+        self.kernels = ""  # as in Info; empty before the engine serves
         self._progress_at = time.monotonic()
         self._core_totals: dict[int, float] = {}  # by number of a total: what the present core has reported
         self._timelines: dict[int, Timeline] = {}  # by key of the answer
@@ -94,11 +95,15 @@ class EngineMetrics:
         def depths() -> dict[str, float]:
             return {**self._queue_depths(), "workers": self.progress.num_steps_in_flight}
 
+        def kernels() -> dict[str, float]:
+            return {self.kernels: 1} if self.kernels else {}
+
         return [
             Gauge("num_requests_running", "Requests in the running batch.", lambda: self.progress.num_running),
             Gauge("num_requests_waiting", "Requests that wait for a step.", lambda: self.progress.num_waiting),
             Gauge("kv_cache_usage_perc", "Share of the KV blocks in use, 1 = all.", lambda: self.kv_use),
             Gauge("kv_cache_blocks", "KV blocks of the pool.", lambda: self.num_kv_blocks),
+            Gauge("kernels_info", "1, with what computes.", kernels, "kernels"),
             Gauge("step_age_seconds", "Since the last step ended.", lambda: self.step_age_s),
             Gauge("engine_up", "1 while the core is there.", lambda: self.progress.is_core_up),
             Gauge("num_open_answers", "Answers that the frontend waits for.", lambda: self.num_open),

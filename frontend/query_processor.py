@@ -103,6 +103,7 @@ class QueryProcessor:
             eos_token_ids=sorted(self._inputs.eos_token_ids),
             dtype=spec.dtype,
             device=spec.device,
+            kernels=self._metrics.kernels,
         )
 
 

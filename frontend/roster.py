@@ -66,6 +66,11 @@ class Roster:
     def of(self, role: str) -> list[Child]:
         return [child for child in self.children if child.role == role]
 
+    def kernels(self) -> str:
+        """What the workers compute with, each kind once."""
+        named = (child.measured.kernels for child in self.of("worker") if child.measured is not None)
+        return "; ".join(dict.fromkeys(named))
+
     def is_up(self, role: str) -> bool:
         children = self.of(role)
         return bool(children) and all(child.is_ready for child in children)

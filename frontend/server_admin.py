@@ -126,6 +126,7 @@ class AdminEndpoints:
             "waiting": health.num_waiting,
             "restarts": health.num_restarts,
             "last_failure": health.last_failure,
+            "kernels": self._frontend.metrics.kernels,
         }
         return json_response(body, 503 if health.is_stalled else 200)
 

@@ -251,7 +251,7 @@ class Frontend:
         elif isinstance(message, messages.Progress):
             self._queries.on_progress(message)
         elif isinstance(message, messages.StartPhases):
-            self.start_phases = message.phases
+            self.start_phases, self.metrics.kernels = message.phases, message.kernels
         elif isinstance(message, messages.CoreUp):
             self._core.connect()
             self._controls.on_core_lost()

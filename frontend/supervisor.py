@@ -86,7 +86,7 @@ class Supervisor:
                 raise EngineDead(f"{', '.join(late)} not ready after --start-timeout-s {deadline - self._begun:g} s")
         self._is_serving, self._next_ping_at = True, time.monotonic()
         self._first_start_s = time.monotonic() - self._begun
-        self._roster.broadcast(messages.StartPhases(phases=self._phases), "frontend")
+        self._publish_start()
         places = " and ".join(each for each in (self.address, self.http_address) if each is not None)
         self._announce(f"Ready at {places} after {time.monotonic() - self._begun:.2f} s")
         notify(READY, f"serves {self.spec.served_model_name} at {places}")
@@ -241,8 +241,12 @@ class Supervisor:
             self._frontend_back_at = time.monotonic()
             if self._is_draining:
                 self._ask_to_drain()
-        self._roster.broadcast(messages.StartPhases(phases=self._phases), "frontend")
+        self._publish_start()
         self._publish_progress()
+
+    def _publish_start(self) -> None:
+        phases = messages.StartPhases(phases=self._phases, kernels=self._roster.kernels())
+        self._roster.broadcast(phases, "frontend")
 
     def _on_failed(self, child: Child, message: messages.Failed) -> None:
         """A child knows why it ends. While the engine starts, that is the engine's own error."""

@@ -267,6 +267,7 @@ class Info(Message, frozen=True, kw_only=True, tag="info_is"):
     eos_token_ids: list[int]
     dtype: str = ""
     device: str = ""
+    kernels: str = ""  # what computes, for people: "C kernels, AVX2, prebuilt", "plain torch: " and the reason
 
 
 class Done(Message, frozen=True, kw_only=True, tag="done"):
@@ -608,11 +609,12 @@ class Phase(Message, frozen=True, kw_only=True, tag="phase"):
 
 
 class Measured(Message, frozen=True, kw_only=True, tag="measured"):
-    """How many KV blocks this rank has room for."""
+    """How many KV blocks this rank has room for, and what computes."""
 
     max_blocks: int
     block_bytes: int
     device: str
+    kernels: str = ""  # for people: "C kernels, AVX2, prebuilt", "plain torch: " and the reason
 
 
 class Ready(Message, frozen=True, kw_only=True, tag="ready"):
@@ -704,6 +706,7 @@ class StartPhases(Message, frozen=True, kw_only=True, tag="start_phases"):
     """To frontends: how all processes that live now have started, in the order in which it happened."""
 
     phases: list[StartPhase]
+    kernels: str = ""  # of Measured, each that a rank named once
 
 
 class WorkersUp(Message, frozen=True, kw_only=True, tag="workers_up"):

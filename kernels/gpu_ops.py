@@ -1,9 +1,8 @@
-"""Whether this GPU gets the Triton kernels: the choice, a line in the log when it does not, and what is in the way."""
+"""Whether this GPU gets the Triton kernels: the choice, and the obstacle when it does not."""
 
 from __future__ import annotations
 
 import importlib.util
-import logging
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,20 +10,24 @@ import torch
 if TYPE_CHECKING:
     from .triton_ops import TritonOps
 
-logger = logging.getLogger("tokenloom.kernels")
-
 MIN_CAPABILITY = (8, 0)  # bfloat16 products and asynchronous copies
+
+
+def gpu_obstacle(device: torch.device) -> str:
+    """The reason why `device` gets no Triton kernels; empty if it does."""
+    capability = torch.cuda.get_device_capability(device)
+    if capability < MIN_CAPABILITY:
+        return f"{device} has compute capability {capability[0]}.{capability[1]}, the kernels need 8.0"
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed: pip install triton"
+    return ""
 
 
 def load_gpu_ops(device: torch.device, is_deterministic: bool = False) -> TritonOps | None:
     """The Triton kernels for `device`; None where they cannot run."""
+    if gpu_obstacle(device):
+        return None
     capability = torch.cuda.get_device_capability(device)
-    if capability < MIN_CAPABILITY:
-        logger.warning("%s has compute capability %d.%d, the kernels need 8.0: plain torch", device, *capability)
-        return None
-    if importlib.util.find_spec("triton") is None:
-        logger.warning("triton is not installed: plain torch. `pip install triton` for the kernels")
-        return None
     architecture = 10 * capability[0] + capability[1]
     if is_deterministic:
         from .triton_deterministic import DeterministicTritonOps

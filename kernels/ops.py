@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import torch
@@ -119,21 +120,43 @@ def select_ops(
     enforce_reference: bool = False,
     is_deterministic: bool = False,
     has_fp8_cache: bool = False,
+    spare_folder: Path | None = None,
 ) -> Ops:
-    """The implementation for models of this dtype on `device`."""
+    """The implementation for models of this dtype on `device`; its `kernels` say which it is.
+
+    Says so in the log, with a warning if plain torch takes the place of kernels. `spare_folder`: where compiled kernels
+    are kept if the user's cache folder cannot be used; made if need be.
+    """
     from .deterministic import DeterministicOps
     from .reference import ReferenceOps
 
     plain = DeterministicOps() if is_deterministic else ReferenceOps()
     if enforce_reference:
+        plain.kernels = f"{plain.kernels}: --enforce-reference"
         return plain
-    if device.type == "cuda":
-        from .gpu_ops import load_gpu_ops
+    ops = _fast_ops(device, dtype, is_deterministic, has_fp8_cache, spare_folder)
+    if isinstance(ops, str):
+        plain.kernels = f"{plain.kernels}: {ops}"
+        logger.warning("plain torch computes in place of the kernels, at half their speed or less: %s", ops)
+        return plain
+    logger.info("kernels: %s for %s on %s", ops.kernels, dtype, device)
+    return ops
 
-        return load_gpu_ops(device, is_deterministic) or plain
+
+def _fast_ops(
+    device: torch.device, dtype: torch.dtype, is_deterministic: bool, has_fp8_cache: bool, spare_folder: Path | None
+) -> Ops | str:
+    """The kernels, or the reason why there are none."""
+    if device.type == "cuda":
+        from .gpu_ops import gpu_obstacle, load_gpu_ops
+
+        return load_gpu_ops(device, is_deterministic) or gpu_obstacle(device)
     if has_fp8_cache:
-        logger.warning("a KV cache of fp8 runs in plain torch on a CPU: the kernels in C read no such cache")
-        return plain
+        return "the kernels in C read no KV cache of fp8: leave out --kv-cache-dtype"
+    from .cpu.compiler import Unavailable
     from .cpu.cpu_ops import load_cpu_ops
 
-    return load_cpu_ops(dtype, is_deterministic) or plain
+    try:
+        return load_cpu_ops(dtype, is_deterministic, spare_folder)
+    except Unavailable as error:
+        return str(error)

@@ -60,9 +60,11 @@ class ReferenceOps:
     """Tensors lie on one device and have the model's dtype unless stated otherwise. Shapes are the caller's duty: a
     wrong one is a fault of ours and raises whatever torch raises.
 
-    Keeps nothing between calls. `queries_at_once`: tokens of one row whose attention is computed together.
+    Keeps nothing between calls. `queries_at_once`: tokens of one row whose attention is computed together. `kernels`:
+    what computes, for people.
     """
 
+    kernels = "plain torch"
     queries_at_once = 256  # a mask is bounded, and few keys are gathered that lie after all of them
 
     def embedding(self, token_ids: Tensor, table: Tensor | PackedLinear, first_id: int) -> Tensor:

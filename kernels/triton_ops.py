@@ -71,6 +71,7 @@ class TritonOps(ReferenceOps):
     def __init__(self, architecture: int) -> None:
         super().__init__()
         self._architecture = architecture
+        self.kernels = f"Triton kernels, sm_{architecture}"
         self._plans: _Plans | None = None
         self._has_said_so = False
 

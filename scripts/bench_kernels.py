@@ -17,8 +17,9 @@ import numpy as np
 import torch
 
 from tokenloom.ipc.model_config import ModelConfig
-from tokenloom.kernels.cpu.compiler import compiled_library, instruction_levels
 from tokenloom.kernels.cpu.library import load_library
+from tokenloom.kernels.cpu.library_store import cached_library
+from tokenloom.kernels.cpu.processor import instruction_levels
 from tokenloom.kernels.ops import select_ops
 from tokenloom.scripts.bench_limits import LimitsPeer
 from tokenloom.scripts.bench_report import Report, median, new_parser
@@ -93,7 +94,7 @@ def main() -> int:
     for level in instruction_levels()[:1]:
         with tempfile.TemporaryDirectory() as folder:
             for name in ("first", "later"):
-                load_s = seconds(lambda: load_library(compiled_library(True, level, Path(folder))))  # noqa: B023
+                load_s = seconds(lambda: load_library(cached_library(level, True, Path(folder))))  # noqa: B023
                 report.note(f"{name} load of the kernels for {level}, s", load_s)
     with torch.inference_mode():
         for name in options.models:

@@ -10,6 +10,8 @@ On a GPU one kernel draws (`kernels/triton_sampling.py`). On the host most token
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -25,13 +27,13 @@ F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]
 
 
-def select_sampler(device: torch.device, enforce_reference: bool) -> Sampler:
-    """The fastest for logits on `device`."""
+def select_sampler(device: torch.device, enforce_reference: bool, spare_folder: Path | None = None) -> Sampler:
+    """The fastest for logits on `device`. `spare_folder`: as in `select_ops`."""
     if enforce_reference:
         return Sampler()
     if device.type == "cuda":
         return Sampler(is_on_device=True)
-    return Sampler(load_cpu_sampling())
+    return Sampler(load_cpu_sampling(spare_folder))
 
 
 class Sampler:

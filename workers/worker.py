@@ -74,6 +74,8 @@ class Worker:
         self._kv_cache: Tensor | None = None
         self._runner: ModelRunner | None = None
         self._processors: list[LogitsProcessor] = []
+        self._kernels = ""  # what computes, for people
+        self._spare_folder = Path(spec.run_directory) / "kernels"  # for what is compiled, if there is no other place
         self._started: deque[tuple[SchedulerOutput, float]] = deque()  # steps that are not finished, when they began
         self._last_finish = 0.0
 
@@ -96,12 +98,12 @@ class Worker:
             yield Phase(name="join group", duration_s=time.monotonic() - begun, detail=f"{self._size} ranks")
             begun = time.monotonic()
         if self._rank == 0:
-            self._sampler = select_sampler(self._device, self._spec.config.enforce_reference)
+            self._sampler = select_sampler(self._device, self._spec.config.enforce_reference, self._spare_folder)
         folder = folder or Path(self._spec.model_folder)
         ahead = self._compile_ahead(folder) if self._samples_on_device else None
         self._model = self._load_model(folder, self._spec.model, self._device, self._group)
         size = gib(self._model.weight_bytes)
-        detail = f"{size} as {self._spec.dtype} on {self._device}"
+        detail = f"{size} as {self._spec.dtype} on {self._device}, {self._kernels}"
         yield Phase(name="load weights", duration_s=time.monotonic() - begun, detail=detail)
         if ahead is not None:
             begun = time.monotonic()
@@ -123,7 +125,12 @@ class Worker:
         else:
             utilization = self._spec.config.gpu_memory_utilization
             max_blocks = fit_on_gpu(limits, self._device, self._measure_activations(), utilization)
-        return Measured(max_blocks=max_blocks, block_bytes=limits.block_bytes, device=self._describe_device())
+        return Measured(
+            max_blocks=max_blocks,
+            block_bytes=limits.block_bytes,
+            device=self._describe_device(),
+            kernels=self._kernels,
+        )
 
     def initialize(self, num_blocks: int) -> None:
         """Allocate the KV pool and run one token through the model, so that the first request does not pay for it."""
@@ -208,21 +215,16 @@ class Worker:
         has_kernels = self._device.type == "cuda" and not self._spec.config.enforce_reference
         if self._spec.model.quantization is not None and not has_kernels:
             logger.warning("quantized weights have no kernels here: they take the memory of %s", self._spec.dtype)
-        return load_model(
-            folder,
-            config,
-            self._spec.max_model_len,
+        ops = select_ops(
+            self._device,
             self._dtype,
-            device,
-            select_ops(
-                self._device,
-                self._dtype,
-                self._spec.config.enforce_reference,
-                self._spec.config.deterministic,
-                self._has_fp8_cache,
-            ),
-            group,
+            self._spec.config.enforce_reference,
+            self._spec.config.deterministic,
+            self._has_fp8_cache,
+            self._spare_folder,
         )
+        self._kernels = ops.kernels
+        return load_model(folder, config, self._spec.max_model_len, self._dtype, device, ops, group)
 
     def reload(self, folder: Path) -> None:
         """Forget all rows and take the weights in `folder` instead; never holds both at once. A failure is final."""

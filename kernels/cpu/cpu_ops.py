@@ -1,12 +1,10 @@
 """CpuOps: the operations of `reference.py` on an x86-64 processor with AVX2 or better, by the C kernels here.
 
-Weights are packed once; every operation is one call without the GIL, on torch's own threads. `load_cpu_ops` says once
-in the log what is used, or why nothing is.
+Weights are packed once; every operation is one call without the GIL, on torch's own threads.
 """
 
 from __future__ import annotations
 
-import logging
 from ctypes import Structure, byref
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +17,9 @@ from ..quantized import Weight, as_floats
 from ..reference import ReferenceOps
 from . import library as c
 from .arena import PackedMemory
-from .compiler import Unavailable, compiled_library, instruction_levels
+from .compiler import Unavailable
 from .fused_decoder import CpuDecoder
-from .library import load_library
-
-logger = logging.getLogger("tokenloom.kernels")
+from .loader import load_kernels, load_level
 
 MAX_HEAD_DIM = 256  # of the attention kernels
 
@@ -232,28 +228,19 @@ class CpuOps(ReferenceOps):
         return plan
 
 
-def load_cpu_ops(dtype: torch.dtype, is_deterministic: bool = False) -> CpuOps | None:
-    """The best operations for models of this dtype; None, with a line in the log, where there are none."""
-    try:
-        levels = instruction_levels()
-        if not levels:
-            raise Unavailable("the processor has no AVX2")
-        ops = make_cpu_ops(dtype, levels[0], is_deterministic=is_deterministic)
-    except Unavailable as error:
-        logger.info("CPU kernels: %s; plain torch takes their place", error)
-        return None
-    logger.info("CPU kernels: %s for %s", levels[0], dtype)
+def load_cpu_ops(dtype: torch.dtype, is_deterministic: bool = False, spare_folder: Path | None = None) -> CpuOps:
+    """The best operations for models of this dtype. `spare_folder`: as in `select_ops`. Raises Unavailable."""
+    if dtype not in (torch.bfloat16, torch.float32):
+        raise Unavailable(f"there are none for {str(dtype).removeprefix('torch.')}: give --dtype bfloat16")
+    loaded = load_kernels(dtype == torch.bfloat16, spare_folder)
+    ops = CpuOps(loaded.library, dtype, is_deterministic)
+    ops.kernels = str(loaded)
     return ops
 
 
-def make_cpu_ops(
-    dtype: torch.dtype, level: str, cache_folder: Path | None = None, is_deterministic: bool = False
-) -> CpuOps:
+def make_cpu_ops(dtype: torch.dtype, level: str, is_deterministic: bool = False) -> CpuOps:
     """The operations for one of `instruction_levels()`, compiled if need be. Raises Unavailable."""
-    if dtype not in (torch.bfloat16, torch.float32):
-        raise Unavailable(f"there are none for {dtype}")
-    library = load_library(compiled_library(dtype == torch.bfloat16, level, cache_folder))
-    return CpuOps(library, dtype, is_deterministic)
+    return CpuOps(load_level(level, dtype == torch.bfloat16).library, dtype, is_deterministic)
 
 
 def _with_dense_rows(x: Tensor) -> Tensor:

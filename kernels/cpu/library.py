@@ -24,7 +24,10 @@ _SCALARS: dict[str, type] = {
     "OutputKind": ctypes.c_int,
 }
 STORE, STORE_FLOAT = 0, 1  # of OutputKind
-_SOURCES = {path.name: re.sub(r"/\*.*?\*/", "", path.read_text(), flags=re.S) for path in SOURCE_FOLDER.glob("*.[ch]")}
+_SOURCES = {
+    path.name: re.sub(r"/\*.*?\*/", "", path.read_text(encoding="utf-8"), flags=re.S)
+    for path in SOURCE_FOLDER.glob("*.[ch]")
+}
 
 
 def _struct(source: str, name: str) -> type[Structure]:
@@ -87,16 +90,16 @@ class KernelLibrary(ctypes.CDLL):
 
 
 def load_library(path: Path) -> KernelLibrary:
-    """Raises Unavailable if it cannot be loaded."""
+    """Raises OSError if the linker refuses it, Unavailable if it is not what the sources say."""
     try:
         return KernelLibrary(path)
-    except (OSError, AttributeError) as error:
-        raise Unavailable(f"the compiled library does not load: {error}") from None
+    except AttributeError as error:
+        raise Unavailable(f"the compiled library lacks a function: {error}") from None
 
 
 def loaded_openmp() -> Path:
     """The GNU OpenMP library that torch computes with, whoever else brought a copy. Raises Unavailable."""
-    with open("/proc/self/maps") as file:
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
         paths = {Path(line.split(maxsplit=5)[5].strip()) for line in file if "libgomp" in line}
     of_torch = {path for path in paths if any(part in ("torch", "torch.libs") for part in path.parts)}
     chosen = of_torch or paths

@@ -6,6 +6,7 @@ the same answer as over the whole vocabulary.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +15,8 @@ import torch
 from torch import Tensor
 
 from . import library as c
-from .compiler import Unavailable, compiled_library, instruction_levels
+from .compiler import Unavailable
+from .loader import load_kernels
 
 I64 = npt.NDArray[np.int64]
 
@@ -68,12 +70,9 @@ class CpuSampling:
         ]
 
 
-def load_cpu_sampling() -> CpuSampling | None:
-    """None where there are no kernels; `load_cpu_ops` says why in the log."""
-    levels = instruction_levels()
-    if not levels:
-        return None
+def load_cpu_sampling(spare_folder: Path | None = None) -> CpuSampling | None:
+    """None where there are no kernels; `select_ops` says why in the log. `spare_folder`: as in `select_ops`."""
     try:
-        return CpuSampling(c.load_library(compiled_library(True, levels[0])))
+        return CpuSampling(load_kernels(True, spare_folder).library)
     except Unavailable:
         return None

@@ -1,21 +1,59 @@
-"""The kernels are compiled once, into the cache, on torch's own threads; where they cannot be, the reference serves."""
+"""The kernels come prebuilt or are compiled once, on torch's own threads; where they cannot be, the reference serves.
+
+No folder and no compiler that is missing or broken keeps them away as long as another will do.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from tokenloom.kernels.cpu.compiler import Unavailable, compiled_library, instruction_levels
-from tokenloom.kernels.cpu.cpu_ops import CpuOps, make_cpu_ops
+from tokenloom.kernels.cpu import library_store
+from tokenloom.kernels.cpu.compiler import FOR_ANY_MACHINE, LEVELS, Unavailable, library_digest
+from tokenloom.kernels.cpu.cpu_ops import CpuOps
+from tokenloom.kernels.cpu.library_store import cached_library, prebuilt_library, prebuilt_name, user_cache_folder
+from tokenloom.kernels.cpu.loader import load_kernels, load_level
+from tokenloom.kernels.cpu.processor import instruction_levels
 from tokenloom.kernels.ops import select_ops
 from tokenloom.kernels.reference import ReferenceOps
 
 CPU = torch.device("cpu")
-LEVELS = instruction_levels()
-needs_kernels = pytest.mark.skipif(not LEVELS, reason="the processor has no AVX2")
+HERE = instruction_levels()
+needs_kernels = pytest.mark.skipif(not HERE, reason="the processor has no AVX2")
+
+
+@pytest.fixture(autouse=True)
+def nothing_loaded() -> Iterator[None]:
+    """Each test begins as a new process would, and leaves no library of its own behind."""
+    load_kernels.cache_clear()
+    yield
+    load_kernels.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def compiled() -> Path:
+    """The library of the best level for bfloat16."""
+    root = user_cache_folder()
+    assert root is not None
+    return cached_library(HERE[0], True, root)
+
+
+@pytest.fixture
+def prebuilt(compiled: Path, tmp_path: Path) -> Path:
+    """A folder as a wheel has it, with the library of the best level for bfloat16."""
+    folder = tmp_path / "prebuilt"
+    folder.mkdir()
+    name = prebuilt_name(HERE[0], True)
+    shutil.copy(compiled, folder / name)
+    digest = library_digest(HERE[0], True, FOR_ANY_MACHINE)
+    (folder / library_store.DIGESTS_NAME).write_text(json.dumps({name: digest}))
+    return folder
 
 
 def fake_compiler(folder: Path, script: str) -> None:
@@ -26,21 +64,22 @@ def fake_compiler(folder: Path, script: str) -> None:
 
 def test_every_processor_with_avx2_has_kernels() -> None:
     flags = Path("/proc/cpuinfo").read_text().split()
-    assert ("AVX2" in LEVELS) == ("avx2" in flags and "fma" in flags)
+    assert ("AVX2" in HERE) == ("avx2" in flags and "fma" in flags)
+    assert [level for level in LEVELS if level in HERE] == HERE  # the same names in the same order
 
 
 @needs_kernels
 def test_a_library_is_compiled_once(tmp_path: Path) -> None:
-    first = compiled_library(True, LEVELS[-1], tmp_path)
+    first = cached_library(HERE[-1], True, tmp_path)
     written = first.stat().st_mtime_ns
-    assert compiled_library(True, LEVELS[-1], tmp_path) == first
+    assert cached_library(HERE[-1], True, tmp_path) == first
     assert first.stat().st_mtime_ns == written
     assert [path.name for path in tmp_path.iterdir()] == [first.parent.name]  # nothing else is left
 
 
 @needs_kernels
 def test_only_torchs_openmp_is_loaded() -> None:
-    make_cpu_ops(torch.bfloat16, LEVELS[0])
+    load_level(HERE[0], True)
     maps = Path("/proc/self/maps").read_text().splitlines()
     copies = {line.split()[-1] for line in maps if "libgomp" in line or "libiomp" in line}
     assert len(copies) == 1
@@ -52,26 +91,116 @@ def test_a_broken_compiler_is_told_by_its_first_words(tmp_path: Path, monkeypatc
     fake_compiler(tmp_path, "echo no such flag >&2; exit 3")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     with pytest.raises(Unavailable, match="exit code 3: no such flag"):
-        compiled_library(True, LEVELS[0], tmp_path / "cache")
+        cached_library(HERE[0], True, tmp_path / "cache")
+
+
+# ── prebuilt ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @needs_kernels
-def test_without_compiler_or_cache_the_reference_serves_and_the_log_says_why(
+def test_a_prebuilt_library_needs_neither_compiler_nor_cache(
+    prebuilt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    loaded = load_level(HERE[0], True, prebuilt_folder=prebuilt)
+    assert str(loaded) == f"C kernels, {HERE[0]}, prebuilt"
+    assert loaded.library.op_line() == 32  # elements of 64 bytes
+    assert not (tmp_path / "cache").exists()
+
+
+@needs_kernels
+@pytest.mark.parametrize("harm", ["sources", "missing", "digests", "nonsense"])
+def test_a_prebuilt_library_that_does_not_fit_is_compiled_anew(prebuilt: Path, harm: str) -> None:
+    digests, library = prebuilt / library_store.DIGESTS_NAME, prebuilt / prebuilt_name(HERE[0], True)
+    if harm == "sources":  # were others: so their digest was another
+        digests.write_text(json.dumps({library.name: "0" * 32}))
+    elif harm == "missing":
+        library.unlink()
+    elif harm == "digests":
+        digests.unlink()
+    else:
+        library.unlink()
+        library.write_bytes(b"made for another machine")
+    loaded = load_level(HERE[0], True, prebuilt_folder=prebuilt)
+    assert str(loaded) == f"C kernels, {HERE[0]}, compiled here"
+    assert prebuilt_library(HERE[-1], False, prebuilt) is None
+
+
+def test_a_change_of_sources_or_flags_makes_another_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    digest = library_digest("AVX2", True, FOR_ANY_MACHINE)
+    others = {
+        library_digest("AVX2", False, FOR_ANY_MACHINE),
+        library_digest("AVX-512", True, FOR_ANY_MACHINE),
+        library_digest("AVX2", True, ()),
+        library_digest("AVX2", True, FOR_ANY_MACHINE, "/bin/sh"),
+    }
+    shutil.copytree(library_store.SOURCE_FOLDER, tmp_path / "sources", ignore=shutil.ignore_patterns("*.py", "__*"))
+    with (tmp_path / "sources" / "norm.c").open("a") as file:
+        file.write("\n")
+    monkeypatch.setattr("tokenloom.kernels.cpu.compiler.SOURCE_FOLDER", tmp_path / "sources")
+    others.add(library_digest("AVX2", True, FOR_ANY_MACHINE))
+    assert len(others) == 5 and digest not in others
+
+
+# ── where compiled ones are kept ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_cache_folder_is_where_the_user_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert user_cache_folder() == Path("/home/somebody/.cache/tokenloom")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # to be ignored, says the standard
+    assert user_cache_folder() == Path("/home/somebody/.cache/tokenloom")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/var/cache/x")
+    assert user_cache_folder() == Path("/var/cache/x/tokenloom")
+
+
+@needs_kernels
+@pytest.mark.parametrize("harm", ["no folder", "full"])
+def test_without_a_cache_folder_the_run_directory_and_then_a_temporary_folder_serve(
+    compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str
+) -> None:
+    cache, spare, temporary = tmp_path / "cache", tmp_path / "spare", tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    full = "echo 'error writing to -: No space left on device' >&2; exit 1"
+    fake_compiler(tmp_path, f'for last; do :; done\ncase "$last" in {cache}/*) {full};; esac\ncp {compiled} "$last"')
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    if harm == "no folder":
+        cache.write_text("")
+    assert select_ops(CPU, torch.bfloat16, spare_folder=spare).kernels == f"C kernels, {HERE[0]}, compiled here"
+    assert len(list(spare.glob("*/kernels.so"))) == 1
+    load_kernels.cache_clear()
+    (tmp_path / "file").write_text("")
+    assert type(select_ops(CPU, torch.bfloat16, spare_folder=tmp_path / "file")) is CpuOps
+    assert list(temporary.iterdir()) == []  # the library is loaded, its file is gone
+
+
+# ── never in silence ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@needs_kernels
+def test_without_compiler_or_folder_the_reference_serves_and_a_warning_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "tokenloom.kernels")
+    caplog.set_level(logging.WARNING, "tokenloom.kernels")
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv("HOME", str(tmp_path / "file"))
-    assert type(select_ops(CPU, torch.bfloat16)) is ReferenceOps
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file"))
+    found = [select_ops(CPU, torch.bfloat16, spare_folder=tmp_path / "file")]
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert type(select_ops(CPU, torch.bfloat16)) is ReferenceOps
-    assert type(select_ops(CPU, torch.float16)) is ReferenceOps
-    assert [word in line for word, line in zip(("cache", "compiler", "float16"), caplog.messages, strict=True)] == [
-        True
-    ] * 3
+    found += [select_ops(CPU, torch.bfloat16), select_ops(CPU, torch.float16)]
+    assert {type(ops) for ops in found} == {ReferenceOps}
+    reasons = ("XDG_CACHE_HOME", "no C compiler (cc, gcc): install one", "none for float16: give --dtype bfloat16")
+    for reason, ops, line in zip(reasons, found, caplog.messages, strict=True):
+        assert ops.kernels.startswith("plain torch: ") and reason in ops.kernels and reason in line
 
 
-def test_enforce_reference_turns_the_kernels_off() -> None:
-    assert type(select_ops(CPU, torch.bfloat16, enforce_reference=True)) is ReferenceOps
-    if LEVELS:
+def test_enforce_reference_turns_the_kernels_off_and_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    ops = select_ops(CPU, torch.bfloat16, enforce_reference=True)
+    assert type(ops) is ReferenceOps and ops.kernels == "plain torch: --enforce-reference"
+    assert caplog.messages == []
+    if HERE:
         assert type(select_ops(CPU, torch.bfloat16)) is CpuOps

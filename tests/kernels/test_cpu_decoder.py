@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tokenloom.kernels.cpu.compiler import compiled_library, instruction_levels
 from tokenloom.kernels.cpu.cpu_ops import CpuOps, make_cpu_ops
-from tokenloom.kernels.cpu.library import load_library
+from tokenloom.kernels.cpu.loader import load_level
+from tokenloom.kernels.cpu.processor import instruction_levels
 from tokenloom.kernels.ops import DecoderWeights, Ops
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.checkpoints import tiny_checkpoint
@@ -53,7 +53,7 @@ def test_fused_layered_and_reference_agree(
 ) -> None:
     """Logits deviate by 3; in bf16 the roundings of two layers are allowed for."""
     folder = tiny_checkpoint(tmp_path, family, attention_bias=True, mlp_bias=True, **fields)
-    layered = LayeredOps(load_library(compiled_library(dtype == torch.bfloat16, LEVELS[0])), dtype)
+    layered = LayeredOps(load_level(LEVELS[0], dtype == torch.bfloat16).library, dtype)
     exact = run(folder, ReferenceOps(), torch.float32)
     for ops in (make_cpu_ops(dtype, LEVELS[0]), layered):
         for step, expected in zip(run(folder, ops, dtype), exact, strict=True):

@@ -51,7 +51,6 @@ def test_attention_is_that_over_what_the_numbers_stand_for() -> None:
 def test_a_cpu_falls_back_with_one_line(caplog: pytest.LogCaptureFixture) -> None:
     ops = select_ops(torch.device("cpu"), torch.bfloat16, has_fp8_cache=True)
     assert type(ops) is ReferenceOps
-    assert [record.message for record in caplog.records] == [
-        "a KV cache of fp8 runs in plain torch on a CPU: the kernels in C read no such cache"
-    ]
+    (line,) = (record.message for record in caplog.records)
+    assert "plain torch" in line and "the kernels in C read no KV cache of fp8" in line
     assert fp8_cache.SCALE_BYTES == 4

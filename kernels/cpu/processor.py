@@ -1,0 +1,35 @@
+"""The processor: which levels of the C kernels it can run. Knows nothing of compilers and libraries."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+
+_AVX512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma"}
+_NEEDS = {  # by level, best first: what /proc/cpuinfo must list
+    "AMX": {"amx_tile", "amx_bf16", "avx512_bf16", *_AVX512},
+    "AVX512-BF16": {"avx512_bf16", *_AVX512},
+    "AVX-512": _AVX512,
+    "AVX2": {"avx2", "fma"},
+}
+_ARCH_PRCTL = 158  # system call on x86-64
+_REQUEST_PERMISSION, _TILE_DATA = 0x1023, 18  # ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+
+
+def instruction_levels() -> list[str]:
+    """The names of the levels that this processor and kernel allow, best first; asks for the use of AMX tiles."""
+    if platform.machine() != "x86_64":
+        return []
+    flags = _processor_flags()
+    names = [name for name, needed in _NEEDS.items() if needed <= flags]
+    if "AMX" in names and ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) != 0:
+        names.remove("AMX")
+    return names
+
+
+def _processor_flags() -> set[str]:
+    with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
+        for line in file:
+            if line.startswith("flags"):
+                return set(line.split(":", 1)[1].split())
+    return set()

@@ -1,0 +1,81 @@
+"""What the build does beyond pyproject.toml: a wheel holds the C kernels compiled, and no scripts but the benchmarks'.
+
+The kernels are compiled into the build folder, never into the checkout: an editable install compiles at first use.
+Without a C compiler, or on another processor than x86-64, the wheel is one for any machine and compiles at first use.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import sys
+import types
+from fnmatch import fnmatch
+from pathlib import Path
+
+from setuptools import setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_py import build_py
+
+ROOT = Path(__file__).resolve().parent
+KERNELS = "kernels/cpu"
+PREBUILT = Path("tokenloom", KERNELS, "prebuilt")  # in the build folder
+SCRIPTS = (  # what `engine-launch bench` runs
+    *("bench_*", "engine_*", "null_*", "make_checkpoint", "write_gguf"),
+    *("peer_limits", "peer_llama_cpp", "peer_protocol", "peer_transformers", "peer_vllm"),
+)
+OLDEST_GLIBC = 17  # of 2.17: what the oldest tag of its form stands for
+
+
+def build_kernels(folder: Path) -> None:
+    """Compile the libraries of all levels, and say what is left out."""
+    if platform.machine() != "x86_64" or sys.platform != "linux":
+        print("the wheel is built without C kernels: they are for Linux on x86-64")
+        return
+    package = types.ModuleType("tokenloom_build")  # the folder as a package: torch and the rest are not imported
+    package.__path__ = [str(ROOT / KERNELS)]
+    sys.modules[package.__name__] = package
+    from tokenloom_build.library_store import build_prebuilt  # type: ignore[import-not-found]
+
+    for reason in build_prebuilt(folder):
+        print(f"kernels are left out of the wheel and compiled at first use: {reason}")
+
+
+class BuildPackage(build_py):
+    """The modules, less those scripts that only a checkout has, and the kernels."""
+
+    def find_package_modules(self, package: str, package_dir: str) -> list[tuple[str, str, str]]:
+        found: list[tuple[str, str, str]] = super().find_package_modules(package, package_dir)
+        if package == "tokenloom.scripts":
+            found = [each for each in found if any(fnmatch(each[1], pattern) for pattern in SCRIPTS)]
+        return [each for each in found if each[1] != "setup"]
+
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode:
+            build_kernels(Path(self.build_lib) / PREBUILT)
+
+
+class BuildWheel(bdist_wheel):
+    """A wheel for any Python, and for the C libraries that its kernels load with."""
+
+    def run(self) -> None:
+        self.run_command("build")
+        libraries = (Path(self.get_finalized_command("build").build_lib) / PREBUILT).glob("*.so")
+        self._versions = {version for each in libraries for version in glibc_versions(each)}
+        self.root_is_pure = not self._versions
+        self.distribution.has_ext_modules = lambda: not self.root_is_pure  # else all of it goes to .data/purelib
+        super().run()
+
+    def get_tag(self) -> tuple[str, str, str]:
+        if self.root_is_pure:
+            return ("py3", "none", "any")
+        return ("py3", "none", f"manylinux_2_{max(OLDEST_GLIBC, *self._versions)}_{platform.machine()}")
+
+
+def glibc_versions(library: Path) -> set[int]:
+    """N of each version 2.N of the C library whose symbols this one takes: the names stand in its table of strings."""
+    return {int(version) for version in re.findall(rb"GLIBC_2\.(\d+)", library.read_bytes())}
+
+
+setup(cmdclass={"build_py": BuildPackage, "bdist_wheel": BuildWheel})
