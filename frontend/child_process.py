@@ -109,7 +109,10 @@ class Schedule(NamedTuple):
     def of(cls, pid: int) -> Schedule:
         now = time.monotonic()
         try:
-            with open(f"/proc/{pid}/task/{pid}/stat") as stat, open(f"/proc/{pid}/schedstat") as schedstat:
+            with (
+                open(f"/proc/{pid}/task/{pid}/stat", encoding="utf-8") as stat,
+                open(f"/proc/{pid}/schedstat", encoding="utf-8") as schedstat,
+            ):
                 ran_ns, waited_ns, _ = map(int, schedstat.read().split())
                 return cls(now, stat.read().rpartition(") ")[2][0], ran_ns / 1e9, waited_ns / 1e9)
         except (OSError, ValueError):

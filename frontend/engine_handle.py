@@ -152,13 +152,14 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def _start(command: Sequence[str], config: EngineConfig) -> subprocess.Popen[bytes]:
+    environment: dict[str, str | bytes] = {**_environment(), CONFIG_VARIABLE: msgspec.json.encode(config)}
     return subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
-        env=_environment() | {CONFIG_VARIABLE: msgspec.json.encode(config).decode()},
+        env=environment,
     )
 
 
@@ -169,6 +170,7 @@ def _environment() -> dict[str, str]:
     is found through PYTHONPATH.
     """
     environment = dict(os.environ)
+    environment["PYTHONUTF8"] = "1"  # names of files, whatever this program's locale is
     environment["PYTHONSAFEPATH"] = "1"  # else the rooms of a checkout become top-level modules
     package = Path(__file__).parent.parent
     folder = str(package.parent)

@@ -32,6 +32,7 @@ def config_from_options(options: Mapping[str, object], source: str) -> EngineCon
     for name in options:
         if name not in NAMES:
             raise ConfigError(f"{source}: unknown option {name}{_meant(name)}")
+    options = {name: _utf8(name, value) for name, value in options.items()}
     try:
         return msgspec.convert(options, EngineConfig)
     except msgspec.ValidationError as error:
@@ -41,6 +42,17 @@ def config_from_options(options: Mapping[str, object], source: str) -> EngineCon
 def _meant(name: str) -> str:
     close = difflib.get_close_matches(name, NAMES, 3)
     return f": did you mean {' or '.join(close)}?" if close else ""
+
+
+def _utf8(name: str, value: object) -> object:
+    """A text whose bytes are UTF-8, though the locale of this program took them for another encoding's."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return value.encode(errors="surrogateescape").decode()
+    except UnicodeError:
+        option = f"--{name.replace('_', '-')}"
+        raise ConfigError(f"{option} {value!r} is not UTF-8: rename the file, or make a link to it") from None
 
 
 def _plain(value: object) -> object:

@@ -30,7 +30,9 @@ from .supervisor import Supervisor
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve, or run the command that the first argument names."""
     _open_standard_streams()
-    argv = sys.argv[1:] if argv is None else argv
+    if argv is None:
+        _use_utf8()
+        argv = sys.argv[1:]
     if not argv or argv[0].startswith("-"):
         return serve(argv)
     if argv[0] not in COMMANDS:
@@ -44,6 +46,13 @@ def _open_standard_streams() -> None:
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(fd)
+
+
+def _use_utf8() -> None:
+    """Begin again in Python's UTF-8 mode where the locale has another encoding, which few names of files and no text of
+    a model are in."""
+    if sys.getfilesystemencoding() != "utf-8" and "utf8" not in sys._xoptions:
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
 
 
 def new_serve_parser() -> argparse.ArgumentParser:

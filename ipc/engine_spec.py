@@ -61,8 +61,8 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
         return f"ipc://{self.run_directory}/{name}.sock"
 
     def environment(self) -> dict[str, str]:
-        """This process's environment for a child that calls `from_environment`."""
-        return {**os.environ, VARIABLE: msgspec.json.encode(self).decode()}
+        """This process's environment for a child that calls `from_environment`; names of files are UTF-8 to it."""
+        return {**os.environ, "PYTHONUTF8": "1", VARIABLE: msgspec.json.encode(self).decode()}
 
     @classmethod
     def from_environment(cls) -> EngineSpec:

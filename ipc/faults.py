@@ -41,7 +41,7 @@ def maybe_fail(point: str, rank: int | None = None) -> None:
 def _strike(folder: Path, point: str, name: str) -> None:
     path = folder / name
     try:
-        kind, *words = path.read_text().split()
+        kind, *words = path.read_text(encoding="utf-8").split()
         if "always" not in words:
             path.unlink()
     except (FileNotFoundError, ValueError):  # not there, taken by another, or still being written
@@ -64,5 +64,5 @@ def inject(folder: Path, point: str, kind: str, rank: int | None = None) -> Path
         raise ValueError(f"{point} is no fault point: {', '.join(POINTS)}")
     path = folder / (point if rank is None else f"{point}.{rank}")
     pending = path.with_name(path.name + ".new")
-    pending.write_text(kind)
+    pending.write_text(kind, encoding="utf-8")
     return pending.rename(path)

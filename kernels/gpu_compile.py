@@ -240,7 +240,7 @@ def _resources(cubin: bytes) -> tuple[int, int]:
         file.write(cubin)
         file.flush()
         command = [str(tool), "--dump-resource-usage", file.name]
-        output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+        output = subprocess.run(command, capture_output=True, encoding="utf-8", check=True, timeout=60).stdout
     registers, stack = re.search(r"REG:(\d+)", output), re.search(r"STACK:(\d+)", output)
     assert registers is not None and stack is not None, output
     return int(registers[1]), int(stack[1])

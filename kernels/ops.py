@@ -139,7 +139,7 @@ def select_ops(
         plain.kernels = f"{plain.kernels}: {ops}"
         logger.warning("plain torch computes in place of the kernels, at half their speed or less: %s", ops)
         return plain
-    logger.info("kernels: %s for %s on %s", ops.kernels, dtype, device)
+    logger.info("computes with %s for %s on %s", ops.kernels, dtype, device)
     return ops
 
 

@@ -40,7 +40,9 @@ def table_key(architecture: int, head_dim: int, group: int, element_size: int) -
 
 @lru_cache
 def _entries(path: Path) -> dict[str, dict[str, dict[str, int]]]:
-    entries: dict[str, dict[str, dict[str, int]]] = json.loads(path.read_text()) if path.exists() else {}
+    entries: dict[str, dict[str, dict[str, int]]] = (
+        json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    )
     return entries
 
 
@@ -80,5 +82,5 @@ def write_table(entries: dict[str, tuple[DecodeShape, PrefillShape]], path: Path
     """Replace these entries of the table, keep the others."""
     merged = dict(_entries(path))
     merged.update({key: {"decode": asdict(d), "prefill": asdict(p)} for key, (d, p) in entries.items()})
-    path.write_text(json.dumps(dict(sorted(merged.items())), indent=1) + "\n")
+    path.write_text(json.dumps(dict(sorted(merged.items())), indent=1) + "\n", encoding="utf-8")
     _entries.cache_clear()

@@ -51,7 +51,7 @@ class Report:
         for name, value in self._notes.items():
             print(f"{name}: {format_cell(value) if isinstance(value, (float, int, str)) else json.dumps(value)}")
         if path is not None:
-            path.write_text(json.dumps(self.document(), indent=2, ensure_ascii=False) + "\n")
+            path.write_text(json.dumps(self.document(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
     def document(self) -> dict[str, Json]:
         return {
@@ -75,7 +75,7 @@ def print_json(found: Mapping[str, object], path: Path | None) -> None:
     text = json.dumps(found, indent=2, ensure_ascii=False)
     print(text)
     if path is not None:
-        path.write_text(text + "\n")
+        path.write_text(text + "\n", encoding="utf-8")
 
 
 def table(rows: Sequence[Mapping[str, Cell]]) -> str:
@@ -146,12 +146,12 @@ def commit() -> str:
 
 def _git(*arguments: str) -> str:
     command = ["git", "-C", str(ROOT), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    return subprocess.run(command, capture_output=True, encoding="utf-8", check=True, timeout=10).stdout.strip()
 
 
 def _cpu_model() -> str:
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.machine()
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -136,6 +136,6 @@ def find_checkpoint(name: str, dtype: str = "bfloat16") -> Path:
 
 
 def vocab_size(folder: Path) -> int:
-    size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    size = json.loads((folder / "config.json").read_text(encoding="utf-8"))["vocab_size"]
     assert isinstance(size, int)
     return size

@@ -150,7 +150,7 @@ def main(argv: list[str] | None = None) -> int:
         with Engine(Path(runtime), [*options, "--listen", f"ipc://{runtime}/engine.sock"]) as engine:
             engine.wait_ready()
             report = run(arguments, engine)
-        sys.stderr.write("".join(engine.errors.read_text().splitlines(keepends=True)[-60:]))
+        sys.stderr.write("".join(engine.errors.read_text(encoding="utf-8").splitlines(keepends=True)[-60:]))
     print_json(report, arguments.json)
     return 0 if is_clean(report) else 1
 

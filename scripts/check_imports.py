@@ -36,7 +36,7 @@ FORBIDDEN_TEXT = ("torch.load(", "torch.save(", "numpy.load(", "np.load(", "allo
 
 def imports(path: Path) -> Iterator[tuple[int, str | None, str]]:
     """(line, room or None, third party or "") of every import in a file, those in functions too."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, None, alias.name.split(".")[0]
@@ -56,7 +56,7 @@ def offences() -> Iterator[str]:
         for path in sorted((ROOT / room).rglob("*.py")):
             name = str(path.relative_to(ROOT))
             is_client = room == "frontend" and path.stem in CLIENT
-            text = path.read_text()
+            text = path.read_text(encoding="utf-8")
             yield from (f"{name}: {word} may run what it reads" for word in FORBIDDEN_TEXT if word in text)
             for line, to_room, party in imports(path):
                 if to_room is not None and to_room not in rooms | COMPOSERS.get(name, set()):

@@ -39,9 +39,9 @@ class Engine:
         environment = os.environ | {"XDG_RUNTIME_DIR": str(runtime)} | dict(more or {})
         if has_faults:
             environment["TOKENLOOM_FAULTS"] = str(self.faults)
-        with self.errors.open("a") as errors:
+        with self.errors.open("a", encoding="utf-8") as errors:
             self.process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=errors, cwd="/", env=environment, text=True
+                command, stdout=subprocess.PIPE, stderr=errors, cwd="/", env=environment, encoding="utf-8"
             )
         self.lines: list[str] = []  # of stdout
         self.address = self.url = ""
@@ -65,7 +65,9 @@ class Engine:
             while (line := self._unheard.get(timeout=max(deadline - time.monotonic(), 0))) is not None:
                 if line.startswith(beginning):
                     return line
-        raise AssertionError(f"no line begins with {beginning}: {self.lines}\n{self.errors.read_text()}")
+        raise AssertionError(
+            f"no line begins with {beginning}: {self.lines}\n{self.errors.read_text(encoding='utf-8')}"
+        )
 
     def wait_ready(self, timeout_s: float = START_S) -> str:
         """The clients' address."""

@@ -239,7 +239,7 @@ def main() -> int:
         report.add(**row)
         print(json.dumps(row), flush=True)
         if options.json is not None:
-            options.json.write_text(json.dumps(report.document(), indent=2) + "\n")
+            options.json.write_text(json.dumps(report.document(), indent=2) + "\n", encoding="utf-8")
 
     for name in options.models:
         is_measured = False

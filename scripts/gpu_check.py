@@ -85,14 +85,14 @@ def bare_package() -> Iterator[tuple[Path, dict[str, str]]]:
     """A folder in which `tokenloom` is the checkout, and the environment in which Python finds it."""
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
         (Path(folder) / "tokenloom").symlink_to(ROOT)
-        (Path(folder) / "pytest.ini").write_text(PYTEST_INI)
+        (Path(folder) / "pytest.ini").write_text(PYTEST_INI, encoding="utf-8")
         path = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
         on_the_device = {"TRITON_INTERPRET": "0", "PYTHONDONTWRITEBYTECODE": "1"}
         yield Path(folder), {**os.environ, "PYTHONPATH": path, **on_the_device}
 
 
 def ask_torch() -> dict[str, Any]:
-    probe = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=300, cwd="/")
+    probe = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, encoding="utf-8", timeout=300, cwd="/")
     if probe.returncode:
         return {"versions": {}, "gpu": None, "reason": probe.stderr.strip().splitlines()[-1]}
     facts: dict[str, Any] = json.loads(probe.stdout.splitlines()[-1])
@@ -109,7 +109,7 @@ def run_streamed(
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
+        encoding="utf-8",
         start_new_session=True,
     )
     is_late = threading.Event()
@@ -141,7 +141,7 @@ def run_streamed(
 def gpu_test_files() -> list[str]:
     """Files with a gpu mark, as paths below the temporary folder."""
     files = sorted((ROOT / "tests").rglob("test_*.py"))
-    return [f"tokenloom/{file.relative_to(ROOT)}" for file in files if MARK.search(file.read_text())]
+    return [f"tokenloom/{file.relative_to(ROOT)}" for file in files if MARK.search(file.read_text(encoding="utf-8"))]
 
 
 def run_tests(
@@ -196,7 +196,7 @@ def run_script(
     result = run_streamed(command, folder, environment, timeout_s)
     report: dict[str, Any] = {"ok": result["code"] == 0, "stopped_at_limit": result["code"] is None}
     if file.exists():
-        report |= json.loads(file.read_text())
+        report |= json.loads(file.read_text(encoding="utf-8"))
     if not report["ok"]:
         report["last_lines"] = result["lines"][-NUM_LAST_LINES:]
     return report
@@ -205,7 +205,7 @@ def run_script(
 def commit() -> str:
     git = ["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"]
     try:
-        return subprocess.run(git, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+        return subprocess.run(git, capture_output=True, encoding="utf-8", check=True, timeout=10).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return "unknown"
 
@@ -253,7 +253,7 @@ def main() -> int:
 
 def write(document: dict[str, Any], file: Path | None) -> None:
     if file is not None:
-        file.write_text(json.dumps(document, indent=2) + "\n")
+        file.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -179,7 +179,7 @@ def main() -> int:
             document["rows"].append(row)
             print(json.dumps(row), flush=True)
             if options.json is not None:
-                options.json.write_text(json.dumps(document, indent=2) + "\n")
+                options.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
             torch.cuda.empty_cache()
     return int(any("error" in row for row in document["rows"]))
 

@@ -293,7 +293,7 @@ def _letter_by_byte() -> list[str]:
 
 
 def _write_json(path: Path, value: Mapping[str, object]) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n")
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
 def main() -> int:

@@ -60,7 +60,7 @@ Compiler = Callable[[str], Walker]
 def llguidance_compiler(path: Path) -> Compiler:
     from llguidance import LLMatcher, LLTokenizer
 
-    tokenizer = LLTokenizer(path.read_text())
+    tokenizer = LLTokenizer(path.read_text(encoding="utf-8"))
 
     def compile_schema(schema: str) -> Walker:
         matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_json_schema(schema))
@@ -97,7 +97,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tokenizer", type=Path, metavar="TOKENIZER.json")
     path = parser.parse_args().tokenizer
-    vocab_size = len(json.loads(path.read_text())["model"]["vocab"])
+    vocab_size = len(json.loads(path.read_text(encoding="utf-8"))["model"]["vocab"])
     print(f"vocabulary {vocab_size}\n\n| library | schema | compile ms | mask µs median | p99 | max |")
     print("|---|---|--:|--:|--:|--:|")
     makers = {"llguidance": llguidance_compiler, "xgrammar": xgrammar_compiler}

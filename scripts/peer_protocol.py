@@ -33,7 +33,7 @@ def serve(
         kind: dict[str, Any] = {"action": "store_true"} if default is False else {"type": type(default)}
         parser.add_argument(f"--{name.replace('_', '-')}", default=default, **kind)
     options = parser.parse_args()
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    answers = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)
     facts, answer = load(options)
     answers.write(json.dumps({"ready": facts}) + "\n")

@@ -92,10 +92,10 @@ def plot(folder: Path) -> list[Path]:
     """Write the pictures; returns them."""
     written = []
     for file in sorted(folder.glob("*.json")):
-        document = json.loads(file.read_text())
+        document = json.loads(file.read_text(encoding="utf-8"))
         figure = figure_of(document)
         if figure is not None:
-            file.with_suffix(".svg").write_text(draw(document, figure))
+            file.with_suffix(".svg").write_text(draw(document, figure), encoding="utf-8")
             written.append(file.with_suffix(".svg"))
     return written
 

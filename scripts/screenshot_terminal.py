@@ -57,17 +57,17 @@ class Terminal:
         from rich.text import Text
 
         shown = self._call("capture-pane", "-p", "-e").rstrip("\n")
-        with open(os.devnull, "w") as nowhere:
+        with open(os.devnull, "w", encoding="utf-8") as nowhere:
             console = Console(record=True, width=COLUMNS, file=nowhere, force_terminal=True)
             console.print(Text.from_ansi(shown))
-            file.write_text(console.export_svg(title=title))
+            file.write_text(console.export_svg(title=title), encoding="utf-8")
         print(file)
 
     def close(self) -> None:
         self._call("kill-server")
 
     def _call(self, *arguments: str) -> str:
-        return subprocess.check_output([*self._tmux, *arguments], text=True)
+        return subprocess.check_output([*self._tmux, *arguments], encoding="utf-8")
 
 
 def main() -> int:

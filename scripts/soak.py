@@ -60,7 +60,7 @@ def measure(processes: dict[str, psutil.Process]) -> dict[str, tuple[float, int]
 
 
 def _anonymous_mb(pid: int) -> float:
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:")) / 1024
 
 

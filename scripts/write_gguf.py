@@ -86,7 +86,7 @@ def write_sizes(writer: Any, config: dict[str, Any]) -> None:
 
 
 def convert(folder: Path, file: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     architecture = ARCHITECTURES.get(config["architectures"][0])
     if architecture is None:
         raise SystemExit(f"{config['architectures'][0]} is not converted, only {', '.join(ARCHITECTURES)}")

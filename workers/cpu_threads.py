@@ -35,7 +35,8 @@ def num_physical_cores(cpus: set[int], sysfs: Path = Path("/sys/devices/system/c
     for cpu in cpus:
         topology = sysfs / f"cpu{cpu}" / "topology"
         try:
-            cores.add(((topology / "physical_package_id").read_text(), (topology / "core_id").read_text()))
+            names = ("physical_package_id", "core_id")
+            cores.add(tuple((topology / name).read_text(encoding="utf-8") for name in names))
         except OSError:  # no such files in some sandboxes: each counts
             return len(cpus)
     return len(cores)
@@ -44,7 +45,7 @@ def num_physical_cores(cpus: set[int], sysfs: Path = Path("/sys/devices/system/c
 def cgroup_cpus(root: Path = Path("/sys/fs/cgroup")) -> float:
     """CPU seconds per second that this container may use, at least 1; infinity without a limit."""
     try:
-        quota, period = (root / "cpu.max").read_text().split()
+        quota, period = (root / "cpu.max").read_text(encoding="utf-8").split()
     except (OSError, ValueError):
         return _cgroup_v1_cpus(root / "cpu")
     return math.inf if quota == "max" else max(int(quota) / int(period), 1.0)
@@ -52,8 +53,8 @@ def cgroup_cpus(root: Path = Path("/sys/fs/cgroup")) -> float:
 
 def _cgroup_v1_cpus(folder: Path) -> float:
     try:
-        quota = int((folder / "cpu.cfs_quota_us").read_text())
-        period = int((folder / "cpu.cfs_period_us").read_text())
+        quota = int((folder / "cpu.cfs_quota_us").read_text(encoding="utf-8"))
+        period = int((folder / "cpu.cfs_period_us").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return math.inf
     return math.inf if quota <= 0 else max(quota / period, 1.0)

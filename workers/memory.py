@@ -88,7 +88,7 @@ def _cgroup_headrooms(root: Path) -> list[int]:
     """What each limit from this process's cgroup up to the root leaves; at least one entry."""
     headrooms = [1 << 62]
     try:
-        membership = Path("/proc/self/cgroup").read_text().splitlines()
+        membership = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
         return headrooms
     for line in membership:
@@ -109,8 +109,9 @@ _V1_NAMES = ("memory.limit_in_bytes", "memory.usage_in_bytes")
 def _headroom(folder: Path, limit_name: str, usage_name: str) -> int | None:
     """Limit − usage + file cache that the kernel gives back on demand; None without a limit."""
     try:
-        limit, usage = (folder / limit_name).read_text().strip(), int((folder / usage_name).read_text())
-        statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        limit = (folder / limit_name).read_text(encoding="utf-8").strip()
+        usage = int((folder / usage_name).read_text(encoding="utf-8"))
+        statistics = dict(line.split() for line in (folder / "memory.stat").read_text(encoding="utf-8").splitlines())
     except (OSError, ValueError):
         return None
     if limit == "max":

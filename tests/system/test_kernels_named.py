@@ -1,0 +1,69 @@
+"""An engine names the kernels that compute wherever it speaks of itself, and warns when plain torch does in their place."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tokenloom import Client
+from tokenloom.frontend.cli_status import lines
+from tokenloom.kernels.cpu.processor import instruction_levels
+from tokenloom.scripts.engine_process import Engine
+
+from .http_engine import samples
+
+pytestmark = pytest.mark.skipif(not instruction_levels(), reason="the processor has no AVX2")
+
+TIMEOUT_S = 60
+REASON = "there is no C compiler (cc, gcc): install one, or tokenloom from a wheel with kernels"
+PROGRAM = """
+from tokenloom import LLM
+with LLM(num_threads=1) as llm:
+    print(llm.info().kernels)
+with LLM(num_threads=1, in_process=True) as llm:
+    print(llm.info().kernels)
+"""
+
+
+def without_compiler(folder: Path) -> dict[str, str]:
+    """The environment of a slim image, in which nothing was compiled before."""
+    return {"PATH": str(folder), "XDG_CACHE_HOME": str(folder / "cache")}
+
+
+@pytest.mark.parametrize("has_compiler", [True, False])
+def test_every_face_of_an_engine_names_its_kernels(tmp_path: Path, has_compiler: bool) -> None:
+    environment = {} if has_compiler else without_compiler(tmp_path)
+    arguments = ["--device", "cpu", "--num-threads", "1", "--http", "0"]
+    with Engine(tmp_path, arguments, environment) as engine:
+        engine.wait_ready()
+        with Client(engine.address) as client:
+            health, info = client.health(), client.info()
+        with httpx2.Client(base_url=engine.url) as http:
+            found, named = samples(http), http.get("/health").json()["kernels"]
+    expected = f"C kernels, {instruction_levels()[0]}, compiled here" if has_compiler else f"plain torch: {REASON}"
+    assert info.kernels == named == expected
+    assert f"kernels    {expected}" in lines(health, info)
+    assert found[f"tokenloom_kernels_info{{{expected}}}"] == 1
+    assert any("load weights" in line and expected in line for line in engine.lines)
+    warned = [line for line in engine.errors.read_text(encoding="utf-8").splitlines() if " WARNING " in line]
+    assert [REASON in line for line in warned] == ([] if has_compiler else [True])
+
+
+def test_a_program_is_warned_of_an_engine_without_kernels(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", PROGRAM],
+        env=os.environ | without_compiler(tmp_path),
+        cwd="/",
+        capture_output=True,
+        encoding="utf-8",
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [f"plain torch: {REASON}"] * 2
+    assert done.stderr.count("plain torch computes in place of the kernels") == 2 and done.stderr.count(REASON) == 2

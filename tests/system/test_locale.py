@@ -1,0 +1,60 @@
+"""The engine starts in any locale, with a model whose path has letters that the locale has not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tokenloom.frontend.resolve import DEMO_FOLDER
+from tokenloom.scripts.engine_process import Engine
+
+ASCII = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
+TIMEOUT_S = 60
+PROGRAM = """
+import sys
+from tokenloom import LLM, SamplingParams
+assert sys.getfilesystemencoding() == "ascii"
+with LLM(sys.argv[1], num_threads=1) as llm:
+    llm.generate("\\u00d6sterreich", SamplingParams(max_tokens=1), use_tqdm=False)
+    print(llm.info().model.encode())
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(DEMO_FOLDER, tmp_path / "modèle_ö"))
+
+
+def run(*command: str, **environment: str) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [sys.executable, "-P", *command],
+        env=os.environ | ASCII | environment,
+        cwd="/",
+        capture_output=True,
+        encoding="utf-8",
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_a_program_in_ascii_serves_a_model_beside_any_letters(model: Path) -> None:
+    assert run("-c", PROGRAM, str(model)) == (0, f"{str(model).encode()!r}\n", "")
+
+
+def test_the_command_in_ascii_serves_a_model_beside_any_letters(model: Path, tmp_path: Path) -> None:
+    with Engine(tmp_path, ["--model", str(model), "--num-threads", "1"], ASCII) as engine:
+        engine.wait_ready()
+        code, output, errors = run("-m", "tokenloom.frontend.launch", "status", engine.address)
+    assert (code, errors) == (0, "") and output.startswith(f"{model}: ready")
+
+
+def test_a_path_that_is_no_utf8_is_refused_by_name(tmp_path: Path) -> None:
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/latin\xf6")
+    code, _, errors = run("-m", "tokenloom.frontend.launch", "--model", path)
+    assert code == 2 and "--model" in errors and "is not UTF-8" in errors and "Traceback" not in errors
