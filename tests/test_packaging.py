@@ -6,7 +6,9 @@ The checkout's root is the package, so that the list of packages in pyproject.to
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,12 +21,19 @@ from pathlib import Path
 
 import pytest
 
+from tokenloom.frontend.cli_bench import BENCHMARKS
+from tokenloom.kernels.cpu.compiler import FOR_ANY_MACHINE, LEVELS, library_digest
+from tokenloom.kernels.cpu.library_store import prebuilt_name
+from tokenloom.kernels.cpu.processor import instruction_levels
+
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("core", "frontend", "ipc", "kernels", "scripts", "workers")
 SOURCES = (".py", ".c", ".h")  # a folder that holds any is a package
 DATA = (".html",)
+MAX_LIBRARY_BYTES = 100_000  # stripped
 DEMO_FILES = (".json", ".jinja", ".safetensors")
 BUILD_TIMEOUT_S = 100
+COMPILE_TIMEOUT_S = 300
 
 
 def pyproject() -> dict[str, object]:
@@ -34,9 +43,25 @@ def pyproject() -> dict[str, object]:
 
 def shipped_files() -> set[str]:
     """Paths, below the package, of all that a user must get."""
-    sources = {file for room in ROOMS for file in (ROOT / room).rglob("*") if file.suffix in SOURCES + DATA}
+    rooms = [room for room in ROOMS if room != "scripts"]
+    sources = {file for room in rooms for file in (ROOT / room).rglob("*") if file.suffix in SOURCES + DATA}
+    sources |= {ROOT / "scripts" / f"{name}.py" for name in scripts_of_benchmarks()}
     demo = {file for file in (ROOT / "demo").iterdir() if file.suffix in DEMO_FILES}
     return {str(file.relative_to(ROOT)) for file in sources | demo} | {"__init__.py", "py.typed"}
+
+
+def scripts_of_benchmarks() -> set[str]:
+    """The scripts that `engine-launch bench` runs, those that they import and those that they start."""
+    found: set[str] = set()
+    waiting = [f"bench_{name}" for name in BENCHMARKS]
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            text = (ROOT / "scripts" / f"{name}.py").read_text(encoding="utf-8")
+            named = re.finditer(r'tokenloom\.scripts\.(\w+)|^(?:from|import) (peer_\w+)|"(\w+)\.py"', text, re.M)
+            waiting += [match[match.lastindex or 0] for match in named]
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -49,20 +74,44 @@ def source_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(command: Sequence[str], cwd: Path, timeout_s: float = 60, **environment: str) -> str:
+    return run_and_hear(command, cwd, timeout_s, **environment)[0]
+
+
+def run_and_hear(command: Sequence[str], cwd: Path, timeout_s: float, **environment: str) -> tuple[str, str]:
+    """Standard output and standard error."""
     done = subprocess.run(
         command, cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True, timeout=timeout_s
     )
     assert done.returncode == 0, f"{' '.join(command)}:\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+    return done.stdout, done.stderr
+
+
+def build_wheel(source_tree: Path, folder: Path, timeout_s: float, **environment: str) -> tuple[Path, str]:
+    """The wheel, and what the build said."""
+    options = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "--verbose"]
+    command = [sys.executable, "-m", "pip", "wheel", *options, "-w", str(folder), str(source_tree)]
+    said = run_and_hear(command, folder, timeout_s, **environment)[1]
+    (file,) = folder.iterdir()
+    return file, said
 
 
 @pytest.fixture(scope="module")
-def wheel(source_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built(source_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Where there is no compiler, which takes less time."""
     folder = tmp_path_factory.mktemp("wheel")
-    options = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "--quiet"]
-    run([sys.executable, "-m", "pip", "wheel", *options, "-w", str(folder), str(source_tree)], folder, BUILD_TIMEOUT_S)
-    (file,) = folder.iterdir()
-    return file
+    return build_wheel(source_tree, folder, BUILD_TIMEOUT_S, PATH=str(folder))
+
+
+@pytest.fixture(scope="module")
+def wheel(built: tuple[Path, str]) -> Path:
+    return built[0]
+
+
+@pytest.fixture(scope="module")
+def wheel_with_kernels(source_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not instruction_levels() or shutil.which("cc") is None:
+        pytest.skip("the processor has no AVX2, or there is no compiler")
+    return build_wheel(source_tree, tmp_path_factory.mktemp("kernels"), COMPILE_TIMEOUT_S)[0]
 
 
 def test_pyproject_lists_exactly_the_packages_of_the_tree() -> None:
@@ -84,6 +133,27 @@ def test_wheel_holds_what_is_shipped_and_nothing_else(wheel: Path) -> None:
     assert package == shipped_files()
     others = {name.split("/")[0] for name in names} - {"tokenloom"}
     assert all(name.endswith(".dist-info") for name in others), f"top-level names in the wheel: {others}"
+
+
+def test_without_a_compiler_the_wheel_is_for_any_machine_and_the_build_says_so(built: tuple[Path, str]) -> None:
+    file, said = built
+    assert file.name.endswith("-py3-none-any.whl")
+    assert "kernels are left out of the wheel and compiled at first use: there is no C compiler" in said
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(COMPILE_TIMEOUT_S + 60)
+def test_wheel_holds_kernels_for_each_level_that_load_with_older_c_libraries(wheel_with_kernels: Path) -> None:
+    assert re.search(r"-py3-none-manylinux_2_(17|2\d)_x86_64\.whl$", wheel_with_kernels.name)
+    archive = zipfile.ZipFile(wheel_with_kernels)
+    size_by_name = {
+        Path(each.filename).name: each.file_size for each in archive.infolist() if "/prebuilt/" in each.filename
+    }
+    digests = json.loads(archive.read("tokenloom/kernels/cpu/prebuilt/digests.json"))
+    libraries = {prebuilt_name(level, is_bf16) for level in LEVELS for is_bf16 in (False, True)}
+    assert size_by_name.keys() == libraries | {"digests.json"} and digests.keys() == libraries
+    assert max(size_by_name.values()) < MAX_LIBRARY_BYTES
+    assert digests["avx2-float32.so"] == library_digest("AVX2", False, FOR_ANY_MACHINE)
 
 
 def test_wheel_has_the_command_and_the_license(wheel: Path) -> None:
@@ -154,12 +224,20 @@ print("apart")
 
 
 @pytest.mark.slow
-def test_wheel_serves_the_demo_in_an_environment_of_its_own(wheel: Path, tmp_path: Path, foreign_modules: Path) -> None:
-    """Our dependencies are lent to it by a .pth file, which does not lend the editable install of this checkout."""
+@pytest.mark.timeout(COMPILE_TIMEOUT_S + 120)
+def test_wheel_serves_the_demo_in_an_environment_of_its_own(
+    wheel_with_kernels: Path, tmp_path: Path, foreign_modules: Path
+) -> None:
+    """Without a compiler and a folder to write to. Our dependencies are lent to it by a .pth file, which does not lend
+    the editable install of this checkout."""
     environment = tmp_path / "venv"
     run([sys.executable, "-m", "venv", str(environment)], tmp_path, BUILD_TIMEOUT_S)
     python = str(environment / "bin" / "python")
-    run([python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", str(wheel)], tmp_path, BUILD_TIMEOUT_S)
+    run(
+        [python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", str(wheel_with_kernels)],
+        tmp_path,
+        BUILD_TIMEOUT_S,
+    )
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     site = environment / "lib" / version / "site-packages"
     (site / "lent.pth").write_text(f"{sysconfig.get_paths()['purelib']}\n{foreign_modules}\n")
@@ -168,8 +246,15 @@ import kernels, tokenloom
 from tokenloom import LLM, SamplingParams
 assert kernels.owner == "somebody else" and "site-packages" in tokenloom.__file__, tokenloom.__file__
 with LLM() as llm:
+    print(llm.info().kernels)
     output = llm.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=8), use_tqdm=False)[0]
 print(output.outputs[0].text)
 """
-    assert "Paris" in run([python, "-c", program], tmp_path, BUILD_TIMEOUT_S, PYTHONPATH="")
-    assert "usage: engine-launch" in run([str(environment / "bin" / "engine-launch"), "--help"], tmp_path)
+    (tmp_path / "home").write_text("")
+    slim = {"PYTHONPATH": "", "PATH": str(environment / "bin"), "HOME": str(tmp_path / "home"), "XDG_CACHE_HOME": ""}
+    kernels, answer = run([python, "-c", program], tmp_path, BUILD_TIMEOUT_S, **slim).splitlines()
+    assert kernels == f"C kernels, {instruction_levels()[0]}, prebuilt" and "Paris" in answer
+    command = str(environment / "bin" / "engine-launch")
+    assert "usage: engine-launch" in run([command, "--help"], tmp_path, **slim)
+    for name in BENCHMARKS:
+        assert "usage: engine-launch bench" in run([command, "bench", name, "--help"], tmp_path, **slim)

@@ -38,10 +38,9 @@ ELEMENTS = {True: "bfloat16", False: "float32"}  # by is_bf16
 def build_prebuilt(folder: Path) -> list[str]:
     """Compile every library of a wheel into `folder`; returns what was left out, and why: nothing is raised for a
     level that this compiler does not know, and without a compiler the folder stays away."""
-    try:
-        compiler = find_compiler()
-    except Unavailable as error:
-        return [str(error)]
+    compiler = find_compiler()
+    if compiler is None:
+        return ["there is no C compiler (cc, gcc)"]
     folder.mkdir(parents=True, exist_ok=True)
     digests, left_out = {}, []
     for level in LEVELS:
@@ -77,6 +76,8 @@ def cached_library(level: str, is_bf16: bool, root: Path) -> Path:
     Raises Unavailable without a compiler that can, OSError if the folder cannot be used.
     """
     compiler = find_compiler()
+    if compiler is None:
+        raise Unavailable("there is no C compiler (cc, gcc): install one, or tokenloom from a wheel with kernels")
     folder = root / library_digest(level, is_bf16, FOR_THIS_MACHINE, compiler)
     if not (folder / LIBRARY_NAME).exists():
         root.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""An engine names the kernels that compute wherever it speaks of itself, and warns when plain torch does in their place."""
+"""An engine names its kernels wherever it speaks of itself, and warns when plain torch computes in their place."""
 
 from __future__ import annotations
 
