@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
+from ..ipc.awake_clock import AwakeClock
 from ..ipc.codec import decode_ids, encode_ids, num_ids
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import ErrorInfo, InternalError, TokenloomError, error_info
@@ -38,6 +39,9 @@ from .stats import CoreStats
 from .step_watch import StepWatch
 from .token_intake import NewTokens
 
+MAX_EXCUSES = 3  # suspensions after which the oldest step gets its whole time again
+BEAT_S = 0.5  # of the clock that step and grammar limits are measured by
+
 
 class Executor(Protocol):
     """The workers, as the core sees them: steps go in, results come back through EngineCore.on_result."""
@@ -58,8 +62,9 @@ class EngineCore:
         core_epoch: int = 0,
         generation: int = 0,
         record: BlockRecord | None = None,
+        clock: AwakeClock | None = None,
     ) -> None:
-        """`record` is of the blocks of this generation."""
+        """`record` is of the blocks of this generation; `clock` is looked at by the owner too."""
         config = spec.config
         self._config = config
         self._executor = executor
@@ -68,6 +73,7 @@ class EngineCore:
         self._deadlines = Deadlines()
         self._quarantine = Quarantine()
         self._step_watch = StepWatch(config.step_timeout_s)
+        self._clock = clock or AwakeClock(BEAT_S)
         self._request_by_id: dict[tuple[int, int], Request] = {}
         self.stats = CoreStats()
         self.scheduler = Scheduler(
@@ -83,7 +89,10 @@ class EngineCore:
         self._admission = Admission(spec, self.scheduler.kv_cache, self.scheduler.waiting, self.stats)
         self._grammars = Grammars(grammar_host, config.grammar_timeout_s, self.scheduler.output_tokens)
         self._masked_step = 0  # the last step whose masks were asked for
-        self._step_sent_at = self._mask_sent_at = 0.0
+        # by the clock: when the oldest step in flight began to be awaited, or was excused last
+        self._step_begun_at = self._clock.now
+        self._num_excuses = 0  # of the oldest step in flight
+        self._last_untimed_step = 0  # up to it, steps may have been suspended while they ran
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -119,7 +128,7 @@ class EngineCore:
         self._request_by_id[place] = request
         self._deadlines.add(request)
         if request.params.structured_outputs is not None:
-            self._grammars.add(request, time.monotonic())
+            self._grammars.add(request, self._clock.now)
         return True
 
     def abort(self, owner: int, keys: list[int]) -> None:
@@ -225,8 +234,8 @@ class EngineCore:
             if output.new_rows:
                 self._announce_started(output)
             self._executor.send(output)
-            self._step_sent_at = time.monotonic()  # when it has left: this process may have been stopped before
-            self.stats.on_sent(scheduled_at - begun_at, self._step_sent_at - scheduled_at)
+            self._step_begun_at = self._clock.now
+            self.stats.on_sent(scheduled_at - begun_at, time.monotonic() - scheduled_at)
             num_sent += 1
         self._want_masks()
         return num_sent
@@ -243,9 +252,11 @@ class EngineCore:
         begun_at = time.monotonic()
         entry, new_tokens, finished = self.scheduler.update_from_output(output)
         batch = entry.batch
-        self._step_watch.on_step(batch.num_tokens, output.execute_s, scores_prompts=batch.scores_prompts)
-        num_decodes = batch.num_tokens - batch.num_prompt_tokens
-        self.scheduler.pacer.on_step(num_decodes, batch.num_prompt_tokens, output.execute_s)
+        if entry.step > self._last_untimed_step:
+            self._step_watch.on_step(batch.num_tokens, output.execute_s, scores_prompts=batch.scores_prompts)
+            num_decodes = batch.num_tokens - batch.num_prompt_tokens
+            self.scheduler.pacer.on_step(num_decodes, batch.num_prompt_tokens, output.execute_s)
+        self._step_begun_at, self._num_excuses = self._clock.now, 0
         self._outbox.add_tokens(new_tokens)
         for done in finished:
             del self._request_by_id[done.request.owner, done.request.key]
@@ -272,11 +283,11 @@ class EngineCore:
             self._masked_step = entry.step
             self._grammars.want_masks(entry.batch.grammar_ids)
         if self._grammars.has_news:
-            self._grammars.flush(time.monotonic())
+            self._grammars.flush(self._clock.now)
 
     def take_grammars(self) -> None:
         """Act on what the grammar host has done: requests may run, end or fail, and the oldest step gets its masks."""
-        news = self._grammars.take(time.monotonic())
+        news = self._grammars.take(self._clock.look())
         for request in news.ready:
             self.scheduler.waiting.unblock(request)
         for request in news.complete:
@@ -288,12 +299,12 @@ class EngineCore:
         if news.masks is not None:
             self._send_masks(news.masks)
             self._take_forced(news.masks)
-        self._grammars.flush(time.monotonic())
+        self._grammars.flush(self._clock.now)
 
     def _send_masks(self, masks: list[RequestMask]) -> None:
         """A row that changed hands since the step was sent gets a mask in vain, and a request without a row none."""
         placed = [mask for mask in masks if mask.request.row >= 0]
-        self._mask_sent_at = time.monotonic()
+        self._step_begun_at = self._clock.now
         self._executor.send(
             TokenMask(
                 step=self._masked_step,
@@ -324,17 +335,30 @@ class EngineCore:
 
     @property
     def next_grammar_deadline(self) -> float | None:
-        """Monotonic seconds of the next `take_grammars` though the host says nothing."""
+        """When to call `take_grammars` next though the host says nothing; by the clock."""
         return self._grammars.next_deadline
 
     @property
     def overdue_at(self) -> float | None:
-        """Monotonic seconds at which the oldest step in flight proves that the workers hang."""
+        """When the oldest step in flight proves that the workers hang; by the clock."""
         entry = self.scheduler.ledger.oldest
         if entry is None or self._grammars.is_awaiting_masks:
             return None
-        begun_at = max(self._step_sent_at, self.stats.last_result_at, self._mask_sent_at)
-        return begun_at + self._step_watch.limit_s(entry.batch.num_tokens, scores_prompts=entry.batch.scores_prompts)
+        limit_s = self._step_watch.limit_s(entry.batch.num_tokens, scores_prompts=entry.batch.scores_prompts)
+        return self._step_begun_at + limit_s
+
+    @property
+    def step_age_s(self) -> float:
+        """For how long the oldest step in flight has been awaited; by the clock."""
+        return self._clock.now - self._step_begun_at
+
+    def on_suspended(self) -> None:
+        """This process was suspended, and so perhaps were the workers: the oldest step gets its whole time again, but
+        a few times only, and what the steps in flight take says nothing of their size."""
+        self._last_untimed_step = self.scheduler.num_steps
+        if len(self.scheduler.ledger) and self._num_excuses < MAX_EXCUSES:
+            self._num_excuses += 1
+            self._step_begun_at = self._clock.now
 
     def lose_workers(self, reason: str) -> None:
         """Steps in flight are lost with the workers: every running request waits again with nothing computed, except
@@ -350,7 +374,7 @@ class EngineCore:
         """A new group is there; its steps count from 1."""
         self._executor = executor
         self.scheduler.begin_generation(generation)
-        self._masked_step = 0
+        self._masked_step = self._last_untimed_step = self._num_excuses = 0
 
     def progress(self, now: float) -> Progress | None:
         """What the supervisor and the frontends' health answers need, if it is time; `now` in monotonic seconds."""

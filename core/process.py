@@ -16,6 +16,7 @@ from pathlib import Path
 import zmq
 
 from ..ipc import log
+from ..ipc.awake_clock import AwakeClock
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import ConfigError, EngineDead, ProtocolError, error_info
 from ..ipc.faults import maybe_fail
@@ -37,7 +38,7 @@ from ..ipc.messages import (
 from ..ipc.title import set_title
 from .block_record import BlockRecord
 from .control_desk import ControlDesk
-from .engine import EngineCore
+from .engine import BEAT_S, EngineCore
 from .frontend_port import FrontendPort
 from .grammar_host import GrammarProcessHost
 from .step_watch import FIRST_LIMIT_S
@@ -45,6 +46,8 @@ from .supervisor_link import SupervisorLink
 from .worker_group import WorkerGroup
 
 logger = logging.getLogger("tokenloom.core")
+
+BEATS_PER_TIMEOUT = 8  # at least: a suspension too short to be noticed takes 2 beats
 
 
 class CoreProcess:
@@ -58,7 +61,10 @@ class CoreProcess:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._supervisor = SupervisorLink(self._context, spec, core_epoch)
         self._frontends = FrontendPort(self._context, spec)
-        self._workers: WorkerGroup | None = WorkerGroup(self._context, spec, core_epoch, generation)
+        step_timeout_s = spec.config.step_timeout_s
+        self._clock = AwakeClock(min(BEAT_S, (step_timeout_s or FIRST_LIMIT_S) / BEATS_PER_TIMEOUT))
+        self._num_gaps = 0  # of the clock, that the engine knows of
+        self._workers: WorkerGroup | None = WorkerGroup(self._context, spec, core_epoch, generation, self._clock)
         self._grammar_host = GrammarProcessHost(self._context, spec, core_epoch)
         self._is_stopping = False
 
@@ -102,6 +108,7 @@ class CoreProcess:
             core_epoch=self._core_epoch,
             generation=generation,
             record=record,
+            clock=self._clock,
         )
         self._desk = ControlDesk(self._engine, self._frontends.answer, self._ask_to_reload)
         self._supervisor.tell(Phase(name="workers joined", duration_s=time.monotonic() - begun))
@@ -125,25 +132,27 @@ class CoreProcess:
         waits = []
         if (deadline := self._engine.next_deadline) is not None:
             waits.append(deadline - time.time())
+        limits = [self._engine.next_grammar_deadline]
         if self._workers is not None:
-            overdue = (self._engine.overdue_at, self._workers.reload_overdue_at)
-            waits += [when - time.monotonic() for when in overdue if when is not None]
-        if (grammar_deadline := self._engine.next_grammar_deadline) is not None:
-            waits.append(grammar_deadline - time.monotonic())
+            limits += [self._engine.overdue_at, self._workers.reload_overdue_at]
+        waits += [self._clock.patience_s(limit) for limit in limits if limit is not None]
         return max(int(min(waits) * 1000) + 1, 0) if waits else None
 
     def turn(self) -> None:
         """One turn of the loop: results, intake, orders, the next steps, the news."""
         maybe_fail("core.receive")
         try:
-            begun_at = time.monotonic()
+            now = self._clock.look()
+            if self._num_gaps != self._clock.num_gaps:
+                self._num_gaps = self._clock.num_gaps
+                self._engine.on_suspended()
             self._take_results()
             self._frontends.receive(self._engine, self._desk)
             self._take_orders()
             self._engine.take_grammars()
             self._engine.expire(time.time())
             maybe_fail("core.schedule")
-            self._check_overdue(begun_at)
+            self._check_overdue(now)
             self._go_on_with_controls()
             if self._workers is not None:
                 self._engine.step()
@@ -164,13 +173,12 @@ class CoreProcess:
                 raise EngineDead(f"a worker's result makes no sense: {error}") from None
 
     def _check_overdue(self, now: float) -> None:
-        """`now`: before the results were taken in. Later a result may lie there unseen, if this process was stopped."""
+        """`now`: by the clock, before the results were taken in."""
         if self._workers is None:
             return
         overdue_at, reload_overdue_at = self._engine.overdue_at, self._workers.reload_overdue_at
         if overdue_at is not None and now > overdue_at:
-            age = now - self._engine.stats.last_result_at
-            raise EngineDead(f"the workers hang: no step has ended for {age:.1f} s")
+            raise EngineDead(f"the workers hang: no step has ended for {self._engine.step_age_s:.1f} s")
         if reload_overdue_at is not None and now > reload_overdue_at:
             limit_s = self._spec.config.start_timeout_s
             raise EngineDead(f"the workers hang: other weights were not read within --start-timeout-s {limit_s:g} s")
@@ -216,7 +224,7 @@ class CoreProcess:
         if self._workers is not None:
             self._workers.close()
             self._engine.lose_workers("replaced by the supervisor")
-        self._workers = WorkerGroup(self._context, self._spec, self._core_epoch, generation)
+        self._workers = WorkerGroup(self._context, self._spec, self._core_epoch, generation, self._clock)
         self._engine.gain_workers(self._workers, generation)
         failure = self._probe(self._workers)
         if failure is not None:

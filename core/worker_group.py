@@ -7,12 +7,12 @@ are kept until their results are back and sent again on request. Knows no reques
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
 import zmq
 
+from ..ipc.awake_clock import AwakeClock
 from ..ipc.codec import Decoder, encode
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import EngineDead, ProtocolError
@@ -41,11 +41,17 @@ class WorkerGroup:
     """One generation of workers; `size` ranks. Binds at once, so that workers may connect when they like."""
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], spec: EngineSpec, core_epoch: int, generation: int
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        spec: EngineSpec,
+        core_epoch: int,
+        generation: int,
+        clock: AwakeClock,
     ) -> None:
         self.size = spec.config.tensor_parallel_size
         self.generation = generation
         self._core_epoch = core_epoch
+        self._clock = clock
         self._publisher = new_socket(context, zmq.PUB)
         self._publisher.bind(spec.address(f"workers-{generation}"))
         self.results = new_socket(context, zmq.PULL)
@@ -54,7 +60,7 @@ class WorkerGroup:
         self._unanswered: deque[tuple[int, bytes]] = deque(maxlen=MAX_UNANSWERED)
         self._reload_timeout_s = spec.config.start_timeout_s
         self._unreloaded: set[int] | None = None  # ranks that are still reading other weights; None: no reload
-        self.reload_overdue_at: float | None = None  # monotonic seconds at which they hang
+        self.reload_overdue_at: float | None = None  # by the clock: when they hang
         self.num_dropped = 0  # stale or malformed frames
 
     def probe(self, timeout_s: float, while_waiting: Callable[[], None]) -> None:
@@ -62,11 +68,11 @@ class WorkerGroup:
 
         `while_waiting` is called every PROBE_INTERVAL_MS and may raise.
         """
-        deadline = time.monotonic() + timeout_s
+        deadline = self._clock.look() + timeout_s
         silent = set(range(self.size))
         frame = encode(Probe(core_epoch=self._core_epoch, generation=self.generation))
         while silent:
-            if time.monotonic() > deadline:
+            if self._clock.look() > deadline:
                 ranks = " and ".join(f"worker {rank}" for rank in sorted(silent))
                 raise EngineDead(f"{ranks} did not answer the core's probe within {timeout_s:g} s")
             while_waiting()
@@ -85,7 +91,7 @@ class WorkerGroup:
             step=step, core_epoch=self._core_epoch, generation=self.generation, model_folder=model_folder
         )
         self._unreloaded = set(range(self.size))
-        self.reload_overdue_at = time.monotonic() + self._reload_timeout_s
+        self.reload_overdue_at = self._clock.now + self._reload_timeout_s
         frame = encode(message)
         self._unanswered.append((step, frame))
         self._publisher.send(frame)

@@ -14,7 +14,6 @@ import math
 import os
 import secrets
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
@@ -22,6 +21,7 @@ from typing import TypeVar
 
 import zmq
 
+from ..ipc.awake_clock import AwakeClock
 from ..ipc.codec import Decoder
 from ..ipc.errors import ConfigError, InternalError, ProtocolError, RequestError, TokenloomError
 from ..ipc.keys import Keys
@@ -35,6 +35,7 @@ T = TypeVar("T")
 
 LONGEST_WAIT_S = 86400.0  # a poller's milliseconds have 31 bits
 MAX_MESSAGES_PER_TURN = 256  # received before commands and pings get their turn
+BEAT_S = 1.0  # of the clock that an engine's silence is measured by
 REOPEN_INTERVAL_S = 0.1  # a peer that accepts and hangs up at once is not hammered
 _MONITORED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
@@ -69,9 +70,10 @@ class Connection(Channel):
         self._monitor: zmq.Socket[bytes] | None = None
         self._poller = zmq.Poller()  # of those two and _wake_fd
         self._has_shaken_hands = False
+        self._clock = AwakeClock(BEAT_S)  # the thread's, once that runs
         self._opened_at = 0.0
         try:
-            self._open(time.monotonic())
+            self._open(self._clock.now)
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
             os.close(self._wake_fd)
@@ -149,7 +151,7 @@ class Connection(Channel):
         has_more = self._receive()
         is_disconnected = self._monitor in ready and self._read_monitor()
         self._run_commands()
-        now = time.monotonic()
+        now = self._clock.look()
         conversation = self._conversation
         next_due = conversation.tick(now)
         if conversation.state == "ended" or (conversation.state == "lost" and not conversation.wants_new_connection):
@@ -163,7 +165,7 @@ class Connection(Channel):
             next_due = reopen_at if next_due is None else min(next_due, reopen_at)
         if has_more:
             return 0.0
-        return None if next_due is None else max(0.0, next_due - time.monotonic())
+        return None if next_due is None else self._clock.patience_s(next_due)
 
     def _wait(self, timeout_s: float | None) -> dict[object, int]:
         """Wait until something comes; what it is, by socket."""
@@ -179,7 +181,7 @@ class Connection(Channel):
         """Take what came; True if there may be more."""
         if self._socket is None:
             return False
-        now, num_messages = time.monotonic(), 0
+        now, num_messages = self._clock.look(), 0
         for frames in itertools.islice(receive(self._socket), MAX_MESSAGES_PER_TURN):
             num_messages += 1
             try:

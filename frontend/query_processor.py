@@ -47,13 +47,13 @@ class QueryProcessor:
     _background: Background
     _core: CoreLink
     _metrics: EngineMetrics
-    _monotonic: Callable[[], float]  # seconds
+    _awake_time: Callable[[], float]  # seconds, in which a suspension of the engine is no silence of the core
     _progress_at: float = 0.0
     _moved_at: float = 0.0
     is_draining: bool = False  # new requests are refused
 
     def on_progress(self, progress: Progress) -> None:
-        known, self._progress_at = self._metrics.progress, self._monotonic()
+        known, self._progress_at = self._metrics.progress, self._awake_time()
         if progress.step != known.step or not (_is_busy(known) and _is_busy(progress)):
             self._moved_at = self._progress_at
         self._metrics.on_progress(progress)
@@ -77,7 +77,7 @@ class QueryProcessor:
         return TokenIds(query_id=query.query_id, token_ids=prompt.token_ids)
 
     def health(self, query_id: int = 0) -> Health:
-        progress, now = self._metrics.progress, self._monotonic()
+        progress, now = self._metrics.progress, self._awake_time()
         since = now - self._progress_at if self._progress_at else 0.0
         return Health(
             query_id=query_id,

@@ -16,6 +16,7 @@ from collections.abc import Callable
 import msgspec
 
 from ..ipc import messages
+from ..ipc.awake_clock import AwakeClock
 from ..ipc.codec import Decoder, encode
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import ErrorInfo, ProtocolError
@@ -68,7 +69,10 @@ class Frontend:
         self._controls = ControlRelay(spec, self._core, self._background)
         self._tracing = new_tracing(spec)
         self.metrics = EngineMetrics(spec, self._queue_depths, self._tracing)
-        self._queries = QueryProcessor(spec, self.inputs, self._background, self._core, self.metrics, monotonic)
+        self._awake_clock = AwakeClock(messages.PING_INTERVAL_S, monotonic)  # looked at in each turn
+        self._queries = QueryProcessor(
+            spec, self.inputs, self._background, self._core, self.metrics, self._awake_clock.look
+        )
         self._desk = RequestDesk(
             self._sessions,
             self.inputs,
@@ -281,6 +285,7 @@ class Frontend:
         Silence is held against a client only in turns in which all that clients sent has been read (`check_leases`),
         and not for the time in which this loop stood still itself (a debugger, a suspended machine).
         """
+        self._awake_clock.look()
         if now - self._ticked_at > messages.LEASE_S / 2:
             self._sessions.renew_leases(now)
         self._ticked_at = now

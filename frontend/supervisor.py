@@ -21,6 +21,7 @@ import zmq
 
 from ..ipc import messages
 from ..ipc.addresses import RunDirectory, lock_ipc_address, unlink_ipc_address
+from ..ipc.awake_clock import AwakeClock
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import EngineDead, ProtocolError, TokenloomError
 from .restart_policy import RestartPolicy
@@ -30,6 +31,7 @@ from .service_manager import READY, STOPPING, notify
 logger = logging.getLogger("tokenloom.supervisor")
 
 LONGEST_WAIT_S = 86400.0  # a poller's milliseconds have 31 bits
+BEAT_S = 1.0  # of the clock that start and drain are measured by
 RETRY_S = 0.1  # between looks at whether the workers that a core needs are up
 START_GRACE = 5  # times the hang timeout, or the first start, for a replacement that is still starting
 STOP_TIMEOUT_S = 3.0  # from Stop to SIGKILL
@@ -46,6 +48,7 @@ class Supervisor:
         self._run_directory = run_directory
         self._announce = announce
         self._begun = time.monotonic()
+        self._clock = AwakeClock(BEAT_S)
         self._roster = Roster(spec)
         self._generation = self._core_epoch = self._num_frontends = 0
         self._model_folder = spec.model_folder  # which workers read; a reload changes it
@@ -76,14 +79,15 @@ class Supervisor:
         self._catch_signals()
         for role in ("worker", "core", "frontend"):
             self._start(role)
-        deadline = self._begun + self.spec.config.start_timeout_s
+        deadline = self._clock.now + self.spec.config.start_timeout_s
         while not all(child.is_ready for child in self._roster.children):
-            self._turn(max(deadline - time.monotonic(), 0))
+            self._turn(self._clock.patience_s(deadline))
             if self._num_signals:
                 raise EngineDead("stopped by a signal while starting")
-            if time.monotonic() >= deadline:
+            if self._clock.look() >= deadline:
                 late = [child.process.name for child in self._roster.children if not child.is_ready]
-                raise EngineDead(f"{', '.join(late)} not ready after --start-timeout-s {deadline - self._begun:g} s")
+                limit_s = self.spec.config.start_timeout_s
+                raise EngineDead(f"{', '.join(late)} not ready after --start-timeout-s {limit_s:g} s")
         self._is_serving, self._next_ping_at = True, time.monotonic()
         self._first_start_s = time.monotonic() - self._begun
         self._publish_start()
@@ -120,13 +124,13 @@ class Supervisor:
         self._drain()
 
     def _drain(self) -> None:
-        deadline = time.monotonic() + self.spec.config.drain_timeout_s
+        deadline = self._clock.look() + self.spec.config.drain_timeout_s
         self._is_draining = True
         self._ask_to_drain()
         self._announce("Draining: running requests finish, new ones are refused; another signal aborts")
         notify(STOPPING, "drains: running requests finish, new ones are refused")
-        while not self._has_drained and self._num_signals < 2 and time.monotonic() < deadline:
-            self._turn(deadline - time.monotonic())
+        while not self._has_drained and self._num_signals < 2 and self._clock.look() < deadline:
+            self._turn(self._clock.patience_s(deadline))
 
     def _ask_to_drain(self) -> None:
         """Only the frontend knows when its clients have all that they asked for. One that is starting is asked when

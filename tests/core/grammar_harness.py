@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 from tokenloom.ipc.structured_outputs import StructuredOutputsParams
 
@@ -29,8 +30,10 @@ def expected_with_grammar(
 class GrammarHarness(Harness):
     """Requests may have a grammar; `run` lets the host work."""
 
-    def __init__(self, num_blocks: int = 64, **options: object) -> None:
-        super().__init__(num_blocks, **options)
+    def __init__(
+        self, num_blocks: int = 64, monotonic: Callable[[], float] = time.monotonic, **options: object
+    ) -> None:
+        super().__init__(num_blocks, monotonic=monotonic, **options)
         self.texts: dict[int, str] = {}
 
     def ask(self, key: int, prompt: list[int], max_tokens: int, text: str, **more: object) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from tokenloom.core.block_record import BlockRecord
-from tokenloom.core.engine import EngineCore
+from tokenloom.core.engine import BEAT_S, EngineCore
 from tokenloom.core.quarantine import CRASHES_TO_CONVICT
 from tokenloom.core.request import Request
+from tokenloom.ipc.awake_clock import AwakeClock
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.config import EngineConfig
 from tokenloom.ipc.engine_spec import EngineSpec
@@ -31,8 +34,15 @@ def make_spec(**options: object) -> EngineSpec:
 class Harness:
     """A core, a worker that answers when told, and what each request has received."""
 
-    def __init__(self, num_blocks: int = 64, record: Path | None = None, **options: object) -> None:
+    def __init__(
+        self,
+        num_blocks: int = 64,
+        record: Path | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+        **options: object,
+    ) -> None:
         """`record` is the file of the core's BlockRecord, if it keeps one."""
+        self.awake_clock = AwakeClock(BEAT_S, monotonic)
         self.spec, self.num_blocks, self.record = make_spec(**options), num_blocks, record
         self.grammars = FakeGrammarHost()
         self.core_epoch = self.generation = 0
@@ -63,6 +73,7 @@ class Harness:
             core_epoch=self.core_epoch,
             generation=self.generation,
             record=record,
+            clock=self.awake_clock,
         )
 
     def lose_worker(self) -> None:

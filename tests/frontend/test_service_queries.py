@@ -31,7 +31,7 @@ from .bench import TOKENIZER, Bench, ids
 def health_after(bench: Bench, seconds: float, **progress: float) -> Health:
     """What is said of an engine that has reported its progress so long ago."""
     bench.frontend.on_control_message(msgspec.convert({"num_running": 3, "num_waiting": 4} | progress, Progress))
-    bench.now += seconds
+    bench.wait(seconds)
     (health,) = bench.say(GetHealth(query_id=1))
     assert isinstance(health, Health)
     return health
@@ -48,6 +48,13 @@ def test_health_is_that_of_the_last_progress_and_ages(bench: Bench) -> None:
 def test_the_first_step_after_a_long_idle_time_is_no_stall(bench: Bench) -> None:
     assert not health_after(bench, 1000, step=5, step_age_s=0.0, num_running=0, num_waiting=0).is_stalled
     assert not health_after(bench, 1, step=5, step_age_s=1000.0, num_running=1, num_waiting=0).is_stalled
+
+
+def test_an_engine_that_was_suspended_is_not_called_stalled(bench: Bench) -> None:
+    assert not health_after(bench, 5, step=5, step_age_s=0.0).is_stalled
+    bench.now += 1000  # no turn meanwhile
+    assert not health_after(bench, 0, step=5, step_age_s=1000.0).is_stalled
+    assert health_after(bench, 5, step=5, step_age_s=1005.0).is_stalled, "what it stood still before counts"
 
 
 def test_info_tells_what_is_served(bench: Bench) -> None:

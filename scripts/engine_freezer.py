@@ -1,0 +1,102 @@
+"""Suspends all processes of an engine at once and lets them go on, as `docker pause` does: by the cgroup freezer where
+this user may make cgroups, or by SIGSTOP and SIGCONT."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import psutil
+
+How = Literal["cgroup", "signals"]
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+FREEZE_S = 10.0  # longest wait until the kernel has stopped all processes of a cgroup
+
+
+class _Freezer(NamedTuple):
+    """A cgroup hierarchy that can freeze: what to write where, and what is read once it has come about."""
+
+    folder: Path
+    control: str
+    frozen: str
+    thawed: str
+    state: str
+    is_frozen: str
+
+
+_FREEZERS = (
+    _Freezer(CGROUP_ROOT / "freezer", "freezer.state", "FROZEN", "THAWED", "freezer.state", "FROZEN"),
+    _Freezer(CGROUP_ROOT, "cgroup.freeze", "1", "0", "cgroup.events", "frozen 1"),
+    _Freezer(CGROUP_ROOT / "unified", "cgroup.freeze", "1", "0", "cgroup.events", "frozen 1"),
+)
+
+
+@contextlib.contextmanager
+def suspended(processes: Sequence[psutil.Process], how: How) -> Iterator[None]:
+    """All processes stand still inside the `with`; they go on at its end."""
+    with _frozen(processes) if how == "cgroup" else _stopped(processes):
+        yield
+
+
+def can_freeze() -> bool:
+    """Whether there is a cgroup freezer that this user may use."""
+    with contextlib.suppress(OSError), _new_cgroup():
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def _stopped(processes: Sequence[psutil.Process]) -> Iterator[None]:
+    _send(processes, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        _send(processes, signal.SIGCONT)
+
+
+def _send(processes: Sequence[psutil.Process], number: signal.Signals) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+
+
+@contextlib.contextmanager
+def _frozen(processes: Sequence[psutil.Process]) -> Iterator[None]:
+    with _new_cgroup() as (freezer, cgroup):
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                (cgroup / "cgroup.procs").write_text(str(process.pid))
+        try:
+            (cgroup / freezer.control).write_text(freezer.frozen)
+            deadline = time.monotonic() + FREEZE_S
+            while freezer.is_frozen not in (cgroup / freezer.state).read_text():
+                assert time.monotonic() < deadline, f"{cgroup} does not freeze"
+            yield
+        finally:
+            (cgroup / freezer.control).write_text(freezer.thawed)
+            for pid in (cgroup / "cgroup.procs").read_text().split():
+                with contextlib.suppress(ProcessLookupError):
+                    (freezer.folder / "cgroup.procs").write_text(pid)
+
+
+@contextlib.contextmanager
+def _new_cgroup() -> Iterator[tuple[_Freezer, Path]]:
+    """An empty cgroup in the first hierarchy that has a freezer; OSError if there is none."""
+    for freezer in _FREEZERS:
+        cgroup = freezer.folder / f"tokenloom-freezer-{os.getpid()}"
+        try:
+            cgroup.mkdir()
+        except OSError:
+            continue
+        try:
+            if (cgroup / freezer.control).exists():
+                yield freezer, cgroup
+                return
+        finally:
+            cgroup.rmdir()
+    raise FileNotFoundError("no cgroup hierarchy has a freezer that this user may use")

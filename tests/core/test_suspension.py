@@ -1,0 +1,83 @@
+"""What a suspension of the core does to the limits of steps and grammars; time is the test's."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tokenloom.core.engine import BEAT_S, MAX_EXCUSES
+from tokenloom.core.step_watch import MIN_LIMIT_S
+
+from .grammar_harness import GrammarHarness
+from .harness import Harness
+
+
+class Suspension:
+    """A core with a step in flight whose limit is MIN_LIMIT_S, and the time that passes for it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.harness = Harness(block_size=4, monotonic=lambda: self.now)
+        self.core, self._num_gaps = self.harness.core, 0
+        self.harness.add(0, [1, 2, 3, 4], 4)
+        self.harness.run()
+        self.harness.add(1, [5, 6, 7, 8], 4)
+        self.core.step()
+
+    def let_pass(self, seconds: float) -> bool:
+        """The core's loop turns once after so long; whether the workers are taken to hang then."""
+        self.now += seconds
+        now, clock = self.harness.awake_clock.look(), self.harness.awake_clock
+        if clock.num_gaps != self._num_gaps:
+            self._num_gaps = clock.num_gaps
+            self.core.on_suspended()
+        return self.core.overdue_at is not None and now > self.core.overdue_at
+
+    def seconds_to_verdict(self, turn_s: float = BEAT_S) -> float:
+        begun = self.now
+        while not self.let_pass(turn_s):
+            assert self.now < begun + 100 * MIN_LIMIT_S, "a hanging worker is never found"
+        return self.now - begun
+
+
+def test_a_step_that_hangs_is_found_at_its_limit() -> None:
+    assert Suspension().seconds_to_verdict() == pytest.approx(MIN_LIMIT_S, abs=BEAT_S)
+
+
+@pytest.mark.parametrize("suspended_s", [2 * BEAT_S + 0.1, 10.0, 3600.0])
+def test_after_a_suspension_a_step_has_its_whole_time_again(suspended_s: float) -> None:
+    case = Suspension()
+    while case.now < MIN_LIMIT_S - BEAT_S:
+        assert not case.let_pass(BEAT_S)
+    assert not case.let_pass(suspended_s)
+    assert case.seconds_to_verdict() == pytest.approx(MIN_LIMIT_S, abs=BEAT_S)
+
+
+def test_a_core_that_is_starved_of_cpu_still_finds_workers_that_hang() -> None:
+    """Each of its turns comes so late that it looks like a suspension."""
+    turns = Suspension().seconds_to_verdict(turn_s=3.0) / 3.0
+    assert turns <= MAX_EXCUSES + MIN_LIMIT_S / BEAT_S + 1
+
+
+def test_the_time_of_a_step_that_was_suspended_does_not_raise_the_limit_of_others() -> None:
+    case = Suspension()
+    case.let_pass(1000.0)
+    result = case.harness.worker.answer()
+    assert result is not None
+    case.core.on_result(msgspec.structs.replace(result, execute_s=1000.0))
+    case.core.step()
+    assert case.seconds_to_verdict() == pytest.approx(MIN_LIMIT_S, abs=BEAT_S)
+    case.harness.run()
+    case.harness.check(1)
+
+
+def test_a_grammar_does_not_fail_because_the_core_was_suspended_while_it_compiled() -> None:
+    now = 0.0
+    harness = GrammarHarness(block_size=4, monotonic=lambda: now)
+    harness.ask(0, [1, 2, 3], 8, "3,8")
+    for _ in range(3):
+        now += 1000.0
+        harness.core.take_grammars()
+        assert not harness.finished
+    harness.run()
+    harness.check(0)

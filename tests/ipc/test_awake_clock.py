@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tokenloom.ipc.awake_clock import MISSED_BEATS, AwakeClock
+
+BEAT_S = 0.5
+
+
+class Time:
+    """Monotonic seconds that the test lets pass."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_without_a_gap_it_goes_like_the_monotonic_clock(seed: int) -> None:
+    rng, time = random.Random(seed), Time()
+    clock = AwakeClock(BEAT_S, time)
+    for _ in range(1000):
+        time.now += rng.uniform(0, MISSED_BEATS * BEAT_S)
+        assert clock.look() == pytest.approx(time.now)
+    assert clock.num_gaps == 0
+
+
+@pytest.mark.parametrize("suspended_s", [1.1, 10.0, 86400.0])
+def test_a_suspension_of_any_length_takes_one_beat(suspended_s: float) -> None:
+    time = Time()
+    clock = AwakeClock(BEAT_S, time)
+    time.now += suspended_s
+    assert clock.look() == 100.0 + BEAT_S and clock.num_gaps == 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_process_that_gets_little_cpu_still_comes_to_the_end_of_its_limits(seed: int) -> None:
+    rng, time = random.Random(seed), Time()
+    clock = AwakeClock(BEAT_S, time)
+    before = clock.now
+    for num_looks in range(1, 1000):
+        time.now += rng.uniform(BEAT_S, 100.0)
+        assert before + BEAT_S <= clock.look() <= before + MISSED_BEATS * BEAT_S
+        before = clock.now
+        assert clock.now >= 100.0 + num_looks * BEAT_S
+
+
+def test_whoever_waits_for_a_limit_looks_once_a_beat_and_at_the_limit() -> None:
+    clock = AwakeClock(BEAT_S, Time())
+    assert clock.patience_s(clock.now + 10.0) == BEAT_S
+    assert clock.patience_s(clock.now + 0.25) == 0.25
+    assert clock.patience_s(clock.now - 1.0) == 0.0

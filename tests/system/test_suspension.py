@@ -1,0 +1,80 @@
+"""A suspension of the whole engine is no hang: no process is replaced and no stream is cut."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx2
+import psutil
+import pytest
+
+from tokenloom import Client, SamplingParams
+from tokenloom.scripts.chaos_work import difference
+from tokenloom.scripts.engine_freezer import How, can_freeze, suspended
+from tokenloom.scripts.engine_process import Engine
+
+OPTIONS = ["--device", "cpu", "--num-threads", "1", "--dtype", "float32", "--http", "0"]
+LIMITS = ["--step-timeout-s", "1", "--hang-timeout-s", "2"]
+LATE_S = 0.4
+DEADLINE_S = 60.0
+PROMPT = "The capital of France is"
+LONG = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
+BODY = {"model": "tokenloom-demo", "prompt": PROMPT, "temperature": 0, "max_tokens": 400, "ignore_eos": True}
+HOWS = [
+    pytest.param("cgroup", marks=pytest.mark.skipif(not can_freeze(), reason="this user may not make cgroups")),
+    "signals",
+]
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    with Engine(tmp_path_factory.mktemp("run"), [*OPTIONS, *LIMITS]) as engine:
+        engine.wait_ready()
+        yield engine
+        engine.processes()
+        assert engine.stop() == 0 and not engine.leftovers()
+
+
+def http_text(engine: Engine) -> str:
+    answer = httpx2.post(f"{engine.url}/v1/completions", json=BODY, timeout=DEADLINE_S)
+    text: str = answer.json()["choices"][0]["text"]
+    return text
+
+
+def hold(processes: list[psutil.Process], how: How, seconds: float) -> None:
+    """Suspend them for so long."""
+    with suspended(processes, how):
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            time.sleep(0.01)
+
+
+def check_suspensions(engine: Engine, how: How, count: int, seconds: float) -> None:
+    """Each while the library's and HTTP's streams run; every answer is what it is without one."""
+    with Client(engine.address) as client, ThreadPoolExecutor(2) as pool:
+        calm, calm_text = client.generate(PROMPT, LONG, use_tqdm=False)[0], http_text(engine)
+        for _ in range(count):
+            futures = [client.submit(PROMPT, LONG) for _ in range(2)]
+            texts = [pool.submit(http_text, engine) for _ in range(2)]
+            processes = engine.processes()
+            # the suspension comes within a step, which ends a while after it
+            assert engine.inject("worker.forward", f"delay {seconds + LATE_S:g}", 0, DEADLINE_S)
+            hold(processes, how, seconds)
+            for future in futures:
+                assert difference(calm, future.result(timeout=DEADLINE_S)) is None
+            assert [each.result(timeout=DEADLINE_S) for each in texts] == [calm_text] * 2
+            health = client.health()
+            assert (health.num_restarts, health.last_failure) == (0, "")
+
+
+def test_a_suspension_of_three_times_a_steps_limit_replaces_nobody_and_cuts_no_stream(engine: Engine) -> None:
+    check_suspensions(engine, "signals", 1, 3.0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("how", HOWS)
+def test_ten_of_ten_suspensions_of_ten_seconds_replace_nobody_and_cut_no_stream(engine: Engine, how: How) -> None:
+    check_suspensions(engine, how, 10, 10.0)
