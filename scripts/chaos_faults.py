@@ -19,6 +19,7 @@ from tokenloom.ipc.codec import encode, encode_ids
 from tokenloom.ipc.faults import POINTS, inject
 from tokenloom.ipc.messages import LEASE_S, PROTOCOL_VERSION, Hello, Submit
 from tokenloom.scripts.chaos_clients import Clients
+from tokenloom.scripts.engine_freezer import How, can_freeze, suspended
 from tokenloom.scripts.engine_process import Engine
 
 STRIKE_S = 3.0  # longest wait for a process to pass the point where a fault is injected
@@ -43,10 +44,12 @@ class Faults:
         workers = [f"worker {rank}" for rank in range(num_ranks)]
         self._roles = [*workers, "core", "frontend", "grammar"]
         self._num_ranks = num_ranks
+        self._freezers: list[How] = ["cgroup", "signals"] if can_freeze() else ["signals"]
         self._draws: list[Callable[[], Fault]] = [
             lambda: self._signal("kill", signal.SIGKILL),
             lambda: self._signal("stop", signal.SIGSTOP),
             self._delay,
+            self._freeze,
             lambda: self._raise(self._rng.choice(["error", "memory", "device"])),
             lambda: self._raise("hang"),
             self._start_fails,
@@ -81,6 +84,17 @@ class Faults:
             return self._send(role, signal.SIGCONT)
 
         return Fault(f"delay {_without_rank(role)}", strike)
+
+    def _freeze(self) -> Fault:
+        """The whole engine stands still, for longer than a step or a sign of life may take."""
+        how, seconds = self._rng.choice(self._freezers), self._rng.uniform(0.5, 5.0)
+
+        def strike() -> bool:
+            with suspended(self._engine.processes(), how):
+                time.sleep(seconds)
+            return True
+
+        return Fault("freeze the engine", strike)
 
     def _raise(self, kind: str) -> Fault:
         point = self._rng.choice([point for point in POINTS if point not in ("worker.load", "worker.reload")])
