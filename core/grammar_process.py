@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import os
 import resource
-import signal
 import sys
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,6 +26,7 @@ from ..ipc.errors import ErrorInfo, InternalError, error_info
 from ..ipc.faults import maybe_fail
 from ..ipc.lifeline import start_lifeline
 from ..ipc.messages import CloseGrammars, CoreToGrammar, GrammarOpened, GrammarToCore, OpenGrammar
+from ..ipc.signals import ignore_group_signals
 from ..ipc.sockets import new_socket
 from ..ipc.title import set_title
 from .grammar import HOST_IS_UP, NUM_COMPILERS
@@ -93,12 +93,12 @@ def _result_of(future: Future[Matcher | ErrorInfo]) -> Matcher | ErrorInfo:
 
 
 def main() -> None:
+    ignore_group_signals()
     parser = argparse.ArgumentParser(prog="tokenloom grammar", description="Makes token masks; started by the core.")
     parser.add_argument("--address", required=True)
     arguments = parser.parse_args()
     set_title("tokenloom grammar")
     start_lifeline()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, ADDRESS_SPACE_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     spec = EngineSpec.from_environment()

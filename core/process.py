@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import signal
 import sys
 import time
 from pathlib import Path
@@ -35,6 +34,7 @@ from ..ipc.messages import (
     WorkersDown,
     WorkersUp,
 )
+from ..ipc.signals import ignore_group_signals
 from ..ipc.title import set_title
 from .block_record import BlockRecord
 from .control_desk import ControlDesk
@@ -266,6 +266,7 @@ class CoreProcess:
 
 
 def main() -> int:
+    ignore_group_signals()
     parser = argparse.ArgumentParser(prog="tokenloom.core.process")
     parser.add_argument("--epoch", type=int, default=0)
     parser.add_argument("--generation", type=int, default=0)
@@ -273,7 +274,6 @@ def main() -> int:
     set_title("tokenloom core")
     return_large_blocks()
     start_lifeline()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     spec = EngineSpec.from_environment()
     log.configure("core", spec.config.log_level)
     process = CoreProcess(spec, arguments.epoch, arguments.generation)

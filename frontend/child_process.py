@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from ..ipc.signals import group_signals_held_back
+
 NUM_LAST_WORDS = 50
 LEAST_RUN_S = 1e-3  # who runs for less has not run
 
@@ -22,15 +24,16 @@ class ChildProcess:
     def __init__(self, name: str, module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
         self.name = name
         self.last_words: deque[str] = deque(maxlen=NUM_LAST_WORDS)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=sys.stderr,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            env=environment,
-            cwd="/",  # `-m` puts the working folder on sys.path: our room folders must not be found there
-        )
+        with group_signals_held_back():
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments],
+                stdin=subprocess.PIPE,
+                stdout=sys.stderr,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                env=environment,
+                cwd="/",  # `-m` puts the working folder on sys.path: our room folders must not be found there
+            )
         assert self._process.stderr is not None
         self.stderr_fd = self._process.stderr.fileno()
         os.set_blocking(self.stderr_fd, False)

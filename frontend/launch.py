@@ -1,6 +1,7 @@
 """`engine-launch`: the command. Parses, starts a supervisor, serves until told to stop.
 
-Exit codes: 0 after a clean stop, 2 for a configuration that cannot be served, 1 when the engine died.
+Exit codes: 0 after a clean stop, 2 for a configuration that cannot be served, 1 when the engine died, 128 + the number
+of a signal that ended the start.
 LLM and AsyncLLM start the same command, with the configuration in its environment: such a private engine ends with its
 standard input, and says on its standard output once where it serves, or why it cannot.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -24,7 +26,7 @@ from ..ipc.version import tokenloom_version
 from .args import add_engine_arguments, engine_config
 from .cli_command import COMMANDS, list_commands, list_examples, load_command, unknown_command
 from .resolve import resolve
-from .supervisor import Supervisor
+from .supervisor import StartInterrupted, Supervisor
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -79,6 +81,8 @@ def serve(argv: Sequence[str]) -> int:
     """For the person at the command line, or for the program that has put its configuration into the environment."""
     arguments = new_serve_parser().parse_args(argv)
     set_title("tokenloom supervisor")
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)  # until the supervisor takes signals
     is_private = CONFIG_VARIABLE in os.environ
     supervisor: Supervisor | None = None
     try:
@@ -86,16 +90,25 @@ def serve(argv: Sequence[str]) -> int:
         log.configure("supervisor", config.log_level)
         supervisor = _start(config, is_private)
         supervisor.run()
+    except KeyboardInterrupt:  # before the supervisor takes signals
+        print("engine-launch: stopped by a signal while starting", file=sys.stderr)
+        return 128 + signal.SIGINT
     except TokenloomError as error:
         if is_private and supervisor is None:
             _tell({"error": error_info(error)})
         else:
             print(f"engine-launch: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else 1
+        return _exit_code(error)
     finally:
         if supervisor is not None:
             supervisor.stop()
     return 0
+
+
+def _exit_code(error: TokenloomError) -> int:
+    if isinstance(error, StartInterrupted):
+        return error.exit_code
+    return 2 if isinstance(error, ConfigError) else 1
 
 
 def _handed_over() -> EngineConfig:

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -29,6 +28,7 @@ from ..ipc.faults import maybe_fail
 from ..ipc.keys import Keys
 from ..ipc.lifeline import start_lifeline
 from ..ipc.malloc import return_large_blocks
+from ..ipc.signals import ignore_group_signals
 from ..ipc.sockets import MAX_CLIENT_MESSAGE_BYTES, new_socket, receive
 from ..ipc.title import set_title
 from .chat import ChatTemplate
@@ -253,6 +253,7 @@ def _as_given(address: str, endpoint: str) -> str:
 
 
 def main() -> int:
+    ignore_group_signals()
     parser = argparse.ArgumentParser(prog="tokenloom.frontend.process")
     parser.add_argument("--identity", default="frontend-0")
     parser.add_argument("--address", help="where to listen, if not the spec's client address")
@@ -262,7 +263,6 @@ def main() -> int:
     set_title("tokenloom frontend")
     return_large_blocks()
     start_lifeline(lambda: _remove_files(spec))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     log.configure("frontend", spec.config.log_level)
     address, http = arguments.address or spec.client_address, arguments.http or spec.config.http
     process = FrontendProcess(spec, arguments.identity.encode(), address, http)

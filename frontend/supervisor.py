@@ -9,10 +9,8 @@ their tokens. Waits on one poller; its only timer asks core and frontend for a s
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import signal
 import time
 from collections.abc import Callable
 
@@ -24,9 +22,12 @@ from ..ipc.addresses import RunDirectory, lock_ipc_address, unlink_ipc_address
 from ..ipc.awake_clock import AwakeClock
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import EngineDead, ProtocolError, TokenloomError
+from ..ipc.log import log_always
+from .engine_state import EngineState, state_lines
 from .restart_policy import RestartPolicy
 from .roster import Child, Roster
 from .service_manager import READY, STOPPING, notify
+from .signal_watch import SignalWatch
 
 logger = logging.getLogger("tokenloom.supervisor")
 
@@ -36,6 +37,14 @@ RETRY_S = 0.1  # between looks at whether the workers that a core needs are up
 START_GRACE = 5  # times the hang timeout, or the first start, for a replacement that is still starting
 STOP_TIMEOUT_S = 3.0  # from Stop to SIGKILL
 PINGS_PER_TIMEOUT = 3  # core and frontend answer within milliseconds unless they hang
+
+
+class StartInterrupted(EngineDead):
+    """A signal ended the start; `exit_code` is that of a command that the signal killed."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__("stopped by a signal while starting")
+        self.exit_code = 128 + number
 
 
 class Supervisor:
@@ -64,10 +73,10 @@ class Supervisor:
         self._failure: TokenloomError | None = None
         self._ping_interval_s = spec.config.hang_timeout_s / PINGS_PER_TIMEOUT
         self._next_ping_at = 0.0
-        self._num_signals = 0
+        self._progress_at = 0.0  # monotonic seconds
         self._is_draining = self._has_drained = False
         self._frontend_back_at = -messages.LEASE_S  # when a lost one had a successor; monotonic seconds
-        self._wakeup_fds: tuple[int, int] | None = None
+        self._signals: SignalWatch | None = None  # from the start on
         self._lock_fd: int | None = None
 
     # ── start ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -76,14 +85,15 @@ class Supervisor:
         """Bring everything up. Raises the TokenloomError that a child reported, or EngineDead."""
         if self.spec.config.listen and self.spec.config.listen.startswith("ipc://"):
             self._lock_fd = lock_ipc_address(self.spec.config.listen)
-        self._catch_signals()
+        self._signals = SignalWatch()
+        self._roster.poller.register(self._signals.fd, zmq.POLLIN)
         for role in ("worker", "core", "frontend"):
             self._start(role)
         deadline = self._clock.now + self.spec.config.start_timeout_s
         while not all(child.is_ready for child in self._roster.children):
             self._turn(self._clock.patience_s(deadline))
-            if self._num_signals:
-                raise EngineDead("stopped by a signal while starting")
+            if self._signals.first_stop is not None:
+                raise StartInterrupted(self._signals.first_stop)
             if self._clock.look() >= deadline:
                 late = [child.process.name for child in self._roster.children if not child.is_ready]
                 limit_s = self.spec.config.start_timeout_s
@@ -119,17 +129,18 @@ class Supervisor:
 
     def run(self) -> None:
         """Serve until a signal; the first drains, a second aborts. Raises EngineDead when a loss cannot be mended."""
-        while not self._num_signals:
+        assert self._signals is not None, "start comes before run"
+        while not self._signals.num_stops:
             self._turn(None)
-        self._drain()
+        self._drain(self._signals)
 
-    def _drain(self) -> None:
+    def _drain(self, signals: SignalWatch) -> None:
         deadline = self._clock.look() + self.spec.config.drain_timeout_s
         self._is_draining = True
         self._ask_to_drain()
         self._announce("Draining: running requests finish, new ones are refused; another signal aborts")
         notify(STOPPING, "drains: running requests finish, new ones are refused")
-        while not self._has_drained and self._num_signals < 2 and self._clock.look() < deadline:
+        while not self._has_drained and signals.num_stops < 2 and self._clock.look() < deadline:
             self._turn(self._clock.patience_s(deadline))
 
     def _ask_to_drain(self) -> None:
@@ -143,9 +154,10 @@ class Supervisor:
     def _turn(self, timeout_s: float | None) -> None:
         """Wait for something and deal with all that is there. Raises what cannot be mended."""
         self._roster.poller.poll(self._patience_ms(timeout_s))
-        if self._wakeup_fds is not None:
-            with contextlib.suppress(BlockingIOError):
-                os.read(self._wakeup_fds[0], 64)
+        if self._signals is not None:
+            self._signals.clear()
+            if self._signals.take_wish_for_state():
+                self._log_state()
         self._roster.pass_on_stderr()
         for child, message in self._roster.receive():
             self._on_message(child, message)
@@ -340,7 +352,7 @@ class Supervisor:
         if progress.step > self._progress.step:
             for policy in self._policy_by_role.values():
                 policy.on_progress()
-        self._progress = progress
+        self._progress, self._progress_at = progress, time.monotonic()
         self._publish_progress()
 
     def _publish_progress(self) -> None:
@@ -355,24 +367,34 @@ class Supervisor:
         )
         self._roster.broadcast(progress, "frontend")
 
-    def _catch_signals(self) -> None:
-        self._wakeup_fds = os.pipe()
-        for fd in self._wakeup_fds:
-            os.set_blocking(fd, False)
-        signal.set_wakeup_fd(self._wakeup_fds[1], warn_on_full_buffer=False)
-        self._roster.poller.register(self._wakeup_fds[0], zmq.POLLIN)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._on_signal)
-
-    def _on_signal(self, *_: object) -> None:
-        self._num_signals += 1
+    def _log_state(self) -> None:
+        """At any log level: the operator has asked."""
+        now = time.monotonic()
+        state = EngineState(
+            places=[place for place in (self.address, self.http_address) if place] if self._is_serving else [],
+            uptime_s=now - self._begun,
+            phase="draining" if self._is_draining else "serving" if self._is_serving else "starting",
+            children=self._roster.children,
+            epochs={
+                "worker": f"generation {self._generation}",
+                "core": f"epoch {self._core_epoch}",
+                "frontend": f"number {self._num_frontends}",
+            },
+            progress=self._progress,
+            progress_age_s=now - self._progress_at,
+            num_blocks=self._num_blocks,
+            num_restarts={role: policy.num_restarts for role, policy in self._policy_by_role.items()},
+            last_failure=self._last_failure,
+        )
+        for line in state_lines(state):
+            log_always(logger, line)
 
     # ── stop ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def stop(self) -> None:
         """End all children and leave nothing behind; harmless when called twice."""
         self._roster.broadcast(messages.Stop(reason="" if self._failure is None else str(self._failure)))
-        self._roster.close(STOP_TIMEOUT_S)
+        self._roster.close(STOP_TIMEOUT_S if self._is_serving else 0.0)  # a start leaves nothing to be finished
         self.remove_files()
 
     def remove_files(self) -> None:

@@ -37,6 +37,11 @@ def write_line(line: str, stream: TextIO | None) -> None:
             os.write(fd, f"{line}\n".encode(errors="replace"))
 
 
+def log_always(logger: logging.Logger, message: str) -> None:
+    """Log a line at INFO whatever the least level is."""
+    logger.handle(logger.makeRecord(logger.name, logging.INFO, "", 0, message, (), None))
+
+
 class _LineHandler(logging.StreamHandler[TextIO]):
     def emit(self, record: logging.LogRecord) -> None:
         write_line(self.format(record), self.stream)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import signal
 import sys
 import time
 from collections import deque
@@ -48,6 +47,7 @@ from ..ipc.messages import (
     WorkerError,
     WorkerToCore,
 )
+from ..ipc.signals import ignore_group_signals
 from ..ipc.sockets import new_socket
 from ..ipc.title import set_title
 from .completion_watch import CompletionWatch
@@ -293,6 +293,7 @@ class WorkerProcess:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    ignore_group_signals()
     parser = argparse.ArgumentParser(prog="tokenloom worker", description="One rank of an engine; started by it.")
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--generation", type=int, required=True)
@@ -300,7 +301,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     set_title(f"tokenloom worker {options.rank}")
     start_lifeline()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     spec = EngineSpec.from_environment()
     log.configure(f"worker {options.rank}", spec.config.log_level)
     if spec.device == "cpu":

@@ -1,0 +1,61 @@
+"""What an engine is at just now, in a few lines for its log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ..ipc.messages import Progress
+from .roster import Child
+
+
+class EngineState(NamedTuple):
+    """As the supervisor knows it."""
+
+    places: Sequence[str]  # where it serves
+    uptime_s: float
+    phase: str  # starting, serving or draining
+    children: Sequence[Child]
+    epochs: Mapping[str, str]  # by role: which generation of it this is
+    progress: Progress
+    progress_age_s: float
+    num_blocks: int  # of the KV pool, the null block among them; 0: not settled yet
+    num_restarts: Mapping[str, int]  # by role
+    last_failure: str
+
+
+def state_lines(state: EngineState) -> list[str]:
+    """The engine, each of its processes, and the work."""
+    restarts = ", ".join(f"{count} of the {role}" for role, count in state.num_restarts.items() if count)
+    where = f" at {' and '.join(state.places)}" if state.places else ""
+    lines = [f"state: {state.phase}{where}, up {_duration(state.uptime_s)}; restarts: {restarts or 'none'}"]
+    for child in state.children:
+        process = child.process
+        phase = "ready" if child.is_ready else "starting"
+        size = process.resident_bytes() >> 20
+        lines.append(f"state: {process.name}: pid {process.pid}, {phase}, {state.epochs[child.role]}, {size} MiB")
+    lines.append(f"state: {_work(state)}")
+    if state.last_failure:
+        lines.append(f"state: last failure: {state.last_failure}")
+    return lines
+
+
+def _work(state: EngineState) -> str:
+    progress, num_blocks = state.progress, max(state.num_blocks - 1, 1)
+    if not progress.step:
+        return "no step has ended yet"
+    age_s = progress.step_age_s + state.progress_age_s
+    return (
+        f"step {progress.step}, {age_s:.1f} s ago; {progress.num_running} running, "
+        f"{progress.num_waiting} waiting; KV {1 - progress.num_free_blocks / num_blocks:.0%} used"
+        + ("; paused" if progress.is_paused else "")
+    )
+
+
+def _duration(seconds: float) -> str:
+    minutes, hours = int(seconds) // 60, int(seconds) // 3600
+    if hours >= 48:
+        return f"{hours // 24} days {hours % 24} h"
+    if hours:
+        return f"{hours} h {minutes % 60} min"
+    return f"{minutes} min {int(seconds) % 60} s" if minutes else f"{seconds:.1f} s"

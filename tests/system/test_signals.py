@@ -1,0 +1,93 @@
+"""What each signal does to an engine, whether it is sent to `engine-launch` or to all of its processes."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tokenloom import Client, SamplingParams
+from tokenloom.scripts.engine_process import Engine
+
+from .launched import LaunchedEngine
+
+DEADLINE_S = 60.0
+PROMPT = "The capital of France is"
+LONG = SamplingParams(temperature=0, max_tokens=600, ignore_eos=True)
+GROUP_SIGNALS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
+
+
+def send_to_children(engine: Engine) -> None:
+    for child in engine.processes()[1:]:
+        for number in GROUP_SIGNALS:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.send_signal(number)
+
+
+def wait_logged(engine: Engine, pattern: str) -> str:
+    deadline = time.monotonic() + DEADLINE_S
+    while (found := re.search(pattern, engine.errors.read_text(), re.MULTILINE)) is None:
+        assert time.monotonic() < deadline, engine.errors.read_text()
+        time.sleep(0.01)
+    return found.group()
+
+
+def test_signals_to_the_group_harm_no_child_usr1_logs_the_state_and_hup_drains(tmp_path: Path) -> None:
+    with LaunchedEngine(tmp_path, "--log-level", "error") as engine:
+        while not any(line.startswith("Ready") for line in engine.lines):  # the children are hit while they start, too
+            assert engine.process.poll() is None
+            send_to_children(engine)
+            time.sleep(0.005)
+        with Client(engine.wait_ready()) as client:
+            stream = client.stream(PROMPT, LONG)
+            pieces = [next(stream)]
+            send_to_children(engine)
+            engine.signal(signal.SIGUSR2)
+            engine.signal(signal.SIGUSR1)
+            for pattern in (
+                r"INFO supervisor: state: serving at ipc://.*; restarts: none$",
+                r"INFO supervisor: state: worker 0: pid \d+, ready, generation 0, \d+ MiB$",
+                r"INFO supervisor: state: frontend: pid \d+, ready",
+                r"INFO supervisor: state: (step \d+, .* 1 running|no step has ended yet)",
+            ):
+                wait_logged(engine, pattern)
+            engine.signal(signal.SIGHUP)
+            engine.wait_line("Draining")
+            pieces += list(stream)
+            assert len(pieces) > 100
+        assert engine.wait_exit() == 0
+        assert "ERROR" not in engine.errors.read_text()
+
+
+def test_an_engine_under_nohup_survives_the_end_of_its_terminal(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        engine = LaunchedEngine(tmp_path)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    with engine:
+        with Client(engine.wait_ready()) as client:
+            engine.signal(signal.SIGHUP)
+            engine.signal(signal.SIGUSR1)
+            wait_logged(engine, "state: serving")
+            assert client.health().is_ready
+        assert engine.stop() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_start_at_once_and_its_number_is_in_the_exit_code(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with LaunchedEngine(tmp_path) as engine:
+        engine.child("frontend")
+        begun = time.monotonic()
+        engine.signal(number)
+        assert engine.wait_exit() == 128 + number
+        assert time.monotonic() - begun < 2.0
+        errors = engine.errors.read_text()
+        assert errors.count("stopped by a signal while starting") == 1 and "Traceback" not in errors
