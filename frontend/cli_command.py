@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..ipc.errors import ConfigError, TokenloomError
+from .option_parser import OptionParser
 
 COMMANDS = {  # name: what it does, in a line
     "chat": "talk with the model in the terminal",
@@ -45,7 +46,7 @@ class Command:
 
     def main(self, argv: Sequence[str]) -> int:
         """The exit code: 2 for what the caller can mend, 1 for what the engine did, 130 for Ctrl-C."""
-        parser = argparse.ArgumentParser(prog=f"engine-launch {self.name}")
+        parser = OptionParser(prog=f"engine-launch {self.name}")
         self.configure(parser)
         arguments = parser.parse_args(argv)
         try:

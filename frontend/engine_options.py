@@ -1,10 +1,16 @@
-"""Options by name, made into an EngineConfig: each field of EngineConfig is a keyword of LLM and AsyncLLM."""
+"""Options by name, made into an EngineConfig: each field of EngineConfig is a keyword of LLM and AsyncLLM, a flag of
+engine-launch and a key of its file. What is wrong with a value is said in the same words for all of them.
+"""
 
 from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping
+import re
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -12,7 +18,64 @@ from ..ipc.config import EngineConfig
 from ..ipc.errors import ConfigError
 
 LIBRARY_LOG_LEVEL = "warning"  # a program's own output is not ours to fill
-NAMES = [field.name for field in msgspec.structs.fields(EngineConfig)]
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+
+
+class Kind(NamedTuple):
+    """What values an option takes."""
+
+    type: type[bool] | type[int] | type[float] | type[str]
+    choices: tuple[str, ...]  # of text; (): any
+    is_optional: bool  # None stands for the default
+    description: str
+
+    def checked(self, value: object) -> object:
+        """`value`, as a number's text if the option is text; ValueError: "must be …, got …"."""
+        if value is None and self.is_optional:
+            return None
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if self.type is str and is_number:
+            value = str(value)
+        if self.type is float and is_number:
+            value = float(typing.cast(float, value))
+        is_of_type = isinstance(value, self.type) and (self.type is bool or not isinstance(value, bool))
+        if not is_of_type or (self.choices and value not in self.choices):
+            raise ValueError(f"must be {self._wanted}, got {'nothing' if value is None else f'{value!r:.80}'}")
+        return value
+
+    def parsed(self, text: str) -> object:
+        """The value that `text` stands for on the command line; ValueError as `checked`."""
+        if self.type in (int, float):
+            try:
+                return self.type(text)
+            except ValueError:
+                pass
+        return self.checked(text)
+
+    @property
+    def _wanted(self) -> str:
+        return f"one of {', '.join(self.choices)}" if self.choices else _WORDS[self.type]
+
+
+def _kind_of(annotation: object) -> Kind:
+    inner, meta = typing.get_args(annotation)[:2]
+    is_optional = isinstance(inner, types.UnionType)
+    if is_optional:
+        inner = next(part for part in typing.get_args(inner) if part is not types.NoneType)
+    if typing.get_origin(inner) is typing.Literal:
+        return Kind(str, typing.get_args(inner), is_optional, meta.description)
+    return Kind(inner, (), is_optional, meta.description)
+
+
+KINDS = {field.name: _kind_of(field.type) for field in msgspec.structs.fields(EngineConfig)}
+
+
+class Given(NamedTuple):
+    """A value, and how an error speaks of it."""
+
+    value: object
+    written: str  # the option as its user wrote it: --max-num-seqs, max-num-seqs, max_num_seqs
+    where: str = ""  # "engine.yaml line 3: "
 
 
 def config_from_keywords(owner: str, model: object, options: Mapping[str, object]) -> EngineConfig:
@@ -21,38 +84,52 @@ def config_from_keywords(owner: str, model: object, options: Mapping[str, object
     Raises TypeError for an unknown keyword, with what it may have meant, and ConfigError for a bad value.
     """
     for name in options:
-        if name not in NAMES:
-            raise TypeError(f"{owner}() got an unexpected keyword argument {name!r}{_meant(name)}")
+        if name not in KINDS:
+            raise TypeError(f"{owner}() got an unexpected keyword argument {name!r}{meant(name, KINDS)}")
     values = {"log_level": LIBRARY_LOG_LEVEL, "model": model, **options}
-    return config_from_options({name: _plain(value) for name, value in values.items()}, owner)
+    return new_config({name: Given(_plain(value), name, f"{owner}(): ") for name, value in values.items()})
 
 
-def config_from_options(options: Mapping[str, object], source: str) -> EngineConfig:
-    """EngineConfig from plain values, checked by type; `source` says in an error where they came from."""
-    for name in options:
-        if name not in NAMES:
-            raise ConfigError(f"{source}: unknown option {name}{_meant(name)}")
-    options = {name: _utf8(name, value) for name, value in options.items()}
+def new_config(options: Mapping[str, Given]) -> EngineConfig:
+    """EngineConfig from what was given by field name; ConfigError says what is wrong and where it stands."""
+    values: dict[str, Any] = {name: _checked(name, given) for name, given in options.items()}
     try:
-        return msgspec.convert(options, EngineConfig)
-    except msgspec.ValidationError as error:
-        raise ConfigError(str(error.__cause__ or f"{source}: {error}")) from None
+        return EngineConfig(**values)
+    except ConfigError as error:
+        raise ConfigError(_as_given(str(error), options)) from None
 
 
-def _meant(name: str) -> str:
-    close = difflib.get_close_matches(name, NAMES, 3)
+def _checked(name: str, given: Given) -> object:
+    try:
+        return KINDS[name].checked(_utf8(given.value))
+    except ValueError as error:
+        raise ConfigError(f"{given.where}{given.written} {error}") from None
+
+
+def _as_given(message: str, options: Mapping[str, Given]) -> str:
+    """The message with each flag as it was written, and where the first of them stands."""
+    names = [flag.removeprefix("--").replace("-", "_") for flag in re.findall(r"--[a-z-]+[a-z]", message)]
+    found = [options[name] for name in names if name in options]
+    for name in names:
+        if name in options:
+            message = re.sub(rf"--{name.replace('_', '-')}\b(?!-)", options[name].written, message)
+    return f"{found[0].where}{message}" if found else message
+
+
+def meant(name: str, names: Iterable[str]) -> str:
+    """Which of `names` it may have meant, as the end of an error."""
+    close = difflib.get_close_matches(name, list(names), 3)
     return f": did you mean {' or '.join(close)}?" if close else ""
 
 
-def _utf8(name: str, value: object) -> object:
+def _utf8(value: object) -> object:
     """A text whose bytes are UTF-8, though the locale of this program took them for another encoding's."""
     if not isinstance(value, str):
         return value
     try:
         return value.encode(errors="surrogateescape").decode()
     except UnicodeError:
-        option = f"--{name.replace('_', '-')}"
-        raise ConfigError(f"{option} {value!r} is not UTF-8: rename the file, or make a link to it") from None
+        raise ValueError(f"{value!r} is not UTF-8: rename the file, or make a link to it") from None
 
 
 def _plain(value: object) -> object:

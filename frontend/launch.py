@@ -25,6 +25,7 @@ from ..ipc.title import set_title
 from ..ipc.version import tokenloom_version
 from .args import add_engine_arguments, engine_config
 from .cli_command import COMMANDS, list_commands, list_examples, load_command, unknown_command
+from .option_parser import OptionParser
 from .resolve import resolve
 from .supervisor import StartInterrupted, Supervisor
 
@@ -58,7 +59,7 @@ def _use_utf8() -> None:
 
 
 def new_serve_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OptionParser(
         prog="engine-launch",
         usage="engine-launch [OPTION …]\n       engine-launch COMMAND --help",
         description="Serve a model: starts one frontend, one core and one worker per rank. Or run a command:\n\n"

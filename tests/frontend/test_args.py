@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from tokenloom.frontend import launch
 from tokenloom.frontend.args import add_engine_arguments, engine_config
-from tokenloom.frontend.engine_options import config_from_options
+from tokenloom.frontend.engine_options import config_from_keywords
 from tokenloom.ipc.config import EngineConfig
 from tokenloom.ipc.errors import ConfigError
 
@@ -80,13 +82,26 @@ def test_the_environment_may_hold_the_api_key_and_file_and_command_line_win(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("max_num_seq: 7", "did you mean max_num_seqs"),
-        ("block_size: many", "block_size"),
-        ("block_size: 0", r"--block-size must be in \[1, 1024\], got 0"),
+        ("# sizes\nmax_num_seq: 7", r"engine.yaml line 2: unknown option max_num_seq: did you mean max_num_seqs\?"),
+        ("modl: x", r"engine.yaml line 1: unknown option modl: did you mean model\?"),
+        ("http: 80\n\nmax-num-seqs: many", r"engine.yaml line 3: max-num-seqs must be a whole number, got 'many'$"),
+        ("max-num-seqs: 1.5", "max-num-seqs must be a whole number, got 1.5$"),
+        ("max-num-seqs: true", "max-num-seqs must be a whole number, got True$"),
+        ("max-num-seqs:", "max-num-seqs must be a whole number, got nothing$"),
+        ("hang_timeout_s: [1]", r"engine.yaml line 1: hang_timeout_s must be a number, got \[1\]$"),
+        ("insecure: maybe", "insecure must be true or false, got 'maybe'$"),
+        ("dtype: half", "dtype must be one of auto, float32, bfloat16, float16, got 'half'$"),
+        ("model: {a: b}", "model must be text, got {'a': 'b'}$"),
+        ("block_size: 0", r"engine.yaml line 1: block_size must be in \[1, 1024\], got 0$"),
+        ("model: a\nblock-size: 8\nmodel: b", "engine.yaml lines 1 and 3 both give model: keep one of them"),
+        ("block_size: 8\nblock-size: 8", "engine.yaml lines 1 and 2 both give block-size"),
         ("- a list", "name: value"),
-        ("a: [", "cannot be read"),
+        ("model: x\na: [", "engine.yaml cannot be read: line 2 "),
         ("served_model_name: \udcff", "cannot be read"),  # a byte that is no UTF-8
-        ("max_num_seqs: 64\nmax_num_batched_tokens: 8", "max-num-batched-tokens 8 is below --max-num-seqs 64"),
+        (
+            "max_num_seqs: 64\nmax_num_batched_tokens: 8",
+            "engine.yaml line 2: max_num_batched_tokens 8 is below max_num_seqs 64",
+        ),
         ("listen: nowhere", "must be ipc:///PATH or tcp://HOST:PORT"),
     ],
 )
@@ -103,6 +118,58 @@ def test_a_missing_file_is_named() -> None:
         parse("--config", "/nowhere.yaml")
 
 
-def test_options_of_the_wrong_type_are_refused() -> None:
-    with pytest.raises(ConfigError, match="block_size"):
-        config_from_options({"block_size": "x"}, "LLM")
+def test_an_option_that_is_text_is_taken_as_it_is_written(tmp_path: Path) -> None:
+    file = tmp_path / "engine.yaml"
+    file.write_text("http: 8000\nserved-model-name: 1.10\nrevision: 2024-01-01\napi-key: on\nlisten: null\n")
+    config = parse("--config", str(file))
+    assert config == parse(
+        "--http", "8000", "--served-model-name", "1.10", "--revision", "2024-01-01", "--api-key", "on"
+    )
+
+
+@pytest.mark.parametrize("text", ["", "# max-num-seqs: 7\n", "---\n", "{}"])
+def test_a_file_without_options_changes_nothing(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "engine.yaml"
+    file.write_text(text)
+    assert parse("--config", str(file)) == EngineConfig()
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--modl x", "unknown option --modl: did you mean --model?"),
+        ("--max-num-sequences=4", "unknown option --max-num-sequences: did you mean --max-num-seqs"),
+        ("--max-num-seqs many", "--max-num-seqs must be a whole number, got 'many'"),
+        ("--tp x", "--tensor-parallel-size must be a whole number, got 'x'"),
+        ("--hang-timeout-s soon", "--hang-timeout-s must be a number, got 'soon'"),
+        ("--dtype half", "--dtype must be one of auto, float32, bfloat16, float16, got 'half'"),
+        ("--block-size 0", "--block-size must be in [1, 1024], got 0"),
+        ("--http 8000 demo", "unexpected argument 'demo'"),
+        ("chat --tempreature 1", "unknown option --tempreature: did you mean --temperature?"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_one_line_with_the_mend(
+    line: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code: object = launch.main(line.split())
+    except SystemExit as ended:
+        code = ended.code
+    (said,) = capsys.readouterr().err.splitlines()
+    assert code == 2 and re.fullmatch(rf"engine-launch( chat)?: {re.escape(message)}.*", said), said
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_num_seqs": "x"}, "LLM(): max_num_seqs must be a whole number, got 'x'"),
+        ({"block_size": 0}, "LLM(): block_size must be in [1, 1024], got 0"),
+        ({"enforce_eager": 1}, "LLM(): enforce_eager must be true or false, got 1"),
+        ({"device": "gpu"}, "LLM(): device must be one of auto, cpu, cuda, got 'gpu'"),
+    ],
+)
+def test_keywords_are_checked_in_the_same_words(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config_from_keywords("LLM", None, options)
+    assert str(caught.value) == message
+    assert config_from_keywords("LLM", None, {"http": 8000, "hang_timeout_s": 3}).http == "8000"

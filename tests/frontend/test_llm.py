@@ -168,10 +168,10 @@ def test_an_unknown_keyword_is_a_type_error_with_what_it_may_have_meant() -> Non
     ("options", "words"),
     [
         ({"max_num_seqs": "16"}, "max_num_seqs"),
-        ({"block_size": 0}, "--block-size"),
+        ({"block_size": 0}, "block_size"),
         ({"dtype": "int4"}, "dtype"),
-        ({"start_timeout_s": float("inf")}, "--start-timeout-s"),
-        ({"drain_timeout_s": float("nan")}, "--drain-timeout-s"),
+        ({"start_timeout_s": float("inf")}, "start_timeout_s"),
+        ({"drain_timeout_s": float("nan")}, "drain_timeout_s"),
     ],
 )
 def test_a_bad_value_is_refused_before_anything_starts(options: dict[str, object], words: str) -> None:

@@ -1,0 +1,58 @@
+"""The YAML file of `--config`: any options of the engine as `name: value` lines, with `-` or `_` in names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+from ..ipc.errors import ConfigError
+from .engine_options import KINDS, Given, meant
+
+_NULL_TAG = "tag:yaml.org,2002:null"
+
+
+def read_config_file(path: Path) -> dict[str, Given]:
+    """The options by field name; none for an empty file. ConfigError names the file and the line."""
+    try:
+        loader = yaml.SafeLoader(path.read_bytes())  # UTF-8 in any locale
+        return _options_of(path, loader, loader.get_single_node())
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = "" if mark is None else f" line {mark.line + 1}"
+        raise ConfigError(f"--config {path} cannot be read:{line} {error.problem or error.context}") from None
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"--config {path} cannot be read: {' '.join(str(error).split())}") from None
+
+
+def _options_of(path: Path, loader: yaml.SafeLoader, root: yaml.Node | None) -> dict[str, Given]:
+    if root is None or root.tag == _NULL_TAG:
+        return {}
+    if not isinstance(root, yaml.MappingNode):
+        raise ConfigError(f"--config {path} must hold options as `name: value` lines")
+    options: dict[str, Given] = {}
+    line_by_name: dict[str, int] = {}
+    for key, value in root.value:
+        written, line = str(key.value), key.start_mark.line + 1
+        name, where = written.replace("-", "_"), f"{path} line {line}: "
+        if name not in KINDS:
+            raise ConfigError(f"{where}unknown option {written}{_meant(written)}")
+        if name in options:
+            raise ConfigError(f"{path} lines {line_by_name[name]} and {line} both give {written}: keep one of them")
+        line_by_name[name] = line
+        options[name] = Given(_value_of(loader, name, value), written, where)
+    return options
+
+
+def _value_of(loader: yaml.SafeLoader, name: str, node: yaml.Node) -> object:
+    """The value of a node. For an option that is text it is taken as it is written: YAML would read 8000 as a number,
+    1.10 as 1.1, 2024-01-01 as a date and `on` as true."""
+    if KINDS[name].type is str and isinstance(node, yaml.ScalarNode) and node.tag != _NULL_TAG:
+        return str(node.value)
+    return loader.construct_object(node, deep=True)
+
+
+def _meant(written: str) -> str:
+    """In the spelling of the file: with `-` unless it has `_`."""
+    names = KINDS if "_" in written else [name.replace("_", "-") for name in KINDS]
+    return meant(written, names)
