@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ..ipc.signals import group_signals_held_back
+from .oom_kills import OomKills
 
 NUM_LAST_WORDS = 50
 LEAST_RUN_S = 1e-3  # who runs for less has not run
@@ -40,6 +41,7 @@ class ChildProcess:
         self.pid_fd = os.pidfd_open(self._process.pid)
         self._partial = b""
         self._schedule = Schedule.of(self.pid)
+        self.oom_kills = OomKills(self.pid)
 
     @property
     def pid(self) -> int:
@@ -66,6 +68,8 @@ class ChildProcess:
     def describe_exit(self) -> str:
         code = self.exit_code
         assert code is not None
+        if code == -signal.SIGKILL and (reason := self.oom_kills.verdict()):
+            return f"{self.name} was killed by SIGKILL: {reason}"
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
         words = next((line for line in reversed(self.last_words) if line.strip() and " INFO " not in line), "")
         return f"{self.name} {how}" + (f": {words.strip()}" if words else "")

@@ -330,6 +330,7 @@ class Supervisor:
             return
         late_s, self._next_ping_at = now - self._next_ping_at, now + self._ping_interval_s
         for child in list(self._roster.children):
+            child.process.oom_kills.look()
             excused_s = late_s + child.process.take_starved_s()  # it was not asked, or cannot run: that is no hang
             child.heard_at = min(child.heard_at + excused_s, now)
             if child.role == "worker" and child.is_ready:

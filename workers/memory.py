@@ -10,13 +10,12 @@ from __future__ import annotations
 import contextlib
 import mmap
 from dataclasses import dataclass
-from pathlib import Path
 
-import psutil
 import torch
 from torch import Tensor
 
 from ..ipc.errors import ConfigError
+from ..ipc.machine_memory import available_bytes, gib
 
 CPU_SHARE = 0.5  # of the available memory, for all local ranks together
 CPU_MAX_BYTES = 4 << 30  # for all local ranks together; more only where one request of max_model_len needs it
@@ -79,47 +78,6 @@ def fit_on_gpu(limits: KVCacheLimits, device: torch.device, activation_bytes: in
     return limits.fit(free - reserve, int(total * utilization) - (total - free) - reserve)
 
 
-def available_bytes(cgroup_root: Path = Path("/sys/fs/cgroup")) -> int:
-    """Memory that this process may still take: the machine's, or its cgroup's if that is less."""
-    return min(int(psutil.virtual_memory().available), *_cgroup_headrooms(cgroup_root))
-
-
-def _cgroup_headrooms(root: Path) -> list[int]:
-    """What each limit from this process's cgroup up to the root leaves; at least one entry."""
-    headrooms = [1 << 62]
-    try:
-        membership = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return headrooms
-    for line in membership:
-        _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory"):
-            continue
-        base = root if controllers == "" else root / "memory"
-        names = ("memory.max", "memory.current") if controllers == "" else _V1_NAMES
-        folder = base / path.lstrip("/")
-        folders = [folder, *(parent for parent in folder.parents if parent.is_relative_to(base))]
-        headrooms += [headroom for folder in folders if (headroom := _headroom(folder, *names)) is not None]
-    return headrooms
-
-
-_V1_NAMES = ("memory.limit_in_bytes", "memory.usage_in_bytes")
-
-
-def _headroom(folder: Path, limit_name: str, usage_name: str) -> int | None:
-    """Limit − usage + file cache that the kernel gives back on demand; None without a limit."""
-    try:
-        limit = (folder / limit_name).read_text(encoding="utf-8").strip()
-        usage = int((folder / usage_name).read_text(encoding="utf-8"))
-        statistics = dict(line.split() for line in (folder / "memory.stat").read_text(encoding="utf-8").splitlines())
-    except (OSError, ValueError):
-        return None
-    if limit == "max":
-        return None
-    reclaimable = int(statistics.get("total_inactive_file", statistics.get("inactive_file", 0)))
-    return max(int(limit) - usage + reclaimable, 0)
-
-
 def allocate_kv_cache(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros of `shape`. On the CPU a page costs memory only once it is written."""
     if device.type != "cpu":
@@ -128,7 +86,3 @@ def allocate_kv_cache(shape: tuple[int, ...], dtype: torch.dtype, device: torch.
     with contextlib.suppress(OSError):  # a kernel without huge pages
         pages.madvise(mmap.MADV_HUGEPAGE)  # attention reads blocks all over the pool
     return torch.frombuffer(pages, dtype=dtype).view(shape)
-
-
-def gib(num_bytes: int) -> str:
-    return f"{num_bytes / (1 << 30):.2f} GiB" if num_bytes >= 1 << 27 else f"{num_bytes / (1 << 20):.1f} MiB"

@@ -25,6 +25,7 @@ from ..ipc.codec import encode_ids
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import ConfigError
 from ..ipc.faults import maybe_fail
+from ..ipc.machine_memory import gib
 from ..ipc.messages import Measured, ModelRunnerOutput, Phase, SchedulerOutput
 from ..ipc.model_config import ModelConfig
 from ..kernels import fp8_cache
@@ -32,7 +33,7 @@ from ..kernels.ops import select_ops
 from .cpu_threads import num_cpu_threads
 from .input_batch import InputBatch
 from .logits_rules import load_processors
-from .memory import KVCacheLimits, allocate_kv_cache, fit_on_cpu, fit_on_gpu, gib
+from .memory import KVCacheLimits, allocate_kv_cache, fit_on_cpu, fit_on_gpu
 from .model_runner import ModelRunner, nothing_started
 from .models.decoder import DecoderModel, load_model
 from .parallel import ParallelGroup, SilentGroup

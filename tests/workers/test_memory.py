@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import psutil
 import pytest
 import torch
 
 from tokenloom.ipc.errors import ConfigError
-from tokenloom.workers.memory import KVCacheLimits, allocate_kv_cache, available_bytes, fit_on_cpu
+from tokenloom.workers.memory import KVCacheLimits, allocate_kv_cache, fit_on_cpu
 
 MIB = 1 << 20
 
@@ -54,22 +53,6 @@ def test_local_ranks_share_the_memory() -> None:
     roomy = limits(max_num_seqs=1 << 20, max_blocks_per_row=1)
     alone, four = fit_on_cpu(roomy, 1), fit_on_cpu(roomy, 4)
     assert four == pytest.approx(alone / 4, rel=0.2)
-
-
-def test_available_memory_is_the_least_of_machine_and_cgroups(tmp_path: Path) -> None:
-    assert available_bytes(tmp_path) <= psutil.virtual_memory().total
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            break
-    else:
-        pytest.skip("this machine has no cgroup v2")
-    folder = tmp_path / path.lstrip("/")
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "memory.max").write_text(f"{64 * MIB}\n")
-    (folder / "memory.current").write_text(f"{50 * MIB}\n")
-    (folder / "memory.stat").write_text(f"anon 123\ninactive_file {10 * MIB}\n")
-    assert available_bytes(tmp_path) == 24 * MIB
 
 
 def test_pages_of_the_pool_cost_nothing_until_they_are_written() -> None:

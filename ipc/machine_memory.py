@@ -1,0 +1,95 @@
+"""The memory of this machine and of a process's cgroups (v1 and v2), as the kernel tells it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+MEMINFO, VMSTAT = Path("/proc/meminfo"), Path("/proc/vmstat")
+_NO_LIMIT_BYTES = 1 << 62  # cgroup v1 shows "no limit" as a number near 2^63
+
+
+class MemoryCgroup(NamedTuple):
+    """A cgroup that counts memory. What a kernel does not tell is None."""
+
+    folder: Path
+    is_v1: bool
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """None without a limit, too."""
+        limit = _read_number(self.folder / ("memory.limit_in_bytes" if self.is_v1 else "memory.max"))
+        return None if limit is None or limit >= _NO_LIMIT_BYTES else limit
+
+    @property
+    def headroom_bytes(self) -> int | None:
+        """Limit − usage + file cache that the kernel gives back on demand; None without a limit."""
+        usage = _read_number(self.folder / ("memory.usage_in_bytes" if self.is_v1 else "memory.current"))
+        limit, statistics = self.limit_bytes, _read_table(self.folder / "memory.stat")
+        if limit is None or usage is None:
+            return None
+        reclaimable = statistics.get("total_inactive_file", statistics.get("inactive_file", 0))
+        return max(limit - usage + reclaimable, 0)
+
+    @property
+    def num_oom_kills(self) -> int | None:
+        """Processes of this cgroup that the kernel has killed for want of memory."""
+        return _read_table(self.folder / ("memory.oom_control" if self.is_v1 else "memory.events")).get("oom_kill")
+
+
+def memory_cgroups(pid: int | None = None, root: Path = CGROUP_ROOT) -> list[MemoryCgroup]:
+    """Those of a process (None: this one), the innermost first; empty where nobody tells."""
+    try:
+        membership = Path(f"/proc/{'self' if pid is None else pid}/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in membership:
+        _, controllers, path = line.split(":", 2)
+        if controllers in ("", "memory"):
+            base = root / controllers
+            folder = base / path.lstrip("/")
+            folders = [folder, *(parent for parent in folder.parents if parent.is_relative_to(base))]
+            found += [MemoryCgroup(each, is_v1=bool(controllers)) for each in folders]
+    return found
+
+
+def available_bytes(root: Path = CGROUP_ROOT) -> int:
+    """Memory that this process may still take: the machine's, or its cgroup's if that is less."""
+    headrooms = [cgroup.headroom_bytes for cgroup in memory_cgroups(root=root)]
+    return min([_meminfo_bytes("MemAvailable:"), *(each for each in headrooms if each is not None)])
+
+
+def total_bytes() -> int:
+    """The machine's memory."""
+    return _meminfo_bytes("MemTotal:")
+
+
+def num_machine_oom_kills() -> int | None:
+    """Processes on this machine that the kernel has killed for want of memory, whatever their cgroup."""
+    return _read_table(VMSTAT).get("oom_kill")
+
+
+def gib(num_bytes: int) -> str:
+    return f"{num_bytes / (1 << 30):.2f} GiB" if num_bytes >= 1 << 27 else f"{num_bytes / (1 << 20):.1f} MiB"
+
+
+def _meminfo_bytes(name: str) -> int:
+    return _read_table(MEMINFO)[name] << 10
+
+
+def _read_number(path: Path) -> int | None:
+    try:
+        return int(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # "max"
+        return None
+
+
+def _read_table(path: Path) -> dict[str, int]:
+    """Lines of a name and a number; the others are passed over."""
+    try:
+        words = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
+    except OSError:
+        return {}
+    return {line[0]: int(line[1]) for line in words if len(line) >= 2 and line[1].isdecimal()}

@@ -1,0 +1,50 @@
+"""What the kernel tells of memory, in cgroups of both versions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tokenloom.ipc.machine_memory import MemoryCgroup, available_bytes, memory_cgroups, total_bytes
+
+MIB = 1 << 20
+
+
+def test_available_memory_is_the_least_of_machine_and_cgroups(tmp_path: Path) -> None:
+    assert available_bytes(tmp_path) <= psutil.virtual_memory().total
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            break
+    else:
+        pytest.skip("this machine has no cgroup v2")
+    folder = tmp_path / path.lstrip("/")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "memory.max").write_text(f"{64 * MIB}\n")
+    (folder / "memory.current").write_text(f"{50 * MIB}\n")
+    (folder / "memory.stat").write_text(f"anon 123\ninactive_file {10 * MIB}\n")
+    assert available_bytes(tmp_path) == 24 * MIB
+
+
+def test_the_machines_memory_is_what_psutil_says() -> None:
+    assert total_bytes() == psutil.virtual_memory().total
+
+
+@pytest.mark.parametrize("is_v1", [False, True])
+def test_a_cgroup_tells_its_limit_and_its_kills_whatever_its_version(tmp_path: Path, is_v1: bool) -> None:
+    cgroup = MemoryCgroup(tmp_path, is_v1)
+    assert (cgroup.limit_bytes, cgroup.headroom_bytes, cgroup.num_oom_kills) == (None, None, None)
+    names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if is_v1 else ("memory.max", "memory.current")
+    (tmp_path / names[0]).write_text(f"{(1 << 63) - 4096}\n" if is_v1 else "max\n")
+    assert cgroup.limit_bytes is None
+    (tmp_path / names[0]).write_text(f"{64 * MIB}\n")
+    (tmp_path / names[1]).write_text(f"{60 * MIB}\n")
+    (tmp_path / ("memory.oom_control" if is_v1 else "memory.events")).write_text("oom_kill_disable 0\noom_kill 3\n")
+    assert (cgroup.limit_bytes, cgroup.headroom_bytes, cgroup.num_oom_kills) == (64 * MIB, 4 * MIB, 3)
+
+
+def test_a_process_is_in_its_cgroup_and_in_all_above() -> None:
+    for inner, outer in zip(memory_cgroups(), memory_cgroups()[1:], strict=False):
+        assert inner.is_v1 != outer.is_v1 or inner.folder.is_relative_to(outer.folder)
