@@ -19,6 +19,7 @@ import msgspec
 from ..ipc import log
 from ..ipc.addresses import RunDirectory
 from ..ipc.config import CONFIG_VARIABLE, EngineConfig
+from ..ipc.descriptors import raise_descriptor_limit
 from ..ipc.errors import ConfigError, TokenloomError, error_info
 from ..ipc.lifeline import start_lifeline
 from ..ipc.title import set_title
@@ -82,6 +83,7 @@ def serve(argv: Sequence[str]) -> int:
     """For the person at the command line, or for the program that has put its configuration into the environment."""
     arguments = new_serve_parser().parse_args(argv)
     set_title("tokenloom supervisor")
+    raise_descriptor_limit()
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # until the supervisor takes signals
     is_private = CONFIG_VARIABLE in os.environ

@@ -25,6 +25,7 @@ import zmq
 from ..ipc.config import http_endpoint
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import ConfigError
+from .server_acceptor import Acceptor
 from .server_app import new_app
 from .server_engine import LocalEngine
 from .service import Frontend
@@ -81,11 +82,25 @@ async def _serve(process: FrontendProcess, frontend: Frontend, spec: EngineSpec,
     logging.getLogger("uvicorn").setLevel(logging.ERROR)  # a line for each malformed request would fill a disk
     server = uvicorn.Server(config)
     server.lifespan = config.lifespan_class(config)
-    await server.startup(sockets=[listener])
+    server.servers = [_accept(listener, server, frontend)]  # type: ignore[list-item]
+    server.started = True
     await turns.run()  # uvicorn's own main loop would wake ten times a second to do nothing
     process.stop()
     with contextlib.suppress(asyncio.CancelledError):
         await server.shutdown(sockets=[listener])
+
+
+def _accept(listener: socket.socket, server: uvicorn.Server, frontend: Frontend) -> Acceptor:
+    """Have `server` serve whoever connects."""
+    protocol_class = server.config.http_protocol_class
+
+    def new_protocol() -> asyncio.Protocol:
+        return protocol_class(config=server.config, server_state=server.server_state, app_state={})  # type: ignore[call-arg]
+
+    def on_exhausted() -> None:
+        frontend.counts["accept_paused_for_descriptors"] += 1
+
+    return Acceptor(listener, new_protocol, on_exhausted)
 
 
 class TurnLoop:

@@ -1,0 +1,107 @@
+"""Acceptor: takes connections from a listening socket while there are descriptors for them.
+
+libuv's own answer to a lack of descriptors is to accept connections and to reset them at once, without a word. Here
+those that come wait in the socket's backlog instead, and are taken when others have ended. Some descriptors are left
+for the engine's own files and sockets. Has the part of asyncio.Server that uvicorn uses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import socket
+from collections.abc import Callable
+from ssl import SSLContext
+
+from ..ipc.descriptors import descriptor_limit
+from ..ipc.log import is_worth_a_line
+
+logger = logging.getLogger("tokenloom.http")
+
+PAUSE_S = 0.25  # until it looks again whether there are descriptors
+MAX_ACCEPTS = 64  # in one turn of the loop
+MAX_RESERVE = 64  # descriptors that connections leave to others
+OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+class Acceptor:
+    """Owns the listening socket's place in the loop and the connections that are being set up."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        new_protocol: Callable[[], asyncio.Protocol],
+        on_exhausted: Callable[[], None],
+        tls: SSLContext | None = None,
+        tls_handshake_s: float | None = None,
+    ) -> None:
+        """`on_exhausted` is called each time that accepting has to pause. The listener does not block."""
+        self._listener, self._new_protocol, self._on_exhausted = listener, new_protocol, on_exhausted
+        self._tls, self._tls_handshake_s = tls, tls_handshake_s
+        self._loop = asyncio.get_running_loop()
+        self._beginnings: set[asyncio.Task[None]] = set()
+        self._num_pauses = 0
+        self._timer: asyncio.TimerHandle | None = None
+        limit = descriptor_limit()
+        self._highest_fd = limit - min(MAX_RESERVE, limit // 4)
+        self._loop.add_reader(listener, self._accept_all)
+
+    def close(self) -> None:
+        """Take no more connections; those that are there go on."""
+        self._loop.remove_reader(self._listener)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def wait_closed(self) -> None:
+        await asyncio.gather(*self._beginnings, return_exceptions=True)
+
+    def _accept_all(self) -> None:
+        for _ in range(MAX_ACCEPTS):
+            try:
+                self._check_room()
+                connection, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in OUT_OF_RESOURCES:
+                    raise
+                self._pause(error)
+                return
+            connection.setblocking(False)
+            task = self._loop.create_task(self._begin(connection))
+            self._beginnings.add(task)
+            task.add_done_callback(self._beginnings.discard)
+
+    def _check_room(self) -> None:
+        """The kernel gives the lowest free descriptor: a high one says that there are few left."""
+        fd = os.dup(self._listener.fileno())
+        os.close(fd)
+        if fd >= self._highest_fd:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    def _pause(self, error: OSError) -> None:
+        self._num_pauses += 1
+        self._on_exhausted()
+        if is_worth_a_line(self._num_pauses):
+            logger.warning(
+                "no HTTP connection can be accepted (%s; %d descriptors may be open): new ones wait until others end; "
+                "raise the limit of open files (ulimit -n, LimitNOFILE)",
+                error.strerror,
+                descriptor_limit(),
+            )
+        self._loop.remove_reader(self._listener)
+        self._timer = self._loop.call_later(PAUSE_S, self._go_on)
+
+    def _go_on(self) -> None:
+        self._timer = None
+        self._loop.add_reader(self._listener, self._accept_all)
+
+    async def _begin(self, connection: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(
+                self._new_protocol, connection, ssl=self._tls, ssl_handshake_timeout=self._tls_handshake_s
+            )
+        except (OSError, asyncio.TimeoutError):  # it has gone, or speaks no TLS
+            connection.close()

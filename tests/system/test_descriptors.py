@@ -1,0 +1,61 @@
+"""An engine takes as many descriptors as it may, and when they run out HTTP connections wait instead of being reset."""
+
+from __future__ import annotations
+
+import resource
+import socket
+import time
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tokenloom.ipc.descriptors import MAX_DESCRIPTORS
+
+from .http_engine import DEADLINE_S, samples
+from .launched import LaunchedEngine
+
+FEW = 160
+NUM_IDLE = 150
+EVENT = "tokenloom_frontend_events_total{accept_paused_for_descriptors}"
+
+
+def test_every_process_may_have_as_many_descriptors_as_the_hard_limit_says(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        engine = LaunchedEngine(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
+    with engine:
+        engine.wait_ready()
+        assert {process.rlimit(resource.RLIMIT_NOFILE)[0] for process in engine.processes()} == {wanted}
+        assert engine.stop() == 0
+
+
+def test_connections_wait_while_descriptors_are_lacking_and_are_served_when_others_end(tmp_path: Path) -> None:
+    with LaunchedEngine(tmp_path, "--http", "0") as engine:
+        resource.prlimit(engine.process.pid, resource.RLIMIT_NOFILE, (FEW, FEW))
+        url, deadline = engine.wait_http(), time.monotonic() + DEADLINE_S
+        host, port = url.removeprefix("http://").split(":")
+        with httpx2.Client(base_url=url, timeout=DEADLINE_S) as http:
+            assert http.get("/health").status_code == 200
+            idle = [socket.create_connection((host, int(port)), DEADLINE_S) for _ in range(NUM_IDLE)]
+            while not samples(http).get(EVENT):
+                assert time.monotonic() < deadline
+            frontend = engine.child("frontend")
+            before, begun = sum(frontend.cpu_times()[:2]), time.monotonic()
+            with socket.create_connection((host, int(port)), 1.0) as late:
+                late.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+                with pytest.raises(TimeoutError):  # it is neither answered nor reset
+                    late.recv(1)
+                assert sum(frontend.cpu_times()[:2]) - before < 0.3 * (time.monotonic() - begun), "it spins"
+                for each in idle:
+                    each.close()
+                late.settimeout(DEADLINE_S)
+                assert late.recv(100).startswith(b"HTTP/1.1 200")
+        errors = engine.errors.read_text()
+        assert f"no HTTP connection can be accepted (Too many open files; {FEW} descriptors may be open)" in errors
+        assert errors.count("no HTTP connection can be accepted") <= 8, "a line for each doubling"
+        assert engine.stop() == 0
