@@ -103,5 +103,5 @@ class Acceptor:
             await self._loop.connect_accepted_socket(
                 self._new_protocol, connection, ssl=self._tls, ssl_handshake_timeout=self._tls_handshake_s
             )
-        except (OSError, asyncio.TimeoutError):  # it has gone, or speaks no TLS
+        except (TimeoutError, OSError):  # it has gone, or speaks no TLS
             connection.close()

@@ -70,18 +70,18 @@ def _frozen(processes: Sequence[psutil.Process]) -> Iterator[None]:
     with _new_cgroup() as (freezer, cgroup):
         for process in processes:
             with contextlib.suppress(ProcessLookupError):
-                (cgroup / "cgroup.procs").write_text(str(process.pid))
+                (cgroup / "cgroup.procs").write_text(str(process.pid), encoding="utf-8")
         try:
-            (cgroup / freezer.control).write_text(freezer.frozen)
+            (cgroup / freezer.control).write_text(freezer.frozen, encoding="utf-8")
             deadline = time.monotonic() + FREEZE_S
-            while freezer.is_frozen not in (cgroup / freezer.state).read_text():
+            while freezer.is_frozen not in (cgroup / freezer.state).read_text(encoding="utf-8"):
                 assert time.monotonic() < deadline, f"{cgroup} does not freeze"
             yield
         finally:
-            (cgroup / freezer.control).write_text(freezer.thawed)
-            for pid in (cgroup / "cgroup.procs").read_text().split():
+            (cgroup / freezer.control).write_text(freezer.thawed, encoding="utf-8")
+            for pid in (cgroup / "cgroup.procs").read_text(encoding="utf-8").split():
                 with contextlib.suppress(ProcessLookupError):
-                    (freezer.folder / "cgroup.procs").write_text(pid)
+                    (freezer.folder / "cgroup.procs").write_text(pid, encoding="utf-8")
 
 
 @contextlib.contextmanager
