@@ -30,6 +30,7 @@ class CoreStats:
         self._started_at = time.monotonic()
         self._logged_at = self._started_at
         self._told_at = 0.0
+        self._told_paused = False
         self._logged_generated = 0
         self._logged_scheduled = 0
 
@@ -53,10 +54,11 @@ class CoreStats:
         return min(max(num_tokens / max(rate, 1.0), 0.1), 60.0)
 
     def progress(self, scheduler: Scheduler, now: float, *, is_idle: bool, is_paused: bool) -> Progress | None:
-        """None when the last one is too recent and there is work."""
-        if now - self._told_at < PROGRESS_INTERVAL_S and not is_idle:
+        """None when the last one is too recent and there is work. A pause is told at once: no turn may follow it."""
+        is_recent = now - self._told_at < PROGRESS_INTERVAL_S and is_paused == self._told_paused
+        if is_recent and not is_idle:
             return None
-        self._told_at = now
+        self._told_at, self._told_paused = now, is_paused
         return Progress(
             step=self.num_results,
             step_age_s=now - self.last_result_at,

@@ -54,7 +54,8 @@ class QueryProcessor:
 
     def on_progress(self, progress: Progress) -> None:
         known, self._progress_at = self._metrics.progress, self._awake_time()
-        if progress.step != known.step or not (_is_busy(known) and _is_busy(progress)):
+        has_gone_on = progress.step != known.step or progress.is_paused != known.is_paused
+        if has_gone_on or not (_is_busy(known) and _is_busy(progress)):
             self._moved_at = self._progress_at
         self._metrics.on_progress(progress)
 
@@ -82,7 +83,7 @@ class QueryProcessor:
         return Health(
             query_id=query_id,
             is_ready=self._core.is_up and progress.is_core_up and not self.is_draining,
-            is_stalled=_is_busy(progress) and now - self._moved_at > STALL_S,
+            is_stalled=_is_busy(progress) and not progress.is_paused and now - self._moved_at > STALL_S,
             step_age_s=progress.step_age_s + since,
             is_draining=self.is_draining,
             **{name: getattr(progress, name) for name in _PASSED_ON},

@@ -245,12 +245,14 @@ class Health(Message, frozen=True, kw_only=True, tag="health_is"):
     is_draining: bool = False
 
     @property
-    def state(self) -> Literal["stalled", "draining", "ready", "starting"]:
+    def state(self) -> Literal["stalled", "draining", "paused", "ready", "starting"]:
         """All this in a word, for people."""
         if self.is_stalled:
             return "stalled"
         if self.is_draining:
             return "draining"
+        if self.is_paused and self.is_ready:
+            return "paused"
         return "ready" if self.is_ready else "starting"
 
 

@@ -28,7 +28,7 @@ from tokenloom.ipc.messages import (
 from .bench import TOKENIZER, Bench, ids
 
 
-def health_after(bench: Bench, seconds: float, **progress: float) -> Health:
+def health_after(bench: Bench, seconds: float, **progress: object) -> Health:
     """What is said of an engine that has reported its progress so long ago."""
     bench.frontend.on_control_message(msgspec.convert({"num_running": 3, "num_waiting": 4} | progress, Progress))
     bench.wait(seconds)
@@ -97,3 +97,15 @@ def test_what_ended_before_a_pause_is_told_before_it_though_both_come_in_one_tur
     bench.frontend.on_core_message(ControlDone(control_id=order.control_id))
     bench.turn()
     assert [type(message) for message in bench.heard()] == [Deltas, Done]
+
+
+def test_a_pause_is_no_stall_and_neither_is_the_moment_after_it(bench: Bench) -> None:
+    busy = {"num_running": 1, "num_waiting": 2}
+    health_after(bench, 0, step=5, step_age_s=0.0, **busy)
+    paused = health_after(bench, 1, step=5, step_age_s=1.0, is_paused=True, **busy)
+    assert paused.state == "paused"
+    bench.now += 100.0
+    (health,) = bench.say(GetHealth(query_id=1))
+    assert isinstance(health, Health) and not health.is_stalled and health.state == "paused"
+    assert health_after(bench, 0, step=5, step_age_s=100.0, **busy).state == "ready"
+    assert health_after(bench, 11, step=5, step_age_s=111.0, **busy).is_stalled

@@ -1,0 +1,20 @@
+"""When the core tells how it is."""
+
+from __future__ import annotations
+
+from .harness import Harness
+
+
+def test_while_there_is_work_progress_is_told_now_and_then_but_a_pause_and_its_end_at_once() -> None:
+    harness = Harness()
+    harness.add(1, [1, 2, 3], max_tokens=50)
+    core, now = harness.core, 1000.0
+    assert core.progress(now) is not None and core.progress(now) is None
+    for is_paused in (True, False):
+        if is_paused:
+            core.pause("keep")
+        else:
+            core.resume()
+        progress = core.progress(now)
+        assert progress is not None and progress.is_paused == is_paused
+        assert core.progress(now) is None
