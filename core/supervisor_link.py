@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import zmq
 
+from ..ipc import log
 from ..ipc.codec import Decoder, encode
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import EngineDead
@@ -17,6 +18,7 @@ from ..ipc.messages import (
     ChildToSupervisor,
     Ping,
     Pong,
+    SetLogLevel,
     Stop,
     SupervisorToChild,
     WorkersDown,
@@ -46,9 +48,8 @@ class SupervisorLink:
         """The next order, whenever it comes."""
         while True:
             message = self._decoder.decode(self.socket.recv())
-            if not isinstance(message, Ping):
+            if not self._obey(message):
                 return message
-            self.tell(Pong())
 
     def receive(self) -> Iterator[SupervisorToChild]:
         """All orders that have come, those that were put off first."""
@@ -56,10 +57,18 @@ class SupervisorLink:
             yield self._put_off.popleft()
         for (frame,) in receive(self.socket):
             message = self._decoder.decode(frame)
-            if isinstance(message, Ping):
-                self.tell(Pong())
-            else:
+            if not self._obey(message):
                 yield message
+
+    def _obey(self, message: SupervisorToChild) -> bool:
+        """Do at once what does not concern the engine; False if it does."""
+        if isinstance(message, SetLogLevel):
+            log.set_level(message.level)
+        elif isinstance(message, Ping):
+            self.tell(Pong())
+        else:
+            return False
+        return True
 
     def put_off(self, generation: int) -> None:
         """Leave what has come for later; EngineDead if it ends the wait for the workers of `generation`."""

@@ -15,6 +15,7 @@ from functools import partial
 from typing import TypeVar
 
 from ..ipc.codec import decode_ids
+from ..ipc.log import LogLevel
 from ..ipc.messages import (
     Control,
     Detokenize,
@@ -32,7 +33,7 @@ from ..ipc.messages import (
 from ..ipc.pooling_params import PoolingParams
 from ..ipc.sampling_params import SamplingParams
 from .async_stream import AsyncStream, LoopWaker
-from .attachment import Attachment, pause_query, reload_query, tokenize_query
+from .attachment import Attachment, log_level_query, pause_query, reload_query, tokenize_query
 from .conversation import Answer, ReplyType, check_reply
 from .outputs import EmbeddingRequestOutput, RequestOutput, to_embedding
 from .prompts import Chat, Prompt, check_chat, check_params, check_token_ids
@@ -115,6 +116,10 @@ class AsyncClient(Attachment):
     async def reload(self, model: str | os.PathLike[str]) -> None:
         """As Client.reload."""
         await self._ask(reload_query(model), Done)
+
+    async def set_log_level(self, level: LogLevel) -> None:
+        """As Client.set_log_level."""
+        await self._ask(log_level_query(level), Done)
 
     # ── its life ──
 

@@ -14,6 +14,7 @@ from functools import partial
 from typing import ClassVar, TypeVar, get_args
 
 from ..ipc.errors import RequestError
+from ..ipc.log import LogLevel
 from ..ipc.messages import Control, PauseMode, Query, Submit, Tokenize
 from ..ipc.pooling_params import PoolingParams
 from ..ipc.sampling_params import SamplingParams
@@ -107,6 +108,12 @@ def pause_query(mode: PauseMode) -> Callable[..., Query]:
     if mode not in get_args(PauseMode):
         raise RequestError(f"mode must be {', '.join(get_args(PauseMode))}, got {mode!r:.80}")
     return partial(Control, action="pause", mode=mode)
+
+
+def log_level_query(level: LogLevel) -> Callable[..., Query]:
+    if level not in get_args(LogLevel):
+        raise RequestError(f"level must be {', '.join(get_args(LogLevel))}, got {level!r:.80}")
+    return partial(Control, action="log_level", level=level)
 
 
 def reload_query(model: str | os.PathLike[str]) -> Callable[..., Query]:

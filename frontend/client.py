@@ -10,6 +10,7 @@ from queue import SimpleQueue
 
 from ..ipc.codec import decode_ids
 from ..ipc.errors import RequestError, TokenloomError
+from ..ipc.log import LogLevel
 from ..ipc.messages import (
     Control,
     Delta,
@@ -27,7 +28,7 @@ from ..ipc.messages import (
 )
 from ..ipc.pooling_params import PoolingParams
 from ..ipc.sampling_params import SamplingParams
-from .attachment import Attachment, pause_query, reload_query, tokenize_query
+from .attachment import Attachment, log_level_query, pause_query, reload_query, tokenize_query
 from .batch import Batch
 from .conversation import Answer, ReplyType, check_reply
 from .open_request import Update
@@ -138,6 +139,10 @@ class Client(Attachment):
     def reload(self, model: str | os.PathLike[str]) -> None:
         """Take the weights of another checkpoint of the same architecture; open requests go on with them."""
         self._ask(reload_query(model), Done)
+
+    def set_log_level(self, level: LogLevel) -> None:
+        """Have every process of the engine, those that are started later too, log what is at least this bad."""
+        self._ask(log_level_query(level), Done)
 
     # ── its life ──
 

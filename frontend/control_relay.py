@@ -1,4 +1,7 @@
-"""ControlRelay: a client's pause, resume or reload, checked and passed to the core; its answer comes back the same way.
+"""ControlRelay: a client's orders, checked and passed on; the answers come back the same way.
+
+Pause, resume and reload are the core's. The log level is the supervisor's, which says the new one to every process:
+that it comes back to us is the answer.
 
 A reload's checkpoint is found and read in a thread: a hub id may have to be fetched. A reload whose core is lost is
 given to the next one, so that its answer is true: weights that were read already are read once more.
@@ -14,10 +17,11 @@ import msgspec
 
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import ConfigError, EngineDead, ErrorInfo, RequestError, TokenloomError, error_info
-from ..ipc.messages import Control, ControlDone, Done, EngineControl, QueryFailed, Reply
+from ..ipc.log import LogLevel
+from ..ipc.messages import Control, ControlDone, Done, EngineControl, QueryFailed, Reply, SetLogLevel
 from ..ipc.model_config import ModelConfig
 from .background import Background
-from .core_link import CoreLink
+from .core_link import CoreLink, Outbox
 from .resolve import find_checkpoint
 
 Send: TypeAlias = Callable[[Reply], None]
@@ -26,17 +30,28 @@ Send: TypeAlias = Callable[[Reply], None]
 class ControlRelay:
     """Owns the orders that the core has not answered yet."""
 
-    def __init__(self, spec: EngineSpec, link: CoreLink, background: Background) -> None:
-        self._spec, self._link, self._background = spec, link, background
+    def __init__(self, spec: EngineSpec, link: CoreLink, background: Background, outbox: Outbox) -> None:
+        self._spec, self._link, self._background, self._outbox = spec, link, background, outbox
         self._numbers = itertools.count()
         self._open: dict[int, tuple[EngineControl, int, Send]] = {}  # control id: order, query id, who gets the answer
+        self._levels: list[tuple[Control, Send]] = []  # orders for another log level
 
     def ask(self, control: Control, send: Send) -> None:
         """Pass an order on; `send` is called once, from the frontend's own thread."""
-        if control.action == "reload":
+        if control.action == "log_level":
+            self._levels.append((control, send))
+            self._outbox.to_supervisor.append(SetLogLevel(level=control.level))
+        elif control.action == "reload":
             self._background.run(lambda: self._find(control.model), lambda folder: self._tell(control, folder, send))
         else:
             self._tell(control, "", send)
+
+    def on_log_level(self, level: LogLevel) -> None:
+        """The supervisor says so to every process."""
+        done = [each for each in self._levels if each[0].level == level]
+        self._levels = [each for each in self._levels if each[0].level != level]
+        for control, send in done:
+            send(Done(query_id=control.query_id))
 
     def _find(self, model: str) -> str:
         """The folder of a checkpoint that this engine could serve in place of its own."""
@@ -57,6 +72,7 @@ class ControlRelay:
         if isinstance(folder, TokenloomError):
             send(QueryFailed(query_id=control.query_id, error=error_info(folder)))
             return
+        assert control.action != "log_level"
         order = EngineControl(
             control_id=next(self._numbers), action=control.action, mode=control.mode, model_folder=folder
         )

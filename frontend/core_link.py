@@ -16,6 +16,7 @@ from ..ipc.messages import (
     EngineCoreRequest,
     FrontendToCore,
     Ping,
+    SetLogLevel,
 )
 
 
@@ -26,6 +27,7 @@ class Outbox:
 
     to_clients: list[tuple[bytes, bytes]] = field(default_factory=list)  # identity, frame
     to_core: list[FrontendToCore] = field(default_factory=list)
+    to_supervisor: list[SetLogLevel] = field(default_factory=list)
 
 
 class CoreLink:

@@ -14,7 +14,7 @@ from pathlib import Path
 from ..core.control_desk import ControlDesk
 from ..core.engine import EngineCore
 from ..core.grammar_local import GrammarLocalHost
-from ..ipc import messages
+from ..ipc import log, messages
 from ..ipc.addresses import RunDirectory
 from ..ipc.codec import Decoder
 from ..ipc.config import EngineConfig
@@ -127,6 +127,10 @@ class InProcessEngine:
         said, self._frontend.outbox.to_core = self._frontend.outbox.to_core, []
         for message in said:
             self._tell_core(message)
+        orders, self._frontend.outbox.to_supervisor = self._frontend.outbox.to_supervisor, []
+        for order in orders:
+            log.set_level(order.level)
+            self._frontend.on_control_message(order)
 
     def _reload(self, model_folder: str) -> None:
         self._core.scheduler.take_step()

@@ -178,6 +178,8 @@ class FrontendProcess:
             elif isinstance(message, messages.Ping):
                 self._tell(messages.Pong())
             else:
+                if isinstance(message, messages.SetLogLevel):
+                    log.set_level(message.level)
                 self._frontend.on_control_message(message)
 
     def _take_outputs(self) -> None:
@@ -222,6 +224,9 @@ class FrontendProcess:
         for message in outbox.to_core:
             self._core.send(encode(message))
         outbox.to_core.clear()
+        for order in outbox.to_supervisor:
+            self._tell(order)
+        outbox.to_supervisor.clear()
 
     def _send_to_client(self, identity: bytes, frame: bytes) -> bool:
         """False when there is no such client any more, or one that has not read MAX_UNREAD_MESSAGES."""

@@ -57,6 +57,7 @@ class Frontend:
         self.outbox = Outbox()
         self.counts: Counter[str] = Counter()
         self.start_phases: list[messages.StartPhase] = []
+        self.log_level = spec.config.log_level  # of every process, as the supervisor says
         self._spec = spec
         self._monotonic = monotonic
         self.inputs = InputProcessor(spec, tokenizer, chat_template)
@@ -66,7 +67,7 @@ class Frontend:
         self._decoder: Decoder[messages.ClientMessage] = Decoder(messages.ClientMessage)
         self._sessions = SessionTable()
         self._core = CoreLink(spec, self.outbox)
-        self._controls = ControlRelay(spec, self._core, self._background)
+        self._controls = ControlRelay(spec, self._core, self._background, self.outbox)
         self._tracing = new_tracing(spec)
         self.metrics = EngineMetrics(spec, self._queue_depths, self._tracing)
         self._awake_clock = AwakeClock(messages.PING_INTERVAL_S, monotonic)  # looked at in each turn
@@ -256,6 +257,9 @@ class Frontend:
             self._queries.on_progress(message)
         elif isinstance(message, messages.StartPhases):
             self.start_phases, self.metrics.kernels = message.phases, message.kernels
+        elif isinstance(message, messages.SetLogLevel):
+            self.log_level = message.level
+            self._controls.on_log_level(message.level)
         elif isinstance(message, messages.CoreUp):
             self._core.connect()
             self._controls.on_core_lost()

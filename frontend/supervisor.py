@@ -17,7 +17,7 @@ from collections.abc import Callable
 import msgspec
 import zmq
 
-from ..ipc import messages
+from ..ipc import log, messages
 from ..ipc.addresses import RunDirectory, lock_ipc_address, unlink_ipc_address
 from ..ipc.awake_clock import AwakeClock
 from ..ipc.engine_spec import EngineSpec
@@ -68,6 +68,7 @@ class Supervisor:
         self._policy_by_role = {role: RestartPolicy() for role in ("worker", "core", "frontend")}
         self._pending_start: dict[str, float] = {}  # role: when to start it
         self._progress = messages.Progress(step=0, step_age_s=0.0, num_running=0, num_waiting=0)
+        self._log_level = spec.config.log_level
         self._phases: list[messages.StartPhase] = []  # of the processes that live
         self._last_failure = ""
         self._failure: TokenloomError | None = None
@@ -182,6 +183,8 @@ class Supervisor:
     def _on_message(self, child: Child, message: messages.ChildToSupervisor) -> None:
         if isinstance(message, messages.Hello):
             self._check_hello(child, message)
+            if self._log_level != self.spec.config.log_level:
+                self._roster.tell(child, messages.SetLogLevel(level=self._log_level))
             if self._num_blocks and child.role != "worker":
                 self._roster.tell(child, messages.Initialize(num_blocks=self._num_blocks))
         elif isinstance(message, messages.Phase):
@@ -199,6 +202,10 @@ class Supervisor:
             self._has_drained = True
         elif isinstance(message, (messages.Reloading, messages.Reloaded)):
             self._on_reload(child, message)
+        elif isinstance(message, messages.SetLogLevel):
+            self._log_level = message.level
+            log.set_level(message.level)
+            self._roster.broadcast(message)
         elif isinstance(message, messages.Progress):
             self._on_progress(message)
         else:

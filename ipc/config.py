@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from .errors import ConfigError
+from .log import LogLevel
 
 API_KEY_VARIABLE = "TOKENLOOM_API_KEY"  # stands for --api-key, which every user of the machine sees in `ps`
 CONFIG_VARIABLE = "TOKENLOOM_CONFIG"  # in which a program hands its configuration to the engine that it starts
@@ -96,7 +97,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     start_timeout_s: Annotated[float, _help("longest start, weights included, and longest reload")] = 600.0
     drain_timeout_s: Annotated[float, _help("how long running requests may finish after SIGTERM")] = 30.0
     disable_log_stats: Annotated[bool, _help("no stats line every 10 s")] = False
-    log_level: Annotated[Literal["debug", "info", "warning", "error"], _help("least level that is logged")] = "info"
+    log_level: Annotated[LogLevel, _help("least level that is logged")] = "info"
 
     def __post_init__(self) -> None:
         for name, low, high in _INT_RANGES:

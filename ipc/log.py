@@ -10,7 +10,9 @@ import logging
 import os
 import select
 import sys
-from typing import TextIO
+from typing import Literal, TextIO, TypeAlias
+
+LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
 logger = logging.getLogger("tokenloom")
 
@@ -52,5 +54,10 @@ def configure(process: str, level: str = "info") -> None:
     handler = _LineHandler(sys.stderr)
     handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s {process}: %(message)s", "%H:%M:%S"))
     logger.handlers[:] = [handler]
-    logger.setLevel(level.upper())
+    set_level(level)
     logger.propagate = False
+
+
+def set_level(level: str) -> None:
+    """Log what is at least this bad from now on."""
+    logger.setLevel(level.upper())

@@ -18,13 +18,15 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from .errors import ErrorInfo
+from .log import LogLevel
 from .pooling_params import PoolingParams
 from .sampling_params import SamplingParams
 from .structured_outputs import GrammarKind
 
 PROTOCOL_VERSION = 1
 
-ControlAction: TypeAlias = Literal["pause", "resume", "reload"]
+EngineAction: TypeAlias = Literal["pause", "resume", "reload"]
+ControlAction: TypeAlias = Literal["pause", "resume", "reload", "log_level"]
 PauseMode: TypeAlias = Literal["keep", "wait", "abort"]  # running requests stop and stay, finish first, or end
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "timeout", "error"]
 
@@ -112,12 +114,14 @@ class GetInfo(Message, frozen=True, kw_only=True, tag="info"):
 
 
 class Control(Message, frozen=True, kw_only=True, tag="control"):
-    """Pause, resume, or reload weights of the same architecture in place; answered by Done when it is so."""
+    """Pause, resume, reload weights of the same architecture in place, or log more or less; answered by Done when it is
+    so."""
 
     query_id: int
     action: ControlAction
     mode: PauseMode = "keep"
     model: str = ""  # for reload: folder or hub id
+    level: LogLevel = "info"  # for log_level: the least that every process logs
 
 
 Query: TypeAlias = Tokenize | Detokenize | GetHealth | GetInfo | Control  # each has one Reply of its query_id
@@ -323,7 +327,7 @@ class EngineControl(Message, frozen=True, kw_only=True, tag="engine_control"):
     """A client's Control, checked; answered by ControlDone."""
 
     control_id: int
-    action: ControlAction
+    action: EngineAction
     mode: PauseMode = "keep"
     model_folder: str = ""
 
@@ -629,6 +633,13 @@ class Failed(Message, frozen=True, kw_only=True, tag="failed"):
     error: ErrorInfo
 
 
+class SetLogLevel(Message, frozen=True, kw_only=True, tag="set_log_level"):
+    """From a frontend, for a client: every process shall log what is at least this bad. The supervisor keeps it for
+    processes that it starts later, and says the same to all children."""
+
+    level: LogLevel
+
+
 class Drained(Message, frozen=True, kw_only=True, tag="drained"):
     """Answers Drain: every client has been sent all that it asked for."""
 
@@ -677,6 +688,7 @@ class Progress(Message, frozen=True, kw_only=True, tag="progress"):
     num_steps_by_rows: list[int] = []  # of at most 1, 2, 4, 8 … 4096 rows and more than the one before; larger ones
     num_steps_in_flight: int = 0
     num_restarts: int = 0  # this and what follows: the supervisor's
+    num_http_requests_cut: int = 0  # which lost frontends left without the end of their answer
     worker_memory_bytes: list[int] = []  # resident, by rank
     last_failure: str = ""
     is_core_up: bool = True
@@ -684,7 +696,18 @@ class Progress(Message, frozen=True, kw_only=True, tag="progress"):
 
 
 ChildToSupervisor: TypeAlias = (
-    Hello | Phase | Measured | Ready | Failed | Drained | ReplaceWorkers | Reloading | Reloaded | Progress | Pong
+    Hello
+    | Phase
+    | Measured
+    | Ready
+    | Failed
+    | Drained
+    | ReplaceWorkers
+    | Reloading
+    | Reloaded
+    | SetLogLevel
+    | Progress
+    | Pong
 )
 
 
@@ -757,6 +780,7 @@ SupervisorToChild: TypeAlias = (
     | Reloaded
     | CoreUp
     | FrontendDown
+    | SetLogLevel
     | Drain
     | Stop
     | Progress

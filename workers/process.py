@@ -41,6 +41,7 @@ from ..ipc.messages import (
     ReloadWeights,
     Resend,
     SchedulerOutput,
+    SetLogLevel,
     Stop,
     SupervisorToChild,
     TokenMask,
@@ -272,10 +273,13 @@ class WorkerProcess:
         """The supervisor's next message; None for a malformed one."""
         frames = self._control.recv_multipart(flags)
         try:
-            return self._control_decoder.decode(frames[-1])
+            message = self._control_decoder.decode(frames[-1])
         except ProtocolError as error:
             self._count_malformed("the supervisor", error)
             return None
+        if isinstance(message, SetLogLevel):
+            log.set_level(message.level)
+        return message
 
     def _receive_step(self) -> CoreToWorker | None:
         """The core's next message; None for a malformed one."""

@@ -20,6 +20,7 @@ from tokenloom.ipc.messages import (
     Initialize,
     Progress,
     QueryFailed,
+    SetLogLevel,
     Text,
     TokenIds,
     Tokenize,
@@ -109,3 +110,13 @@ def test_a_pause_is_no_stall_and_neither_is_the_moment_after_it(bench: Bench) ->
     assert isinstance(health, Health) and not health.is_stalled and health.state == "paused"
     assert health_after(bench, 0, step=5, step_age_s=100.0, **busy).state == "ready"
     assert health_after(bench, 11, step=5, step_age_s=111.0, **busy).is_stalled
+
+
+def test_a_log_level_is_set_when_the_supervisor_says_so(bench: Bench) -> None:
+    assert bench.say(Control(query_id=3, action="log_level", level="debug")) == []
+    assert bench.frontend.outbox.to_supervisor == [SetLogLevel(level="debug")] and bench.frontend.log_level == "info"
+    bench.frontend.on_control_message(SetLogLevel(level="warning"))  # another's
+    assert bench.heard() == []
+    bench.frontend.on_control_message(SetLogLevel(level="debug"))
+    bench.turn()
+    assert bench.heard() == [Done(query_id=3)] and bench.frontend.log_level == "debug"
