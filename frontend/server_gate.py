@@ -17,13 +17,17 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..ipc.errors import TokenloomError
+from .open_requests import OpenRequests
 from .openai_errors import HttpError, to_http_error
 from .server_events import SERVER_SEND
 from .tracing import TraceContext, incoming_trace, read_trace_context
 
 logger = logging.getLogger("tokenloom.http")
 
-OPEN_PATHS = frozenset(("/", "/health", "/ready", "/version", "/dashboard", "/openapi.json", "/metrics"))
+PROBE_PATHS = frozenset(("/health", "/ready", "/metrics"))  # which are answered however busy the server is
+OPEN_PATHS = PROBE_PATHS | {"/", "/version", "/dashboard", "/openapi.json"}
+SURPLUS = "tokenloom.surplus"  # in the scopes of a connection that is one too many
+LOCAL = "tokenloom.local"  # in the scopes of a connection that only this machine can have made
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,200}")
 
 
@@ -31,12 +35,21 @@ class Gate:
     """Wraps `app`. Without a key everyone may call; with one, all but OPEN_PATHS need it."""
 
     def __init__(
-        self, app: ASGIApp, api_key: str | None, max_body_bytes: int, on_refused: Callable[[str], None]
+        self,
+        app: ASGIApp,
+        api_key: str | None,
+        max_body_bytes: int,
+        on_refused: Callable[[str], None],
+        root_path: str = "",
+        open_requests: OpenRequests | None = None,
     ) -> None:
+        """`on_refused` gets why. `root_path` is the proxy's, which may leave it in front of a path or not."""
         self._app = app
-        self._on_refused = on_refused  # gets why
-        self._authorization = None if api_key is None else b"Bearer " + api_key.encode()
+        self._on_refused = on_refused
+        self._api_key = None if api_key is None else api_key.encode()
         self._max_body_bytes = max_body_bytes
+        self._root_path = root_path
+        self._open_requests = open_requests or OpenRequests()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -55,8 +68,11 @@ class Gate:
                 message["headers"] = [*message.get("headers", ()), *extra]
             await send(message)
 
-        scope[SERVER_SEND] = send
+        scope.setdefault(SERVER_SEND, send)
         scope["app"] = self  # so that Starlette's router raises what it refuses
+        if self._root_path and f"{scope['path']}/".startswith(f"{self._root_path}/"):
+            scope["path"] = scope["path"].removeprefix(self._root_path) or "/"
+        self._open_requests.add(1)
         try:
             self._check(scope, headers)
             await self._app(scope, self._limited(receive), send_with_headers)
@@ -68,16 +84,22 @@ class Gate:
                 logger.exception("%s %s failed", scope["method"], scope["path"])
             if not has_started:
                 await answer.response()(scope, receive, send_with_headers)
+        finally:
+            self._open_requests.add(-1)
 
     def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
-        if self._authorization is not None and scope["path"] not in OPEN_PATHS:
-            given = headers.get(b"authorization", b"")
-            if not hmac.compare_digest(given, self._authorization):
-                what = "the API key is wrong" if given else "no API key was given"
+        if SURPLUS in scope and scope["path"] not in PROBE_PATHS:
+            self._on_refused("connections")
+            message = "there are as many connections as this server can hold: ask again later"
+            again = {"retry-after": "1", "connection": "close"}
+            raise HttpError(503, message, "overloaded_error", code="overloaded", headers=again)
+        if self._api_key is not None and scope["path"] not in OPEN_PATHS:
+            wrong = _wrong_with(headers.get(b"authorization", b""), self._api_key)
+            if wrong:
                 self._on_refused("key")
                 raise HttpError(
                     401,
-                    f"{what}: send the header `Authorization: Bearer KEY`",
+                    f"{wrong}: send the header `Authorization: Bearer KEY`",
                     code="invalid_api_key",
                     headers={"www-authenticate": "Bearer"},
                 )
@@ -104,6 +126,18 @@ class Gate:
     def _too_large(self) -> HttpError:
         limit = self._max_body_bytes
         return HttpError(413, f"the body has more than {limit} bytes: send less or raise --max-body-bytes")
+
+
+def _wrong_with(authorization: bytes, key: bytes) -> str:
+    """Why these credentials do not admit; empty if they do. The scheme's name is in any case (RFC 9110, 11.1)."""
+    scheme, _, token = authorization.strip().partition(b" ")
+    if not scheme:
+        return "no API key was given"
+    if scheme.lower() != b"bearer":
+        return "the header authorization does not begin with `Bearer`"
+    if not hmac.compare_digest(token.strip(), key):
+        return "the API key is wrong" if token.strip() else "no API key follows `Bearer`"
+    return ""
 
 
 def _unrouted(error: HTTPException, scope: Scope) -> HttpError:

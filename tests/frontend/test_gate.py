@@ -1,8 +1,9 @@
-"""What the Gate does with a request that never comes whole."""
+"""What every request passes first: the key, the root path, the count of open ones; and one that never comes whole."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 
 import msgspec
@@ -10,8 +11,11 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
+from tokenloom.frontend.open_requests import OpenRequests
+from tokenloom.frontend.openai_errors import json_response
 from tokenloom.frontend.server_endpoint import read_body
-from tokenloom.frontend.server_gate import Gate
+from tokenloom.frontend.server_gate import SURPLUS, Gate
+from tokenloom.ipc.errors import RequestError
 
 
 async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
@@ -38,3 +42,93 @@ def test_a_client_that_leaves_in_the_midst_of_its_body_is_neither_answered_nor_l
         asyncio.run(Gate(endpoint, None, 100, lambda why: None)(scope, receive, send))
     assert (arriving, sent) == ([], [])
     assert [record for record in caplog.records if record.name.startswith("tokenloom")] == []
+
+
+def answer_of(gate: Gate, path: str = "/v1/models", **changes: object) -> tuple[int, dict[str, str], str]:
+    """Status, headers and the error's message of a GET."""
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "GET", "path": path, "headers": [], **changes}
+    asyncio.run(gate(scope, receive, send))
+    body = json.loads(sent[1]["body"])
+    headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+    return sent[0]["status"], headers, body["error"]["message"] if "error" in body else body["path"]
+
+
+async def tell_path(scope: Scope, receive: Receive, send: Send) -> None:
+    await json_response({"path": scope["path"]})(scope, receive, send)
+
+
+@pytest.mark.parametrize(
+    ("authorization", "message"),
+    [
+        ("Bearer KEY", None),
+        ("bearer KEY", None),
+        ("BEARER   KEY \t", None),
+        (None, "no API key was given"),
+        ("", "no API key was given"),
+        ("KEY", "the header authorization does not begin with `Bearer`"),
+        ("Basic KEY", "the header authorization does not begin with `Bearer`"),
+        ("BearerKEY", "the header authorization does not begin with `Bearer`"),
+        ("Bearer", "no API key follows `Bearer`"),
+        ("Bearer key", "the API key is wrong"),
+        ("Bearer KEY KEY", "the API key is wrong"),
+        ("Bearer KEY\u00e9", "the API key is wrong"),
+    ],
+)
+def test_a_key_follows_bearer_in_any_case_and_what_is_wrong_is_said(
+    authorization: str | None, message: str | None
+) -> None:
+    refused: list[str] = []
+    gate = Gate(tell_path, "KEY", 100, refused.append)
+    headers = [] if authorization is None else [(b"authorization", authorization.encode())]
+    status, told, text = answer_of(gate, headers=headers)
+    if message is None:
+        assert (status, refused) == (200, [])
+        return
+    assert (status, told["www-authenticate"], refused) == (401, "Bearer", ["key"])
+    assert text == f"{message}: send the header `Authorization: Bearer KEY`"
+
+
+@pytest.mark.parametrize(
+    ("path", "seen"),
+    [
+        ("/llm/v1/models", "/v1/models"),
+        ("/v1/models", "/v1/models"),  # the proxy has taken it away
+        ("/llm", "/"),
+        ("/llmx/y", "/llmx/y"),
+    ],
+)
+def test_the_root_path_of_a_proxy_is_taken_away_where_it_is(path: str, seen: str) -> None:
+    assert answer_of(Gate(tell_path, None, 100, lambda why: None, "/llm"), path)[2] == seen
+
+
+def test_the_probes_are_open_below_the_root_path_too() -> None:
+    assert answer_of(Gate(tell_path, "KEY", 100, lambda why: None, "/llm"), "/llm/health")[0] == 200
+
+
+def test_a_connection_too_many_is_refused_but_for_probes() -> None:
+    refused: list[str] = []
+    gate = Gate(tell_path, None, 100, refused.append)
+    status, headers, _ = answer_of(gate, **{SURPLUS: True})
+    assert (status, headers["connection"], headers["retry-after"], refused) == (503, "close", "1", ["connections"])
+    assert answer_of(gate, "/health", **{SURPLUS: True})[0] == 200
+
+
+def test_a_request_is_open_until_it_has_been_answered_however_it_ends() -> None:
+    requests = OpenRequests()
+    counts: list[int] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        counts.append(requests.count)
+        raise RequestError("no")
+
+    gate = Gate(app, None, 100, lambda why: None, open_requests=requests)
+    assert answer_of(gate)[0] == 400
+    assert (counts, requests.count) == ([1], 0)
