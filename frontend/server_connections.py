@@ -1,0 +1,234 @@
+"""Connections: how long an HTTP client may take to send a request, and how many connections there may be.
+
+A client that has not sent a request's head within the limit, or whose body stands still or trickles, is answered with
+408 and closed. One timer looks at all connections that are waited for, a few times within the limit; without such
+connections there is none. An answer may take as long as it takes.
+
+When there are as many connections as the process has descriptors for, the one that has been without a request for
+longest makes room. If there is none, the requests of the new one are answered with 503; probes are served all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import resource
+from collections.abc import Callable
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from ..ipc.log import is_worth_a_line
+from .openai_errors import HttpError, encode_json
+from .server_gate import LOCAL, SURPLUS
+
+logger = logging.getLogger("tokenloom.http")
+
+LOOKS_PER_LIMIT = 4  # of the timer
+LEAST_BYTES_PER_S = 1024  # of a body, on average
+NUM_KEPT_FDS = 128  # for the engine's own sockets and files, and for clients of the other protocol
+
+
+def most_connections() -> int:
+    """What the limit of open files leaves for HTTP."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return max(limit - NUM_KEPT_FDS, limit // 2)
+
+
+class Stage(enum.Enum):
+    """How far the youngest request of a connection has come."""
+
+    NEW = enum.auto()  # nothing has come yet
+    HEAD = enum.auto()  # some of its head
+    BODY = enum.auto()  # its head
+    ANSWER = enum.auto()  # all of it
+    IDLE = enum.auto()  # it has been answered to the end
+
+
+_AWAITED = frozenset((Stage.NEW, Stage.HEAD, Stage.BODY))  # the client is to send something
+_WITHOUT_REQUEST = frozenset((Stage.NEW, Stage.HEAD, Stage.IDLE))
+
+
+class Connections:
+    """Owns the timer. Knows of each open connection whether it is awaited, and in the order in which they became so
+    those that are without a request."""
+
+    def __init__(
+        self, timeout_s: float, max_connections: int, on_refused: Callable[[HttpConnection, HttpError, str], None]
+    ) -> None:
+        """`on_refused` gets whoever is answered without the application, with what and why in a word."""
+        self.timeout_s, self.max_connections, self.on_refused = timeout_s, max_connections, on_refused
+        self._open: set[HttpConnection] = set()
+        self.loop = asyncio.get_running_loop()
+        self._awaited: set[HttpConnection] = set()
+        self._without_request: dict[HttpConnection, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._looked_at = 0.0
+        self._num_surplus = 0
+
+    @property
+    def has_timer(self) -> bool:
+        return self._timer is not None
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    def open(self, connection: HttpConnection) -> bool:
+        """Count a new connection; False if it is one too many."""
+        self._open.add(connection)
+        while self.num_open > self.max_connections and self._without_request:
+            longest = next(iter(self._without_request))
+            self.close(longest)
+            longest.transport.close()
+        if self.num_open <= self.max_connections:
+            return True
+        self._num_surplus += 1
+        if is_worth_a_line(self._num_surplus):
+            logger.warning(
+                "%d HTTP connections have requests and at most %d may be open: new ones are refused, %d so far; raise "
+                "the limit of open files (ulimit -n)",
+                self.num_open - 1,
+                self.max_connections,
+                self._num_surplus,
+            )
+        return False
+
+    def on_stage(self, connection: HttpConnection, stage: Stage) -> None:
+        self._without_request.pop(connection, None)
+        if stage in _WITHOUT_REQUEST:
+            self._without_request[connection] = None
+        if stage not in _AWAITED:
+            self._awaited.discard(connection)
+            return
+        self._awaited.add(connection)
+        if self._timer is None:
+            self._looked_at = self.loop.time()
+            self._set_timer()
+
+    def close(self, connection: HttpConnection) -> None:
+        self._open.discard(connection)
+        self._without_request.pop(connection, None)
+        self._awaited.discard(connection)
+
+    def _set_timer(self) -> None:
+        self._timer = self.loop.call_later(self.timeout_s / LOOKS_PER_LIMIT, self._look)
+
+    def _look(self) -> None:
+        now, self._timer = self.loop.time(), None
+        late_s = max(now - self._looked_at - self.timeout_s / LOOKS_PER_LIMIT, 0.0)
+        self._looked_at = now
+        for each in list(self._awaited):
+            each.check(now, late_s)
+        if self._awaited:
+            self._set_timer()
+
+
+class HttpConnection(HttpToolsProtocol):
+    """uvicorn's connection, whose client has a limit of time."""
+
+    def __init__(self, config: Config, server_state: ServerState, connections: Connections, is_local: bool) -> None:
+        """`is_local`: only this machine can have made it."""
+        super().__init__(config, server_state, {}, connections.loop)
+        self._connections = connections
+        self._stage = Stage.NEW
+        self._marks = {LOCAL: True} if is_local else {}  # for the scopes of its requests
+        self._num_body_bytes = 0
+        self._since = self._last_at = 0.0  # when the stage began, and when something came last
+
+    def _enter(self, stage: Stage) -> None:
+        self._stage = stage
+        self._since = self._last_at = self.loop.time()
+        self._connections.on_stage(self, stage)
+
+    # ── events of the socket ──
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if not self._connections.open(self):
+            self._marks[SURPLUS] = True
+        self._enter(Stage.NEW)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.close(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._stage in (Stage.NEW, Stage.IDLE):
+            self._enter(Stage.HEAD)
+        else:
+            self._last_at = self.loop.time()
+        super().data_received(data)
+
+    # ── events of the parser and of the answer ──
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope.update(self._marks)  # type: ignore[typeddict-item]
+        if self._stage is not Stage.HEAD:  # the next one of a pipeline
+            self._enter(Stage.HEAD)
+
+    def on_headers_complete(self) -> None:
+        self._num_body_bytes = 0
+        self._enter(Stage.BODY)
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._num_body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        # answered before it was whole: uvicorn's own timer of idle connections has been set off by the rest of the body
+        self._enter(Stage.NEW if self.cycle.response_complete else Stage.ANSWER)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._stage is Stage.ANSWER and self.cycle.response_complete and not self.transport.is_closing():
+            self._enter(Stage.IDLE)
+
+    # ── limits ──
+
+    def check(self, now: float, late_s: float) -> None:
+        """End it if its client has had its time. The loop stood still for `late_s`, which does not count, nor does the
+        time in which nothing is read since an answer is being written."""
+        is_answering = self._stage is Stage.HEAD and self.cycle and not self.cycle.response_complete
+        if is_answering or self.flow.read_paused:
+            self._since = self._last_at = now
+            return
+        self._since += late_s
+        self._last_at += late_s
+        limit_s, taken_s = self._connections.timeout_s, now - self._since
+        if self._stage is Stage.BODY:
+            if now - self._last_at > limit_s or taken_s > limit_s + self._num_body_bytes / LEAST_BYTES_PER_S:
+                self._refuse(408, f"{self._num_body_bytes} bytes of the body came within {taken_s:.0f} s", "slow")
+        elif taken_s > limit_s:
+            if self._stage is Stage.HEAD:
+                self._refuse(408, f"the head of the request did not come whole within {limit_s:g} s", "slow")
+            else:
+                self.transport.close()
+
+    @property
+    def _is_unanswered(self) -> bool:
+        """Whether an answer may be written to what has come last."""
+        if not self.cycle:  # no request has had a head yet
+            return True
+        if self._stage is Stage.BODY:
+            return not self.cycle.response_started
+        return self._stage is not Stage.ANSWER and self.cycle.response_complete
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, "this is no request of HTTP/1.1", "http")
+
+    def _refuse(self, status: int, message: str, why: str) -> None:
+        """Answer without the application, unless it is answering or has answered, and close."""
+        if self._is_unanswered:
+            error = HttpError(status, f"{message}: send it again")
+            self._connections.on_refused(self, error, why)
+            body = encode_json(error.body)
+            length = b"content-length: %d\r\n" % len(body)
+            head = STATUS_LINE[status] + b"content-type: application/json\r\nconnection: close\r\n" + length + b"\r\n"
+            self.transport.write(head + body)
+        self.transport.close()
