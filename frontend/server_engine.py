@@ -19,6 +19,7 @@ import msgspec
 from ..ipc.codec import num_ids
 from ..ipc.errors import ErrorInfo, RequestError
 from ..ipc.messages import Abort, Accepted, Delta, Deltas, FrontendMessage, Submit
+from .server_access import access_record
 from .service import Frontend
 from .tokenizer import JsonObject
 from .tracing import incoming_trace
@@ -39,7 +40,7 @@ class Run:
         self._news: list[tuple[int, Accepted | Delta]] = []  # of which prompt, and what it got
         self._waiter: asyncio.Future[None] | None = None
         self._num_cached = [0] * num_prompts
-        self._num_completion_tokens = 0
+        self.num_completion_tokens = 0
         self._prompts: list[Accepted | None] = [None] * num_prompts
 
     def put(self, position: int, update: Accepted | Delta) -> bool:
@@ -71,7 +72,7 @@ class Run:
                 if update.finish_reason == "error":
                     error = update.error or ErrorInfo("internal", "the request failed and the engine did not say why")
                     raise error.to_exception()
-                self._num_completion_tokens += num_ids(update.token_ids)
+                self.num_completion_tokens += num_ids(update.token_ids)
                 self._num_cached[position] = max(self._num_cached[position], update.num_cached_tokens)
                 found.append((position * self.num_answers + update.index, update))
             yield found
@@ -79,13 +80,18 @@ class Run:
     def prompt_of(self, choice: int) -> Accepted | None:
         return self._prompts[choice // self.num_answers]
 
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Each prompt counted once whatever n is."""
+        return sum(num_ids(each.prompt_token_ids) for each in self._prompts if each is not None)
+
     def usage(self) -> JsonObject:
-        """Tokens of the prompts, each counted once whatever n is, and of all answers so far."""
-        num_prompt = sum(num_ids(each.prompt_token_ids) for each in self._prompts if each is not None)
+        """Tokens of the prompts and of all answers so far."""
+        num_prompt = self.num_prompt_tokens
         return {
             "prompt_tokens": num_prompt,
-            "completion_tokens": self._num_completion_tokens,
-            "total_tokens": num_prompt + self._num_completion_tokens,
+            "completion_tokens": self.num_completion_tokens,
+            "total_tokens": num_prompt + self.num_completion_tokens,
             "prompt_tokens_details": {"cached_tokens": sum(self._num_cached)},
         }
 
@@ -123,6 +129,9 @@ class LocalEngine:
             yield run
         finally:
             self._session.num_readers -= 1
+            if (record := access_record.get()) is not None:
+                record.num_prompt_tokens += run.num_prompt_tokens
+                record.num_completion_tokens += run.num_completion_tokens
             for submit in submits:
                 if self._run_by_id.pop(submit.request_id, None) is not None:
                     self._frontend.on_local_disconnect(self._session, submit.request_id)
