@@ -22,7 +22,14 @@ LEAST_RUN_S = 1e-3  # who runs for less has not run
 class ChildProcess:
     """Owns the process, its standard input, which is its lifeline, and the read end of its stderr."""
 
-    def __init__(self, name: str, module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        inherited_fds: Sequence[int] = (),
+    ) -> None:
         self.name = name
         self.last_words: deque[str] = deque(maxlen=NUM_LAST_WORDS)
         with group_signals_held_back():
@@ -32,6 +39,7 @@ class ChildProcess:
                 stdout=sys.stderr,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
+                pass_fds=inherited_fds,
                 env=environment,
                 cwd="/",  # `-m` puts the working folder on sys.path: our room folders must not be found there
             )

@@ -56,6 +56,8 @@ class InProcessEngine:
             raise ConfigError(
                 f"in_process runs one rank, tensor_parallel_size is {config.tensor_parallel_size}: set it to 1"
             )
+        if config.http is not None or config.uds is not None:
+            raise ConfigError("in_process serves no HTTP: leave http and uds out, or in_process")
         self._run_directory = RunDirectory.create()
         self._wakeup = threading.Event()
         self._steps = _Steps()

@@ -26,6 +26,7 @@ from ..ipc.title import set_title
 from ..ipc.version import tokenloom_version
 from .args import add_engine_arguments, engine_config
 from .cli_command import COMMANDS, list_commands, list_examples, load_command, unknown_command
+from .http_listeners import HttpListeners
 from .option_parser import OptionParser
 from .resolve import resolve
 from .supervisor import StartInterrupted, Supervisor
@@ -122,9 +123,12 @@ def _start(config: EngineConfig, is_private: bool) -> Supervisor:
     """An engine that serves; one that is private ends with its standard input."""
     run_directory = RunDirectory.create()
     announce = (lambda line: None) if is_private else _say
+    listeners = HttpListeners()
     try:
-        supervisor = Supervisor(resolve(config, run_directory), run_directory, announce)
+        listeners.open(config)  # first of all: a port in use is told at once
+        supervisor = Supervisor(resolve(config, run_directory), run_directory, listeners, announce)
     except BaseException:
+        listeners.close()
         run_directory.remove()
         raise
     if is_private:

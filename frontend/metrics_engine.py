@@ -59,6 +59,9 @@ class EngineMetrics:
         self.scheduled_tokens = Counter("scheduled_tokens_total", "Tokens computed in steps, prompts included.")
         self.step_seconds = Counter("step_seconds_total", "Time that steps took, by phase.", ["phase"])
         self.restarts = Counter("process_restarts_total", "Processes of the engine that were replaced.")
+        self.requests_cut = Counter(
+            "http_requests_cut_total", "HTTP requests whose frontend was lost before their end."
+        )
         self.events = Counter("frontend_events_total", "What else the frontend counted.", ["event"])
         self.first_token = Histogram("time_to_first_token_seconds", "From arrival to the first token.", SECONDS)
         self.inter_token = Histogram("inter_token_latency_seconds", "Between tokens of an answer.", SECONDS)
@@ -226,6 +229,7 @@ class EngineMetrics:
         """The core's totals count from its own start: only what it adds is added here."""
         self.progress, self._progress_at = progress, time.monotonic()
         self.restarts.raise_to(progress.num_restarts)
+        self.requests_cut.raise_to(progress.num_http_requests_cut)
         counters: tuple[tuple[Counter, tuple[str, ...], float], ...] = (
             (self.steps, (), progress.step),
             (self.preemptions, (), progress.num_preemptions),

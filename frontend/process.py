@@ -13,7 +13,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,6 +32,7 @@ from ..ipc.signals import ignore_group_signals
 from ..ipc.sockets import MAX_CLIENT_MESSAGE_BYTES, new_socket, receive
 from ..ipc.title import set_title
 from .chat import ChatTemplate
+from .open_requests import OpenRequests, path_of
 from .service import Frontend
 from .tokenizer import Tokenizer
 from .zap import DOMAIN, ZapHandler
@@ -49,10 +50,10 @@ FAREWELL_MS = 800  # how long the last messages may take; with the HTTP server's
 class FrontendProcess:
     """Owns the sockets; `run` serves until the supervisor says Stop."""
 
-    def __init__(self, spec: EngineSpec, identity: bytes, address: str, http: str | None = None) -> None:
-        """`identity` names this frontend to supervisor and core; `address` is where clients find it, and `http`,
-        [HOST:]PORT, where HTTP clients do."""
-        self._spec, self._address, self._http = spec, address, http
+    def __init__(self, spec: EngineSpec, identity: bytes, address: str, http_fds: Sequence[int] = ()) -> None:
+        """`identity` names this frontend to supervisor and core; `address` is where clients find it, and `http_fds`
+        are inherited descriptors of sockets that listen for HTTP clients."""
+        self._spec, self._identity, self._address, self._http_fds = spec, identity, address, http_fds
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._control = new_socket(self._context, zmq.DEALER, identity=identity)
         self._control.connect(spec.address("control"))
@@ -86,10 +87,10 @@ class FrontendProcess:
         self._core.connect(spec.address("core"))
         self._frontend.connect()
         self._send()
-        if self._http is None:
-            self._serve()
+        if self._http_fds:
+            self._serve_http()
         else:
-            self._serve_http(self._http)
+            self._serve()
 
     def _serve(self) -> None:
         poller = zmq.Poller()
@@ -101,16 +102,14 @@ class FrontendProcess:
             self.turn()
         self.stop()
 
-    def _serve_http(self, address: str) -> None:
+    def _serve_http(self) -> None:
         """The same turns, on the event loop of the HTTP server, which is imported only here."""
+        begun = time.monotonic()
         from .server import run_with_http
 
-        begun = time.monotonic()
-
-        def on_listening(url: str) -> None:
-            self._tell(messages.Phase(name="http", duration_s=time.monotonic() - begun, detail=url))
-
-        run_with_http(self, self._frontend, self._spec, address, on_listening)
+        open_requests = OpenRequests(path_of(self._spec.run_directory, self._identity.decode()))
+        self._tell(messages.Phase(name="http", duration_s=time.monotonic() - begun))
+        run_with_http(self, self._frontend, self._spec, self._http_fds, open_requests)
 
     @property
     def sockets(self) -> tuple[zmq.Socket[bytes], ...]:
@@ -262,15 +261,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="tokenloom.frontend.process")
     parser.add_argument("--identity", default="frontend-0")
     parser.add_argument("--address", help="where to listen, if not the spec's client address")
-    parser.add_argument("--http", help="[HOST:]PORT, if not the spec's")
+    parser.add_argument("--http-fd", type=int, action="append", default=[], help="a socket that listens for HTTP")
     arguments = parser.parse_args()
     spec = EngineSpec.from_environment()
     set_title("tokenloom frontend")
     return_large_blocks()
     start_lifeline(lambda: _remove_files(spec))
     log.configure("frontend", spec.config.log_level)
-    address, http = arguments.address or spec.client_address, arguments.http or spec.config.http
-    process = FrontendProcess(spec, arguments.identity.encode(), address, http)
+    address = arguments.address or spec.client_address
+    process = FrontendProcess(spec, arguments.identity.encode(), address, arguments.http_fd)
     try:
         process.run()
         code = 0
@@ -288,9 +287,11 @@ def main() -> int:
 def _remove_files(spec: EngineSpec) -> None:
     """The supervisor is dead: whoever notices removes what it would have removed."""
     shutil.rmtree(spec.run_directory, ignore_errors=True)
-    if spec.client_address.startswith("ipc://"):
+    named = [spec.client_address] if spec.client_address.startswith("ipc://") else []
+    named += [f"ipc://{spec.config.uds}"] if spec.config.uds is not None else []
+    for address in named:
         with contextlib.suppress(OSError):
-            unlink_ipc_address(spec.client_address)
+            unlink_ipc_address(address)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from ..ipc.errors import ConfigError
 from ..ipc.keys import Keys
 from ..ipc.model_config import ModelConfig
 from ..ipc.quantization_config import QuantizationConfig
+from .tls import new_ssl_context
 
 DType = Literal["float32", "bfloat16", "float16"]
 DEMO_FOLDER = Path(__file__).resolve().parent.parent / "demo"
@@ -32,6 +33,7 @@ def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
     config = _with_absolute_paths(config)  # the children run in another folder
     if config.key_file is not None:
         Keys.load(config.key_file)
+    new_ssl_context(config)
     folder = find_checkpoint(config.model, config.revision)
     model = _quantized(config, ModelConfig.load(folder))
     check_parallel(model, config.tensor_parallel_size)
@@ -51,7 +53,8 @@ def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
 
 
 def _with_absolute_paths(config: EngineConfig) -> EngineConfig:
-    given = {"key_file": config.key_file, "chat_template": config.chat_template}
+    names = ("key_file", "chat_template", "uds", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs")
+    given = {name: getattr(config, name) for name in names}
     absolute = {name: os.path.abspath(path) for name, path in given.items() if path is not None}
     return msgspec.structs.replace(config, **absolute)
 

@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import zmq
@@ -57,8 +57,16 @@ class Roster:
         self.poller.register(self._control, zmq.POLLIN)
         self.children: list[Child] = []
 
-    def spawn(self, role: str, name: str, module: str, identity: str, arguments: list[str]) -> None:
-        process = ChildProcess(name, module, arguments, self._environment)
+    def spawn(
+        self,
+        role: str,
+        name: str,
+        module: str,
+        identity: str,
+        arguments: Sequence[str],
+        inherited_fds: Sequence[int] = (),
+    ) -> None:
+        process = ChildProcess(name, module, arguments, self._environment, inherited_fds)
         self.children.append(Child(role, process, identity.encode()))
         self.poller.register(process.stderr_fd, zmq.POLLIN)
         self.poller.register(process.pid_fd, zmq.POLLIN)

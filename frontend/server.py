@@ -15,57 +15,76 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import uvicorn
 import uvloop
 import zmq
+from starlette.types import ASGIApp
 
-from ..ipc.config import http_endpoint
+from ..ipc.config import EngineConfig
 from ..ipc.engine_spec import EngineSpec
-from ..ipc.errors import ConfigError
+from .http_listeners import is_loopback
+from .open_requests import OpenRequests
+from .openai_errors import HttpError
 from .server_acceptor import Acceptor
+from .server_access import AccessLog
 from .server_app import new_app
+from .server_connections import Connections, HttpConnection, most_connections
 from .server_engine import LocalEngine
 from .service import Frontend
+from .tls import new_ssl_context
 
 if TYPE_CHECKING:
     from .process import FrontendProcess
 
-BACKLOG = 2048
+IDLE_S = 75  # for how long a connection is kept open between two requests
 FAREWELL_S = 2  # how long answers that are being written may take when the engine stops
 
 
 def run_with_http(
-    process: FrontendProcess, frontend: Frontend, spec: EngineSpec, address: str, on_listening: Callable[[str], None]
+    process: FrontendProcess, frontend: Frontend, spec: EngineSpec, fds: Sequence[int], open_requests: OpenRequests
 ) -> None:
-    """Serve until the process is stopping; raises ConfigError if nothing can listen at `address`."""
-    listener = _bind(address)
-    host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    on_listening(f"http://{shown}:{port}")
-    uvloop.run(_serve(process, frontend, spec, listener))
+    """Serve on the listening sockets `fds`, which are the supervisor's, until the process is stopping."""
+    listeners = [socket.socket(fileno=fd) for fd in fds]
+    for each in listeners:
+        each.set_inheritable(False)  # not for this process's own children
+        each.setblocking(False)
+    uvloop.run(_serve(process, frontend, spec, listeners, open_requests))
 
 
-def _bind(address: str) -> socket.socket:
-    host, port = http_endpoint(address)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a replacement takes the port over
-        listener.bind((host, port))
-        listener.listen(BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise ConfigError(f"cannot listen on --http {address}: {error.strerror or error}; choose another") from None
-    listener.setblocking(False)
-    return listener
-
-
-async def _serve(process: FrontendProcess, frontend: Frontend, spec: EngineSpec, listener: socket.socket) -> None:
+async def _serve(
+    process: FrontendProcess,
+    frontend: Frontend,
+    spec: EngineSpec,
+    listeners: Sequence[socket.socket],
+    open_requests: OpenRequests,
+) -> None:
     turns = TurnLoop(process)
-    app = new_app(LocalEngine(frontend, turns.wake), frontend, spec)
+    app = new_app(LocalEngine(frontend, turns.wake), frontend, spec, open_requests)
+    log = None if spec.config.access_log == "off" else AccessLog(app, has_all=spec.config.access_log == "all")
+
+    def on_refused(connection: HttpConnection, error: HttpError, why: str) -> None:
+        frontend.metrics.on_refused(why)
+        if log is not None:
+            log.on_refused(connection.client, error)
+
+    server = new_server(log or app)
+    connections = Connections(spec.config.http_timeout_s, most_connections(), on_refused)
+
+    def on_exhausted() -> None:
+        frontend.counts["accept_paused_for_descriptors"] += 1
+
+    server.servers = [accept(each, server, connections, spec.config, on_exhausted) for each in listeners]  # type: ignore[misc]
+    await turns.run()  # uvicorn's own main loop would wake ten times a second to do nothing
+    process.stop()
+    with contextlib.suppress(asyncio.CancelledError):
+        await server.shutdown(sockets=list(listeners))
+
+
+def new_server(app: ASGIApp) -> uvicorn.Server:
+    """Without its own main loop and sockets."""
     config = uvicorn.Config(
         app,
         http="httptools",
@@ -75,32 +94,34 @@ async def _serve(process: FrontendProcess, frontend: Frontend, spec: EngineSpec,
         access_log=False,
         server_header=False,
         date_header=False,
-        timeout_keep_alive=75,
+        timeout_keep_alive=IDLE_S,
         timeout_graceful_shutdown=FAREWELL_S,
     )
     config.load()
     logging.getLogger("uvicorn").setLevel(logging.ERROR)  # a line for each malformed request would fill a disk
     server = uvicorn.Server(config)
     server.lifespan = config.lifespan_class(config)
-    server.servers = [_accept(listener, server, frontend)]  # type: ignore[list-item]
-    server.started = True
-    await turns.run()  # uvicorn's own main loop would wake ten times a second to do nothing
-    process.stop()
-    with contextlib.suppress(asyncio.CancelledError):
-        await server.shutdown(sockets=[listener])
+    return server
 
 
-def _accept(listener: socket.socket, server: uvicorn.Server, frontend: Frontend) -> Acceptor:
-    """Have `server` serve whoever connects."""
-    protocol_class = server.config.http_protocol_class
+def accept(
+    listener: socket.socket,
+    server: uvicorn.Server,
+    connections: Connections,
+    config: EngineConfig,
+    on_exhausted: Callable[[], None],
+) -> Acceptor:
+    """Serve whoever connects to `listener`; `on_exhausted` is called when descriptors run out. Closing what is returned
+    leaves the listener open."""
+    is_unix = listener.family == socket.AF_UNIX
+    is_local = is_unix or is_loopback(listener.getsockname()[0])
 
-    def new_protocol() -> asyncio.Protocol:
-        return protocol_class(config=server.config, server_state=server.server_state, app_state={})  # type: ignore[call-arg]
+    def new_connection() -> HttpConnection:
+        return HttpConnection(server.config, server.server_state, connections, is_local)
 
-    def on_exhausted() -> None:
-        frontend.counts["accept_paused_for_descriptors"] += 1
-
-    return Acceptor(listener, new_protocol, on_exhausted)
+    tls = None if is_unix else new_ssl_context(config)
+    handshake_s = None if tls is None else config.http_timeout_s
+    return Acceptor(listener, new_connection, on_exhausted, tls, handshake_s)
 
 
 class TurnLoop:

@@ -153,7 +153,8 @@ class AdminEndpoints:
 
     async def home(self, request: Request) -> Response:
         """For a person who opens the address that the Ready line names."""
-        return RedirectResponse("dashboard")
+        root = self._spec.config.root_path  # without one the link is relative, for proxies that say nothing of theirs
+        return RedirectResponse(f"{root}/dashboard" if root else "dashboard")
 
     async def page(self, request: Request) -> Response:
         return Response(self._html, headers=_HEADERS, media_type="text/html; charset=utf-8")
@@ -170,6 +171,7 @@ class AdminEndpoints:
             "waiting": health.num_waiting,
             "restarts": health.num_restarts,
             "last_failure": health.last_failure,
+            "requests_cut": metrics.requests_cut.sum,
             "kv_use": metrics.kv_use,
             "kv_blocks": metrics.num_kv_blocks,
             "block_size": self._spec.config.block_size,

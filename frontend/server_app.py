@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import TokenloomError
 from .metrics_engine import EngineMetrics
+from .open_requests import OpenRequests
 from .openai_answers import Answers
 from .openai_chat import ChatCompletion
 from .openai_completions import Completion
@@ -28,6 +29,7 @@ from .openai_responses import ResponseCreation, ResponsesRequest, chat_request
 from .openai_schema import ChatRequest, CompletionRequest, EmbeddingRequest
 from .openai_text import has_markers
 from .openai_tools import ParserName, find_parser
+from .server_access import CLIENT_CLOSED_REQUEST
 from .server_admin import AdminEndpoints
 from .server_endpoint import BodyT, Endpoint, read_body
 from .server_engine import LocalEngine
@@ -37,8 +39,6 @@ from .service import Frontend
 from .tracing import TraceContext
 
 Work: TypeAlias = Answers | ResponseCreation | Embeddings  # a request that has been checked
-
-CLIENT_CLOSED_REQUEST = 499  # nobody reads it; nginx's number, for the metrics
 
 
 class OpenAIEndpoints:
@@ -99,7 +99,9 @@ class OpenAIEndpoints:
         return Embeddings(self._engine, body, self._model)
 
 
-def new_app(engine: LocalEngine, frontend: Frontend, spec: EngineSpec) -> ASGIApp:
+def new_app(
+    engine: LocalEngine, frontend: Frontend, spec: EngineSpec, open_requests: OpenRequests | None = None
+) -> ASGIApp:
     """The whole application: routes, the gate around them, and CORS around all of it, for pages that are refused."""
     admin = AdminEndpoints(engine, frontend, spec)
     endpoints = [*OpenAIEndpoints(engine, frontend.metrics, spec).endpoints(), *admin.endpoints()]
@@ -109,7 +111,10 @@ def new_app(engine: LocalEngine, frontend: Frontend, spec: EngineSpec) -> ASGIAp
 
     endpoints.append(Endpoint("/openapi.json", openapi, "This document"))
     router = Router([each.route for each in endpoints])
-    gate = Gate(router, spec.config.api_key, spec.config.max_body_bytes, frontend.metrics.on_refused)
+    config = spec.config
+    gate = Gate(
+        router, config.api_key, config.max_body_bytes, frontend.metrics.on_refused, config.root_path, open_requests
+    )
     if spec.config.cors_origins is None:
         return gate
     return CORSMiddleware(

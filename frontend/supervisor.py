@@ -23,7 +23,9 @@ from ..ipc.awake_clock import AwakeClock
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import EngineDead, ProtocolError, TokenloomError
 from ..ipc.log import log_always
+from . import open_requests
 from .engine_state import EngineState, state_lines
+from .http_listeners import HttpListeners
 from .restart_policy import RestartPolicy
 from .roster import Child, Roster
 from .service_manager import READY, STOPPING, notify
@@ -50,10 +52,19 @@ class StartInterrupted(EngineDead):
 class Supervisor:
     """Owns the roster and decides what a loss leads to. `start`, then `run`, then always `stop`."""
 
-    def __init__(self, spec: EngineSpec, run_directory: RunDirectory, announce: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        spec: EngineSpec,
+        run_directory: RunDirectory,
+        listeners: HttpListeners,
+        announce: Callable[[str], None],
+    ) -> None:
+        """Takes over `run_directory` and `listeners`."""
         self.spec = spec
         self.address = spec.client_address
-        self.http_address: str | None = None  # as it was bound, with the port that a 0 became
+        self.http_address = next(iter(listeners.addresses), None)
+        self._listeners = listeners
+        self._num_requests_cut = 0  # HTTP requests that lost frontends left without the end of their answer
         self._run_directory = run_directory
         self._announce = announce
         self._begun = time.monotonic()
@@ -102,7 +113,7 @@ class Supervisor:
         self._is_serving, self._next_ping_at = True, time.monotonic()
         self._first_start_s = time.monotonic() - self._begun
         self._publish_start()
-        places = " and ".join(each for each in (self.address, self.http_address) if each is not None)
+        places = " and ".join((self.address, *self._listeners.addresses))
         self._announce(f"Ready at {places} after {time.monotonic() - self._begun:.2f} s")
         notify(READY, f"serves {self.spec.served_model_name} at {places}")
 
@@ -122,9 +133,9 @@ class Supervisor:
         else:
             identity = f"frontend-{self._num_frontends}"
             arguments = ["--identity", identity, "--address", self.address]
-            if self.http_address is not None:
-                arguments += ["--http", self.http_address.removeprefix("http://")]
-            self._roster.spawn(role, "frontend", "tokenloom.frontend.process", identity, arguments)
+            fds = self._listeners.fds
+            arguments += [word for fd in fds for word in ("--http-fd", str(fd))]
+            self._roster.spawn(role, "frontend", "tokenloom.frontend.process", identity, arguments, fds)
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -223,8 +234,6 @@ class Supervisor:
     def _on_phase(self, child: Child, phase: messages.Phase) -> None:
         if phase.name == "listen":
             self.address = phase.detail
-        elif phase.name == "http":
-            self.http_address = phase.detail
         since = time.monotonic() - self._begun
         told = msgspec.structs.asdict(phase)
         self._phases.append(messages.StartPhase(process=child.process.name, ended_s=since, **told))
@@ -317,6 +326,8 @@ class Supervisor:
                 self._generation += 1
                 self._pending_start["worker"] = time.monotonic()
         else:
+            left = open_requests.take_left(open_requests.path_of(self.spec.run_directory, child.identity.decode()))
+            self._num_requests_cut += left
             self._num_frontends += 1
             self._roster.broadcast(messages.FrontendDown(identity=child.identity), "core")
         self._pending_start[child.role] = time.monotonic() + delay_s
@@ -369,6 +380,7 @@ class Supervisor:
         progress = msgspec.structs.replace(
             self._progress,
             num_restarts=num_restarts,
+            num_http_requests_cut=self._num_requests_cut,
             worker_memory_bytes=[child.process.resident_bytes() for child in self._roster.of("worker")],
             last_failure=self._last_failure,
             is_core_up=self._roster.is_up("core"),
@@ -401,12 +413,14 @@ class Supervisor:
 
     def stop(self) -> None:
         """End all children and leave nothing behind; harmless when called twice."""
+        self._listeners.close()
         self._roster.broadcast(messages.Stop(reason="" if self._failure is None else str(self._failure)))
         self._roster.close(STOP_TIMEOUT_S if self._is_serving else 0.0)  # a start leaves nothing to be finished
         self.remove_files()
 
     def remove_files(self) -> None:
-        """The run directory, and the socket that the operator named."""
+        """The run directory, and the sockets that the operator named."""
         self._run_directory.remove()
+        self._listeners.remove_files()
         if self._lock_fd is not None and self.spec.config.listen is not None:
             unlink_ipc_address(self.spec.config.listen)

@@ -1,8 +1,9 @@
 """The run directory of one engine: where its sockets live, who owns it, how dead ones are swept.
 
-Layout: <base>/<8 hex>/{lock,blocks,group-G/} and the sockets {core,control,client,workers-G,results-G,grammar-K}.sock;
-base is $XDG_RUNTIME_DIR/tokenloom or a per-user folder in the temp directory. Mode 0700. The owner holds a flock on
-`lock` for its life; a directory whose lock is free belongs to a dead engine.
+Layout: <base>/<8 hex>/{lock,blocks,frontend-N.requests,group-G/} and the sockets
+{core,control,client,workers-G,results-G,grammar-K}.sock; base is $XDG_RUNTIME_DIR/tokenloom or a per-user folder in the
+temp directory. Mode 0700. The owner holds a flock on `lock` for its life; a directory whose lock is free belongs to a
+dead engine.
 """
 
 from __future__ import annotations
@@ -97,8 +98,9 @@ def sweep(base: Path) -> int:
     return num_removed
 
 
-def lock_ipc_address(address: str) -> int:
-    """Take the lock beside an ipc path that the operator chose; returns its fd, held for the life of the process.
+def lock_ipc_address(address: str, option: str = "--listen") -> int:
+    """Take the lock beside an ipc path that the operator chose by `option`; returns its fd, held for the life of the
+    process.
 
     ZeroMQ lets a second bind steal an ipc path silently, so that an address in use is found by its lock.
     """
@@ -110,14 +112,14 @@ def lock_ipc_address(address: str) -> int:
     except OSError as error:
         raise ConfigError(f"cannot listen on {address}: {error.strerror} ({path.parent})") from None
     if lock_fd is None:
-        raise ConfigError(f"{address} is in use by another engine: stop it or choose another --listen address")
+        raise ConfigError(f"{address} is in use by another engine: stop it or choose another {option} address")
     deadline = time.monotonic() + FAREWELL_S
     while (found := _foreign(path)) == _LISTENS and time.monotonic() < deadline:
         time.sleep(0.05)
     if found:
         path.with_name(path.name + ".lock").unlink()
         os.close(lock_fd)
-        raise ConfigError(f"cannot listen on {address}: {found}: remove it or choose another --listen address")
+        raise ConfigError(f"cannot listen on {address}: {found}: remove it or choose another {option} address")
     return lock_fd
 
 

@@ -7,6 +7,7 @@ their names are those that vLLM's users know. Frozen; what depends on the model 
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 import msgspec
@@ -69,6 +70,19 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     served_model_name: Annotated[str | None, _help("the name that clients see; none: --model as given")] = None
     listen: Annotated[str | None, _help("ipc:// or tcp:// address for clients; none: in the run directory")] = None
     http: Annotated[str | None, _help("[HOST:]PORT of the HTTP server with OpenAI's API; none: no HTTP")] = None
+    uds: Annotated[str | None, _help("path of a unix socket on which HTTP is served too; none: no such socket")] = None
+    uds_mode: Annotated[str, _help("permissions of --uds, in octal")] = "600"
+    root_path: Annotated[str, _help("path under which a proxy shows the HTTP server, such as /llm")] = ""
+    ssl_certfile: Annotated[str | None, _help("PEM file with the certificate chain of --http; none: no TLS")] = None
+    ssl_keyfile: Annotated[str | None, _help("PEM file with its private key; none: in --ssl-certfile")] = None
+    ssl_ca_certs: Annotated[str | None, _help("PEM file with the CAs of the clients' certificates")] = None
+    ssl_cert_reqs: Annotated[int, _help("client certificates: 0: none, 1: checked if given, 2: required")] = 0
+    http_timeout_s: Annotated[
+        float, _help("HTTP requests that have not come whole, and of which nothing came for so long, are refused")
+    ] = 20.0
+    access_log: Annotated[
+        Literal["off", "errors", "all"], _help("a line for each HTTP request at its end; errors: if it failed")
+    ] = "errors"
     api_key: Annotated[
         str | None,
         _help(f"what HTTP requests must carry as a Bearer token; none: as {API_KEY_VARIABLE} says, or nothing"),
@@ -133,16 +147,34 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 )
         if self.http is not None:
             http_endpoint(self.http)
+        self._check_http()
         if self.api_key is not None and not (self.api_key and self.api_key.isascii() and self.api_key.isprintable()):
             raise ConfigError(f"--api-key or {API_KEY_VARIABLE} must be at least 1 printable ASCII character")
 
+    def _check_http(self) -> None:
+        """What belongs to the HTTP server."""
+        if not re.fullmatch("[0-7]{3,4}", self.uds_mode):
+            raise ConfigError(f"--uds-mode {self.uds_mode} must be 3 or 4 octal digits, such as 660")
+        if not re.fullmatch(r"(/[\w.~-]+)*", self.root_path, re.ASCII):
+            raise ConfigError(f"--root-path {self.root_path} must begin with / and not end with it, such as /llm")
+        if self.ssl_certfile is None and (self.ssl_keyfile or self.ssl_ca_certs or self.ssl_cert_reqs):
+            raise ConfigError("--ssl-keyfile, --ssl-ca-certs and --ssl-cert-reqs need --ssl-certfile")
+        if self.ssl_certfile is not None and self.http is None:
+            raise ConfigError("--ssl-certfile is for --http, which is not given: give both, or neither")
+        if self.ssl_cert_reqs and self.ssl_ca_certs is None:
+            raise ConfigError(f"--ssl-cert-reqs {self.ssl_cert_reqs} needs --ssl-ca-certs, which CAs to trust")
 
-_TIMEOUTS = ("default_timeout_s", "max_timeout_s", "step_timeout_s", "hang_timeout_s", "start_timeout_s")
+
+_TIMEOUTS = (
+    *("default_timeout_s", "max_timeout_s", "step_timeout_s", "hang_timeout_s", "start_timeout_s"),
+    "http_timeout_s",
+)
 _INT_RANGES = (
     ("tensor_parallel_size", 1, 64),
     ("max_model_len", 1, 1 << 24),
     ("max_num_seqs", 1, 16384),
     ("max_body_bytes", 1, 1 << 30),
+    ("ssl_cert_reqs", 0, 2),
     ("max_num_batched_tokens", 1, 1 << 20),
     ("long_prefill_token_threshold", 0, 1 << 20),
     ("block_size", 1, 1024),

@@ -6,6 +6,7 @@ EngineHandle(config, command=(sys.executable, "-m", "tokenloom.scripts.null_engi
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 from tokenloom.frontend import launch, supervisor
 from tokenloom.frontend.roster import Roster
@@ -16,8 +17,17 @@ NULL_WORKER = "tokenloom.scripts.null_worker"
 class NullRoster(Roster):
     """Starts the null worker wherever a worker is due."""
 
-    def spawn(self, role: str, name: str, module: str, identity: str, arguments: list[str]) -> None:
-        super().spawn(role, name, NULL_WORKER if role == "worker" else module, identity, arguments)
+    def spawn(
+        self,
+        role: str,
+        name: str,
+        module: str,
+        identity: str,
+        arguments: Sequence[str],
+        inherited_fds: Sequence[int] = (),
+    ) -> None:
+        module = NULL_WORKER if role == "worker" else module
+        super().spawn(role, name, module, identity, arguments, inherited_fds)
 
 
 if __name__ == "__main__":

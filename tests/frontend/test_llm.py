@@ -172,6 +172,7 @@ def test_an_unknown_keyword_is_a_type_error_with_what_it_may_have_meant() -> Non
         ({"dtype": "int4"}, "dtype"),
         ({"start_timeout_s": float("inf")}, "start_timeout_s"),
         ({"drain_timeout_s": float("nan")}, "drain_timeout_s"),
+        ({"http": "0", "in_process": True}, "in_process serves no HTTP"),
     ],
 )
 def test_a_bad_value_is_refused_before_anything_starts(options: dict[str, object], words: str) -> None:

@@ -1,0 +1,107 @@
+"""HttpListeners: the sockets on which HTTP is served. The supervisor holds them for as long as the engine serves.
+
+Every frontend inherits their descriptors. While none accepts, because one was killed and the next one starts, new
+connections wait in the kernel's queue instead of being refused; and the port that a 0 became stays the same. Knows
+nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import logging
+import os
+import socket
+from collections.abc import Sequence
+
+from ..ipc.addresses import lock_ipc_address, unlink_ipc_address
+from ..ipc.config import EngineConfig, http_endpoint
+from ..ipc.errors import ConfigError
+
+logger = logging.getLogger("tokenloom.supervisor")
+
+BACKLOG = 2048  # connections that nobody has accepted yet; beyond, clients wait and try again by themselves
+
+
+class HttpListeners:
+    """`fds` are for the frontends, `addresses` for people: http://HOST:PORT, https://HOST:PORT, unix:PATH."""
+
+    def __init__(self) -> None:
+        self.addresses: list[str] = []
+        self._sockets: list[socket.socket] = []
+        self._ipc_address: str | None = None  # of the socket file, which is ours to remove
+        self._lock_fd = -1
+
+    def open(self, config: EngineConfig) -> None:
+        """Bind and listen; ConfigError says which address cannot be had, and why. `close` in any case."""
+        if config.http is not None:
+            self._listen_tcp(config.http, config.api_key is not None, config.ssl_certfile is not None)
+        if config.uds is not None:
+            self._listen_unix(os.path.abspath(config.uds), int(config.uds_mode, 8))
+
+    @property
+    def fds(self) -> Sequence[int]:
+        return [each.fileno() for each in self._sockets]
+
+    def _listen_tcp(self, address: str, has_key: bool, has_tls: bool) -> None:
+        host, port = http_endpoint(address)
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            family, kind, _, _, place = min(found, key=lambda each: each[0] != socket.AF_INET)
+            listener = socket.socket(family, kind)
+            self._sockets.append(listener)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the next engine may take the port over
+            listener.bind(place)
+            listener.listen(BACKLOG)
+        except OSError as error:
+            raise ConfigError(f"cannot listen on --http {address}: {error.strerror or error}; choose another") from None
+        listener.setblocking(False)
+        bound, port = listener.getsockname()[:2]
+        shown = f"[{bound}]" if ":" in bound else bound
+        self.addresses.append(f"{'https' if has_tls else 'http'}://{shown}:{port}")
+        if not has_key and not is_loopback(bound):
+            logger.warning(
+                "--http %s has no key: all who can reach it may use the engine; give --api-key, or listen on 127.0.0.1",
+                address,
+            )
+
+    def _listen_unix(self, path: str, mode: int) -> None:
+        address = f"ipc://{path}"
+        self._lock_fd = lock_ipc_address(address, "--uds")
+        self._ipc_address = address
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._sockets.append(listener)
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)  # a dead engine's, as the lock shows
+            os.fchmod(listener.fileno(), mode)  # which the file takes over: nobody gets in before
+            listener.bind(path)
+            os.chmod(path, mode)  # what the umask has taken away
+            listener.listen(BACKLOG)
+        except OSError as error:
+            raise ConfigError(f"cannot listen on --uds {path}: {error.strerror}; choose another") from None
+        listener.setblocking(False)
+        self.addresses.append(f"unix:{path}")
+
+    def close(self) -> None:
+        """Listen no more: connects are refused as soon as the frontends have closed theirs. Harmless when repeated."""
+        for each in self._sockets:
+            each.close()
+        self._sockets.clear()
+        self.remove_files()
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    def remove_files(self) -> None:
+        """Those of --uds."""
+        if self._ipc_address is not None:
+            unlink_ipc_address(self._ipc_address)
+            self._ipc_address = None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the address `host`, a number."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback

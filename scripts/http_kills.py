@@ -1,0 +1,127 @@
+"""The frontend is killed again and again while new HTTP connections come: none is refused, none is lost in the queue.
+
+    python scripts/http_kills.py --seconds 10 --kills 3 --rate 100
+
+Opens --rate connections a second, each of which asks /health once; meanwhile the frontend is killed --kills times with
+SIGKILL. Prints how many connections were refused, how many were cut that the dead frontend can have taken, how many
+were cut otherwise (they were opened after its death, or long before the kill), how many were answered, and how long the
+longest waited. Exit code 1 if one was refused or cut otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from tokenloom.scripts.bench_report import new_parser, print_json
+from tokenloom.scripts.engine_process import Engine
+
+OPTIONS = ("--http", "0", "--device", "cpu", "--num-threads", "1")
+REQUEST = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+PATIENCE_S = 60.0  # for an answer
+TAKEN_WITHIN_S = 2.0  # before the kill: an older request would have been answered
+
+
+@dataclass
+class Knocks:
+    """What became of the connections; times are monotonic seconds."""
+
+    refused: int = 0
+    answered: int = 0
+    longest_wait_s: float = 0.0
+    cut_opened_at: list[float] = field(default_factory=list)
+    killed_at: list[tuple[float, float]] = field(default_factory=list)  # before the signal, and after the death
+
+    @property
+    def taken(self) -> int:
+        """Cut connections that a frontend can have taken before it was killed."""
+        return sum(
+            any(before - TAKEN_WITHIN_S < opened_at < dead for before, dead in self.killed_at)
+            for opened_at in self.cut_opened_at
+        )
+
+    async def knock(self, port: int) -> None:
+        opened_at = time.monotonic()
+        try:
+            reader, writer = await asyncio.wait_for(asyncio.open_connection("127.0.0.1", port), PATIENCE_S)
+        except OSError:
+            self.refused += 1
+            return
+        try:
+            writer.write(REQUEST)
+            answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
+        except OSError:
+            answer = b""
+        finally:
+            writer.close()
+        if answer.startswith(b"HTTP/1.1 200 ") and answer.endswith(b"}"):
+            self.answered += 1
+            self.longest_wait_s = max(self.longest_wait_s, time.monotonic() - opened_at)
+        else:
+            self.cut_opened_at.append(opened_at)
+
+    def kill(self, engine: Engine) -> None:
+        """End the frontend of now, and wait until it is dead."""
+        process = engine.child("frontend")
+        before = time.monotonic()
+        process.kill()
+        process.wait(PATIENCE_S)
+        self.killed_at.append((before, time.monotonic()))
+
+
+async def load(engine: Engine, seconds: float, num_kills: int, rate: float) -> Knocks:
+    knocks, port, begun = Knocks(), urlsplit(engine.url).port or 80, time.monotonic()
+    tasks: list[asyncio.Task[None]] = []
+    kills: list[asyncio.Future[None]] = []
+    while (now := time.monotonic() - begun) < seconds:
+        if len(kills) < num_kills and now > seconds * (len(kills) + 0.5) / num_kills and all(k.done() for k in kills):
+            kills.append(asyncio.ensure_future(asyncio.to_thread(knocks.kill, engine)))
+        while len(tasks) < now * rate:
+            tasks.append(asyncio.ensure_future(knocks.knock(port)))
+        await asyncio.sleep(1 / rate)
+    await asyncio.gather(*tasks, *kills)
+    return knocks
+
+
+def start_and_measure(seconds: float, num_kills: int, rate: float) -> dict[str, object]:
+    with tempfile.TemporaryDirectory() as runtime, Engine(Path(runtime), OPTIONS) as engine:
+        engine.wait_ready()
+        report = measure(engine, seconds, num_kills, rate)
+        return report | {"exit code": engine.stop()}
+
+
+def measure(engine: Engine, seconds: float, num_kills: int, rate: float) -> dict[str, object]:
+    """What becomes of the connections to a running engine."""
+    knocks = asyncio.run(load(engine, seconds, num_kills, rate))
+    return {
+        "kills": len(knocks.killed_at),
+        "refused": knocks.refused,
+        "cut, taken by a dead frontend": knocks.taken,
+        "cut otherwise": len(knocks.cut_opened_at) - knocks.taken,
+        "answered": knocks.answered,
+        "longest wait in s": round(knocks.longest_wait_s, 3),
+    }
+
+
+def is_clean(report: dict[str, object]) -> bool:
+    return report["refused"] == report["cut otherwise"] == report.get("exit code", 0) == 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = new_parser(__doc__)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--kills", type=int, default=3)
+    parser.add_argument("--rate", type=float, default=100.0)
+    arguments = parser.parse_args(argv)
+    report = start_and_measure(arguments.seconds, arguments.kills, arguments.rate)
+    print_json(report, arguments.json)
+    return 0 if is_clean(report) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

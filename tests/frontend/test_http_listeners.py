@@ -1,0 +1,115 @@
+"""The listening sockets: taken at once or refused in a line, shared with others, given up by their owner alone."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tokenloom.frontend.http_listeners import HttpListeners
+from tokenloom.ipc.config import EngineConfig
+from tokenloom.ipc.errors import ConfigError
+
+WARNING = "all who can reach it may use the engine"
+
+
+@pytest.fixture
+def listeners() -> Iterator[HttpListeners]:
+    listeners = HttpListeners()
+    yield listeners
+    listeners.close()
+
+
+def port_of(listeners: HttpListeners) -> int:
+    return int(listeners.addresses[0].rpartition(":")[2])
+
+
+def refuses(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED
+
+
+def test_a_port_in_use_is_an_error_that_names_it(listeners: HttpListeners) -> None:
+    listeners.open(EngineConfig(http="0"))
+    other = HttpListeners()
+    with pytest.raises(ConfigError, match=rf"cannot listen on --http {port_of(listeners)}: Address already in use"):
+        other.open(EngineConfig(http=str(port_of(listeners))))
+    other.close()
+    with pytest.raises(ConfigError, match=r"cannot listen on --http nowhere\.invalid:1: "):
+        other.open(EngineConfig(http="nowhere.invalid:1"))
+    other.close()
+
+
+def test_a_connection_waits_while_nobody_accepts_and_is_refused_when_the_owner_closes(listeners: HttpListeners) -> None:
+    listeners.open(EngineConfig(http="0"))
+    port = port_of(listeners)
+    with socket.socket(fileno=os.dup(listeners.fds[0])), socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(b"GET")
+    with socket.create_connection(("127.0.0.1", port)):  # another's close closed nothing
+        pass
+    listeners.close()
+    listeners.close()
+    assert refuses(port)
+
+
+@pytest.mark.parametrize(
+    ("http", "api_key", "shown", "warns"),
+    [
+        ("0", None, "http://127.0.0.1:", False),
+        ("localhost:0", None, "http://127.0.0.1:", False),
+        ("[::1]:0", None, "http://[::1]:", False),
+        ("0.0.0.0:0", None, "http://0.0.0.0:", True),
+        ("0.0.0.0:0", "secret", "http://0.0.0.0:", False),
+        ("[::]:0", None, "http://[::]:", True),
+    ],
+)
+def test_a_port_that_others_reach_without_a_key_is_a_warning(
+    listeners: HttpListeners, caplog: pytest.LogCaptureFixture, http: str, api_key: str | None, shown: str, warns: bool
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        listeners.open(EngineConfig(http=http, api_key=api_key))
+    assert listeners.addresses[0].startswith(shown) and not listeners.addresses[0].endswith(":0")
+    assert (WARNING in caplog.text) == warns
+    family = socket.AF_INET6 if "[" in http else socket.AF_INET
+    with socket.socket(family) as client:
+        client.connect(("::1" if "[" in http else "127.0.0.1", port_of(listeners)))
+
+
+def test_every_interface_of_ipv6_is_every_one_of_ipv4_too(listeners: HttpListeners) -> None:
+    listeners.open(EngineConfig(http="[::]:0"))
+    with socket.create_connection(("127.0.0.1", port_of(listeners))):
+        pass
+
+
+def test_a_unix_socket_has_its_mode_and_its_files_go_with_it(listeners: HttpListeners, tmp_path: Path) -> None:
+    path = tmp_path / "http.sock"
+    for mode in ("600", "666"):
+        listeners.open(EngineConfig(uds=str(path), uds_mode=mode))
+        assert stat.S_IMODE(path.stat().st_mode) == int(mode, 8)
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+        listeners.close()
+        listeners.addresses.clear()
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_unix_socket_in_use_is_refused_and_a_dead_engines_is_taken_over(
+    listeners: HttpListeners, tmp_path: Path
+) -> None:
+    config = EngineConfig(uds=str(tmp_path / "http.sock"))
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(config.uds))
+    listeners.open(config)
+    with pytest.raises(ConfigError, match="in use by another engine: stop it or choose another --uds address"):
+        HttpListeners().open(config)
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(config.uds))
+    (tmp_path / "file").write_text("precious")
+    with pytest.raises(ConfigError, match="a file lies there: remove it or choose another --uds"):
+        HttpListeners().open(EngineConfig(uds=str(tmp_path / "file")))

@@ -1,0 +1,108 @@
+"""The files of TLS: what is wrong with them is told at the start, in a line that names the option."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import ssl
+import subprocess
+from pathlib import Path
+
+import pytest
+import uvloop
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from tokenloom.frontend.server import accept, new_server
+from tokenloom.frontend.server_connections import Connections
+from tokenloom.frontend.tls import new_ssl_context
+from tokenloom.ipc.config import EngineConfig
+from tokenloom.ipc.errors import ConfigError
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """cert.pem and key.pem belong together, other.pem is another's key and locked.pem has a passphrase."""
+    folder = tmp_path_factory.mktemp("tls")
+    for command in (
+        "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout key.pem -out cert.pem "
+        "-subj /CN=localhost -addext subjectAltName=DNS:localhost",
+        "ecparam -genkey -name prime256v1 -noout -out other.pem",
+        "ec -in key.pem -aes128 -passout pass:x -out locked.pem",
+    ):
+        subprocess.run(["openssl", *command.split()], cwd=folder, check=True, capture_output=True, timeout=30)
+    (folder / "junk.pem").write_text("junk")
+    (folder / "both.pem").write_text((folder / "cert.pem").read_text() + (folder / "key.pem").read_text())
+    return folder
+
+
+def context_of(folder: Path, **files: str | int) -> ssl.SSLContext | None:
+    paths = {name: str(folder / value) if isinstance(value, str) else value for name, value in files.items()}
+    return new_ssl_context(EngineConfig(http="0", **paths))  # type: ignore[arg-type]
+
+
+def test_without_a_certificate_there_is_no_tls(folder: Path) -> None:
+    assert context_of(folder) is None
+
+
+def test_a_key_may_stand_in_the_file_of_the_certificate(folder: Path) -> None:
+    for files in ({"ssl_certfile": "cert.pem", "ssl_keyfile": "key.pem"}, {"ssl_certfile": "both.pem"}):
+        context = context_of(folder, **files)
+        assert context is not None and context.verify_mode is ssl.CERT_NONE
+
+
+def test_clients_certificates_can_be_demanded(folder: Path) -> None:
+    context = context_of(folder, ssl_certfile="both.pem", ssl_ca_certs="cert.pem", ssl_cert_reqs=2)
+    assert context is not None and context.verify_mode is ssl.CERT_REQUIRED
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"ssl_certfile": "none.pem"}, r"--ssl-certfile \S*none.pem cannot be read: No such file"),
+        ({"ssl_certfile": "cert.pem", "ssl_keyfile": "none.pem"}, "--ssl-keyfile .*cannot be read"),
+        ({"ssl_certfile": "cert.pem", "ssl_keyfile": "other.pem"}, "other.pem does not belong to this certificate"),
+        ({"ssl_certfile": "cert.pem"}, "must hold a certificate and its private key in PEM form"),
+        ({"ssl_certfile": "junk.pem"}, "must hold a certificate and its private key in PEM form"),
+        ({"ssl_certfile": "cert.pem", "ssl_keyfile": "locked.pem"}, "has a passphrase"),
+        ({"ssl_certfile": "both.pem", "ssl_ca_certs": "junk.pem"}, "--ssl-ca-certs .* holds no certificate"),
+        ({"ssl_keyfile": "key.pem"}, "need --ssl-certfile"),
+        ({"ssl_certfile": "both.pem", "ssl_cert_reqs": 2}, "needs --ssl-ca-certs"),
+        ({"ssl_certfile": "both.pem", "ssl_cert_reqs": 3}, r"--ssl-cert-reqs must be in \[0, 2\]"),
+    ],
+)
+def test_what_is_wrong_is_one_line(folder: Path, files: dict[str, str | int], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        context_of(folder, **files)
+    assert "\n" not in str(caught.value)
+
+
+async def ask(folder: Path, trusted: Path) -> bytes:
+    """What a client that trusts `trusted` alone gets over TLS."""
+    config = EngineConfig(http="0", ssl_certfile=str(folder / "both.pem"), http_timeout_s=5.0)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await Response(scope["scheme"])(scope, receive, send)
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    connections = Connections(5.0, 10, lambda *refused: None)
+    server = accept(listener, new_server(app), connections, config, lambda: None)
+    context = ssl.create_default_context(cafile=str(trusted))
+    try:
+        port = listener.getsockname()[1]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname="localhost")
+        writer.write(b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+        answer = await reader.read()
+        writer.close()
+        return answer
+    finally:
+        server.close()
+
+
+def test_a_client_that_trusts_the_certificate_is_served(folder: Path) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        answer = runner.run(asyncio.wait_for(ask(folder, folder / "cert.pem"), 20.0))
+    assert answer.startswith(b"HTTP/1.1 200 OK") and answer.endswith(b"https")
