@@ -19,6 +19,7 @@ from .tokenizer import JsonObject
 _ERRORS = {
     "400": "The request cannot be served as asked",
     "401": "The API key is missing or wrong",
+    "403": "An order that needs a key where the server has none",
     "404": "No such model or request",
     "413": "The body is too large",
     "500": "A fault of the engine",
@@ -46,22 +47,23 @@ def document(endpoints: Iterable[Endpoint], spec: EngineSpec) -> JsonObject:
             _limit(name, field, spec.config.max_logprobs)
     _limit_ids(components, spec.model.vocab_size - 1)
     schema_by_body = dict(zip(bodies, schemas, strict=True))
-    paths: JsonObject = {}
+    paths: dict[str, JsonObject] = {}
     for each in listed:
         if each.body_type is not None:
-            paths[each.path] = {"post": _post(each, schema_by_body[each.body_type])}
+            paths.setdefault(each.path, {})["post"] = _post(each, schema_by_body[each.body_type])
             continue
         is_open = each.path in OPEN_PATHS
         answers = _responses({each.media_type: {}}, ("503",) if is_open else ("401", "503"))
-        paths[each.path] = {
-            "get": {"summary": each.summary, "responses": answers} | ({"security": []} if is_open else {})
-        }
+        operation: JsonObject = {"summary": each.summary, "responses": answers}
+        paths.setdefault(each.path, {})["get"] = operation | ({"security": []} if is_open else {})
     made: JsonObject = {
         "openapi": "3.1.0",
         "info": {"title": "tokenloom", "version": tokenloom_version()},
         "paths": paths,
         "components": {"schemas": components},
     }
+    if spec.config.root_path:
+        made["servers"] = [{"url": spec.config.root_path}]
     if spec.config.api_key is not None:
         made["components"] = {"schemas": components, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}}
         made["security"] = [{"key": []}]

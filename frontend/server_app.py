@@ -31,6 +31,7 @@ from .openai_text import has_markers
 from .openai_tools import ParserName, find_parser
 from .server_access import CLIENT_CLOSED_REQUEST
 from .server_admin import AdminEndpoints
+from .server_control import ControlEndpoints
 from .server_endpoint import BodyT, Endpoint, read_body
 from .server_engine import LocalEngine
 from .server_events import EventStream, until_disconnect
@@ -104,7 +105,9 @@ def new_app(
 ) -> ASGIApp:
     """The whole application: routes, the gate around them, and CORS around all of it, for pages that are refused."""
     admin = AdminEndpoints(engine, frontend, spec)
+    control = ControlEndpoints(engine, frontend, spec)
     endpoints = [*OpenAIEndpoints(engine, frontend.metrics, spec).endpoints(), *admin.endpoints()]
+    endpoints += control.endpoints()
 
     async def openapi(request: Request) -> Response:
         return json_response(document(endpoints, spec))

@@ -18,7 +18,7 @@ import msgspec
 
 from ..ipc.codec import num_ids
 from ..ipc.errors import ErrorInfo, RequestError
-from ..ipc.messages import Abort, Accepted, Delta, Deltas, FrontendMessage, Submit
+from ..ipc.messages import Abort, Accepted, Control, Delta, Deltas, Done, FrontendMessage, QueryFailed, Submit
 from .server_access import access_record
 from .service import Frontend
 from .tokenizer import JsonObject
@@ -106,6 +106,8 @@ class LocalEngine:
         self.wake = wake
         self._session = frontend.open_local(self._deliver)
         self._run_by_id: dict[str, tuple[Run, int]] = {}  # and the position of the submit in it
+        self._orders: dict[int, asyncio.Future[None]] = {}  # by query id
+        self._query_ids = itertools.count()
         self._to_wake: dict[Run, None] = {}  # in order; not empty: `_wake_group` is due
 
     @contextlib.contextmanager
@@ -146,12 +148,34 @@ class LocalEngine:
             self.wake()
         return len(found)
 
+    async def control(self, control: Control) -> None:
+        """Give an order, whose query id is filled in here; returns when it is so, and raises why it cannot be."""
+        query_id = next(self._query_ids)
+        done = self._orders[query_id] = asyncio.get_running_loop().create_future()
+        try:
+            self._frontend.on_message(self._session, msgspec.structs.replace(control, query_id=query_id))
+            self.wake()
+            await done
+        finally:
+            del self._orders[query_id]
+
+    def _on_reply(self, reply: Done | QueryFailed) -> None:
+        done = self._orders.get(reply.query_id)
+        if done is None or done.done():
+            return  # its caller is gone
+        if isinstance(reply, QueryFailed):
+            done.set_exception(reply.error.to_exception())
+        else:
+            done.set_result(None)
+
     def _deliver(self, message: FrontendMessage) -> None:
         if isinstance(message, Deltas):
             for delta in message.deltas:
                 self._put(delta.request_id, delta)
         elif isinstance(message, Accepted):
             self._put(message.request_id, message)
+        elif isinstance(message, (Done, QueryFailed)):
+            self._on_reply(message)
 
     def _put(self, request_id: str, update: Accepted | Delta) -> None:
         run, position = self._run_by_id.get(request_id, (None, 0))

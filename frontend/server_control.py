@@ -1,0 +1,105 @@
+"""ControlEndpoints: pause, resume, reload and the log level over HTTP, with the errors of the library's calls.
+
+Only for who holds the key. Without a key they are for this machine alone: for callers of a unix socket, or of a port
+of the loopback, and then not for web pages, which a browser lets post to any address.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..ipc.engine_spec import EngineSpec
+from ..ipc.log import LogLevel
+from ..ipc.messages import Control, PauseMode
+from .openai_errors import HttpError, json_response
+from .server_endpoint import Endpoint, read_body
+from .server_engine import LocalEngine
+from .server_gate import LOCAL
+from .service import Frontend
+
+OrderT = TypeVar("OrderT", bound=msgspec.Struct)
+
+
+class PauseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What running requests do: keep (stop where they are), wait (finish first) or abort (end)."""
+
+    mode: PauseMode = "keep"
+
+
+class ResumeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Nothing more to say."""
+
+
+class ReloadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A folder on the engine's machine or a hub id, of the architecture and shape that is served."""
+
+    model: str
+
+
+class LogLevelRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The least level that is logged, by every process."""
+
+    level: LogLevel
+
+
+class ControlEndpoints:
+    """Each answers when it is so."""
+
+    def __init__(self, engine: LocalEngine, frontend: Frontend, spec: EngineSpec) -> None:
+        self._engine, self._frontend = engine, frontend
+        self._has_key = spec.config.api_key is not None
+
+    def endpoints(self) -> list[Endpoint]:
+        return [
+            Endpoint("/pause", self.pause, "Begin nothing new until /resume", PauseRequest),
+            Endpoint("/resume", self.resume, "Go on after a pause", ResumeRequest),
+            Endpoint("/reload", self.reload, "Take the weights of another checkpoint", ReloadRequest),
+            Endpoint("/log_level", self.log_level, "The least level that is logged"),
+            Endpoint("/log_level", self.set_log_level, "Change it", LogLevelRequest),
+        ]
+
+    async def pause(self, request: Request) -> Response:
+        order = await self._read(request, PauseRequest)
+        await self._engine.control(Control(query_id=0, action="pause", mode=order.mode))
+        return json_response({"paused": order.mode})
+
+    async def resume(self, request: Request) -> Response:
+        await self._read(request, ResumeRequest)
+        await self._engine.control(Control(query_id=0, action="resume"))
+        return json_response({"paused": None})
+
+    async def reload(self, request: Request) -> Response:
+        order = await self._read(request, ReloadRequest)
+        await self._engine.control(Control(query_id=0, action="reload", model=order.model))
+        return json_response({"model": order.model})
+
+    async def log_level(self, request: Request) -> Response:
+        self._check(request)
+        return json_response({"level": self._frontend.log_level})
+
+    async def set_log_level(self, request: Request) -> Response:
+        order = await self._read(request, LogLevelRequest)
+        await self._engine.control(Control(query_id=0, action="log_level", level=order.level))
+        return json_response({"level": order.level})
+
+    async def _read(self, request: Request, order_type: type[OrderT]) -> OrderT:
+        """The order of who may give one. No body at all is an order without details."""
+        self._check(request)
+        needs_body = any(each.required for each in msgspec.structs.fields(order_type))
+        if not needs_body and not await request.body():
+            return order_type()
+        return await read_body(request, order_type)
+
+    def _check(self, request: Request) -> None:
+        """403 for orders that nobody can answer for. The Gate has seen the key, where there is one."""
+        if self._has_key:
+            return
+        if "origin" in request.headers:
+            raise HttpError(403, "without --api-key no web page may give orders: give the engine a key")
+        if LOCAL not in request.scope:
+            message = "without --api-key orders are taken on 127.0.0.1 and unix sockets alone: give the engine a key"
+            raise HttpError(403, message)

@@ -1,0 +1,162 @@
+"""The way into a running engine over HTTP: sockets that outlive frontends, orders, the log, what lost frontends cut."""
+
+from __future__ import annotations
+
+import errno
+import json
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tokenloom import Client
+from tokenloom.scripts import http_kills
+from tokenloom.tests.checkpoints import tiny_checkpoint
+
+from .http_engine import DEADLINE_S, samples
+from .launched import LaunchedEngine
+
+CUT = "tokenloom_http_requests_cut_total"
+ROOT = "/llm"
+LONG = {"prompt": "The capital of France is", "max_tokens": 1900, "ignore_eos": True, "stream": True}
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LaunchedEngine]:
+    folder = tmp_path_factory.mktemp("door")
+    options = ("--http", "0", "--uds", str(folder / "http.sock"), "--root-path", ROOT, "--access-log", "all")
+    with LaunchedEngine(folder, *options) as engine:
+        engine.wait_ready()
+        yield engine
+        port = port_of(engine)
+        assert engine.stop() == 0
+        with socket.socket() as late:
+            assert late.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED
+        assert not (folder / "http.sock").exists()
+
+
+@pytest.fixture
+def http(engine: LaunchedEngine) -> Iterator[httpx2.Client]:
+    with httpx2.Client(base_url=engine.url, timeout=DEADLINE_S) as http:
+        yield http
+
+
+def port_of(engine: LaunchedEngine) -> int:
+    return int(engine.url.rpartition(":")[2])
+
+
+def unix(engine: LaunchedEngine) -> httpx2.Client:
+    transport = httpx2.HTTPTransport(uds=str(engine.runtime / "http.sock"))
+    return httpx2.Client(base_url="http://engine", transport=transport, timeout=DEADLINE_S)
+
+
+def wait_log(engine: LaunchedEngine, pattern: str) -> str:
+    """The first line of the log that holds the pattern, which comes by way of the supervisor."""
+    deadline = time.monotonic() + DEADLINE_S
+    while (found := re.search(f".*{pattern}.*", engine.errors.read_text())) is None:
+        assert time.monotonic() < deadline, f"{pattern} is not in the log:\n{engine.errors.read_text()}"
+        time.sleep(0.01)
+    return found[0]
+
+
+def test_a_port_in_use_is_told_within_half_a_second_and_leaves_nothing(engine: LaunchedEngine, tmp_path: Path) -> None:
+    code = (
+        "import sys, time\nfrom tokenloom.frontend import launch\nbegun = time.monotonic()\n"
+        "print(launch.main(sys.argv[1:]), time.monotonic() - begun)"
+    )
+    command = [sys.executable, "-P", "-c", code, "--http", str(port_of(engine))]
+    environment = {"XDG_RUNTIME_DIR": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, cwd="/", check=True)
+    exit_code, seconds = done.stdout.split()
+    assert exit_code == "2" and float(seconds) < 0.5
+    assert done.stderr.splitlines() == [
+        f"engine-launch: cannot listen on --http {port_of(engine)}: Address already in use; choose another"
+    ]
+    assert [path.name for path in (tmp_path / "tokenloom").iterdir()] == [".lock"]
+
+
+def test_paths_are_served_below_the_root_path_and_without_it(http: httpx2.Client, engine: LaunchedEngine) -> None:
+    for prefix in ("", ROOT):
+        assert http.get(f"{prefix}/v1/models").status_code == 200
+        assert http.get(f"{prefix}/").headers["location"] == f"{ROOT}/dashboard"
+    assert http.get("/openapi.json").json()["servers"] == [{"url": ROOT}]
+    with unix(engine) as other:
+        assert other.get("/v1/models").status_code == 200
+
+
+def test_a_killed_frontend_refuses_no_connection_and_what_it_cut_is_counted(
+    engine: LaunchedEngine, http: httpx2.Client
+) -> None:
+    before = samples(http)[CUT]
+    with httpx2.stream("POST", f"{engine.url}/v1/completions", json=LONG, timeout=DEADLINE_S) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        report = http_kills.measure(engine, seconds=1.5, num_kills=1, rate=100.0)
+        with pytest.raises(httpx2.HTTPError):
+            list(lines)
+    assert http_kills.is_clean(report), report
+    assert report["kills"] == 1 and report["answered"] > 100  # type: ignore[operator]
+    with httpx2.Client(base_url=engine.url, timeout=DEADLINE_S) as again:  # the port is the same
+        cut = samples(again)[CUT] - before
+        assert 1 <= cut <= 1 + report["cut, taken by a dead frontend"]  # type: ignore[operator]
+        assert again.get("/dashboard/data").json()["requests_cut"] == before + cut
+    with unix(engine) as other:
+        assert other.get("/health").status_code == 200
+
+
+def test_orders_over_http_are_those_of_the_library(engine: LaunchedEngine, http: httpx2.Client, tmp_path: Path) -> None:
+    with Client(engine.address) as client:
+        assert http.post("/pause", json={"mode": "wait"}).json() == {"paused": "wait"}
+        assert client.health().is_paused and http.get("/health").json()["status"] == "paused"
+        assert http.post("/resume").json() == {"paused": None}
+        assert not client.health().is_paused
+    folder = http.get("/v1/models").json()["data"][0]["root"]
+    assert http.post("/reload", json={"model": folder}).json() == {"model": folder}
+    other = tiny_checkpoint(tmp_path / "other")
+    for model in (str(other), "/nowhere"):
+        refused = http.post("/reload", json={"model": model})
+        assert refused.status_code == 400 and model in refused.json()["error"]["message"]
+    for path, body in (("pause", {"mode": "so"}), ("resume", {"x": 1}), ("reload", {}), ("log_level", {"level": "x"})):
+        assert http.post(f"/{path}", json=body).status_code == 400
+
+
+def test_without_a_key_no_web_page_gives_orders(http: httpx2.Client) -> None:
+    for method, path in (("POST", "/pause"), ("POST", "/resume"), ("POST", "/reload"), ("GET", "/log_level")):
+        refused = http.request(method, path, headers={"origin": "https://evil.example"}, json={})
+        assert refused.status_code == 403, path
+
+
+def test_a_log_level_reaches_every_process_and_those_that_are_started_later(
+    engine: LaunchedEngine, http: httpx2.Client
+) -> None:
+    assert http.get("/log_level").json() == {"level": "info"}
+    assert http.post("/log_level", json={"level": "error"}).json() == {"level": "error"}
+    engine.child("frontend").kill()
+    with httpx2.Client(base_url=engine.url, timeout=DEADLINE_S) as again:
+        assert again.get("/log_level", headers={"x-request-id": "unseen"}).json() == {"level": "error"}
+        with Client(engine.address) as client:
+            client.set_log_level("info")
+        assert again.get("/log_level", headers={"x-request-id": "seen"}).json() == {"level": "info"}
+    wait_log(engine, "id seen")
+    assert "id unseen" not in engine.errors.read_text()
+
+
+def test_an_answer_has_a_line_in_the_access_log_with_its_tokens_and_no_prompt(
+    engine: LaunchedEngine, http: httpx2.Client
+) -> None:
+    for stream in (False, True):
+        name = f"line-{stream}"
+        body = {"prompt": "Very private", "max_tokens": 5, "ignore_eos": True, "stream": stream}
+        text = http.post("/v1/completions?also=private", json=body, headers={"x-request-id": name}).text
+        line = wait_log(engine, f"id {name}")
+        number = r"\d+\.\d{3} s"
+        tokens = json.loads(text)["usage"]["prompt_tokens"] if not stream else r"\d+"
+        what = rf"POST /v1/completions 200 {len(text.encode())} bytes {number} first {number} tokens {tokens}\+5 id"
+        assert re.search(rf"INFO frontend: 127\.0\.0\.1:\d+ {what} {name}", line), line
+    assert "private" not in engine.errors.read_text()
