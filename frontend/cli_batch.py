@@ -163,7 +163,7 @@ def ask(line: BatchLine, url: str, api_key: str | None) -> bytes:
     """The answer's line. An engine that is overloaded or away is asked again."""
     wait_s = 0.5
     for attempt in range(1, NUM_TRIES + 1):
-        answer = _call("POST", url, line.url, bytes(line.body), api_key)
+        answer = call("POST", url, line.url, bytes(line.body), api_key)
         if answer.status not in (0, 429, 503) or attempt == NUM_TRIES:
             break
         time.sleep(min(answer.retry_after_s or wait_s, LONGEST_WAIT_S))
@@ -188,9 +188,11 @@ class Answer(NamedTuple):
     retry_after_s: float = 0.0
 
 
-def _call(method: str, url: str, path: str, body: bytes | None, api_key: str | None) -> Answer:
+def call(method: str, url: str, path: str, body: bytes | None, api_key: str | None) -> Answer:
+    """Ask a server once; an Answer of status 0 says why it does not answer."""
     parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=ANSWER_TIMEOUT_S)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(parts.hostname or "", parts.port, timeout=ANSWER_TIMEOUT_S)
     headers = {"content-type": "application/json"}
     if api_key is not None:
         headers["authorization"] = f"Bearer {api_key}"
@@ -219,9 +221,9 @@ def _message(value: object) -> str:
 def _server(arguments: argparse.Namespace) -> Iterator[tuple[str, str | None]]:
     """(url, key) of the running engine, or of one that lives as long as this."""
     if arguments.url is not None:
-        if not arguments.url.startswith("http://"):
-            raise ConfigError(f"--url {arguments.url} must begin with http://")
-        asked = _call("GET", arguments.url, "/v1/models", None, arguments.api_key)
+        if not arguments.url.startswith(("http://", "https://")):
+            raise ConfigError(f"--url {arguments.url} must begin with http:// or https://")
+        asked = call("GET", arguments.url, "/v1/models", None, arguments.api_key)
         if asked.reason:
             raise ConfigError(asked.reason)
         yield arguments.url, arguments.api_key

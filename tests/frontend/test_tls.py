@@ -7,18 +7,23 @@ import shutil
 import socket
 import ssl
 import subprocess
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import uvloop
-from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from tokenloom.frontend.cli_batch import Answer, call
+from tokenloom.frontend.openai_errors import json_response
 from tokenloom.frontend.server import accept, new_server
 from tokenloom.frontend.server_connections import Connections
 from tokenloom.frontend.tls import new_ssl_context
 from tokenloom.ipc.config import EngineConfig
 from tokenloom.ipc.errors import ConfigError
+
+T = TypeVar("T")
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
 
@@ -80,29 +85,48 @@ def test_what_is_wrong_is_one_line(folder: Path, files: dict[str, str | int], me
     assert "\n" not in str(caught.value)
 
 
-async def ask(folder: Path, trusted: Path) -> bytes:
-    """What a client that trusts `trusted` alone gets over TLS."""
+async def ask(folder: Path, client: Callable[[int], Awaitable[T]]) -> T:
+    """What the client of a server on this port gets over TLS."""
     config = EngineConfig(http="0", ssl_certfile=str(folder / "both.pem"), http_timeout_s=5.0)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await Response(scope["scheme"])(scope, receive, send)
+        await json_response(scope["scheme"])(scope, receive, send)
 
     listener = socket.create_server(("127.0.0.1", 0))
+    listener.setblocking(False)
     connections = Connections(5.0, 10, lambda *refused: None)
     server = accept(listener, new_server(app), connections, config, lambda: None)
-    context = ssl.create_default_context(cafile=str(trusted))
     try:
-        port = listener.getsockname()[1]
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname="localhost")
-        writer.write(b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
-        answer = await reader.read()
-        writer.close()
-        return answer
+        return await client(listener.getsockname()[1])
     finally:
         server.close()
 
 
-def test_a_client_that_trusts_the_certificate_is_served(folder: Path) -> None:
+def run(folder: Path, client: Callable[[int], Awaitable[T]]) -> T:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        answer = runner.run(asyncio.wait_for(ask(folder, folder / "cert.pem"), 20.0))
-    assert answer.startswith(b"HTTP/1.1 200 OK") and answer.endswith(b"https")
+        return runner.run(asyncio.wait_for(ask(folder, client), 20.0))
+
+
+def test_a_client_that_trusts_the_certificate_is_served(folder: Path) -> None:
+    async def client(port: int) -> bytes:
+        context = ssl.create_default_context(cafile=str(folder / "cert.pem"))
+        reader, writer = await asyncio.open_connection("localhost", port, ssl=context, family=socket.AF_INET)
+        writer.write(b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+        answer = await reader.read()
+        writer.close()
+        return answer
+
+    answer = run(folder, client)
+    assert answer.startswith(b"HTTP/1.1 200 OK") and answer.endswith(b'"https"')
+
+
+@pytest.mark.parametrize("is_trusted", [True, False])
+def test_the_batch_command_speaks_tls(folder: Path, monkeypatch: pytest.MonkeyPatch, is_trusted: bool) -> None:
+    if is_trusted:
+        monkeypatch.setenv("SSL_CERT_FILE", str(folder / "cert.pem"))
+
+    async def client(port: int) -> Answer:
+        return await asyncio.to_thread(call, "GET", f"https://localhost:{port}", "/v1/models", None, None)
+
+    answer = run(folder, client)
+    assert (answer.status, answer.body) == (200, b'"https"') if is_trusted else "CERTIFICATE_VERIFY" in answer.reason
