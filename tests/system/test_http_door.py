@@ -65,6 +65,13 @@ def wait_log(engine: LaunchedEngine, pattern: str) -> str:
     return found[0]
 
 
+def wait_status(http: httpx2.Client, status: str) -> None:
+    """Until /health says so: the core's news come by way of the supervisor, its answer to an order does not."""
+    deadline = time.monotonic() + DEADLINE_S
+    while (found := http.get("/health").json()["status"]) != status:
+        assert time.monotonic() < deadline, found
+
+
 def test_a_port_in_use_is_told_within_half_a_second_and_leaves_nothing(engine: LaunchedEngine, tmp_path: Path) -> None:
     code = (
         "import sys, time\nfrom tokenloom.frontend import launch\nbegun = time.monotonic()\n"
@@ -111,11 +118,12 @@ def test_a_killed_frontend_refuses_no_connection_and_what_it_cut_is_counted(
 
 
 def test_orders_over_http_are_those_of_the_library(engine: LaunchedEngine, http: httpx2.Client, tmp_path: Path) -> None:
+    assert http.post("/pause", json={"mode": "wait"}).json() == {"paused": "wait"}
+    wait_status(http, "paused")
     with Client(engine.address) as client:
-        assert http.post("/pause", json={"mode": "wait"}).json() == {"paused": "wait"}
-        assert client.health().is_paused and http.get("/health").json()["status"] == "paused"
-        assert http.post("/resume").json() == {"paused": None}
-        assert not client.health().is_paused
+        assert client.health().is_paused
+    assert http.post("/resume").json() == {"paused": None}
+    wait_status(http, "ok")
     folder = http.get("/v1/models").json()["data"][0]["root"]
     assert http.post("/reload", json={"model": folder}).json() == {"model": folder}
     other = tiny_checkpoint(tmp_path / "other")
