@@ -15,7 +15,6 @@ import site
 import subprocess
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,9 +23,11 @@ from weakref import WeakSet
 
 import msgspec
 
+from ..ipc.awake_clock import AwakeClock
 from ..ipc.config import CONFIG_VARIABLE, EngineConfig
 from ..ipc.errors import EngineDead, ErrorInfo, TokenloomError
 
+BEAT_S = 1.0  # of the clock that the start is measured by
 NUM_LAST_WORDS = 50
 NUM_QUOTED_WORDS = 10  # of them, in an error
 STOP_TIMEOUT_S = 5.0  # after the lifeline is closed, before SIGTERM
@@ -95,10 +96,13 @@ class EngineHandle:
         self._reader.join(LAST_WORDS_TIMEOUT_S)
 
     def _wait_ready(self, ready: IO[bytes], timeout_s: float) -> tuple[str, str | None]:
-        deadline = time.monotonic() + timeout_s
-        line = b""
+        clock, poller, line = AwakeClock(BEAT_S), select.poll(), b""
+        poller.register(ready, select.POLLIN)
+        deadline = clock.now + timeout_s
         while not line.endswith(b"\n"):
-            if not select.select([ready], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            if not poller.poll(1000 * clock.patience_s(deadline)):
+                if clock.look() < deadline:
+                    continue
                 raise EngineDead(
                     f"the engine did not start within {timeout_s:g} s{self._quoted()}: raise start_timeout_s if the "
                     "model is large"

@@ -12,7 +12,7 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -29,6 +29,7 @@ from .cli_command import COMMANDS, list_commands, list_examples, load_command, u
 from .http_listeners import HttpListeners
 from .option_parser import OptionParser
 from .resolve import resolve
+from .start_report import PatientReport, write_to_stderr
 from .supervisor import StartInterrupted, Supervisor
 
 
@@ -122,7 +123,9 @@ def _handed_over() -> EngineConfig:
 def _start(config: EngineConfig, is_private: bool) -> Supervisor:
     """An engine that serves; one that is private ends with its standard input."""
     run_directory = RunDirectory.create()
-    announce = (lambda line: None) if is_private else _say
+    announce: Callable[[str], None] = _say
+    if is_private:
+        announce = (lambda line: None) if config.log_level == "error" else PatientReport(write_to_stderr)
     listeners = HttpListeners()
     try:
         listeners.open(config)  # first of all: a port in use is told at once

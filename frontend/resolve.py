@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import sys
 from pathlib import Path
 from typing import Literal, cast, get_args
 
@@ -20,6 +21,7 @@ from ..ipc.errors import ConfigError
 from ..ipc.keys import Keys
 from ..ipc.model_config import ModelConfig
 from ..ipc.quantization_config import QuantizationConfig
+from .start_check import check_gpu, check_weights
 from .tls import new_ssl_context
 
 DType = Literal["float32", "bfloat16", "float16"]
@@ -37,6 +39,8 @@ def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
     folder = find_checkpoint(config.model, config.revision)
     model = _quantized(config, ModelConfig.load(folder))
     check_parallel(model, config.tensor_parallel_size)
+    dtype, device = _dtype(config, model), _device(config)
+    check_weights(folder, model, dtype, device)
     return EngineSpec(
         run_id=secrets.token_hex(8),
         run_directory=str(run_directory.path),
@@ -46,8 +50,8 @@ def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
         model_folder=str(folder),
         tokenizer_folder=str(find_checkpoint(config.tokenizer, None, "--tokenizer") if config.tokenizer else folder),
         served_model_name=config.served_model_name or config.model or "tokenloom-demo",
-        dtype=_dtype(config, model),
-        device=_device(config),
+        dtype=dtype,
+        device=device,
         max_model_len=_max_model_len(config, model),
     )
 
@@ -71,8 +75,11 @@ def find_checkpoint(name: str | None, revision: str | None, what: str = "--model
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
+    from .hub_progress import HubProgress
+
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=_HUB_FILES))
+        progress = None if sys.stderr.isatty() else HubProgress  # on a terminal the hub's own bars
+        return Path(snapshot_download(name, revision=revision, allow_patterns=_HUB_FILES, tqdm_class=progress))
     except RepositoryNotFoundError:
         raise ConfigError(f"{what} {name}: no such folder, and the hub knows no such repository") from None
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
@@ -119,6 +126,8 @@ def _dtype(config: EngineConfig, model: ModelConfig) -> DType:
 def _device(config: EngineConfig) -> Literal["cpu", "cuda"]:
     if config.device == "auto":
         return "cuda" if os.path.exists("/dev/nvidiactl") else "cpu"
+    if config.device == "cuda":
+        check_gpu()
     return config.device
 
 

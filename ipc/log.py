@@ -10,11 +10,14 @@ import logging
 import os
 import select
 import sys
+import time
 from typing import Literal, TextIO, TypeAlias
 
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
 logger = logging.getLogger("tokenloom")
+
+_TIME_FORMAT = "%H:%M:%S"
 
 
 def is_worth_a_line(count: int) -> bool:
@@ -39,6 +42,11 @@ def write_line(line: str, stream: TextIO | None) -> None:
             os.write(fd, f"{line}\n".encode(errors="replace"))
 
 
+def info_line(process: str, message: str) -> str:
+    """A line in the form of the log, for what is printed elsewhere."""
+    return f"{time.strftime(_TIME_FORMAT)} INFO {process}: {message}"
+
+
 def log_always(logger: logging.Logger, message: str) -> None:
     """Log a line at INFO whatever the least level is."""
     logger.handle(logger.makeRecord(logger.name, logging.INFO, "", 0, message, (), None))
@@ -52,7 +60,7 @@ class _LineHandler(logging.StreamHandler[TextIO]):
 def configure(process: str, level: str = "info") -> None:
     """Send this process's records to stderr, marked with `process` (core, frontend, worker 0 …)."""
     handler = _LineHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s {process}: %(message)s", "%H:%M:%S"))
+    handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s {process}: %(message)s", _TIME_FORMAT))
     logger.handlers[:] = [handler]
     set_level(level)
     logger.propagate = False

@@ -66,6 +66,11 @@ def total_bytes() -> int:
     return _meminfo_bytes("MemTotal:")
 
 
+def swap_bytes() -> int:
+    """What the kernel may still write to swap space for others."""
+    return _meminfo_bytes("SwapFree:")
+
+
 def num_machine_oom_kills() -> int | None:
     """Processes on this machine that the kernel has killed for want of memory, whatever their cgroup."""
     return _read_table(VMSTAT).get("oom_kill")

@@ -614,6 +614,15 @@ class Phase(Message, frozen=True, kw_only=True, tag="phase"):
     detail: str = ""
 
 
+class PhaseProgress(Message, frozen=True, kw_only=True, tag="phase_progress"):
+    """How far a start-up phase that takes long has come, every few seconds; printed by the supervisor."""
+
+    name: str
+    num_done: int
+    num_all: int
+    unit: str  # of both, in the plural
+
+
 class Measured(Message, frozen=True, kw_only=True, tag="measured"):
     """How many KV blocks this rank has room for, and what computes."""
 
@@ -698,6 +707,7 @@ class Progress(Message, frozen=True, kw_only=True, tag="progress"):
 ChildToSupervisor: TypeAlias = (
     Hello
     | Phase
+    | PhaseProgress
     | Measured
     | Ready
     | Failed

@@ -36,6 +36,7 @@ from ..ipc.messages import (
     Failed,
     Initialize,
     Phase,
+    PhaseProgress,
     ProbeAck,
     Ready,
     ReloadWeights,
@@ -63,6 +64,7 @@ logger = logging.getLogger("tokenloom.worker")
 
 EXIT_FAULT = 1
 EXIT_CONFIG = 2
+PROGRESS_INTERVAL_S = 2.0
 LAST_WORDS_MS = 1000  # how long a process that ends waits for its messages to leave
 
 Socket = zmq.Socket[bytes]
@@ -79,6 +81,7 @@ class WorkerProcess:
         self._fence = StepFence(generation)
         self._backlog: deque[CoreToWorker] = deque()  # came while a mask was waited for
         self._is_stopping = False
+        self._told_at = 0.0  # how far the weights have been read; monotonic seconds
         self._watch = CompletionWatch()
         self._num_malformed = 0
         self._num_stale = 0
@@ -125,6 +128,7 @@ class WorkerProcess:
 
         self._tell(Phase(name="import torch", duration_s=time.monotonic() - begun))
         worker = Worker(self._spec, self._rank, self._generation)
+        worker.on_piece, self._told_at = self._on_piece, time.monotonic()
         for phase in worker.load(self._model_folder):
             self._tell(phase)
         begun = time.monotonic()
@@ -136,12 +140,18 @@ class WorkerProcess:
             return None
         begun = time.monotonic()
         worker.initialize(num_blocks)
-        tokens = f"{num_blocks} blocks, {(num_blocks - 1) * self._spec.config.block_size} tokens"
-        self._tell(Phase(name="allocate KV cache", duration_s=time.monotonic() - begun, detail=tokens))
+        self._tell(Phase(name="allocate KV cache", duration_s=time.monotonic() - begun))
         self._steps.connect(self._spec.address(f"workers-{self._generation}"))
         self._results.connect(self._spec.address(f"results-{self._generation}"))
         self._tell(Ready())
         return worker
+
+    def _on_piece(self, num_done: int, num_all: int) -> None:
+        """Tell now and then how far the weights have been read, which is a sign of life, too."""
+        now = time.monotonic()
+        if now - self._told_at >= PROGRESS_INTERVAL_S:
+            self._told_at = now
+            self._tell(PhaseProgress(name="load weights", num_done=num_done, num_all=num_all, unit="tensors"))
 
     def _wait_for_size(self) -> int | None:
         """Block until Initialize brings the number of KV blocks; None for Stop."""

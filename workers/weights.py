@@ -6,8 +6,7 @@ the (often fused) parameter that it belongs to. Knows names and shapes; knows no
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -19,8 +18,8 @@ from torch import Tensor
 
 from ..ipc.errors import ConfigError
 from ..ipc.quantization_config import QuantizationConfig
+from ..ipc.weight_files import INDEX_NAME, damaged, file_by_tensor
 
-INDEX_NAME = "model.safetensors.index.json"
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 
 
@@ -58,8 +57,10 @@ class Checkpoint:
         self.dtype = dtype
         self.device = device
         self.quantization = quantization
+        self.on_piece: Callable[[int, int], None] = _nothing  # gets how many were read, and of how many tensors
+        self._num_pieces = 0
         self._open_files: dict[Path, Any] = {}
-        self._file_by_name = self._index()
+        self._file_by_name = file_by_tensor(folder)
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -105,6 +106,8 @@ class Checkpoint:
     def _slice(self, piece: Piece, dtypes: Sequence[str]) -> Any:
         """The tensor, checked, as safetensors' lazy slice."""
         path, source = self._find(piece.name)
+        self._num_pieces += 1
+        self.on_piece(min(self._num_pieces, len(self._file_by_name)), len(self._file_by_name))
         shape, dtype = tuple(source.get_shape()), source.get_dtype()
         if shape != piece.shape:
             raise ConfigError(
@@ -142,33 +145,9 @@ class Checkpoint:
                     f"{path} does not exist, {INDEX_NAME} lists it: the download is incomplete, fetch the file again"
                 ) from None
             except (SafetensorError, OSError) as error:
-                raise _damaged(path, error) from None
+                raise damaged(path, error) from None
         return file
 
-    def _index(self) -> dict[str, Path]:
-        """Which file holds each tensor."""
-        index_file, single_file = self.folder / INDEX_NAME, self.folder / "model.safetensors"
-        if index_file.exists():
-            return _read_index(index_file)
-        if single_file.exists():
-            return dict.fromkeys(self._open(single_file).keys(), single_file)
-        others = sorted(path.name for path in self.folder.glob("*.bin"))
-        mend = "convert it with transformers' save_pretrained" if others else "is --model the right folder?"
-        raise ConfigError(
-            f"{self.folder} has neither model.safetensors nor {INDEX_NAME}"
-            + (f", only {', '.join(others[:3])}, which may run code when read: " if others else ": ")
-            + mend
-        )
 
-
-def _read_index(path: Path) -> dict[str, Path]:
-    try:
-        names = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-        return {str(name): path.parent / str(file) for name, file in names.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{path} cannot be read ({type(error).__name__}: {error}): fetch the file again") from None
-
-
-def _damaged(path: Path, error: Exception) -> ConfigError:
-    size = path.stat().st_size if path.exists() else 0
-    return ConfigError(f"{path} ({size} bytes) is truncated or damaged ({error}): fetch the file again")
+def _nothing(num_read: int, num_all: int) -> None:
+    pass

@@ -74,6 +74,7 @@ class Worker:
         self._model: DecoderModel | None = None
         self._kv_cache: Tensor | None = None
         self._runner: ModelRunner | None = None
+        self.on_piece: Callable[[int, int], None] | None = None  # of the weights: how many were read, of how many
         self._processors: list[LogitsProcessor] = []
         self._kernels = ""  # what computes, for people
         self._spare_folder = Path(spec.run_directory) / "kernels"  # for what is compiled, if there is no other place
@@ -139,10 +140,6 @@ class Worker:
         self._kv_cache = allocate_kv_cache(self._kv_shape(num_blocks), self._kv_dtype, self._device)
         run_dummy(self._model, dummy_step([1], [1], self._spec.config.block_size), self._kv_cache, self._sampler)
         self._runner = self._make_runner(self._model, self._kv_cache)
-        num_tokens = (num_blocks - 1) * self._spec.config.block_size
-        size = gib(self._kv_cache.numel() * self._kv_cache.element_size())
-        dtype = "fp8" if self._has_fp8_cache else self._spec.dtype
-        logger.info("KV cache: %d blocks, %d tokens, %s of %s", num_blocks, num_tokens, size, dtype)
 
     def _make_runner(self, model: DecoderModel, kv_cache: Tensor) -> ModelRunner:
         config, vocab_size = self._spec.config, self._spec.model.vocab_size
@@ -225,7 +222,8 @@ class Worker:
             self._spare_folder,
         )
         self._kernels = ops.kernels
-        return load_model(folder, config, self._spec.max_model_len, self._dtype, device, ops, group)
+        on_piece = self.on_piece if device == self._device else None
+        return load_model(folder, config, self._spec.max_model_len, self._dtype, device, ops, group, on_piece)
 
     def reload(self, folder: Path) -> None:
         """Forget all rows and take the weights in `folder` instead; never holds both at once. A failure is final."""

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from tokenloom.frontend.resolve import DEMO_FOLDER, check_parallel, find_checkpoint, resolve
+from tokenloom.frontend.start_check import GPU_NODES
 from tokenloom.ipc.addresses import RunDirectory
 from tokenloom.ipc.config import EngineConfig
 from tokenloom.ipc.errors import ConfigError
+from tokenloom.ipc.machine_memory import gib, swap_bytes, total_bytes
 from tokenloom.ipc.model_config import ModelConfig
 from tokenloom.ipc.quantization_config import QuantizationConfig
 
@@ -72,3 +74,49 @@ def test_heads_that_do_not_divide_are_refused() -> None:
         check_parallel(model, size)
     with pytest.raises(ConfigError, match="do not divide among --tensor-parallel-size 7"):
         check_parallel(model, 7)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """The demo's config.json, and weights that each test makes."""
+    (tmp_path / "config.json").write_bytes((DEMO_FOLDER / "config.json").read_bytes())
+    return tmp_path
+
+
+def write_weights(folder: Path, num_elements: int, size: int | None = None) -> Path:
+    """A file of one tensor in bfloat16; what it holds takes no room on a disk. `size`: if it is not whole."""
+    tensor = {"dtype": "BF16", "shape": [num_elements], "data_offsets": [0, 2 * num_elements]}
+    header = json.dumps({"__metadata__": {"format": "pt"}, "model.embed_tokens.weight": tensor}).encode()
+    file = folder / "model.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header)
+    os.truncate(file, 8 + len(header) + 2 * num_elements if size is None else size)
+    return file
+
+
+def refusal(folder: Path, **options: object) -> str:
+    with pytest.raises(ConfigError) as caught:
+        resolve(EngineConfig(model=str(folder), **{"device": "cpu", **options}), RunDirectory(folder))  # type: ignore[arg-type]
+    return str(caught.value)
+
+
+def test_weights_that_are_missing_or_not_whole_are_told_before_a_process_is_started(checkpoint: Path) -> None:
+    assert "neither model.safetensors nor model.safetensors.index.json" in refusal(checkpoint)
+    file = write_weights(checkpoint, 1000, size=1500)
+    assert f"{file} (1500 bytes) is truncated or damaged" in refusal(checkpoint)
+    file.write_bytes(b"not safetensors")
+    assert f"{file} (15 bytes) is truncated or damaged" in refusal(checkpoint)
+
+
+def test_weights_that_memory_cannot_hold_are_refused_with_both_numbers(checkpoint: Path) -> None:
+    num_elements = total_bytes() + swap_bytes()
+    write_weights(checkpoint, num_elements)
+    message = refusal(checkpoint, dtype="float32")
+    assert f"take {gib(4 * num_elements)} as float32" in message and "of memory can be had here" in message
+    write_weights(checkpoint, 1 << 20)
+    assert resolve(EngineConfig(model=str(checkpoint), device="cpu"), RunDirectory(checkpoint)).dtype == "bfloat16"
+
+
+@pytest.mark.skipif(any(map(os.path.exists, GPU_NODES)), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_told_before_a_process_is_started() -> None:
+    with pytest.raises(ConfigError, match="--device cuda: there is no GPU here"):
+        resolve(EngineConfig(device="cuda"), RunDirectory(Path("/nowhere")))

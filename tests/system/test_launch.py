@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ import zmq
 
 from tokenloom import Client, Draining, SamplingParams, StructuredOutputsParams
 from tokenloom.ipc.codec import Decoder, encode, num_ids
+from tokenloom.ipc.faults import inject
 from tokenloom.ipc.messages import (
     CREDIT_WINDOW,
     PROTOCOL_VERSION,
@@ -48,6 +50,9 @@ def test_the_command_serves_and_a_signal_ends_it_cleanly(tmp_path: Path, monkeyp
         assert titles == ["tokenloom core", "tokenloom frontend", "tokenloom worker 0"]
         for phase in ("tokenizer loaded", "load weights", "KV cache", "workers joined"):
             assert any(phase in line for line in engine.lines), f"no line tells of {phase}"
+        told = engine.lines + engine.errors.read_text().splitlines()
+        assert sum("KV cache: " in line for line in told) == 1
+        assert all(re.match(r"\d\d:\d\d:\d\d INFO \w+|Ready at ", line) for line in told), told
         with Client(address, connect_timeout_s=1e9) as one, Client(address) as two:
             assert one.generate("The capital of France is", GREEDY, use_tqdm=False)[0].outputs[0].text == " Paris."
             assert "".join(two.stream("The capital of Japan is", GREEDY)) == " Tokyo."
@@ -129,7 +134,7 @@ def test_the_engine_stops_when_a_slow_reader_has_everything_and_not_when_the_cor
 @pytest.mark.parametrize("role", ["supervisor", "frontend", "core", "worker 0"])
 def test_a_kill_during_the_start_leaves_nothing(tmp_path: Path, role: str) -> None:
     with LaunchedEngine(tmp_path) as engine:
-        engine.wait_line("  ")
+        engine.wait_line("")
         victim = engine.processes()[0] if role == "supervisor" else engine.child(role)
         victim.kill()
         code = engine.wait_exit()
@@ -227,3 +232,15 @@ def test_the_module_and_the_command_are_the_same() -> None:
     text = subprocess.run([script, "--help"], capture_output=True, text=True, timeout=30, check=True).stdout
     for flag in ("--tensor-parallel-size", "--tp", "--max-model-len", "--listen", "--config"):
         assert flag in text
+
+
+@pytest.mark.slow
+def test_a_program_sees_its_engine_start_if_that_takes_long_and_its_standard_output_stays_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKENLOOM_FAULTS", str(tmp_path))
+    inject(tmp_path, "worker.load", "delay 8", 0)
+    program = "from tokenloom import LLM\nwith LLM(device='cpu', num_threads=1): print('done')"
+    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, cwd="/", timeout=60)
+    assert done.returncode == 0 and done.stdout == "done\n"
+    assert re.search(r"^\d\d:\d\d:\d\d INFO supervisor: still starting: worker 0", done.stderr, re.MULTILINE)

@@ -7,6 +7,7 @@ Knows the order of the layers and the names in a checkpoint; knows nothing of ke
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -179,11 +180,14 @@ def load_model(
     device: torch.device,
     ops: Ops,
     group: ParallelGroup,
+    on_piece: Callable[[int, int], None] | None = None,
 ) -> DecoderModel:
     """Read this rank's shard of the checkpoint in `folder` onto `device` as `dtype`.
 
-    ConfigError if the checkpoint lacks a tensor, has one of another shape, is damaged, or does not divide by the group.
+    `on_piece` is called with each piece: how many were read, and of how many tensors. ConfigError if the checkpoint
+    lacks a tensor, has one of another shape, is damaged, or does not divide by the group.
     """
     rotary = RotaryEmbedding(config.rope, config.head_dim, config.max_position_embeddings, max_model_len, device)
     with Checkpoint(folder, dtype, device, config.quantization) as checkpoint:
+        checkpoint.on_piece = on_piece or checkpoint.on_piece
         return DecoderModel(LayerLoader(checkpoint, ops, group), config, rotary)

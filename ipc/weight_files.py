@@ -1,0 +1,92 @@
+"""The safetensors files of a checkpoint: which file holds each tensor, and what their headers say of it.
+
+Reads no weights and needs neither torch nor safetensors.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .errors import ConfigError
+
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+
+
+class StoredTensor(NamedTuple):
+    """As a header tells it."""
+
+    dtype: str  # F32, BF16, I8 …
+    num_elements: int
+    num_bytes: int
+
+
+def file_by_tensor(folder: Path) -> dict[str, Path]:
+    """Which file holds each tensor; ConfigError if there are no files that can be used."""
+    index_file, single_file = folder / INDEX_NAME, folder / SINGLE_NAME
+    if index_file.exists():
+        return _read_index(index_file)
+    if single_file.exists():
+        return dict.fromkeys(read_header(single_file), single_file)
+    others = sorted(path.name for path in folder.glob("*.bin"))
+    mend = "convert it with transformers' save_pretrained" if others else "is --model the right folder?"
+    raise ConfigError(
+        f"{folder} has neither {SINGLE_NAME} nor {INDEX_NAME}"
+        + (f", only {', '.join(others[:3])}, which may run code when read: " if others else ": ")
+        + mend
+    )
+
+
+def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """All tensors by name; ConfigError for a file that is missing, not whole or cannot be read."""
+    tensors: dict[str, StoredTensor] = {}
+    for path in sorted(set(file_by_tensor(folder).values())):
+        tensors |= read_header(path)
+    return tensors
+
+
+def read_header(path: Path) -> dict[str, StoredTensor]:
+    """The tensors of one file, whose size must be what its header says."""
+    try:
+        with path.open("rb") as file:
+            (num_header_bytes,) = struct.unpack("<Q", file.read(8))
+            if num_header_bytes > MAX_HEADER_BYTES:
+                raise ValueError("its header is too long")
+            header = json.loads(file.read(num_header_bytes))
+        header.pop("__metadata__", None)
+        tensors = {name: _stored(entry) for name, entry in header.items()}
+        num_bytes = 8 + num_header_bytes + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{path} does not exist, {INDEX_NAME} lists it: the download is incomplete, fetch the file again"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}: check its permissions") from None
+    except (struct.error, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise damaged(path, error) from None
+    if path.stat().st_size < num_bytes:
+        raise damaged(path, f"its header tells of {num_bytes} bytes")
+    return tensors
+
+
+def damaged(path: Path, reason: object) -> ConfigError:
+    size = path.stat().st_size if path.exists() else 0
+    return ConfigError(f"{path} ({size} bytes) is truncated or damaged ({reason}): fetch the file again")
+
+
+def _stored(entry: dict[str, Any]) -> StoredTensor:
+    start, end = entry["data_offsets"]
+    return StoredTensor(str(entry["dtype"]), prod(entry["shape"]), end - start)
+
+
+def _read_index(path: Path) -> dict[str, Path]:
+    try:
+        names = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        return {str(name): path.parent / str(file) for name, file in names.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path} cannot be read ({type(error).__name__}: {error}): fetch the file again") from None
