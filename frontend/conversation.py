@@ -196,8 +196,11 @@ class Conversation:
         if self.state != "greeting":
             return
         if welcome.protocol_version != PROTOCOL_VERSION:
-            info = ErrorInfo("protocol", f"the engine speaks protocol {welcome.protocol_version}")
-            self.end(self._refusal(info))
+            message = (
+                f"the engine speaks protocol version {welcome.protocol_version}, this client speaks "
+                f"{PROTOCOL_VERSION}: use the client of the engine's release"
+            )
+            self.end(self._refusal(ErrorInfo("protocol", message)))
             return
         self._move("ready")
         self.error = None
@@ -328,10 +331,7 @@ class Conversation:
     def _refusal(self, info: ErrorInfo) -> TokenloomError:
         if info.kind != "protocol":
             return info.to_exception()
-        return ProtocolError(
-            f"{info.message}; this client speaks protocol {PROTOCOL_VERSION} (engine at {self._address}): "
-            "install the same version of tokenloom on both sides"
-        )
+        return ProtocolError(f"{info.message} (engine at {self._address})")  # it holds both versions
 
     def _replaced_error(self, request: OpenRequest) -> EngineDead:
         return EngineDead(

@@ -264,7 +264,7 @@ def test_a_client_that_is_dropped_is_closed(fake: FakeFrontend) -> None:
 
 def test_an_engine_of_another_version_is_refused_by_both_numbers(fake: FakeFrontend) -> None:
     fake.set(version=7)
-    with pytest.raises(ProtocolError, match=r"engine 7; this client speaks protocol 1"):
+    with pytest.raises(ProtocolError, match=r"^the client speaks 1, this engine 7 \(engine at "):
         Client(fake.address)
 
 
