@@ -1,4 +1,5 @@
-"""What the build does beyond pyproject.toml: a wheel holds the C kernels compiled, and no scripts but the benchmarks'.
+"""The part of the build that pyproject.toml cannot say: a wheel holds the C kernels compiled, no scripts but the
+benchmarks', and a description without dead links.
 
 The kernels are compiled into the build folder, never into the checkout: an editable install compiles at first use.
 Without a C compiler, or on another processor than x86-64, the wheel is one for any machine and compiles at first use.
@@ -78,4 +79,20 @@ def glibc_versions(library: Path) -> set[int]:
     return {int(version) for version in re.findall(rb"GLIBC_2\.(\d+)", library.read_bytes())}
 
 
-setup(cmdclass={"build_py": BuildPackage, "bdist_wheel": BuildWheel})
+def index_description() -> str:
+    """README.md for the package index, where no other file of the project lies: links to them become their names."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+
+    def name_of(link: re.Match[str]) -> str:
+        label, target = link.groups()
+        return f"`{target}`" if label == target else f"{label}: `{target}`"
+
+    text = re.sub(r"\[([^]]+)\]\((?!https?:)([^)]+)\)", name_of, text)
+    return f"{text}\nThe files that are named here lie in the source distribution.\n"
+
+
+setup(
+    long_description=index_description(),
+    long_description_content_type="text/markdown",
+    cmdclass={"build_py": BuildPackage, "bdist_wheel": BuildWheel},
+)
