@@ -29,8 +29,9 @@ from .cli_command import COMMANDS, list_commands, list_examples, load_command, u
 from .http_listeners import HttpListeners
 from .option_parser import OptionParser
 from .resolve import resolve
+from .signal_watch import StartInterrupted
 from .start_report import PatientReport, write_to_stderr
-from .supervisor import StartInterrupted, Supervisor
+from .supervisor import Supervisor
 
 
 def main(argv: Sequence[str] | None = None) -> int:

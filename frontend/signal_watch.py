@@ -13,7 +13,17 @@ import contextlib
 import os
 import signal
 
+from ..ipc.errors import EngineDead
+
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class StartInterrupted(EngineDead):
+    """A signal ended the start; `exit_code` is that of a command that the signal killed."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__("stopped by a signal while starting")
+        self.exit_code = 128 + number
 
 
 class SignalWatch:

@@ -8,11 +8,35 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from ..ipc import log
+from ..ipc.awake_clock import AwakeClock
+from ..ipc.messages import PhaseProgress
 
+SILENCE_S = 5.0  # of a start that takes long at the same thing
 PATIENCE_S = 3.0  # of somebody who looks at a program that says nothing
+
+
+class StartReport:
+    """What the supervisor tells of a start, and how long ago it told something last."""
+
+    def __init__(self, announce: Callable[[str], None], clock: AwakeClock) -> None:
+        self._announce, self._clock = announce, clock
+        self._told_at = clock.now
+
+    def tell(self, process: str, news: str) -> None:
+        self._told_at = self._clock.now
+        self._announce(log.info_line(process, news))
+
+    def tell_progress(self, process: str, progress: PhaseProgress) -> None:
+        share = progress.num_done / max(progress.num_all, 1)
+        self.tell(process, f"{progress.name}: {share:.0%}, {progress.num_done} of {progress.num_all} {progress.unit}")
+
+    def tell_late(self, names: Iterable[str]) -> None:
+        """Which processes are still starting, if nothing was told for SILENCE_S."""
+        if self._clock.now - self._told_at >= SILENCE_S:
+            self.tell("supervisor", f"still starting: {', '.join(names)}")
 
 
 class PatientReport:

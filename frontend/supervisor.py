@@ -22,32 +22,24 @@ from ..ipc.addresses import RunDirectory, lock_ipc_address, unlink_ipc_address
 from ..ipc.awake_clock import AwakeClock
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import EngineDead, ProtocolError, TokenloomError
-from ..ipc.log import info_line, log_always
+from ..ipc.log import log_always
 from . import open_requests
 from .engine_state import EngineState, state_lines
 from .http_listeners import HttpListeners
 from .restart_policy import RestartPolicy
 from .roster import Child, Roster
 from .service_manager import READY, STOPPING, notify
-from .signal_watch import SignalWatch
+from .signal_watch import SignalWatch, StartInterrupted
+from .start_report import StartReport
 
 logger = logging.getLogger("tokenloom.supervisor")
 
 LONGEST_WAIT_S = 86400.0  # a poller's milliseconds have 31 bits
 BEAT_S = 1.0  # of the clock that start and drain are measured by
-REPORT_INTERVAL_S = 5.0  # of a start that is long at the same thing
 RETRY_S = 0.1  # between looks at whether the workers that a core needs are up
 START_GRACE = 5  # times the hang timeout, or the first start, for a replacement that is still starting
 STOP_TIMEOUT_S = 3.0  # from Stop to SIGKILL
 PINGS_PER_TIMEOUT = 3  # core and frontend answer within milliseconds unless they hang
-
-
-class StartInterrupted(EngineDead):
-    """A signal ended the start; `exit_code` is that of a command that the signal killed."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__("stopped by a signal while starting")
-        self.exit_code = 128 + number
 
 
 class Supervisor:
@@ -70,7 +62,7 @@ class Supervisor:
         self._announce = announce
         self._begun = time.monotonic()
         self._clock = AwakeClock(BEAT_S)
-        self._reported_at = self._clock.now
+        self._report = StartReport(announce, self._clock)
         self._roster = Roster(spec)
         self._generation = self._core_epoch = self._num_frontends = 0
         self._model_folder = spec.model_folder  # which workers read; a reload changes it
@@ -109,9 +101,8 @@ class Supervisor:
             if self._signals.first_stop is not None:
                 raise StartInterrupted(self._signals.first_stop)
             late = [child.process.name for child in self._roster.children if not child.is_ready]
-            if self._clock.look() - self._reported_at >= REPORT_INTERVAL_S:
-                self._report("supervisor", f"still starting: {', '.join(late)}")
-            if self._clock.now >= deadline:
+            self._report.tell_late(late)
+            if self._clock.look() >= deadline:
                 limit_s = self.spec.config.start_timeout_s
                 raise EngineDead(f"{', '.join(late)} not ready after --start-timeout-s {limit_s:g} s")
         self._is_serving, self._next_ping_at = True, time.monotonic()
@@ -205,9 +196,7 @@ class Supervisor:
         elif isinstance(message, messages.Phase):
             self._on_phase(child, message)
         elif isinstance(message, messages.PhaseProgress):
-            share = message.num_done / max(message.num_all, 1)
-            done = f"{message.num_done} of {message.num_all} {message.unit}"
-            self._report(child.process.name, f"{message.name}: {share:.0%}, {done}")
+            self._report.tell_progress(child.process.name, message)
         elif isinstance(message, messages.Measured):
             self._on_measured(child, message)
         elif isinstance(message, messages.Ready):
@@ -230,11 +219,6 @@ class Supervisor:
         else:
             assert isinstance(message, messages.Pong)
 
-    def _report(self, process: str, news: str) -> None:
-        """Of a start: for whoever waits for it."""
-        self._reported_at = self._clock.now
-        self._announce(info_line(process, news))
-
     # ── start-up news ────────────────────────────────────────────────────────────────────────────────────────────
 
     def _check_hello(self, child: Child, hello: messages.Hello) -> None:
@@ -251,7 +235,7 @@ class Supervisor:
         told = msgspec.structs.asdict(phase)
         self._phases.append(messages.StartPhase(process=child.process.name, ended_s=since, **told))
         detail = f" ({phase.detail})" if phase.detail else ""
-        self._report(child.process.name, f"{phase.name} in {phase.duration_s:.2f} s{detail}")
+        self._report.tell(child.process.name, f"{phase.name} in {phase.duration_s:.2f} s{detail}")
 
     def _on_measured(self, child: Child, measured: messages.Measured) -> None:
         child.measured = measured
@@ -266,7 +250,7 @@ class Supervisor:
             return
         self._num_blocks = num_blocks
         size = self.spec.config.block_size
-        self._report(
+        self._report.tell(
             "supervisor",
             f"KV cache: {num_blocks - 1} blocks of {size} = "
             f"{(num_blocks - 1) * size} tokens, {num_blocks * measured.block_bytes / 2**20:.0f} MiB per rank on "
