@@ -163,6 +163,16 @@ def test_wheel_has_the_command_and_the_license(wheel: Path) -> None:
     assert "Apache License" in texts["LICENSE"] and "License-Expression: Apache-2.0" in texts["METADATA"]
 
 
+def test_the_package_index_shows_who_and_what_and_no_dead_link(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    (text,) = (archive.read(name).decode() for name in archive.namelist() if name.endswith("METADATA"))
+    fields, _, description = text.partition("\n\n")
+    for field in ("Author: tokenloom maintainers", "Keywords: LLM", "Requires-Python: >=3.11", "text/markdown"):
+        assert field in fields
+    assert "# tokenloom" in description and "`docs/operations.md`" in description
+    assert re.findall(r"\]\((?!https?://)[^)]*\)", description) == []
+
+
 def test_source_distribution_holds_what_is_shipped_and_no_tests(source_tree: Path, tmp_path: Path) -> None:
     program = f"from setuptools import build_meta; build_meta.build_sdist({str(tmp_path)!r})"
     run([sys.executable, "-c", program], source_tree, BUILD_TIMEOUT_S)

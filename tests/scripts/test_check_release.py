@@ -1,0 +1,53 @@
+"""A release that lacks something or holds too much is refused by name."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tokenloom.kernels.cpu.compiler import LEVELS
+from tokenloom.kernels.cpu.library_store import prebuilt_name
+from tokenloom.scripts.check_release import MIN_LIBRARIES, check_wheel
+
+NAME = "tokenloom-1.0-py3-none-manylinux_2_17_x86_64.whl"
+METADATA = "tokenloom-1.0.dist-info/METADATA"
+LIBRARIES = [
+    f"tokenloom/kernels/cpu/prebuilt/{prebuilt_name(level, is_bf16)}" for level in LEVELS for is_bf16 in (False, True)
+]
+GOOD = {METADATA: "Author: us\nClassifier: x\n\n# tokenloom\n[a](https://example.org)", **dict.fromkeys(LIBRARIES, "")}
+
+
+def write(folder: Path, files: dict[str, str], name: str = NAME) -> Path:
+    with zipfile.ZipFile(folder / name, "w") as archive:
+        for path, text in files.items():
+            archive.writestr(path, text)
+    return folder / name
+
+
+def test_a_wheel_with_all_kernels_is_fit(tmp_path: Path) -> None:
+    assert len(LIBRARIES) == MIN_LIBRARIES
+    check_wheel(write(tmp_path, GOOD))
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"tokenloom/tests/test_x.py": ""}, "tests: .*test_x"),
+        ({"kernels/ops.py": ""}, "outside the package"),
+        ({METADATA: f"{GOOD[METADATA]}[b](docs/b.md)"}, "lead nowhere: .*docs/b.md"),
+        ({METADATA: "Author: us\n\n"}, "no classifiers"),
+    ],
+)
+def test_what_is_wrong_with_a_wheel_is_named(tmp_path: Path, changed: dict[str, str], reason: str) -> None:
+    with pytest.raises(SystemExit, match=reason):
+        check_wheel(write(tmp_path, GOOD | changed))
+
+
+def test_a_wheel_without_a_library_or_for_any_machine_is_named(tmp_path: Path) -> None:
+    lacking = {name: text for name, text in GOOD.items() if name != LIBRARIES[0]}
+    with pytest.raises(SystemExit, match="7 prebuilt libraries of 8"):
+        check_wheel(write(tmp_path, lacking))
+    with pytest.raises(SystemExit, match="says nothing of the C library"):
+        check_wheel(write(tmp_path, GOOD, "tokenloom-1.0-py3-none-any.whl"))
