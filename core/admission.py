@@ -20,6 +20,7 @@ class Admission:
 
     def __init__(self, spec: EngineSpec, kv_cache: KVCacheManager, waiting: WaitingQueue, stats: CoreStats) -> None:
         self._config, self._max_model_len = spec.config, spec.max_model_len
+        self._max_tokens = spec.max_request_tokens
         self._kv_cache, self._waiting, self._stats = kv_cache, waiting, stats
 
     def check(self, message: EngineCoreRequest) -> None:
@@ -29,15 +30,25 @@ class Admission:
         self._check_size(num_prompt, message.max_tokens)
         if any(child.output_token_ids for child in message.children):
             return
-        waiting, config = self._waiting, self._config
+        waiting, config, num_answers = self._waiting, self._config, len(message.children)
+        self._check_share(num_prompt, num_answers)
         if (
-            len(waiting) + len(message.children) > config.max_waiting_requests
-            or waiting.num_tokens + num_prompt > config.max_waiting_tokens
+            len(waiting) + num_answers > config.max_waiting_requests
+            or waiting.num_tokens + num_prompt * num_answers > config.max_waiting_tokens
         ):
             raise Overloaded(
                 f"{len(waiting)} requests with {waiting.num_tokens} tokens wait, at most {config.max_waiting_requests} "
                 f"and {config.max_waiting_tokens} may: ask again later",
                 retry_after_s=self._stats.seconds_to_drain(waiting.num_tokens),
+            )
+
+    def _check_share(self, num_prompt: int, num_answers: int) -> None:
+        """That one request leaves most of the queue to others."""
+        if num_answers > self._config.max_request_answers or num_prompt * num_answers > self._max_tokens:
+            raise RequestError(
+                f"n is {num_answers} and the prompt has {num_prompt} tokens; one request may have at most "
+                f"{self._config.max_request_answers} answers and, counted for each answer, {self._max_tokens} prompt "
+                "tokens: send several requests, or raise --max-waiting-requests and --max-waiting-tokens"
             )
 
     def _check_size(self, num_prompt: int, max_tokens: int) -> None:

@@ -9,6 +9,7 @@ import itertools
 from .request import Request, State
 
 MIN_SWEEP = 64  # entries
+MAX_EXPIRED = 256  # at once; the others follow in the next turn
 
 
 class Deadlines:
@@ -36,11 +37,11 @@ class Deadlines:
             self._sweep_at = max(2 * len(self._heap), MIN_SWEEP)
 
     def expired(self, now: float) -> list[Request]:
-        """Requests whose time is over, each once."""
+        """Requests whose time is over, each once, MAX_EXPIRED at most: `next` has passed while there are more."""
         if not self._heap:
             return []
         found: dict[int, Request] = {}
-        while self._heap and (self._heap[0][0] <= now or not _is_due(self._heap[0])):
+        while len(found) < MAX_EXPIRED and self._heap and (self._heap[0][0] <= now or not _is_due(self._heap[0])):
             entry = heapq.heappop(self._heap)
             if _is_due(entry):
                 found[id(entry[3])] = entry[3]

@@ -1,56 +1,185 @@
-"""Background: work too long for the frontend's loop, done in threads, whose results come back to the loop.
+"""Background: work too long for the frontend's loop, done by a few threads, whose results come back to the loop.
 
-Knows nothing of what the work is. `wake` is called from a worker thread and must make the loop call `take` soon.
+Each thread takes jobs up to a size, so that short ones never wait for the longest, and may ask an intake process of
+its own (`intake_host.py`). A job that nobody waits for any more is dropped or interrupted; one that waits longer than
+it may is refused. Knows nothing of what the work is.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
+import time
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
-from ..ipc.errors import Overloaded, TokenloomError
+from ..ipc.errors import InternalError, Overloaded, TokenloomError
+from ..ipc.messages import IntakeAnswer, IntakeQuestion
+from .fair_queue import FairQueue, Job
 
 T = TypeVar("T")
 
-MAX_JOBS = 1024  # waiting or running; beyond, the work is refused
+logger = logging.getLogger("tokenloom.frontend")
+
+THREAD_BYTES = (1 << 20, 8 << 20, 1 << 40)  # the largest job of each thread
+WAIT_S = 30.0  # that a job may wait for a thread
+
+
+class Host(Protocol):
+    """A thread's intake process."""
+
+    def ask(self, question: IntakeQuestion, body: Sequence[bytes] = ()) -> IntakeAnswer: ...
+
+    def interrupt(self) -> None:
+        """Give up what is being asked; from any thread."""
+
+    def stop(self) -> None: ...
+
+
+Then: TypeAlias = Callable[[T | TokenloomError], None]
+Work: TypeAlias = Callable[[Host], Callable[[], None]]  # returns what is to be done in the loop
+BackgroundJob: TypeAlias = Job[Work]
 
 
 class Background:
-    """Two threads."""
+    """Its threads start with the first job. All methods but `_serve` belong to the loop."""
 
-    def __init__(self, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, wake: Callable[[], None], new_host: Callable[[], Host], monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`wake` is called from a thread and must make the loop call `take` soon."""
         self._wake = wake
-        self._pool = ThreadPoolExecutor(2, thread_name_prefix="tokenize")
+        self._new_host = new_host
+        self._monotonic = monotonic
         self._done: deque[Callable[[], None]] = deque()
-        self._num_jobs = 0
+        self._changed = threading.Condition()  # guards the next two
+        self._queue: FairQueue[Work] = FairQueue(THREAD_BYTES)
+        self._running: dict[BackgroundJob, Host] = {}
+        self._is_closed = False
+        self._threads: list[threading.Thread] = []
 
-    def run(self, work: Callable[[], T], then: Callable[[T | TokenloomError], None], *, is_long: bool = True) -> None:
-        """Do `work`, if it `is_long` in a thread, else now; `then` gets what it returns or raises, in the loop. Of the
-        errors work may raise TokenloomError alone; Overloaded comes at once when too much waits."""
-        if not is_long:
-            then(_outcome(work))
-        elif self._num_jobs >= MAX_JOBS:
-            then(Overloaded(f"{self._num_jobs} long prompts wait to be tokenized, at most {MAX_JOBS} may: ask again"))
-        else:
-            self._num_jobs += 1
-            self._pool.submit(self._work, work, then)
+    def run(
+        self,
+        work: Callable[[], T],
+        then: Then[T],
+        *,
+        is_long: bool = True,
+        num_bytes: int = 0,
+        owner: str = "",
+        wait_s: float = WAIT_S,
+    ) -> BackgroundJob | None:
+        """Do `work`, if it `is_long` in a thread, else now; `then` gets what it returns or raises, in the loop.
+        Overloaded comes at once if too much waits, and after `wait_s`."""
+        if is_long:
+            return self._add(lambda _: partial(then, _outcome(work)), then, num_bytes, owner, wait_s)
+        then(_outcome(work))
+        return None
 
-    def _work(self, work: Callable[[], T], then: Callable[[T | TokenloomError], None]) -> None:
-        self._done.append(partial(then, _outcome(work)))
-        self._wake()
+    def ask(
+        self,
+        question: IntakeQuestion,
+        body: Sequence[bytes],
+        read: Callable[[IntakeAnswer], T],
+        then: Then[T],
+        *,
+        num_bytes: int,
+        owner: str = "",
+        wait_s: float = WAIT_S,
+    ) -> BackgroundJob | None:
+        """The same for a question to an intake process; `read` makes the result of the answer, in the thread."""
+
+        def work(host: Host) -> Callable[[], None]:
+            return partial(then, _outcome(lambda: read(host.ask(question, body))))
+
+        return self._add(work, then, num_bytes, owner, wait_s)
+
+    def _add(
+        self, work: Work, refuse: Callable[[Overloaded], None], num_bytes: int, owner: str, wait_s: float
+    ) -> BackgroundJob | None:
+        now = self._monotonic()
+        job = Job(work, num_bytes, owner, now + min(wait_s, WAIT_S), refuse)
+        try:
+            with self._changed:
+                self._queue.add(job, now)
+                self._changed.notify_all()
+        except Overloaded as error:
+            refuse(error)
+            return None
+        if not self._threads:
+            self._start()
+        return job
+
+    def cancel(self, job: BackgroundJob | None) -> None:
+        """Nobody waits for `job` any more; None is no job, and one that has ended is not touched."""
+        if job is not None:
+            with self._changed:
+                if not self._queue.remove(job) and job in self._running:
+                    self._running[job].interrupt()
 
     def take(self) -> list[Callable[[], None]]:
         """What is to be done now, in the order in which the jobs ended."""
-        completions = [self._done.popleft() for _ in range(len(self._done))]
-        self._num_jobs -= len(completions)
-        return completions
+        return [self._done.popleft() for _ in range(len(self._done))]
+
+    @property
+    def next_expiry(self) -> float:
+        """Monotonic seconds of the next `expire`."""
+        return self._queue.next_expiry
+
+    def expire(self, now: float) -> None:
+        """Refuse the jobs that have waited too long; `now` in monotonic seconds."""
+        if now < self._queue.next_expiry:
+            return
+        with self._changed:
+            late, num_left = self._queue.take_expired(now), len(self._queue)
+        for job in late:
+            job.refuse(
+                Overloaded(
+                    f"{job.num_bytes} bytes of text were not tokenized in time, {num_left} more texts wait: ask again "
+                    "later, or allow more time",
+                    retry_after_s=5.0,
+                )
+            )
 
     def close(self) -> None:
-        """Drop what has not begun; what runs ends by itself."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """Drop what has not begun and interrupt what is being asked; other work ends by itself."""
+        with self._changed:
+            self._is_closed = True
+            self._queue.clear()
+            for host in self._running.values():
+                host.interrupt()
+            self._changed.notify_all()
+
+    # ── threads ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _start(self) -> None:
+        for size_class in range(len(THREAD_BYTES)):
+            self._threads.append(
+                threading.Thread(target=self._serve, args=(size_class,), name=f"background-{size_class}", daemon=True)
+            )
+            self._threads[-1].start()
+
+    def _serve(self, size_class: int) -> None:
+        host = self._new_host()
+        while (job := self._next(size_class, host)) is not None:
+            rest = job.work(host)
+            with self._changed:
+                del self._running[job]
+            self._done.append(rest)
+            del job, rest  # a body that has been read is not kept while this waits
+            self._wake()
+        host.stop()
+
+    def _next(self, size_class: int, host: Host) -> BackgroundJob | None:
+        with self._changed:
+            while not self._is_closed:
+                job = self._queue.pop(size_class)
+                if job is not None:
+                    self._running[job] = host
+                    return job
+                self._changed.wait()
+        return None
 
 
 def _outcome(work: Callable[[], T]) -> T | TokenloomError:
@@ -58,3 +187,6 @@ def _outcome(work: Callable[[], T]) -> T | TokenloomError:
         return work()
     except TokenloomError as error:
         return error
+    except Exception as error:  # which nobody foresaw: the thread and all others who wait for it go on
+        logger.exception("work in the background failed")
+        return InternalError(f"{type(error).__name__}: {error}")

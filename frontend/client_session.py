@@ -46,6 +46,10 @@ class ClientSession:
     def lease_end(self) -> float:
         return self.last_seen + LEASE_S
 
+    def owner_of(self, request_id: str) -> str:
+        """Who counts as the caller of a request, where callers share something fairly."""
+        return self.identity.hex()
+
     def credit(self, count: int) -> None:
         self.num_in_flight = max(0, self.num_in_flight - count)
 
@@ -101,6 +105,10 @@ class LocalSession(ClientSession):
         super().__init__(identity, _FOR_EVER)
         self.deliver = deliver
         self.num_readers = 0
+
+    def owner_of(self, request_id: str) -> str:
+        """The request itself: `id` of all its prompts `id/0`, `id/1` …"""
+        return request_id.partition("/")[0]
 
     @property
     def is_owed(self) -> bool:

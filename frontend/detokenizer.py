@@ -23,8 +23,9 @@ from codecs import utf_8_decode
 from collections.abc import Sequence
 from typing import Protocol
 
+from ..ipc.codec import JsonObject
 from .logprob_buffer import TokenTexts
-from .tokenizer import JsonObject, Tokenizer
+from .tokenizer import Tokenizer
 
 REPLACEMENT = "\ufffd"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")

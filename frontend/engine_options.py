@@ -17,6 +17,7 @@ import msgspec
 from ..ipc.config import EngineConfig
 from ..ipc.errors import ConfigError
 
+CLOSE = 0.7  # difflib's ratio, from which a name may have been meant
 LIBRARY_LOG_LEVEL = "warning"  # a program's own output is not ours to fill
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
@@ -118,7 +119,7 @@ def _as_given(message: str, options: Mapping[str, Given]) -> str:
 
 def meant(name: str, names: Iterable[str]) -> str:
     """Which of `names` it may have meant, as the end of an error."""
-    close = difflib.get_close_matches(name, list(names), 3)
+    close = difflib.get_close_matches(name, list(names), 3, CLOSE)
     return f": did you mean {' or '.join(close)}?" if close else ""
 
 

@@ -121,6 +121,7 @@ class InProcessEngine:
         return [self._decoder.decode(frame) for _, frame in frames]
 
     def close(self) -> None:
+        self._frontend.background.close()
         self._run_directory.remove()
 
     # ── between the parts ────────────────────────────────────────────────────────────────────────────────────────

@@ -13,17 +13,18 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ..ipc.codec import decode_ids, encode_ids, num_ids
+from ..ipc.codec import JsonObject, decode_ids, encode_ids, num_ids
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import ProtocolError, RequestError
 from ..ipc.messages import ChatMessage, Child, EngineCoreRequest, Submit
 from ..ipc.pooling_params import PoolingParams
 from ..ipc.sampling_params import MAX_CHILDREN, SamplingParams, child_seed
 from .chat import ChatTemplate
+from .prompt_limits import PromptLimits
 from .prompts import check_text
-from .tokenizer import JsonObject, Tokenizer
+from .tokenizer import Tokenizer
 
-HEAVY_CHARACTERS = 4096  # longer texts are tokenized in a thread: 1 ms and more
+MAX_DETOKENIZED = 1 << 20  # tokens at once
 MAX_STOP_CHARACTERS = 4096  # of all stop strings of a request together
 
 
@@ -51,6 +52,7 @@ class InputProcessor:
         self._max_model_len = spec.max_model_len
         self._hidden_size = spec.model.hidden_size
         self._tokenizer = tokenizer
+        self.limits = PromptLimits.of(spec, None if tokenizer is None else tokenizer.max_bytes_per_token)
         self.chat_template = chat_template
         eos_token_id = None if tokenizer is None else tokenizer.eos_token_id
         fallback = () if eos_token_id is None else (eos_token_id,)
@@ -61,15 +63,30 @@ class InputProcessor:
 
     # ── prompts ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def encode_chat(self, turns: Sequence[JsonObject], variables: JsonObject) -> Prompt:
+    def encode_chat(self, turns: Sequence[JsonObject], variables: JsonObject, *, may_be_long: bool = False) -> Prompt:
         """The prompt of a chat whose turns may hold more than text (tool calls); `variables` go to the template."""
-        return self.encode(self._template().render_turns(turns, variables), add_special_tokens=False)
+        text = self._template().render_turns(turns, variables)
+        return self.encode(text, add_special_tokens=False, may_be_long=may_be_long)  # the template writes its own
 
-    def encode(self, text: str, add_special_tokens: bool) -> Prompt:
-        """The prompt of a text, with or without what the checkpoint puts around one."""
-        return Prompt(encode_ids(self._text_tokenizer().encode(text, add_special_tokens=add_special_tokens)), text)
+    def encode(self, text: str, add_special_tokens: bool, *, may_be_long: bool = False) -> Prompt:
+        """The prompt of a text, with or without what the checkpoint puts around one. RequestError if it is certain
+        not to fit max_model_len, unless it `may_be_long`: then the beginning of its tokens is to be cut off."""
+        tokenizer, needed = self._text_tokenizer(), text
+        if may_be_long:
+            needed = tokenizer.tail(text, self._max_model_len)
+        else:
+            self.limits.check_text(text)
+        return Prompt(encode_ids(tokenizer.encode(needed, add_special_tokens=add_special_tokens)), text)
 
-    def tokenize(self, prompt: str | None, token_ids: bytes | None, chat: Sequence[ChatMessage] | None) -> Prompt:
+    def tokenize(
+        self,
+        prompt: str | None,
+        token_ids: bytes | None,
+        chat: Sequence[ChatMessage] | None,
+        *,
+        add_special_tokens: bool = True,
+        may_be_long: bool = False,
+    ) -> Prompt:
         """The prompt's tokens. Exactly one of the three is given."""
         num_given = sum(each is not None for each in (prompt, token_ids, chat))
         if num_given != 1:
@@ -77,11 +94,18 @@ class InputProcessor:
         if token_ids is not None:
             return Prompt(token_ids, None)
         if chat is not None:
-            return self.encode(self._template().render(chat), add_special_tokens=False)  # it writes its own
-        return self.encode(check_text(prompt or ""), add_special_tokens=True)
+            text = self._template().render(chat)
+            return self.encode(text, add_special_tokens=False, may_be_long=may_be_long)  # the template writes its own
+        return self.encode(check_text(prompt or ""), add_special_tokens, may_be_long=may_be_long)
+
+    def may_be_long(self, params: SamplingParams) -> bool:
+        """Whether a prompt of any length fits, since truncate_prompt_tokens cuts it."""
+        return self.limits.truncates(params.truncate_prompt_tokens)
 
     def detokenize(self, token_ids: bytes) -> str:
         """The text of `token_ids`, special tokens included."""
+        if num_ids(token_ids) > MAX_DETOKENIZED:
+            raise RequestError(f"{num_ids(token_ids)} tokens are to become text, at most {MAX_DETOKENIZED}: send fewer")
         ids = _decode_ids(token_ids, "token_ids")
         if ids and min(ids) < 0:
             raise RequestError(f"token_ids holds {min(ids)}: ids begin at 0")
@@ -106,13 +130,6 @@ class InputProcessor:
             )
             raise RequestError(f"{name}[{position}] is {bad}, the model's ids are 0 to {self._vocab_size - 1}")
 
-    def _check_length(self, num_tokens: int) -> None:
-        if num_tokens >= self._max_model_len:
-            raise RequestError(
-                f"the prompt has {num_tokens} tokens, max_model_len is {self._max_model_len} and the answer needs at "
-                "least 1: shorten the prompt or raise --max-model-len"
-            )
-
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def process(self, submit: Submit, prompt: Prompt, now: float) -> ProcessedRequest:
@@ -122,7 +139,9 @@ class InputProcessor:
         num_prompt_tokens = num_ids(prompt.token_ids)
         if not prompt.token_ids:
             raise RequestError("the prompt has no tokens: give at least one")
-        self._check_length(num_prompt_tokens)  # before the ids: looking at them costs their number
+        self.limits.check_length(num_prompt_tokens)  # before the ids: looking at them costs their number
+        if not submit.children:
+            self.limits.check_share(1, params.n, num_prompt_tokens)
         self._check_ids(prompt.token_ids, "prompt_token_ids")
         room = self._max_model_len - num_prompt_tokens
         if params.min_tokens > room:
@@ -221,6 +240,12 @@ class InputProcessor:
             )
         return self._processor_paths.index(path)
 
+    def wait_s(self, params: SamplingParams) -> float:
+        """How long a request may wait until its tokens are known, as its own timeouts say."""
+        default_s = self._max_timeout_s if self._default_timeout_s is None else self._default_timeout_s
+        timeout_s = default_s if params.timeout_s is None else params.timeout_s
+        return min((each for each in (timeout_s, params.queue_timeout_s) if each is not None), default=math.inf)
+
     def _with_timeout(self, params: SamplingParams) -> SamplingParams:
         """The request's own timeout_s, else the engine's default, never beyond the engine's maximum."""
         default_s, max_s = self._default_timeout_s, self._max_timeout_s
@@ -257,13 +282,6 @@ class InputProcessor:
             if not -(2**63) <= child.seed < 2**64:
                 raise RequestError(f"children[{child.index}].seed is {child.seed}: it must fit in 64 bits")
         return submit.children
-
-
-def is_heavy(prompt: str | None, chat: Sequence[ChatMessage] | None) -> bool:
-    """Whether tokenizing would hold up the loop."""
-    if prompt is not None:
-        return len(prompt) > HEAVY_CHARACTERS
-    return sum(len(message.content) + 16 for message in chat or ()) > HEAVY_CHARACTERS
 
 
 def _decode_ids(frame: bytes, name: str) -> Sequence[int]:

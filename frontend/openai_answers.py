@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import ClassVar
 
+from ..ipc.codec import JsonObject
 from ..ipc.messages import Delta, Submit
 from .openai_errors import encode_json
 from .openai_schema import Generation
 from .server_engine import LocalEngine, Run
 from .server_events import DONE, TextEvents, event
-from .tokenizer import JsonObject
+from .server_slices import in_slices
 
 
 class Choice(ABC):
@@ -72,23 +73,25 @@ class Answers(ABC):
         return self._engine.run(self._submits)
 
     @abstractmethod
-    def _choices(self, run: Run) -> Sequence[Choice]: ...
+    def _choices(self, run: Run) -> Iterable[Choice]:
+        """All of them, made one by one."""
 
     async def whole(self) -> bytes:
         with self.run() as run:
-            choices = self._choices(run)
+            choices = await in_slices(self._choices(run))
             async for news in run.news():
                 for index, delta in news:
                     choices[index].add(delta)
-            return encode_json(self._envelope(self.kind, [choice.build() for choice in choices], run.usage()))
+            built = await in_slices(choice.build() for choice in choices)
+            return encode_json(self._envelope(self.kind, built, run.usage()))
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         with_usage = bool(self._options and self._options.include_usage)
         in_every = bool(self._options and self._options.continuous_usage_stats)
         with self.run() as run:
-            choices = self._choices(run)
+            choices = await in_slices(self._choices(run))
             is_plain = not in_every and not self._has_token_ids and all(choice.is_plain for choice in choices)
-            plain = [self._text_events(choice, with_usage) for choice in choices] if is_plain else []
+            plain = await in_slices(self._text_events(choice, with_usage) for choice in choices) if is_plain else []
             async for news in run.news():
                 events = []
                 for index, delta in news:

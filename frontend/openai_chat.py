@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from functools import reduce
 
-from ..ipc.codec import decode_ids
+from ..ipc.codec import JsonObject, decode_ids
 from ..ipc.errors import RequestError
 from ..ipc.messages import Delta, Submit
 from ..ipc.structured_outputs import StructuredOutputsParams
+from .body_parser import ParsedBody
 from .openai_answers import Answers, Choice
 from .openai_logprobs import chat_logprobs
-from .openai_messages import encode_messages
-from .openai_params import chat_max_tokens, sampling_params, structured_outputs
+from .openai_messages import shows_tools
+from .openai_params import chat_max_tokens, sampling_params, structured_outputs, under_its_own_name
 from .openai_prompts import answer_id
 from .openai_schema import ChatRequest, NamedTool
 from .openai_text import AnswerStyle, AnswerText, Piece
 from .openai_tools import ParserName, forcing_schema
 from .server_engine import LocalEngine, Run
-from .tokenizer import JsonObject
 
 
 class ChatCompletion(Answers):
@@ -33,36 +33,44 @@ class ChatCompletion(Answers):
 
     @classmethod
     async def start(
-        cls, engine: LocalEngine, body: ChatRequest, model: str, tool_parser: ParserName, has_reasoning: bool
+        cls,
+        engine: LocalEngine,
+        parsed: ParsedBody[ChatRequest],
+        model: str,
+        tool_parser: ParserName,
+        has_reasoning: bool,
     ) -> ChatCompletion:
         """Check everything and make the prompt; nothing runs yet."""
+        body = parsed.body
         forced = _forced_tools(body)
         if forced is not None and structured_outputs(body) is not None:
             raise RequestError("tool_choice forces a call while response_format wants something else: give one")
         if body.top_logprobs and not body.logprobs:
             raise RequestError("top_logprobs needs logprobs to be true")
+        with under_its_own_name("tools"):
+            constraint = None if forced is None else StructuredOutputsParams(json=forced)
         params = sampling_params(
             body,
             max_tokens=chat_max_tokens(body),
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-            structured_outputs=None if forced is None else StructuredOutputsParams(json=forced),
+            structured_outputs=constraint,
         )
         if chat_max_tokens(body) is None:
             params = params.replace(max_tokens=None)  # to the end of the model's length
-        has_tools = bool(body.tools) and body.tool_choice != "none"
+        has_tools = shows_tools(body)
         template = engine.inputs.chat_template
         if has_tools and forced is None and template is not None and "tools" not in template.source:
             raise RequestError(
                 "tools cannot be shown to this model, whose chat template has no place for them: use tool_choice "
                 "required or a named function, or start with --chat-template FILE"
             )
-        prompt = await encode_messages(engine.inputs, body, has_tools)
+        prompt = await engine.chat_prompt(parsed, engine.inputs.may_be_long(params))
         style = AnswerStyle(
             tool_parser=tool_parser if has_tools else "none",
             is_forced=forced is not None,
             forced_name=body.tool_choice.function.name if isinstance(body.tool_choice, NamedTool) else None,
             has_reasoning=has_reasoning and forced is None,
-            prompt=prompt.text or "",
+            is_inside_thought=prompt.is_inside_thought,
             max_calls=1 if body.parallel_tool_calls is False else None,
         )
         submit = Submit(

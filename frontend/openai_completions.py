@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
-from ..ipc.codec import decode_ids
+from ..ipc.codec import JsonObject, decode_ids
 from ..ipc.messages import Accepted, Delta, Logprobs
+from .body_parser import ParsedBody
 from .input_processor import InputProcessor
 from .openai_answers import Answers, Choice
 from .openai_logprobs import CompletionLogprobs
@@ -14,7 +15,6 @@ from .openai_params import sampling_params
 from .openai_prompts import answer_id, prompt_submits
 from .openai_schema import CompletionRequest
 from .server_engine import LocalEngine, Run
-from .tokenizer import JsonObject
 
 
 class Completion(Answers):
@@ -22,7 +22,8 @@ class Completion(Answers):
 
     kind, chunk_kind, tells_empty = "text_completion", "text_completion", True
 
-    def __init__(self, engine: LocalEngine, body: CompletionRequest, model: str) -> None:
+    def __init__(self, engine: LocalEngine, parsed: ParsedBody[CompletionRequest], model: str) -> None:
+        body = parsed.body
         request_id = answer_id("cmpl", body.request_id)
         params = sampling_params(
             body,
@@ -30,27 +31,36 @@ class Completion(Answers):
             logprobs=body.logprobs,
             prompt_logprobs=body.logprobs if body.echo else None,
         )
-        submits = prompt_submits(request_id, "prompt", body.prompt, params, engine.inputs, body.add_special_tokens)
+        submits = prompt_submits(request_id, parsed.inputs, params, body.add_special_tokens)
         super().__init__(engine, body, model, request_id, submits)
         self._body = body
+        self._prompts = parsed.inputs
 
-    def _choices(self, run: Run) -> list[_Choice]:
-        choices: list[_Choice] = []
+    def _choices(self, run: Run) -> Iterator[_Choice]:
+        of_prompt: list[_Choice] = []
         for index in range(run.num_choices):
-            of_prompt = choices[-1].of_prompt if index % run.num_answers else []
-            choices.append(_Choice(index, self._body, self._engine.inputs, run, of_prompt))
-            of_prompt.append(choices[-1])
-        return choices
+            if index % run.num_answers == 0:
+                of_prompt = []
+            text = self._prompts[index // run.num_answers].text
+            of_prompt.append(_Choice(index, self._body, text, self._engine.inputs, run, of_prompt))
+            yield of_prompt[-1]
 
 
 class _Choice(Choice):
     def __init__(
-        self, index: int, body: CompletionRequest, inputs: InputProcessor, run: Run, of_prompt: list[_Choice]
+        self,
+        index: int,
+        body: CompletionRequest,
+        prompt_text: str | None,
+        inputs: InputProcessor,
+        run: Run,
+        of_prompt: list[_Choice],
     ) -> None:
         """`of_prompt`: all answers to a prompt; whichever has news first brings the prompt's logprobs."""
         super().__init__()
         self._index = index
         self._body = body
+        self._prompt_text = prompt_text
         self._inputs = inputs
         self._run = run
         self.of_prompt = of_prompt
@@ -96,4 +106,5 @@ class _Choice(Choice):
         if prompt is None or not self._body.echo:
             return ""
         self._columns.add_first(self._inputs.detokenize(prompt.prompt_token_ids[:4]))
-        return self._inputs.detokenize(prompt.prompt_token_ids) if prompt.prompt is None else prompt.prompt
+        text = self._prompt_text
+        return self._inputs.detokenize(prompt.prompt_token_ids) if text is None else text

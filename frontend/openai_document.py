@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from ..ipc.codec import JsonObject
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.sampling_params import RANGES
 from ..ipc.version import tokenloom_version
@@ -14,7 +15,6 @@ from .openai_params import REFUSED
 from .openai_schema import TOKEN_ID
 from .server_endpoint import Endpoint
 from .server_gate import OPEN_PATHS
-from .tokenizer import JsonObject
 
 _ERRORS = {
     "400": "The request cannot be served as asked",

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import base64
 
+from ..ipc.codec import JsonObject
 from ..ipc.errors import RequestError
 from ..ipc.messages import BulkArray
 from ..ipc.pooling_params import PoolingParams
+from .body_parser import ParsedBody
 from .openai_errors import encode_json
 from .openai_params import given_params
 from .openai_prompts import answer_id, prompt_submits
 from .openai_schema import EmbeddingRequest
 from .outputs import floats
 from .server_engine import LocalEngine
-from .tokenizer import JsonObject
 
 
 class Embeddings:
     """One request to the endpoint. `whole` is used once."""
 
-    def __init__(self, engine: LocalEngine, body: EmbeddingRequest, model: str) -> None:
+    def __init__(self, engine: LocalEngine, parsed: ParsedBody[EmbeddingRequest], model: str) -> None:
+        body = parsed.body
         self._engine = engine
         self._body = body
         self._model = model
@@ -28,9 +30,7 @@ class Embeddings:
         pooling = PoolingParams(
             method=body.pooling or "last", normalize=body.normalize is not False, dimensions=body.dimensions
         )
-        self._submits = prompt_submits(
-            self._id, "input", body.input, params, engine.inputs, body.add_special_tokens, pooling
-        )
+        self._submits = prompt_submits(self._id, parsed.inputs, params, body.add_special_tokens, pooling)
 
     async def whole(self) -> bytes:
         with self._engine.run(self._submits) as run:

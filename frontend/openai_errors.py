@@ -10,7 +10,6 @@ from starlette.responses import Response
 
 from ..ipc.errors import EngineDead, Overloaded, RequestError, TokenloomError, error_info
 
-_BACKTICKED = re.compile(r"`([^`]+)`")
 _REFUSAL_BY_STATUS = {404: "model", 413: "size"}
 _LEADING_NAME = re.compile(r"([a-z_]+)(?:[.\[][\w.\[\]]*)?(?::| (?:is|must|has|holds|cannot|needs)\b)")
 
@@ -70,16 +69,6 @@ def to_http_error(error: BaseException) -> HttpError:
     if isinstance(error, TokenloomError):
         return HttpError(500, str(error), "server_error")
     return HttpError(500, f"{type(error).__name__}: {error}", "server_error")
-
-
-def invalid_body(error: Exception) -> HttpError:
-    """A body that is no JSON, or not of the schema: msgspec's text says which field and why."""
-    message = f"the body cannot be read: {error}"
-    if "unknown field" in message:
-        found = _BACKTICKED.search(message)
-        return HttpError(400, message, param=found.group(1) if found else None, code="unknown_field")
-    found = re.search(r"at `\$\.?([^`]*)`|missing required field `([^`]*)`", message)
-    return HttpError(400, message, param=found.group(1) or found.group(2) if found else None)
 
 
 def refusal_kind(error: HttpError | TokenloomError) -> str:

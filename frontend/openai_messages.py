@@ -5,21 +5,32 @@ Templates know role and content as text, and for tools `tool_calls` (arguments a
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
+from ..ipc.codec import JsonObject
 from ..ipc.errors import RequestError
-from .input_processor import HEAVY_CHARACTERS, InputProcessor, Prompt
 from .openai_schema import ChatRequest, Message, TextPart, TokenizeRequest, Tool
-from .tokenizer import JsonObject
 
 _RESERVED = frozenset(("messages", "tools", "documents", "add_generation_prompt"))
 
 
-async def encode_messages(inputs: InputProcessor, body: ChatRequest | TokenizeRequest, has_tools: bool) -> Prompt:
-    """The prompt of a chat; a long one is made in a thread."""
+class ChatInput(NamedTuple):
+    """What a chat template gets."""
+
+    turns: list[JsonObject]
+    variables: JsonObject
+
+    @property
+    def num_characters(self) -> int:
+        """About as many as the prompt will have."""
+        return sum(len(str(turn["content"])) + 16 for turn in self.turns)
+
+
+def chat_input(body: ChatRequest | TokenizeRequest) -> ChatInput:
+    """The turns and variables of a chat."""
     turns = [_turn(position, message) for position, message in enumerate(body.messages or ())]
     if not turns:
         raise RequestError("messages is empty: give at least one")
@@ -30,12 +41,15 @@ async def encode_messages(inputs: InputProcessor, body: ChatRequest | TokenizeRe
         )
     if isinstance(body, ChatRequest) and body.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", body.reasoning_effort)
-    if has_tools and body.tools:
+    if body.tools and shows_tools(body):
         variables["tools"] = tools_for_template(body.tools)
     variables["add_generation_prompt"] = body.add_generation_prompt is not False
-    if sum(len(str(turn["content"])) + 16 for turn in turns) > HEAVY_CHARACTERS:
-        return await asyncio.to_thread(inputs.encode_chat, turns, variables)
-    return inputs.encode_chat(turns, variables)
+    return ChatInput(turns, variables)
+
+
+def shows_tools(body: ChatRequest | TokenizeRequest) -> bool:
+    """Whether the model gets to see the tools."""
+    return bool(body.tools) and not (isinstance(body, ChatRequest) and body.tool_choice == "none")
 
 
 def tools_for_template(tools: Sequence[Tool]) -> list[JsonObject]:

@@ -5,6 +5,10 @@ OpenAI's bookkeeping fields (user, metadata, store …) change nothing and are l
 
 from __future__ import annotations
 
+import contextlib
+import re
+from collections.abc import Iterator
+
 from ..ipc.errors import RequestError
 from ..ipc.sampling_params import RANGES, SamplingParams
 from ..ipc.structured_outputs import StructuredOutputsParams
@@ -19,6 +23,8 @@ REFUSED: dict[str, tuple[object, ...]] = {  # and the values with which they ask
     "background": (False,),
     "previous_response_id": (),
 }
+
+_CONSTRAINT = re.compile(r"^structured_outputs\.\w+")
 
 
 def sampling_params(body: Generation, **more: object) -> SamplingParams:
@@ -58,9 +64,11 @@ def _logit_bias(body: Generation) -> dict[int, float] | None:
 def structured_outputs(body: Generation) -> StructuredOutputsParams | None:
     """What the answer must conform to; None if it is free."""
     found: dict[str, object] = dict(body.structured_outputs or {})  # by name of the constraint
+    field = "structured_outputs"
     for name in ("json", "regex", "choice", "grammar"):
         if (value := getattr(body, f"guided_{name}")) is not None:
             found[name] = value
+            field = f"guided_{name}"
     form = body.response_format
     if form is not None and form.type == "json_object":
         found["json_object"] = True
@@ -68,9 +76,24 @@ def structured_outputs(body: Generation) -> StructuredOutputsParams | None:
         if form.json_schema is None or form.json_schema.schema is None:
             raise RequestError("response_format needs json_schema.schema when its type is json_schema")
         found["json"] = form.json_schema.schema
+        field = "response_format.json_schema.schema"
     if len(found) > 1:
         raise RequestError(f"structured_outputs is asked for in {len(found)} ways ({', '.join(found)}): give one")
-    return StructuredOutputsParams.of(found) if found else None
+    if not found:
+        return None
+    with under_its_own_name(field):
+        return StructuredOutputsParams.of(found)
+
+
+@contextlib.contextmanager
+def under_its_own_name(field: str) -> Iterator[None]:
+    """Have errors of structured_outputs name the field that its constraint came in."""
+    try:
+        yield
+    except RequestError as error:
+        if field == "structured_outputs":
+            raise
+        raise RequestError(_CONSTRAINT.sub(field, str(error), count=1)) from None
 
 
 def chat_max_tokens(body: ChatRequest) -> int | None:

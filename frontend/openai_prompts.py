@@ -6,17 +6,16 @@ Of the ids `cmpl-…` is the answer's, and `cmpl-…/3` that of its fourth promp
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from typing import cast
 
-import msgspec
-
 from ..ipc.errors import RequestError
-from ..ipc.messages import Submit
+from ..ipc.messages import BodyInput, Submit
 from ..ipc.pooling_params import PoolingParams
-from ..ipc.sampling_params import SamplingParams
-from .input_processor import InputProcessor
+from ..ipc.sampling_params import MAX_CHILDREN, SamplingParams
 from .openai_schema import MAX_ID_CHARACTERS, MAX_PROMPTS, Prompts
-from .prompts import new_submit
+from .prompt_limits import PromptLimits
+from .prompts import check_text, check_token_ids
 
 
 def answer_id(prefix: str, given: str | None) -> str:
@@ -28,28 +27,40 @@ def answer_id(prefix: str, given: str | None) -> str:
     return f"{prefix}-{given}"
 
 
-def prompt_submits(
-    request_id: str,
-    field: str,
-    prompts: Prompts,
-    params: SamplingParams,
-    inputs: InputProcessor,
-    add_special_tokens: bool | None,
-    pooling: PoolingParams | None = None,
-) -> list[Submit]:
-    """One Submit for each prompt, in their order. `field` names the prompts in errors."""
+def body_inputs(field: str, prompts: Prompts, limits: PromptLimits, n: int | None = None) -> list[BodyInput]:
+    """Each prompt as text or token ids, checked as far as that needs no model. `field` names them in errors; each is to
+    have `n` answers."""
     listed = _listed(field, prompts)
     if len(listed) > MAX_PROMPTS:
         raise RequestError(f"{field} holds {len(listed)} prompts, at most {MAX_PROMPTS} are served at once")
-    submits = []
-    for position, prompt in enumerate(listed):
-        submit_id = request_id if len(listed) == 1 else f"{request_id}/{position}"
-        submit = new_submit(submit_id, prompt, params, pooling)
-        if submit.prompt is not None and add_special_tokens is False:
-            token_ids = inputs.encode(submit.prompt, add_special_tokens=False).token_ids
-            submit = msgspec.structs.replace(submit, prompt=None, prompt_token_ids=token_ids)
-        submits.append(submit)
-    return submits
+    num_answers = n if n and 0 < n <= MAX_CHILDREN else 1  # another n is refused by its range
+    num_tokens = sum(len(each) for each in listed if not isinstance(each, str))
+    limits.check_share(len(listed), num_answers, num_tokens)
+    return [
+        BodyInput(text=check_text(each)) if isinstance(each, str) else BodyInput(token_ids=check_token_ids(each))
+        for each in listed
+    ]
+
+
+def prompt_submits(
+    request_id: str,
+    inputs: Sequence[BodyInput],
+    params: SamplingParams,
+    add_special_tokens: bool | None,
+    pooling: PoolingParams | None = None,
+) -> list[Submit]:
+    """One Submit for each prompt, in their order."""
+    return [
+        Submit(
+            request_id=request_id if len(inputs) == 1 else f"{request_id}/{position}",
+            params=params,
+            prompt=each.text if each.token_ids is None else None,
+            prompt_token_ids=each.token_ids,
+            pooling=pooling,
+            add_special_tokens=add_special_tokens is not False,
+        )
+        for position, each in enumerate(inputs)
+    ]
 
 
 def _listed(field: str, prompts: Prompts) -> list[str | list[int]]:

@@ -16,8 +16,8 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from ..ipc.codec import JsonObject
 from ..ipc.sampling_params import MAX_BAD_WORDS, MAX_SALT_CHARACTERS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
-from .tokenizer import JsonObject
 
 TOKEN_ID = "token id"  # title of integers whose maximum the loaded model gives
 

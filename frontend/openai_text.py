@@ -71,7 +71,7 @@ class AnswerStyle(msgspec.Struct, frozen=True, kw_only=True):
     is_forced: bool  # a schema makes the answer calls and nothing else
     forced_name: str | None
     has_reasoning: bool
-    prompt: str
+    is_inside_thought: bool  # as the prompt ends
     max_calls: int | None  # 1 without parallel calls: what comes after the first is dropped
 
 
@@ -90,7 +90,7 @@ class AnswerText:
     """Text → (splitter) → (tool parser) → pieces, whose order is that of the text."""
 
     def __init__(self, style: AnswerStyle) -> None:
-        self._splitter = ReasoningSplitter(is_open=ends_inside(style.prompt)) if style.has_reasoning else None
+        self._splitter = ReasoningSplitter(is_open=style.is_inside_thought) if style.has_reasoning else None
         self._tools: ToolParser | None = (
             ForcedParser(style.forced_name) if style.is_forced else new_parser(style.tool_parser)
         )

@@ -29,6 +29,7 @@ from ..ipc.messages import (
     RequestMetrics,
     Submit,
 )
+from .background import BackgroundJob
 from .detokenizer import Detokenizer, DetokenizerFactory
 from .input_processor import ProcessedRequest
 from .logprob_buffer import LogprobBuffer, LogprobRun, TokenTexts, runs_of
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 class RequestState:
     """A request that is open: from its submit until every answer has finished."""
 
-    __slots__ = ("answers", "is_accepted", "processed", "prompt_logprobs", "session", "submit")
+    __slots__ = ("answers", "is_accepted", "processed", "prompt_logprobs", "session", "submit", "tokenizing")
 
     def __init__(self, session: ClientSession, submit: Submit) -> None:
         self.session = session
@@ -49,6 +50,7 @@ class RequestState:
         self.processed: ProcessedRequest | None = None  # None while its prompt is tokenized
         self.answers: list[Answer] = []
         self.is_accepted = False
+        self.tokenizing: BackgroundJob | None = None  # where it waits for its prompt's tokens
         self.prompt_logprobs = LogprobBuffer(max(submit.num_prompt_logprobs, 1))
 
     @property
@@ -61,7 +63,7 @@ class RequestState:
 
     def is_same(self, submit: Submit) -> bool:
         """Whether `submit` asks for the same, at whatever attempt."""
-        what_counts = attrgetter("params", "pooling", "prompt", "prompt_token_ids", "chat")
+        what_counts = attrgetter("params", "pooling", "prompt", "prompt_token_ids", "chat", "add_special_tokens")
         return bool(what_counts(self.submit) == what_counts(submit))
 
     def to_core(self) -> EngineCoreRequest:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..ipc.codec import num_ids
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import TokenloomError, error_info
 from ..ipc.messages import (
@@ -26,10 +25,10 @@ from ..ipc.messages import (
     Tokenize,
 )
 from ..ipc.version import tokenloom_version
-from .background import Background
 from .core_link import CoreLink
-from .input_processor import HEAVY_CHARACTERS, InputProcessor, is_heavy
+from .input_processor import InputProcessor, Prompt
 from .metrics_engine import EngineMetrics
+from .prompt_reader import PromptReader
 
 _PASSED_ON = (  # from the last Progress to who asks for health
     *("step", "num_running", "num_waiting", "num_free_blocks", "num_recomputed_tokens"),
@@ -44,7 +43,7 @@ class QueryProcessor:
 
     _spec: EngineSpec
     _inputs: InputProcessor
-    _background: Background
+    _prompts: PromptReader
     _core: CoreLink
     _metrics: EngineMetrics
     _awake_time: Callable[[], float]  # seconds, in which a suspension of the engine is no silence of the core
@@ -59,23 +58,36 @@ class QueryProcessor:
             self._moved_at = self._progress_at
         self._metrics.on_progress(progress)
 
-    def answer(self, query: Tokenize | Detokenize | GetHealth | GetInfo, send: Callable[[Reply], None]) -> None:
-        """Answer at once, or later where the work is long."""
+    def answer(
+        self, query: Tokenize | Detokenize | GetHealth | GetInfo, owner: str, send: Callable[[Reply], None]
+    ) -> None:
+        """Answer `owner` at once, or later where the work is long."""
         if isinstance(query, GetHealth):
             send(self.health(query.query_id))
         elif isinstance(query, GetInfo):
             send(self._info(query.query_id))
+        elif isinstance(query, Tokenize):
+            self._tokenize(query, owner, send)
         else:
-            self._background.run(
-                lambda: self._convert(query), lambda reply: send(_reply(query, reply)), is_long=_is_heavy(query)
-            )
+            self._detokenize(query, owner, send)
 
-    def _convert(self, query: Tokenize | Detokenize) -> Reply:
-        """May run in any thread."""
-        if isinstance(query, Detokenize):
-            return Text(query_id=query.query_id, text=self._inputs.detokenize(query.token_ids))
-        prompt = self._inputs.tokenize(query.prompt, None, query.chat)
-        return TokenIds(query_id=query.query_id, token_ids=prompt.token_ids)
+    def _tokenize(self, query: Tokenize, owner: str, send: Callable[[Reply], None]) -> None:
+        def then(prompt: Prompt | TokenloomError) -> None:
+            if isinstance(prompt, TokenloomError):
+                send(QueryFailed(query_id=query.query_id, error=error_info(prompt)))
+            else:
+                send(TokenIds(query_id=query.query_id, token_ids=prompt.token_ids))
+
+        self._prompts.read(query.prompt, None, query.chat, then, owner=owner)
+
+    def _detokenize(self, query: Detokenize, owner: str, send: Callable[[Reply], None]) -> None:
+        def then(text: str | TokenloomError) -> None:
+            if isinstance(text, TokenloomError):
+                send(QueryFailed(query_id=query.query_id, error=error_info(text)))
+            else:
+                send(Text(query_id=query.query_id, text=text))
+
+        self._prompts.detokenize(query.token_ids, then, owner=owner)
 
     def health(self, query_id: int = 0) -> Health:
         progress, now = self._metrics.progress, self._awake_time()
@@ -106,18 +118,6 @@ class QueryProcessor:
             device=spec.device,
             kernels=self._metrics.kernels,
         )
-
-
-def _is_heavy(query: Tokenize | Detokenize) -> bool:
-    if isinstance(query, Detokenize):
-        return num_ids(query.token_ids) > HEAVY_CHARACTERS
-    return is_heavy(query.prompt, query.chat)
-
-
-def _reply(query: Tokenize | Detokenize, result: Reply | TokenloomError) -> Reply:
-    if isinstance(result, TokenloomError):
-        return QueryFailed(query_id=query.query_id, error=error_info(result))
-    return result
 
 
 def _is_busy(progress: Progress) -> bool:

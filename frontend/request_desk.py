@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..ipc.errors import Draining, ErrorInfo, TokenloomError, error_info
+from ..ipc.errors import Draining, ErrorInfo, Overloaded, RequestError, TokenloomError, error_info
 from ..ipc.messages import Accepted, Delta, EngineCoreOutputs, FinishReason, FrontendMessage, Refused, Submit
 from .background import Background
 from .client_session import ClientSession
 from .core_link import CoreLink
-from .input_processor import InputProcessor, Prompt, is_heavy
+from .input_processor import InputProcessor, Prompt
 from .metrics_engine import EngineMetrics
 from .output_processor import OutputProcessor, RequestState
+from .prompt_reader import PromptReader
 from .prompts import MAX_REQUEST_ID_CHARACTERS
 from .query_processor import QueryProcessor
 from .session_table import SessionTable
@@ -40,6 +41,7 @@ class RequestDesk:
     _inputs: InputProcessor
     _outputs: OutputProcessor
     _background: Background
+    _prompts: PromptReader
     _core: CoreLink
     _counts: Counter[str]  # for the metrics
     _metrics: EngineMetrics
@@ -66,14 +68,32 @@ class RequestDesk:
             error = Draining("the engine is shutting down and takes no new requests: ask another one", 5.0)
             self.refuse(session, submit.request_id, error_info(error))
             return
+        try:
+            if not submit.children:
+                self._inputs.limits.check_share(1, submit.params.n)
+        except RequestError as error:
+            self.refuse(session, submit.request_id, error_info(error))
+            return
         self._counts["requests"] += 1
         request = RequestState(session, submit)
         session.request_by_id[submit.request_id] = request
         self._sessions.open_lease(session)
-        self._background.run(
-            lambda: self._inputs.tokenize(submit.prompt, submit.prompt_token_ids, submit.chat),
-            lambda prompt: self._start(request, prompt),
-            is_long=is_heavy(submit.prompt, submit.chat),
+        self._tokenize(request)
+
+    def _tokenize(self, request: RequestState) -> None:
+        """Have the prompt's tokens made, here and now if it is short, and then `_start`."""
+        submit, now = request.submit, self._unix_time()
+        waited_s = now - submit.arrival_time if 0 < submit.arrival_time < now else 0.0
+        wait_s = self._inputs.wait_s(submit.params) - waited_s
+        request.tokenizing = self._prompts.read(
+            submit.prompt,
+            submit.prompt_token_ids,
+            submit.chat,
+            lambda prompt: self._start(request, prompt, now + wait_s),
+            add_special_tokens=submit.add_special_tokens,
+            may_be_long=self._inputs.may_be_long(submit.params),
+            owner=request.session.owner_of(submit.request_id),
+            wait_s=wait_s,
         )
 
     def _repeat(self, known: RequestState, submit: Submit) -> None:
@@ -84,10 +104,16 @@ class RequestDesk:
         elif known.is_accepted and submit.attempt == known.submit.attempt:
             self._tell_accepted(known)
 
-    def _start(self, request: RequestState, prompt: Prompt | TokenloomError) -> None:
+    def _start(self, request: RequestState, prompt: Prompt | TokenloomError, expires_at: float) -> None:
+        """Give a tokenized request to the core; `expires_at`: unix seconds at which its own timeouts end it."""
         session, now = request.session, self._unix_time()
         if session.request_by_id.get(request.request_id) is not request:
             return  # aborted or replaced meanwhile
+        request.tokenizing = None
+        if isinstance(prompt, Overloaded) and now >= expires_at:
+            self._tell_accepted(request)
+            self.end(request, "timeout")
+            return
         try:
             if isinstance(prompt, TokenloomError):
                 raise prompt
@@ -108,14 +134,14 @@ class RequestDesk:
             self._core.submit(request.to_core())
 
     def _tell_accepted(self, request: RequestState) -> None:
-        processed = request.processed
-        assert processed is not None
+        """With no tokens for a request that ran out of time before it had any."""
+        processed, submit = request.processed, request.submit
         accepted = Accepted(
             request_id=request.request_id,
-            attempt=request.submit.attempt,
-            prompt_token_ids=processed.prompt.token_ids,
-            prompt=processed.prompt.text,
-            seed=processed.children[0].seed,
+            attempt=submit.attempt,
+            prompt_token_ids=b"" if processed is None else processed.prompt.token_ids,
+            prompt=submit.prompt if processed is None else processed.prompt.text,
+            seed=submit.params.seed or 0 if processed is None else processed.children[0].seed,
         )
         self._send(request.session.identity, accepted)
 
@@ -131,6 +157,7 @@ class RequestDesk:
         who aborts it."""
         session, now = request.session, self._unix_time()
         del session.request_by_id[request.request_id]
+        self._background.cancel(request.tokenizing)
         self._core.abort(self._outputs.remove(request))
         for answer in request.answers:
             if answer.finish_reason is None:
@@ -139,7 +166,8 @@ class RequestDesk:
                 session.unsent[answer.key] = answer
         self._sessions.mark(session)
         if not request.answers:
-            self._end_unanswered(session, request.request_id, reason, error)
+            indices = [child.index for child in request.submit.children] or range(request.submit.params.n)
+            self._end_unanswered(session, request.request_id, reason, error, indices)
 
     def refuse(self, session: ClientSession, request_id: str, error: ErrorInfo) -> None:
         """End a request that has no answers yet."""
@@ -148,9 +176,18 @@ class RequestDesk:
         self._end_unanswered(session, request_id, "error", error)
 
     def _end_unanswered(
-        self, session: ClientSession, request_id: str, reason: FinishReason, error: ErrorInfo | None
+        self,
+        session: ClientSession,
+        request_id: str,
+        reason: FinishReason,
+        error: ErrorInfo | None,
+        indices: Sequence[int] = (0,),
     ) -> None:
-        session.refusals.append(Delta(request_id=request_id, finish_reason=reason, error=error))
+        """An error ends all answers of a request with one delta; any other end is told of each of them."""
+        session.refusals += [
+            Delta(request_id=request_id, index=index, finish_reason=reason, error=error)
+            for index in (indices if error is None else indices[:1])
+        ]
         self._sessions.mark(session)
         self._sessions.open_lease(session)
         if len(session.refusals) > MAX_REFUSALS:
@@ -159,6 +196,7 @@ class RequestDesk:
     def forget(self, request: RequestState, cause: str) -> None:
         """Drop a request without a word to its client, which has replaced it or is gone."""
         del request.session.request_by_id[request.request_id]
+        self._background.cancel(request.tokenizing)
         self._core.abort(self._outputs.remove(request))
         for answer in request.answers:
             self._metrics.on_end(answer, cause)

@@ -7,7 +7,9 @@ and quantiles over the time that it looks at.
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import AsyncGenerator
 from functools import cached_property
 from pathlib import Path
 
@@ -15,22 +17,20 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from ..ipc.codec import decode_ids
+from ..ipc.codec import JsonObject, decode_ids, num_ids
 from ..ipc.engine_spec import EngineSpec
-from ..ipc.errors import RequestError
 from ..ipc.version import tokenloom_version
+from .body_reader import check_model
 from .metrics_engine import SECONDS
-from .openai_errors import HttpError, json_response
-from .openai_messages import encode_messages
+from .openai_errors import HttpError, encode_json, json_response
 from .openai_schema import AbortRequest, DetokenizeRequest, TokenizeRequest
-from .prompts import check_text, check_token_ids
-from .server_endpoint import Endpoint, check_model, read_body
+from .server_endpoint import Endpoint
 from .server_engine import LocalEngine
 from .service import Frontend
-from .tokenizer import JsonObject
 
 PAGE = Path(__file__).resolve().parent / "dashboard" / "index.html"
 MAX_SHOWN = 100  # open answers in the table
+IDS_PER_PIECE = 1 << 14  # of an answer, written in one go
 
 _HEADERS = {
     "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
@@ -92,24 +92,23 @@ class AdminEndpoints:
         }
 
     async def tokenize(self, request: Request) -> Response:
-        body = await read_body(request, TokenizeRequest, self._spec.served_model_name)
-        if (body.prompt is None) == (body.messages is None):
-            raise RequestError("prompt and messages: give exactly one")
-        inputs = self._engine.inputs
-        if body.prompt is None:
-            prompt = await encode_messages(inputs, body, has_tools=True)
+        parsed = await self._engine.bodies.read(request, TokenizeRequest, self._spec.served_model_name)
+        if parsed.body.messages is not None or parsed.inputs[0].is_of_chat:
+            token_ids = (await self._engine.chat_prompt(parsed)).token_ids or b""
         else:
-            prompt = inputs.encode(check_text(body.prompt), body.add_special_tokens)
-        tokens = decode_ids(prompt.token_ids).tolist()
-        return json_response({"tokens": tokens, "count": len(tokens), "max_model_len": self._spec.max_model_len})
+            token_ids = await self._engine.text_tokens(parsed.inputs[0], parsed.body.add_special_tokens)
+        start = b'{"count":%d,"max_model_len":%d,"tokens":[' % (num_ids(token_ids), self._spec.max_model_len)
+        return Response(
+            b"".join([start, *[piece async for piece in _json_pieces(token_ids)], b"]}"]), media_type="application/json"
+        )
 
     async def detokenize(self, request: Request) -> Response:
-        body = await read_body(request, DetokenizeRequest, self._spec.served_model_name)
-        text = self._engine.inputs.detokenize(check_token_ids(body.tokens)) if body.tokens else ""
+        parsed = await self._engine.bodies.read(request, DetokenizeRequest, self._spec.served_model_name)
+        text = await self._engine.text_of(parsed.inputs[0].token_ids or b"") if parsed.inputs else ""
         return json_response({"prompt": text})
 
     async def abort(self, request: Request) -> Response:
-        body = await read_body(request, AbortRequest)
+        body = (await self._engine.bodies.read(request, AbortRequest)).body
         num_aborted = self._engine.abort(body.request_id)
         if not num_aborted:
             raise HttpError(404, f"no request {body.request_id!r:.200} is open", param="request_id")
@@ -198,8 +197,17 @@ class AdminEndpoints:
         return json_response(body, headers={"cache-control": "no-store"})
 
     async def abort_answer(self, request: Request) -> Response:
-        body = await read_body(request, AbortAnswer)
+        body = (await self._engine.bodies.read(request, AbortAnswer)).body
         if not self._frontend.abort_answer(body.key):
             raise HttpError(404, f"no answer {body.key} is open", param="key")
         self._engine.wake()
         return json_response({"key": body.key, "aborted": 1})
+
+
+async def _json_pieces(token_ids: bytes) -> AsyncGenerator[bytes, None]:
+    """The inside of a JSON list of token ids; between two pieces the loop has its turn."""
+    for begin in range(0, len(token_ids), 4 * IDS_PER_PIECE):
+        if begin:
+            yield b","
+            await asyncio.sleep(0)
+        yield encode_json(decode_ids(token_ids[begin : begin + 4 * IDS_PER_PIECE]).tolist())[1:-1]

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 
 from ..ipc.engine_spec import EngineSpec
 from ..ipc.errors import TokenloomError
+from .body_parser import BodyT, ParsedBody
 from .metrics_engine import EngineMetrics
 from .open_requests import OpenRequests
 from .openai_answers import Answers
@@ -25,14 +26,15 @@ from .openai_completions import Completion
 from .openai_document import document
 from .openai_embeddings import Embeddings
 from .openai_errors import HttpError, json_response, refusal_kind
-from .openai_responses import ResponseCreation, ResponsesRequest, chat_request
+from .openai_response_body import ResponsesRequest, chat_request
+from .openai_responses import ResponseCreation
 from .openai_schema import ChatRequest, CompletionRequest, EmbeddingRequest
 from .openai_text import has_markers
 from .openai_tools import ParserName, find_parser
 from .server_access import CLIENT_CLOSED_REQUEST
 from .server_admin import AdminEndpoints
 from .server_control import ControlEndpoints
-from .server_endpoint import BodyT, Endpoint, read_body
+from .server_endpoint import Endpoint
 from .server_engine import LocalEngine
 from .server_events import EventStream, until_disconnect
 from .server_gate import Gate
@@ -72,13 +74,13 @@ class OpenAIEndpoints:
         ]
 
     def _endpoint(
-        self, path: str, summary: str, body_type: type[BodyT], start: Callable[[BodyT], Awaitable[Work]]
+        self, path: str, summary: str, body_type: type[BodyT], start: Callable[[ParsedBody[BodyT]], Awaitable[Work]]
     ) -> Endpoint:
         async def answer(request: Request) -> Response:
             with self._refusals():
-                body = await read_body(request, body_type, self._model)
-                work = await start(body)
-            if not isinstance(work, Embeddings) and getattr(body, "stream", None):
+                parsed = await self._engine.bodies.read(request, body_type, self._model)
+                work = await start(parsed)
+            if not isinstance(work, Embeddings) and getattr(parsed.body, "stream", None):
                 return EventStream(work.events(), work.stream_end)
             whole = await until_disconnect(request.receive, work.whole())
             if whole is None:
@@ -87,17 +89,18 @@ class OpenAIEndpoints:
 
         return Endpoint(path, answer, summary, body_type)
 
-    async def _complete(self, body: CompletionRequest) -> Completion:
-        return Completion(self._engine, body, self._model)
+    async def _complete(self, parsed: ParsedBody[CompletionRequest]) -> Completion:
+        return Completion(self._engine, parsed, self._model)
 
-    async def _chat(self, body: ChatRequest) -> ChatCompletion:
-        return await ChatCompletion.start(self._engine, body, self._model, self._tool_parser, self._has_reasoning)
+    async def _chat(self, parsed: ParsedBody[ChatRequest]) -> ChatCompletion:
+        return await ChatCompletion.start(self._engine, parsed, self._model, self._tool_parser, self._has_reasoning)
 
-    async def _respond(self, body: ResponsesRequest) -> ResponseCreation:
-        return ResponseCreation(body, self._model, await self._chat(chat_request(body)))
+    async def _respond(self, parsed: ParsedBody[ResponsesRequest]) -> ResponseCreation:
+        chat = ParsedBody(chat_request(parsed.body), parsed.inputs)
+        return ResponseCreation(parsed.body, self._model, await self._chat(chat))
 
-    async def _embed(self, body: EmbeddingRequest) -> Embeddings:
-        return Embeddings(self._engine, body, self._model)
+    async def _embed(self, parsed: ParsedBody[EmbeddingRequest]) -> Embeddings:
+        return Embeddings(self._engine, parsed, self._model)
 
 
 def new_app(

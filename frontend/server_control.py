@@ -16,7 +16,7 @@ from ..ipc.engine_spec import EngineSpec
 from ..ipc.log import LogLevel
 from ..ipc.messages import Control, PauseMode
 from .openai_errors import HttpError, json_response
-from .server_endpoint import Endpoint, read_body
+from .server_endpoint import Endpoint
 from .server_engine import LocalEngine
 from .server_gate import LOCAL
 from .service import Frontend
@@ -92,7 +92,7 @@ class ControlEndpoints:
         needs_body = any(each.required for each in msgspec.structs.fields(order_type))
         if not needs_body and not await request.body():
             return order_type()
-        return await read_body(request, order_type)
+        return (await self._engine.bodies.read(request, order_type)).body
 
     def _check(self, request: Request) -> None:
         """403 for orders that nobody can answer for. The Gate has seen the key, where there is one."""

@@ -12,17 +12,39 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+import secrets
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 import msgspec
 
-from ..ipc.codec import num_ids
+from ..ipc.codec import JsonObject, num_ids
 from ..ipc.errors import ErrorInfo, RequestError
-from ..ipc.messages import Abort, Accepted, Control, Delta, Deltas, Done, FrontendMessage, QueryFailed, Submit
+from ..ipc.messages import (
+    Abort,
+    Accepted,
+    BodyInput,
+    Control,
+    Delta,
+    Deltas,
+    Done,
+    FrontendMessage,
+    QueryFailed,
+    Submit,
+)
+from .background import BackgroundJob, Then
+from .body_parser import ParsedBody
+from .body_reader import BodyReader, in_background
+from .input_processor import Prompt
+from .openai_messages import chat_input
+from .openai_schema import ChatRequest, TokenizeRequest
+from .openai_text import ends_inside
 from .server_access import access_record
+from .server_slices import SLICE_S
 from .service import Frontend
-from .tokenizer import JsonObject
-from .tracing import incoming_trace
+from .tracing import TraceContext, incoming_trace
 
 RUNS_PER_GROUP = 32
 ChoiceNews = list[tuple[int, Delta]]
@@ -103,17 +125,53 @@ class LocalEngine:
         """`wake` makes the frontend have a turn soon."""
         self._frontend = frontend
         self.inputs = frontend.inputs
+        self.bodies = BodyReader(frontend.background, frontend.inputs.limits)
         self.wake = wake
         self._session = frontend.open_local(self._deliver)
         self._run_by_id: dict[str, tuple[Run, int]] = {}  # and the position of the submit in it
         self._orders: dict[int, asyncio.Future[None]] = {}  # by query id
         self._query_ids = itertools.count()
         self._to_wake: dict[Run, None] = {}  # in order; not empty: `_wake_group` is due
+        self._to_do: deque[Callable[[], None]] = deque()  # submits and ends; not empty: `_do_some` is due
+
+    async def chat_prompt(
+        self, parsed: ParsedBody[ChatRequest] | ParsedBody[TokenizeRequest], may_be_long: bool = False
+    ) -> BodyInput:
+        """The prompt of a chat: made here, in a thread if it is long, or by the intake process with a large body."""
+        if parsed.inputs:
+            return parsed.inputs[0]
+        chat = chat_input(parsed.body)
+
+        def start(then: Then[Prompt]) -> BackgroundJob | None:
+            return self._frontend.prompts.read_chat(chat, then, may_be_long=may_be_long, owner=secrets.token_hex(8))
+
+        prompt = await in_background(self._frontend.background, start)
+        return BodyInput(token_ids=prompt.token_ids, is_of_chat=True, is_inside_thought=ends_inside(prompt.text or ""))
+
+    async def text_tokens(self, given: BodyInput, add_special_tokens: bool) -> bytes:
+        """The tokens of a text, in whose place they may stand already."""
+        if given.token_ids is not None:
+            return given.token_ids
+
+        def start(then: Then[Prompt]) -> BackgroundJob | None:
+            return self._frontend.prompts.read(
+                given.text, None, None, then, add_special_tokens=add_special_tokens, owner=secrets.token_hex(8)
+            )
+
+        return (await in_background(self._frontend.background, start)).token_ids
+
+    async def text_of(self, token_ids: bytes) -> str:
+        """The text of tokens."""
+
+        def start(then: Then[str]) -> BackgroundJob | None:
+            return self._frontend.prompts.detokenize(token_ids, then, owner=secrets.token_hex(8))
+
+        return await in_background(self._frontend.background, start)
 
     @contextlib.contextmanager
     def run(self, submits: Sequence[Submit]) -> Iterator[Run]:
-        """Submit all, which ask for the same number of answers each. Leaving this, for whatever reason, aborts what is
-        still open.
+        """Submit all, which ask for the same number of answers each, in turns of SLICE_S. Leaving this, for whatever
+        reason, aborts what is still open.
 
         RequestError for an id that is in use."""
         for submit in submits:
@@ -124,20 +182,35 @@ class LocalEngine:
             self._run_by_id[submit.request_id] = (run, position)
         self._session.num_readers += 1
         try:
-            for submit in submits:
-                traced = msgspec.structs.replace(submit, **trace._asdict()) if trace.traceparent else submit
-                self._frontend.on_message(self._session, traced)
-            self.wake()
+            self._do_all(partial(self._submit, run, submit, trace) for submit in submits)
             yield run
         finally:
             self._session.num_readers -= 1
             if (record := access_record.get()) is not None:
                 record.num_prompt_tokens += run.num_prompt_tokens
                 record.num_completion_tokens += run.num_completion_tokens
-            for submit in submits:
-                if self._run_by_id.pop(submit.request_id, None) is not None:
-                    self._frontend.on_local_disconnect(self._session, submit.request_id)
-            self.wake()
+            left = [each.request_id for each in submits if self._run_by_id.pop(each.request_id, None) is not None]
+            self._do_all(partial(self._frontend.on_local_disconnect, self._session, each) for each in left)
+
+    def _submit(self, run: Run, submit: Submit, trace: TraceContext) -> None:
+        if self._run_by_id.get(submit.request_id, (None, 0))[0] is run:  # else it was left before its turn came
+            traced = msgspec.structs.replace(submit, **trace._asdict()) if trace.traceparent else submit
+            self._frontend.on_message(self._session, traced)
+
+    def _do_all(self, work: Iterable[Callable[[], None]]) -> None:
+        """Do what fits into SLICE_S now and the rest in later turns, after that of others."""
+        pending, is_idle = iter(work), not self._to_do
+        _do_slice(pending)
+        self._to_do.extend(pending)
+        if is_idle and self._to_do:
+            asyncio.get_running_loop().call_soon(self._do_some)
+        self.wake()
+
+    def _do_some(self) -> None:
+        _do_slice(self._to_do.popleft() for _ in range(len(self._to_do)))
+        if self._to_do:
+            asyncio.get_running_loop().call_soon(self._do_some)
+        self.wake()
 
     def abort(self, request_id: str) -> int:
         """End a request, given by the id of its answer; its caller gets what there is. Returns how many submits."""
@@ -194,3 +267,12 @@ class LocalEngine:
             run.wake()
         if self._to_wake:
             asyncio.get_running_loop().call_soon(self._wake_group)
+
+
+def _do_slice(work: Iterator[Callable[[], None]]) -> None:
+    """At least one piece of `work`, and as many as SLICE_S has room for."""
+    deadline = time.monotonic() + SLICE_S
+    for each in work:
+        each()
+        if time.monotonic() > deadline:
+            return

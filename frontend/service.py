@@ -13,8 +13,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-import msgspec
-
 from ..ipc import messages
 from ..ipc.awake_clock import AwakeClock
 from ..ipc.codec import Decoder, encode
@@ -28,8 +26,11 @@ from .control_relay import ControlRelay
 from .core_link import CoreLink, Outbox
 from .detokenizer import DetokenizerFactory
 from .input_processor import InputProcessor
+from .intake_host import IntakeHost
+from .large_frame import LARGE_BYTES, check_large_frame, id_of
 from .metrics_engine import EngineMetrics
 from .output_processor import OutputProcessor
+from .prompt_reader import PromptReader
 from .prompts import MAX_REQUEST_ID_CHARACTERS
 from .query_processor import QueryProcessor
 from .request_desk import RequestDesk
@@ -63,22 +64,24 @@ class Frontend:
         self.inputs = InputProcessor(spec, tokenizer, chat_template)
         detokenizers = None if tokenizer is None else DetokenizerFactory(tokenizer)
         self._outputs = OutputProcessor(detokenizers, self.inputs.eos_token_ids)
-        self._background = Background(wake)
+        self.background = Background(wake, lambda: IntakeHost(spec), monotonic)
+        self.prompts = PromptReader(self.inputs, self.background)
         self._decoder: Decoder[messages.ClientMessage] = Decoder(messages.ClientMessage)
         self._sessions = SessionTable()
         self._core = CoreLink(spec, self.outbox)
-        self._controls = ControlRelay(spec, self._core, self._background, self.outbox)
+        self._controls = ControlRelay(spec, self._core, self.background, self.outbox)
         self._tracing = new_tracing(spec)
         self.metrics = EngineMetrics(spec, self._queue_depths, self._tracing)
         self._awake_clock = AwakeClock(messages.PING_INTERVAL_S, monotonic)  # looked at in each turn
         self._queries = QueryProcessor(
-            spec, self.inputs, self._background, self._core, self.metrics, self._awake_clock.look
+            spec, self.inputs, self.prompts, self._core, self.metrics, self._awake_clock.look
         )
         self._desk = RequestDesk(
             self._sessions,
             self.inputs,
             self._outputs,
-            self._background,
+            self.background,
+            self.prompts,
             self._core,
             self.counts,
             self.metrics,
@@ -121,6 +124,8 @@ class Frontend:
         if session is not None:
             session.last_seen = self._monotonic()
         try:
+            if len(frame) > LARGE_BYTES:
+                check_large_frame(frame)
             message = self._decoder.decode(frame)
         except ProtocolError as error:
             self._on_malformed(identity, session, frame, str(error))
@@ -145,7 +150,7 @@ class Frontend:
         elif isinstance(message, messages.Control):
             self._controls.ask(message, lambda reply: self._send(session.identity, reply))
         elif not isinstance(message, messages.Hello):
-            self._queries.answer(message, lambda reply: self._send(session.identity, reply))
+            self._queries.answer(message, session.owner_of(""), lambda reply: self._send(session.identity, reply))
 
     def _credit(self, session: ClientSession, count: int) -> None:
         if count < 0:
@@ -204,13 +209,17 @@ class Frontend:
     def _on_malformed(self, identity: bytes, session: ClientSession | None, frame: bytes, reason: str) -> None:
         """A Submit or a query whose id can be read is answered under it, so that its sender sees what is wrong."""
         self.counts["malformed_client_frames"] += 1
-        told_id = None if session is None else _read_id(frame)
+        told_id = None if session is None else id_of(frame)
         if isinstance(told_id, int):
             self._send(identity, messages.QueryFailed(query_id=told_id, error=ErrorInfo("request", reason)))
-        elif session is not None and told_id is not None and told_id not in session.request_by_id:
+        elif session is not None and told_id is not None and self._may_refuse(session, told_id):
             self._desk.refuse(session, told_id, ErrorInfo("request", reason))
         else:
             self._send(identity, messages.Refused(error=ErrorInfo("protocol", reason)))
+
+    def _may_refuse(self, session: ClientSession, request_id: str) -> bool:
+        """Whether a message that cannot be read may end a request of this id."""
+        return 0 < len(request_id) <= MAX_REQUEST_ID_CHARACTERS and request_id not in session.request_by_id
 
     def _send(self, identity: bytes, message: messages.FrontendMessage) -> None:
         session = self._sessions.get(identity)
@@ -269,7 +278,7 @@ class Frontend:
 
     def on_wakeup(self) -> None:
         """Take back what threads have done."""
-        for complete in self._background.take():
+        for complete in self.background.take():
             complete()
 
     def stop(self, reason: str) -> None:
@@ -279,7 +288,7 @@ class Frontend:
                 error = ErrorInfo("dead", f"request {request.request_id}: {reason}")
                 self._desk.end(request, "error", error)
         self.outbox.to_clients += self._sessions.take_frames()
-        self._background.close()
+        self.background.close()
         if self._tracing is not None:
             self._tracing.close()
 
@@ -298,29 +307,14 @@ class Frontend:
                 self._desk.drop(session, "silent")
         if self._outputs.answer_by_key:
             self._core.keep_alive(now)
+        self.background.expire(now)
         self.outbox.to_clients += self._sessions.take_frames()
 
     def seconds_to_tick(self, now: float) -> float | None:
         """How long the loop may sleep; None: until something comes."""
-        next_at = self._sessions.next_lease_end
+        next_at = min(self._sessions.next_lease_end, self.background.next_expiry)
         if now < self._drains_at:
             next_at = min(next_at, self._drains_at)
         if self._outputs.answer_by_key and self._core.is_up:
             next_at = min(next_at, self._core.next_ping_at)
         return None if next_at == NEVER else min(max(0.0, next_at - now), messages.PING_INTERVAL_S)
-
-
-def _read_id(frame: bytes) -> str | int | None:
-    """The id of a Submit or of a query with a bad field; None when it is something else, or no msgpack at all."""
-    try:
-        raw = msgspec.msgpack.decode(frame)
-    except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError):
-        return None
-    if not isinstance(raw, dict):
-        return None
-    if raw.get("type") != "submit":
-        query_id = raw.get("query_id")
-        return query_id if isinstance(query_id, int) else None
-    request_id = raw.get("request_id")
-    is_usable = isinstance(request_id, str) and 0 < len(request_id) <= MAX_REQUEST_ID_CHARACTERS
-    return request_id if is_usable else None

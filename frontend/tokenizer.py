@@ -15,11 +15,13 @@ from pathlib import Path
 
 import tokenizers
 
+from ..ipc.codec import JsonObject
 from ..ipc.errors import ConfigError, RequestError
 from ..ipc.model_config import read_json
+from .text_tail import TextTail
+from .token_bytes import max_bytes_per_token
 
-JsonObject = dict[str, object]
-
+LONG_CHARACTERS = LONG_TOKENS = 4096  # from here on Python's lock is given up, which would slow down shorter ones
 TRANSFORMERS_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "tokenizer_config.json")
 
 
@@ -54,9 +56,20 @@ class Tokenizer:
         backend.no_padding()
         _add_tokens(backend, config)
         added = backend.get_added_tokens_decoder()
+
+        def encode(text: str, add_special_tokens: bool) -> list[int]:
+            if len(text) <= LONG_CHARACTERS:
+                return backend.encode(text, add_special_tokens=add_special_tokens).ids
+            return backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
+        def decode(token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+            if len(token_ids) <= LONG_TOKENS:
+                return backend.decode(token_ids, skip_special_tokens)
+            return backend.decode_batch([token_ids], skip_special_tokens)[0]
+
         return cls(
-            lambda text, add_special_tokens: backend.encode(text, add_special_tokens=add_special_tokens).ids,
-            backend.decode,
+            encode,
+            decode,
             size=max(backend.get_vocab_size(with_added_tokens=True), max(added, default=-1) + 1),
             special_ids=frozenset(token_id for token_id, token in added.items() if token.special),
             config=config,
@@ -73,6 +86,20 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `token_ids` as a whole; bytes that are not UTF-8 become U+FFFD."""
         return self._decode(token_ids, skip_special_tokens)
+
+    @cached_property
+    def max_bytes_per_token(self) -> int | None:
+        """The most bytes of a text that one token stands for; None if there is no certain limit."""
+        return None if self.backend is None else max_bytes_per_token(self.backend)
+
+    def tail(self, text: str, num_tokens: int) -> str:
+        """An end of `text` that has the same last `num_tokens` tokens, as short as it is certain; or all of it."""
+        return text if self._tail is None else self._tail.cut(text, num_tokens)
+
+    @cached_property
+    def _tail(self) -> TextTail | None:
+        most = self.max_bytes_per_token
+        return None if self.backend is None or most is None else TextTail(self.backend, most)
 
     @cached_property
     def special_tokens(self) -> dict[str, str]:

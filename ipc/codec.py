@@ -9,13 +9,14 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterable
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 import msgspec
 
 from .errors import ProtocolError
 
 T = TypeVar("T")
+JsonObject: TypeAlias = dict[str, object]
 
 assert sys.byteorder == "little", "id frames are little-endian and are read in place"
 assert array("i").itemsize == 4, "C int is 32 bits on every platform that we know"
@@ -30,7 +31,7 @@ class Decoder(Generic[T]):
     def __init__(self, message_type: object) -> None:
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(message_type)
 
-    def decode(self, frame: bytes | memoryview) -> T:
+    def decode(self, frame: bytes | bytearray | memoryview) -> T:
         try:
             return self._decoder.decode(frame)
         except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, RecursionError, OverflowError) as error:

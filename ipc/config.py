@@ -55,8 +55,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     enable_prefix_caching: Annotated[bool, _help("share KV blocks of equal prefixes")] = True
     scheduling_policy: Annotated[Literal["fcfs", "priority"], _help("who runs first")] = "fcfs"
     steps_in_flight: Annotated[int, _help("steps sent ahead of their results: 1 or 2")] = 2
-    max_waiting_requests: Annotated[int, _help("requests that may wait; beyond: Overloaded")] = 65536
-    max_waiting_tokens: Annotated[int, _help("prompt tokens that may wait; beyond: Overloaded")] = 1 << 26
+    max_waiting_requests: Annotated[
+        int, _help("answers that may wait, a quarter of them to one request; beyond: Overloaded")
+    ] = 65536
+    max_waiting_tokens: Annotated[
+        int, _help("prompt tokens that may wait, counted for each answer, a quarter of them of one request")
+    ] = 1 << 26
     max_logprobs: Annotated[int, _help("most likeliest tokens that a request may ask logprobs of")] = 20
     allowed_logits_processors: Annotated[
         str | None, _help("import paths module:function that requests may name, separated by commas; none: no others")
@@ -112,6 +116,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     drain_timeout_s: Annotated[float, _help("how long running requests may finish after SIGTERM")] = 30.0
     disable_log_stats: Annotated[bool, _help("no stats line every 10 s")] = False
     log_level: Annotated[LogLevel, _help("least level that is logged")] = "info"
+
+    @property
+    def max_request_answers(self) -> int:
+        """That one request may ask for, of all its prompts together: a quarter of the queue."""
+        return max(self.max_waiting_requests // 4, 1)
 
     def __post_init__(self) -> None:
         for name, low, high in _INT_RANGES:

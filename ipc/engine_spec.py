@@ -52,6 +52,11 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self.config.max_num_batched_tokens or max(default, self.config.max_num_seqs)
 
     @property
+    def max_request_tokens(self) -> int:
+        """Prompt tokens of one request, counted for each answer: a quarter of the queue, or one longest prompt."""
+        return max(self.config.max_waiting_tokens // 4, min(self.max_model_len, self.config.max_waiting_tokens))
+
+    @property
     def max_blocks_per_row(self) -> int:
         """Blocks that a request of max_model_len needs."""
         return -(-self.max_model_len // self.config.block_size)
@@ -61,8 +66,10 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
         return f"ipc://{self.run_directory}/{name}.sock"
 
     def environment(self) -> dict[str, str]:
-        """This process's environment for a child that calls `from_environment`; names of files are UTF-8 to it."""
-        return {**os.environ, "PYTHONUTF8": "1", VARIABLE: msgspec.json.encode(self).decode()}
+        """This process's environment for a child that calls `from_environment`. Names of files are UTF-8 to the child,
+        and its tokenizer takes one thread for a text: more would take the CPUs of the threads that compute."""
+        parallelism = {"TOKENIZERS_PARALLELISM": "false"}
+        return {**parallelism, **os.environ, "PYTHONUTF8": "1", VARIABLE: msgspec.json.encode(self).decode()}
 
     @classmethod
     def from_environment(cls) -> EngineSpec:

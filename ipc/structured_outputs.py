@@ -7,6 +7,7 @@ is found by its compiler (core/grammar_compiler.py).
 from __future__ import annotations
 
 import json as json_module
+import re
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -17,7 +18,9 @@ GrammarKind: TypeAlias = Literal["json", "regex", "choice", "lark"]
 
 MAX_GRAMMAR_CHARACTERS = 1 << 18  # of a schema, regex, grammar or all choices together
 MAX_CHOICES = 4096
+MAX_SCHEMA_DEPTH = 124  # levels of objects and lists: the compiler reads JSON 127 deep and puts 3 around it
 
+_BRACKETS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|([\[{])|[\]}]', re.DOTALL)  # and texts, which may hold some
 _ANY_OBJECT = '{"type":"object"}'
 
 
@@ -49,6 +52,11 @@ class StructuredOutputsParams(
             raise RequestError(
                 f"structured_outputs.{given[0]} has {len(self.text)} characters, at most {MAX_GRAMMAR_CHARACTERS} are "
                 "allowed: split or simplify it"
+            )
+        if isinstance(self.json, str) and (depth := _depth(self.json)) > MAX_SCHEMA_DEPTH:
+            raise RequestError(
+                f"structured_outputs.json is nested {depth} levels deep, at most {MAX_SCHEMA_DEPTH} can be compiled: "
+                "use fewer levels, or $ref to schemas in $defs"
             )
 
     @classmethod
@@ -90,6 +98,20 @@ def _json_text(schema: dict[str, object]) -> str:
         return json_module.dumps(schema, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise RequestError(f"structured_outputs.json is not a JSON schema: {error}") from None
+
+
+def _depth(text: str) -> int:
+    """Of the objects and lists in a JSON text."""
+    if text.count("{") + text.count("[") <= MAX_SCHEMA_DEPTH:
+        return 0
+    depth = deepest = 0
+    for found in _BRACKETS.finditer(text):
+        if found[1]:
+            depth += 1
+            deepest = max(deepest, depth)
+        elif found[0] in "]}":
+            depth -= 1
+    return deepest
 
 
 def _check_choice(choice: list[str]) -> None:

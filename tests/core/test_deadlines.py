@@ -7,7 +7,7 @@ from weakref import WeakSet
 
 import msgspec
 
-from tokenloom.core.deadlines import MIN_SWEEP, Deadlines
+from tokenloom.core.deadlines import MAX_EXPIRED, MIN_SWEEP, Deadlines
 from tokenloom.core.request import Request, State
 from tokenloom.ipc.sampling_params import SamplingParams
 
@@ -48,3 +48,17 @@ def test_whoever_is_late_is_found_and_whoever_ended_is_let_go() -> None:
         del request, each, late, ended
         assert len(known) <= 2 * len(alive) * 2 + MIN_SWEEP
     assert num_found > 100
+
+
+def test_what_expires_at_once_comes_in_turns_of_which_none_is_long() -> None:
+    deadlines, requests = Deadlines(), [make_request(key) for key in range(2 * MAX_EXPIRED + 1)]
+    for request in requests:
+        request.params = msgspec.structs.replace(SamplingParams(), timeout_s=1.0)
+        request.arrival_time = 0.0
+        deadlines.add(request)
+    turns = []
+    while deadlines.next is not None and deadlines.next <= 5.0:
+        turns.append(deadlines.expired(5.0))
+        for request in turns[-1]:
+            request.move(State.FINISHED)
+    assert [len(turn) for turn in turns] == [MAX_EXPIRED, MAX_EXPIRED, 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 from pathlib import Path
 
@@ -16,7 +17,9 @@ from tokenloom.core.scheduler import MAX_OVERTAKES
 from tokenloom.core.step_watch import FIRST_LIMIT_S, MIN_LIMIT_S
 from tokenloom.ipc.codec import encode_ids, num_ids
 from tokenloom.ipc.errors import ProtocolError
+from tokenloom.ipc.messages import CoreChild, EngineCoreRequest
 from tokenloom.ipc.pooling_params import PoolingParams
+from tokenloom.ipc.sampling_params import SamplingParams
 
 from .fake_worker import FakeWorker, expected_tokens, next_token
 from .harness import Harness, prompt_of
@@ -305,6 +308,32 @@ def test_a_full_queue_answers_overloaded_but_takes_resubmissions(limit: dict[str
     harness.add(3, [1], outputs=[next_token([1], 3)])
     harness.run()
     harness.check(3)
+
+
+@pytest.mark.parametrize(
+    ("num_prompt", "num_answers", "words"),
+    [(1, 11, "n is 11 .* at most 10 answers"), (52, 5, "52 tokens; .* 256 prompt tokens")],
+)
+def test_a_request_for_too_large_a_share_of_the_queue_is_refused_for_good(
+    num_prompt: int, num_answers: int, words: str
+) -> None:
+    harness = Harness(max_waiting_requests=40, max_waiting_tokens=1024, block_size=4)
+    children = [CoreChild(key=key, seed=key) for key in range(num_answers)]
+    request = EngineCoreRequest(
+        children=children,
+        prompt_token_ids=encode_ids([1] * num_prompt),
+        params=SamplingParams(n=num_answers),
+        max_tokens=1,
+        stop_token_ids=[],
+        arrival_time=1.0,
+    )
+    harness.core.add_request(0, request)
+    harness.take()
+    errors = [finished.error for finished in harness.finished.values()]
+    assert [error.kind for error in errors if error is not None] == ["request"] * num_answers
+    assert re.search(words, harness.error_of(0))
+    harness.core.add_request(0, msgspec.structs.replace(request, children=children[:4]))
+    assert harness.core.num_requests == 4
 
 
 def test_an_equal_attempt_is_ignored_and_a_higher_one_replaces() -> None:

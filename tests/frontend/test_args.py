@@ -103,11 +103,11 @@ def test_the_environment_may_hold_the_api_key_and_file_and_command_line_win(
             "engine.yaml line 2: max_num_batched_tokens 8 is below max_num_seqs 64",
         ),
         ("listen: nowhere", "must be ipc:///PATH or tcp://HOST:PORT"),
-        ("root_path: llm", "--root-path llm must begin with / and not end with it"),
+        ("root_path: llm", "root_path llm must begin with / and not end with it"),
         ("root_path: /llm/", "must begin with / and not end with it"),
-        ("uds_mode: rw", "--uds-mode rw must be 3 or 4 octal digits"),
-        ("http_timeout_s: 0", "--http-timeout-s must be in"),
-        ("ssl_certfile: cert.pem", "--ssl-certfile is for --http, which is not given"),
+        ("uds_mode: rw", "uds_mode rw must be 3 or 4 octal digits"),
+        ("http_timeout_s: 0", "http_timeout_s must be in"),
+        ("ssl_certfile: cert.pem", "ssl_certfile is for --http, which is not given"),
     ],
 )
 def test_a_bad_file_is_one_line_with_the_mend(tmp_path: Path, text: str, message: str) -> None:

@@ -11,15 +11,20 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
+from tokenloom.frontend.background import Background
+from tokenloom.frontend.body_reader import BodyReader
+from tokenloom.frontend.intake_host import IntakeHost
 from tokenloom.frontend.open_requests import OpenRequests
 from tokenloom.frontend.openai_errors import json_response
-from tokenloom.frontend.server_endpoint import read_body
+from tokenloom.frontend.prompt_limits import PromptLimits
 from tokenloom.frontend.server_gate import SURPLUS, Gate
 from tokenloom.ipc.errors import RequestError
+from tokenloom.tests.engine_specs import new_spec
 
 
 async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
-    await read_body(Request(scope, receive), msgspec.Struct)
+    background = Background(lambda: None, lambda: IntakeHost(new_spec()))
+    await BodyReader(background, PromptLimits.of(new_spec(), None)).read(Request(scope, receive), msgspec.Struct)
 
 
 def test_a_client_that_leaves_in_the_midst_of_its_body_is_neither_answered_nor_logged(

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from tokenloom.frontend.chat import ChatTemplate
-from tokenloom.frontend.input_processor import InputProcessor, ProcessedRequest, Prompt, is_heavy
+from tokenloom.frontend.input_processor import InputProcessor, ProcessedRequest, Prompt
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.config import EngineConfig
 from tokenloom.ipc.errors import RequestError
@@ -147,11 +147,6 @@ def test_a_model_without_tokenizer_serves_token_ids_and_says_so_of_the_rest() ->
             process(inputs, **fields)
     with pytest.raises(RequestError, match="stop strings"):
         process(inputs, SamplingParams(stop="x"))
-
-
-def test_only_long_texts_are_heavy() -> None:
-    assert not is_heavy("x" * 4096, None) and is_heavy("x" * 4097, None) and not is_heavy(None, None)
-    assert is_heavy(None, [ChatMessage("user", "x" * 2100)] * 2)
 
 
 def test_a_deadline_is_the_requests_own_else_the_engines_and_never_beyond_its_maximum() -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import threading
+from collections.abc import Callable
+
+from tokenloom.frontend.background import THREAD_BYTES, WAIT_S
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.messages import Abort, Accepted, ChatMessage, Deltas, Finished, Started
 
-from .bench import TOKENIZER, Bench, ids, new_submit
+from .bench import DEADLINE_S, TOKENIZER, Bench, deltas_of, ids, new_submit
 
 
 def test_a_request_goes_to_the_core_and_its_text_comes_back(bench: Bench) -> None:
@@ -116,12 +121,67 @@ def test_a_long_prompt_is_tokenized_aside_and_short_ones_go_past_it() -> None:
     assert decode_ids(bench.to_core[0].prompt_token_ids).tolist() == TOKENIZER.encode(text)
 
 
+def occupy_threads(bench: Bench) -> Callable[[], None]:
+    """Give the background enough to do that what follows waits; returns what ends it."""
+    end, begun = threading.Event(), threading.Semaphore(0)
+
+    def work() -> None:
+        begun.release()
+        assert end.wait(DEADLINE_S)
+
+    for _ in THREAD_BYTES:
+        bench.frontend.background.run(work, lambda outcome: None)
+    assert all(begun.acquire(timeout=DEADLINE_S) for _ in THREAD_BYTES)
+    return end.set
+
+
+def test_timeouts_count_while_a_long_prompt_waits_to_be_tokenized(bench: Bench) -> None:
+    text, release = "x " * 3000, occupy_threads(bench)
+    bench.say(new_submit("own", prompt=text, params={"timeout_s": 5, "n": 2}))
+    bench.say(new_submit("queue", prompt=text, params={"queue_timeout_s": 6, "timeout_s": 50}))
+    bench.say(new_submit("none", prompt=text))
+    begun_at = bench.now
+    for request_id, after_s in (("own", 5.0), ("queue", 6.0)):
+        bench.now = begun_at + after_s - 0.01
+        bench.turn()
+        assert bench.heard() == []
+        bench.now = begun_at + after_s + 0.01
+        bench.turn()
+        accepted, *_ = heard = bench.heard()
+        assert isinstance(accepted, Accepted) and accepted.request_id == request_id
+        ends = {(delta.request_id, delta.index, delta.finish_reason) for delta in deltas_of(heard)}
+        assert ends == {(request_id, index, "timeout") for index in range(2 if request_id == "own" else 1)}
+    bench.now += WAIT_S
+    bench.turn()
+    (delta,) = bench.deltas()
+    assert delta.error is not None and delta.error.kind == "overloaded" and delta.error.retry_after_s > 0
+    assert bench.to_core == [] and bench.frontend.num_open_requests == 0
+    release()
+
+
+def test_a_long_prompt_that_was_aborted_while_it_waits_is_not_tokenized() -> None:
+    encoded: list[str] = []
+
+    def encode(text: str, add_special_tokens: bool) -> list[int]:
+        encoded.append(text)
+        return [5]
+
+    bench = Bench(tokenizer=dataclasses.replace(TOKENIZER, _encode=encode))
+    release = occupy_threads(bench)
+    bench.say(new_submit("aborted", prompt="a" * 5000), new_submit("stays", prompt="b" * 5000))
+    bench.say(Abort(request_id="aborted"))
+    release()
+    while not bench.to_core:
+        bench.wait_for_wakeup()
+    assert encoded == ["b" * 5000]
+
+
 def test_a_long_prompt_that_was_aborted_or_fails_ends_as_such(bench: Bench) -> None:
     text = "x " * 3000
     assert [d.finish_reason for d in bench.news(new_submit("a", prompt=text), Abort(request_id="a"))] == ["abort"]
-    bench.wait_for_wakeup()
-    assert bench.heard() == [] and bench.to_core == []
     bench.say(new_submit("b", prompt=text))
-    bench.wait_for_wakeup()
-    (delta,) = bench.deltas()
+    while not (deltas := bench.deltas()):
+        bench.wait_for_wakeup()
+    (delta,) = deltas
+    assert bench.to_core == []
     assert delta.request_id == "b" and delta.error is not None and "max_model_len is 512" in delta.error.message

@@ -10,8 +10,9 @@ import pytest
 
 from tokenloom.frontend import request_desk
 from tokenloom.ipc.codec import encode, encode_ids
+from tokenloom.ipc.config import EngineConfig
 from tokenloom.ipc.errors import ErrorInfo
-from tokenloom.ipc.messages import PROTOCOL_VERSION, Deltas, Hello, Ping, QueryFailed, Refused, Unknown
+from tokenloom.ipc.messages import PROTOCOL_VERSION, Child, Deltas, Hello, Ping, QueryFailed, Refused, Unknown
 
 from .bench import Bench, ids, new_submit
 
@@ -67,6 +68,17 @@ def test_a_bad_message_under_an_open_id_does_not_end_that_request(bench: Bench) 
 @pytest.mark.parametrize("request_id", ["", "x" * 257])
 def test_a_request_id_must_have_a_sensible_length(bench: Bench, request_id: str) -> None:
     assert "must have 1 to 256" in bench.refusal(new_submit(request_id)).message
+
+
+def test_a_request_for_too_large_a_share_of_the_queue_is_refused_before_any_work() -> None:
+    bench = Bench(config=EngineConfig(max_waiting_requests=40, max_waiting_tokens=4096))
+    long_text = "x " * 3000  # it would be tokenized in a thread
+    error = bench.refusal(new_submit("n", prompt=long_text, params={"n": 11}))
+    assert error.kind == "request" and "n is 11: one request may have at most 10 answers" in error.message
+    error = bench.refusal(new_submit("tokens", prompt_token_ids=encode_ids([5] * 103), params={"n": 10}))
+    assert "n is 10 and the prompts have 103 tokens: one request may have at most 1024" in error.message
+    bench.submit("fits", prompt_token_ids=encode_ids([5] * 102), params={"n": 10})
+    bench.submit("resumed", params={"n": 11}, children=[Child(index=index, seed=1) for index in range(11)])
 
 
 def test_a_request_error_touches_no_other_request(bench: Bench) -> None:

@@ -100,6 +100,7 @@ async def ask(folder: Path, client: Callable[[int], Awaitable[T]]) -> T:
         return await client(listener.getsockname()[1])
     finally:
         server.close()
+        listener.close()
 
 
 def run(folder: Path, client: Callable[[int], Awaitable[T]]) -> T:

@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator
 
 from tokenloom import StructuredOutputsParams
+from tokenloom.ipc.structured_outputs import MAX_SCHEMA_DEPTH
 
 from .schemas import SCHEMAS, Schema
 
@@ -23,8 +24,9 @@ def deep_grammars() -> Iterator[StructuredOutputsParams]:
     for rule in ("r", "T"):
         rules = "\n".join(f"{rule}{i}: {rule}{i + 1}" for i in range(12_000))
         yield StructuredOutputsParams(grammar=f'start: {rule}0\n{rules}\n{rule}12000: "a" | "b" /c{{3}}/')
-    yield StructuredOutputsParams(json='{"type":"array","items":' * 5000 + "{}" + "}" * 5000)
-    yield StructuredOutputsParams(json="[" * 100_000)
+    depth = MAX_SCHEMA_DEPTH - 1  # deeper ones are refused before they are sent
+    yield StructuredOutputsParams(json='{"type":"array","items":' * depth + "{}" + "}" * depth)
+    yield StructuredOutputsParams(json="[" * depth)
     yield StructuredOutputsParams(regex="(" * 50_000 + "a" + ")" * 50_000)
     yield StructuredOutputsParams(grammar="start: " + "(" * 50_000 + '"a"' + ")" * 50_000)
     yield StructuredOutputsParams(grammar="start: start")

@@ -1,0 +1,83 @@
+"""BodyError: an HTTP body that cannot be read, in words that name the field and the mend.
+
+Decoders say some things of a body in words that its sender cannot use; these are found again here, in the body.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+from ..ipc.errors import RequestError
+
+_BACKTICKED = re.compile(r"`([^`]+)`")
+_FIELD = re.compile(r"at `\$\.?([^`]*)`|missing required field `([^`]*)`")
+_TOKENS = re.compile(rb'"([^"\\]*(?:\\.[^"\\]*)*)"|([\[{])|([\]}])', re.DOTALL)
+
+KEY_OF = "a key of "
+
+
+class BodyError(RequestError):
+    """What an HTTP client is answered that sent a body which cannot be read."""
+
+    def __init__(self, message: str, status: int = 400, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code
+
+
+def invalid_body(error: Exception, raw: bytes | bytearray) -> BodyError:
+    """A body that is no JSON, or not of the schema: msgspec's text says which field and why."""
+    message = f"the body cannot be read: {error}"
+    if isinstance(error, RecursionError):
+        field = _deepest_field(raw)
+        return BodyError(f"{field or 'the body'} is nested too deep to be read: use fewer levels", param=field)
+    if "unknown field" in message:
+        found = _BACKTICKED.search(message)
+        return BodyError(message, param=found.group(1) if found else None, code="unknown_field")
+    if "truncated" in message or "surrogate" in message:
+        try:
+            place = next(_surrogates("", json.loads(raw)), None)
+        except (ValueError, RecursionError):
+            return BodyError(f"the body ends in the midst of its JSON, after {len(raw)} bytes: send all of it")
+        if place is not None:
+            field, position = place
+            text = f"{field} holds a lone surrogate at character {position}: give valid Unicode"
+            return BodyError(text, param=re.split(r"[.\[]", field.removeprefix(KEY_OF))[0])
+    found = _FIELD.search(message)
+    return BodyError(message, param=found.group(1) or found.group(2) if found else None)
+
+
+def _surrogates(path: str, value: object) -> Iterator[tuple[str, int]]:
+    """Where the surrogates without their other half are: path of the text, and character."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            yield path, error.start
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            yield from _surrogates(KEY_OF + (path or "the body"), key)
+            yield from _surrogates(f"{path}.{key}" if path else key, each)
+    elif isinstance(value, list):
+        for position, each in enumerate(value):
+            yield from _surrogates(f"{path}[{position}]", each)
+
+
+def _deepest_field(raw: bytes | bytearray) -> str | None:
+    """The field of the body that is nested deepest."""
+    depth, deepest, last, field, result = 0, 0, b"", b"", b""
+    for found in _TOKENS.finditer(raw):
+        text, opening, _ = found.groups()
+        if text is not None:
+            last = text if depth == 1 else last
+        elif opening:
+            field = last if depth == 1 else field
+            depth += 1
+            if depth > deepest:
+                deepest, result = depth, field
+        else:
+            depth -= 1
+    return result.decode(errors="replace") or None

@@ -1,0 +1,141 @@
+"""BodyPacker: a large body, parsed → what the frontend's loop can take in within milliseconds. For the intake process.
+
+The prompts leave the body. A text that cannot fit the model is refused, a long one and a chat become token ids, token
+ids become bytes. What is left of the body is bounded in bytes and in values; a body of SMALL_BYTES cannot pass these
+bounds, so that the frontend need not hold them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
+
+from ..ipc.codec import num_ids
+from ..ipc.messages import BodyInput, BodyRead
+from .body_error import BodyError
+from .body_parser import ParsedBody
+from .openai_messages import chat_input
+from .openai_response_body import ResponsesRequest, chat_request
+from .openai_schema import ChatRequest, CompletionRequest, DetokenizeRequest, EmbeddingRequest, TokenizeRequest
+from .openai_text import ends_inside
+from .prompt_limits import PromptLimits
+
+if TYPE_CHECKING:
+    from .input_processor import InputProcessor
+
+LargeBody: TypeAlias = (
+    CompletionRequest | ChatRequest | ResponsesRequest | EmbeddingRequest | TokenizeRequest | DetokenizeRequest
+)
+LARGE_TYPES: dict[str, type[LargeBody]] = {
+    "CompletionRequest": CompletionRequest,
+    "ChatRequest": ChatRequest,
+    "ResponsesRequest": ResponsesRequest,
+    "EmbeddingRequest": EmbeddingRequest,
+    "TokenizeRequest": TokenizeRequest,
+    "DetokenizeRequest": DetokenizeRequest,
+}
+LONG_CHARACTERS = 64 << 10  # of a text that is tokenized here
+MAX_VALUES = 128 << 10  # numbers, texts, lists and objects of a body without its prompts: 20 ms of the loop
+MAX_REST_BYTES = 8 << 20  # of a body without its prompts: 10 ms of the loop
+
+
+class BodyPacker:
+    """Knows the limits of the model; `new_inputs` is called with the first text that must be tokenized."""
+
+    def __init__(self, limits: PromptLimits, new_inputs: Callable[[], InputProcessor]) -> None:
+        self._limits = limits
+        self._new_inputs = new_inputs
+
+    def pack(self, parsed: ParsedBody[LargeBody]) -> BodyRead:
+        """RequestError for a body that is too long or too large."""
+        body = parsed.body
+        rest = _rest(body)
+        if isinstance(body, ResponsesRequest):
+            inputs = [self._chat(chat_request(body))]
+        elif isinstance(body, ChatRequest) or (isinstance(body, TokenizeRequest) and body.messages is not None):
+            inputs = [self._chat(body)]
+        else:
+            inputs = [self._input(each, body) for each in parsed.inputs]
+        return BodyRead(rest=rest, inputs=inputs)
+
+    def _chat(self, body: ChatRequest | TokenizeRequest) -> BodyInput:
+        """The prompt of a chat. Its text stays here, but for whether it ends inside a thought."""
+        truncate_prompt_tokens = body.truncate_prompt_tokens if isinstance(body, ChatRequest) else None
+        is_cut = self._limits.truncates(truncate_prompt_tokens)
+        chat = chat_input(body)
+        prompt = self._new_inputs().encode_chat(chat.turns, chat.variables, may_be_long=is_cut)
+        token_ids = self._fitting(prompt.token_ids, is_cut, is_prompt=isinstance(body, ChatRequest))
+        return BodyInput(token_ids=token_ids, is_of_chat=True, is_inside_thought=ends_inside(prompt.text or ""))
+
+    def _input(self, given: BodyInput, body: LargeBody) -> BodyInput:
+        is_cut = self._limits.truncates(getattr(body, "truncate_prompt_tokens", None))
+        token_ids, text = given.token_ids, given.text
+        if text is not None:
+            if not is_cut:
+                self._limits.check_text(text)
+            if len(text) <= LONG_CHARACTERS:
+                return given
+            adds = getattr(body, "add_special_tokens", None) is not False
+            token_ids = self._new_inputs().encode(text, adds, may_be_long=is_cut).token_ids
+        assert token_ids is not None
+        is_prompt = isinstance(body, CompletionRequest | EmbeddingRequest)
+        token_ids = self._fitting(token_ids, is_cut, is_prompt=is_prompt)
+        return BodyInput(text=text if getattr(body, "echo", None) else None, token_ids=token_ids)
+
+    def _fitting(self, token_ids: bytes, is_cut: bool, *, is_prompt: bool) -> bytes:
+        """`token_ids`, or all that a truncation may keep of them."""
+        if is_cut:
+            return self._limits.tail(token_ids)
+        if is_prompt:
+            self._limits.check_length(num_ids(token_ids))
+        return token_ids
+
+
+def _rest(body: LargeBody) -> bytes:
+    """The body without its prompts, as JSON."""
+    if isinstance(body, ChatRequest):
+        bare: LargeBody = msgspec.structs.replace(body, messages=[])
+    elif isinstance(body, EmbeddingRequest | ResponsesRequest):
+        bare = msgspec.structs.replace(body, input="")
+    elif isinstance(body, CompletionRequest):
+        bare = msgspec.structs.replace(body, prompt="")
+    elif isinstance(body, TokenizeRequest):
+        bare = msgspec.structs.replace(body, prompt=None, messages=None)
+    else:
+        bare = msgspec.structs.replace(body, tokens=[])
+    field, num_values = _num_values(bare)
+    if num_values > MAX_VALUES:
+        raise BodyError(
+            f"{field} and the fields before it hold over {MAX_VALUES} values beside the prompts: send fewer",
+            param=field,
+        )
+    rest = msgspec.json.encode(bare)
+    if len(rest) > MAX_REST_BYTES:
+        sizes = {name: len(msgspec.json.encode(getattr(bare, name))) for name in bare.__struct_fields__}
+        field = max(sizes, key=sizes.__getitem__)
+        raise BodyError(
+            f"{field} has {sizes[field]} bytes, and all fields beside the prompts may have {MAX_REST_BYTES}: send less",
+            param=field,
+        )
+    return rest
+
+
+def _num_values(body: LargeBody) -> tuple[str, int]:
+    """The values in all fields, counted up to MAX_VALUES and a few; and the field that the last of them is in."""
+    num_values, name = 0, ""
+    for name in body.__struct_fields__:
+        stack: list[object] = [getattr(body, name)]
+        while stack and num_values <= MAX_VALUES:
+            value = stack.pop()
+            num_values += 1
+            if isinstance(value, msgspec.Struct):
+                stack.extend(getattr(value, each) for each in value.__struct_fields__)
+            elif isinstance(value, dict):
+                stack.extend(value.values())
+            elif isinstance(value, list):
+                stack.extend(value)
+        if num_values > MAX_VALUES:
+            break
+    return name, num_values

@@ -1,0 +1,55 @@
+"""The bodies of HTTP requests, decoded and checked as far as that needs no model.
+
+The frontend's loop does it for small ones, the intake process for large ones, so that an error has the same words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Generic, NamedTuple, TypeVar
+
+import msgspec
+
+from ..ipc.errors import RequestError
+from ..ipc.messages import BodyInput
+from .body_error import invalid_body
+from .openai_prompts import body_inputs
+from .openai_schema import CompletionRequest, DetokenizeRequest, EmbeddingRequest, TokenizeRequest
+from .prompt_limits import PromptLimits
+from .prompts import check_text, check_token_ids
+
+BodyT = TypeVar("BodyT", bound=msgspec.Struct)
+
+SMALL_BYTES = 256 << 10  # of a body that the loop decodes: 30 ms for the worst of them, a list of lists of one token
+
+
+class ParsedBody(NamedTuple, Generic[BodyT]):
+    """A body and its prompts, or the tokens to detokenize; none for a chat whose messages are in `body`."""
+
+    body: BodyT
+    inputs: list[BodyInput]
+
+
+def parse_body(raw: bytes | bytearray, body_type: type[BodyT], limits: PromptLimits) -> ParsedBody[BodyT]:
+    """BodyError for what is not of the schema, RequestError for a value that cannot be; both name the field."""
+    try:
+        body = msgspec.json.decode(raw, type=body_type)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        if isinstance(error.__cause__, RequestError):
+            raise error.__cause__ from None
+        raise invalid_body(error, raw) from None
+    return ParsedBody(body, list(_inputs(body, limits)))
+
+
+def _inputs(body: msgspec.Struct, limits: PromptLimits) -> Iterator[BodyInput]:
+    if isinstance(body, CompletionRequest):
+        yield from body_inputs("prompt", body.prompt, limits, body.n)
+    elif isinstance(body, EmbeddingRequest):
+        yield from body_inputs("input", body.input, limits)
+    elif isinstance(body, TokenizeRequest):
+        if (body.prompt is None) == (body.messages is None):
+            raise RequestError("prompt and messages: give exactly one")
+        if body.prompt is not None:
+            yield BodyInput(text=check_text(body.prompt))
+    elif isinstance(body, DetokenizeRequest) and body.tokens:
+        yield BodyInput(token_ids=check_token_ids(body.tokens))

@@ -1,0 +1,125 @@
+"""BodyReader: the body of an HTTP request, from its chunks to the struct that an endpoint takes.
+
+A small body is decoded in the loop, a large one in an intake process (`intake_process.py`); the loop neither joins the
+chunks of that one nor decodes more of it than what BodyPacker leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from ..ipc.errors import Overloaded, RequestError, TokenloomError
+from ..ipc.messages import BodyRead, IntakeAnswer, NotRead, ReadBody
+from .background import Background, BackgroundJob, Then
+from .body_error import BodyError
+from .body_packer import LARGE_TYPES
+from .body_parser import SMALL_BYTES, BodyT, ParsedBody, parse_body
+from .openai_errors import HttpError
+from .prompt_limits import PromptLimits
+from .server_events import until_disconnect
+
+T = TypeVar("T")
+
+MAX_HELD_BYTES = 1 << 30  # of large bodies that are coming in or waiting to be decoded
+
+
+class BodyReader:
+    """Counts the bytes of the large bodies that it holds."""
+
+    def __init__(self, background: Background, limits: PromptLimits) -> None:
+        self._background = background
+        self._limits = limits
+        self._num_held = 0
+
+    async def read(self, request: Request, body_type: type[BodyT], served: str = "") -> ParsedBody[BodyT]:
+        """The decoded body; HttpError for one that is not of the schema, or that asks for another model than the one
+        which is `served`, RequestError for a value that cannot be, all of which name the field."""
+        coding = request.headers.get("content-encoding", "identity")
+        if coding != "identity":
+            raise HttpError(415, f"the body comes with content-encoding {coding:.40}: send it as it is")
+        chunks, num_bytes = [], 0
+        try:
+            async for chunk in request.stream():
+                chunks.append(chunk)
+                num_bytes += len(chunk)
+                self._hold(len(chunk))
+            parsed = await self._parse(request, chunks, num_bytes, body_type)
+        except BodyError as error:
+            raise HttpError(error.status, str(error), param=error.param, code=error.code) from None
+        finally:
+            self._num_held -= num_bytes
+        if served:
+            check_model(getattr(parsed.body, "model", None), served)
+        return parsed
+
+    def _hold(self, num_bytes: int) -> None:
+        self._num_held += num_bytes
+        if self._num_held > MAX_HELD_BYTES:
+            raise Overloaded(
+                f"{self._num_held} bytes of HTTP bodies are held until they are read, at most {MAX_HELD_BYTES} may be: "
+                "ask again later"
+            )
+
+    async def _parse(
+        self, request: Request, chunks: list[bytes], num_bytes: int, body_type: type[BodyT]
+    ) -> ParsedBody[BodyT]:
+        if not num_bytes:
+            raise HttpError(400, "the body is empty: send a JSON object")
+        if num_bytes <= SMALL_BYTES:
+            return parse_body(b"".join(chunks), body_type, self._limits)
+        if body_type.__name__ not in LARGE_TYPES:
+            raise HttpError(413, f"the body has {num_bytes} bytes, at most {SMALL_BYTES} are read here: send less")
+        question = ReadBody(body_type=body_type.__name__, max_bytes_per_token=self._limits.max_bytes_per_token)
+
+        owner = "{}:{}".format(*request.client or ("", 0))  # the connection
+
+        def start(then: Then[ParsedBody[BodyT]]) -> BackgroundJob | None:
+            return self._background.ask(
+                question, chunks, lambda answer: _unpacked(answer, body_type), then, num_bytes=num_bytes, owner=owner
+            )
+
+        parsed = await until_disconnect(request.receive, in_background(self._background, start))
+        if parsed is None:
+            raise ClientDisconnect
+        return parsed
+
+
+async def in_background(background: Background, start: Callable[[Then[T]], BackgroundJob | None]) -> T:
+    """What a job brings that `start` begins; cancelling this cancels it."""
+    future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+    def then(outcome: T | TokenloomError) -> None:
+        if future.done():
+            return
+        if isinstance(outcome, TokenloomError):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
+
+    job = start(then)
+    try:
+        return await future
+    finally:
+        background.cancel(job)
+
+
+def _unpacked(answer: IntakeAnswer, body_type: type[BodyT]) -> ParsedBody[BodyT]:
+    """What an intake process has made of a body, or its error."""
+    if isinstance(answer, BodyRead):
+        return ParsedBody(msgspec.json.decode(answer.rest, type=body_type), answer.inputs)
+    assert isinstance(answer, NotRead), "it answers what it is asked"
+    if answer.param is None and answer.code is None and answer.status == 400:
+        raise RequestError(answer.message)
+    raise BodyError(answer.message, answer.status, answer.param, answer.code)
+
+
+def check_model(asked: str | None, served: str) -> None:
+    """404 for a model that is not the one which is served."""
+    if asked is not None and asked != served:
+        message = f"the model {asked!r:.200} is not served here: this engine serves {served}"
+        raise HttpError(404, message, param="model", code="model_not_found")

@@ -1,0 +1,116 @@
+"""The intake process: python -m tokenloom.frontend.intake_process --fd N
+
+Reads what is too large for the frontend's loop: decodes and checks large HTTP bodies, and tokenizes long texts. A
+thread of the frontend starts it (`intake_host.py`) and asks one question at a time. Python's lock, memory and time that
+a body takes are those of this process; it may be killed at any moment.
+
+The tokenizer and the chat template are loaded with the first text, so that a body which needs neither waits for none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import resource
+import signal
+import socket
+import sys
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..ipc.codec import Decoder, encode
+from ..ipc.engine_spec import EngineSpec
+from ..ipc.errors import RequestError
+from ..ipc.faults import maybe_fail
+from ..ipc.lifeline import start_lifeline
+from ..ipc.malloc import return_large_blocks
+from ..ipc.messages import IntakeAnswer, IntakeQuestion, NotRead, PromptRead, ReadBody, ReadPrompt
+from ..ipc.title import set_title
+from .body_error import BodyError
+from .body_packer import LARGE_TYPES, BodyPacker
+from .body_parser import parse_body
+from .intake_frames import receive_frame, send_frame
+from .prompt_limits import PromptLimits
+
+if TYPE_CHECKING:
+    from .input_processor import InputProcessor
+
+ADDRESS_SPACE_BYTES = 8 << 30  # a text of 32 MB takes up to 6 GB while it is tokenized
+NICENESS = 5  # the engine's other processes go first
+
+
+class IntakeProcess:
+    """Answers questions until the socket ends."""
+
+    def __init__(self, spec: EngineSpec, channel: socket.socket) -> None:
+        self._spec, self._channel = spec, channel
+        self._decoder: Decoder[IntakeQuestion] = Decoder(IntakeQuestion)
+
+    def run(self) -> None:
+        with contextlib.suppress(ConnectionError):
+            while True:
+                question = self._decoder.decode(receive_frame(self._channel))
+                body = receive_frame(self._channel)
+                maybe_fail("intake.read")
+                send_frame(self._channel, [encode(self._answer(question, body))])
+
+    def _answer(self, question: IntakeQuestion, body: bytearray) -> IntakeAnswer:
+        limits = PromptLimits.of(self._spec, question.max_bytes_per_token)
+        try:
+            if isinstance(question, ReadBody):
+                parsed = parse_body(body, LARGE_TYPES[question.body_type], limits)
+                return BodyPacker(limits, lambda: self._inputs).pack(parsed)
+            return self._read_prompt(question, limits)
+        except BodyError as error:
+            return NotRead(message=str(error), status=error.status, param=error.param, code=error.code)
+        except RequestError as error:
+            return NotRead(message=str(error))
+        except MemoryError:
+            limit = ADDRESS_SPACE_BYTES >> 30
+            return NotRead(message=f"the request's {len(body)} bytes need more than {limit} GiB to be read: send less")
+
+    def _read_prompt(self, question: ReadPrompt, limits: PromptLimits) -> PromptRead:
+        if question.prompt is not None and not question.may_be_long:
+            limits.check_text(question.prompt)  # before the tokenizer is loaded
+        token_ids = self._inputs.tokenize(
+            question.prompt,
+            None,
+            question.chat,
+            add_special_tokens=question.add_special_tokens,
+            may_be_long=question.may_be_long,
+        ).token_ids
+        return PromptRead(token_ids=limits.tail(token_ids) if question.may_be_long else token_ids)
+
+    @cached_property
+    def _inputs(self) -> InputProcessor:
+        from .chat import ChatTemplate  # these bring tokenizers and jinja2
+        from .input_processor import InputProcessor
+        from .tokenizer import Tokenizer
+
+        spec = self._spec
+        folder = Path(spec.tokenizer_folder)
+        tokenizer = Tokenizer.load(folder, spec.config.trust_remote_code)
+        return InputProcessor(spec, tokenizer, ChatTemplate.load(folder, tokenizer, spec.config.chat_template))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="tokenloom intake", description="Reads large requests.")
+    parser.add_argument("--fd", type=int, required=True, help="of the socket to the frontend")
+    arguments = parser.parse_args()
+    set_title("tokenloom intake")
+    start_lifeline()
+    return_large_blocks()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, ADDRESS_SPACE_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")  # before any other process of the engine
+    os.nice(NICENESS)
+    IntakeProcess(EngineSpec.from_environment(), socket.socket(fileno=arguments.fd)).run()
+
+
+if __name__ == "__main__":
+    main()
+    sys.exit(0)

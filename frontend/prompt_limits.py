@@ -1,0 +1,76 @@
+"""PromptLimits: which prompts are too long to be tokenized or served, by the numbers of the model alone.
+
+Knows neither tokenizer nor request, so that the intake process can hold the same limits as the frontend.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..ipc.codec import num_ids
+from ..ipc.engine_spec import EngineSpec
+from ..ipc.errors import RequestError
+
+
+class PromptLimits(msgspec.Struct, frozen=True):
+    """`check_text` comes before a text is tokenized, `check_length` after that."""
+
+    max_model_len: int
+    max_answers: int  # of one request, all its prompts together
+    max_tokens: int  # of one request's prompts, counted for each answer
+    max_bytes_per_token: int | None = None  # that a token stands for; None: unknown, no text is too long by its bytes
+
+    @classmethod
+    def of(cls, spec: EngineSpec, max_bytes_per_token: int | None) -> PromptLimits:
+        return cls(spec.max_model_len, spec.config.max_request_answers, spec.max_request_tokens, max_bytes_per_token)
+
+    def check_share(self, num_prompts: int, num_answers: int, num_tokens: int = 0) -> None:
+        """RequestError for a request that leaves too little of the queue to others: so many prompts, of `num_tokens`
+        together as far as that is known, and `num_answers` to each."""
+        if num_prompts * num_answers > self.max_answers:
+            prompts = "" if num_prompts == 1 else f" and there are {num_prompts} prompts"
+            raise RequestError(
+                f"n is {num_answers}{prompts}: one request may have at most {self.max_answers} answers, a quarter of "
+                "--max-waiting-requests: send several requests"
+            )
+        if num_tokens * num_answers > self.max_tokens:
+            raise RequestError(
+                f"n is {num_answers} and the prompts have {num_tokens} tokens: one request may have at most "
+                f"{self.max_tokens}, counted for each answer, a quarter of --max-waiting-tokens: send several requests"
+            )
+
+    def check_text(self, text: str) -> None:
+        """RequestError for a text that is certain to have max_model_len tokens or more."""
+        self.check_characters(len(text))
+        if len(text) > self.max_model_len and not text.isascii():
+            self._check_bytes(len(text.encode(errors="replace")))
+
+    def check_characters(self, num_characters: int) -> None:
+        """The same by a text's length alone: none has fewer bytes than characters."""
+        if num_characters > self.max_model_len:
+            self._check_bytes(num_characters)
+
+    def _check_bytes(self, num_bytes: int) -> None:
+        most = self.max_bytes_per_token
+        if most is not None and num_bytes > (self.max_model_len - 1) * most:
+            raise RequestError(
+                f"the prompt has {num_bytes} bytes of text or more: at least {-(-num_bytes // most)} tokens, since "
+                f"none stands for more than {most} bytes; max_model_len is {self.max_model_len} and the answer needs "
+                "at least 1: shorten the prompt or raise --max-model-len"
+            )
+
+    def check_length(self, num_tokens: int) -> None:
+        """RequestError for a prompt that leaves no room for an answer."""
+        if num_tokens >= self.max_model_len:
+            raise RequestError(
+                f"the prompt has {num_tokens} tokens, max_model_len is {self.max_model_len} and the answer needs at "
+                "least 1: shorten the prompt or raise --max-model-len"
+            )
+
+    def truncates(self, truncate_prompt_tokens: int | None) -> bool:
+        """Whether this parameter makes a prompt of any length fit."""
+        return truncate_prompt_tokens is not None and truncate_prompt_tokens < self.max_model_len
+
+    def tail(self, token_ids: bytes) -> bytes:
+        """All that a truncation may keep of a prompt."""
+        return token_ids[-4 * self.max_model_len :] if num_ids(token_ids) > self.max_model_len else token_ids

@@ -1,0 +1,47 @@
+"""The end of a text that a truncated prompt needs, cut off where the tokens of the end do not depend on what is cut.
+
+Such a place is a space between two letters, for a tokenizer by byte pairs none of whose tokens holds a letter and then
+a space: no pair is ever merged across it, so that both sides have the tokens that they have alone. What the tokenizer
+puts before a text changes at most the first word of the end; another such place must follow it.
+"""
+
+from __future__ import annotations
+
+import re
+
+import tokenizers
+
+_PLACE = re.compile("[A-Za-z](?= [A-Za-z])")
+_IN_TOKEN = re.compile("[A-Za-z][ Ġ▁]")  # a letter and then a space, as the three kinds of vocabularies write it
+SEARCHED_CHARACTERS = 64 << 10  # for the place
+NEAR_CHARACTERS = 4096  # how far the next place may be, about
+WINDOW = 128  # characters on each side of a place on which the pre-tokenizer must split there
+
+
+class TextTail:
+    """Of one tokenizer."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, max_bytes_per_token: int) -> None:
+        self._backend = backend
+        self._max_bytes_per_token = max_bytes_per_token
+        self._may_cut = not any(map(_IN_TOKEN.search, backend.get_vocab(with_added_tokens=True)))
+
+    def cut(self, text: str, num_tokens: int) -> str:
+        """The end of `text`, which has the same last `num_tokens` tokens and is not much longer; or all of it."""
+        near = NEAR_CHARACTERS
+        end = len(text) - num_tokens * self._max_bytes_per_token - 2 * near
+        begin = end - SEARCHED_CHARACTERS
+        if not self._may_cut or begin < 0:
+            return text
+        places = [found.end() for found in _PLACE.finditer(text, begin, end)]
+        for place in reversed(places[-8:]):
+            if self._splits(text[place - WINDOW : place + WINDOW]) and _PLACE.search(text, place + 2, end + near):
+                return text[place:]
+        return text
+
+    def _splits(self, window: str) -> bool:
+        """Whether the pre-tokenizer splits this in its middle."""
+        pre_tokenizer = self._backend.pre_tokenizer
+        if pre_tokenizer is None:
+            return True
+        return any(begin == WINDOW for _, (begin, _) in pre_tokenizer.pre_tokenize_str(window))

@@ -1,0 +1,79 @@
+"""How many bytes of a text one token stands for at most, where that is certain: a longer text has too many tokens.
+
+A token may stand for more text than its own where a part of the tokenizer drops or shrinks text: a normalizer that
+strips, a pre-tokenizer that removes spaces, an added token that takes the spaces beside it, an unknown word that
+becomes one token. Such a tokenizer has no limit. Each part is judged by its own description in tokenizer.json; a part
+that is not listed here counts as one that drops text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import tokenizers
+from tokenizers.models import BPE
+from tokenizers.normalizers import Normalizer
+from tokenizers.pre_tokenizers import PreTokenizer
+
+# By how much a normalizer shrinks a text at most: 𝐀, which has 4 bytes, becomes A, and no form shrinks by more.
+_SHRINK = {"NFC": 4, "NFD": 4, "NFKC": 4, "NFKD": 4, "Lowercase": 4, "Prepend": 1, "ByteLevel": 1}
+_KEEPS_ALL = frozenset(("ByteLevel", "Metaspace", "Digits", "UnicodeScripts"))
+_SPLITS = frozenset(("Split", "Punctuation"))  # which keep all text unless their behavior is to remove it
+
+Part = dict[str, object]
+
+
+def max_bytes_per_token(backend: tokenizers.Tokenizer) -> int | None:
+    """The most bytes of UTF-8 that a token of any text stands for; None if there is no certain limit."""
+    if any(token.lstrip or token.rstrip for token in backend.get_added_tokens_decoder().values()):
+        return None
+    shrink = _shrink(_parts(backend.normalizer, "normalizers"))
+    splits = list(_parts(backend.pre_tokenizer, "pretokenizers"))
+    if shrink is None or not all(map(_keeps_all, splits)) or not isinstance(backend.model, BPE):
+        return None
+    vocabulary = backend.get_vocab(with_added_tokens=True)
+    if backend.model.byte_fallback:
+        knows_all = all(f"<0x{byte:02X}>" in vocabulary for byte in range(256))
+    else:
+        parts = [*splits, *_parts(backend.normalizer, "normalizers")]
+        is_byte_level = any(part["type"] == "ByteLevel" for part in parts)
+        knows_all = is_byte_level and all(each in vocabulary for each in tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    return shrink * max(len(token.encode()) for token in vocabulary) if knows_all else None
+
+
+def _parts(part: Normalizer | PreTokenizer | None, name: str) -> Iterator[Part]:
+    """The description of each part in a normalizer or pre-tokenizer, those in a Sequence one by one."""
+    if part is not None:
+        yield from _flat(json.loads(part.__getstate__()), name)
+
+
+def _flat(part: Part, name: str) -> Iterator[Part]:
+    inner = part.get(name)
+    if part["type"] == "Sequence" and isinstance(inner, list):
+        for each in inner:
+            yield from _flat(each, name)
+    else:
+        yield part
+
+
+def _shrink(normalizers: Iterator[Part]) -> int | None:
+    """By how much they shrink a text at most; None if there is no limit."""
+    factor = 1
+    for part in normalizers:
+        pattern = part.get("pattern")
+        if part["type"] == "Replace" and isinstance(pattern, dict):
+            old, new = pattern.get("String"), part.get("content")
+            if not (isinstance(old, str) and isinstance(new, str) and len(new.encode()) >= len(old.encode())):
+                return None
+        elif (each := _SHRINK.get(str(part["type"]))) is not None:
+            factor *= each
+        else:
+            return None
+    return factor
+
+
+def _keeps_all(part: Part) -> bool:
+    if part["type"] in _SPLITS:
+        return part.get("behavior") != "Removed"
+    return part["type"] in _KEEPS_ALL

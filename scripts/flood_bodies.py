@@ -1,0 +1,201 @@
+"""Large HTTP bodies of every form come beside four streams: /health answers at once, no stream is held up or cut.
+
+    python scripts/flood_bodies.py --megabytes 1 8 31
+
+Starts an engine on the demo model with one compute thread. Sends to each endpoint what costs most: one text, many
+texts, token ids, lists of one token, chats of one long and of many short messages, huge schemas, biases and tools, a
+text that is to be truncated, and --answers answers in one request. Meanwhile a process of its own asks /health ten
+times a second, and another one streams. Prints the statuses by form, the times of /health in ms, the longest gap
+between two events of a stream, and whether the frontend was replaced. Exit code 1 if one is not as it should be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from tokenloom.scripts import load_http
+from tokenloom.scripts.bench_report import new_parser, percentile, print_json
+from tokenloom.scripts.engine_process import Engine
+
+OPTIONS = ("--http", "0", "--device", "cpu", "--num-threads", "1")
+HEALTH_LIMIT_MS = 200.0  # p99
+GAP_LIMIT_S = 2.0  # of a stream; the CPUs are shared with the senders and, at 31 MB, with a text that is tokenized
+NUM_STREAMS = 4
+PATIENCE_S = 300.0
+EXPECTED = (200, 400, 413, 503)  # served, or refused with a reason
+
+Bodies = Iterator[tuple[str, str, bytes]]  # path, form, body
+
+
+def bodies(megabytes: float) -> Bodies:
+    """One of each form, of about this size."""
+    size = int(megabytes * (1 << 20))
+    text, ids = b"a " * (size // 2 - 100), b"1," * (size // 2 - 100) + b"1"
+    many = b",".join([b'"%s"' % (b"a " * (size // 4096 - 8))] * 2047)
+    single = b"[1]," * (size // 4 - 100) + b"[1]"
+    turns = b'{"role":"user","content":"a"},' * (size // 30 - 10) + b'{"role":"user","content":"a"}'
+    objects = b"{}," * (size // 3 - 200) + b"{}"
+    bias = b",".join(b'"%d":1' % each for each in range(size // 11))
+    completion, chat, embedding = "/v1/completions", "/v1/chat/completions", "/v1/embeddings"
+    question = b'"messages":[{"role":"user","content":"a"}],"max_tokens":4'
+    yield completion, "text", b'{"prompt":"%s"}' % text
+    yield completion, "truncated text", b'{"prompt":"%s","truncate_prompt_tokens":16,"max_tokens":4}' % text
+    yield completion, "token ids", b'{"prompt":[%s]}' % ids
+    yield completion, "2047 texts", b'{"prompt":[%s],"max_tokens":1}' % many
+    yield completion, "lists of one token", b'{"prompt":[%s],"max_tokens":1}' % single
+    yield completion, "biases", b'{"prompt":"a","logit_bias":{%s}}' % bias
+    yield completion, "schema", b'{"prompt":"a","guided_json":{"enum":[%s]}}' % objects
+    yield chat, "one message", b'{"messages":[{"role":"user","content":"%s"}]}' % text
+    yield chat, "many messages", b'{"messages":[%s],"max_tokens":4}' % turns
+    yield (
+        chat,
+        "tools",
+        b'{%s,"tools":[{"type":"function","function":{"name":"f","parameters":{"enum":[%s]}}}]}' % (question, objects),
+    )
+    yield "/v1/responses", "text", b'{"input":"%s"}' % text
+    yield embedding, "text", b'{"input":"%s"}' % text
+    yield embedding, "token ids", b'{"input":[%s]}' % ids
+    yield "/tokenize", "text", b'{"prompt":"%s"}' % text
+    yield "/tokenize", "many messages", b'{"messages":[%s]}' % turns
+    yield "/detokenize", "token ids", b'{"tokens":[%s]}' % ids
+
+
+def many_answers(num_answers: int) -> Bodies:
+    """A request for so many answers: as many prompts of 128 as it takes."""
+    fields = {"prompt": ["a"] * (num_answers // 128), "n": 128, "max_tokens": 1}
+    yield "/v1/completions", f"{num_answers} answers", json.dumps(fields).encode()
+
+
+def ask(url: str, path: str, body: bytes) -> tuple[int, str]:
+    """Status and the beginning of the answer; 0 if the connection broke."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=PATIENCE_S)
+    try:
+        connection.request("POST", path, body, {"content-type": "application/json"})
+        answer = connection.getresponse()
+        return answer.status, answer.read()[:300].decode(errors="replace")
+    except (OSError, http.client.HTTPException) as error:
+        return 0, f"{type(error).__name__}: {error}"
+    finally:
+        connection.close()
+
+
+def stream(url: str) -> int:
+    """Stream answers, NUM_STREAMS at a time, until stdin closes; print the longest gap in s and what went wrong."""
+    gaps, failures, has_ended = [0.0], list[str](), threading.Event()
+    body = json.dumps({"prompt": [5, 6, 7], "max_tokens": 1500, "ignore_eos": True, "stream": True}).encode()
+
+    def one() -> None:
+        parts = urlsplit(url)
+        while not has_ended.is_set():
+            connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=PATIENCE_S)
+            last = b""
+            try:
+                connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+                answer = connection.getresponse()
+                came_at = time.monotonic()
+                while piece := answer.read1(1 << 16):
+                    now = time.monotonic()
+                    gaps.append(now - came_at)
+                    came_at, last = now, piece
+                    if has_ended.is_set():
+                        return
+                if b"[DONE]" not in last:
+                    failures.append(f"a stream ended with {last[-80:]!r}")
+            except (OSError, http.client.HTTPException) as error:
+                failures.append(f"{type(error).__name__}: {error}")
+            finally:
+                connection.close()
+
+    threads = [threading.Thread(target=one) for _ in range(NUM_STREAMS)]
+    for thread in threads:
+        thread.start()
+    sys.stdin.read()
+    has_ended.set()
+    for thread in threads:
+        thread.join()
+    print(json.dumps([max(gaps), failures]))
+    return 0
+
+
+def beside(script: str, flag: str, url: str) -> subprocess.Popen[bytes]:
+    """`script` in a process of its own, until its stdin is closed."""
+    return subprocess.Popen([sys.executable, "-P", script, flag, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def flood(sizes: Sequence[float], num_answers: int, only: str = "") -> dict[str, object]:
+    with tempfile.TemporaryDirectory() as runtime, Engine(Path(runtime), OPTIONS) as engine:
+        engine.wait_ready()
+        frontend = engine.child("frontend").pid
+        others = [beside(load_http.__file__, "--probe", engine.url), beside(__file__, "--stream", engine.url)]
+        answers: dict[str, str] = {}
+        unexpected: list[str] = []
+        try:
+            forms = [
+                *(each for size in sizes for each in bodies(size)),
+                *(many_answers(num_answers) if num_answers else ()),
+            ]
+            for path, form, body in forms:
+                if only not in f"{path} {form}":
+                    continue
+                begun = time.monotonic()
+                status, text = ask(engine.url, path, body)
+                name = f"{path}, {form}, {len(body) / (1 << 20):.1f} MB"
+                answers[name] = f"{status} after {time.monotonic() - begun:.2f} s: {text[:160]}"
+                print(name, answers[name], file=sys.stderr)
+                if status not in EXPECTED:
+                    unexpected.append(name)
+            (times_ms, failures), (gap_s, cut) = (
+                json.loads(each.communicate(timeout=PATIENCE_S)[0]) for each in others
+            )
+            now = engine.find("frontend")
+            was_replaced = now is None or now.pid != frontend
+            code = engine.stop()
+        finally:
+            for each in others:
+                each.kill()
+                each.communicate()
+    return {
+        "answers": answers,
+        "/health in ms": {"p50": statistics.median(times_ms), "p99": percentile(times_ms, 99), "max": max(times_ms)},
+        "longest gap of a stream in s": gap_s,
+        "frontend was replaced": was_replaced,
+        "failures": [*unexpected, *failures, *cut],
+        "exit code": code,
+    }
+
+
+def is_clean(report: dict[str, object]) -> bool:
+    health, gap_s = report["/health in ms"], report["longest gap of a stream in s"]
+    assert isinstance(health, dict) and isinstance(gap_s, float)
+    is_quick = health["p99"] <= HEALTH_LIMIT_MS and gap_s <= GAP_LIMIT_S
+    return is_quick and not report["failures"] and not report["frontend was replaced"] and report["exit code"] == 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = new_parser(__doc__)
+    parser.add_argument("--megabytes", type=float, nargs="*", default=[1.0, 8.0, 31.0])
+    parser.add_argument("--answers", type=int, default=16384, help="0: no request for many answers")
+    parser.add_argument("--only", default="", help="forms whose path and name hold this")
+    parser.add_argument("--stream", help=argparse.SUPPRESS)
+    arguments = parser.parse_args(argv)
+    if arguments.stream:
+        return stream(arguments.stream)
+    report = flood(arguments.megabytes, arguments.answers, arguments.only)
+    print_json(report, arguments.json)
+    return 0 if is_clean(report) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

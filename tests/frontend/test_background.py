@@ -1,0 +1,166 @@
+"""Long work leaves the loop free; what nobody waits for is dropped, what waits too long refused."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import pytest
+
+from tokenloom.frontend.background import THREAD_BYTES, WAIT_S, Background
+from tokenloom.frontend.resolve import DEMO_FOLDER
+from tokenloom.frontend.tokenizer import Tokenizer
+from tokenloom.ipc.errors import InternalError, Overloaded, RequestError
+from tokenloom.ipc.messages import IntakeAnswer, IntakeQuestion, PromptRead, ReadPrompt
+
+DEADLINE_S = 20.0
+QUESTION = ReadPrompt(prompt="x")
+
+
+class FakeHost:
+    """Answers when it is told to, or interrupted."""
+
+    def __init__(self) -> None:
+        self.is_asked, self.may_answer = threading.Event(), threading.Event()
+        self.was_interrupted = self.was_stopped = False
+
+    def ask(self, question: IntakeQuestion, body: Sequence[bytes] = ()) -> IntakeAnswer:
+        self.is_asked.set()
+        assert self.may_answer.wait(DEADLINE_S)
+        if self.was_interrupted:
+            raise RequestError("interrupted")
+        return PromptRead(token_ids=b"".join(body))
+
+    def interrupt(self) -> None:
+        self.was_interrupted = True
+        self.may_answer.set()
+
+    def stop(self) -> None:
+        self.was_stopped = True
+
+
+class Bench:
+    """A Background whose clock and loop are the test's; all threads share one host."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.host = FakeHost()
+        self.outcomes: list[object] = []
+        self._is_awake = threading.Event()
+        self.background = Background(self._is_awake.set, lambda: self.host, lambda: self.now)
+
+    def occupy(self) -> Callable[[], None]:
+        """Give each thread something to do; returns what ends it."""
+        end, begun = threading.Event(), threading.Semaphore(0)
+
+        def work() -> None:
+            begun.release()
+            assert end.wait(DEADLINE_S)
+
+        for _ in THREAD_BYTES:
+            self.background.run(work, self.outcomes.append)
+        assert all(begun.acquire(timeout=DEADLINE_S) for _ in THREAD_BYTES)
+        return end.set
+
+    def wait(self, num_outcomes: int) -> list[object]:
+        while len(self.outcomes) < num_outcomes:
+            assert self._is_awake.wait(DEADLINE_S)
+            self._is_awake.clear()
+            for complete in self.background.take():
+                complete()
+        return self.outcomes
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    bench = Bench()
+    yield bench
+    bench.background.close()
+
+
+def test_short_work_is_done_at_once_and_long_work_comes_back_to_the_loop(bench: Bench) -> None:
+    bench.background.run(lambda: 1, bench.outcomes.append, is_long=False)
+    assert bench.outcomes == [1]
+    bench.background.run(lambda: 2, bench.outcomes.append)
+    assert bench.outcomes == [1] and bench.wait(2) == [1, 2]
+
+
+def test_an_error_is_an_outcome_and_ends_no_thread(bench: Bench) -> None:
+    def fail(error: Exception) -> None:
+        raise error
+
+    for number in range(2 * len(THREAD_BYTES)):
+        error = RequestError("no") if number % 2 else KeyError("odd")
+        bench.background.run(partial(fail, error), bench.outcomes.append)
+        found = bench.wait(number + 1)[number]
+        assert isinstance(found, RequestError if number % 2 else InternalError)
+
+
+def test_a_job_that_is_cancelled_while_it_waits_is_never_begun(bench: Bench) -> None:
+    release = bench.occupy()
+    begun: list[int] = []
+    jobs = [bench.background.run(lambda i=i: begun.append(i), bench.outcomes.append) for i in range(3)]  # type: ignore[misc]
+    bench.background.cancel(jobs[1])
+    bench.background.cancel(jobs[1])
+    bench.background.cancel(None)
+    release()
+    bench.wait(len(THREAD_BYTES) + 2)
+    assert sorted(begun) == [0, 2]
+
+
+def test_a_question_that_is_cancelled_is_interrupted_and_another_one_is_not(bench: Bench) -> None:
+    ask = bench.background.ask
+    job = ask(QUESTION, [b"1234"], lambda answer: answer, bench.outcomes.append, num_bytes=4)
+    assert bench.host.is_asked.wait(DEADLINE_S)
+    bench.background.cancel(job)
+    assert bench.host.was_interrupted
+    bench.wait(1)
+    bench.host.was_interrupted = False
+    bench.background.cancel(job)
+    assert not bench.host.was_interrupted
+    ask(QUESTION, [b"12", b"34"], lambda answer: answer, bench.outcomes.append, num_bytes=4)
+    assert bench.wait(2)[1] == PromptRead(token_ids=b"1234")
+
+
+def test_a_job_that_waits_too_long_is_refused_and_not_begun(bench: Bench) -> None:
+    release = bench.occupy()
+    bench.background.run(lambda: 1, bench.outcomes.append, wait_s=5.0, num_bytes=77)
+    bench.background.run(lambda: 2, bench.outcomes.append)
+    bench.background.expire(bench.now + 4.9)
+    assert bench.outcomes == []
+    bench.background.expire(bench.now + 5)
+    (refused,) = bench.outcomes
+    assert isinstance(refused, Overloaded) and "77 bytes" in str(refused) and "1 more" in str(refused)
+    assert bench.background.next_expiry == bench.now + WAIT_S
+    bench.background.expire(bench.now + WAIT_S)
+    release()
+    bench.wait(2 + len(THREAD_BYTES))
+    assert [type(each) for each in bench.outcomes[:2]] == [Overloaded, Overloaded]
+
+
+def test_closing_drops_what_waits_and_stops_the_intake_processes(bench: Bench) -> None:
+    bench.background.ask(QUESTION, [], lambda answer: answer, bench.outcomes.append, num_bytes=4)
+    assert bench.host.is_asked.wait(DEADLINE_S)
+    bench.background.close()
+    assert bench.host.was_interrupted
+
+
+def test_a_long_text_leaves_pythons_lock_to_others_while_it_is_tokenized() -> None:
+    tokenizer = Tokenizer.load(DEMO_FOLDER)
+    assert tokenizer is not None
+    text, has_begun, has_ended = "a word " * 100_000, threading.Event(), threading.Event()
+
+    def encode() -> None:
+        has_begun.set()
+        tokenizer.encode(text)
+        has_ended.set()
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    assert has_begun.wait(DEADLINE_S)
+    num_turns = 0
+    while not has_ended.wait(0.001):
+        num_turns += 1
+    thread.join()
+    assert num_turns > 20

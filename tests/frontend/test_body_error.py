@@ -1,0 +1,78 @@
+"""A body that cannot be read is answered with the field and the mend, in words of the body that was sent."""
+
+from __future__ import annotations
+
+import pytest
+
+from tokenloom.frontend.body_error import BodyError
+from tokenloom.frontend.body_parser import parse_body
+from tokenloom.frontend.openai_params import structured_outputs
+from tokenloom.frontend.openai_schema import CompletionRequest
+from tokenloom.frontend.prompt_limits import PromptLimits
+from tokenloom.ipc.errors import RequestError
+from tokenloom.tests.engine_specs import new_spec
+
+LIMITS = PromptLimits.of(new_spec(), None)
+
+
+def nested(depth: int) -> bytes:
+    return b'{"a":' * depth + b"1" + b"}" * depth
+
+
+@pytest.mark.parametrize(
+    ("raw", "message", "param"),
+    [
+        (rb'{"prompt":"a\ud800"}', "prompt holds a lone surrogate at character 1: give valid Unicode", "prompt"),
+        (rb'{"prompt":"a\ud800b"}', "prompt holds a lone surrogate at character 1: give valid Unicode", "prompt"),
+        (rb'{"prompt":"\udc00"}', "prompt holds a lone surrogate at character 0: give valid Unicode", "prompt"),
+        (
+            rb'{"prompt":["x","\ud800"]}',
+            "prompt[1] holds a lone surrogate at character 0: give valid Unicode",
+            "prompt",
+        ),
+        (
+            rb'{"prompt":"x","logit_bias":{"\ud800":1}}',
+            "a key of logit_bias holds a lone surrogate at character 0: give valid Unicode",
+            "logit_bias",
+        ),
+        (b'{"prompt":"a', "the body ends in the midst of its JSON, after 12 bytes: send all of it", None),
+        (
+            b'{"prompt":"[[[","guided_json":' + nested(5000) + b"}",
+            "guided_json is nested too deep to be read: use fewer levels",
+            "guided_json",
+        ),
+        (
+            b'{"prompt":"x","temprature":1}',
+            "the body cannot be read: Object contains unknown field `temprature`",
+            "temprature",
+        ),
+    ],
+)
+def test_an_unreadable_body_is_explained(raw: bytes, message: str, param: str | None) -> None:
+    with pytest.raises(BodyError) as caught:
+        parse_body(raw, CompletionRequest, LIMITS)
+    assert (str(caught.value), caught.value.param) == (message, param)
+
+
+@pytest.mark.parametrize(
+    ("field", "start", "end"),
+    [
+        ("guided_json", b'"guided_json":', b""),
+        ("structured_outputs.json", b'"structured_outputs":{"json":', b"}"),
+        (
+            "response_format.json_schema.schema",
+            b'"response_format":{"type":"json_schema","json_schema":{"schema":',
+            b"}}",
+        ),
+    ],
+)
+def test_a_schema_nested_too_deep_is_refused_under_the_name_of_its_field(field: str, start: bytes, end: bytes) -> None:
+    body = parse_body(b'{"prompt":"x",' + start + nested(300) + end + b"}", CompletionRequest, LIMITS).body
+    with pytest.raises(RequestError, match=rf"^{field} is nested 300 levels deep, at most 124 .*: use fewer levels"):
+        structured_outputs(body)
+
+
+def test_prompts_times_answers_are_counted_before_anything_else() -> None:
+    raw = b'{"prompt":[%s],"n":128}' % b",".join([b'""'] * 200)  # an empty prompt would be refused too
+    with pytest.raises(RequestError, match=r"n is 128 and there are 200 prompts: .* at most 16384 answers"):
+        parse_body(raw, CompletionRequest, LIMITS)

@@ -1,0 +1,59 @@
+"""What a BodyReader takes, and what it refuses before it decodes anything."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+from starlette.requests import Request
+from starlette.types import Message
+
+from tokenloom.frontend import body_reader
+from tokenloom.frontend.background import Background
+from tokenloom.frontend.body_parser import SMALL_BYTES
+from tokenloom.frontend.body_reader import BodyReader
+from tokenloom.frontend.intake_host import IntakeHost
+from tokenloom.frontend.openai_errors import HttpError
+from tokenloom.frontend.openai_schema import AbortRequest, CompletionRequest
+from tokenloom.frontend.prompt_limits import PromptLimits
+from tokenloom.ipc.errors import Overloaded
+from tokenloom.tests.engine_specs import new_spec
+
+
+def read(reader: BodyReader, body_type: type[msgspec.Struct], *chunks: bytes) -> msgspec.Struct:
+    coming: list[Message] = [{"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks]
+    coming.append({"type": "http.request", "body": b"", "more_body": False})
+
+    async def receive() -> Message:
+        return coming.pop(0)
+
+    request = Request({"type": "http", "method": "POST", "path": "/", "headers": []}, receive)
+    return asyncio.run(reader.read(request, body_type)).body
+
+
+def new_reader() -> BodyReader:
+    background = Background(lambda: None, lambda: IntakeHost(new_spec()))
+    return BodyReader(background, PromptLimits.of(new_spec(), None))
+
+
+def test_a_small_body_is_read_here_however_it_comes() -> None:
+    assert read(new_reader(), AbortRequest, b'{"request', b'_id":', b' "x"}') == AbortRequest(request_id="x")
+    with pytest.raises(HttpError, match="the body is empty"):
+        read(new_reader(), AbortRequest)
+
+
+def test_bodies_that_are_held_are_bounded_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_reader, "MAX_HELD_BYTES", 100)
+    reader = new_reader()
+    for _ in range(3):
+        with pytest.raises(Overloaded, match=r"101 bytes of HTTP bodies are held .* at most 100 .* ask again"):
+            read(reader, CompletionRequest, b"x" * 50, b"x" * 51, b"x" * 50)
+        with pytest.raises(HttpError, match="the body cannot be read"):
+            read(reader, CompletionRequest, b"x" * 50, b"x" * 50)
+
+
+def test_an_endpoint_that_needs_no_large_body_takes_none() -> None:
+    with pytest.raises(HttpError, match=f"the body has {SMALL_BYTES + 1} bytes, at most {SMALL_BYTES}") as caught:
+        read(new_reader(), AbortRequest, b" " * (SMALL_BYTES + 1))
+    assert caught.value.status == 413

@@ -1,0 +1,88 @@
+"""Jobs wait in an order in which nobody's many or long ones hold up another's, and no more of them than stated."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenloom.frontend import fair_queue
+from tokenloom.frontend.fair_queue import BYTES_PER_S, NEVER, FairQueue, Job
+from tokenloom.ipc.errors import Overloaded
+
+MB = 1 << 20
+
+
+def new_job(name: str, num_bytes: int = 1, owner: str = "a", expires_at: float = 1e9) -> Job[str]:
+    return Job(name, num_bytes, owner, expires_at, lambda error: None)
+
+
+def filled(*jobs: Job[str], now: float = 0.0) -> FairQueue[str]:
+    queue: FairQueue[str] = FairQueue((MB, 100 * MB))
+    for job in jobs:
+        queue.add(job, now)
+    return queue
+
+
+def drained(queue: FairQueue[str], size_class: int = 1) -> list[str]:
+    found = []
+    while (job := queue.pop(size_class)) is not None:
+        found.append(job.work)
+    return found
+
+
+def test_jobs_of_equal_length_come_in_turn() -> None:
+    assert drained(filled(*(new_job(str(i), 5, owner=str(i)) for i in range(9)))) == [str(i) for i in range(9)]
+
+
+def test_a_short_job_overtakes_a_long_one_and_a_caller_with_one_those_with_many() -> None:
+    queue = filled(new_job("long", 8 * MB, "a"), new_job("short", 1, "b"))
+    assert drained(queue) == ["short", "long"]
+    queue = filled(*(new_job(f"many {i}", MB, "a") for i in range(50)), new_job("one", MB, "b"))
+    assert drained(queue)[:3] == ["many 0", "one", "many 1"]
+
+
+def test_nobody_waits_for_ever_behind_jobs_that_come_later() -> None:
+    queue = filled(new_job("long", 8 * MB, "a"))
+    late = 8 * MB / BYTES_PER_S + 1
+    queue.add(new_job("short", 1, "b"), late)
+    assert drained(queue) == ["long", "short"]
+
+
+def test_a_thread_for_short_jobs_takes_no_long_one() -> None:
+    queue = filled(new_job("long", 2 * MB, "a"), new_job("short", 10 * 1024, "b"))
+    assert drained(queue, size_class=0) == ["short"] and drained(queue) == ["long"]
+
+
+def test_what_waits_is_bounded_in_all_and_for_each_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fair_queue, "MAX_BYTES", 10)
+    monkeypatch.setattr(fair_queue, "MAX_OWNER_BYTES", 5)
+    queue = filled(new_job("1", 5, "a"), new_job("2", 4, "b"))
+    for refused in (new_job("3", 1, "a"), new_job("4", 2, "c")):
+        with pytest.raises(Overloaded, match="2 long texts of 9 bytes wait"):
+            queue.add(refused, 0.0)
+    queue.add(new_job("5", 1, "c"), 0.0)
+    assert sorted(drained(queue)) == ["1", "2", "5"]
+    queue.add(new_job("6", 5, "a"), 0.0)
+    monkeypatch.setattr(fair_queue, "MAX_JOBS", 1)
+    with pytest.raises(Overloaded):
+        queue.add(new_job("7", 1, "d"), 0.0)
+
+
+def test_a_job_that_waits_too_long_leaves() -> None:
+    jobs = [new_job("soon", expires_at=5.0), new_job("later", expires_at=7.0), new_job("last", expires_at=9.0)]
+    queue = filled(*jobs)
+    assert queue.next_expiry == 5.0 and queue.take_expired(4.9) == []
+    assert queue.take_expired(7.0) == jobs[:2] and queue.next_expiry == 9.0
+    assert drained(queue) == ["last"]
+    assert queue.take_expired(10.0) == [] and queue.next_expiry == NEVER
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3 * MB), st.booleans()), max_size=200))
+def test_every_job_that_is_not_removed_comes_once(specs: list[tuple[str, int, bool]]) -> None:
+    jobs = [new_job(str(i), num_bytes, owner) for i, (owner, num_bytes, _) in enumerate(specs)]
+    queue = filled(*jobs)
+    for job, (_, _, is_removed) in zip(jobs, specs, strict=True):
+        assert not is_removed or (queue.remove(job) and not queue.remove(job))
+    kept = [job.work for job, (_, _, is_removed) in zip(jobs, specs, strict=True) if not is_removed]
+    assert len(queue) == len(kept) and sorted(drained(queue)) == sorted(kept) and len(queue) == 0

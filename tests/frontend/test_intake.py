@@ -1,0 +1,218 @@
+"""The intake process: what it reads is as if it had been read here; what ends it costs one request."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tokenloom.frontend import intake_host
+from tokenloom.frontend.body_packer import MAX_REST_BYTES, MAX_VALUES, BodyPacker, LargeBody
+from tokenloom.frontend.body_parser import SMALL_BYTES, parse_body
+from tokenloom.frontend.chat import ChatTemplate
+from tokenloom.frontend.input_processor import InputProcessor
+from tokenloom.frontend.intake_host import IntakeHost
+from tokenloom.frontend.openai_response_body import ResponsesRequest
+from tokenloom.frontend.openai_schema import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    TokenizeRequest,
+)
+from tokenloom.frontend.resolve import DEMO_FOLDER
+from tokenloom.frontend.tokenizer import Tokenizer
+from tokenloom.ipc.codec import encode_ids
+from tokenloom.ipc.engine_spec import EngineSpec
+from tokenloom.ipc.errors import RequestError
+from tokenloom.ipc.faults import inject
+from tokenloom.ipc.messages import BodyInput, BodyRead, ChatMessage, NotRead, PromptRead, ReadBody, ReadPrompt
+from tokenloom.tests.engine_specs import new_spec
+
+DEADLINE_S = 20.0
+TEXT = "The capital of Peru is Lima. " * 4
+
+
+def demo_spec(**changes: object) -> EngineSpec:
+    return new_spec(vocab_size=2048, max_model_len=2048, tokenizer_folder=str(DEMO_FOLDER), **changes)
+
+
+def load_tokenizer() -> Tokenizer:
+    tokenizer = Tokenizer.load(DEMO_FOLDER)
+    assert tokenizer is not None
+    return tokenizer
+
+
+TOKENIZER = load_tokenizer()
+INPUTS = InputProcessor(demo_spec(), TOKENIZER, ChatTemplate.load(DEMO_FOLDER, TOKENIZER))
+
+
+@pytest.fixture
+def host() -> Iterator[IntakeHost]:
+    host = IntakeHost(demo_spec())
+    yield host
+    host.stop()
+
+
+def read(host: IntakeHost, text: str = TEXT) -> PromptRead:
+    answer = host.ask(ReadPrompt(prompt=text, may_be_long=True))
+    assert isinstance(answer, PromptRead)
+    return answer
+
+
+def intake_pid() -> int:
+    children = [each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE]
+    (child,) = (each for each in children if "intake" in " ".join(each.cmdline()))
+    return child.pid
+
+
+# ── the process ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_texts_chats_and_bodies_are_read_by_one_process(host: IntakeHost) -> None:
+    assert read(host).token_ids == INPUTS.tokenize(TEXT, None, None).token_ids
+    pid, chat = intake_pid(), [ChatMessage("user", TEXT)]
+    assert host.ask(ReadPrompt(chat=chat)) == PromptRead(token_ids=INPUTS.tokenize(None, None, chat).token_ids)
+    question = ReadBody(body_type="CompletionRequest", max_bytes_per_token=None)
+    answer = host.ask(question, [b'{"prompt": [5, ', b'6], "n": 2}'])
+    assert isinstance(answer, BodyRead) and answer.inputs == [BodyInput(token_ids=encode_ids([5, 6]))]
+    assert json.loads(answer.rest)["n"] == 2 and intake_pid() == pid
+    answer = host.ask(question, [b'{"prompt": "x", "nope": 1}'])
+    assert isinstance(answer, NotRead) and (answer.param, answer.code) == ("nope", "unknown_field")
+
+
+def kill_when_gone(fault: Path) -> None:
+    while fault.exists():
+        threading.Event().wait(0.001)
+    os.kill(intake_pid(), signal.SIGKILL)
+
+
+def test_a_process_that_is_killed_costs_one_request(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, host: IntakeHost
+) -> None:
+    monkeypatch.setenv("TOKENLOOM_FAULTS", str(tmp_path))
+    fault = inject(tmp_path, "intake.read", "hang")
+    thread = threading.Thread(target=kill_when_gone, args=(fault,))
+    thread.start()
+    with pytest.raises(RequestError, match=r"could not be read: the process .* was ended by SIGKILL, .* send less"):
+        read(host)
+    thread.join()
+    read(host)
+    second = intake_pid()
+    os.kill(second, signal.SIGKILL)  # while nothing is asked
+    read(host)
+    assert intake_pid() != second
+
+
+def test_a_question_that_takes_too_long_ends_the_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, host: IntakeHost
+) -> None:
+    monkeypatch.setenv("TOKENLOOM_FAULTS", str(tmp_path))
+    inject(tmp_path, "intake.read", "hang")
+    monkeypatch.setattr(intake_host, "ANSWER_S", 2.0)
+    with pytest.raises(RequestError, match=r"\d+ bytes could not be read within 2 s: send less"):
+        read(host)
+    monkeypatch.setattr(intake_host, "ANSWER_S", DEADLINE_S)
+    read(host)
+
+
+def test_a_question_that_nobody_waits_for_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, host: IntakeHost
+) -> None:
+    monkeypatch.setenv("TOKENLOOM_FAULTS", str(tmp_path))
+    fault = inject(tmp_path, "intake.read", "hang")
+    errors: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            read(host)
+        except RequestError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    while fault.exists():
+        assert thread.is_alive()
+    host.interrupt()
+    thread.join(DEADLINE_S)
+    assert len(errors) == 1 and read(host).token_ids
+
+
+def test_it_imports_nothing_that_a_body_does_not_need(host: IntakeHost) -> None:
+    question = ReadBody(body_type="CompletionRequest", max_bytes_per_token=17)
+    assert isinstance(host.ask(question, [b'{"prompt": "%s"}' % (b"a " * 40_000)]), NotRead)
+    libraries = Path(f"/proc/{intake_pid()}/maps").read_text()
+    assert "msgspec" in libraries and "tokenizers" not in libraries and "torch" not in libraries
+
+
+# ── what is left of a body ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def pack(body_type: type[LargeBody], **fields: Any) -> BodyRead:
+    parsed = parse_body(json.dumps(fields).encode(), body_type, INPUTS.limits)
+    return BodyPacker(INPUTS.limits, lambda: INPUTS).pack(parsed)
+
+
+def test_short_texts_stay_texts_and_token_ids_become_bytes() -> None:
+    packed = pack(CompletionRequest, prompt=["a", "b"], n=3)
+    assert packed.inputs == [BodyInput(text="a"), BodyInput(text="b")]
+    assert json.loads(packed.rest) | {"prompt": "", "n": 3} == json.loads(packed.rest)
+    assert pack(EmbeddingRequest, input=[[5, 6], [7]]).inputs[1] == BodyInput(token_ids=encode_ids([7]))
+    assert pack(DetokenizeRequest, tokens=[5, 6]).inputs == [BodyInput(token_ids=encode_ids([5, 6]))]
+
+
+def test_a_chat_becomes_its_token_ids() -> None:
+    messages = [{"role": "user", "content": "x"}]
+    expected = INPUTS.tokenize(None, None, [ChatMessage("user", "x")]).token_ids
+    for body_type, fields in (
+        (ChatRequest, {"messages": messages}),
+        (ResponsesRequest, {"input": "x"}),
+        (ResponsesRequest, {"input": messages}),
+        (TokenizeRequest, {"messages": messages}),
+    ):
+        packed = pack(body_type, **fields)  # type: ignore[arg-type]
+        assert packed.inputs == [BodyInput(token_ids=expected, is_of_chat=True)]
+        assert b"content" not in packed.rest
+
+
+@pytest.mark.parametrize("num_characters", [70_000, 400_000])
+def test_a_long_text_that_is_truncated_becomes_its_last_tokens(num_characters: int) -> None:
+    text = (TEXT * 4000)[:num_characters]
+    (found,) = pack(CompletionRequest, prompt=text, truncate_prompt_tokens=100, echo=True).inputs
+    assert found.text == text and found.token_ids is not None and len(found.token_ids) == 4 * 2048
+    assert found.token_ids[-400:] == encode_ids(TOKENIZER.encode(text)[-100:])
+
+
+@pytest.mark.parametrize(
+    ("body_type", "fields", "reason"),
+    [
+        (CompletionRequest, {"prompt": "a " * 40_000}, "80000 bytes of text"),
+        (CompletionRequest, {"prompt": [5] * 3000}, "3000 tokens, max_model_len is 2048"),
+        (ChatRequest, {"messages": [{"role": "user", "content": "a " * 40_000}]}, "bytes of text"),
+        (ResponsesRequest, {"input": "a " * 40_000}, "bytes of text"),
+        (TokenizeRequest, {"prompt": "a " * 40_000}, "80000 bytes of text"),
+        (
+            CompletionRequest,
+            {"prompt": "a", "guided_json": {"enum": [{}] * MAX_VALUES}},
+            f"guided_json .* {MAX_VALUES}",
+        ),
+        (CompletionRequest, {"prompt": "a", "user": "u" * MAX_REST_BYTES}, f"user has {MAX_REST_BYTES + 2} bytes"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(body_type: type[LargeBody], fields: dict[str, Any], reason: str) -> None:
+    with pytest.raises(RequestError, match=reason):
+        pack(body_type, **fields)
+
+
+def test_no_small_body_can_pass_the_limit_of_values() -> None:
+    body = {"prompt": "a", "guided_json": {"enum": [1] * ((SMALL_BYTES - 100) // 2)}}
+    raw = json.dumps(body, separators=(",", ":")).encode()
+    assert SMALL_BYTES - 100 < len(raw) <= SMALL_BYTES
+    BodyPacker(INPUTS.limits, lambda: INPUTS).pack(parse_body(raw, CompletionRequest, INPUTS.limits))

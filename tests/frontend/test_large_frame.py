@@ -1,0 +1,62 @@
+"""A large frame that would become too many objects is refused before it is decoded, under its request's id."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from tokenloom.frontend.large_frame import LARGE_BYTES, MAX_TURNS, check_large_frame, id_of
+from tokenloom.ipc.codec import encode
+from tokenloom.ipc.errors import ProtocolError
+from tokenloom.ipc.messages import ChatMessage, Child, Submit
+from tokenloom.ipc.sampling_params import SamplingParams
+
+from .bench import Bench
+
+TURN = ChatMessage("user", "a")
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"chat": [TURN] * (MAX_TURNS + 1)}, f"chat has {MAX_TURNS + 1} entries, at most {MAX_TURNS}"),
+        ({"prompt": "x", "children": [Child()] * 300_000}, "children has 300000 entries, at most 128"),
+        ({"prompt": "x", "params": SamplingParams(allowed_token_ids=[2**30] * 300_000)}, "params has 1500"),
+    ],
+)
+def test_too_many_values_are_refused_with_their_number(bench: Bench, fields: dict[str, Any], reason: str) -> None:
+    submit = Submit(**{"request_id": "mine", "params": SamplingParams(), **fields})
+    assert len(encode(submit)) > LARGE_BYTES
+    error = bench.refusal(submit)
+    assert error.kind == "request" and reason in error.message
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": "x" * LARGE_BYTES},
+        {"prompt_token_ids": bytes(LARGE_BYTES)},
+        {"chat": [TURN] * MAX_TURNS},
+        {"chat": [TURN] * 15 + [ChatMessage("user", "a" * LARGE_BYTES)]},
+        {"prompt": "x", "params": SamplingParams(allowed_token_ids=[2**30] * 200_000)},
+    ],
+)
+def test_large_texts_and_token_ids_pass(fields: dict[str, Any]) -> None:
+    check_large_frame(encode(Submit(**{"request_id": "mine", "params": SamplingParams(), **fields})))
+
+
+@pytest.mark.parametrize(
+    "frame", [b"", b"\xc1" * LARGE_BYTES, b"\xdd\xff\xff\xff\xff", b"\x81\xa4chat\xdd\xff\xff\xff\xff"]
+)
+def test_what_is_no_message_is_a_protocol_error(frame: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        check_large_frame(frame)
+    assert id_of(frame) is None
+
+
+def test_the_id_of_a_message_is_found_though_the_rest_is_wrong() -> None:
+    assert id_of(msgspec.msgpack.encode({"params": [1] * 100, "request_id": "r", "type": "submit"})) == "r"
+    assert id_of(msgspec.msgpack.encode({"type": "tokenize", "query_id": 7, "prompt": 5})) == 7
+    assert id_of(msgspec.msgpack.encode({"type": "submit", "request_id": 5})) is None

@@ -1,0 +1,77 @@
+"""A request for very many answers is submitted and ended in slices, between which the loop looks at its sockets."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tokenloom.frontend import server_engine, server_slices
+from tokenloom.frontend.resolve import DEMO_FOLDER
+from tokenloom.frontend.server_engine import LocalEngine
+from tokenloom.frontend.server_slices import in_slices
+from tokenloom.ipc.codec import encode_ids
+from tokenloom.ipc.config import EngineConfig
+from tokenloom.ipc.messages import Submit
+from tokenloom.ipc.sampling_params import SamplingParams
+from tokenloom.scripts.engine_steps import new_frontend
+
+SUBMITS = [
+    Submit(request_id=f"cmpl-x/{position}", params=SamplingParams(n=2), prompt_token_ids=encode_ids([5]))
+    for position in range(6)
+]
+
+
+@pytest.fixture(autouse=True)
+def shortest_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one piece of work each."""
+    monkeypatch.setattr(server_engine, "SLICE_S", 0.0)
+    monkeypatch.setattr(server_slices, "SLICE_S", 0.0)
+
+
+def test_a_slice_of_submits_or_ends_is_due_in_each_turn_of_the_loop() -> None:
+    async def run() -> None:
+        frontend, _ = new_frontend(EngineConfig(model=str(DEMO_FOLDER)))
+        wakes: list[int] = []
+        engine = LocalEngine(frontend, lambda: wakes.append(frontend.num_open_requests))
+        with engine.run(SUBMITS):
+            assert frontend.num_open_requests == 1
+            while frontend.num_open_requests < len(SUBMITS):
+                await asyncio.sleep(0)
+            assert wakes == sorted(wakes) and len(set(wakes)) == len(SUBMITS)
+        assert frontend.num_open_requests == len(SUBMITS) - 1
+        while frontend.num_open_requests:
+            await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+
+
+def test_what_is_left_before_its_turn_came_is_not_submitted() -> None:
+    async def run() -> None:
+        frontend, _ = new_frontend(EngineConfig(model=str(DEMO_FOLDER)))
+        engine = LocalEngine(frontend, lambda: None)
+        with engine.run(SUBMITS):
+            pass
+        for _ in range(4 * len(SUBMITS)):
+            await asyncio.sleep(0)
+        assert frontend.num_open_requests == 0 and frontend.counts["requests"] == 1
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+
+
+def test_others_run_between_the_slices_of_long_work() -> None:
+    async def run() -> list[str]:
+        order: list[str] = []
+
+        async def other() -> None:
+            for _ in range(3):
+                order.append("other")
+                await asyncio.sleep(0)
+
+        task = asyncio.ensure_future(other())
+        found = await in_slices(order.append(f"work {i}") or i for i in range(3))  # type: ignore[func-returns-value]
+        await task
+        assert found == [0, 1, 2]
+        return order
+
+    assert asyncio.run(asyncio.wait_for(run(), 20)) == ["work 0", "other", "work 1", "other", "work 2", "other"]

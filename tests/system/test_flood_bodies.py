@@ -1,0 +1,36 @@
+"""Nothing that one caller sends holds up others: scripts/flood_bodies.py, short and long; and it sees what is wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from tokenloom.scripts import flood_bodies
+
+
+def test_large_bodies_and_very_many_answers_hold_up_nobody() -> None:
+    assert flood_bodies.main(["--megabytes", "0.5", "--only", "/v1/completions"]) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_largest_bodies_hold_up_nobody() -> None:
+    assert flood_bodies.main(["--megabytes", "1", "8", "31"]) == 0
+
+
+def test_the_flood_sees_what_is_wrong() -> None:
+    clean: dict[str, object] = {
+        "failures": [],
+        "/health in ms": {"p50": 1.0, "p99": 200.0, "max": 900.0},
+        "longest gap of a stream in s": 0.5,
+        "frontend was replaced": False,
+        "exit code": 0,
+    }
+    assert flood_bodies.is_clean(clean)
+    for spoiled in (
+        {"failures": ["ConnectionResetError"]},
+        {"/health in ms": {"p99": 201.0}},
+        {"longest gap of a stream in s": 2.5},
+        {"frontend was replaced": True},
+        {"exit code": 1},
+    ):
+        assert not flood_bodies.is_clean(clean | spoiled)

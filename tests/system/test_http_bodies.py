@@ -1,0 +1,144 @@
+"""A large body is served as a small one of the same meaning is, in a process that may end at any moment."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx2
+import psutil
+import pytest
+
+from tokenloom.frontend.body_parser import SMALL_BYTES
+from tokenloom.ipc.faults import inject
+
+from .http_engine import DEADLINE_S, QUESTION, wait_idle
+from .launched import LaunchedEngine
+
+PADDING = b" " * (SMALL_BYTES + 1)  # white space, which makes a body large and changes nothing
+WORDS = "The capital of Peru is Lima. "
+CHAT = {"messages": QUESTION, "max_tokens": 4, "temperature": 0}
+
+BODIES: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/completions", {"prompt": "The capital of Peru is", "max_tokens": 4, "temperature": 0, "echo": True}),
+    ("/v1/completions", {"prompt": [[5, 6, 7], [8, 9]], "max_tokens": 3, "n": 2, "temperature": 0, "logprobs": 1}),
+    ("/v1/completions", {"prompt": ["a", "b"], "max_tokens": 2, "temperature": 0, "add_special_tokens": False}),
+    ("/v1/chat/completions", CHAT),
+    ("/v1/chat/completions", CHAT | {"messages": [*QUESTION, {"role": "assistant", "content": "L"}, *QUESTION]}),
+    ("/v1/responses", {"input": "Hello", "max_output_tokens": 4, "temperature": 0, "instructions": "Be brief."}),
+    ("/v1/embeddings", {"input": ["a", "b c"], "encoding_format": "base64"}),
+    ("/tokenize", {"prompt": WORDS}),
+    ("/tokenize", {"messages": QUESTION}),
+    ("/detokenize", {"tokens": [5, 6, 7]}),
+    ("/v1/completions", {"prompt": "x", "temprature": 1}),
+    ("/v1/completions", {"prompt": "x", "temperature": -1}),
+    ("/v1/completions", {"prompt": "", "max_tokens": 1}),
+    ("/v1/completions", {"prompt": "x", "model": "gpt-7"}),
+    ("/v1/completions", {"prompt": ["x"] * 200, "n": 128}),
+    ("/v1/completions", {"prompt": "x", "guided_json": {"enum": "red"}, "guided_regex": "x"}),
+    ("/v1/chat/completions", {"messages": []}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": None}]}),
+    ("/v1/responses", {"input": []}),
+    ("/tokenize", {"prompt": "x", "messages": QUESTION}),
+    ("/tokenize", {}),
+    ("/detokenize", {"tokens": [-1]}),
+]
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LaunchedEngine]:
+    with LaunchedEngine(tmp_path_factory.mktemp("http"), "--http", "0") as engine:
+        engine.wait_http()
+        yield engine
+
+
+@pytest.fixture
+def http(engine: LaunchedEngine) -> Iterator[httpx2.Client]:
+    with httpx2.Client(base_url=engine.url, timeout=DEADLINE_S) as http:
+        yield http
+
+
+def what_counts(answer: httpx2.Response) -> tuple[int, object]:
+    """Status and body, without ids, times and what the prefix cache held."""
+    body = answer.json()
+    body.get("usage", {}).pop("prompt_tokens_details", None)
+    body.get("usage", {}).pop("input_tokens_details", None)
+    for name in ("id", "created", "created_at"):
+        body.pop(name, None)
+    for item in body.get("output", ()):
+        item.pop("id")
+    return answer.status_code, body
+
+
+def intake_processes() -> list[psutil.Process]:
+    children = psutil.Process().children(recursive=True)
+    children = [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
+    return [child for child in children if "tokenloom intake" in " ".join(child.cmdline())]
+
+
+@pytest.mark.parametrize(("path", "body"), BODIES, ids=[f"{path} {list(body)}" for path, body in BODIES])
+def test_a_large_body_is_answered_as_a_small_one_is(http: httpx2.Client, path: str, body: dict[str, Any]) -> None:
+    small = json.dumps(body).encode()
+    answers = [what_counts(http.post(path, content=content)) for content in (small, PADDING + small)]
+    assert answers[0] == answers[1] and answers[0][0] in (200, 400, 404)
+
+
+def test_a_large_body_that_is_no_json_is_explained_as_a_small_one_is(http: httpx2.Client) -> None:
+    for content in (b"[]", b"{", rb'{"prompt":"\ud800"}', b'{"prompt":"\xff"}'):
+        small, large = (http.post("/v1/completions", content=each) for each in (content, PADDING + content))
+        assert small.status_code == large.status_code == 400
+        ours, theirs = (each.json()["error"] for each in (small, large))
+        if "byte" not in ours["message"]:  # a position or a length
+            assert ours == theirs
+        assert {**ours, "message": ""} == {**theirs, "message": ""}
+
+
+def test_the_end_of_a_text_that_is_far_too_long_is_served_if_it_is_to_be_truncated(http: httpx2.Client) -> None:
+    text = WORDS * 20_000
+    token_ids = http.post("/tokenize", json={"prompt": WORDS * 100, "add_special_tokens": False}).json()["tokens"]
+    fields = {"max_tokens": 4, "temperature": 0, "return_token_ids": True, "logprobs": 1}
+    body = fields | {"prompt": text, "truncate_prompt_tokens": 20}
+    assert len(text) > 2 * SMALL_BYTES
+    (long,) = http.post("/v1/completions", json=body).json()["choices"]
+    (short,) = http.post("/v1/completions", json=fields | {"prompt": token_ids[-20:]}).json()["choices"]
+    assert long["prompt_token_ids"] == token_ids[-20:] and long["text"] == short["text"]
+
+
+def test_many_texts_in_a_large_body_are_all_answered(http: httpx2.Client) -> None:
+    prompts = [f"{i} {WORDS * 5}" for i in range(500)]
+    answer = http.post("/v1/completions", json={"prompt": prompts, "max_tokens": 1}).json()
+    assert [choice["index"] for choice in answer["choices"]] == list(range(500))
+
+
+def test_an_intake_process_that_is_killed_costs_no_other_request(http: httpx2.Client) -> None:
+    body = PADDING + json.dumps(CHAT).encode()
+    assert http.post("/v1/chat/completions", content=body).status_code == 200
+    for process in intake_processes():
+        os.kill(process.pid, signal.SIGKILL)
+    assert http.post("/v1/chat/completions", content=body).status_code == 200
+    assert http.get("/health").json()["restarts"] == 0
+
+
+def test_a_client_that_leaves_while_its_body_is_read_ends_the_reading(
+    engine: LaunchedEngine, http: httpx2.Client
+) -> None:
+    body = PADDING + json.dumps(CHAT).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+    parts = urlsplit(engine.url)
+    inject(engine.faults, "intake.read", "hang")
+    with socket.create_connection((parts.hostname, parts.port), timeout=DEADLINE_S) as client:
+        client.sendall(head + body)
+        assert engine.wait_struck("intake.read", None, DEADLINE_S)
+        processes = intake_processes()
+        assert processes and http.get("/health").status_code == 200
+    deadline = time.monotonic() + DEADLINE_S
+    while all(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in processes):
+        assert time.monotonic() < deadline, "the question goes on"
+    assert http.post("/v1/chat/completions", content=body).status_code == 200
+    wait_idle(http)
