@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent
 KERNELS = "kernels/cpu"
 PREBUILT = Path("tokenloom", KERNELS, "prebuilt")  # in the build folder
 SCRIPTS = (  # what `engine-launch bench` runs
-    *("bench_*", "engine_*", "null_*", "make_checkpoint", "write_gguf"),
+    *("bench_*", "engine_process", "engine_steps", "null_*", "make_checkpoint", "write_gguf"),
     *("peer_limits", "peer_llama_cpp", "peer_protocol", "peer_transformers", "peer_vllm"),
 )
 OLDEST_GLIBC = 17  # of 2.17: what the oldest tag of its form stands for

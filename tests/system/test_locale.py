@@ -44,7 +44,9 @@ def run(*command: str, **environment: str) -> tuple[int, str, str]:
 
 
 def test_a_program_in_ascii_serves_a_model_beside_any_letters(model: Path) -> None:
-    assert run("-c", PROGRAM, str(model)) == (0, f"{str(model).encode()!r}\n", "")
+    code, printed, said = run("-c", PROGRAM, str(model))
+    assert (code, printed) == (0, f"{str(model).encode()!r}\n"), said
+    assert all(" INFO " in line for line in said.splitlines()), said  # how a slow start goes on, and no warning
 
 
 def test_the_command_in_ascii_serves_a_model_beside_any_letters(model: Path, tmp_path: Path) -> None:
