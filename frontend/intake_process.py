@@ -106,7 +106,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, ADDRESS_SPACE_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")  # before any other process of the engine
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="utf-8")  # before any other process of the engine
     os.nice(NICENESS)
     IntakeProcess(EngineSpec.from_environment(), socket.socket(fileno=arguments.fd)).run()
 
