@@ -24,7 +24,7 @@ T = TypeVar("T")
 logger = logging.getLogger("tokenloom.frontend")
 
 THREAD_BYTES = (1 << 20, 8 << 20, 1 << 40)  # the largest job of each thread
-WAIT_S = 30.0  # that a job may wait for a thread
+WAIT_S = 120.0  # that a job may wait for a thread
 
 
 class Host(Protocol):

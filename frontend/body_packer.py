@@ -37,7 +37,7 @@ LARGE_TYPES: dict[str, type[LargeBody]] = {
     "DetokenizeRequest": DetokenizeRequest,
 }
 LONG_CHARACTERS = 64 << 10  # of a text that is tokenized here
-MAX_VALUES = 128 << 10  # numbers, texts, lists and objects of a body without its prompts: 20 ms of the loop
+MAX_VALUES = 64 << 10  # numbers, texts, lists and objects of a body without its prompts: 20 ms of the loop
 MAX_REST_BYTES = 8 << 20  # of a body without its prompts: 10 ms of the loop
 
 

@@ -37,13 +37,14 @@ class Completion(Answers):
         self._prompts = parsed.inputs
 
     def _choices(self, run: Run) -> Iterator[_Choice]:
-        of_prompt: list[_Choice] = []
+        of_prompt: list[list[Delta]] = []
         for index in range(run.num_choices):
             if index % run.num_answers == 0:
                 of_prompt = []
             text = self._prompts[index // run.num_answers].text
-            of_prompt.append(_Choice(index, self._body, text, self._engine.inputs, run, of_prompt))
-            yield of_prompt[-1]
+            choice = _Choice(index, self._body, text, self._engine.inputs, run, of_prompt)
+            of_prompt.append(choice.with_logprobs)
+            yield choice
 
 
 class _Choice(Choice):
@@ -54,16 +55,16 @@ class _Choice(Choice):
         prompt_text: str | None,
         inputs: InputProcessor,
         run: Run,
-        of_prompt: list[_Choice],
+        of_prompt: list[list[Delta]],
     ) -> None:
-        """`of_prompt`: all answers to a prompt; whichever has news first brings the prompt's logprobs."""
+        """`of_prompt`: the logprobs of all answers to a prompt; whichever has news first brings the prompt's."""
         super().__init__()
         self._index = index
         self._body = body
         self._prompt_text = prompt_text
         self._inputs = inputs
         self._run = run
-        self.of_prompt = of_prompt
+        self._of_prompt = of_prompt
         self._columns = CompletionLogprobs()
         self.is_plain = body.logprobs is None
 
@@ -73,7 +74,7 @@ class _Choice(Choice):
 
     def build(self) -> JsonObject:
         text = self._echoed() + "".join(self.texts)
-        siblings = [delta for choice in self.of_prompt for delta in choice.with_logprobs]
+        siblings = [delta for deltas in self._of_prompt for delta in deltas]
         prompt_logprobs = [each.prompt_logprobs for each in sorted(siblings, key=attrgetter("prompt_start"))]
         logprobs = [*prompt_logprobs, *(delta.logprobs for delta in self.with_logprobs)]
         return self._chunk(text, self.last, logprobs, bytes(self.token_ids))

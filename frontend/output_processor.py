@@ -61,6 +61,12 @@ class RequestState:
     def is_finished(self) -> bool:
         return bool(self.answers) and all(answer.finish_reason is not None for answer in self.answers)
 
+    def close(self) -> None:
+        """The request is over. An answer knows its request; so that both are freed with the last delta, and do not
+        wait for the garbage collector, the request forgets its answers."""
+        self.answers = []
+        self.tokenizing = None
+
     def is_same(self, submit: Submit) -> bool:
         """Whether `submit` asks for the same, at whatever attempt."""
         what_counts = attrgetter("params", "pooling", "prompt", "prompt_token_ids", "chat", "add_special_tokens")

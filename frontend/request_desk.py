@@ -130,6 +130,7 @@ class RequestDesk:
         if request.is_finished:
             self._tell_accepted(request)
             del session.request_by_id[request.request_id]
+            request.close()
         else:
             self._core.submit(request.to_core())
 
@@ -168,6 +169,7 @@ class RequestDesk:
         if not request.answers:
             indices = [child.index for child in request.submit.children] or range(request.submit.params.n)
             self._end_unanswered(session, request.request_id, reason, error, indices)
+        request.close()
 
     def refuse(self, session: ClientSession, request_id: str, error: ErrorInfo) -> None:
         """End a request that has no answers yet."""
@@ -201,6 +203,7 @@ class RequestDesk:
         for answer in request.answers:
             self._metrics.on_end(answer, cause)
             request.session.unsent.pop(answer.key, None)
+        request.close()
 
     def drop(self, session: ClientSession, cause: str) -> None:
         """A client is no more: end what it owned."""
@@ -230,6 +233,7 @@ class RequestDesk:
         for request in news.accepted:
             self._tell_accepted(request)
         session: ClientSession | None = None
+        finished: list[RequestState] = []
         for answer in news.answers:
             request = answer.request
             request.session.unsent[answer.key] = answer
@@ -240,4 +244,7 @@ class RequestDesk:
                 self._metrics.on_end(answer)
                 if request.is_finished:
                     request.session.request_by_id.pop(request.request_id, None)
+                    finished.append(request)
+        for request in finished:
+            request.close()
         self._core.abort(news.to_abort)

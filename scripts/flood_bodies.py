@@ -4,7 +4,7 @@
 
 Starts an engine on the demo model with one compute thread. Sends to each endpoint what costs most: one text, many
 texts, token ids, lists of one token, chats of one long and of many short messages, huge schemas, biases and tools, a
-text that is to be truncated, and --answers answers in one request. Meanwhile a process of its own asks /health ten
+text that is to be truncated, and --answers answers in one request. Meanwhile a process of its own asks /health fifty
 times a second, and another one streams. Prints the statuses by form, the times of /health in ms, the longest gap
 between two events of a stream, and whether the frontend was replaced. Exit code 1 if one is not as it should be.
 """
@@ -31,6 +31,7 @@ from tokenloom.scripts.engine_process import Engine
 OPTIONS = ("--http", "0", "--device", "cpu", "--num-threads", "1")
 HEALTH_LIMIT_MS = 200.0  # p99
 GAP_LIMIT_S = 2.0  # of a stream; the CPUs are shared with the senders and, at 31 MB, with a text that is tokenized
+PROBE_INTERVAL_S = 0.02
 NUM_STREAMS = 4
 PATIENCE_S = 300.0
 EXPECTED = (200, 400, 413, 503)  # served, or refused with a reason
@@ -46,7 +47,7 @@ def bodies(megabytes: float) -> Bodies:
     single = b"[1]," * (size // 4 - 100) + b"[1]"
     turns = b'{"role":"user","content":"a"},' * (size // 30 - 10) + b'{"role":"user","content":"a"}'
     objects = b"{}," * (size // 3 - 200) + b"{}"
-    bias = b",".join(b'"%d":1' % each for each in range(size // 11))
+    bias = b",".join(b'"%d":1' % each for each in range(size // 12))
     completion, chat, embedding = "/v1/completions", "/v1/chat/completions", "/v1/embeddings"
     question = b'"messages":[{"role":"user","content":"a"}],"max_tokens":4'
     yield completion, "text", b'{"prompt":"%s"}' % text
@@ -129,16 +130,16 @@ def stream(url: str) -> int:
     return 0
 
 
-def beside(script: str, flag: str, url: str) -> subprocess.Popen[bytes]:
-    """`script` in a process of its own, until its stdin is closed."""
-    return subprocess.Popen([sys.executable, "-P", script, flag, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+def beside(flag: str, url: str) -> subprocess.Popen[bytes]:
+    """This script in a process of its own, until its stdin is closed."""
+    return subprocess.Popen([sys.executable, "-P", __file__, flag, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
 def flood(sizes: Sequence[float], num_answers: int, only: str = "") -> dict[str, object]:
     with tempfile.TemporaryDirectory() as runtime, Engine(Path(runtime), OPTIONS) as engine:
         engine.wait_ready()
         frontend = engine.child("frontend").pid
-        others = [beside(load_http.__file__, "--probe", engine.url), beside(__file__, "--stream", engine.url)]
+        others = [beside("--probe", engine.url), beside("--stream", engine.url)]
         answers: dict[str, str] = {}
         unexpected: list[str] = []
         try:
@@ -189,9 +190,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--answers", type=int, default=16384, help="0: no request for many answers")
     parser.add_argument("--only", default="", help="forms whose path and name hold this")
     parser.add_argument("--stream", help=argparse.SUPPRESS)
+    parser.add_argument("--probe", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     if arguments.stream:
         return stream(arguments.stream)
+    if arguments.probe:
+        return load_http.probe(arguments.probe, PROBE_INTERVAL_S)
     report = flood(arguments.megabytes, arguments.answers, arguments.only)
     print_json(report, arguments.json)
     return 0 if is_clean(report) else 1

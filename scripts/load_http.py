@@ -79,10 +79,10 @@ class Load:
         return got
 
 
-def probe(url: str) -> int:
+def probe(url: str, interval_s: float = PROBE_INTERVAL_S) -> int:
     """Ask /health on a new connection each time until stdin closes; print the times in ms and what went wrong."""
     parts, times_ms, failures = urlsplit(url), list[float](), list[str]()
-    while not select.select([sys.stdin], [], [], PROBE_INTERVAL_S)[0]:
+    while not select.select([sys.stdin], [], [], interval_s)[0]:
         begun = time.monotonic()
         connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=PATIENCE_S)
         try:

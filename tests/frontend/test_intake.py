@@ -68,9 +68,15 @@ def read(host: IntakeHost, text: str = TEXT) -> PromptRead:
 
 
 def intake_pid() -> int:
-    children = [each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE]
-    (child,) = (each for each in children if "intake" in " ".join(each.cmdline()))
-    return child.pid
+    (pid,) = (child.pid for child in psutil.Process().children() if "intake" in command_of(child))
+    return int(pid)
+
+
+def command_of(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:  # it has ended
+        return ""
 
 
 # ── the process ──────────────────────────────────────────────────────────────────────────────────────────────────────

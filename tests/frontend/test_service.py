@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import threading
 from collections.abc import Callable
 
@@ -78,6 +79,23 @@ def test_a_stop_string_cuts_the_text_keeps_its_token_and_tells_the_core(bench: B
     assert bench.aborted() == [key]
     bench.tokens((key, 12, tokens), finished=[Finished(key=key, reason="length")])
     assert bench.heard() == [] and bench.frontend.num_open_requests == 0
+
+
+def test_requests_that_have_ended_leave_nothing_to_the_garbage_collector(bench: Bench) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        for request_id in map(str, range(20)):
+            key = bench.submit(request_id, params={"n": 2})
+            bench.tokens((key, 0, ids("The")), (key + 1, 0, ids("a")))
+            bench.core(finished=[Finished(key=key, reason="length"), Finished(key=key + 1, reason="length")])
+            bench.submit(request_id)
+            bench.say(Abort(request_id=request_id))
+            bench.to_core.clear()
+            bench.heard()
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 def test_a_stop_string_is_not_seen_before_min_tokens(bench: Bench) -> None:
