@@ -36,7 +36,7 @@ def build_kernels(folder: Path) -> None:
     package = types.ModuleType("tokenloom_build")  # the folder as a package: torch and the rest are not imported
     package.__path__ = [str(ROOT / KERNELS)]
     sys.modules[package.__name__] = package
-    from tokenloom_build.library_store import build_prebuilt  # type: ignore[import-not-found]
+    from tokenloom_build.library_store import build_prebuilt
 
     for reason in build_prebuilt(folder):
         print(f"kernels are left out of the wheel and compiled at first use: {reason}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..ipc.codec import num_ids
-from ..ipc.engine_spec import EngineSpec
+from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.errors import Overloaded, RequestError
 from ..ipc.messages import EngineCoreRequest, FinishReason
 from .kv_cache import KVCacheManager

@@ -8,9 +8,8 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-from ..ipc.awake_clock import AwakeClock
 from ..ipc.codec import decode_ids, encode_ids, num_ids
-from ..ipc.engine_spec import EngineSpec
+from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.errors import ErrorInfo, InternalError, TokenloomError, error_info
 from ..ipc.messages import (
     BulkArray,
@@ -25,6 +24,7 @@ from ..ipc.messages import (
     Started,
     TokenMask,
 )
+from ..ipc.process.awake_clock import AwakeClock
 from .admission import Admission, reason_to_stop
 from .block_hash import random_namespace
 from .block_record import BlockRecord

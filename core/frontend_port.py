@@ -11,9 +11,8 @@ import time
 
 import zmq
 
-from ..ipc import log
 from ..ipc.codec import Decoder, encode
-from ..ipc.engine_spec import EngineSpec
+from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.errors import ProtocolError, error_info
 from ..ipc.messages import (
     PROTOCOL_VERSION,
@@ -29,6 +28,7 @@ from ..ipc.messages import (
     Unknown,
     Welcome,
 )
+from ..ipc.process import log
 from ..ipc.sockets import new_socket, receive
 from .control_desk import ControlDesk
 from .engine import EngineCore

@@ -11,7 +11,7 @@ import zmq
 
 from ..ipc.addresses import unlink_ipc_address
 from ..ipc.codec import Decoder, encode
-from ..ipc.engine_spec import EngineSpec
+from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.messages import CloseGrammars, CoreToGrammar, GrammarToCore
 from ..ipc.sockets import new_socket, receive
 from .grammar import GrammarHostLost

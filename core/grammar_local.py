@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from ..ipc.engine_spec import EngineSpec
+from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.messages import CloseGrammars, CoreToGrammar, GrammarOpened, GrammarToCore, OpenGrammar
 from .grammar import HOST_IS_UP
 

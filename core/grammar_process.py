@@ -19,16 +19,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import zmq
 
-from ..ipc import log
 from ..ipc.codec import Decoder, encode
-from ..ipc.engine_spec import EngineSpec
+from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.errors import ErrorInfo, InternalError, error_info
-from ..ipc.faults import maybe_fail
-from ..ipc.lifeline import start_lifeline
 from ..ipc.messages import CloseGrammars, CoreToGrammar, GrammarOpened, GrammarToCore, OpenGrammar
-from ..ipc.signals import ignore_group_signals
+from ..ipc.process import log
+from ..ipc.process.faults import maybe_fail
+from ..ipc.process.lifeline import start_lifeline
+from ..ipc.process.signals import ignore_group_signals
+from ..ipc.process.title import set_title
 from ..ipc.sockets import new_socket
-from ..ipc.title import set_title
 from .grammar import HOST_IS_UP, NUM_COMPILERS
 from .grammar_compiler import Matcher
 from .grammar_server import GrammarServer

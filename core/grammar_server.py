@@ -15,7 +15,7 @@ import numpy as np
 from llguidance import LLExecutor
 
 from ..ipc.codec import decode_ids, encode_ids
-from ..ipc.engine_spec import EngineSpec
+from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.errors import ErrorInfo, RequestError, error_info
 from ..ipc.messages import AdvanceGrammars, GrammarFailure, GrammarOpened, GrammarsAdvanced, OpenGrammar
 from .grammar_answer import AnswerGrammar

@@ -14,13 +14,8 @@ from pathlib import Path
 
 import zmq
 
-from ..ipc import log
-from ..ipc.awake_clock import AwakeClock
-from ..ipc.engine_spec import EngineSpec
+from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.errors import ConfigError, EngineDead, ProtocolError, error_info
-from ..ipc.faults import maybe_fail
-from ..ipc.lifeline import start_lifeline
-from ..ipc.malloc import return_large_blocks
 from ..ipc.messages import (
     Failed,
     FrontendDown,
@@ -34,8 +29,13 @@ from ..ipc.messages import (
     WorkersDown,
     WorkersUp,
 )
-from ..ipc.signals import ignore_group_signals
-from ..ipc.title import set_title
+from ..ipc.process import log
+from ..ipc.process.awake_clock import AwakeClock
+from ..ipc.process.faults import maybe_fail
+from ..ipc.process.lifeline import start_lifeline
+from ..ipc.process.malloc import return_large_blocks
+from ..ipc.process.signals import ignore_group_signals
+from ..ipc.process.title import set_title
 from .block_record import BlockRecord
 from .control_desk import ControlDesk
 from .engine import BEAT_S, EngineCore

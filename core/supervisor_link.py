@@ -10,9 +10,8 @@ from collections.abc import Iterator
 
 import zmq
 
-from ..ipc import log
 from ..ipc.codec import Decoder, encode
-from ..ipc.engine_spec import EngineSpec
+from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.errors import EngineDead
 from ..ipc.messages import (
     ChildToSupervisor,
@@ -23,6 +22,7 @@ from ..ipc.messages import (
     SupervisorToChild,
     WorkersDown,
 )
+from ..ipc.process import log
 from ..ipc.sockets import new_socket, receive
 
 

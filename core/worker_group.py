@@ -12,11 +12,9 @@ from collections.abc import Callable, Iterator
 
 import zmq
 
-from ..ipc.awake_clock import AwakeClock
 from ..ipc.codec import Decoder, encode
-from ..ipc.engine_spec import EngineSpec
+from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.errors import EngineDead, ProtocolError
-from ..ipc.log import is_worth_a_line
 from ..ipc.messages import (
     ControlAck,
     ModelRunnerOutput,
@@ -29,6 +27,8 @@ from ..ipc.messages import (
     WorkerError,
     WorkerToCore,
 )
+from ..ipc.process.awake_clock import AwakeClock
+from ..ipc.process.log import is_worth_a_line
 from ..ipc.sockets import new_socket, receive
 
 logger = logging.getLogger("tokenloom.core")

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from ..ipc.config import API_KEY_VARIABLE, EngineConfig
+from ..ipc.config.engine_config import API_KEY_VARIABLE, EngineConfig
 from .config_file import read_config_file
 from .engine_options import KINDS, Given, new_config
 from .option_parser import value_parser

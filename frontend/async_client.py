@@ -15,7 +15,6 @@ from functools import partial
 from typing import TypeVar
 
 from ..ipc.codec import decode_ids
-from ..ipc.log import LogLevel
 from ..ipc.messages import (
     Control,
     Detokenize,
@@ -31,6 +30,7 @@ from ..ipc.messages import (
     TokenIds,
 )
 from ..ipc.pooling_params import PoolingParams
+from ..ipc.process.log import LogLevel
 from ..ipc.sampling_params import SamplingParams
 from .async_stream import AsyncStream, LoopWaker
 from .attachment import Attachment, log_level_query, pause_query, reload_query, tokenize_query

@@ -14,9 +14,9 @@ from functools import partial
 from typing import ClassVar, TypeVar, get_args
 
 from ..ipc.errors import RequestError
-from ..ipc.log import LogLevel
 from ..ipc.messages import Control, PauseMode, Query, Submit, Tokenize
 from ..ipc.pooling_params import PoolingParams
+from ..ipc.process.log import LogLevel
 from ..ipc.sampling_params import SamplingParams
 from .channel import Channel
 from .connection import Connection

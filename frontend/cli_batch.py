@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 import msgspec
 from tqdm import tqdm
 
-from ..ipc.config import API_KEY_VARIABLE
+from ..ipc.config.engine_config import API_KEY_VARIABLE
 from ..ipc.errors import ConfigError
 from .cli_engine import announce_start
 from .engine_handle import EngineHandle

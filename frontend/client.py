@@ -10,7 +10,6 @@ from queue import SimpleQueue
 
 from ..ipc.codec import decode_ids
 from ..ipc.errors import RequestError, TokenloomError
-from ..ipc.log import LogLevel
 from ..ipc.messages import (
     Control,
     Delta,
@@ -27,6 +26,7 @@ from ..ipc.messages import (
     TokenIds,
 )
 from ..ipc.pooling_params import PoolingParams
+from ..ipc.process.log import LogLevel
 from ..ipc.sampling_params import SamplingParams
 from .attachment import Attachment, log_level_query, pause_query, reload_query, tokenize_query
 from .batch import Batch

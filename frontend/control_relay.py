@@ -15,11 +15,11 @@ from typing import TypeAlias
 
 import msgspec
 
-from ..ipc.engine_spec import EngineSpec
+from ..ipc.config.engine_spec import EngineSpec
+from ..ipc.config.model_config import ModelConfig
 from ..ipc.errors import ConfigError, EngineDead, ErrorInfo, RequestError, TokenloomError, error_info
-from ..ipc.log import LogLevel
 from ..ipc.messages import Control, ControlDone, Done, EngineControl, QueryFailed, Reply, SetLogLevel
-from ..ipc.model_config import ModelConfig
+from ..ipc.process.log import LogLevel
 from .background import Background
 from .core_link import CoreLink, Outbox
 from .resolve import find_checkpoint

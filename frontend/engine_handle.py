@@ -23,9 +23,9 @@ from weakref import WeakSet
 
 import msgspec
 
-from ..ipc.awake_clock import AwakeClock
-from ..ipc.config import CONFIG_VARIABLE, EngineConfig
+from ..ipc.config.engine_config import CONFIG_VARIABLE, EngineConfig
 from ..ipc.errors import EngineDead, ErrorInfo, TokenloomError
+from ..ipc.process.awake_clock import AwakeClock
 
 BEAT_S = 1.0  # of the clock that the start is measured by
 NUM_LAST_WORDS = 50

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ..ipc.config import EngineConfig
+from ..ipc.config.engine_config import EngineConfig
 from ..ipc.errors import ConfigError
 
 CLOSE = 0.7  # difflib's ratio, from which a name may have been meant

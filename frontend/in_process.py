@@ -14,11 +14,12 @@ from pathlib import Path
 from ..core.control_desk import ControlDesk
 from ..core.engine import EngineCore
 from ..core.grammar_local import GrammarLocalHost
-from ..ipc import log, messages
+from ..ipc import messages
 from ..ipc.addresses import RunDirectory
 from ..ipc.codec import Decoder
-from ..ipc.config import EngineConfig
+from ..ipc.config.engine_config import EngineConfig
 from ..ipc.errors import ConfigError
+from ..ipc.process import log
 from ..workers.worker import Worker
 from .channel import frame_of
 from .chat import ChatTemplate

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ..ipc.codec import JsonObject, decode_ids, encode_ids, num_ids
-from ..ipc.engine_spec import EngineSpec
+from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.errors import ProtocolError, RequestError
 from ..ipc.messages import ChatMessage, Child, EngineCoreRequest, Submit
 from ..ipc.pooling_params import PoolingParams

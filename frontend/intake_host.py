@@ -18,10 +18,10 @@ import time
 from collections.abc import Sequence
 
 from ..ipc.codec import Decoder, encode
-from ..ipc.engine_spec import EngineSpec
+from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.errors import InternalError, RequestError, TokenloomError
-from ..ipc.log import is_worth_a_line
 from ..ipc.messages import IntakeAnswer, IntakeQuestion
+from ..ipc.process.log import is_worth_a_line
 from .intake_frames import receive_frame, send_frame
 
 logger = logging.getLogger("tokenloom.frontend")

@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..ipc.codec import Decoder, encode
-from ..ipc.engine_spec import EngineSpec
+from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.errors import RequestError
-from ..ipc.faults import maybe_fail
-from ..ipc.lifeline import start_lifeline
-from ..ipc.malloc import return_large_blocks
 from ..ipc.messages import IntakeAnswer, IntakeQuestion, NotRead, PromptRead, ReadBody, ReadPrompt
-from ..ipc.title import set_title
+from ..ipc.process.faults import maybe_fail
+from ..ipc.process.lifeline import start_lifeline
+from ..ipc.process.malloc import return_large_blocks
+from ..ipc.process.title import set_title
 from .body_error import BodyError
 from .body_packer import LARGE_TYPES, BodyPacker
 from .body_parser import parse_body

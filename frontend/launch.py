@@ -16,13 +16,13 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from ..ipc import log
 from ..ipc.addresses import RunDirectory
-from ..ipc.config import CONFIG_VARIABLE, EngineConfig
-from ..ipc.descriptors import raise_descriptor_limit
+from ..ipc.config.engine_config import CONFIG_VARIABLE, EngineConfig
 from ..ipc.errors import ConfigError, TokenloomError, error_info
-from ..ipc.lifeline import start_lifeline
-from ..ipc.title import set_title
+from ..ipc.process import log
+from ..ipc.process.descriptors import raise_descriptor_limit
+from ..ipc.process.lifeline import start_lifeline
+from ..ipc.process.title import set_title
 from ..ipc.version import tokenloom_version
 from .args import add_engine_arguments, engine_config
 from .cli_command import COMMANDS, list_commands, list_examples, load_command, unknown_command

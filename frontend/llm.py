@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from ..ipc.config import EngineConfig
+from ..ipc.config.engine_config import EngineConfig
 from .async_client import AsyncClient
 from .channel import Channel
 from .client import Client

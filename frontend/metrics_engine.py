@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 
 from ..ipc.codec import JsonObject, num_ids
-from ..ipc.engine_spec import EngineSpec
+from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.messages import Progress, Started
 from .metrics import Counter, Gauge, Histogram, Metric, Registry
 from .output_processor import Answer, RequestState

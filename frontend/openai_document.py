@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from ..ipc.codec import JsonObject
-from ..ipc.engine_spec import EngineSpec
+from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.sampling_params import RANGES
 from ..ipc.version import tokenloom_version
 from .openai_errors import ErrorBody

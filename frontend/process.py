@@ -20,18 +20,19 @@ from typing import TypeVar
 
 import zmq
 
-from ..ipc import log, messages
+from ..ipc import messages
 from ..ipc.addresses import unlink_ipc_address
 from ..ipc.codec import Decoder, encode
-from ..ipc.engine_spec import EngineSpec
+from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.errors import ConfigError, ProtocolError, error_info
-from ..ipc.faults import maybe_fail
 from ..ipc.keys import Keys
-from ..ipc.lifeline import start_lifeline
-from ..ipc.malloc import return_large_blocks
-from ..ipc.signals import ignore_group_signals
+from ..ipc.process import log
+from ..ipc.process.faults import maybe_fail
+from ..ipc.process.lifeline import start_lifeline
+from ..ipc.process.malloc import return_large_blocks
+from ..ipc.process.signals import ignore_group_signals
+from ..ipc.process.title import set_title
 from ..ipc.sockets import MAX_CLIENT_MESSAGE_BYTES, new_socket, receive
-from ..ipc.title import set_title
 from .chat import ChatTemplate
 from .open_requests import OpenRequests, path_of
 from .service import Frontend

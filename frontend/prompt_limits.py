@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from ..ipc.codec import num_ids
-from ..ipc.engine_spec import EngineSpec
+from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.errors import RequestError
 
 

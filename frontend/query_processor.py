@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..ipc.engine_spec import EngineSpec
+from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.errors import TokenloomError, error_info
 from ..ipc.messages import (
     Detokenize,

@@ -15,12 +15,12 @@ from typing import Literal, cast, get_args
 import msgspec
 
 from ..ipc.addresses import RunDirectory
-from ..ipc.config import EngineConfig
-from ..ipc.engine_spec import EngineSpec
+from ..ipc.config.engine_config import EngineConfig
+from ..ipc.config.engine_spec import EngineSpec
+from ..ipc.config.model_config import ModelConfig
+from ..ipc.config.quantization_config import QuantizationConfig
 from ..ipc.errors import ConfigError
 from ..ipc.keys import Keys
-from ..ipc.model_config import ModelConfig
-from ..ipc.quantization_config import QuantizationConfig
 from .start_check import check_gpu, check_weights
 from .tls import new_ssl_context
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 import zmq
 
 from ..ipc.codec import Decoder, encode
-from ..ipc.engine_spec import EngineSpec
+from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.errors import ProtocolError
-from ..ipc.log import is_worth_a_line, write_line
 from ..ipc.messages import ChildToSupervisor, Measured, SupervisorToChild
+from ..ipc.process.log import is_worth_a_line, write_line
 from ..ipc.sockets import new_socket, receive
 from .child_process import ChildProcess
 

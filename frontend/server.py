@@ -23,8 +23,8 @@ import uvloop
 import zmq
 from starlette.types import ASGIApp
 
-from ..ipc.config import EngineConfig
-from ..ipc.engine_spec import EngineSpec
+from ..ipc.config.engine_config import EngineConfig
+from ..ipc.config.engine_spec import EngineSpec
 from .http_listeners import is_loopback
 from .open_requests import OpenRequests
 from .openai_errors import HttpError

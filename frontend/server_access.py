@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..ipc.log import write_line
+from ..ipc.process.log import write_line
 from .openai_errors import HttpError
 from .server_events import SERVER_SEND
 from .server_gate import PROBE_PATHS

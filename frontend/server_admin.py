@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from ..ipc.codec import JsonObject, decode_ids, num_ids
-from ..ipc.engine_spec import EngineSpec
+from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.version import tokenloom_version
 from .body_reader import check_model
 from .metrics_engine import SECONDS

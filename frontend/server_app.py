@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Router
 from starlette.types import ASGIApp
 
-from ..ipc.engine_spec import EngineSpec
+from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.errors import TokenloomError
 from .body_parser import BodyT, ParsedBody
 from .metrics_engine import EngineMetrics

@@ -20,7 +20,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from ..ipc.log import is_worth_a_line
+from ..ipc.process.log import is_worth_a_line
 from .openai_errors import HttpError, encode_json
 from .server_gate import LOCAL, SURPLUS
 

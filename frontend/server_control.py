@@ -12,9 +12,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..ipc.engine_spec import EngineSpec
-from ..ipc.log import LogLevel
+from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.messages import Control, PauseMode
+from ..ipc.process.log import LogLevel
 from .openai_errors import HttpError, json_response
 from .server_endpoint import Endpoint
 from .server_engine import LocalEngine

@@ -14,11 +14,11 @@ from collections import Counter
 from collections.abc import Callable
 
 from ..ipc import messages
-from ..ipc.awake_clock import AwakeClock
 from ..ipc.codec import Decoder, encode
-from ..ipc.engine_spec import EngineSpec
+from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.errors import ErrorInfo, ProtocolError
-from ..ipc.log import is_worth_a_line
+from ..ipc.process.awake_clock import AwakeClock
+from ..ipc.process.log import is_worth_a_line
 from .background import Background
 from .chat import ChatTemplate
 from .client_session import ClientSession, LocalSession

@@ -17,12 +17,13 @@ from collections.abc import Callable
 import msgspec
 import zmq
 
-from ..ipc import log, messages
+from ..ipc import messages
 from ..ipc.addresses import RunDirectory, lock_ipc_address, unlink_ipc_address
-from ..ipc.awake_clock import AwakeClock
-from ..ipc.engine_spec import EngineSpec
+from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.errors import EngineDead, ProtocolError, TokenloomError
-from ..ipc.log import log_always
+from ..ipc.process import log
+from ..ipc.process.awake_clock import AwakeClock
+from ..ipc.process.log import log_always
 from . import open_requests
 from .engine_state import EngineState, state_lines
 from .http_listeners import HttpListeners

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 from typing import NoReturn
 
-from ..ipc.config import EngineConfig
+from ..ipc.config.engine_config import EngineConfig
 from ..ipc.errors import ConfigError
 
 

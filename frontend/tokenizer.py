@@ -16,8 +16,8 @@ from pathlib import Path
 import tokenizers
 
 from ..ipc.codec import JsonObject
+from ..ipc.config.model_config import read_json
 from ..ipc.errors import ConfigError, RequestError
-from ..ipc.model_config import read_json
 from .text_tail import TextTail
 from .token_bytes import max_bytes_per_token
 

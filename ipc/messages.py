@@ -19,8 +19,8 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from .errors import ErrorInfo
-from .log import LogLevel
 from .pooling_params import PoolingParams
+from .process.log import LogLevel
 from .sampling_params import SamplingParams
 from .structured_outputs import GrammarKind
 

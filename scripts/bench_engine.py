@@ -23,7 +23,7 @@ import psutil
 from tokenloom import Client
 from tokenloom.frontend.args import add_engine_arguments
 from tokenloom.frontend.engine_handle import EngineHandle
-from tokenloom.ipc.config import EngineConfig
+from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.scripts.bench_contestant import SCRIPTS, Ours, Peer
 from tokenloom.scripts.bench_processes import cpu_by_process, own_cost_s, tree, used_since
 from tokenloom.scripts.bench_report import Report, median, new_parser

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tokenloom.ipc.model_config import ModelConfig
+from tokenloom.ipc.config.model_config import ModelConfig
 from tokenloom.kernels.cpu.library import load_library
 from tokenloom.kernels.cpu.library_store import cached_library
 from tokenloom.kernels.cpu.processor import instruction_levels

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenloom.ipc.model_config import ModelConfig
+from tokenloom.ipc.config.model_config import ModelConfig
 from tokenloom.scripts.bench_contestant import SCRIPTS, Peer
 from tokenloom.scripts.bench_workload import Workload
 

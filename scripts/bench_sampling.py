@@ -18,7 +18,7 @@ import msgspec
 from tokenloom import SamplingParams
 from tokenloom.frontend.in_process import InProcessEngine
 from tokenloom.ipc.codec import encode_ids
-from tokenloom.ipc.config import EngineConfig
+from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.messages import PROTOCOL_VERSION, Credit, Deltas, Hello, Submit
 from tokenloom.scripts.bench_report import median
 from tokenloom.scripts.bench_workload import Setup, Workload, new_model_parser

@@ -21,7 +21,7 @@ import msgspec
 
 from tokenloom.frontend.args import add_engine_arguments
 from tokenloom.frontend.resolve import DEMO_FOLDER
-from tokenloom.ipc.config import EngineConfig
+from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.scripts.bench_report import Report, new_parser
 
 FIRST_ID = 10  # below lie special tokens of many vocabularies

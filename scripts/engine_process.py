@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import psutil
 
-from tokenloom.ipc.faults import inject
+from tokenloom.ipc.process.faults import inject
 
 EngineT = TypeVar("EngineT", bound="Engine")
 

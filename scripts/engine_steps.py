@@ -22,8 +22,8 @@ from tokenloom.frontend.service import Frontend
 from tokenloom.frontend.tokenizer import Tokenizer
 from tokenloom.ipc.addresses import RunDirectory
 from tokenloom.ipc.codec import encode, encode_ids
-from tokenloom.ipc.config import EngineConfig
-from tokenloom.ipc.engine_spec import EngineSpec
+from tokenloom.ipc.config.engine_config import EngineConfig
+from tokenloom.ipc.config.engine_spec import EngineSpec
 from tokenloom.ipc.messages import (
     PROTOCOL_VERSION,
     CoreChild,

@@ -25,7 +25,7 @@ from msgspec import inspect
 
 from tokenloom.ipc import messages
 from tokenloom.ipc.codec import Decoder, encode
-from tokenloom.ipc.config import EngineConfig
+from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ProtocolError
 from tokenloom.ipc.sockets import new_socket
 from tokenloom.scripts.engine_steps import new_frontend

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from tokenloom.ipc.config.model_config import ModelConfig
 from tokenloom.ipc.messages import RowSampling
-from tokenloom.ipc.model_config import ModelConfig
 from tokenloom.kernels.ops import select_ops
 from tokenloom.workers.cuda_graphs import CudaRecorder
 from tokenloom.workers.device_runner import DeviceRunner

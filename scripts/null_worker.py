@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from tokenloom.ipc.codec import decode_ids
-from tokenloom.ipc.engine_spec import EngineSpec
+from tokenloom.ipc.config.engine_spec import EngineSpec
 from tokenloom.ipc.messages import Measured, ModelRunnerOutput, Phase, SchedulerOutput
-from tokenloom.ipc.title import set_title
+from tokenloom.ipc.process.title import set_title
 from tokenloom.workers import process
 
 DEFAULT_BLOCKS = 1 << 16

@@ -21,7 +21,7 @@ MAX_COPY_BYTES = 2 << 30  # far more than a GPU's cache, and little beside an en
 def load(options: argparse.Namespace) -> tuple[dict[str, Any], peer_protocol.Answer]:
     import torch
 
-    from tokenloom.ipc.model_config import ModelConfig
+    from tokenloom.ipc.config.model_config import ModelConfig
     from tokenloom.scripts.bench_limits import Limits, linear_shapes
     from tokenloom.scripts.bench_matmul import fastest_linear, shortest
 

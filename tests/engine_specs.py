@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tokenloom.ipc.config import EngineConfig
-from tokenloom.ipc.engine_spec import EngineSpec
-from tokenloom.ipc.model_config import ModelConfig, RopeConfig
+from tokenloom.ipc.config.engine_config import EngineConfig
+from tokenloom.ipc.config.engine_spec import EngineSpec
+from tokenloom.ipc.config.model_config import ModelConfig, RopeConfig
 
 
 def new_spec(vocab_size: int = 1000, max_model_len: int = 512, **changes: object) -> EngineSpec:

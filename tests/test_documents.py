@@ -13,7 +13,7 @@ import yaml
 
 import tokenloom
 from tokenloom.frontend.args import add_engine_arguments
-from tokenloom.ipc.config import EngineConfig
+from tokenloom.ipc.config.engine_config import EngineConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = (

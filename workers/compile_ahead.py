@@ -18,8 +18,8 @@ import msgspec
 import torch
 from torch import Tensor
 
+from ..ipc.config.model_config import ModelConfig
 from ..ipc.errors import ConfigError
-from ..ipc.model_config import ModelConfig
 from ..kernels.triton_compile import Kernels, compiling, load, unfinished
 from ..kernels.triton_logprobs import log_totals
 from .cuda_graphs import Step

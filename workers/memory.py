@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..ipc.errors import ConfigError
-from ..ipc.machine_memory import available_bytes, gib
+from ..ipc.process.machine_memory import available_bytes, gib
 
 CPU_SHARE = 0.5  # of the available memory, for all local ranks together
 CPU_MAX_BYTES = 4 << 30  # for all local ranks together; more only where one request of max_model_len needs it

@@ -23,12 +23,9 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from ..ipc import log
 from ..ipc.codec import Decoder, encode
-from ..ipc.engine_spec import EngineSpec
+from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.errors import ConfigError, ProtocolError, error_info
-from ..ipc.faults import maybe_fail
-from ..ipc.lifeline import start_lifeline
 from ..ipc.messages import (
     ChildToSupervisor,
     ControlAck,
@@ -49,9 +46,12 @@ from ..ipc.messages import (
     WorkerError,
     WorkerToCore,
 )
-from ..ipc.signals import ignore_group_signals
+from ..ipc.process import log
+from ..ipc.process.faults import maybe_fail
+from ..ipc.process.lifeline import start_lifeline
+from ..ipc.process.signals import ignore_group_signals
+from ..ipc.process.title import set_title
 from ..ipc.sockets import new_socket
-from ..ipc.title import set_title
 from .completion_watch import CompletionWatch
 from .cpu_threads import num_cpu_threads, prepare_openmp
 from .readahead import start_readahead

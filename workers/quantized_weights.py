@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..ipc.config.quantization_config import QuantizationConfig
 from ..ipc.errors import ConfigError
-from ..ipc.quantization_config import QuantizationConfig
 from ..kernels.quantized import QuantizedWeight, Weight, as_floats, concatenate, from_groups, quantize
 from .weights import FLOAT_DTYPES, Checkpoint, Piece
 

@@ -22,12 +22,12 @@ import torch
 from torch import Tensor
 
 from ..ipc.codec import encode_ids
-from ..ipc.engine_spec import EngineSpec
+from ..ipc.config.engine_spec import EngineSpec
+from ..ipc.config.model_config import ModelConfig
 from ..ipc.errors import ConfigError
-from ..ipc.faults import maybe_fail
-from ..ipc.machine_memory import gib
 from ..ipc.messages import Measured, ModelRunnerOutput, Phase, SchedulerOutput
-from ..ipc.model_config import ModelConfig
+from ..ipc.process.faults import maybe_fail
+from ..ipc.process.machine_memory import gib
 from ..kernels import fp8_cache
 from ..kernels.ops import select_ops
 from .cpu_threads import num_cpu_threads

@@ -13,8 +13,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from .errors import ConfigError
-from .log import LogLevel
+from ..errors import ConfigError
+from ..process.log import LogLevel
 
 API_KEY_VARIABLE = "TOKENLOOM_API_KEY"  # stands for --api-key, which every user of the machine sees in `ps`
 CONFIG_VARIABLE = "TOKENLOOM_CONFIG"  # in which a program hands its configuration to the engine that it starts

@@ -12,8 +12,8 @@ from typing import Literal
 
 import msgspec
 
-from .config import EngineConfig
-from .messages import PROTOCOL_VERSION, Hello
+from ..messages import PROTOCOL_VERSION, Hello
+from .engine_config import EngineConfig
 from .model_config import ModelConfig
 
 VARIABLE = "TOKENLOOM_SPEC"

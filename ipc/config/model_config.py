@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from .errors import ConfigError
+from ..errors import ConfigError
 from .quantization_config import QuantizationConfig, parse_quantization
 
 ROPE_KINDS = ("default", "linear", "llama3", "yarn", "dynamic")

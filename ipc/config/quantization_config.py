@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from .errors import ConfigError
+from ..errors import ConfigError
 
 
 class QuantizationConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .errors import ConfigError
+from ..errors import ConfigError
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"

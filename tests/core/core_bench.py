@@ -13,7 +13,7 @@ import msgspec
 import zmq
 
 from tokenloom.ipc.codec import Decoder, decode_ids, encode, encode_ids
-from tokenloom.ipc.engine_spec import EngineSpec
+from tokenloom.ipc.config.engine_spec import EngineSpec
 from tokenloom.ipc.messages import (
     ChildToSupervisor,
     CoreChild,
@@ -30,9 +30,8 @@ from tokenloom.ipc.messages import (
 )
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.ipc.sockets import new_socket
-
-from .fake_worker import FakeWorker
-from .harness import make_spec
+from tokenloom.tests.core.fake_worker import FakeWorker
+from tokenloom.tests.core.harness import make_spec
 
 DEADLINE_S = 20.0
 

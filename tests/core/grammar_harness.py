@@ -6,10 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from tokenloom.ipc.structured_outputs import StructuredOutputsParams
-
-from .fake_grammar_host import allowed_tokens, is_complete
-from .fake_worker import masked_token, next_token
-from .harness import Harness
+from tokenloom.tests.core.fake_grammar_host import allowed_tokens, is_complete
+from tokenloom.tests.core.fake_worker import masked_token, next_token
+from tokenloom.tests.core.harness import Harness
 
 
 def expected_with_grammar(

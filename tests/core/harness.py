@@ -14,17 +14,16 @@ from tokenloom.core.block_record import BlockRecord
 from tokenloom.core.engine import BEAT_S, EngineCore
 from tokenloom.core.quarantine import CRASHES_TO_CONVICT
 from tokenloom.core.request import Request
-from tokenloom.ipc.awake_clock import AwakeClock
 from tokenloom.ipc.codec import decode_ids, encode_ids
-from tokenloom.ipc.config import EngineConfig
-from tokenloom.ipc.engine_spec import EngineSpec
+from tokenloom.ipc.config.engine_config import EngineConfig
+from tokenloom.ipc.config.engine_spec import EngineSpec
 from tokenloom.ipc.messages import BulkArray, CoreChild, EngineCoreRequest, Finished
 from tokenloom.ipc.pooling_params import PoolingParams
+from tokenloom.ipc.process.awake_clock import AwakeClock
 from tokenloom.ipc.sampling_params import SamplingParams
+from tokenloom.tests.core.fake_grammar_host import FakeGrammarHost
+from tokenloom.tests.core.fake_worker import FakeWorker, expected_tokens, fake_vector
 from tokenloom.tests.engine_specs import new_spec
-
-from .fake_grammar_host import FakeGrammarHost
-from .fake_worker import FakeWorker, expected_tokens, fake_vector
 
 
 def make_spec(**options: object) -> EngineSpec:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from tokenloom.core.batch import Batch
-
-from .harness import Harness
+from tokenloom.tests.core.harness import Harness
 
 
 def batches_of_steps(harness: Harness, num_steps: int) -> list[Batch]:

@@ -40,9 +40,8 @@ from tokenloom.ipc.messages import (
     WorkersUp,
 )
 from tokenloom.ipc.sockets import new_socket
-
-from .core_bench import DEADLINE_S, Bench
-from .fake_worker import expected_tokens
+from tokenloom.tests.core.core_bench import DEADLINE_S, Bench
+from tokenloom.tests.core.fake_worker import expected_tokens
 
 
 @pytest.fixture

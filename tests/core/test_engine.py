@@ -20,9 +20,8 @@ from tokenloom.ipc.errors import ProtocolError
 from tokenloom.ipc.messages import CoreChild, EngineCoreRequest
 from tokenloom.ipc.pooling_params import PoolingParams
 from tokenloom.ipc.sampling_params import SamplingParams
-
-from .fake_worker import FakeWorker, expected_tokens, next_token
-from .harness import Harness, prompt_of
+from tokenloom.tests.core.fake_worker import FakeWorker, expected_tokens, next_token
+from tokenloom.tests.core.harness import Harness, prompt_of
 
 
 def test_many_requests_bring_the_tokens_of_each_alone() -> None:

@@ -12,9 +12,8 @@ import pytest
 from tokenloom.core.grammar import MAX_LOSSES
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.errors import ProtocolError
-
-from .grammar_harness import GrammarHarness, expected_with_grammar
-from .harness import Harness, prompt_of
+from tokenloom.tests.core.grammar_harness import GrammarHarness, expected_with_grammar
+from tokenloom.tests.core.harness import Harness, prompt_of
 
 
 def test_rows_with_and_without_a_grammar_share_steps() -> None:

@@ -12,8 +12,7 @@ from tokenloom.core.grammar import HOST_IS_UP
 from tokenloom.core.grammar_host import GrammarProcessHost
 from tokenloom.frontend.resolve import DEMO_FOLDER
 from tokenloom.ipc.messages import AdvanceGrammars, GrammarOpened, GrammarsAdvanced, GrammarToCore
-
-from .harness import make_spec
+from tokenloom.tests.core.harness import make_spec
 
 DEADLINE_S = 60.0
 

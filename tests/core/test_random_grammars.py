@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from .grammar_harness import GrammarHarness, expected_with_grammar
-from .harness import prompt_of, random_sizes
+from tokenloom.tests.core.grammar_harness import GrammarHarness, expected_with_grammar
+from tokenloom.tests.core.harness import prompt_of, random_sizes
 
 
 def run_random_grammars(seed: int, num_operations: int) -> None:

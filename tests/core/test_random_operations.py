@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from tokenloom.ipc.pooling_params import PoolingParams
-
-from .fake_worker import expected_tokens
-from .harness import Harness, prompt_of, random_sizes
+from tokenloom.tests.core.fake_worker import expected_tokens
+from tokenloom.tests.core.harness import Harness, prompt_of, random_sizes
 
 
 def run_random_operations(seed: int, num_operations: int, record: Path) -> None:

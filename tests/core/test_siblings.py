@@ -12,9 +12,8 @@ import pytest
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.messages import CoreChild, EngineCoreOutputs, EngineCoreRequest, LogprobColumns
 from tokenloom.ipc.sampling_params import SamplingParams
-
-from .fake_worker import FakeWorker, fake_logprob
-from .harness import Harness, owner_of, prompt_of
+from tokenloom.tests.core.fake_worker import FakeWorker, fake_logprob
+from tokenloom.tests.core.harness import Harness, owner_of, prompt_of
 
 
 class GroupHarness(Harness):

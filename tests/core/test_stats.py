@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .harness import Harness
+from tokenloom.tests.core.harness import Harness
 
 
 def test_while_there_is_work_progress_is_told_now_and_then_but_a_pause_and_its_end_at_once() -> None:

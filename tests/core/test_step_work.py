@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tokenloom.frontend.resolve import DEMO_FOLDER
-from tokenloom.ipc.config import EngineConfig
+from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.scripts.engine_steps import Calls, CoreSteps
 
 BLOCK_SIZE = 16

@@ -7,9 +7,8 @@ import pytest
 
 from tokenloom.core.engine import BEAT_S, MAX_EXCUSES
 from tokenloom.core.step_watch import MIN_LIMIT_S
-
-from .grammar_harness import GrammarHarness
-from .harness import Harness
+from tokenloom.tests.core.grammar_harness import GrammarHarness
+from tokenloom.tests.core.harness import Harness
 
 
 class Suspension:

@@ -27,8 +27,7 @@ from tokenloom.ipc.messages import (
 )
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.tests.engine_specs import new_spec
-
-from .samples import new_tokenizer
+from tokenloom.tests.frontend.samples import new_tokenizer
 
 DEADLINE_S = 20.0
 TOKENIZER = new_tokenizer("byte_level")

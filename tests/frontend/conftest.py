@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from tokenloom.frontend.client import Client
-
-from .bench import Bench
-from .fake_frontend import FakeFrontend
+from tokenloom.tests.frontend.bench import Bench
+from tokenloom.tests.frontend.fake_frontend import FakeFrontend
 
 
 @pytest.fixture

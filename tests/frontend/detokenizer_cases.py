@@ -11,8 +11,7 @@ from collections.abc import Iterator
 
 from tokenloom.frontend.detokenizer import Detokenizer, DetokenizerFactory, PieceDetokenizer
 from tokenloom.frontend.tokenizer import Tokenizer
-
-from .samples import SENTENCES, new_tokenizer
+from tokenloom.tests.frontend.samples import SENTENCES, new_tokenizer
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 

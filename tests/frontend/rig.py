@@ -7,8 +7,7 @@ from tokenloom.frontend.open_request import OpenRequest, Update
 from tokenloom.frontend.outputs import OutputBuilder
 from tokenloom.ipc.messages import ClientMessage, Submit, Welcome
 from tokenloom.ipc.sampling_params import SamplingParams
-
-from .fake_frontend import FakeService, answer_tokens, prompt_ids, text_of
+from tokenloom.tests.frontend.fake_frontend import FakeService, answer_tokens, prompt_ids, text_of
 
 IDENTITY = bytes(16)
 HELLO = Welcome(protocol_version=1, run_id="run-1")

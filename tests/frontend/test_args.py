@@ -12,7 +12,7 @@ import pytest
 from tokenloom.frontend import launch
 from tokenloom.frontend.args import add_engine_arguments, engine_config
 from tokenloom.frontend.engine_options import config_from_keywords
-from tokenloom.ipc.config import EngineConfig
+from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ConfigError
 
 

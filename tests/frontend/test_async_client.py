@@ -13,8 +13,7 @@ import pytest
 from tokenloom.frontend.async_client import AsyncClient
 from tokenloom.frontend.outputs import RequestOutput
 from tokenloom.ipc.errors import EngineDead, RequestError
-
-from .fake_frontend import DEADLINE_S, FORBIDDEN, FakeFrontend, expected_text, greedy
+from tokenloom.tests.frontend.fake_frontend import DEADLINE_S, FORBIDDEN, FakeFrontend, expected_text, greedy
 
 
 def with_client(body: Callable[[FakeFrontend, AsyncClient], Awaitable[None]]) -> Callable[[FakeFrontend], None]:

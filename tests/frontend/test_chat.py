@@ -12,8 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from tokenloom.frontend.chat import ChatTemplate
 from tokenloom.ipc.errors import ConfigError, RequestError
 from tokenloom.ipc.messages import ChatMessage
-
-from .samples import backend_json, new_tokenizer
+from tokenloom.tests.frontend.samples import backend_json, new_tokenizer
 
 CHAT = [
     ChatMessage("system", "Be <brief> & kind."),

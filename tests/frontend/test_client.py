@@ -16,8 +16,7 @@ import pytest
 from tokenloom.frontend.client import Client
 from tokenloom.ipc.errors import EngineDead, ProtocolError, RequestError
 from tokenloom.ipc.messages import ChatMessage, Submit
-
-from .fake_frontend import DEADLINE_S, FORBIDDEN, FakeFrontend, expected_text, greedy
+from tokenloom.tests.frontend.fake_frontend import DEADLINE_S, FORBIDDEN, FakeFrontend, expected_text, greedy
 
 
 def test_results_come_in_the_order_of_the_prompts(client: Client) -> None:

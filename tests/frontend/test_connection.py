@@ -17,8 +17,7 @@ from tokenloom.frontend.connection import Connection
 from tokenloom.ipc.errors import EngineDead, InternalError, RequestError
 from tokenloom.ipc.messages import CREDIT_WINDOW, Delta, Submit
 from tokenloom.ipc.sockets import MAX_CLIENT_MESSAGE_BYTES
-
-from .fake_frontend import DEADLINE_S, FakeFrontend, expected_text, greedy
+from tokenloom.tests.frontend.fake_frontend import DEADLINE_S, FakeFrontend, expected_text, greedy
 
 
 def test_requests_go_on_after_the_frontend_has_forgotten_the_client(fake: FakeFrontend, client: Client) -> None:

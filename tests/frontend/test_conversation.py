@@ -29,9 +29,8 @@ from tokenloom.ipc.messages import (
     Welcome,
 )
 from tokenloom.ipc.sampling_params import SamplingParams
-
-from .fake_frontend import answer_tokens, prompt_ids, text_of
-from .rig import HELLO, Rig, check_answer
+from tokenloom.tests.frontend.fake_frontend import answer_tokens, prompt_ids, text_of
+from tokenloom.tests.frontend.rig import HELLO, Rig, check_answer
 
 
 @pytest.mark.parametrize("seed", range(60))

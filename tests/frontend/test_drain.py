@@ -19,8 +19,7 @@ from tokenloom.ipc.messages import (
     GetHealth,
     Health,
 )
-
-from .bench import Bench, ids, new_submit
+from tokenloom.tests.frontend.bench import Bench, ids, new_submit
 
 
 def drain(bench: Bench, clients_return_s: float = 0.0) -> None:

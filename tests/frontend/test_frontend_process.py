@@ -20,7 +20,7 @@ import zmq
 
 from tokenloom.ipc.addresses import RunDirectory
 from tokenloom.ipc.codec import Decoder, encode, encode_ids
-from tokenloom.ipc.engine_spec import EngineSpec
+from tokenloom.ipc.config.engine_spec import EngineSpec
 from tokenloom.ipc.errors import ErrorInfo
 from tokenloom.ipc.messages import (
     PROTOCOL_VERSION,
@@ -53,8 +53,7 @@ from tokenloom.ipc.messages import (
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.ipc.sockets import MAX_CLIENT_MESSAGE_BYTES, new_socket
 from tokenloom.tests.engine_specs import new_spec
-
-from .samples import backend_json, new_tokenizer
+from tokenloom.tests.frontend.samples import backend_json, new_tokenizer
 
 DEADLINE_S = 30.0
 T = TypeVar("T")

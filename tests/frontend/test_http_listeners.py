@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tokenloom.frontend.http_listeners import HttpListeners
-from tokenloom.ipc.config import EngineConfig
+from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ConfigError
 
 WARNING = "all who can reach it may use the engine"

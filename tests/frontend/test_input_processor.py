@@ -11,13 +11,12 @@ import pytest
 from tokenloom.frontend.chat import ChatTemplate
 from tokenloom.frontend.input_processor import InputProcessor, ProcessedRequest, Prompt
 from tokenloom.ipc.codec import decode_ids, encode_ids
-from tokenloom.ipc.config import EngineConfig
+from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import RequestError
 from tokenloom.ipc.messages import ChatMessage, Child, EngineCoreRequest, Submit
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.tests.engine_specs import new_spec
-
-from .samples import new_tokenizer
+from tokenloom.tests.frontend.samples import new_tokenizer
 
 TEMPLATE = ChatTemplate("{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}", {"bos_token": "<s>"})
 

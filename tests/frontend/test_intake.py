@@ -30,10 +30,10 @@ from tokenloom.frontend.openai_schema import (
 from tokenloom.frontend.resolve import DEMO_FOLDER
 from tokenloom.frontend.tokenizer import Tokenizer
 from tokenloom.ipc.codec import encode_ids
-from tokenloom.ipc.engine_spec import EngineSpec
+from tokenloom.ipc.config.engine_spec import EngineSpec
 from tokenloom.ipc.errors import RequestError
-from tokenloom.ipc.faults import inject
 from tokenloom.ipc.messages import BodyInput, BodyRead, ChatMessage, NotRead, PromptRead, ReadBody, ReadPrompt
+from tokenloom.ipc.process.faults import inject
 from tokenloom.tests.engine_specs import new_spec
 
 DEADLINE_S = 20.0

@@ -12,8 +12,7 @@ from tokenloom.ipc.codec import encode
 from tokenloom.ipc.errors import ProtocolError
 from tokenloom.ipc.messages import ChatMessage, Child, Submit
 from tokenloom.ipc.sampling_params import SamplingParams
-
-from .bench import Bench
+from tokenloom.tests.frontend.bench import Bench
 
 TURN = ChatMessage("user", "a")
 

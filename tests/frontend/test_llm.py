@@ -23,12 +23,11 @@ from tokenloom.frontend.engine_handle import EngineHandle
 from tokenloom.frontend.engine_options import config_from_keywords
 from tokenloom.frontend.in_process_connection import InProcessConnection
 from tokenloom.frontend.llm import LLM
-from tokenloom.ipc.config import EngineConfig
+from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ConfigError, EngineDead, InternalError, RequestError, TokenloomError
 from tokenloom.ipc.messages import ClientMessage, FrontendMessage
 from tokenloom.ipc.sampling_params import SamplingParams
-
-from .fake_frontend import DEADLINE_S, FORBIDDEN, FakeService, expected_text, greedy
+from tokenloom.tests.frontend.fake_frontend import DEADLINE_S, FORBIDDEN, FakeService, expected_text, greedy
 
 LAUNCHER = """
 import json, os, sys, time
@@ -95,7 +94,7 @@ def test_a_program_that_has_closed_its_standard_streams_may_start_one(tmp_path: 
         "for fd in range(3):\n"
         "    os.close(fd)\n"
         "from tokenloom.frontend.engine_handle import EngineHandle\n"
-        "from tokenloom.ipc.config import EngineConfig\n"
+        "from tokenloom.ipc.config.engine_config import EngineConfig\n"
         f"handle = EngineHandle(EngineConfig(model='x'), [sys.executable, {str(script)!r}])\n"
         f"open({str(answer)!r}, 'w').write(handle.address)\n"
         "handle.stop()\n"

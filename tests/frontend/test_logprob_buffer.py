@@ -11,8 +11,7 @@ from tokenloom.frontend.logprobs import Logprob, unpack_logprobs
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.errors import ProtocolError
 from tokenloom.ipc.messages import LogprobColumns
-
-from .samples import new_tokenizer
+from tokenloom.tests.frontend.samples import new_tokenizer
 
 
 def columns(entries: list[tuple[int, int, list[int]]]) -> LogprobColumns:

@@ -23,10 +23,9 @@ from tokenloom.ipc.messages import (
     Welcome,
 )
 from tokenloom.ipc.sampling_params import SamplingParams
-
-from .bench import Bench, ids, new_submit
-from .rig import Rig
-from .samples import new_tokenizer
+from tokenloom.tests.frontend.bench import Bench, ids, new_submit
+from tokenloom.tests.frontend.rig import Rig
+from tokenloom.tests.frontend.samples import new_tokenizer
 
 
 def scored(*entries: tuple[int, int, int]) -> LogprobColumns:

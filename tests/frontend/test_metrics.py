@@ -16,7 +16,7 @@ from tokenloom.frontend.metrics import Counter, Gauge, Histogram, Registry
 from tokenloom.frontend.metrics_engine import ROWS, SECONDS, EngineMetrics
 from tokenloom.frontend.service import Frontend
 from tokenloom.ipc.codec import encode_ids
-from tokenloom.ipc.config import EngineConfig
+from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ErrorInfo
 from tokenloom.ipc.messages import (
     PROTOCOL_VERSION,

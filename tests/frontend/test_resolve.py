@@ -11,11 +11,11 @@ import pytest
 from tokenloom.frontend.resolve import DEMO_FOLDER, check_parallel, find_checkpoint, resolve
 from tokenloom.frontend.start_check import GPU_NODES
 from tokenloom.ipc.addresses import RunDirectory
-from tokenloom.ipc.config import EngineConfig
+from tokenloom.ipc.config.engine_config import EngineConfig
+from tokenloom.ipc.config.model_config import ModelConfig
+from tokenloom.ipc.config.quantization_config import QuantizationConfig
 from tokenloom.ipc.errors import ConfigError
-from tokenloom.ipc.machine_memory import gib, swap_bytes, total_bytes
-from tokenloom.ipc.model_config import ModelConfig
-from tokenloom.ipc.quantization_config import QuantizationConfig
+from tokenloom.ipc.process.machine_memory import gib, swap_bytes, total_bytes
 
 
 def test_without_a_model_the_demo_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from tokenloom.frontend.resolve import DEMO_FOLDER
 from tokenloom.frontend.server_engine import LocalEngine
 from tokenloom.frontend.server_slices import in_slices
 from tokenloom.ipc.codec import encode_ids
-from tokenloom.ipc.config import EngineConfig
+from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.messages import Submit
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.scripts.engine_steps import new_frontend

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from tokenloom.frontend.background import THREAD_BYTES, WAIT_S
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.messages import Abort, Accepted, ChatMessage, Deltas, Finished, Started
-
-from .bench import DEADLINE_S, TOKENIZER, Bench, deltas_of, ids, new_submit
+from tokenloom.tests.frontend.bench import DEADLINE_S, TOKENIZER, Bench, deltas_of, ids, new_submit
 
 
 def test_a_request_goes_to_the_core_and_its_text_comes_back(bench: Bench) -> None:

@@ -20,8 +20,7 @@ from tokenloom.ipc.messages import (
     Unknown,
     Welcome,
 )
-
-from .bench import TOKENIZER, Bench, deltas_of, ids, new_submit
+from tokenloom.tests.frontend.bench import TOKENIZER, Bench, deltas_of, ids, new_submit
 
 
 def test_a_client_that_does_not_read_gets_its_news_merged_and_slows_nobody(bench: Bench) -> None:

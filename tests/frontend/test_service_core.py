@@ -21,8 +21,7 @@ from tokenloom.ipc.messages import (
     Unknown,
     Welcome,
 )
-
-from .bench import Bench, ids, new_submit
+from tokenloom.tests.frontend.bench import Bench, ids, new_submit
 
 
 @pytest.mark.parametrize("params", [{}, {"stop": ["is P", "Madrid."]}, {"min_tokens": 9, "stop": "is"}])

@@ -25,8 +25,7 @@ from tokenloom.ipc.messages import (
     TokenIds,
     Tokenize,
 )
-
-from .bench import TOKENIZER, Bench, ids
+from tokenloom.tests.frontend.bench import TOKENIZER, Bench, ids
 
 
 def health_after(bench: Bench, seconds: float, **progress: object) -> Health:

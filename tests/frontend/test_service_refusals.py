@@ -10,11 +10,10 @@ import pytest
 
 from tokenloom.frontend import request_desk
 from tokenloom.ipc.codec import encode, encode_ids
-from tokenloom.ipc.config import EngineConfig
+from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ErrorInfo
 from tokenloom.ipc.messages import PROTOCOL_VERSION, Child, Deltas, Hello, Ping, QueryFailed, Refused, Unknown
-
-from .bench import Bench, ids, new_submit
+from tokenloom.tests.frontend.bench import Bench, ids, new_submit
 
 
 def test_another_protocol_version_is_refused_with_both_named(bench: Bench) -> None:

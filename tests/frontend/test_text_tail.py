@@ -8,8 +8,7 @@ import pytest
 
 from tokenloom.frontend.resolve import DEMO_FOLDER
 from tokenloom.frontend.tokenizer import Tokenizer
-
-from .samples import SENTENCES, new_tokenizer
+from tokenloom.tests.frontend.samples import SENTENCES, new_tokenizer
 
 NUM_TOKENS = 300
 

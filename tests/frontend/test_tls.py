@@ -20,7 +20,7 @@ from tokenloom.frontend.openai_errors import json_response
 from tokenloom.frontend.server import accept, new_server
 from tokenloom.frontend.server_connections import Connections
 from tokenloom.frontend.tls import new_ssl_context
-from tokenloom.ipc.config import EngineConfig
+from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ConfigError
 
 T = TypeVar("T")

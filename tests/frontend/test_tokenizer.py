@@ -12,10 +12,9 @@ import tokenizers
 from transformers import AutoTokenizer
 
 from tokenloom.frontend.tokenizer import Tokenizer
-from tokenloom.ipc.config import EngineConfig
+from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ConfigError
-
-from .samples import KINDS, SENTENCES, backend_json, new_tokenizer
+from tokenloom.tests.frontend.samples import KINDS, SENTENCES, backend_json, new_tokenizer
 
 
 def write(folder: Path, kind: str, **config: object) -> None:

@@ -16,7 +16,7 @@ from tokenloom.frontend.resolve import DEMO_FOLDER
 from tokenloom.frontend.server_app import new_app
 from tokenloom.frontend.server_engine import RUNS_PER_GROUP, LocalEngine
 from tokenloom.frontend.service import Frontend
-from tokenloom.ipc.config import EngineConfig
+from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.scripts.engine_steps import (
     CLIENT,
     Calls,

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from tokenloom.ipc.awake_clock import MISSED_BEATS, AwakeClock
+from tokenloom.ipc.process.awake_clock import MISSED_BEATS, AwakeClock
 
 BEAT_S = 0.5
 

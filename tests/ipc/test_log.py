@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tokenloom.ipc import log
+from tokenloom.ipc.process import log
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tokenloom.ipc.machine_memory import MemoryCgroup, available_bytes, memory_cgroups, total_bytes
+from tokenloom.ipc.process.machine_memory import MemoryCgroup, available_bytes, memory_cgroups, total_bytes
 
 MIB = 1 << 20
 

@@ -10,7 +10,7 @@ import pytest
 
 HEAP_AFTER_A_LARGE_BLOCK_WAS_FREED = """
 import sys
-from tokenloom.ipc.malloc import return_large_blocks
+from tokenloom.ipc.process.malloc import return_large_blocks
 
 def heap_bytes():
     (line,) = (line for line in open("/proc/self/maps") if line.rstrip().endswith("[heap]"))

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import transformers
 
+from tokenloom.ipc.config.model_config import ModelConfig
 from tokenloom.ipc.errors import ConfigError
-from tokenloom.ipc.model_config import ModelConfig
 
 FAMILIES: dict[str, Any] = {
     "LlamaForCausalLM": transformers.LlamaConfig,

@@ -9,10 +9,9 @@ import torch
 from tokenloom.kernels import fp8_cache
 from tokenloom.kernels.ops import select_ops
 from tokenloom.kernels.reference import ReferenceOps
+from tokenloom.tests.kernels.test_reference import brute_force, scatter_rows
+from tokenloom.tests.kernels.triton_shapes import as_fp8, from_fp8
 from tokenloom.tests.workers.paged_run import make_metadata
-
-from .test_reference import brute_force, scatter_rows
-from .triton_shapes import as_fp8, from_fp8
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e-3, 1.0, 1e4])

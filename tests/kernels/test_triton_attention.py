@@ -18,8 +18,7 @@ from tokenloom.kernels.triton_decode import MAX_CHUNKS, PLAN_ROWS, decode_attent
 from tokenloom.kernels.triton_ops import TritonOps
 from tokenloom.kernels.triton_prefill import plan_prefill, prefill_attention
 from tokenloom.kernels.triton_table import DecodeShape, PrefillShape
-
-from .triton_shapes import PagedStep, as_fp8, far_away, from_fp8, paged_step
+from tokenloom.tests.kernels.triton_shapes import PagedStep, as_fp8, far_away, from_fp8, paged_step
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3}
 HEAD_DIMS = [64, 80, 96, 128, 256]

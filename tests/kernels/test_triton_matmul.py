@@ -19,10 +19,9 @@ from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.kernels.reference import route as reference_route
 from tokenloom.kernels.triton_experts import CHUNK, list_rows, route
 from tokenloom.kernels.triton_ops import TritonOps
+from tokenloom.tests.kernels.test_triton_layers import seeds
 from tokenloom.tests.quantized_checkpoints import quantized_pair
 from tokenloom.tests.workers.paged_run import PagedRun, load
-
-from .test_triton_layers import seeds
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3}
 FORMS = ("int8", "fp8", "int8 groups", "int4", "int4 act-order", "int4 one group", "fp8 blocks")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from tokenloom.ipc.model_config import ModelConfig
+from tokenloom.ipc.config.model_config import ModelConfig
 from tokenloom.scripts.bench_limits import Limits, Rates
 from tokenloom.scripts.bench_workload import Workload
 from tokenloom.tests.checkpoints import FAMILIES, tiny_checkpoint

@@ -11,8 +11,8 @@ import httpx2
 import openai
 import pytest
 
-from .http_engine import DEADLINE_S, KEY, OPTIONS
-from .launched import LaunchedEngine
+from tokenloom.tests.system.http_engine import DEADLINE_S, KEY, OPTIONS
+from tokenloom.tests.system.launched import LaunchedEngine
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 from tokenloom import StructuredOutputsParams
 from tokenloom.ipc.structured_outputs import MAX_SCHEMA_DEPTH
-
-from .schemas import SCHEMAS, Schema
+from tokenloom.tests.system.schemas import SCHEMAS, Schema
 
 _TYPES = ("objct", "strin", "int", "", "any", "Array")
 _LARK = 'start: item+ "," tail?\nitem: WORD | "(" start ")"\ntail: /[0-9]{1,4}/\nWORD: /[a-z]+/\n'

@@ -18,8 +18,8 @@ import httpx2
 import psutil
 import pytest
 
-from .launched import LaunchedEngine
-from .prometheus import Prometheus
+from tokenloom.tests.system.launched import LaunchedEngine
+from tokenloom.tests.system.prometheus import Prometheus
 
 pytestmark = [
     pytest.mark.slow,

@@ -17,9 +17,8 @@ import httpx2
 import psutil
 import pytest
 
-from tokenloom.ipc.config import EngineConfig
-
-from .launched import LaunchedEngine
+from tokenloom.ipc.config.engine_config import EngineConfig
+from tokenloom.tests.system.launched import LaunchedEngine
 
 DEADLINE_S = 30.0
 BLOCK_SIZE = EngineConfig().block_size

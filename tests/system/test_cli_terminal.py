@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from tokenloom import Client
-from tokenloom.ipc.faults import inject
-
-from .launched import LaunchedEngine
-from .terminal import DEADLINE_S, Terminal
+from tokenloom.ipc.process.faults import inject
+from tokenloom.tests.system.launched import LaunchedEngine
+from tokenloom.tests.system.terminal import DEADLINE_S, Terminal
 
 CTRL_C, CTRL_D, UP = "\x03", "\x04", "\x1b[A"
 BRACKET_PASTES = "\x1b[?2004h"

@@ -23,8 +23,7 @@ import httpx2
 import pytest
 
 from tokenloom.frontend.resolve import DEMO_FOLDER
-
-from .launched import LaunchedEngine
+from tokenloom.tests.system.launched import LaunchedEngine
 
 CLIENTS = Path(__file__).parents[1] / "clients"
 DEADLINE_S = 200.0

@@ -13,8 +13,7 @@ import httpx2
 import pytest
 
 from tokenloom.scripts.screenshot_dashboard import Browser, find_chromium
-
-from .launched import LaunchedEngine
+from tokenloom.tests.system.launched import LaunchedEngine
 
 pytestmark = pytest.mark.skipif(find_chromium() is None, reason="chromium is not installed")
 

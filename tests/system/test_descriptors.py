@@ -10,10 +10,9 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tokenloom.ipc.descriptors import MAX_DESCRIPTORS
-
-from .http_engine import DEADLINE_S, samples
-from .launched import LaunchedEngine
+from tokenloom.ipc.process.descriptors import MAX_DESCRIPTORS
+from tokenloom.tests.system.http_engine import DEADLINE_S, samples
+from tokenloom.tests.system.launched import LaunchedEngine
 
 FEW = 160
 NUM_IDLE = 150

@@ -15,8 +15,7 @@ from transformers import AutoModel
 
 from tokenloom import LLM, AsyncLLM, EmbeddingRequestOutput, PoolingParams, RequestError, SamplingParams
 from tokenloom.tests.checkpoints import tiny_checkpoint
-
-from .test_parity import VOCAB_SIZE, make_prompts
+from tokenloom.tests.system.test_parity import VOCAB_SIZE, make_prompts
 
 TOLERANCE = 1e-4
 SHAPES: dict[str, dict[str, object]] = {

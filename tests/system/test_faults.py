@@ -21,8 +21,8 @@ from tokenloom.frontend.child_process import Schedule
 from tokenloom.frontend.connection import Connection
 from tokenloom.frontend.open_request import Update
 from tokenloom.ipc.codec import decode_ids
-from tokenloom.ipc.faults import POINTS, maybe_fail
 from tokenloom.ipc.messages import Accepted, Delta, Health, Submit
+from tokenloom.ipc.process.faults import POINTS, maybe_fail
 from tokenloom.scripts.chaos_work import difference
 from tokenloom.scripts.engine_process import Engine
 

@@ -6,7 +6,7 @@ import time
 
 import httpx2
 
-from .http_engine import DEADLINE_S, QUESTION, samples, wait_idle
+from tokenloom.tests.system.http_engine import DEADLINE_S, QUESTION, samples, wait_idle
 
 
 def test_the_document_lists_every_route_and_field_and_what_needs_the_key(http: httpx2.Client, url: str) -> None:

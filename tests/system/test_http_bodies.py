@@ -16,10 +16,9 @@ import psutil
 import pytest
 
 from tokenloom.frontend.body_parser import SMALL_BYTES
-from tokenloom.ipc.faults import inject
-
-from .http_engine import DEADLINE_S, QUESTION, wait_idle
-from .launched import LaunchedEngine
+from tokenloom.ipc.process.faults import inject
+from tokenloom.tests.system.http_engine import DEADLINE_S, QUESTION, wait_idle
+from tokenloom.tests.system.launched import LaunchedEngine
 
 PADDING = b" " * (SMALL_BYTES + 1)  # white space, which makes a body large and changes nothing
 WORDS = "The capital of Peru is Lima. "

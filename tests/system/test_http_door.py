@@ -18,9 +18,8 @@ import pytest
 from tokenloom import Client
 from tokenloom.scripts import http_kills
 from tokenloom.tests.checkpoints import tiny_checkpoint
-
-from .http_engine import DEADLINE_S, samples
-from .launched import LaunchedEngine
+from tokenloom.tests.system.http_engine import DEADLINE_S, samples
+from tokenloom.tests.system.launched import LaunchedEngine
 
 CUT = "tokenloom_http_requests_cut_total"
 ROOT = "/llm"

@@ -7,7 +7,7 @@ import gzip
 import httpx2
 import pytest
 
-from .http_engine import QUESTION
+from tokenloom.tests.system.http_engine import QUESTION
 
 BAD_BODIES: list[tuple[str, dict[str, object], int, str | None]] = [
     ("unknown field", {"prompt": "x", "temprature": 1}, 400, "temprature"),

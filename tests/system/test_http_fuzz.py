@@ -12,8 +12,7 @@ import pytest
 
 from tokenloom.frontend.openai_responses import ResponsesRequest
 from tokenloom.frontend.openai_schema import ChatRequest, CompletionRequest, DetokenizeRequest, EmbeddingRequest
-
-from .http_engine import KEY, QUESTION
+from tokenloom.tests.system.http_engine import KEY, QUESTION
 
 VALUES = [None, True, 0, -1, 1, 3, 1e308, -0.5, "", "x", "\x00", [], [[]], [1], ["a"], {}, {"a": 1}, 2**63, "😀" * 9]
 BODIES = (CompletionRequest, ChatRequest, ResponsesRequest, EmbeddingRequest, DetokenizeRequest)

@@ -6,7 +6,7 @@ import re
 
 import httpx2
 
-from .http_engine import DEADLINE_S, KEY, ORIGIN, samples
+from tokenloom.tests.system.http_engine import DEADLINE_S, KEY, ORIGIN, samples
 
 
 def test_no_key_and_a_wrong_key_are_401_and_the_probes_are_open(url: str) -> None:

@@ -9,7 +9,7 @@ import httpx2
 import openai
 import pytest
 
-from .http_engine import QUESTION
+from tokenloom.tests.system.http_engine import QUESTION
 
 FRANCE = "The capital of France is"
 ANSWER = {"model": "tokenloom-demo", "temperature": 0}

@@ -10,7 +10,7 @@ from statistics import median
 import httpx2
 import pytest
 
-from .http_engine import DEADLINE_S, KEY, QUESTION, samples, wait_idle
+from tokenloom.tests.system.http_engine import DEADLINE_S, KEY, QUESTION, samples, wait_idle
 
 ENDLESS = {"prompt": "The", "max_tokens": 2000, "ignore_eos": True, "temperature": 0}
 

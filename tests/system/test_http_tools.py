@@ -13,8 +13,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from .launched import LaunchedEngine
-from .prometheus import Prometheus
+from tokenloom.tests.system.launched import LaunchedEngine
+from tokenloom.tests.system.prometheus import Prometheus
 
 DASHBOARDS = Path(__file__).parents[2] / "docs" / "dashboards"
 DEADLINE_S = 30.0

@@ -14,8 +14,7 @@ from tokenloom import Client
 from tokenloom.frontend.cli_status import lines
 from tokenloom.kernels.cpu.processor import instruction_levels
 from tokenloom.scripts.engine_process import Engine
-
-from .http_engine import samples
+from tokenloom.tests.system.http_engine import samples
 
 pytestmark = pytest.mark.skipif(not instruction_levels(), reason="the processor has no AVX2")
 

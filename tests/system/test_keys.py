@@ -11,8 +11,7 @@ import pytest
 from tokenloom import Client, ConfigError, EngineDead, SamplingParams
 from tokenloom.frontend.launch import main
 from tokenloom.ipc.keys import Keys
-
-from .launched import LaunchedEngine
+from tokenloom.tests.system.launched import LaunchedEngine
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4)
 

@@ -16,7 +16,6 @@ import zmq
 
 from tokenloom import Client, Draining, SamplingParams, StructuredOutputsParams
 from tokenloom.ipc.codec import Decoder, encode, num_ids
-from tokenloom.ipc.faults import inject
 from tokenloom.ipc.messages import (
     CREDIT_WINDOW,
     PROTOCOL_VERSION,
@@ -28,10 +27,10 @@ from tokenloom.ipc.messages import (
     Ping,
     Submit,
 )
+from tokenloom.ipc.process.faults import inject
 from tokenloom.ipc.sockets import new_socket
 from tokenloom.scripts.engine_process import Engine
-
-from .launched import LaunchedEngine
+from tokenloom.tests.system.launched import LaunchedEngine
 
 GREEDY = SamplingParams(temperature=0, max_tokens=16)
 LONG = SamplingParams(temperature=0, max_tokens=300, ignore_eos=True)

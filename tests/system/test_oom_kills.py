@@ -17,8 +17,7 @@ import pytest
 from tokenloom import Client, SamplingParams
 from tokenloom.frontend.oom_kills import OomKills
 from tokenloom.scripts.engine_process import Engine
-
-from .test_faults import wait_health
+from tokenloom.tests.system.test_faults import wait_health
 
 LIMIT_BYTES = 16 << 20
 LOOK_S = 1.0  # how often the supervisor looks at where its children are

@@ -12,8 +12,7 @@ import torch
 
 from tokenloom import LLM, RequestOutput, SamplingParams
 from tokenloom.tests.checkpoints import tiny_checkpoint
-
-from .oracle import GreedyOracle
+from tokenloom.tests.system.oracle import GreedyOracle
 
 VOCAB_SIZE = 1013
 SHAPES: dict[str, dict[str, object]] = {  # a family with a head_dim, a group and a block size of its own

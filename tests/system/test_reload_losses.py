@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tokenloom import Client, InternalError, RequestOutput, SamplingParams
-from tokenloom.ipc.faults import inject
+from tokenloom.ipc.process.faults import inject
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.checkpoints import tiny_checkpoint
 

@@ -10,8 +10,7 @@ import pytest
 
 from tokenloom import AsyncLLM, RequestError, RequestOutput, SamplingParams
 from tokenloom.ipc.sampling_params import OutputKind
-
-from .sampling_engine import BASE, VOCAB_SIZE, make_prompts, open_llm, sampling_checkpoint
+from tokenloom.tests.system.sampling_engine import BASE, VOCAB_SIZE, make_prompts, open_llm, sampling_checkpoint
 
 
 @pytest.fixture(scope="module")

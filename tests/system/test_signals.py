@@ -13,8 +13,7 @@ import pytest
 
 from tokenloom import Client, SamplingParams
 from tokenloom.scripts.engine_process import Engine
-
-from .launched import LaunchedEngine
+from tokenloom.tests.system.launched import LaunchedEngine
 
 DEADLINE_S = 60.0
 PROMPT = "The capital of France is"

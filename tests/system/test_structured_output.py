@@ -16,9 +16,8 @@ import pytest
 
 from tokenloom import LLM, RequestError, RequestOutput, SamplingParams, StructuredOutputsParams
 from tokenloom.tests.checkpoints import tiny_checkpoint
-
-from .malformed_grammars import deep_grammars, malformed_grammars
-from .schemas import SCHEMAS, Schema
+from tokenloom.tests.system.malformed_grammars import deep_grammars, malformed_grammars
+from tokenloom.tests.system.schemas import SCHEMAS, Schema
 
 PROMPTS = ("The capital of France is", "{", "Answer in JSON: ", "42", "日本")
 MAX_TOKENS = 1400

@@ -17,11 +17,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tokenloom.frontend.tracing import is_traceparent, is_tracestate, new_tracing
-from tokenloom.ipc.config import EngineConfig
+from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.tests.engine_specs import new_spec
-
-from .launched import LaunchedEngine
+from tokenloom.tests.system.launched import LaunchedEngine
 
 DEADLINE_S = 20.0
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

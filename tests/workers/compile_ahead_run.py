@@ -23,8 +23,8 @@ from triton.compiler import compile as compile_kernel
 if "alone" in sys.argv:
     del triton.runtime._async_compile.AsyncCompileMode
 
+from tokenloom.ipc.config.model_config import ModelConfig
 from tokenloom.ipc.errors import ConfigError
-from tokenloom.ipc.model_config import ModelConfig
 from tokenloom.kernels.triton_compile import compiling
 from tokenloom.kernels.triton_deterministic import DeterministicTritonOps
 from tokenloom.kernels.triton_logprobs import log_totals

@@ -9,8 +9,8 @@ import msgspec
 import torch
 from torch import Tensor
 
-from tokenloom.ipc.model_config import ModelConfig
-from tokenloom.ipc.quantization_config import QuantizationConfig
+from tokenloom.ipc.config.model_config import ModelConfig
+from tokenloom.ipc.config.quantization_config import QuantizationConfig
 from tokenloom.kernels.ops import AttentionMetadata, Ops, select_ops
 from tokenloom.workers.models.decoder import DecoderModel, load_model
 from tokenloom.workers.parallel import ParallelGroup

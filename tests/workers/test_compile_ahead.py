@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tokenloom.ipc.model_config import ModelConfig
+from tokenloom.ipc.config.model_config import ModelConfig
 from tokenloom.tests.checkpoints import tiny_checkpoint
 from tokenloom.tests.quantized_checkpoints import quantized_pair
 from tokenloom.workers.compile_ahead import distinct_layers

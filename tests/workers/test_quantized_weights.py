@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tokenloom.ipc.config.model_config import ModelConfig
+from tokenloom.ipc.config.quantization_config import QuantizationConfig
 from tokenloom.ipc.errors import ConfigError
-from tokenloom.ipc.model_config import ModelConfig
-from tokenloom.ipc.quantization_config import QuantizationConfig
 from tokenloom.kernels.quantized import QuantizedWeight, as_floats
 from tokenloom.tests.checkpoints import tiny_checkpoint
 from tokenloom.tests.quantized_checkpoints import FORMATS, quantized_pair

@@ -10,8 +10,8 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
+from tokenloom.ipc.config.model_config import ModelConfig, RopeConfig
 from tokenloom.ipc.errors import ConfigError
-from tokenloom.ipc.model_config import ModelConfig, RopeConfig
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.workers.layers.rotary import RotaryEmbedding, rotary_frequencies
 

@@ -15,8 +15,9 @@ import numpy as np
 import zmq
 
 from tokenloom.ipc.codec import Decoder, encode
-from tokenloom.ipc.config import EngineConfig
-from tokenloom.ipc.engine_spec import EngineSpec
+from tokenloom.ipc.config.engine_config import EngineConfig
+from tokenloom.ipc.config.engine_spec import EngineSpec
+from tokenloom.ipc.config.model_config import ModelConfig
 from tokenloom.ipc.messages import (
     ChildToSupervisor,
     CoreToWorker,
@@ -34,7 +35,6 @@ from tokenloom.ipc.messages import (
     SupervisorToChild,
     WorkerToCore,
 )
-from tokenloom.ipc.model_config import ModelConfig
 from tokenloom.ipc.sockets import new_socket
 from tokenloom.tests.engine_specs import new_spec
 from tokenloom.tests.workers import random_schedule

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...ipc.model_config import ExpertsConfig
+from ...ipc.config.model_config import ExpertsConfig
 from ...kernels.quantized import Weight
 from ..quantized_weights import as_stored, load_matrix
 from ..weights import Checkpoint, Piece

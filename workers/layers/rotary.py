@@ -12,8 +12,8 @@ import math
 import torch
 from torch import Tensor
 
+from ...ipc.config.model_config import RopeConfig
 from ...ipc.errors import ConfigError
-from ...ipc.model_config import RopeConfig
 
 
 class RotaryEmbedding:

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...ipc.model_config import ModelConfig
+from ...ipc.config.model_config import ModelConfig
 from ...kernels.ops import (
     AttentionMetadata,
     DecoderWeights,
