@@ -148,7 +148,7 @@ def _fast_ops(
 ) -> Ops | str:
     """The kernels, or the reason why there are none."""
     if device.type == "cuda":
-        from .gpu_ops import gpu_obstacle, load_gpu_ops
+        from .gpu.load import gpu_obstacle, load_gpu_ops
 
         return load_gpu_ops(device, is_deterministic) or gpu_obstacle(device)
     if has_fp8_cache:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .ops import PackedLinear
+from .contract import PackedLinear
 from .reference import ReferenceOps
 
 

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import fp8_cache
-from .ops import AttentionMetadata, DecoderWeights, FusedDecoder, PackedExperts, PackedLinear, RowColumns
+from .contract import AttentionMetadata, DecoderWeights, FusedDecoder, PackedExperts, PackedLinear, RowColumns
 from .quantized import Weight, as_floats
 
 

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 
 from tokenloom.ipc.config.model_config import ModelConfig
+from tokenloom.kernels.contract import select_ops
 from tokenloom.kernels.cpu.library import load_library
 from tokenloom.kernels.cpu.library_store import cached_library
 from tokenloom.kernels.cpu.processor import instruction_levels
-from tokenloom.kernels.ops import select_ops
 from tokenloom.scripts.bench_limits import LimitsPeer
 from tokenloom.scripts.bench_report import Report, median, new_parser
 from tokenloom.scripts.bench_workload import find_checkpoint

@@ -1,6 +1,6 @@
 """Compile the Triton kernels ahead of time, for any architecture and without a GPU.
 
-    python -m tokenloom.kernels.gpu_compile [--architectures 80 90]
+    python -m tokenloom.scripts.compile_kernels [--architectures 80 90]
 
 calls the operations as common models do, on tensors without memory; what they would launch is compiled instead, by
 Triton's own path and so in the very form that a device would run. Prints a table: registers, spills and shared memory
@@ -28,15 +28,15 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from . import fp8_cache
-from .ops import AttentionMetadata, RowColumns
-from .quantized import QuantizedWeight, Weight
-from .triton_compile import compiling
-from .triton_deterministic import DeterministicTritonOps
-from .triton_logprobs import log_totals
-from .triton_ops import TritonOps
-from .triton_rows import write_rows
-from .triton_sampling import sample
+from ..kernels import fp8_cache
+from ..kernels.contract import AttentionMetadata, RowColumns
+from ..kernels.gpu.compile import compiling
+from ..kernels.gpu.deterministic import DeterministicTritonOps
+from ..kernels.gpu.ops import TritonOps
+from ..kernels.gpu.rows import write_rows
+from ..kernels.gpu.sampling.logprobs import log_totals
+from ..kernels.gpu.sampling.sampling import sample
+from ..kernels.quantized import QuantizedWeight, Weight
 
 ARCHITECTURES = (80, 90)
 MIN_FP8_ARCHITECTURE = 89

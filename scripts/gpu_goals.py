@@ -31,10 +31,10 @@ import torch.nn.functional as F
 import triton.testing
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tokenloom.kernels.triton_decode import decode_attention, plan_decode
-from tokenloom.kernels.triton_prefill import plan_prefill, prefill_attention
-from tokenloom.kernels.triton_sampling import sample
-from tokenloom.kernels.triton_table import DecodeShape, decode_shape, prefill_shape
+from tokenloom.kernels.gpu.attention.decode import decode_attention, plan_decode
+from tokenloom.kernels.gpu.attention.prefill import plan_prefill, prefill_attention
+from tokenloom.kernels.gpu.sampling.sampling import sample
+from tokenloom.kernels.gpu.table import DecodeShape, decode_shape, prefill_shape
 from tokenloom.scripts.bench_workload import find_checkpoint
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.scripts.tune_kernels import (

@@ -12,7 +12,7 @@ import torch
 
 from tokenloom.ipc.config.model_config import ModelConfig
 from tokenloom.ipc.messages import RowSampling
-from tokenloom.kernels.ops import select_ops
+from tokenloom.kernels.contract import select_ops
 from tokenloom.workers.cuda_graphs import CudaRecorder
 from tokenloom.workers.device_runner import DeviceRunner
 from tokenloom.workers.input_batch import StepInputs

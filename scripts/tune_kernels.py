@@ -23,11 +23,11 @@ import torch.nn.functional as F
 import triton.testing
 from torch import Tensor
 
-from tokenloom.kernels.ops import AttentionMetadata
-from tokenloom.kernels.triton_compile import compiling
-from tokenloom.kernels.triton_decode import decode_attention, plan_decode
-from tokenloom.kernels.triton_prefill import plan_prefill, prefill_attention
-from tokenloom.kernels.triton_table import (
+from tokenloom.kernels.contract import AttentionMetadata
+from tokenloom.kernels.gpu.attention.decode import decode_attention, plan_decode
+from tokenloom.kernels.gpu.attention.prefill import plan_prefill, prefill_attention
+from tokenloom.kernels.gpu.compile import compiling
+from tokenloom.kernels.gpu.table import (
     DecodeShape,
     PrefillShape,
     decode_shape,

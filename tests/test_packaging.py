@@ -222,7 +222,7 @@ def test_nothing_clashes_with_packages_named_like_our_rooms(foreign_modules: Pat
     program = f"""
 import {rooms}
 import tokenloom.core.engine, tokenloom.frontend.service, tokenloom.ipc.messages, tokenloom.workers.worker
-import tokenloom.kernels.ops, tokenloom.scripts.bench_report
+import tokenloom.kernels.contract, tokenloom.scripts.bench_report
 import sys
 for module in ({rooms}):
     assert module.owner == "somebody else", module

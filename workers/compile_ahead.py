@@ -20,8 +20,8 @@ from torch import Tensor
 
 from ..ipc.config.model_config import ModelConfig
 from ..ipc.errors import ConfigError
-from ..kernels.triton_compile import Kernels, compiling, load, unfinished
-from ..kernels.triton_logprobs import log_totals
+from ..kernels.gpu.compile import Kernels, compiling, load, unfinished
+from ..kernels.gpu.sampling.logprobs import log_totals
 from .cuda_graphs import Step
 from .device_runner import DeviceRunner
 from .model_runner import compute

@@ -13,9 +13,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..kernels.ops import RowColumns
-from ..kernels.triton_rows import write_rows
-from ..kernels.triton_sampling import sample
+from ..kernels.contract import RowColumns
+from ..kernels.gpu.rows import write_rows
+from ..kernels.gpu.sampling.sampling import sample
 from .input_batch import StepInputs
 from .parallel import ParallelGroup
 from .sampling_columns import SamplingColumns

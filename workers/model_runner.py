@@ -25,7 +25,7 @@ from torch import Tensor
 from ..ipc.errors import ProtocolError
 from ..ipc.messages import LogprobColumns, Pooled, SchedulerOutput, TokenMask
 from ..ipc.process.faults import maybe_fail
-from ..kernels.ops import AttentionMetadata
+from ..kernels.contract import AttentionMetadata
 from .input_batch import ExpectedTokens, InputBatch, PromptSpan, StepInputs, ids_of
 from .logits_rules import apply_rules
 from .logprobs import score_tokens

@@ -4,7 +4,7 @@ A token is argmax(logit / T − log E) over the tokens that the filters leave, t
 `kernels/noise.py`, keyed by seed, token and position, so that a draw does not depend on batch, step or process. Knows
 nothing of requests or ranks.
 
-On a GPU one kernel draws (`kernels/triton_sampling.py`). On the host most tokens cannot win whatever their noise:
+On a GPU one kernel draws (`kernels/gpu/sampling/sampling.py`). On the host most tokens cannot win whatever their noise:
 `candidates.py` finds those that can, in float32; here they are filtered, scored in double precision and compared.
 """
 
@@ -71,7 +71,7 @@ class Sampler:
 
     def _sample_on_device(self, logits: Tensor, columns: SamplingColumns, positions: I64) -> I64:
         """Waits for the device but once, for the tokens."""
-        from ..kernels.triton_sampling import sample
+        from ..kernels.gpu.sampling.sampling import sample
 
         if self._staging is None:
             self._staging = Staging(logits.device)

@@ -29,7 +29,7 @@ from ..ipc.messages import Measured, ModelRunnerOutput, Phase, SchedulerOutput
 from ..ipc.process.faults import maybe_fail
 from ..ipc.process.machine_memory import gib
 from ..kernels import fp8_cache
-from ..kernels.ops import select_ops
+from ..kernels.contract import select_ops
 from .cpu_threads import num_cpu_threads
 from .input_batch import InputBatch
 from .logits_rules import load_processors
@@ -281,7 +281,7 @@ class Worker:
     @cached_property
     def _has_kernels(self) -> bool:
         """Whether this GPU has kernels for the model's attention."""
-        from ..kernels.gpu_ops import load_gpu_ops
+        from ..kernels.gpu.load import load_gpu_ops
 
         ops = load_gpu_ops(self._device)
         model = self._spec.model
@@ -328,7 +328,7 @@ class Worker:
                 )
 
     def _check_launches(self) -> None:
-        from ..kernels.gpu_ops import launch_obstacle
+        from ..kernels.gpu.load import launch_obstacle
 
         if self._samples_on_device and (obstacle := launch_obstacle()) is not None:
             raise ConfigError(

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..ops import AttentionMetadata, DecoderWeights, FusedDecoder, PackedLinear
+from ..contract import AttentionMetadata, DecoderWeights, FusedDecoder, PackedLinear
 from ..quantized import Weight, as_floats
 from ..reference import ReferenceOps
 from . import library as c

@@ -7,7 +7,7 @@ from ctypes import Structure, addressof, byref
 import torch
 from torch import Tensor
 
-from ..ops import AttentionMetadata, DecoderWeights, LayerWeights, PackedLinear
+from ..contract import AttentionMetadata, DecoderWeights, LayerWeights, PackedLinear
 from . import library as c
 
 

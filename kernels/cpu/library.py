@@ -12,7 +12,7 @@ import re
 from ctypes import Structure
 from pathlib import Path
 
-from ..ops import AttentionMetadata
+from ..contract import AttentionMetadata
 from .compiler import SOURCE_FOLDER, Unavailable
 
 _SCALARS: dict[str, type] = {

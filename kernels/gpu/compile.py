@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 from triton.runtime.jit import JITFunction
 
-from .triton_launch import launch
+from .launch import launch
 
 try:
     from triton.runtime._async_compile import AsyncCompileMode

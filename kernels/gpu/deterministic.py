@@ -10,14 +10,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .ops import AttentionMetadata, PackedExperts, PackedLinear
-from .quantized import Weight
-from .reference import PlainLinear, ReferenceOps
-from .triton_experts import TritonExperts, mix_experts
-from .triton_linear import linear
-from .triton_ops import TritonOps
-from .triton_prefill import plan_prefill, prefill_attention
-from .triton_table import PrefillShape, prefill_shape
+from ..contract import AttentionMetadata, PackedExperts, PackedLinear
+from ..quantized import Weight
+from ..reference import PlainLinear, ReferenceOps
+from .attention.prefill import plan_prefill, prefill_attention
+from .linear.linear import linear
+from .linear.moe import TritonExperts, mix_experts
+from .ops import TritonOps
+from .table import PrefillShape, prefill_shape
 
 
 class DeterministicTritonOps(TritonOps):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from .triton_ops import TritonOps
+    from .ops import TritonOps
 
 MIN_CAPABILITY = (8, 0)  # bfloat16 products and asynchronous copies
 
@@ -30,10 +30,10 @@ def load_gpu_ops(device: torch.device, is_deterministic: bool = False) -> Triton
     capability = torch.cuda.get_device_capability(device)
     architecture = 10 * capability[0] + capability[1]
     if is_deterministic:
-        from .triton_deterministic import DeterministicTritonOps
+        from .deterministic import DeterministicTritonOps
 
         return DeterministicTritonOps(architecture)
-    from .triton_ops import TritonOps
+    from .ops import TritonOps
 
     return TritonOps(architecture)
 

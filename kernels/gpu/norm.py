@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .triton_launch import next_power_of_2
+from .launch import next_power_of_2
 
 MAX_WIDTH = 1 << 15  # elements of a row that a program holds in registers
 

@@ -1,4 +1,4 @@
-"""TritonOps: the operations of `ops.py` on CUDA, in Triton; products of several rows with plain matrices are torch's
+"""TritonOps: the operations of `contract.py` on CUDA, in Triton; products of several rows with plain matrices are torch's
 (cuBLAS).
 
 What it does not override is the reference. No operation reads the device back, so that a decode step can be captured
@@ -14,19 +14,19 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from .ops import AttentionMetadata, PackedExperts, PackedLinear, RowColumns
-from .quantized import Weight
-from .reference import PlainLinear, ReferenceOps, plain_table
-from .triton_activation import silu_and_mul
-from .triton_decode import decode_attention, plan_decode
-from .triton_experts import TritonExperts, mix_experts
-from .triton_heads import prepare_heads
-from .triton_matmul import Matrices, matmul
-from .triton_norm import MAX_WIDTH, rms_norm
-from .triton_prefill import plan_prefill, prefill_attention
-from .triton_row_linear import row_linear
-from .triton_step import begin_decode, embed_tokens
-from .triton_table import DecodeShape, PrefillShape, decode_shape, prefill_shape
+from ..contract import AttentionMetadata, PackedExperts, PackedLinear, RowColumns
+from ..quantized import Weight
+from ..reference import PlainLinear, ReferenceOps, plain_table
+from .activation import silu_and_mul
+from .attention.decode import decode_attention, plan_decode
+from .attention.heads import prepare_heads
+from .attention.prefill import plan_prefill, prefill_attention
+from .linear.gemv import row_linear
+from .linear.matmul import Matrices, matmul
+from .linear.moe import TritonExperts, mix_experts
+from .norm import MAX_WIDTH, rms_norm
+from .step import begin_decode, embed_tokens
+from .table import DecodeShape, PrefillShape, decode_shape, prefill_shape
 
 logger = logging.getLogger("tokenloom.kernels")
 

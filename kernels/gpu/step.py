@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .ops import AttentionMetadata, RowColumns
+from ..contract import AttentionMetadata, RowColumns
 
 WIDTH_BLOCK = 1024  # elements of an embedding that a program copies
 TABLE_BLOCK = 256  # entries of a block table copied at once

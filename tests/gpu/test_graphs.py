@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from tokenloom.ipc.messages import RowSampling
-from tokenloom.kernels.ops import select_ops
-from tokenloom.kernels.triton_decode import decode_attention, plan_decode
-from tokenloom.kernels.triton_sampling import sample
-from tokenloom.kernels.triton_table import decode_shape
+from tokenloom.kernels.contract import select_ops
+from tokenloom.kernels.gpu.attention.decode import decode_attention, plan_decode
+from tokenloom.kernels.gpu.sampling.sampling import sample
+from tokenloom.kernels.gpu.table import decode_shape
 from tokenloom.tests.checkpoints import tiny_checkpoint
 from tokenloom.tests.kernels.test_triton_sampling import Row, draw, random_logits, random_rows
 from tokenloom.tests.workers.paged_run import PagedRun, load

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tokenloom.ipc.messages import RowSampling
-from tokenloom.kernels.ops import AttentionMetadata, Ops, select_ops
+from tokenloom.kernels.contract import AttentionMetadata, Ops, select_ops
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.kernels.test_reference import scatter_rows
 from tokenloom.tests.kernels.triton_shapes import as_fp8, from_fp8

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tokenloom.kernels.ops import select_ops
+from tokenloom.kernels.contract import select_ops
 from tokenloom.kernels.quantized import QuantizedWeight
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.kernels.test_triton_matmul import FORMS, random_weight

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tokenloom.kernels.triton_launch import _known, _launch
+from tokenloom.kernels.gpu.launch import _known, _launch
 from tokenloom.tests.kernels.loaded_nowhere import LoadedNowhere
 
 

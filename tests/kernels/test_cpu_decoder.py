@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from tokenloom.kernels.contract import DecoderWeights, Ops
 from tokenloom.kernels.cpu.cpu_ops import CpuOps, make_cpu_ops
 from tokenloom.kernels.cpu.loader import load_level
 from tokenloom.kernels.cpu.processor import instruction_levels
-from tokenloom.kernels.ops import DecoderWeights, Ops
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.checkpoints import tiny_checkpoint
 from tokenloom.tests.workers.paged_run import PagedRun, load, make_metadata

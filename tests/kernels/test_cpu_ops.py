@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from tokenloom.kernels.contract import AttentionMetadata
 from tokenloom.kernels.cpu.cpu_ops import CpuOps, make_cpu_ops
 from tokenloom.kernels.cpu.processor import instruction_levels
-from tokenloom.kernels.ops import AttentionMetadata
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.workers.paged_run import make_metadata
 

@@ -8,7 +8,7 @@ import pytest
 from triton import knobs
 from triton.runtime import driver
 
-from tokenloom.kernels.gpu_ops import launch_obstacle
+from tokenloom.kernels.gpu.load import launch_obstacle
 
 
 class Driver:

@@ -13,11 +13,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tokenloom.kernels.gpu.attention.decode import MAX_CHUNKS, PLAN_ROWS, decode_attention, plan_decode
+from tokenloom.kernels.gpu.attention.prefill import plan_prefill, prefill_attention
+from tokenloom.kernels.gpu.ops import TritonOps
+from tokenloom.kernels.gpu.table import DecodeShape, PrefillShape
 from tokenloom.kernels.reference import ReferenceOps
-from tokenloom.kernels.triton_decode import MAX_CHUNKS, PLAN_ROWS, decode_attention, plan_decode
-from tokenloom.kernels.triton_ops import TritonOps
-from tokenloom.kernels.triton_prefill import plan_prefill, prefill_attention
-from tokenloom.kernels.triton_table import DecodeShape, PrefillShape
 from tokenloom.tests.kernels.triton_shapes import PagedStep, as_fp8, far_away, from_fp8, paged_step
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3}

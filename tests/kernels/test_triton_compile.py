@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenloom.kernels.gpu_compile import ARCHITECTURES, MAX_SHARED_BYTES
+from tokenloom.scripts.compile_kernels import ARCHITECTURES, MAX_SHARED_BYTES
 
 WALL_S = 900  # the end of patience; what it may take is counted in its own time, whatever else the machine computes
 MAX_SPILL_BYTES = 160  # of a thread; float32 attention, which has no tensor cores, may take more
@@ -34,7 +34,7 @@ def run(cache_folder: Path, cpu_s: int, *options: str) -> str:
 
 
 def reports(cache_folder: Path, cpu_s: int, *options: str) -> list[dict[str, object]]:
-    lines = run(cache_folder, cpu_s, "-m", "tokenloom.kernels.gpu_compile", "--json", *options).splitlines()
+    lines = run(cache_folder, cpu_s, "-m", "tokenloom.scripts.compile_kernels", "--json", *options).splitlines()
     return [json.loads(line) for line in lines]
 
 
@@ -58,9 +58,9 @@ def test_kernels_compile_for_both_architectures(tmp_path: Path) -> None:
 NARROW_NORM = """
 import torch, triton
 from concurrent.futures import ThreadPoolExecutor
-from tokenloom.kernels.gpu_compile import NoDevice, empty
-from tokenloom.kernels.triton_compile import compiling
-from tokenloom.kernels.triton_norm import rms_norm
+from tokenloom.scripts.compile_kernels import NoDevice, empty
+from tokenloom.kernels.gpu.compile import compiling
+from tokenloom.kernels.gpu.norm import rms_norm
 triton.runtime.driver.set_active(NoDevice(80))
 with torch.inference_mode(), ThreadPoolExecutor(1) as threads, compiling(threads) as kernels:
     rms_norm(empty((4, 64)), empty((4, 64)), empty(64), 1e-6)

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
+from tokenloom.kernels.gpu.deterministic import DeterministicTritonOps
+from tokenloom.kernels.gpu.linear.linear import linear
+from tokenloom.kernels.gpu.sampling.logprobs import log_totals
 from tokenloom.kernels.quantized import quantize
 from tokenloom.kernels.reference import ReferenceOps
-from tokenloom.kernels.triton_deterministic import DeterministicTritonOps
-from tokenloom.kernels.triton_linear import linear
-from tokenloom.kernels.triton_logprobs import log_totals
 from tokenloom.tests.checkpoints import tiny_checkpoint
 from tokenloom.tests.workers.paged_run import PagedRun, load
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from tokenloom.kernels import fp8_cache
+from tokenloom.kernels.gpu.ops import TritonOps
 from tokenloom.kernels.reference import ReferenceOps
-from tokenloom.kernels.triton_ops import TritonOps
 from tokenloom.tests.kernels.triton_shapes import from_fp8, paged_step
 
 TOLERANCES = {torch.float32: 4e-6, torch.float16: 4e-3}

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from tokenloom.kernels.gpu.linear.moe import CHUNK, list_rows, route
+from tokenloom.kernels.gpu.ops import TritonOps
 from tokenloom.kernels.quantized import QuantizedWeight, Weight, concatenate, from_groups, quantize
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.kernels.reference import route as reference_route
-from tokenloom.kernels.triton_experts import CHUNK, list_rows, route
-from tokenloom.kernels.triton_ops import TritonOps
 from tokenloom.tests.kernels.test_triton_layers import seeds
 from tokenloom.tests.quantized_checkpoints import quantized_pair
 from tokenloom.tests.workers.paged_run import PagedRun, load

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import tokenloom.tests.kernels.interpreter  # noqa: F401
-from tokenloom.kernels.triton_rows import BLOCK, write_rows
+from tokenloom.kernels.gpu.rows import BLOCK, write_rows
 
 I32, I64, F32, F64 = torch.int32, torch.int64, torch.float32, torch.float64
 COLUMNS = ((I64, ()), (F32, ()), (I32, ()), (F64, ()), (F64, ()), (I32, (2,)))  # last tokens, how they are drawn

@@ -19,8 +19,8 @@ import triton.language as tl
 
 from tokenloom.ipc.messages import RowSampling
 from tokenloom.kernels import noise
-from tokenloom.kernels.triton_noise import gumbel, run_bits, token_bits
-from tokenloom.kernels.triton_sampling import sample
+from tokenloom.kernels.gpu.sampling.noise import gumbel, run_bits, token_bits
+from tokenloom.kernels.gpu.sampling.sampling import sample
 from tokenloom.workers.sampler import Sampler
 from tokenloom.workers.sampling_columns import SamplingColumns
 

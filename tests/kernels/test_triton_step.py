@@ -9,9 +9,9 @@ from dataclasses import fields
 import pytest
 import torch
 
-from tokenloom.kernels.ops import AttentionMetadata, RowColumns
+from tokenloom.kernels.contract import AttentionMetadata, RowColumns
+from tokenloom.kernels.gpu.ops import TritonOps
 from tokenloom.kernels.reference import ReferenceOps
-from tokenloom.kernels.triton_ops import TritonOps
 
 NUM_ROWS = 12
 BOTH = (TritonOps(90), ReferenceOps())

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tokenloom.kernels import fp8_cache
-from tokenloom.kernels.ops import AttentionMetadata
+from tokenloom.kernels.contract import AttentionMetadata
 from tokenloom.tests.workers.paged_run import make_metadata
 
 NUM_LAYERS = 2

@@ -35,7 +35,7 @@ def test_a_wheel_with_all_kernels_is_fit(tmp_path: Path) -> None:
     ("changed", "reason"),
     [
         ({"tokenloom/tests/test_x.py": ""}, "tests: .*test_x"),
-        ({"kernels/ops.py": ""}, "outside the package"),
+        ({"kernels/contract.py": ""}, "outside the package"),
         ({METADATA: f"{GOOD[METADATA]}[b](docs/b.md)"}, "lead nowhere: .*docs/b.md"),
         ({METADATA: "Author: us\n\n"}, "no classifiers"),
     ],

@@ -25,10 +25,10 @@ if "alone" in sys.argv:
 
 from tokenloom.ipc.config.model_config import ModelConfig
 from tokenloom.ipc.errors import ConfigError
-from tokenloom.kernels.triton_compile import compiling
-from tokenloom.kernels.triton_deterministic import DeterministicTritonOps
-from tokenloom.kernels.triton_logprobs import log_totals
-from tokenloom.kernels.triton_ops import TritonOps
+from tokenloom.kernels.gpu.compile import compiling
+from tokenloom.kernels.gpu.deterministic import DeterministicTritonOps
+from tokenloom.kernels.gpu.ops import TritonOps
+from tokenloom.kernels.gpu.sampling.logprobs import log_totals
 from tokenloom.tests.kernels.loaded_nowhere import LoadedNowhere
 from tokenloom.workers.compile_ahead import NOWHERE, AsItIs, CompileAhead, distinct_layers, launch_steps
 from tokenloom.workers.device_runner import DeviceRunner

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from tokenloom.ipc.messages import RowSampling
-from tokenloom.kernels.triton_ops import TritonOps
+from tokenloom.kernels.gpu.ops import TritonOps
 from tokenloom.tests.workers.fake_device import Again, NoWaiting, new_runner
 from tokenloom.tests.workers.paged_run import CPU, load
 from tokenloom.tests.workers.random_schedule import BLOCK_SIZE, NUM_BLOCKS, message, new_row

@@ -18,9 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import GridExecutor
 
 import tokenloom.tests.kernels.interpreter  # noqa: F401
-from tokenloom.kernels.ops import AttentionMetadata, RowColumns
+from tokenloom.kernels.contract import AttentionMetadata, RowColumns
+from tokenloom.kernels.gpu.ops import TritonOps
 from tokenloom.kernels.reference import ReferenceOps
-from tokenloom.kernels.triton_ops import TritonOps
 from tokenloom.tests.workers.history_model import VOCAB_SIZE, HistoryModel
 from tokenloom.tests.workers.random_schedule import BLOCK_SIZE, MAX_MODEL_LEN, MAX_NUM_SEQS, NUM_BLOCKS
 from tokenloom.workers.cuda_graphs import Step

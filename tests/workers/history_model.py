@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tokenloom.kernels.ops import AttentionMetadata
+from tokenloom.kernels.contract import AttentionMetadata
 
 VOCAB_SIZE = 211
 _LOGITS = torch.from_numpy(np.random.default_rng(0).normal(0, 2, (VOCAB_SIZE, VOCAB_SIZE)).astype(np.float32))

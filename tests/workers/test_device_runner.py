@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from tokenloom.ipc.messages import RowSampling, SchedulerOutput
-from tokenloom.kernels.triton_ops import TritonOps
+from tokenloom.kernels.gpu.ops import TritonOps
 from tokenloom.tests.checkpoints import tiny_checkpoint
 from tokenloom.tests.workers.device_rank import drive
 from tokenloom.tests.workers.fake_device import Again, DeviceHistoryModel, Launches, NoWaiting, new_runner

@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ...ipc.config.model_config import ModelConfig
-from ...kernels.ops import AttentionMetadata
+from ...kernels.contract import AttentionMetadata
 from .loader import LayerLoader, Projection
 from .rotary import RotaryEmbedding
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ...kernels.ops import Ops, PackedExperts, PackedLinear
+from ...kernels.contract import Ops, PackedExperts, PackedLinear
 from ...kernels.quantized import Weight
 from ..parallel import ParallelGroup
 from ..quantized_weights import load_matrix

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...ipc.config.model_config import ModelConfig
-from ...kernels.ops import (
+from ...kernels.contract import (
     AttentionMetadata,
     DecoderWeights,
     FusedDecoder,

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .fp8_cache import is_fp8
+from ...fp8_cache import is_fp8
 
 LOG2_E = 1.4426950408889634
 VALUE_LIFT = tl.constexpr(256.0)  # of a weight times an fp8 cache's scale, at most 146: float16 loses what is small

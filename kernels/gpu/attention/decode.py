@@ -16,10 +16,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .fp8_cache import is_fp8
-from .triton_attention import LOG2_E, NO_SCORE, attend_tile, kernel_views, mean_value, tile_bases
-from .triton_launch import next_power_of_2
-from .triton_table import DecodeShape
+from ...fp8_cache import is_fp8
+from ..launch import next_power_of_2
+from ..table import DecodeShape
+from .attention import LOG2_E, NO_SCORE, attend_tile, kernel_views, mean_value, tile_bases
 
 MAX_CHUNKS = 16  # of one row: bounds the partials
 PLAN_ROWS = 256  # of which a program that plans counts the chunks at once

@@ -10,9 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .fp8_cache import LARGEST, is_fp8
-from .triton_attention import kernel_views
-from .triton_launch import next_power_of_2
+from ...fp8_cache import LARGEST, is_fp8
+from ..launch import next_power_of_2
+from .attention import kernel_views
 
 _HEADS = 4  # of one program
 _LARGEST = tl.constexpr(LARGEST)

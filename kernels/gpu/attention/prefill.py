@@ -13,11 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .fp8_cache import is_fp8
-from .ops import AttentionMetadata
-from .triton_attention import LOG2_E, NO_SCORE, attend_tile, kernel_views, mean_value, tile_bases
-from .triton_launch import next_power_of_2
-from .triton_table import PrefillShape
+from ...contract import AttentionMetadata
+from ...fp8_cache import is_fp8
+from ..launch import next_power_of_2
+from ..table import PrefillShape
+from .attention import LOG2_E, NO_SCORE, attend_tile, kernel_views, mean_value, tile_bases
 
 
 @triton.jit(do_not_specialize=["table_stride"])  # changes with the step

@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .triton_activation import gated
-from .triton_launch import next_power_of_2
+from ..activation import gated
+from ..launch import next_power_of_2
 
 WEIGHTS = 8192  # of a program at once: in bfloat16 16 KB, eight loads of 16 bytes for each thread
 MAX_INNER = 4096  # inputs of a program at once: many small programs leave no multiprocessor idle at the end

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .quantized import QuantizedWeight, Weight
+from ...quantized import QuantizedWeight, Weight
 
 KINDS = {torch.int8: "int8", torch.float8_e4m3fn: "fp8", torch.uint8: "int4"}
 MIN_BLOCK_K = 16  # the least that tl.dot multiplies

@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .triton_activation import silu_and_mul
-from .triton_matmul import ExpertRows, Matrices, matmul
+from ..activation import silu_and_mul
+from .matmul import ExpertRows, Matrices, matmul
 
 CHUNK = 1024  # choices that a program looks at at once
 WIDTH_BLOCK = 1024  # elements that a program adds up

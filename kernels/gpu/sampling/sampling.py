@@ -19,8 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .noise import MAX_GUMBEL
-from .triton_noise import gumbel, run_bits, token_bits
+from ...noise import MAX_GUMBEL
+from .noise import gumbel, run_bits, token_bits
 
 BLOCK = 4096  # logits at once in passes 1 to 3
 PART = 512  # listed tokens at once in pass 4
