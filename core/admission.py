@@ -8,11 +8,11 @@ from ..ipc.codec import num_ids
 from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.errors import Overloaded, RequestError
 from ..ipc.messages import EngineCoreRequest, FinishReason
-from .kv_cache import KVCacheManager
-from .policy import order_of
+from .kv.manager import KVCacheManager
 from .request import Request
+from .scheduling.policy import order_of
+from .scheduling.waiting_queue import WaitingQueue
 from .stats import CoreStats
-from .waiting_queue import WaitingQueue
 
 
 class Admission:

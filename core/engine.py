@@ -26,18 +26,18 @@ from ..ipc.messages import (
 )
 from ..ipc.process.awake_clock import AwakeClock
 from .admission import Admission, reason_to_stop
-from .block_hash import random_namespace
-from .block_record import BlockRecord
+from .crash_isolation import CRASHES_TO_CONVICT, Quarantine
 from .deadlines import Deadlines
-from .grammar import GrammarHost, Grammars, RequestMask, may_jump
-from .kv_cache import KVCacheManager
+from .grammar.manager import GrammarHost, Grammars, RequestMask, may_jump
+from .hang_detector import StepWatch
+from .kv.block_hash import random_namespace
+from .kv.block_record import BlockRecord
+from .kv.manager import KVCacheManager
 from .outbox import Outbox
-from .quarantine import CRASHES_TO_CONVICT, Quarantine
 from .request import Request, State
-from .scheduler import Scheduler
+from .result_processor import NewTokens
+from .scheduling.scheduler import Scheduler
 from .stats import CoreStats
-from .step_watch import StepWatch
-from .token_intake import NewTokens
 
 MAX_EXCUSES = 3  # suspensions after which the oldest step gets its whole time again
 BEAT_S = 0.5  # of the clock that step and grammar limits are measured by

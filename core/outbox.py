@@ -12,7 +12,7 @@ import numpy as np
 
 from ..ipc.messages import BulkArray, EngineCoreOutputs, Finished, LogprobColumns, Pooled, Started
 from .logprob_table import LogprobTable
-from .token_intake import NewTokens
+from .result_processor import NewTokens
 
 
 @dataclass

@@ -36,14 +36,14 @@ from ..ipc.process.lifeline import start_lifeline
 from ..ipc.process.malloc import return_large_blocks
 from ..ipc.process.signals import ignore_group_signals
 from ..ipc.process.title import set_title
-from .block_record import BlockRecord
-from .control_desk import ControlDesk
 from .engine import BEAT_S, EngineCore
-from .frontend_port import FrontendPort
-from .grammar_host import GrammarProcessHost
-from .step_watch import FIRST_LIMIT_S
-from .supervisor_link import SupervisorLink
-from .worker_group import WorkerGroup
+from .grammar.process_host import GrammarProcessHost
+from .hang_detector import FIRST_LIMIT_S
+from .kv.block_record import BlockRecord
+from .links.control_queue import ControlDesk
+from .links.frontend_port import FrontendPort
+from .links.supervisor_link import SupervisorLink
+from .links.worker_group import WorkerGroup
 
 logger = logging.getLogger("tokenloom.core")
 

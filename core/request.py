@@ -56,8 +56,8 @@ class Request:
     pooling: PoolingParams | None = None  # embed the prompt: it ends when all of it is computed
     num_prompt_logprobs: int = ALL_KNOWN  # prompt tokens, the first included, whose logprobs need not be told any more
     private_root: bytes | None = None  # of its block keys: shared with its siblings alone
-    family: int = 0  # equal for answers that share a prompt (siblings.py); 0: none do
-    grammar_id: int = 0  # its place in its grammar (grammar.py); 0: it has none
+    family: int = 0  # equal for answers that share a prompt (scheduling/prompt_group.py); 0: none do
+    grammar_id: int = 0  # its place in its grammar (grammar/manager.py); 0: it has none
     waits_for: set[str] = field(default_factory=set)  # it is not admitted before this is empty
     state: State = State.WAITING
     row: int = -1

@@ -14,12 +14,12 @@ import numpy as np
 from ..ipc.codec import decode_ids, num_ids
 from ..ipc.errors import ErrorInfo, ProtocolError, RequestError, error_info
 from ..ipc.messages import BulkArray, FinishReason, LogprobColumns, ModelRunnerOutput
-from .batch import Labels
-from .changes import Changes
-from .ledger import LedgerEntry
 from .logprob_table import LogprobTable
 from .request import Ids, Request, State
-from .rows import Rows
+from .scheduling.batch import Labels
+from .scheduling.ledger import LedgerEntry
+from .scheduling.rows import Rows
+from .scheduling.step_delta import Changes
 
 _NO_TOKEN = error_info(
     RequestError(

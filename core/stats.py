@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from ..ipc.messages import Progress
-from .scheduler import Scheduler
+from .scheduling.scheduler import Scheduler
 
 LOG_INTERVAL_S = 10.0
 PROGRESS_INTERVAL_S = 0.5  # while there is work

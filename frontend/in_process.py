@@ -11,9 +11,9 @@ import time
 from collections import deque
 from pathlib import Path
 
-from ..core.control_desk import ControlDesk
 from ..core.engine import EngineCore
-from ..core.grammar_local import GrammarLocalHost
+from ..core.grammar.local_host import GrammarLocalHost
+from ..core.links.control_queue import ControlDesk
 from ..ipc import messages
 from ..ipc.addresses import RunDirectory
 from ..ipc.codec import Decoder

@@ -1,7 +1,7 @@
 """What the text of an answer must conform to: StructuredOutputsParams, validated where it is made.
 
 Knows the shape of a request for structure, not the grammar languages: whether a schema, regex or grammar makes sense
-is found by its compiler (core/grammar_compiler.py).
+is found by its compiler (core/grammar/compiler.py).
 """
 
 from __future__ import annotations

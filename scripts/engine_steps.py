@@ -15,7 +15,7 @@ from types import FrameType
 import msgspec
 
 from tokenloom.core.engine import EngineCore
-from tokenloom.core.grammar_local import GrammarLocalHost
+from tokenloom.core.grammar.local_host import GrammarLocalHost
 from tokenloom.frontend.chat import ChatTemplate
 from tokenloom.frontend.resolve import resolve
 from tokenloom.frontend.service import Frontend

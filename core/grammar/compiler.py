@@ -23,8 +23,8 @@ import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
-from ..ipc.errors import RequestError
-from ..ipc.structured_outputs import GrammarKind
+from ...ipc.errors import RequestError
+from ...ipc.structured_outputs import GrammarKind
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions

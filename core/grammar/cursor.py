@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .grammar_compiler import Matcher, Words
+from .compiler import Matcher, Words
 
 MAX_AHEAD = 64  # forced tokens told at once: what bounds the time of one look ahead
 

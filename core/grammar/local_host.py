@@ -1,16 +1,16 @@
-"""Grammars in the caller's process, for the in-process engine: a GrammarHost (grammar.py) without a socket."""
+"""Grammars in the caller's process, for the in-process engine: a GrammarHost (manager.py) without a socket."""
 
 from __future__ import annotations
 
 from collections import deque
 from typing import TYPE_CHECKING
 
-from ..ipc.config.engine_spec import EngineSpec
-from ..ipc.messages import CloseGrammars, CoreToGrammar, GrammarOpened, GrammarToCore, OpenGrammar
-from .grammar import HOST_IS_UP
+from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.messages import CloseGrammars, CoreToGrammar, GrammarOpened, GrammarToCore, OpenGrammar
+from .manager import HOST_IS_UP
 
 if TYPE_CHECKING:
-    from .grammar_server import GrammarServer
+    from .server import GrammarServer
 
 
 class GrammarLocalHost:
@@ -32,7 +32,7 @@ class GrammarLocalHost:
 
     def _started_server(self) -> GrammarServer:
         if self._server is None:
-            from .grammar_server import GrammarServer  # brings llguidance, which few engines need
+            from .server import GrammarServer  # brings llguidance, which few engines need
 
             self._server = GrammarServer(self._spec)
             self._answers.append(GrammarOpened(grammar_id=HOST_IS_UP))

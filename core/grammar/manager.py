@@ -4,7 +4,7 @@
       ▲                 └─ error, or longer than the deadline: the request fails
       └── the host was lost: all are opened again with the tokens they have
 
-Compiling and masking are a GrammarHost's (grammar_host.py), which answers when it is done; nothing here waits. A
+Compiling and masking are a GrammarHost's (process_host.py), which answers when it is done; nothing here waits. A
 request waits for "grammar" until its first answer. A host that dies or hangs is replaced: what was compiling then is
 tried again alone, and fails if it ends that host too; all others go on from their tokens.
 
@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple, Protocol
 
-from ..ipc.codec import decode_ids, encode_ids
-from ..ipc.errors import ErrorInfo, InternalError, RequestError, error_info
-from ..ipc.messages import (
+from ...ipc.codec import decode_ids, encode_ids
+from ...ipc.errors import ErrorInfo, InternalError, RequestError, error_info
+from ...ipc.messages import (
     AdvanceGrammars,
     CloseGrammars,
     CoreToGrammar,
@@ -32,8 +32,8 @@ from ..ipc.messages import (
     GrammarToCore,
     OpenGrammar,
 )
-from ..ipc.sampling_params import SamplingParams
-from .request import Ids, Request
+from ...ipc.sampling_params import SamplingParams
+from ..request import Ids, Request
 
 WAITS_FOR_GRAMMAR = "grammar"
 NUM_COMPILERS = 2  # grammars that are compiled at once

@@ -1,4 +1,4 @@
-"""The grammar process: python -m tokenloom.core.grammar_process --spec JSON --address A
+"""The grammar process: python -m tokenloom.core.grammar.process --spec JSON --address A
 
 Compiles grammars and makes masks outside the core's loop. The core starts it with the first grammar, and replaces it
 when a grammar ends it or keeps it busy past its deadline: a stack overflow or an endless search in a library costs
@@ -19,19 +19,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import zmq
 
-from ..ipc.codec import Decoder, encode
-from ..ipc.config.engine_spec import EngineSpec
-from ..ipc.errors import ErrorInfo, InternalError, error_info
-from ..ipc.messages import CloseGrammars, CoreToGrammar, GrammarOpened, GrammarToCore, OpenGrammar
-from ..ipc.process import log
-from ..ipc.process.faults import maybe_fail
-from ..ipc.process.lifeline import start_lifeline
-from ..ipc.process.signals import ignore_group_signals
-from ..ipc.process.title import set_title
-from ..ipc.sockets import new_socket
-from .grammar import HOST_IS_UP, NUM_COMPILERS
-from .grammar_compiler import Matcher
-from .grammar_server import GrammarServer
+from ...ipc.codec import Decoder, encode
+from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.errors import ErrorInfo, InternalError, error_info
+from ...ipc.messages import CloseGrammars, CoreToGrammar, GrammarOpened, GrammarToCore, OpenGrammar
+from ...ipc.process import log
+from ...ipc.process.faults import maybe_fail
+from ...ipc.process.lifeline import start_lifeline
+from ...ipc.process.signals import ignore_group_signals
+from ...ipc.process.title import set_title
+from ...ipc.sockets import new_socket
+from .compiler import Matcher
+from .manager import HOST_IS_UP, NUM_COMPILERS
+from .server import GrammarServer
 
 STACK_BYTES = 512 << 20  # of address space; pages are touched as they are needed
 ADDRESS_SPACE_BYTES = 8 << 30  # what a grammar can eat before it ends this process

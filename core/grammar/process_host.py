@@ -1,4 +1,4 @@
-"""The grammar process as the core reaches it: a GrammarHost (grammar.py) behind a socket."""
+"""The grammar process as the core reaches it: a GrammarHost (manager.py) behind a socket."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import sys
 
 import zmq
 
-from ..ipc.addresses import unlink_ipc_address
-from ..ipc.codec import Decoder, encode
-from ..ipc.config.engine_spec import EngineSpec
-from ..ipc.messages import CloseGrammars, CoreToGrammar, GrammarToCore
-from ..ipc.sockets import new_socket, receive
-from .grammar import GrammarHostLost
+from ...ipc.addresses import unlink_ipc_address
+from ...ipc.codec import Decoder, encode
+from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.messages import CloseGrammars, CoreToGrammar, GrammarToCore
+from ...ipc.sockets import new_socket, receive
+from .manager import GrammarHostLost
 
 logger = logging.getLogger("tokenloom.core")
 
@@ -71,7 +71,7 @@ class GrammarProcessHost:
         self._socket = new_socket(self._context, zmq.DEALER)
         self._socket.connect(address)  # the process binds: a socket bound here would hold up a send until it is there
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tokenloom.core.grammar_process", "--address", address],
+            [sys.executable, "-m", "tokenloom.core.grammar.process", "--address", address],
             stdin=subprocess.PIPE,
             start_new_session=True,
             env=self._spec.environment(),

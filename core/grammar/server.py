@@ -1,6 +1,6 @@
 """GrammarServer: the matchers of all answers that have a grammar, advanced and masked together.
 
-The same object serves in a process of its own (grammar_process.py) and inside the in-process engine. `compile` may
+The same object serves in a process of its own (process.py) and inside the in-process engine. `compile` may
 run in any thread; all else belongs to one thread. Knows messages, no socket.
 """
 
@@ -14,12 +14,12 @@ from threading import Lock
 import numpy as np
 from llguidance import LLExecutor
 
-from ..ipc.codec import decode_ids, encode_ids
-from ..ipc.config.engine_spec import EngineSpec
-from ..ipc.errors import ErrorInfo, RequestError, error_info
-from ..ipc.messages import AdvanceGrammars, GrammarFailure, GrammarOpened, GrammarsAdvanced, OpenGrammar
-from .grammar_answer import AnswerGrammar
-from .grammar_compiler import GrammarCompiler, Matcher
+from ...ipc.codec import decode_ids, encode_ids
+from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.errors import ErrorInfo, RequestError, error_info
+from ...ipc.messages import AdvanceGrammars, GrammarFailure, GrammarOpened, GrammarsAdvanced, OpenGrammar
+from .compiler import GrammarCompiler, Matcher
+from .cursor import AnswerGrammar
 
 PARALLEL_FROM = 1 << 17  # bits of masks in a step: with fewer, one thread is done before others wake
 

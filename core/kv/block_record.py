@@ -14,7 +14,7 @@ import mmap
 import os
 from pathlib import Path
 
-from ..ipc.errors import ConfigError
+from ...ipc.errors import ConfigError
 from .block_hash import KEY_BYTES, random_namespace
 
 _HEAD_BYTES = 8

@@ -6,10 +6,10 @@ rows and no steps.
 
 from __future__ import annotations
 
+from ..request import Request
 from .block_hash import block_key, random_namespace, salted_root
 from .block_pool import BlockPool
 from .block_record import BlockRecord
-from .request import Request
 
 
 class KVCacheManager:

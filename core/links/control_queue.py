@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from ..ipc.errors import InternalError, error_info
-from ..ipc.messages import ControlDone, EngineControl
-from .engine import EngineCore
+from ...ipc.errors import InternalError, error_info
+from ...ipc.messages import ControlDone, EngineControl
+from ..engine import EngineCore
 
 
 class ControlDesk:

@@ -11,10 +11,10 @@ import time
 
 import zmq
 
-from ..ipc.codec import Decoder, encode
-from ..ipc.config.engine_spec import EngineSpec
-from ..ipc.errors import ProtocolError, error_info
-from ..ipc.messages import (
+from ...ipc.codec import Decoder, encode
+from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.errors import ProtocolError, error_info
+from ...ipc.messages import (
     PROTOCOL_VERSION,
     AbortRequests,
     CoreToFrontend,
@@ -28,10 +28,10 @@ from ..ipc.messages import (
     Unknown,
     Welcome,
 )
-from ..ipc.process import log
-from ..ipc.sockets import new_socket, receive
-from .control_desk import ControlDesk
-from .engine import EngineCore
+from ...ipc.process import log
+from ...ipc.sockets import new_socket, receive
+from ..engine import EngineCore
+from .control_queue import ControlDesk
 
 logger = logging.getLogger("tokenloom.core")
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import zmq
 
-from ..ipc.codec import Decoder, encode
-from ..ipc.config.engine_spec import EngineSpec
-from ..ipc.errors import EngineDead
-from ..ipc.messages import (
+from ...ipc.codec import Decoder, encode
+from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.errors import EngineDead
+from ...ipc.messages import (
     ChildToSupervisor,
     Ping,
     Pong,
@@ -22,8 +22,8 @@ from ..ipc.messages import (
     SupervisorToChild,
     WorkersDown,
 )
-from ..ipc.process import log
-from ..ipc.sockets import new_socket, receive
+from ...ipc.process import log
+from ...ipc.sockets import new_socket, receive
 
 
 class SupervisorLink:

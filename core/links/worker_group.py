@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 
 import zmq
 
-from ..ipc.codec import Decoder, encode
-from ..ipc.config.engine_spec import EngineSpec
-from ..ipc.errors import EngineDead, ProtocolError
-from ..ipc.messages import (
+from ...ipc.codec import Decoder, encode
+from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.errors import EngineDead, ProtocolError
+from ...ipc.messages import (
     ControlAck,
     ModelRunnerOutput,
     Probe,
@@ -27,9 +27,9 @@ from ..ipc.messages import (
     WorkerError,
     WorkerToCore,
 )
-from ..ipc.process.awake_clock import AwakeClock
-from ..ipc.process.log import is_worth_a_line
-from ..ipc.sockets import new_socket, receive
+from ...ipc.process.awake_clock import AwakeClock
+from ...ipc.process.log import is_worth_a_line
+from ...ipc.sockets import new_socket, receive
 
 logger = logging.getLogger("tokenloom.core")
 

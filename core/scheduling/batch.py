@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ..ipc.codec import encode_ids
-from .request import Ids
+from ...ipc.codec import encode_ids
+from ..request import Ids
 from .rows import Rows
 
 

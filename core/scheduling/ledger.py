@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-from ..ipc.errors import ProtocolError
+from ...ipc.errors import ProtocolError
 from .batch import Batch
 
 

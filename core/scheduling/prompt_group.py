@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .request import Request
+from ..request import Request
 
 WAITS_FOR = "siblings"
 

@@ -21,7 +21,7 @@ from collections import Counter
 import numpy as np
 import numpy.typing as npt
 
-from .request import Ids, Request
+from ..request import Ids, Request
 
 
 class Rows:

@@ -12,16 +12,16 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import numpy.typing as npt
 
-from ..ipc.messages import ModelRunnerOutput, SchedulerOutput
+from ...ipc.messages import ModelRunnerOutput, SchedulerOutput
+from ..kv.manager import KVCacheManager
+from ..request import Ids, Request, State
+from ..result_processor import FinishedRequest, NewTokens, TokenIntake
 from .batch import Batch
-from .changes import Changes
-from .kv_cache import KVCacheManager
 from .ledger import LedgerEntry, StepLedger
-from .prefill_pacer import PrefillPacer
-from .request import Ids, Request, State
+from .prefill_throttle import PrefillPacer
+from .prompt_group import Siblings
 from .rows import Rows
-from .siblings import Siblings
-from .token_intake import FinishedRequest, NewTokens, TokenIntake
+from .step_delta import Changes
 from .waiting_queue import WaitingQueue
 
 MAX_OVERTAKES = 64  # admissions of later requests that one which does not fit lets pass

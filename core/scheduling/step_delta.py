@@ -11,10 +11,10 @@ from itertools import chain
 import numpy as np
 from msgspec.structs import replace
 
-from ..ipc.codec import encode_ids
-from ..ipc.messages import NewRow, RowSampling, SchedulerOutput
+from ...ipc.codec import encode_ids
+from ...ipc.messages import NewRow, RowSampling, SchedulerOutput
+from ..request import Request
 from .batch import Batch
-from .request import Request
 
 
 class Changes:

@@ -10,7 +10,7 @@ import heapq
 import itertools
 from collections.abc import Iterator
 
-from .request import Request, State
+from ..request import Request, State
 
 
 class WaitingQueue:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import msgspec
 
-from tokenloom.core.block_record import BlockRecord
+from tokenloom.core.crash_isolation import CRASHES_TO_CONVICT
 from tokenloom.core.engine import BEAT_S, EngineCore
-from tokenloom.core.quarantine import CRASHES_TO_CONVICT
+from tokenloom.core.kv.block_record import BlockRecord
 from tokenloom.core.request import Request
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.config.engine_config import EngineConfig

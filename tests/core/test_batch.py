@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokenloom.core.batch import Batch
+from tokenloom.core.scheduling.batch import Batch
 from tokenloom.tests.core.harness import Harness
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tokenloom.core.block_pool import BlockPool
-from tokenloom.core.block_record import BlockRecord
-from tokenloom.core.quarantine import CRASHES_TO_CONVICT
-from tokenloom.core.scheduler import MAX_OVERTAKES
-from tokenloom.core.step_watch import FIRST_LIMIT_S, MIN_LIMIT_S
+from tokenloom.core.crash_isolation import CRASHES_TO_CONVICT
+from tokenloom.core.hang_detector import FIRST_LIMIT_S, MIN_LIMIT_S
+from tokenloom.core.kv.block_pool import BlockPool
+from tokenloom.core.kv.block_record import BlockRecord
+from tokenloom.core.scheduling.scheduler import MAX_OVERTAKES
 from tokenloom.ipc.codec import encode_ids, num_ids
 from tokenloom.ipc.errors import ProtocolError
 from tokenloom.ipc.messages import CoreChild, EngineCoreRequest

@@ -9,7 +9,7 @@ import time
 import msgspec
 import pytest
 
-from tokenloom.core.grammar import MAX_LOSSES
+from tokenloom.core.grammar.manager import MAX_LOSSES
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.errors import ProtocolError
 from tokenloom.tests.core.grammar_harness import GrammarHarness, expected_with_grammar

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tokenloom.core.grammar_answer import AnswerGrammar
-from tokenloom.core.grammar_compiler import GrammarCompiler, Matcher, Words
+from tokenloom.core.grammar.compiler import GrammarCompiler, Matcher, Words
+from tokenloom.core.grammar.cursor import AnswerGrammar
 
 DEMO = Path(__file__).resolve().parents[2] / "demo"
 VOCAB_SIZE, EOS = 2048, 1

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from tokenloom.core.grammar_compiler import CACHE_SIZE, GrammarCompiler, Matcher
+from tokenloom.core.grammar.compiler import CACHE_SIZE, GrammarCompiler, Matcher
 from tokenloom.ipc.errors import RequestError
 from tokenloom.ipc.structured_outputs import GrammarKind
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from tokenloom.core.grammar import HOST_IS_UP
-from tokenloom.core.grammar_host import GrammarProcessHost
+from tokenloom.core.grammar.manager import HOST_IS_UP
+from tokenloom.core.grammar.process_host import GrammarProcessHost
 from tokenloom.frontend.resolve import DEMO_FOLDER
 from tokenloom.ipc.messages import AdvanceGrammars, GrammarOpened, GrammarsAdvanced, GrammarToCore
 from tokenloom.tests.core.harness import make_spec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from tokenloom.core.prefill_pacer import MIN_TOKENS, PrefillPacer
+from tokenloom.core.scheduling.prefill_throttle import MIN_TOKENS, PrefillPacer
 
 
 def cost(num_decodes: int, num_prompt_tokens: int) -> float:

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from tokenloom.core.quarantine import Quarantine
+from tokenloom.core.crash_isolation import Quarantine
 from tokenloom.core.request import Request, State
 from tokenloom.ipc.sampling_params import SamplingParams
 

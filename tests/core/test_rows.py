@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from tokenloom.core.rows import Rows
+from tokenloom.core.scheduling.rows import Rows
 from tokenloom.ipc.codec import encode_ids
 
 NUM_ROWS = 6

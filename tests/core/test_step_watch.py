@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from tokenloom.core.step_watch import FIRST_LIMIT_S, MARGIN, MIN_LIMIT_S, StepWatch
+from tokenloom.core.hang_detector import FIRST_LIMIT_S, MARGIN, MIN_LIMIT_S, StepWatch
 
 
 def test_the_limit_grows_with_what_was_seen_and_with_the_tokens() -> None:

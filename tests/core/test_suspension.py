@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from tokenloom.core.engine import BEAT_S, MAX_EXCUSES
-from tokenloom.core.step_watch import MIN_LIMIT_S
+from tokenloom.core.hang_detector import MIN_LIMIT_S
 from tokenloom.tests.core.grammar_harness import GrammarHarness
 from tokenloom.tests.core.harness import Harness
 
