@@ -1,7 +1,7 @@
 """QuantizedWeight: a matrix in 8 or 4 bits with scales; what it means, how it is made and put together, in plain torch.
 
 Codes are int8, e4m3 (float8 with 4 bits of exponent, OCP's FP8 specification) or unsigned integers of 4 bits. Knows no
-file format; `workers/quantized_weights.py` does.
+file format; `workers/weights/quantized_weights.py` does.
 """
 # mypy: allow-untyped-calls
 

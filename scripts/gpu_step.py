@@ -13,13 +13,13 @@ import torch
 from tokenloom.ipc.config.model_config import ModelConfig
 from tokenloom.ipc.messages import RowSampling
 from tokenloom.kernels.contract import select_ops
-from tokenloom.workers.cuda_graphs import CudaRecorder
-from tokenloom.workers.device_runner import DeviceRunner
+from tokenloom.workers.device.cuda_graphs import CudaRecorder
+from tokenloom.workers.device.device_runner import DeviceRunner
 from tokenloom.workers.input_batch import StepInputs
 from tokenloom.workers.models.decoder import load_model
 from tokenloom.workers.parallel import ParallelGroup
 from tokenloom.workers.profile import dummy_step
-from tokenloom.workers.sampling_columns import SamplingColumns
+from tokenloom.workers.sampling.sampling_columns import SamplingColumns
 
 BLOCK_SIZE = 16
 NUM_STEPS, NUM_WARM_UPS = 50, 5

@@ -19,9 +19,9 @@ import numpy.typing as npt
 
 from ..ipc.errors import ProtocolError
 from ..ipc.messages import NewRow
-from .logits_rules import LogitsRules
-from .row_rules import LogitsProcessor
-from .sampling_columns import SamplingColumns
+from .sampling.logits_rules import LogitsRules
+from .sampling.row_rules import LogitsProcessor
+from .sampling.sampling_columns import SamplingColumns
 from .step_layout import RowWishes, StepLayout
 
 I32 = npt.NDArray[np.int32]

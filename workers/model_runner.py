@@ -27,16 +27,16 @@ from ..ipc.messages import LogprobColumns, Pooled, SchedulerOutput, TokenMask
 from ..ipc.process.faults import maybe_fail
 from ..kernels.contract import AttentionMetadata
 from .input_batch import ExpectedTokens, InputBatch, PromptSpan, StepInputs, ids_of
-from .logits_rules import apply_rules
-from .logprobs import score_tokens
 from .parallel import ParallelGroup
-from .pooler import Pooler
-from .sampler import Sampler
-from .token_mask import MaskSource, apply_mask, no_mask
+from .sampling.logits_rules import apply_rules
+from .sampling.logprobs import score_tokens
+from .sampling.pooler import Pooler
+from .sampling.sampler import Sampler
+from .sampling.token_mask import MaskSource, apply_mask, no_mask
 
 if TYPE_CHECKING:
-    from .device_runner import DeviceRunner
-    from .token_return import TokensInFlight
+    from .device.device_runner import DeviceRunner
+    from .device.token_return import TokensInFlight
 
 LOGITS_BYTES = 48 << 20  # of one chunk of a prompt's logits; scoring takes as much again, and on a GPU twice that
 

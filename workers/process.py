@@ -52,10 +52,10 @@ from ..ipc.process.lifeline import start_lifeline
 from ..ipc.process.signals import ignore_group_signals
 from ..ipc.process.title import set_title
 from ..ipc.sockets import new_socket
-from .completion_watch import CompletionWatch
 from .cpu_threads import num_cpu_threads, prepare_openmp
-from .readahead import start_readahead
-from .step_fence import StepFence, Verdict
+from .device.completion_watch import CompletionWatch
+from .step_sequencer import StepFence, Verdict
+from .weights.readahead import start_readahead
 
 if TYPE_CHECKING:
     from .worker import Worker

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from ..ipc.messages import RowSampling
 from .input_batch import StepInputs
-from .logprobs import score_tokens
 from .model_runner import Model, compute
-from .sampler import Sampler
-from .sampling_columns import SamplingColumns
+from .sampling.logprobs import score_tokens
+from .sampling.sampler import Sampler
+from .sampling.sampling_columns import SamplingColumns
 
 
 def dummy_step(counts: Sequence[int], seq_lens: Sequence[int], block_size: int) -> StepInputs:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .row_rules import RowRules
-from .sampling_columns import SamplingColumns
+from .sampling.row_rules import RowRules
+from .sampling.sampling_columns import SamplingColumns
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]

@@ -32,20 +32,20 @@ from ..kernels import fp8_cache
 from ..kernels.contract import select_ops
 from .cpu_threads import num_cpu_threads
 from .input_batch import InputBatch
-from .logits_rules import load_processors
 from .memory import KVCacheLimits, allocate_kv_cache, fit_on_cpu, fit_on_gpu
 from .model_runner import ModelRunner, nothing_started
 from .models.decoder import DecoderModel, load_model
 from .parallel import ParallelGroup, SilentGroup
 from .profile import activation_bytes, dummy_step, largest_steps, run_dummy
-from .row_rules import LogitsProcessor
-from .sampler import Sampler, select_sampler
-from .token_mask import MaskSource, no_mask
+from .sampling.logits_rules import load_processors
+from .sampling.row_rules import LogitsProcessor
+from .sampling.sampler import Sampler, select_sampler
+from .sampling.token_mask import MaskSource, no_mask
 
 if TYPE_CHECKING:
-    from .compile_ahead import CompileAhead
-    from .device_runner import DeviceRunner
-    from .token_return import TokensInFlight
+    from .device.device_runner import DeviceRunner
+    from .device.kernel_warmup import CompileAhead
+    from .device.token_return import TokensInFlight
 
 logger = logging.getLogger("tokenloom.worker")
 
@@ -246,7 +246,7 @@ class Worker:
 
     def _compile_ahead(self, folder: Path) -> CompileAhead:
         """Begin to compile what a model like that in `folder` launches."""
-        from .compile_ahead import NOWHERE, CompileAhead, distinct_layers, launch_steps
+        from .device.kernel_warmup import NOWHERE, CompileAhead, distinct_layers, launch_steps
 
         def launch() -> None:
             spec, group = self._spec, SilentGroup(self._rank, self._size)
@@ -261,8 +261,8 @@ class Worker:
         """What runs steps without the host in between; None where the host takes part in every step."""
         if not self._samples_on_device:
             return None
-        from .cuda_graphs import CudaRecorder
-        from .device_runner import DeviceRunner
+        from .device.cuda_graphs import CudaRecorder
+        from .device.device_runner import DeviceRunner
 
         config = self._spec.config
         recorder = CudaRecorder() if self._has_graphs else None
@@ -355,7 +355,7 @@ class Worker:
         measured += config.max_num_seqs * max_blocks_per_row * 4  # block tables of rows that the device remembers
         if not self._has_graphs:
             return measured
-        from .cuda_graphs import graph_bytes
+        from .device.cuda_graphs import graph_bytes
 
         sizes = (model.vocab_size, model.num_heads, model.head_dim, model.num_layers, max_blocks_per_row, self._size)
         return measured + graph_bytes(config.max_num_seqs, *sizes)

@@ -1,6 +1,6 @@
 /* What a sampler asks of whole rows of logits: the few tokens that can win a draw.
  *
- * Meanings as in workers/candidates.py: a token weighs exp((logit - largest) / T); with noise it can win only if its
+ * Meanings as in workers/sampling/candidates.py: a token weighs exp((logit - largest) / T); with noise it can win only if its
  * bits are at most weight * noise_scale. Both are tested in float32 by bounds that err towards keeping a token.
  */
 #include "noise.h"

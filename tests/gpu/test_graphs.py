@@ -19,8 +19,8 @@ from tokenloom.tests.checkpoints import tiny_checkpoint
 from tokenloom.tests.kernels.test_triton_sampling import Row, draw, random_logits, random_rows
 from tokenloom.tests.workers.paged_run import PagedRun, load
 from tokenloom.tests.workers.random_schedule import message, new_row
-from tokenloom.workers.cuda_graphs import CudaRecorder
-from tokenloom.workers.device_runner import DeviceRunner
+from tokenloom.workers.device.cuda_graphs import CudaRecorder
+from tokenloom.workers.device.device_runner import DeviceRunner
 from tokenloom.workers.input_batch import InputBatch
 from tokenloom.workers.model_runner import ModelRunner
 from tokenloom.workers.models.decoder import DecoderModel

@@ -19,8 +19,8 @@ from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.kernels.test_reference import scatter_rows
 from tokenloom.tests.kernels.triton_shapes import as_fp8, from_fp8
 from tokenloom.tests.workers.paged_run import make_metadata
-from tokenloom.workers.sampler import Sampler
-from tokenloom.workers.sampling_columns import SamplingColumns
+from tokenloom.workers.sampling.sampler import Sampler
+from tokenloom.workers.sampling.sampling_columns import SamplingColumns
 
 pytestmark = pytest.mark.gpu
 

@@ -21,8 +21,8 @@ from tokenloom.ipc.messages import RowSampling
 from tokenloom.kernels import noise
 from tokenloom.kernels.gpu.sampling.noise import gumbel, run_bits, token_bits
 from tokenloom.kernels.gpu.sampling.sampling import sample
-from tokenloom.workers.sampler import Sampler
-from tokenloom.workers.sampling_columns import SamplingColumns
+from tokenloom.workers.sampling.sampler import Sampler
+from tokenloom.workers.sampling.sampling_columns import SamplingColumns
 
 F64 = npt.NDArray[np.float64]
 

@@ -30,13 +30,13 @@ from tokenloom.kernels.gpu.deterministic import DeterministicTritonOps
 from tokenloom.kernels.gpu.ops import TritonOps
 from tokenloom.kernels.gpu.sampling.logprobs import log_totals
 from tokenloom.tests.kernels.loaded_nowhere import LoadedNowhere
-from tokenloom.workers.compile_ahead import NOWHERE, AsItIs, CompileAhead, distinct_layers, launch_steps
-from tokenloom.workers.device_runner import DeviceRunner
+from tokenloom.workers.device.device_runner import DeviceRunner
+from tokenloom.workers.device.kernel_warmup import NOWHERE, AsItIs, CompileAhead, distinct_layers, launch_steps
 from tokenloom.workers.model_runner import compute
 from tokenloom.workers.models.decoder import DecoderModel, load_model
 from tokenloom.workers.parallel import SilentGroup
 from tokenloom.workers.profile import dummy_step
-from tokenloom.workers.sampling_columns import SamplingColumns
+from tokenloom.workers.sampling.sampling_columns import SamplingColumns
 
 ARCHITECTURE, BLOCK_SIZE, MAX_NUM_SEQS, MAX_NUM_TOKENS = 90, 16, 256, 2048
 MAX_MODEL_LEN = 40 if "short" in sys.argv else 1024

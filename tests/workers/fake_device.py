@@ -23,8 +23,8 @@ from tokenloom.kernels.gpu.ops import TritonOps
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.workers.history_model import VOCAB_SIZE, HistoryModel
 from tokenloom.tests.workers.random_schedule import BLOCK_SIZE, MAX_MODEL_LEN, MAX_NUM_SEQS, NUM_BLOCKS
-from tokenloom.workers.cuda_graphs import Step
-from tokenloom.workers.device_runner import DeviceRunner
+from tokenloom.workers.device.cuda_graphs import Step
+from tokenloom.workers.device.device_runner import DeviceRunner
 from tokenloom.workers.input_batch import InputBatch
 from tokenloom.workers.model_runner import ModelRunner
 from tokenloom.workers.models.decoder import DecoderModel

@@ -16,9 +16,9 @@ from tokenloom.tests.workers.history_model import VOCAB_SIZE, HistoryModel, logi
 from tokenloom.workers.input_batch import InputBatch
 from tokenloom.workers.model_runner import Model, ModelRunner
 from tokenloom.workers.parallel import ParallelGroup
-from tokenloom.workers.row_rules import LogitsProcessor
-from tokenloom.workers.sampler import Sampler
-from tokenloom.workers.sampling_columns import SamplingColumns
+from tokenloom.workers.sampling.row_rules import LogitsProcessor
+from tokenloom.workers.sampling.sampler import Sampler
+from tokenloom.workers.sampling.sampling_columns import SamplingColumns
 
 MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS = 8, 64, 4, 129
 

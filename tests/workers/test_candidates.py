@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tokenloom.kernels.noise import MAX_GUMBEL, gumbel, vocabulary_bits
-from tokenloom.workers.candidates import RowDraw, find_candidates
+from tokenloom.workers.sampling.candidates import RowDraw, find_candidates
 
 
 def draw_of(reached_noise: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> RowDraw:

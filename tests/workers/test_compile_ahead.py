@@ -15,7 +15,7 @@ import pytest
 from tokenloom.ipc.config.model_config import ModelConfig
 from tokenloom.tests.checkpoints import tiny_checkpoint
 from tokenloom.tests.quantized_checkpoints import quantized_pair
-from tokenloom.workers.compile_ahead import distinct_layers
+from tokenloom.workers.device.kernel_warmup import distinct_layers
 
 SHAPE = {"hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import select
 import threading
 
-from tokenloom.workers.completion_watch import CompletionWatch
+from tokenloom.workers.device.completion_watch import CompletionWatch
 
 DEADLINE_S = 20.0
 

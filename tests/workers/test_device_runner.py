@@ -32,7 +32,7 @@ from tokenloom.tests.workers.random_schedule import (
     new_row,
 )
 from tokenloom.tests.workers.test_parallel import run_ranks
-from tokenloom.workers.cuda_graphs import collector_at_rest, graph_bytes, padded_size
+from tokenloom.workers.device.cuda_graphs import collector_at_rest, graph_bytes, padded_size
 from tokenloom.workers.parallel import ParallelGroup
 
 pytestmark = [

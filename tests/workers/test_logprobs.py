@@ -14,7 +14,7 @@ from tokenloom.ipc.messages import RowSampling
 from tokenloom.tests.workers.history_model import VOCAB_SIZE, logits_after
 from tokenloom.tests.workers.random_schedule import message, new_row, new_runner
 from tokenloom.workers import model_runner
-from tokenloom.workers.logprobs import TokenLogprobs, _score_on_device, score_tokens
+from tokenloom.workers.sampling.logprobs import TokenLogprobs, _score_on_device, score_tokens
 
 F64 = npt.NDArray[np.float64]
 

@@ -9,7 +9,7 @@ from tokenloom.ipc.messages import RowSampling
 from tokenloom.tests.workers.history_model import HistoryModel
 from tokenloom.workers.input_batch import StepInputs
 from tokenloom.workers.profile import dummy_step, largest_steps, run_dummy
-from tokenloom.workers.sampler import Sampler
+from tokenloom.workers.sampling.sampler import Sampler
 
 BLOCK_SIZE = 4
 

@@ -16,8 +16,8 @@ from tokenloom.tests.checkpoints import tiny_checkpoint
 from tokenloom.tests.quantized_checkpoints import FORMATS, quantized_pair
 from tokenloom.tests.workers.paged_run import CPU, PagedRun, load
 from tokenloom.tests.workers.test_models import oracle, prompts_of, run_schedule, schedule
-from tokenloom.workers.quantized_weights import load_matrix
-from tokenloom.workers.weights import Checkpoint, Piece
+from tokenloom.workers.weights.checkpoint import Checkpoint, Piece
+from tokenloom.workers.weights.quantized_weights import load_matrix
 
 SHAPE = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16}
 INNER = 208  # not a multiple of a group or a block; 26 words of eight codes

@@ -10,8 +10,8 @@ import torch
 from tokenloom.ipc.messages import RowSampling
 from tokenloom.kernels.cpu.sampling import load_cpu_sampling
 from tokenloom.tests.sampling_reference import Wanted, filtered, scores
-from tokenloom.workers.sampler import Sampler
-from tokenloom.workers.sampling_columns import SamplingColumns
+from tokenloom.workers.sampling.sampler import Sampler
+from tokenloom.workers.sampling.sampling_columns import SamplingColumns
 
 F64 = npt.NDArray[np.float64]
 SAMPLER = Sampler()

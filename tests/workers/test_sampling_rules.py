@@ -14,9 +14,9 @@ from tokenloom.ipc.messages import RowSampling
 from tokenloom.tests.sampling_reference import F64, Wanted, processed, scores
 from tokenloom.tests.workers.history_model import VOCAB_SIZE, logits_after
 from tokenloom.tests.workers.random_schedule import RandomSchedule, Request, frame, message, new_row, new_runner
-from tokenloom.workers.logits_rules import apply_rules, load_processors
-from tokenloom.workers.row_rules import RowRules
-from tokenloom.workers.token_counts import TokenCounts
+from tokenloom.workers.sampling.logits_rules import apply_rules, load_processors
+from tokenloom.workers.sampling.row_rules import RowRules
+from tokenloom.workers.sampling.token_counts import TokenCounts
 
 
 def prefer_new(prompt_ids: Sequence[int], output_ids: Sequence[int], logits: Tensor) -> Tensor:

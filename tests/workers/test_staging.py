@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from tokenloom.workers.device.token_return import TokenReturn, TokensInFlight
 from tokenloom.workers.staging import Staging
-from tokenloom.workers.token_return import TokenReturn, TokensInFlight
 
 CPU = torch.device("cpu")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from tokenloom.ipc.messages import Probe, SchedulerOutput, TokenMask
-from tokenloom.workers.step_fence import StepFence, Verdict
+from tokenloom.workers.step_sequencer import StepFence, Verdict
 
 GENERATION = 3
 

@@ -8,7 +8,7 @@ import torch
 
 from tokenloom.ipc.errors import ProtocolError
 from tokenloom.ipc.messages import TokenMask
-from tokenloom.workers.token_mask import apply_mask
+from tokenloom.workers.sampling.token_mask import apply_mask
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 

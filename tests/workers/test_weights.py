@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.tests.checkpoints import FAMILIES, tiny_checkpoint
 from tokenloom.tests.workers.paged_run import CPU, PagedRun, load
-from tokenloom.workers.weights import Checkpoint, Piece
+from tokenloom.workers.weights.checkpoint import Checkpoint, Piece
 
 SHARDED = 40_000  # bytes: some ten files
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..kernels.contract import AttentionMetadata, RowColumns
+from ...kernels.contract import AttentionMetadata, RowColumns
 from .device_rows import DeviceRows
 
 SIZES_AT_START = (8, 4, 2, 1)  # after the largest

@@ -13,12 +13,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..kernels.contract import RowColumns
-from ..kernels.gpu.rows import write_rows
-from ..kernels.gpu.sampling.sampling import sample
-from .input_batch import StepInputs
-from .parallel import ParallelGroup
-from .sampling_columns import SamplingColumns
+from ...kernels.contract import RowColumns
+from ...kernels.gpu.rows import write_rows
+from ...kernels.gpu.sampling.sampling import sample
+from ..input_batch import StepInputs
+from ..parallel import ParallelGroup
+from ..sampling.sampling_columns import SamplingColumns
 
 I32: TypeAlias = npt.NDArray[np.int32]
 I64: TypeAlias = npt.NDArray[np.int64]

@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from ..input_batch import StepInputs
+from ..model_runner import step_metadata
+from ..parallel import ParallelGroup
+from ..sampling.sampling_columns import SamplingColumns
+from ..staging import Staging
 from .cuda_graphs import SIZES_AT_START, DecodeGraphs, Model, Recorder
 from .device_rows import DeviceRows
-from .input_batch import StepInputs
-from .model_runner import step_metadata
-from .parallel import ParallelGroup
-from .sampling_columns import SamplingColumns
-from .staging import Staging
 from .token_return import TokenReturn, TokensInFlight
 
 

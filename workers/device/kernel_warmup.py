@@ -18,17 +18,17 @@ import msgspec
 import torch
 from torch import Tensor
 
-from ..ipc.config.model_config import ModelConfig
-from ..ipc.errors import ConfigError
-from ..kernels.gpu.compile import Kernels, compiling, load, unfinished
-from ..kernels.gpu.sampling.logprobs import log_totals
+from ...ipc.config.model_config import ModelConfig
+from ...ipc.errors import ConfigError
+from ...kernels.gpu.compile import Kernels, compiling, load, unfinished
+from ...kernels.gpu.sampling.logprobs import log_totals
+from ..model_runner import compute
+from ..models.decoder import DecoderModel
+from ..parallel import SilentGroup
+from ..profile import dummy_step, largest_steps
+from ..sampling.sampling_columns import SamplingColumns
 from .cuda_graphs import Step
 from .device_runner import DeviceRunner
-from .model_runner import compute
-from .models.decoder import DecoderModel
-from .parallel import SilentGroup
-from .profile import dummy_step, largest_steps
-from .sampling_columns import SamplingColumns
 
 logger = logging.getLogger("tokenloom.worker")
 

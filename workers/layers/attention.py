@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...ipc.config.model_config import ModelConfig
 from ...kernels.contract import AttentionMetadata
-from .loader import LayerLoader, Projection
+from ..weights.loader import LayerLoader, Projection
 from .rotary import RotaryEmbedding
 
 

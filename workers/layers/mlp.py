@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .loader import LayerLoader, Projection
+from ..weights.loader import LayerLoader, Projection
 
 
 class GatedMLP:

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ...ipc.config.model_config import ExpertsConfig
 from ...kernels.quantized import Weight
-from ..quantized_weights import as_stored, load_matrix
-from ..weights import Checkpoint, Piece
-from .loader import LayerLoader
+from ..weights.checkpoint import Checkpoint, Piece
+from ..weights.loader import LayerLoader
+from ..weights.quantized_weights import as_stored, load_matrix
 
 QWEN = ("mlp", "gate_proj", "up_proj", "down_proj")  # where router and experts are, and an expert's matrices
 MIXTRAL = ("block_sparse_moe", "w1", "w3", "w2")

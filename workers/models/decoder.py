@@ -24,12 +24,12 @@ from ...kernels.contract import (
     RowColumns,
 )
 from ..layers.attention import Attention
-from ..layers.experts import SparseMLP
-from ..layers.loader import LayerLoader
 from ..layers.mlp import GatedMLP
+from ..layers.moe import SparseMLP
 from ..layers.rotary import RotaryEmbedding
 from ..parallel import ParallelGroup
-from ..weights import Checkpoint
+from ..weights.checkpoint import Checkpoint
+from ..weights.loader import LayerLoader
 
 
 class DecoderLayer:

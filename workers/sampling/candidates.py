@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from ..kernels import noise
-from ..kernels.cpu.sampling import DRAW, CpuSampling, Listed
+from ...kernels import noise
+from ...kernels.cpu.sampling import DRAW, CpuSampling, Listed
 
 _SLACK = 1e-3  # relative error granted to float32 weights where they only rule tokens out
 _WIDE_SHARE = 1 / 16  # of the vocabulary: with more candidates than this its whole noise costs less than their list

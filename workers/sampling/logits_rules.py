@@ -16,8 +16,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..ipc.errors import ConfigError
-from ..ipc.messages import NewRow
+from ...ipc.errors import ConfigError
+from ...ipc.messages import NewRow
 from .row_rules import LogitsProcessor, RowRules, has_rules
 
 I64 = npt.NDArray[np.int64]

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..ipc.messages import LogprobColumns
+from ...ipc.messages import LogprobColumns
 from .candidates import largest_ids
 
 I32 = npt.NDArray[np.int32]
@@ -88,7 +88,7 @@ def _ordered(token_ids: I64, logits: F32) -> I64:
 
 
 def _score_on_device(logits: Tensor, token_ids: I64, num_top: Sequence[int], scored: TokenLogprobs) -> None:
-    from ..kernels.gpu.sampling.logprobs import log_totals
+    from ...kernels.gpu.sampling.logprobs import log_totals
 
     index = torch.from_numpy(token_ids).to(logits.device)[:, None]
     values = logits.gather(1, index)

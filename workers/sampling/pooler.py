@@ -13,10 +13,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..ipc.errors import ProtocolError
-from ..ipc.messages import BulkArray, NewRow, Pooled
-from ..ipc.pooling_params import PoolingParams
-from .input_batch import StepInputs
+from ...ipc.errors import ProtocolError
+from ...ipc.messages import BulkArray, NewRow, Pooled
+from ...ipc.pooling_params import PoolingParams
+from ..input_batch import StepInputs
 
 
 @dataclass

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from ..ipc.errors import ProtocolError
-from ..ipc.messages import NewRow, RowSampling
+from ...ipc.errors import ProtocolError
+from ...ipc.messages import NewRow, RowSampling
 from .token_counts import TokenCounts
 
 I64 = npt.NDArray[np.int64]

@@ -17,11 +17,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..kernels import noise
-from ..kernels.cpu.sampling import CpuSampling, load_cpu_sampling
+from ...kernels import noise
+from ...kernels.cpu.sampling import CpuSampling, load_cpu_sampling
+from ..staging import Staging
 from .candidates import Candidates, RowDraw, find_candidates
 from .sampling_columns import MIN_TEMPERATURE, SamplingColumns
-from .staging import Staging
 
 F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]
@@ -71,7 +71,7 @@ class Sampler:
 
     def _sample_on_device(self, logits: Tensor, columns: SamplingColumns, positions: I64) -> I64:
         """Waits for the device but once, for the tokens."""
-        from ..kernels.gpu.sampling.sampling import sample
+        from ...kernels.gpu.sampling.sampling import sample
 
         if self._staging is None:
             self._staging = Staging(logits.device)

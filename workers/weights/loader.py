@@ -14,8 +14,8 @@ from torch import Tensor
 from ...kernels.contract import Ops, PackedExperts, PackedLinear
 from ...kernels.quantized import Weight
 from ..parallel import ParallelGroup
-from ..quantized_weights import load_matrix
-from ..weights import Checkpoint, Piece
+from .checkpoint import Checkpoint, Piece
+from .quantized_weights import load_matrix
 
 
 @dataclass(frozen=True)

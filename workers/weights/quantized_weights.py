@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..ipc.config.quantization_config import QuantizationConfig
-from ..ipc.errors import ConfigError
-from ..kernels.quantized import QuantizedWeight, Weight, as_floats, concatenate, from_groups, quantize
-from .weights import FLOAT_DTYPES, Checkpoint, Piece
+from ...ipc.config.quantization_config import QuantizationConfig
+from ...ipc.errors import ConfigError
+from ...kernels.quantized import QuantizedWeight, Weight, as_floats, concatenate, from_groups, quantize
+from .checkpoint import FLOAT_DTYPES, Checkpoint, Piece
 
 HOST = torch.device("cpu")
 CODES_PER_WORD = 8  # of 4 bits in an int32

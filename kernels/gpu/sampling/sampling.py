@@ -7,7 +7,7 @@ One program per row, over its logits at most three times:
     3  list of the tokens that can win or that a filter must see
     4  over that short list: k-th largest and top_p cut by bisection of the bits of a float, min_p, scores, argmax
 
-A weight is exp((logit − largest) / T). Meanings and order of the filters are those of workers/candidates.py, with
+A weight is exp((logit − largest) / T). Meanings and order of the filters are those of workers/sampling/candidates.py, with
 ties kept; the bounds of pass 3 are its as well, so what they drop cannot change the answer.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -25,7 +25,7 @@ from .noise import gumbel, run_bits, token_bits
 BLOCK = 4096  # logits at once in passes 1 to 3
 PART = 512  # listed tokens at once in pass 4
 NUM_WARPS = 8  # some rows fit on a multiprocessor: one computes while another waits
-MIN_TEMPERATURE = 1e-5  # less is greedy, as in workers/sampling_columns.py
+MIN_TEMPERATURE = 1e-5  # less is greedy, as in workers/sampling/sampling_columns.py
 
 _MIN_TEMPERATURE = tl.constexpr(MIN_TEMPERATURE)
 _SLACK = tl.constexpr(1e-3)  # relative error granted to float32 weights where they only rule tokens out
@@ -247,7 +247,7 @@ def sample(
     """Draw a token for each of n rows: [n] int64, which is `output` if that is given.
 
     logits: [n, vocab] float32, contiguous, left unchanged. row_ids: [n] int64, which entry of the columns is whose;
-    negative gives token 0. Columns of parameters as in workers/sampling_columns.py, seeds as int32 words. positions:
+    negative gives token 0. Columns of parameters as in workers/sampling/sampling_columns.py, seeds as int32 words. positions:
     [n] int32, of the token to draw. last_tokens: [rows] int64, a column that the tokens are written to as well.
     """
     num_rows, vocab_size = logits.shape
