@@ -10,10 +10,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .frontend.async_client import AsyncClient
-    from .frontend.client import Client
+    from .frontend.client.async_client import AsyncClient
+    from .frontend.client.client import Client
+    from .frontend.client.outputs import CompletionOutput, EmbeddingOutput, EmbeddingRequestOutput, RequestOutput
     from .frontend.llm import LLM, AsyncLLM
-    from .frontend.outputs import CompletionOutput, EmbeddingOutput, EmbeddingRequestOutput, RequestOutput
     from .ipc.errors import (
         ConfigError,
         Draining,
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 _HOME_BY_NAME = {
     "LLM": "frontend.llm",
     "AsyncLLM": "frontend.llm",
-    "Client": "frontend.client",
-    "AsyncClient": "frontend.async_client",
-    "RequestOutput": "frontend.outputs",
-    "CompletionOutput": "frontend.outputs",
+    "Client": "frontend.client.client",
+    "AsyncClient": "frontend.client.async_client",
+    "RequestOutput": "frontend.client.outputs",
+    "CompletionOutput": "frontend.client.outputs",
     "RequestMetrics": "ipc.messages",
-    "EmbeddingRequestOutput": "frontend.outputs",
-    "EmbeddingOutput": "frontend.outputs",
+    "EmbeddingRequestOutput": "frontend.client.outputs",
+    "EmbeddingOutput": "frontend.client.outputs",
     "SamplingParams": "ipc.sampling_params",
     "PoolingParams": "ipc.pooling_params",
     "StructuredOutputsParams": "ipc.structured_outputs",

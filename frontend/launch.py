@@ -24,14 +24,14 @@ from ..ipc.process.descriptors import raise_descriptor_limit
 from ..ipc.process.lifeline import start_lifeline
 from ..ipc.process.title import set_title
 from ..ipc.version import tokenloom_version
-from .args import add_engine_arguments, engine_config
-from .cli_command import COMMANDS, list_commands, list_examples, load_command, unknown_command
-from .http_listeners import HttpListeners
-from .option_parser import OptionParser
-from .resolve import resolve
-from .signal_watch import StartInterrupted
-from .start_report import PatientReport, write_to_stderr
-from .supervisor import Supervisor
+from .cli.command import COMMANDS, list_commands, list_examples, load_command, unknown_command
+from .listening.http_listeners import HttpListeners
+from .options.arguments import add_engine_arguments, engine_config
+from .options.parser import OptionParser
+from .supervisor.resolve import resolve
+from .supervisor.signal_watch import StartInterrupted
+from .supervisor.start_report import PatientReport, write_to_stderr
+from .supervisor.supervisor import Supervisor
 
 
 def main(argv: Sequence[str] | None = None) -> int:

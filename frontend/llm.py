@@ -14,13 +14,13 @@ import os
 from collections.abc import Callable
 
 from ..ipc.config.engine_config import EngineConfig
-from .async_client import AsyncClient
-from .channel import Channel
-from .client import Client
-from .connection import Connection
-from .engine_handle import EngineHandle
-from .engine_options import config_from_keywords
-from .in_process_connection import InProcessConnection
+from .client.async_client import AsyncClient
+from .client.client import Client
+from .client.transport import Channel
+from .client.zmq_transport import Connection
+from .embedded.child_engine import EngineHandle
+from .embedded.in_process_transport import InProcessConnection
+from .options.options import config_from_keywords
 
 START_TIMEOUT_S = 30.0  # for the first answer of an engine that has said that it serves
 
@@ -64,7 +64,7 @@ def open_private(config: EngineConfig) -> tuple[Channel, Callable[[], None]]:
 
 def open_in_process(config: EngineConfig, *, in_background: bool = False) -> tuple[Channel, Callable[[], None]]:
     """A new engine in this process."""
-    from .in_process import InProcessEngine  # brings torch, which no other way of use needs
+    from .embedded.in_process import InProcessEngine  # brings torch, which no other way of use needs
 
     connection = InProcessConnection(InProcessEngine(config), in_background=in_background)
     return connection, connection.close

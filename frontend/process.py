@@ -1,7 +1,7 @@
 """`python -m tokenloom.frontend.process`: the frontend's sockets and its loop.
 
 One loop: wait for anything, take in what clients, core, supervisor and threads say, end the turn, send what is due.
-Everything that decides lives in service.py.
+Everything that decides lives in requests/frontend.py.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from ..ipc.process.malloc import return_large_blocks
 from ..ipc.process.signals import ignore_group_signals
 from ..ipc.process.title import set_title
 from ..ipc.sockets import MAX_CLIENT_MESSAGE_BYTES, new_socket, receive
-from .chat import ChatTemplate
-from .open_requests import OpenRequests, path_of
-from .service import Frontend
-from .tokenizer import Tokenizer
-from .zap import DOMAIN, ZapHandler
+from .listening.open_requests import OpenRequests, path_of
+from .requests.client_auth import DOMAIN, ZapHandler
+from .requests.frontend import Frontend
+from .text.chat_template import ChatTemplate
+from .text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
@@ -108,7 +108,7 @@ class FrontendProcess:
     def _serve_http(self) -> None:
         """The same turns, on the event loop of the HTTP server, which is imported only here."""
         begun = time.monotonic()
-        from .server import run_with_http
+        from .http.server import run_with_http
 
         open_requests = OpenRequests(path_of(self._spec.run_directory, self._identity.decode()))
         self._tell(messages.Phase(name="http", duration_s=time.monotonic() - begun))

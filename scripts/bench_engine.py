@@ -21,8 +21,8 @@ import msgspec
 import psutil
 
 from tokenloom import Client
-from tokenloom.frontend.args import add_engine_arguments
-from tokenloom.frontend.engine_handle import EngineHandle
+from tokenloom.frontend.embedded.child_engine import EngineHandle
+from tokenloom.frontend.options.arguments import add_engine_arguments
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.scripts.bench_contestant import SCRIPTS, Ours, Peer
 from tokenloom.scripts.bench_processes import cpu_by_process, own_cost_s, tree, used_since

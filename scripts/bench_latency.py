@@ -16,9 +16,9 @@ import sys
 import time
 from collections.abc import Callable
 
-from tokenloom.frontend.channel import Channel
-from tokenloom.frontend.engine_options import config_from_keywords
+from tokenloom.frontend.client.transport import Channel
 from tokenloom.frontend.llm import open_in_process, open_private
+from tokenloom.frontend.options.options import config_from_keywords
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.scripts.bench_limits import LimitsPeer
 from tokenloom.scripts.bench_mixed import Load

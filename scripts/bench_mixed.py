@@ -18,11 +18,11 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from tokenloom import SamplingParams
-from tokenloom.frontend.channel import Channel
-from tokenloom.frontend.engine_options import config_from_keywords
+from tokenloom.frontend.client.open_request import Update
+from tokenloom.frontend.client.prompts import new_submit
+from tokenloom.frontend.client.transport import Channel
 from tokenloom.frontend.llm import open_private
-from tokenloom.frontend.open_request import Update
-from tokenloom.frontend.prompts import new_submit
+from tokenloom.frontend.options.options import config_from_keywords
 from tokenloom.ipc.codec import num_ids
 from tokenloom.ipc.messages import Delta
 from tokenloom.scripts.bench_contestant import ANSWER_TIMEOUT_S

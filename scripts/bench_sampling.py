@@ -16,7 +16,7 @@ import time
 import msgspec
 
 from tokenloom import SamplingParams
-from tokenloom.frontend.in_process import InProcessEngine
+from tokenloom.frontend.embedded.in_process import InProcessEngine
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.messages import PROTOCOL_VERSION, Credit, Deltas, Hello, Submit

@@ -19,8 +19,8 @@ from typing import Any
 
 import msgspec
 
-from tokenloom.frontend.args import add_engine_arguments
-from tokenloom.frontend.resolve import DEMO_FOLDER
+from tokenloom.frontend.options.arguments import add_engine_arguments
+from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.scripts.bench_report import Report, new_parser
 
@@ -113,7 +113,7 @@ def flags_of(options: dict[str, object]) -> list[str]:
 
 
 def device_of(options: Mapping[str, object]) -> str:
-    """Where an engine with these options runs: cpu or cuda, as frontend/resolve.py decides it."""
+    """Where an engine with these options runs: cpu or cuda, as frontend/supervisor/resolve.py decides it."""
     device = str(options.get("device", "auto"))
     return device if device != "auto" else "cuda" if os.path.exists("/dev/nvidiactl") else "cpu"
 

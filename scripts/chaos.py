@@ -23,7 +23,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 from tokenloom import Client
-from tokenloom.frontend.resolve import DEMO_FOLDER
+from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
 from tokenloom.ipc.messages import Health
 from tokenloom.scripts.bench_report import new_parser, print_json
 from tokenloom.scripts.chaos_clients import Clients

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 
 from tokenloom import RequestOutput, SamplingParams
-from tokenloom.frontend.outputs import CompletionOutput
+from tokenloom.frontend.client.outputs import CompletionOutput
 from tokenloom.ipc.structured_outputs import StructuredOutputsParams
 
 MAX_LOGPROB_DIFFERENCE = 1e-4

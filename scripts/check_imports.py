@@ -25,7 +25,9 @@ ROOMS = {  # room: (rooms it may import, third parties it may import)
         | {"opentelemetry"},  # spans
     ),
 }
-COMPOSERS = {"frontend/in_process.py": {"core", "workers", "kernels"}}  # puts the rooms together in one process
+COMPOSERS = {
+    "frontend/embedded/in_process.py": {"core", "workers", "kernels"}
+}  # puts the rooms together in one process
 CLIENT = ("client", "async_client", "connection", "outputs", "prompts")  # a user's program: ipc, pyzmq, msgspec
 CLIENT_PARTIES = {"msgspec", "zmq", "tqdm"}
 

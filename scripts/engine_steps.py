@@ -16,10 +16,10 @@ import msgspec
 
 from tokenloom.core.engine import EngineCore
 from tokenloom.core.grammar.local_host import GrammarLocalHost
-from tokenloom.frontend.chat import ChatTemplate
-from tokenloom.frontend.resolve import resolve
-from tokenloom.frontend.service import Frontend
-from tokenloom.frontend.tokenizer import Tokenizer
+from tokenloom.frontend.requests.frontend import Frontend
+from tokenloom.frontend.supervisor.resolve import resolve
+from tokenloom.frontend.text.chat_template import ChatTemplate
+from tokenloom.frontend.text.tokenizer import Tokenizer
 from tokenloom.ipc.addresses import RunDirectory
 from tokenloom.ipc.codec import encode, encode_ids
 from tokenloom.ipc.config.engine_config import EngineConfig

@@ -8,8 +8,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from tokenloom.frontend import launch, supervisor
-from tokenloom.frontend.roster import Roster
+from tokenloom.frontend import launch
+from tokenloom.frontend.supervisor import supervisor
+from tokenloom.frontend.supervisor.children import Roster
 
 NULL_WORKER = "tokenloom.scripts.null_worker"
 

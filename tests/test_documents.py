@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import tokenloom
-from tokenloom.frontend.args import add_engine_arguments
+from tokenloom.frontend.options.arguments import add_engine_arguments
 from tokenloom.ipc.config.engine_config import EngineConfig
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -94,7 +94,7 @@ def test_the_manifest_probes_paths_that_exist_and_leaves_time_to_drain() -> None
     assert by_kind.keys() == {"PersistentVolumeClaim", "Service", "Deployment"}
     pod = by_kind["Deployment"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
-    served = set(re.findall(r'Endpoint\("(/\w+)"', (ROOT / "frontend/server_admin.py").read_text()))
+    served = set(re.findall(r'Endpoint\("(/\w+)"', (ROOT / "frontend/http/admin.py").read_text()))
     probes = {name: value["httpGet"]["path"] for name, value in container.items() if name.endswith("Probe")}
     assert probes.keys() == {"startupProbe", "readinessProbe", "livenessProbe"} and set(probes.values()) <= served
     startup = container["startupProbe"]

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenloom.frontend.cli_bench import BENCHMARKS
+from tokenloom.frontend.cli.bench import BENCHMARKS
 from tokenloom.kernels.cpu.compiler import FOR_ANY_MACHINE, LEVELS, library_digest
 from tokenloom.kernels.cpu.library_store import prebuilt_name
 from tokenloom.kernels.cpu.processor import instruction_levels
@@ -221,7 +221,7 @@ def test_nothing_clashes_with_packages_named_like_our_rooms(foreign_modules: Pat
     rooms = ", ".join(ROOMS)
     program = f"""
 import {rooms}
-import tokenloom.core.engine, tokenloom.frontend.service, tokenloom.ipc.messages, tokenloom.workers.worker
+import tokenloom.core.engine, tokenloom.frontend.requests.frontend, tokenloom.ipc.messages, tokenloom.workers.worker
 import tokenloom.kernels.contract, tokenloom.scripts.bench_report
 import sys
 for module in ({rooms}):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from ..ipc.sampling_params import SamplingParams
-from .client import Client
-from .llm import LLM
+from ...ipc.sampling_params import SamplingParams
+from ..client.client import Client
+from ..llm import LLM
 
 
 def add_engine_choice(parser: argparse.ArgumentParser) -> None:

@@ -27,11 +27,11 @@ from urllib.parse import urlsplit
 import msgspec
 from tqdm import tqdm
 
-from ..ipc.config.engine_config import API_KEY_VARIABLE
-from ..ipc.errors import ConfigError
-from .cli_engine import announce_start
-from .engine_handle import EngineHandle
-from .engine_options import config_from_keywords
+from ...ipc.config.engine_config import API_KEY_VARIABLE
+from ...ipc.errors import ConfigError
+from ..embedded.child_engine import EngineHandle
+from ..options.options import config_from_keywords
+from .attach import announce_start
 
 DESCRIPTION = (
     "Answer the requests of an OpenAI batch file. Run it again after a kill: it goes on where it was.\n"

@@ -6,7 +6,7 @@ import argparse
 import importlib
 import sys
 
-from .cli_command import list_commands
+from .command import list_commands
 
 BENCHMARKS = {  # name: what it measures; its script is scripts/bench_NAME.py
     "throughput": "many prompts at once, offline; beside transformers' generate",
@@ -33,5 +33,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     sys.argv = [f"engine-launch bench {arguments.benchmark}", *arguments.arguments]
-    script = importlib.import_module(f"..scripts.bench_{arguments.benchmark}", __package__)
+    script = importlib.import_module(f"...scripts.bench_{arguments.benchmark}", __package__)
     return int(script.main())

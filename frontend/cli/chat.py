@@ -16,11 +16,11 @@ from pathlib import Path
 
 import msgspec
 
-from ..ipc.errors import RequestError, TokenloomError
-from ..ipc.messages import ChatMessage
-from ..ipc.sampling_params import SamplingParams
-from .cli_engine import add_engine_choice, add_sampling, open_engine, sampling_of
-from .client import Client
+from ...ipc.errors import RequestError, TokenloomError
+from ...ipc.messages import ChatMessage
+from ...ipc.sampling_params import SamplingParams
+from ..client.client import Client
+from .attach import add_engine_choice, add_sampling, open_engine, sampling_of
 
 DESCRIPTION = "Talk with the model. /help lists the commands; Ctrl-C stops an answer, Ctrl-D leaves."
 EXAMPLES = ["", "--address tcp://10.0.0.7:5555 --key-file engine.key", "--model ./Qwen3-0.6B --system 'Be brief.'"]

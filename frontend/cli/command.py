@@ -14,8 +14,8 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..ipc.errors import ConfigError, TokenloomError
-from .option_parser import OptionParser
+from ...ipc.errors import ConfigError, TokenloomError
+from ..options.parser import OptionParser
 
 COMMANDS = {  # name: what it does, in a line
     "chat": "talk with the model in the terminal",
@@ -81,7 +81,7 @@ def list_commands(text_by_name: Mapping[str, str]) -> str:
 
 def load_command(name: str) -> Command:
     """The command of `COMMANDS` called `name`."""
-    module = importlib.import_module(f".cli_{name}", __package__)
+    module = importlib.import_module(f".{name}", __package__)
     return Command(name, module.DESCRIPTION, module.EXAMPLES, module.add_arguments, module.run)
 
 

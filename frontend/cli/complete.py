@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from ..ipc.errors import RequestError
-from .cli_engine import add_engine_choice, add_sampling, open_engine, sampling_of
+from ...ipc.errors import RequestError
+from .attach import add_engine_choice, add_sampling, open_engine, sampling_of
 
 DESCRIPTION = "Continue a text: the prompt is the argument, or standard input."
 EXAMPLES = ['"The capital of France is"', "--address ipc:///run/loom.sock --temperature 0 < prompt.txt"]

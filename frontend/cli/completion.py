@@ -6,8 +6,8 @@ import argparse
 
 import shtab
 
-from .cli_command import COMMANDS, load_command
-from .launch import new_serve_parser
+from ..launch import new_serve_parser
+from .command import COMMANDS, load_command
 
 DESCRIPTION = "Print what makes a shell complete engine-launch; read it at the shell's start, as in the examples."
 EXAMPLES = [

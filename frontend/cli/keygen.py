@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..ipc.keys import Keys
+from ...ipc.keys import Keys
 
 DESCRIPTION = "Write a key file for --key-file and Client(key_file=…). Who holds it may use the engine."
 EXAMPLES = ["engine.key"]

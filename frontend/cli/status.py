@@ -7,9 +7,9 @@ import json
 
 import msgspec
 
-from ..ipc.errors import ConfigError
-from ..ipc.messages import Health, Info
-from .client import Client
+from ...ipc.errors import ConfigError
+from ...ipc.messages import Health, Info
+from ..client.client import Client
 
 DESCRIPTION = "Say what an engine serves and how it is. Exit code 0: it serves; 1: it does not."
 EXAMPLES = ["ipc:///run/loom.sock", "tcp://10.0.0.7:5555 --key-file engine.key --json"]

@@ -14,8 +14,8 @@ from contextlib import aclosing
 from functools import partial
 from typing import TypeVar
 
-from ..ipc.codec import decode_ids
-from ..ipc.messages import (
+from ...ipc.codec import decode_ids
+from ...ipc.messages import (
     Control,
     Detokenize,
     Done,
@@ -29,14 +29,14 @@ from ..ipc.messages import (
     Text,
     TokenIds,
 )
-from ..ipc.pooling_params import PoolingParams
-from ..ipc.process.log import LogLevel
-from ..ipc.sampling_params import SamplingParams
+from ...ipc.pooling_params import PoolingParams
+from ...ipc.process.log import LogLevel
+from ...ipc.sampling_params import SamplingParams
 from .async_stream import AsyncStream, LoopWaker
-from .attachment import Attachment, log_level_query, pause_query, reload_query, tokenize_query
-from .conversation import Answer, ReplyType, check_reply
+from .base_client import Attachment, log_level_query, pause_query, reload_query, tokenize_query
 from .outputs import EmbeddingRequestOutput, RequestOutput, to_embedding
 from .prompts import Chat, Prompt, check_chat, check_params, check_token_ids
+from .protocol import Answer, ReplyType, check_reply
 
 AsyncClientType = TypeVar("AsyncClientType", bound="AsyncClient")
 

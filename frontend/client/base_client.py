@@ -13,14 +13,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import ClassVar, TypeVar, get_args
 
-from ..ipc.errors import RequestError
-from ..ipc.messages import Control, PauseMode, Query, Submit, Tokenize
-from ..ipc.pooling_params import PoolingParams
-from ..ipc.process.log import LogLevel
-from ..ipc.sampling_params import SamplingParams
-from .channel import Channel
-from .connection import Connection
+from ...ipc.errors import RequestError
+from ...ipc.messages import Control, PauseMode, Query, Submit, Tokenize
+from ...ipc.pooling_params import PoolingParams
+from ...ipc.process.log import LogLevel
+from ...ipc.sampling_params import SamplingParams
 from .prompts import Chat, Prompt, check_chat, check_pooling, check_text, new_submit
+from .transport import Channel
+from .zmq_transport import Connection
 
 AttachmentType = TypeVar("AttachmentType", bound="Attachment")
 

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from time import monotonic
 
-from ..ipc.errors import Draining, Overloaded, RequestError, TokenloomError
-from ..ipc.messages import Submit
-from .channel import Channel
+from ...ipc.errors import Draining, Overloaded, RequestError, TokenloomError
+from ...ipc.messages import Submit
 from .open_request import Update
 from .outputs import OutputBuilder, RequestOutput
+from .transport import Channel
 
 MAX_OPEN = 16384
 BAR_INTERVAL_S = 0.2

@@ -8,9 +8,9 @@ from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
 
-from ..ipc.codec import decode_ids
-from ..ipc.errors import RequestError, TokenloomError
-from ..ipc.messages import (
+from ...ipc.codec import decode_ids
+from ...ipc.errors import RequestError, TokenloomError
+from ...ipc.messages import (
     Control,
     Delta,
     Detokenize,
@@ -25,15 +25,15 @@ from ..ipc.messages import (
     Text,
     TokenIds,
 )
-from ..ipc.pooling_params import PoolingParams
-from ..ipc.process.log import LogLevel
-from ..ipc.sampling_params import SamplingParams
-from .attachment import Attachment, log_level_query, pause_query, reload_query, tokenize_query
+from ...ipc.pooling_params import PoolingParams
+from ...ipc.process.log import LogLevel
+from ...ipc.sampling_params import SamplingParams
+from .base_client import Attachment, log_level_query, pause_query, reload_query, tokenize_query
 from .batch import Batch
-from .conversation import Answer, ReplyType, check_reply
 from .open_request import Update
 from .outputs import EmbeddingRequestOutput, OutputBuilder, RequestOutput, to_embedding
 from .prompts import Chat, Prompt, check_chat, check_params, check_token_ids, list_chats, list_params, list_prompts
+from .protocol import Answer, ReplyType, check_reply
 from .request_future import RequestFuture
 
 

@@ -6,8 +6,8 @@ from array import array
 
 import msgspec
 
-from ..ipc.codec import decode_ids
-from ..ipc.messages import Logprobs
+from ...ipc.codec import decode_ids
+from ...ipc.messages import Logprobs
 
 
 class Logprob(msgspec.Struct, frozen=True):

@@ -12,10 +12,10 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from ..ipc.codec import num_ids
-from ..ipc.errors import TokenloomError
-from ..ipc.messages import Accepted, Child, Delta, Submit
-from ..ipc.sampling_params import child_seed
+from ...ipc.codec import num_ids
+from ...ipc.errors import TokenloomError
+from ...ipc.messages import Accepted, Child, Delta, Submit
+from ...ipc.sampling_params import child_seed
 
 Update: TypeAlias = Accepted | Delta | TokenloomError  # immutable; an error is always the last
 Sink: TypeAlias = Callable[[Update], None]  # called in the channel's thread: must be cheap and never block

@@ -9,9 +9,9 @@ from array import array
 
 import msgspec
 
-from ..ipc.codec import decode_ids
-from ..ipc.errors import ProtocolError, RequestError, TokenloomError
-from ..ipc.messages import Accepted, BulkArray, Delta, FinishReason, RequestMetrics, Submit
+from ...ipc.codec import decode_ids
+from ...ipc.errors import ProtocolError, RequestError, TokenloomError
+from ...ipc.messages import Accepted, BulkArray, Delta, FinishReason, RequestMetrics, Submit
 from .logprobs import TokenLogprobs, unpack_logprobs
 from .open_request import Update
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias, TypeGuard
 
-from ..ipc.codec import encode_ids
-from ..ipc.errors import RequestError
-from ..ipc.messages import ChatMessage, Submit
-from ..ipc.pooling_params import PoolingParams
-from ..ipc.sampling_params import SamplingParams
-from ..ipc.sockets import MAX_CLIENT_MESSAGE_BYTES
+from ...ipc.codec import encode_ids
+from ...ipc.errors import RequestError
+from ...ipc.messages import ChatMessage, Submit
+from ...ipc.pooling_params import PoolingParams
+from ...ipc.sampling_params import SamplingParams
+from ...ipc.sockets import MAX_CLIENT_MESSAGE_BYTES
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, object]
 TextPart: TypeAlias = Mapping[str, str]  # {"type": "text", "text": …}

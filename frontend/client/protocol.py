@@ -13,8 +13,8 @@ import contextlib
 from collections.abc import Callable
 from typing import Literal, TypeAlias, TypeVar
 
-from ..ipc.errors import EngineDead, ErrorInfo, InternalError, Overloaded, ProtocolError, RequestError, TokenloomError
-from ..ipc.messages import (
+from ...ipc.errors import EngineDead, ErrorInfo, InternalError, Overloaded, ProtocolError, RequestError, TokenloomError
+from ...ipc.messages import (
     CREDIT_WINDOW,
     PROTOCOL_VERSION,
     Abort,

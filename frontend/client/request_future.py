@@ -7,10 +7,10 @@ from concurrent.futures import Future, TimeoutError
 from queue import Empty, SimpleQueue
 from time import monotonic
 
-from ..ipc.messages import Submit
-from .channel import Channel
+from ...ipc.messages import Submit
 from .open_request import Update
 from .outputs import OutputBuilder, RequestOutput
+from .transport import Channel
 
 
 class RequestFuture(Future[RequestOutput]):

@@ -19,12 +19,12 @@ from typing import TypeVar
 
 import msgspec
 
-from ..ipc.codec import encode
-from ..ipc.errors import RequestError
-from ..ipc.messages import ClientMessage, Query, Submit
-from ..ipc.sockets import MAX_CLIENT_MESSAGE_BYTES
-from .conversation import AnswerSink, Conversation
+from ...ipc.codec import encode
+from ...ipc.errors import RequestError
+from ...ipc.messages import ClientMessage, Query, Submit
+from ...ipc.sockets import MAX_CLIENT_MESSAGE_BYTES
 from .open_request import OpenRequest, Sink
+from .protocol import AnswerSink, Conversation
 
 T = TypeVar("T")
 

@@ -21,15 +21,15 @@ from typing import TypeVar
 
 import zmq
 
-from ..ipc.codec import Decoder
-from ..ipc.errors import ConfigError, InternalError, ProtocolError, RequestError, TokenloomError
-from ..ipc.keys import Keys
-from ..ipc.messages import ClientMessage, FrontendMessage, GetInfo, Info
-from ..ipc.process.awake_clock import AwakeClock
-from ..ipc.sampling_params import TIMEOUT_S
-from ..ipc.sockets import MAX_CLIENT_MESSAGE_BYTES, new_socket, receive
-from .channel import Channel, ErrandThread, frame_of, wait_for_end
-from .conversation import Answer, Conversation, check_reply
+from ...ipc.codec import Decoder
+from ...ipc.errors import ConfigError, InternalError, ProtocolError, RequestError, TokenloomError
+from ...ipc.keys import Keys
+from ...ipc.messages import ClientMessage, FrontendMessage, GetInfo, Info
+from ...ipc.process.awake_clock import AwakeClock
+from ...ipc.sampling_params import TIMEOUT_S
+from ...ipc.sockets import MAX_CLIENT_MESSAGE_BYTES, new_socket, receive
+from .protocol import Answer, Conversation, check_reply
+from .transport import Channel, ErrandThread, frame_of, wait_for_end
 
 T = TypeVar("T")
 

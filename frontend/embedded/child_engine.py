@@ -23,9 +23,9 @@ from weakref import WeakSet
 
 import msgspec
 
-from ..ipc.config.engine_config import CONFIG_VARIABLE, EngineConfig
-from ..ipc.errors import EngineDead, ErrorInfo, TokenloomError
-from ..ipc.process.awake_clock import AwakeClock
+from ...ipc.config.engine_config import CONFIG_VARIABLE, EngineConfig
+from ...ipc.errors import EngineDead, ErrorInfo, TokenloomError
+from ...ipc.process.awake_clock import AwakeClock
 
 BEAT_S = 1.0  # of the clock that the start is measured by
 NUM_LAST_WORDS = 50
@@ -176,7 +176,7 @@ def _environment() -> dict[str, str]:
     environment = dict(os.environ)
     environment["PYTHONUTF8"] = "1"  # names of files, whatever this program's locale is
     environment["PYTHONSAFEPATH"] = "1"  # else the rooms of a checkout become top-level modules
-    package = Path(__file__).parent.parent
+    package = Path(__file__).parents[2]
     folder = str(package.parent)
     installed = {*site.getsitepackages(), site.getusersitepackages()}
     if package.name == "tokenloom" and folder not in installed and folder in map(os.path.abspath, sys.path):

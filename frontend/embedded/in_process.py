@@ -11,21 +11,21 @@ import time
 from collections import deque
 from pathlib import Path
 
-from ..core.engine import EngineCore
-from ..core.grammar.local_host import GrammarLocalHost
-from ..core.links.control_queue import ControlDesk
-from ..ipc import messages
-from ..ipc.addresses import RunDirectory
-from ..ipc.codec import Decoder
-from ..ipc.config.engine_config import EngineConfig
-from ..ipc.errors import ConfigError
-from ..ipc.process import log
-from ..workers.worker import Worker
-from .channel import frame_of
-from .chat import ChatTemplate
-from .resolve import resolve
-from .service import Frontend
-from .tokenizer import Tokenizer
+from ...core.engine import EngineCore
+from ...core.grammar.local_host import GrammarLocalHost
+from ...core.links.control_queue import ControlDesk
+from ...ipc import messages
+from ...ipc.addresses import RunDirectory
+from ...ipc.codec import Decoder
+from ...ipc.config.engine_config import EngineConfig
+from ...ipc.errors import ConfigError
+from ...ipc.process import log
+from ...workers.worker import Worker
+from ..client.transport import frame_of
+from ..requests.frontend import Frontend
+from ..supervisor.resolve import resolve
+from ..text.chat_template import ChatTemplate
+from ..text.tokenizer import Tokenizer
 
 _IDENTITY = b"in-process client"
 _OWNER = 0

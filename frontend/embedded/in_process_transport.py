@@ -16,10 +16,10 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Protocol, TypeVar
 
-from ..ipc.errors import InternalError, RequestError, TokenloomError
-from ..ipc.messages import ClientMessage, FrontendMessage
-from .channel import Channel, wait_for_end
-from .conversation import Conversation
+from ...ipc.errors import InternalError, RequestError, TokenloomError
+from ...ipc.messages import ClientMessage, FrontendMessage
+from ..client.protocol import Conversation
+from ..client.transport import Channel, wait_for_end
 
 T = TypeVar("T")
 

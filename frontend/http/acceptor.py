@@ -15,8 +15,8 @@ import socket
 from collections.abc import Callable
 from ssl import SSLContext
 
-from ..ipc.process.descriptors import descriptor_limit
-from ..ipc.process.log import is_worth_a_line
+from ...ipc.process.descriptors import descriptor_limit
+from ...ipc.process.log import is_worth_a_line
 
 logger = logging.getLogger("tokenloom.http")
 

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..ipc.process.log import write_line
-from .openai_errors import HttpError
-from .server_events import SERVER_SEND
-from .server_gate import PROBE_PATHS
+from ...ipc.process.log import write_line
+from ..openai.events import SERVER_SEND
+from ..openai.forms.errors import HttpError
+from .middleware import PROBE_PATHS
 
 logger = logging.getLogger("tokenloom.http")
 

@@ -17,16 +17,16 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from ..ipc.codec import JsonObject, decode_ids, num_ids
-from ..ipc.config.engine_spec import EngineSpec
-from ..ipc.version import tokenloom_version
-from .body_reader import check_model
-from .metrics_engine import SECONDS
-from .openai_errors import HttpError, encode_json, json_response
-from .openai_schema import AbortRequest, DetokenizeRequest, TokenizeRequest
-from .server_endpoint import Endpoint
-from .server_engine import LocalEngine
-from .service import Frontend
+from ...ipc.codec import JsonObject, decode_ids, num_ids
+from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.version import tokenloom_version
+from ..openai.body_reader import check_model
+from ..openai.forms.errors import HttpError, encode_json, json_response
+from ..openai.forms.schema import AbortRequest, DetokenizeRequest, TokenizeRequest
+from ..openai.local_engine import LocalEngine
+from ..requests.engine_metrics import SECONDS
+from ..requests.frontend import Frontend
+from .endpoint import Endpoint
 
 PAGE = Path(__file__).resolve().parent / "dashboard" / "index.html"
 MAX_SHOWN = 100  # open answers in the table

@@ -1,6 +1,6 @@
 """The routes of the HTTP server, and how a body becomes a call of an endpoint.
 
-Knows no field of any body (`openai_schema.py`) and no protocol of the engine (`server_engine.py`).
+Knows no field of any body (`openai/forms/schema.py`) and no protocol of the engine (`openai/local_engine.py`).
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from starlette.responses import Response
 from starlette.routing import Router
 from starlette.types import ASGIApp
 
-from ..ipc.config.engine_spec import EngineSpec
-from ..ipc.errors import TokenloomError
-from .body_parser import BodyT, ParsedBody
-from .metrics_engine import EngineMetrics
-from .open_requests import OpenRequests
-from .openai_answers import Answers
-from .openai_chat import ChatCompletion
-from .openai_completions import Completion
-from .openai_document import document
-from .openai_embeddings import Embeddings
-from .openai_errors import HttpError, json_response, refusal_kind
-from .openai_response_body import ResponsesRequest, chat_request
-from .openai_responses import ResponseCreation
-from .openai_schema import ChatRequest, CompletionRequest, EmbeddingRequest
-from .openai_text import has_markers
-from .openai_tools import ParserName, find_parser
-from .server_access import CLIENT_CLOSED_REQUEST
-from .server_admin import AdminEndpoints
-from .server_control import ControlEndpoints
-from .server_endpoint import Endpoint
-from .server_engine import LocalEngine
-from .server_events import EventStream, until_disconnect
-from .server_gate import Gate
-from .service import Frontend
-from .tracing import TraceContext
+from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.errors import TokenloomError
+from ..intake.body_parser import BodyT, ParsedBody
+from ..listening.open_requests import OpenRequests
+from ..metrics.tracing import TraceContext
+from ..openai.answers import Answers
+from ..openai.chat import ChatCompletion
+from ..openai.completions import Completion
+from ..openai.embeddings import Embeddings
+from ..openai.events import EventStream, until_disconnect
+from ..openai.forms.errors import HttpError, json_response, refusal_kind
+from ..openai.forms.response_body import ResponsesRequest, chat_request
+from ..openai.forms.schema import ChatRequest, CompletionRequest, EmbeddingRequest
+from ..openai.forms.text import has_markers
+from ..openai.forms.tools import ParserName, find_parser
+from ..openai.local_engine import LocalEngine
+from ..openai.responses import ResponseCreation
+from ..requests.engine_metrics import EngineMetrics
+from ..requests.frontend import Frontend
+from .access_log import CLIENT_CLOSED_REQUEST
+from .admin import AdminEndpoints
+from .control import ControlEndpoints
+from .endpoint import Endpoint
+from .middleware import Gate
+from .openapi import document
 
 Work: TypeAlias = Answers | ResponseCreation | Embeddings  # a request that has been checked
 

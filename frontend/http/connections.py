@@ -20,9 +20,9 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from ..ipc.process.log import is_worth_a_line
-from .openai_errors import HttpError, encode_json
-from .server_gate import LOCAL, SURPLUS
+from ...ipc.process.log import is_worth_a_line
+from ..openai.forms.errors import HttpError, encode_json
+from .middleware import LOCAL, SURPLUS
 
 logger = logging.getLogger("tokenloom.http")
 

@@ -12,14 +12,14 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..ipc.config.engine_spec import EngineSpec
-from ..ipc.messages import Control, PauseMode
-from ..ipc.process.log import LogLevel
-from .openai_errors import HttpError, json_response
-from .server_endpoint import Endpoint
-from .server_engine import LocalEngine
-from .server_gate import LOCAL
-from .service import Frontend
+from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.messages import Control, PauseMode
+from ...ipc.process.log import LogLevel
+from ..openai.forms.errors import HttpError, json_response
+from ..openai.local_engine import LocalEngine
+from ..requests.frontend import Frontend
+from .endpoint import Endpoint
+from .middleware import LOCAL
 
 OrderT = TypeVar("OrderT", bound=msgspec.Struct)
 

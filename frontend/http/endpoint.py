@@ -1,6 +1,6 @@
 """Endpoint: a path of the HTTP server: how it answers and what /openapi.json says of it.
 
-Knows no field of any body (`openai_schema.py`).
+Knows no field of any body (`openai/forms/schema.py`).
 """
 
 from __future__ import annotations

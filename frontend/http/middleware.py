@@ -16,11 +16,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..ipc.errors import TokenloomError
-from .open_requests import OpenRequests
-from .openai_errors import HttpError, to_http_error
-from .server_events import SERVER_SEND
-from .tracing import TraceContext, incoming_trace, read_trace_context
+from ...ipc.errors import TokenloomError
+from ..listening.open_requests import OpenRequests
+from ..metrics.tracing import TraceContext, incoming_trace, read_trace_context
+from ..openai.events import SERVER_SEND
+from ..openai.forms.errors import HttpError, to_http_error
 
 logger = logging.getLogger("tokenloom.http")
 

@@ -6,15 +6,15 @@ from collections.abc import Iterable
 
 import msgspec
 
-from ..ipc.codec import JsonObject
-from ..ipc.config.engine_spec import EngineSpec
-from ..ipc.sampling_params import RANGES
-from ..ipc.version import tokenloom_version
-from .openai_errors import ErrorBody
-from .openai_params import REFUSED
-from .openai_schema import TOKEN_ID
-from .server_endpoint import Endpoint
-from .server_gate import OPEN_PATHS
+from ...ipc.codec import JsonObject
+from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.sampling_params import RANGES
+from ...ipc.version import tokenloom_version
+from ..openai.forms.errors import ErrorBody
+from ..openai.forms.params import REFUSED
+from ..openai.forms.schema import TOKEN_ID
+from .endpoint import Endpoint
+from .middleware import OPEN_PATHS
 
 _ERRORS = {
     "400": "The request cannot be served as asked",

@@ -23,21 +23,21 @@ import uvloop
 import zmq
 from starlette.types import ASGIApp
 
-from ..ipc.config.engine_config import EngineConfig
-from ..ipc.config.engine_spec import EngineSpec
-from .http_listeners import is_loopback
-from .open_requests import OpenRequests
-from .openai_errors import HttpError
-from .server_acceptor import Acceptor
-from .server_access import AccessLog
-from .server_app import new_app
-from .server_connections import Connections, HttpConnection, most_connections
-from .server_engine import LocalEngine
-from .service import Frontend
-from .tls import new_ssl_context
+from ...ipc.config.engine_config import EngineConfig
+from ...ipc.config.engine_spec import EngineSpec
+from ..listening.http_listeners import is_loopback
+from ..listening.open_requests import OpenRequests
+from ..listening.tls import new_ssl_context
+from ..openai.forms.errors import HttpError
+from ..openai.local_engine import LocalEngine
+from ..requests.frontend import Frontend
+from .acceptor import Acceptor
+from .access_log import AccessLog
+from .app import new_app
+from .connections import Connections, HttpConnection, most_connections
 
 if TYPE_CHECKING:
-    from .process import FrontendProcess
+    from ..process import FrontendProcess
 
 IDLE_S = 75  # for how long a connection is kept open between two requests
 FAREWELL_S = 2  # how long answers that are being written may take when the engine stops

@@ -1,7 +1,7 @@
 """Background: work too long for the frontend's loop, done by a few threads, whose results come back to the loop.
 
 Each thread takes jobs up to a size, so that short ones never wait for the longest, and may ask an intake process of
-its own (`intake_host.py`). A job that nobody waits for any more is dropped or interrupted; one that waits longer than
+its own (`host.py`). A job that nobody waits for any more is dropped or interrupted; one that waits longer than
 it may is refused. Knows nothing of what the work is.
 """
 
@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol, TypeAlias, TypeVar
 
-from ..ipc.errors import InternalError, Overloaded, TokenloomError
-from ..ipc.messages import IntakeAnswer, IntakeQuestion
+from ...ipc.errors import InternalError, Overloaded, TokenloomError
+from ...ipc.messages import IntakeAnswer, IntakeQuestion
 from .fair_queue import FairQueue, Job
 
 T = TypeVar("T")

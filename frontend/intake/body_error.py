@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterator
 
-from ..ipc.errors import RequestError
+from ...ipc.errors import RequestError
 
 _BACKTICKED = re.compile(r"`([^`]+)`")
 _FIELD = re.compile(r"at `\$\.?([^`]*)`|missing required field `([^`]*)`")

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from ..ipc.codec import num_ids
-from ..ipc.messages import BodyInput, BodyRead
+from ...ipc.codec import num_ids
+from ...ipc.messages import BodyInput, BodyRead
+from ..openai.forms.messages import chat_input
+from ..openai.forms.response_body import ResponsesRequest, chat_request
+from ..openai.forms.schema import ChatRequest, CompletionRequest, DetokenizeRequest, EmbeddingRequest, TokenizeRequest
+from ..openai.forms.text import ends_inside
+from ..text.prompt_limits import PromptLimits
 from .body_error import BodyError
 from .body_parser import ParsedBody
-from .openai_messages import chat_input
-from .openai_response_body import ResponsesRequest, chat_request
-from .openai_schema import ChatRequest, CompletionRequest, DetokenizeRequest, EmbeddingRequest, TokenizeRequest
-from .openai_text import ends_inside
-from .prompt_limits import PromptLimits
 
 if TYPE_CHECKING:
     from .input_processor import InputProcessor

@@ -10,13 +10,13 @@ from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from ..ipc.errors import RequestError
-from ..ipc.messages import BodyInput
+from ...ipc.errors import RequestError
+from ...ipc.messages import BodyInput
+from ..client.prompts import check_text, check_token_ids
+from ..openai.forms.prompts import body_inputs
+from ..openai.forms.schema import CompletionRequest, DetokenizeRequest, EmbeddingRequest, TokenizeRequest
+from ..text.prompt_limits import PromptLimits
 from .body_error import invalid_body
-from .openai_prompts import body_inputs
-from .openai_schema import CompletionRequest, DetokenizeRequest, EmbeddingRequest, TokenizeRequest
-from .prompt_limits import PromptLimits
-from .prompts import check_text, check_token_ids
 
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 

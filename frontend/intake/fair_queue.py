@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from ..ipc.errors import Overloaded
+from ...ipc.errors import Overloaded
 
 W = TypeVar("W")
 

@@ -17,12 +17,12 @@ import sys
 import time
 from collections.abc import Sequence
 
-from ..ipc.codec import Decoder, encode
-from ..ipc.config.engine_spec import EngineSpec
-from ..ipc.errors import InternalError, RequestError, TokenloomError
-from ..ipc.messages import IntakeAnswer, IntakeQuestion
-from ..ipc.process.log import is_worth_a_line
-from .intake_frames import receive_frame, send_frame
+from ...ipc.codec import Decoder, encode
+from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.errors import InternalError, RequestError, TokenloomError
+from ...ipc.messages import IntakeAnswer, IntakeQuestion
+from ...ipc.process.log import is_worth_a_line
+from .frames import receive_frame, send_frame
 
 logger = logging.getLogger("tokenloom.frontend")
 
@@ -96,7 +96,7 @@ class IntakeHost:
             self._socket, theirs = socket.socketpair()
             with theirs:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "tokenloom.frontend.intake_process", "--fd", str(theirs.fileno())],
+                    [sys.executable, "-m", "tokenloom.frontend.intake.process", "--fd", str(theirs.fileno())],
                     stdin=subprocess.PIPE,
                     start_new_session=True,
                     env=self._spec.environment(),

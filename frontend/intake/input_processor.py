@@ -13,16 +13,16 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ..ipc.codec import JsonObject, decode_ids, encode_ids, num_ids
-from ..ipc.config.engine_spec import EngineSpec
-from ..ipc.errors import ProtocolError, RequestError
-from ..ipc.messages import ChatMessage, Child, EngineCoreRequest, Submit
-from ..ipc.pooling_params import PoolingParams
-from ..ipc.sampling_params import MAX_CHILDREN, SamplingParams, child_seed
-from .chat import ChatTemplate
-from .prompt_limits import PromptLimits
-from .prompts import check_text
-from .tokenizer import Tokenizer
+from ...ipc.codec import JsonObject, decode_ids, encode_ids, num_ids
+from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.errors import ProtocolError, RequestError
+from ...ipc.messages import ChatMessage, Child, EngineCoreRequest, Submit
+from ...ipc.pooling_params import PoolingParams
+from ...ipc.sampling_params import MAX_CHILDREN, SamplingParams, child_seed
+from ..client.prompts import check_text
+from ..text.chat_template import ChatTemplate
+from ..text.prompt_limits import PromptLimits
+from ..text.tokenizer import Tokenizer
 
 MAX_DETOKENIZED = 1 << 20  # tokens at once
 MAX_STOP_CHARACTERS = 4096  # of all stop strings of a request together

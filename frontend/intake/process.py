@@ -1,7 +1,7 @@
-"""The intake process: python -m tokenloom.frontend.intake_process --fd N
+"""The intake process: python -m tokenloom.frontend.intake.process --fd N
 
 Reads what is too large for the frontend's loop: decodes and checks large HTTP bodies, and tokenizes long texts. A
-thread of the frontend starts it (`intake_host.py`) and asks one question at a time. Python's lock, memory and time that
+thread of the frontend starts it (`host.py`) and asks one question at a time. Python's lock, memory and time that
 a body takes are those of this process; it may be killed at any moment.
 
 The tokenizer and the chat template are loaded with the first text, so that a body which needs neither waits for none.
@@ -20,19 +20,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..ipc.codec import Decoder, encode
-from ..ipc.config.engine_spec import EngineSpec
-from ..ipc.errors import RequestError
-from ..ipc.messages import IntakeAnswer, IntakeQuestion, NotRead, PromptRead, ReadBody, ReadPrompt
-from ..ipc.process.faults import maybe_fail
-from ..ipc.process.lifeline import start_lifeline
-from ..ipc.process.malloc import return_large_blocks
-from ..ipc.process.title import set_title
+from ...ipc.codec import Decoder, encode
+from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.errors import RequestError
+from ...ipc.messages import IntakeAnswer, IntakeQuestion, NotRead, PromptRead, ReadBody, ReadPrompt
+from ...ipc.process.faults import maybe_fail
+from ...ipc.process.lifeline import start_lifeline
+from ...ipc.process.malloc import return_large_blocks
+from ...ipc.process.title import set_title
+from ..text.prompt_limits import PromptLimits
 from .body_error import BodyError
 from .body_packer import LARGE_TYPES, BodyPacker
 from .body_parser import parse_body
-from .intake_frames import receive_frame, send_frame
-from .prompt_limits import PromptLimits
+from .frames import receive_frame, send_frame
 
 if TYPE_CHECKING:
     from .input_processor import InputProcessor
@@ -85,9 +85,9 @@ class IntakeProcess:
 
     @cached_property
     def _inputs(self) -> InputProcessor:
-        from .chat import ChatTemplate  # these bring tokenizers and jinja2
+        from ..text.chat_template import ChatTemplate  # these bring tokenizers and jinja2
+        from ..text.tokenizer import Tokenizer
         from .input_processor import InputProcessor
-        from .tokenizer import Tokenizer
 
         spec = self._spec
         folder = Path(spec.tokenizer_folder)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..ipc.codec import num_ids
-from ..ipc.errors import RequestError
-from ..ipc.messages import ChatMessage, IntakeAnswer, NotRead, PromptRead, ReadPrompt
+from ...ipc.codec import num_ids
+from ...ipc.errors import RequestError
+from ...ipc.messages import ChatMessage, IntakeAnswer, NotRead, PromptRead, ReadPrompt
+from ..openai.forms.messages import ChatInput
 from .background import WAIT_S, Background, BackgroundJob, Then
 from .input_processor import InputProcessor, Prompt
-from .openai_messages import ChatInput
 
 SHORT_CHARACTERS = 4096
 LONG_CHARACTERS = 256 << 10

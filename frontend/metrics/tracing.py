@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
-from ..ipc.config.engine_spec import EngineSpec
-from ..ipc.errors import ConfigError
-from ..ipc.messages import Submit
+from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.errors import ConfigError
+from ...ipc.messages import Submit
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context

@@ -11,13 +11,13 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import ClassVar
 
-from ..ipc.codec import JsonObject
-from ..ipc.messages import Delta, Submit
-from .openai_errors import encode_json
-from .openai_schema import Generation
-from .server_engine import LocalEngine, Run
-from .server_events import DONE, TextEvents, event
-from .server_slices import in_slices
+from ...ipc.codec import JsonObject
+from ...ipc.messages import Delta, Submit
+from .events import DONE, TextEvents, event
+from .forms.errors import encode_json
+from .forms.schema import Generation
+from .local_engine import LocalEngine, Run
+from .slices import in_slices
 
 
 class Choice(ABC):

@@ -1,6 +1,6 @@
 """BodyReader: the body of an HTTP request, from its chunks to the struct that an endpoint takes.
 
-A small body is decoded in the loop, a large one in an intake process (`intake_process.py`); the loop neither joins the
+A small body is decoded in the loop, a large one in an intake process (`intake/process.py`); the loop neither joins the
 chunks of that one nor decodes more of it than what BodyPacker leaves.
 """
 
@@ -13,15 +13,15 @@ from typing import TypeVar
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
-from ..ipc.errors import Overloaded, RequestError, TokenloomError
-from ..ipc.messages import BodyRead, IntakeAnswer, NotRead, ReadBody
-from .background import Background, BackgroundJob, Then
-from .body_error import BodyError
-from .body_packer import LARGE_TYPES
-from .body_parser import SMALL_BYTES, BodyT, ParsedBody, parse_body
-from .openai_errors import HttpError
-from .prompt_limits import PromptLimits
-from .server_events import until_disconnect
+from ...ipc.errors import Overloaded, RequestError, TokenloomError
+from ...ipc.messages import BodyRead, IntakeAnswer, NotRead, ReadBody
+from ..intake.background import Background, BackgroundJob, Then
+from ..intake.body_error import BodyError
+from ..intake.body_packer import LARGE_TYPES
+from ..intake.body_parser import SMALL_BYTES, BodyT, ParsedBody, parse_body
+from ..text.prompt_limits import PromptLimits
+from .events import until_disconnect
+from .forms.errors import HttpError
 
 T = TypeVar("T")
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from functools import reduce
 
-from ..ipc.codec import JsonObject, decode_ids
-from ..ipc.errors import RequestError
-from ..ipc.messages import Delta, Submit
-from ..ipc.structured_outputs import StructuredOutputsParams
-from .body_parser import ParsedBody
-from .openai_answers import Answers, Choice
-from .openai_logprobs import chat_logprobs
-from .openai_messages import shows_tools
-from .openai_params import chat_max_tokens, sampling_params, structured_outputs, under_its_own_name
-from .openai_prompts import answer_id
-from .openai_schema import ChatRequest, NamedTool
-from .openai_text import AnswerStyle, AnswerText, Piece
-from .openai_tools import ParserName, forcing_schema
-from .server_engine import LocalEngine, Run
+from ...ipc.codec import JsonObject, decode_ids
+from ...ipc.errors import RequestError
+from ...ipc.messages import Delta, Submit
+from ...ipc.structured_outputs import StructuredOutputsParams
+from ..intake.body_parser import ParsedBody
+from .answers import Answers, Choice
+from .forms.logprobs import chat_logprobs
+from .forms.messages import shows_tools
+from .forms.params import chat_max_tokens, sampling_params, structured_outputs, under_its_own_name
+from .forms.prompts import answer_id
+from .forms.schema import ChatRequest, NamedTool
+from .forms.text import AnswerStyle, AnswerText, Piece
+from .forms.tools import ParserName, forcing_schema
+from .local_engine import LocalEngine, Run
 
 
 class ChatCompletion(Answers):

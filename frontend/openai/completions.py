@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
-from ..ipc.codec import JsonObject, decode_ids
-from ..ipc.messages import Accepted, Delta, Logprobs
-from .body_parser import ParsedBody
-from .input_processor import InputProcessor
-from .openai_answers import Answers, Choice
-from .openai_logprobs import CompletionLogprobs
-from .openai_params import sampling_params
-from .openai_prompts import answer_id, prompt_submits
-from .openai_schema import CompletionRequest
-from .server_engine import LocalEngine, Run
+from ...ipc.codec import JsonObject, decode_ids
+from ...ipc.messages import Accepted, Delta, Logprobs
+from ..intake.body_parser import ParsedBody
+from ..intake.input_processor import InputProcessor
+from .answers import Answers, Choice
+from .forms.logprobs import CompletionLogprobs
+from .forms.params import sampling_params
+from .forms.prompts import answer_id, prompt_submits
+from .forms.schema import CompletionRequest
+from .local_engine import LocalEngine, Run
 
 
 class Completion(Answers):

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import base64
 
-from ..ipc.codec import JsonObject
-from ..ipc.errors import RequestError
-from ..ipc.messages import BulkArray
-from ..ipc.pooling_params import PoolingParams
-from .body_parser import ParsedBody
-from .openai_errors import encode_json
-from .openai_params import given_params
-from .openai_prompts import answer_id, prompt_submits
-from .openai_schema import EmbeddingRequest
-from .outputs import floats
-from .server_engine import LocalEngine
+from ...ipc.codec import JsonObject
+from ...ipc.errors import RequestError
+from ...ipc.messages import BulkArray
+from ...ipc.pooling_params import PoolingParams
+from ..client.outputs import floats
+from ..intake.body_parser import ParsedBody
+from .forms.errors import encode_json
+from .forms.params import given_params
+from .forms.prompts import answer_id, prompt_submits
+from .forms.schema import EmbeddingRequest
+from .local_engine import LocalEngine
 
 
 class Embeddings:

@@ -14,7 +14,7 @@ from typing import TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from .openai_errors import encode_json, to_http_error
+from .forms.errors import encode_json, to_http_error
 
 T = TypeVar("T")
 

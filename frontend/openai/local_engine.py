@@ -20,9 +20,9 @@ from functools import partial
 
 import msgspec
 
-from ..ipc.codec import JsonObject, num_ids
-from ..ipc.errors import ErrorInfo, RequestError
-from ..ipc.messages import (
+from ...ipc.codec import JsonObject, num_ids
+from ...ipc.errors import ErrorInfo, RequestError
+from ...ipc.messages import (
     Abort,
     Accepted,
     BodyInput,
@@ -34,17 +34,17 @@ from ..ipc.messages import (
     QueryFailed,
     Submit,
 )
-from .background import BackgroundJob, Then
-from .body_parser import ParsedBody
+from ..http.access_log import access_record
+from ..intake.background import BackgroundJob, Then
+from ..intake.body_parser import ParsedBody
+from ..intake.input_processor import Prompt
+from ..metrics.tracing import TraceContext, incoming_trace
+from ..requests.frontend import Frontend
 from .body_reader import BodyReader, in_background
-from .input_processor import Prompt
-from .openai_messages import chat_input
-from .openai_schema import ChatRequest, TokenizeRequest
-from .openai_text import ends_inside
-from .server_access import access_record
-from .server_slices import SLICE_S
-from .service import Frontend
-from .tracing import TraceContext, incoming_trace
+from .forms.messages import chat_input
+from .forms.schema import ChatRequest, TokenizeRequest
+from .forms.text import ends_inside
+from .slices import SLICE_S
 
 RUNS_PER_GROUP = 32
 ChoiceNews = list[tuple[int, Delta]]

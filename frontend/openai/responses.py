@@ -10,11 +10,11 @@ import secrets
 import time
 from collections.abc import AsyncGenerator
 
-from ..ipc.codec import JsonObject
-from .openai_chat import ChatCompletion
-from .openai_errors import encode_json
-from .openai_items import ItemWriter
-from .openai_response_body import ResponsesRequest
+from ...ipc.codec import JsonObject
+from .chat import ChatCompletion
+from .forms.errors import encode_json
+from .forms.items import ItemWriter
+from .forms.response_body import ResponsesRequest
 
 
 class ResponseCreation:

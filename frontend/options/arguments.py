@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 
-from ..ipc.config.engine_config import API_KEY_VARIABLE, EngineConfig
+from ...ipc.config.engine_config import API_KEY_VARIABLE, EngineConfig
 from .config_file import read_config_file
-from .engine_options import KINDS, Given, new_config
-from .option_parser import value_parser
+from .options import KINDS, Given, new_config
+from .parser import value_parser
 
 ALIASES = {"tensor_parallel_size": ["--tp"], "listen": ["--address"]}
 _METAVARS = {int: "N", float: "X", str: "TEXT"}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import yaml
 
-from ..ipc.errors import ConfigError
-from .engine_options import KINDS, Given, meant
+from ...ipc.errors import ConfigError
+from .options import KINDS, Given, meant
 
 _NULL_TAG = "tag:yaml.org,2002:null"
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ..ipc.config.engine_config import EngineConfig
-from ..ipc.errors import ConfigError
+from ...ipc.config.engine_config import EngineConfig
+from ...ipc.errors import ConfigError
 
 CLOSE = 0.7  # difflib's ratio, from which a name may have been meant
 LIBRARY_LOG_LEVEL = "warning"  # a program's own output is not ours to fill

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from .engine_options import Kind, meant
+from .options import Kind, meant
 
 USAGE_CODE = 2
 

@@ -15,14 +15,14 @@ from typing import TypeAlias
 
 import msgspec
 
-from ..ipc.config.engine_spec import EngineSpec
-from ..ipc.config.model_config import ModelConfig
-from ..ipc.errors import ConfigError, EngineDead, ErrorInfo, RequestError, TokenloomError, error_info
-from ..ipc.messages import Control, ControlDone, Done, EngineControl, QueryFailed, Reply, SetLogLevel
-from ..ipc.process.log import LogLevel
-from .background import Background
-from .core_link import CoreLink, Outbox
-from .resolve import find_checkpoint
+from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.config.model_config import ModelConfig
+from ...ipc.errors import ConfigError, EngineDead, ErrorInfo, RequestError, TokenloomError, error_info
+from ...ipc.messages import Control, ControlDone, Done, EngineControl, QueryFailed, Reply, SetLogLevel
+from ...ipc.process.log import LogLevel
+from ..intake.background import Background
+from ..supervisor.resolve import find_checkpoint
+from .core_client import CoreLink, Outbox
 
 Send: TypeAlias = Callable[[Reply], None]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..ipc.config.engine_spec import EngineSpec
-from ..ipc.messages import (
+from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.messages import (
     PING_INTERVAL_S,
     AbortRequests,
     EngineControl,

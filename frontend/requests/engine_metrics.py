@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable, Mapping
 from itertools import islice
 
-from ..ipc.codec import JsonObject, num_ids
-from ..ipc.config.engine_spec import EngineSpec
-from ..ipc.messages import Progress, Started
-from .metrics import Counter, Gauge, Histogram, Metric, Registry
+from ...ipc.codec import JsonObject, num_ids
+from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.messages import Progress, Started
+from ..metrics.registry import Counter, Gauge, Histogram, Metric, Registry
+from ..metrics.tracing import Timeline, Tracing
 from .output_processor import Answer, RequestState
-from .tracing import Timeline, Tracing
 
 SECONDS = (
     *(0.0005, 0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3),

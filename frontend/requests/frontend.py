@@ -13,30 +13,30 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from ..ipc import messages
-from ..ipc.codec import Decoder, encode
-from ..ipc.config.engine_spec import EngineSpec
-from ..ipc.errors import ErrorInfo, ProtocolError
-from ..ipc.process.awake_clock import AwakeClock
-from ..ipc.process.log import is_worth_a_line
-from .background import Background
-from .chat import ChatTemplate
+from ...ipc import messages
+from ...ipc.codec import Decoder, encode
+from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.errors import ErrorInfo, ProtocolError
+from ...ipc.process.awake_clock import AwakeClock
+from ...ipc.process.log import is_worth_a_line
+from ..client.prompts import MAX_REQUEST_ID_CHARACTERS
+from ..intake.background import Background
+from ..intake.host import IntakeHost
+from ..intake.input_processor import InputProcessor
+from ..intake.prompt_reader import PromptReader
+from ..metrics.tracing import new_tracing
+from ..text.chat_template import ChatTemplate
+from ..text.detokenizer import DetokenizerFactory
+from ..text.tokenizer import Tokenizer
 from .client_session import ClientSession, LocalSession
-from .control_relay import ControlRelay
-from .core_link import CoreLink, Outbox
-from .detokenizer import DetokenizerFactory
-from .input_processor import InputProcessor
-from .intake_host import IntakeHost
+from .control import ControlRelay
+from .core_client import CoreLink, Outbox
+from .engine_metrics import EngineMetrics
 from .large_frame import LARGE_BYTES, check_large_frame, id_of
-from .metrics_engine import EngineMetrics
 from .output_processor import OutputProcessor
-from .prompt_reader import PromptReader
-from .prompts import MAX_REQUEST_ID_CHARACTERS
-from .query_processor import QueryProcessor
-from .request_desk import RequestDesk
+from .queries import QueryProcessor
+from .request_manager import RequestDesk
 from .session_table import NEVER, SessionTable
-from .tokenizer import Tokenizer
-from .tracing import new_tracing
 
 logger = logging.getLogger("tokenloom.frontend")
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from ..ipc.errors import ProtocolError
-from ..ipc.sampling_params import MAX_CHILDREN
+from ...ipc.errors import ProtocolError
+from ...ipc.sampling_params import MAX_CHILDREN
 
 LARGE_BYTES = 256 << 10  # smaller frames are decoded at once: 20 ms for the worst of them
 MAX_TURNS = 1 << 16  # of a chat

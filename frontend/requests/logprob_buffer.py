@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ..ipc.codec import decode_ids
-from ..ipc.errors import ProtocolError
-from ..ipc.messages import LogprobColumns, Logprobs
-from .tokenizer import Tokenizer
+from ...ipc.codec import decode_ids
+from ...ipc.errors import ProtocolError
+from ...ipc.messages import LogprobColumns, Logprobs
+from ..text.tokenizer import Tokenizer
 
 
 class TokenTexts(dict[int, str]):

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ..ipc.codec import decode_ids
-from ..ipc.errors import ErrorInfo, ProtocolError
-from ..ipc.messages import (
+from ...ipc.codec import decode_ids
+from ...ipc.errors import ErrorInfo, ProtocolError
+from ...ipc.messages import (
     BulkArray,
     Child,
     CoreChild,
@@ -29,11 +29,11 @@ from ..ipc.messages import (
     RequestMetrics,
     Submit,
 )
-from .background import BackgroundJob
-from .detokenizer import Detokenizer, DetokenizerFactory
-from .input_processor import ProcessedRequest
+from ..intake.background import BackgroundJob
+from ..intake.input_processor import ProcessedRequest
+from ..text.detokenizer import Detokenizer, DetokenizerFactory
+from ..text.stop_strings import StopChecker
 from .logprob_buffer import LogprobBuffer, LogprobRun, TokenTexts, runs_of
-from .stop_checker import StopChecker
 
 if TYPE_CHECKING:
     from .client_session import ClientSession

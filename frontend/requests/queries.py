@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..ipc.config.engine_spec import EngineSpec
-from ..ipc.errors import TokenloomError, error_info
-from ..ipc.messages import (
+from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.errors import TokenloomError, error_info
+from ...ipc.messages import (
     Detokenize,
     GetHealth,
     GetInfo,
@@ -24,11 +24,11 @@ from ..ipc.messages import (
     TokenIds,
     Tokenize,
 )
-from ..ipc.version import tokenloom_version
-from .core_link import CoreLink
-from .input_processor import InputProcessor, Prompt
-from .metrics_engine import EngineMetrics
-from .prompt_reader import PromptReader
+from ...ipc.version import tokenloom_version
+from ..intake.input_processor import InputProcessor, Prompt
+from ..intake.prompt_reader import PromptReader
+from .core_client import CoreLink
+from .engine_metrics import EngineMetrics
 
 _PASSED_ON = (  # from the last Progress to who asks for health
     *("step", "num_running", "num_waiting", "num_free_blocks", "num_recomputed_tokens"),

@@ -11,17 +11,17 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..ipc.errors import Draining, ErrorInfo, Overloaded, RequestError, TokenloomError, error_info
-from ..ipc.messages import Accepted, Delta, EngineCoreOutputs, FinishReason, FrontendMessage, Refused, Submit
-from .background import Background
+from ...ipc.errors import Draining, ErrorInfo, Overloaded, RequestError, TokenloomError, error_info
+from ...ipc.messages import Accepted, Delta, EngineCoreOutputs, FinishReason, FrontendMessage, Refused, Submit
+from ..client.prompts import MAX_REQUEST_ID_CHARACTERS
+from ..intake.background import Background
+from ..intake.input_processor import InputProcessor, Prompt
+from ..intake.prompt_reader import PromptReader
 from .client_session import ClientSession
-from .core_link import CoreLink
-from .input_processor import InputProcessor, Prompt
-from .metrics_engine import EngineMetrics
+from .core_client import CoreLink
+from .engine_metrics import EngineMetrics
 from .output_processor import OutputProcessor, RequestState
-from .prompt_reader import PromptReader
-from .prompts import MAX_REQUEST_ID_CHARACTERS
-from .query_processor import QueryProcessor
+from .queries import QueryProcessor
 from .session_table import SessionTable
 
 logger = logging.getLogger("tokenloom.frontend")

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ..ipc.process.signals import group_signals_held_back
+from ...ipc.process.signals import group_signals_held_back
 from .oom_kills import OomKills
 
 NUM_LAST_WORDS = 50

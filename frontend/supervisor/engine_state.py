@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ..ipc.messages import Progress
-from .roster import Child
+from ...ipc.messages import Progress
+from .children import Child
 
 
 class EngineState(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from ..ipc.process.log import info_line
+from ...ipc.process.log import info_line
 from .start_report import PATIENCE_S, PatientReport, write_to_stderr
 
 

@@ -14,18 +14,18 @@ from typing import Literal, cast, get_args
 
 import msgspec
 
-from ..ipc.addresses import RunDirectory
-from ..ipc.config.engine_config import EngineConfig
-from ..ipc.config.engine_spec import EngineSpec
-from ..ipc.config.model_config import ModelConfig
-from ..ipc.config.quantization_config import QuantizationConfig
-from ..ipc.errors import ConfigError
-from ..ipc.keys import Keys
+from ...ipc.addresses import RunDirectory
+from ...ipc.config.engine_config import EngineConfig
+from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.config.model_config import ModelConfig
+from ...ipc.config.quantization_config import QuantizationConfig
+from ...ipc.errors import ConfigError
+from ...ipc.keys import Keys
+from ..listening.tls import new_ssl_context
 from .start_check import check_gpu, check_weights
-from .tls import new_ssl_context
 
 DType = Literal["float32", "bfloat16", "float16"]
-DEMO_FOLDER = Path(__file__).resolve().parent.parent / "demo"
+DEMO_FOLDER = Path(__file__).resolve().parents[2] / "demo"
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _HUB_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
 

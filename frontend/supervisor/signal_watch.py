@@ -13,7 +13,7 @@ import contextlib
 import os
 import signal
 
-from ..ipc.errors import EngineDead
+from ...ipc.errors import EngineDead
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ..ipc.config.model_config import ModelConfig
-from ..ipc.config.weight_files import stored_tensors
-from ..ipc.errors import ConfigError
-from ..ipc.process.machine_memory import available_bytes, gib, swap_bytes
+from ...ipc.config.model_config import ModelConfig
+from ...ipc.config.weight_files import stored_tensors
+from ...ipc.errors import ConfigError
+from ...ipc.process.machine_memory import available_bytes, gib, swap_bytes
 
 GPU_NODES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # of NVIDIA's driver, of WSL, of AMD's
 _FLOATS = ("F64", "F32", "F16", "BF16")

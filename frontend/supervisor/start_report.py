@@ -10,9 +10,9 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 
-from ..ipc.messages import PhaseProgress
-from ..ipc.process import log
-from ..ipc.process.awake_clock import AwakeClock
+from ...ipc.messages import PhaseProgress
+from ...ipc.process import log
+from ...ipc.process.awake_clock import AwakeClock
 
 SILENCE_S = 5.0  # of a start that takes long at the same thing
 PATIENCE_S = 3.0  # of somebody who looks at a program that says nothing

@@ -17,18 +17,18 @@ from collections.abc import Callable
 import msgspec
 import zmq
 
-from ..ipc import messages
-from ..ipc.addresses import RunDirectory, lock_ipc_address, unlink_ipc_address
-from ..ipc.config.engine_spec import EngineSpec
-from ..ipc.errors import EngineDead, ProtocolError, TokenloomError
-from ..ipc.process import log
-from ..ipc.process.awake_clock import AwakeClock
-from ..ipc.process.log import log_always
-from . import open_requests
+from ...ipc import messages
+from ...ipc.addresses import RunDirectory, lock_ipc_address, unlink_ipc_address
+from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.errors import EngineDead, ProtocolError, TokenloomError
+from ...ipc.process import log
+from ...ipc.process.awake_clock import AwakeClock
+from ...ipc.process.log import log_always
+from ..listening import open_requests
+from ..listening.http_listeners import HttpListeners
+from .children import Child, Roster
 from .engine_state import EngineState, state_lines
-from .http_listeners import HttpListeners
 from .restart_policy import RestartPolicy
-from .roster import Child, Roster
 from .service_manager import READY, STOPPING, notify
 from .signal_watch import SignalWatch, StartInterrupted
 from .start_report import StartReport

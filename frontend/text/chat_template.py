@@ -19,9 +19,9 @@ import jinja2.nodes
 import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from ..ipc.codec import JsonObject
-from ..ipc.errors import ConfigError, RequestError
-from ..ipc.messages import ChatMessage
+from ...ipc.codec import JsonObject
+from ...ipc.errors import ConfigError, RequestError
+from ...ipc.messages import ChatMessage
 from .tokenizer import Tokenizer, read_tokenizer_config
 
 

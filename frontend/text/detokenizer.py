@@ -23,8 +23,8 @@ from codecs import utf_8_decode
 from collections.abc import Sequence
 from typing import Protocol
 
-from ..ipc.codec import JsonObject
-from .logprob_buffer import TokenTexts
+from ...ipc.codec import JsonObject
+from ..requests.logprob_buffer import TokenTexts
 from .tokenizer import Tokenizer
 
 REPLACEMENT = "\ufffd"

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import msgspec
 
-from ..ipc.codec import num_ids
-from ..ipc.config.engine_spec import EngineSpec
-from ..ipc.errors import RequestError
+from ...ipc.codec import num_ids
+from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.errors import RequestError
 
 
 class PromptLimits(msgspec.Struct, frozen=True):

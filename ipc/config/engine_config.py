@@ -2,7 +2,7 @@
 
 The command line, the YAML file and the keywords of LLM and AsyncLLM are all made from the fields of this struct;
 their names are those that vLLM's users know. Frozen; what depends on the model or the machine is settled by
-`frontend/resolve.py` and never written back.
+`frontend/supervisor/resolve.py` and never written back.
 """
 
 from __future__ import annotations

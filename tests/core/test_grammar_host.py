@@ -10,7 +10,7 @@ import zmq
 
 from tokenloom.core.grammar.manager import HOST_IS_UP
 from tokenloom.core.grammar.process_host import GrammarProcessHost
-from tokenloom.frontend.resolve import DEMO_FOLDER
+from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
 from tokenloom.ipc.messages import AdvanceGrammars, GrammarOpened, GrammarsAdvanced, GrammarToCore
 from tokenloom.tests.core.harness import make_spec
 

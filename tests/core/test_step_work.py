@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tokenloom.frontend.resolve import DEMO_FOLDER
+from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.scripts.engine_steps import Calls, CoreSteps
 

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from tokenloom.frontend.chat import ChatTemplate
-from tokenloom.frontend.service import Frontend
-from tokenloom.frontend.tokenizer import Tokenizer
+from tokenloom.frontend.requests.frontend import Frontend
+from tokenloom.frontend.text.chat_template import ChatTemplate
+from tokenloom.frontend.text.tokenizer import Tokenizer
 from tokenloom.ipc.codec import Decoder, encode, encode_ids
 from tokenloom.ipc.errors import ErrorInfo
 from tokenloom.ipc.messages import (

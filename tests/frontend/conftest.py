@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenloom.frontend.client import Client
+from tokenloom.frontend.client.client import Client
 from tokenloom.tests.frontend.bench import Bench
 from tokenloom.tests.frontend.fake_frontend import FakeFrontend
 

@@ -9,8 +9,8 @@ import random
 import re
 from collections.abc import Iterator
 
-from tokenloom.frontend.detokenizer import Detokenizer, DetokenizerFactory, PieceDetokenizer
-from tokenloom.frontend.tokenizer import Tokenizer
+from tokenloom.frontend.text.detokenizer import Detokenizer, DetokenizerFactory, PieceDetokenizer
+from tokenloom.frontend.text.tokenizer import Tokenizer
 from tokenloom.tests.frontend.samples import SENTENCES, new_tokenizer
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tokenloom.frontend.conversation import Conversation
-from tokenloom.frontend.open_request import OpenRequest, Update
-from tokenloom.frontend.outputs import OutputBuilder
+from tokenloom.frontend.client.open_request import OpenRequest, Update
+from tokenloom.frontend.client.outputs import OutputBuilder
+from tokenloom.frontend.client.protocol import Conversation
 from tokenloom.ipc.messages import ClientMessage, Submit, Welcome
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.tests.frontend.fake_frontend import FakeService, answer_tokens, prompt_ids, text_of

@@ -7,7 +7,7 @@ import functools
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from tokenloom.frontend.tokenizer import Tokenizer
+from tokenloom.frontend.text.tokenizer import Tokenizer
 
 SENTENCES = [
     "The capital of France is Paris, and that of Spain is Madrid.",

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from tokenloom.frontend import launch
-from tokenloom.frontend.args import add_engine_arguments, engine_config
-from tokenloom.frontend.engine_options import config_from_keywords
+from tokenloom.frontend.options.arguments import add_engine_arguments, engine_config
+from tokenloom.frontend.options.options import config_from_keywords
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ConfigError
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tokenloom.frontend.async_client import AsyncClient
-from tokenloom.frontend.outputs import RequestOutput
+from tokenloom.frontend.client.async_client import AsyncClient
+from tokenloom.frontend.client.outputs import RequestOutput
 from tokenloom.ipc.errors import EngineDead, RequestError
 from tokenloom.tests.frontend.fake_frontend import DEADLINE_S, FORBIDDEN, FakeFrontend, expected_text, greedy
 

@@ -8,9 +8,9 @@ from functools import partial
 
 import pytest
 
-from tokenloom.frontend.background import THREAD_BYTES, WAIT_S, Background
-from tokenloom.frontend.resolve import DEMO_FOLDER
-from tokenloom.frontend.tokenizer import Tokenizer
+from tokenloom.frontend.intake.background import THREAD_BYTES, WAIT_S, Background
+from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
+from tokenloom.frontend.text.tokenizer import Tokenizer
 from tokenloom.ipc.errors import InternalError, Overloaded, RequestError
 from tokenloom.ipc.messages import IntakeAnswer, IntakeQuestion, PromptRead, ReadPrompt
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tokenloom.frontend.body_error import BodyError
-from tokenloom.frontend.body_parser import parse_body
-from tokenloom.frontend.openai_params import structured_outputs
-from tokenloom.frontend.openai_schema import CompletionRequest
-from tokenloom.frontend.prompt_limits import PromptLimits
+from tokenloom.frontend.intake.body_error import BodyError
+from tokenloom.frontend.intake.body_parser import parse_body
+from tokenloom.frontend.openai.forms.params import structured_outputs
+from tokenloom.frontend.openai.forms.schema import CompletionRequest
+from tokenloom.frontend.text.prompt_limits import PromptLimits
 from tokenloom.ipc.errors import RequestError
 from tokenloom.tests.engine_specs import new_spec
 

@@ -9,14 +9,14 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message
 
-from tokenloom.frontend import body_reader
-from tokenloom.frontend.background import Background
-from tokenloom.frontend.body_parser import SMALL_BYTES
-from tokenloom.frontend.body_reader import BodyReader
-from tokenloom.frontend.intake_host import IntakeHost
-from tokenloom.frontend.openai_errors import HttpError
-from tokenloom.frontend.openai_schema import AbortRequest, CompletionRequest
-from tokenloom.frontend.prompt_limits import PromptLimits
+from tokenloom.frontend.intake.background import Background
+from tokenloom.frontend.intake.body_parser import SMALL_BYTES
+from tokenloom.frontend.intake.host import IntakeHost
+from tokenloom.frontend.openai import body_reader
+from tokenloom.frontend.openai.body_reader import BodyReader
+from tokenloom.frontend.openai.forms.errors import HttpError
+from tokenloom.frontend.openai.forms.schema import AbortRequest, CompletionRequest
+from tokenloom.frontend.text.prompt_limits import PromptLimits
 from tokenloom.ipc.errors import Overloaded
 from tokenloom.tests.engine_specs import new_spec
 

@@ -9,7 +9,7 @@ import pytest
 import tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from tokenloom.frontend.chat import ChatTemplate
+from tokenloom.frontend.text.chat_template import ChatTemplate
 from tokenloom.ipc.errors import ConfigError, RequestError
 from tokenloom.ipc.messages import ChatMessage
 from tokenloom.tests.frontend.samples import backend_json, new_tokenizer

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tokenloom.frontend.cli_batch import read_lines, take_up
-from tokenloom.frontend.cli_command import load_command
+from tokenloom.frontend.cli.batch import read_lines, take_up
+from tokenloom.frontend.cli.command import load_command
 from tokenloom.ipc.errors import ConfigError
 
 BATCH = load_command("batch")

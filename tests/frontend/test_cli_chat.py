@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import cast
 
 from tokenloom import Client, SamplingParams
-from tokenloom.frontend.cli_chat import Conversation
+from tokenloom.frontend.cli.chat import Conversation
 
 
 class Engine:

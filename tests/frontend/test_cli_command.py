@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tokenloom.frontend import launch
-from tokenloom.frontend.cli_bench import BENCHMARKS
-from tokenloom.frontend.cli_command import COMMANDS, load_command
+from tokenloom.frontend.cli.bench import BENCHMARKS
+from tokenloom.frontend.cli.command import COMMANDS, load_command
 from tokenloom.ipc.errors import EngineDead
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"

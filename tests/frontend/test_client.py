@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenloom.frontend.client import Client
+from tokenloom.frontend.client.client import Client
 from tokenloom.ipc.errors import EngineDead, ProtocolError, RequestError
 from tokenloom.ipc.messages import ChatMessage, Submit
 from tokenloom.tests.frontend.fake_frontend import DEADLINE_S, FORBIDDEN, FakeFrontend, expected_text, greedy

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tokenloom.frontend.openai_responses import ResponsesRequest
-from tokenloom.frontend.openai_schema import ChatRequest, CompletionRequest, EmbeddingRequest
+from tokenloom.frontend.openai.forms.schema import ChatRequest, CompletionRequest, EmbeddingRequest
+from tokenloom.frontend.openai.responses import ResponsesRequest
 
 TESTS = Path(__file__).parents[1]
 TEXT = (TESTS.parent / "docs" / "conformance.md").read_text()

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tokenloom.frontend.client import Client
-from tokenloom.frontend.connection import Connection
+from tokenloom.frontend.client.client import Client
+from tokenloom.frontend.client.zmq_transport import Connection
 from tokenloom.ipc.errors import EngineDead, InternalError, RequestError
 from tokenloom.ipc.messages import CREDIT_WINDOW, Delta, Submit
 from tokenloom.ipc.sockets import MAX_CLIENT_MESSAGE_BYTES

@@ -8,9 +8,9 @@ import re
 import msgspec
 import pytest
 
-from tokenloom.frontend.conversation import CREDIT_BATCH, MAX_FAULTS, Answer
-from tokenloom.frontend.keepalive import SILENCE_S
-from tokenloom.frontend.submit_window import MAX_UNANSWERED_BYTES, MAX_UNANSWERED_REQUESTS
+from tokenloom.frontend.client.keepalive import SILENCE_S
+from tokenloom.frontend.client.protocol import CREDIT_BATCH, MAX_FAULTS, Answer
+from tokenloom.frontend.client.submit_window import MAX_UNANSWERED_BYTES, MAX_UNANSWERED_REQUESTS
 from tokenloom.ipc.errors import EngineDead, ErrorInfo, Overloaded, ProtocolError, RequestError, TokenloomError
 from tokenloom.ipc.messages import (
     PING_INTERVAL_S,
@@ -348,7 +348,7 @@ def test_an_id_that_is_open_is_refused_and_may_be_used_again_later() -> None:
 
 
 def test_requests_on_one_client_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenloom.frontend.conversation.MAX_OPEN_REQUESTS", 3)
+    monkeypatch.setattr("tokenloom.frontend.client.protocol.MAX_OPEN_REQUESTS", 3)
     rig = Rig()
     for index in range(4):
         rig.submit(str(index))

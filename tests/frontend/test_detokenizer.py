@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tokenloom.frontend.detokenizer import DetokenizerFactory, WindowDetokenizer
+from tokenloom.frontend.text.detokenizer import DetokenizerFactory, WindowDetokenizer
 from tokenloom.tests.frontend.detokenizer_cases import check_sequences, random_ids, stream
 from tokenloom.tests.frontend.samples import KINDS, SENTENCES, new_tokenizer
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tokenloom.frontend.server_engine import LocalEngine
+from tokenloom.frontend.openai.local_engine import LocalEngine
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.messages import (
     CREDIT_WINDOW,

@@ -3,8 +3,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from tokenloom.frontend.engine_state import EngineState, state_lines
-from tokenloom.frontend.roster import Child
+from tokenloom.frontend.supervisor.children import Child
+from tokenloom.frontend.supervisor.engine_state import EngineState, state_lines
 from tokenloom.ipc.messages import Progress
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenloom.frontend import fair_queue
-from tokenloom.frontend.fair_queue import BYTES_PER_S, NEVER, FairQueue, Job
+from tokenloom.frontend.intake import fair_queue
+from tokenloom.frontend.intake.fair_queue import BYTES_PER_S, NEVER, FairQueue, Job
 from tokenloom.ipc.errors import Overloaded
 
 MB = 1 << 20

@@ -11,13 +11,13 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
-from tokenloom.frontend.background import Background
-from tokenloom.frontend.body_reader import BodyReader
-from tokenloom.frontend.intake_host import IntakeHost
-from tokenloom.frontend.open_requests import OpenRequests
-from tokenloom.frontend.openai_errors import json_response
-from tokenloom.frontend.prompt_limits import PromptLimits
-from tokenloom.frontend.server_gate import SURPLUS, Gate
+from tokenloom.frontend.http.middleware import SURPLUS, Gate
+from tokenloom.frontend.intake.background import Background
+from tokenloom.frontend.intake.host import IntakeHost
+from tokenloom.frontend.listening.open_requests import OpenRequests
+from tokenloom.frontend.openai.body_reader import BodyReader
+from tokenloom.frontend.openai.forms.errors import json_response
+from tokenloom.frontend.text.prompt_limits import PromptLimits
 from tokenloom.ipc.errors import RequestError
 from tokenloom.tests.engine_specs import new_spec
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenloom.frontend.http_listeners import HttpListeners
+from tokenloom.frontend.listening.http_listeners import HttpListeners
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ConfigError
 

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from tokenloom.frontend.chat import ChatTemplate
-from tokenloom.frontend.input_processor import InputProcessor, ProcessedRequest, Prompt
+from tokenloom.frontend.intake.input_processor import InputProcessor, ProcessedRequest, Prompt
+from tokenloom.frontend.text.chat_template import ChatTemplate
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import RequestError

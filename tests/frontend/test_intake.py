@@ -13,22 +13,22 @@ from typing import Any
 import psutil
 import pytest
 
-from tokenloom.frontend import intake_host
-from tokenloom.frontend.body_packer import MAX_REST_BYTES, MAX_VALUES, BodyPacker, LargeBody
-from tokenloom.frontend.body_parser import SMALL_BYTES, parse_body
-from tokenloom.frontend.chat import ChatTemplate
-from tokenloom.frontend.input_processor import InputProcessor
-from tokenloom.frontend.intake_host import IntakeHost
-from tokenloom.frontend.openai_response_body import ResponsesRequest
-from tokenloom.frontend.openai_schema import (
+from tokenloom.frontend.intake import host as intake_host
+from tokenloom.frontend.intake.body_packer import MAX_REST_BYTES, MAX_VALUES, BodyPacker, LargeBody
+from tokenloom.frontend.intake.body_parser import SMALL_BYTES, parse_body
+from tokenloom.frontend.intake.host import IntakeHost
+from tokenloom.frontend.intake.input_processor import InputProcessor
+from tokenloom.frontend.openai.forms.response_body import ResponsesRequest
+from tokenloom.frontend.openai.forms.schema import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     EmbeddingRequest,
     TokenizeRequest,
 )
-from tokenloom.frontend.resolve import DEMO_FOLDER
-from tokenloom.frontend.tokenizer import Tokenizer
+from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
+from tokenloom.frontend.text.chat_template import ChatTemplate
+from tokenloom.frontend.text.tokenizer import Tokenizer
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.config.engine_spec import EngineSpec
 from tokenloom.ipc.errors import RequestError

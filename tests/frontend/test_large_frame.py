@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tokenloom.frontend.large_frame import LARGE_BYTES, MAX_TURNS, check_large_frame, id_of
+from tokenloom.frontend.requests.large_frame import LARGE_BYTES, MAX_TURNS, check_large_frame, id_of
 from tokenloom.ipc.codec import encode
 from tokenloom.ipc.errors import ProtocolError
 from tokenloom.ipc.messages import ChatMessage, Child, Submit

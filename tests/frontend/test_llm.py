@@ -16,13 +16,13 @@ import psutil
 import pytest
 import torch
 
-from tokenloom.frontend import engine_handle
-from tokenloom.frontend.async_client import AsyncClient
-from tokenloom.frontend.client import Client
-from tokenloom.frontend.engine_handle import EngineHandle
-from tokenloom.frontend.engine_options import config_from_keywords
-from tokenloom.frontend.in_process_connection import InProcessConnection
+from tokenloom.frontend.client.async_client import AsyncClient
+from tokenloom.frontend.client.client import Client
+from tokenloom.frontend.embedded import child_engine as engine_handle
+from tokenloom.frontend.embedded.child_engine import EngineHandle
+from tokenloom.frontend.embedded.in_process_transport import InProcessConnection
 from tokenloom.frontend.llm import LLM
+from tokenloom.frontend.options.options import config_from_keywords
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ConfigError, EngineDead, InternalError, RequestError, TokenloomError
 from tokenloom.ipc.messages import ClientMessage, FrontendMessage
@@ -93,7 +93,7 @@ def test_a_program_that_has_closed_its_standard_streams_may_start_one(tmp_path: 
         "import os, sys\n"
         "for fd in range(3):\n"
         "    os.close(fd)\n"
-        "from tokenloom.frontend.engine_handle import EngineHandle\n"
+        "from tokenloom.frontend.embedded.child_engine import EngineHandle\n"
         "from tokenloom.ipc.config.engine_config import EngineConfig\n"
         f"handle = EngineHandle(EngineConfig(model='x'), [sys.executable, {str(script)!r}])\n"
         f"open({str(answer)!r}, 'w').write(handle.address)\n"

@@ -6,8 +6,8 @@ from array import array
 
 import pytest
 
-from tokenloom.frontend.logprob_buffer import LogprobBuffer, LogprobRun, TokenTexts, runs_of
-from tokenloom.frontend.logprobs import Logprob, unpack_logprobs
+from tokenloom.frontend.client.logprobs import Logprob, unpack_logprobs
+from tokenloom.frontend.requests.logprob_buffer import LogprobBuffer, LogprobRun, TokenTexts, runs_of
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.errors import ProtocolError
 from tokenloom.ipc.messages import LogprobColumns

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from array import array
 
-from tokenloom.frontend.detokenizer import DetokenizerFactory
-from tokenloom.frontend.open_request import OpenRequest, Update
-from tokenloom.frontend.outputs import OutputBuilder
+from tokenloom.frontend.client.open_request import OpenRequest, Update
+from tokenloom.frontend.client.outputs import OutputBuilder
+from tokenloom.frontend.text.detokenizer import DetokenizerFactory
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.messages import (
     Abort,

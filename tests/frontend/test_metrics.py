@@ -12,9 +12,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tokenloom.core.stats import CoreStats
-from tokenloom.frontend.metrics import Counter, Gauge, Histogram, Registry
-from tokenloom.frontend.metrics_engine import ROWS, SECONDS, EngineMetrics
-from tokenloom.frontend.service import Frontend
+from tokenloom.frontend.metrics.registry import Counter, Gauge, Histogram, Registry
+from tokenloom.frontend.requests.engine_metrics import ROWS, SECONDS, EngineMetrics
+from tokenloom.frontend.requests.frontend import Frontend
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ErrorInfo

@@ -6,12 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tokenloom.frontend.open_requests import OpenRequests, path_of, take_left
+from tokenloom.frontend.listening.open_requests import OpenRequests, path_of, take_left
 
 COUNT_AND_DIE = """
 import os, sys
 from pathlib import Path
-from tokenloom.frontend.open_requests import OpenRequests
+from tokenloom.frontend.listening.open_requests import OpenRequests
 requests = OpenRequests(Path(sys.argv[1]))
 for change in (1, 1, 1, -1):
     requests.add(change)

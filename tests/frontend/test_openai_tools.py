@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tokenloom.frontend.openai_text import ReasoningSplitter, ends_inside, held_back
-from tokenloom.frontend.openai_tools import (
+from tokenloom.frontend.openai.forms.text import ReasoningSplitter, ends_inside, held_back
+from tokenloom.frontend.openai.forms.tools import (
     ForcedParser,
     HermesParser,
     LlamaParser,

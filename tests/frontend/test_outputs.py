@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tokenloom.frontend.outputs import OutputBuilder
+from tokenloom.frontend.client.outputs import OutputBuilder
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.errors import RequestError
 from tokenloom.ipc.messages import Accepted, Delta, RequestMetrics, Submit

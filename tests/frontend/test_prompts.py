@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tokenloom.frontend.prompts import MAX_PROMPT_BYTES, check_params, list_chats, list_params, list_prompts, new_submit
+from tokenloom.frontend.client.prompts import (
+    MAX_PROMPT_BYTES,
+    check_params,
+    list_chats,
+    list_params,
+    list_prompts,
+    new_submit,
+)
 from tokenloom.ipc.codec import decode_ids
 from tokenloom.ipc.errors import RequestError
 from tokenloom.ipc.messages import ChatMessage

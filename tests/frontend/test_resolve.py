@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tokenloom.frontend.resolve import DEMO_FOLDER, check_parallel, find_checkpoint, resolve
-from tokenloom.frontend.start_check import GPU_NODES
+from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER, check_parallel, find_checkpoint, resolve
+from tokenloom.frontend.supervisor.start_check import GPU_NODES
 from tokenloom.ipc.addresses import RunDirectory
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.config.model_config import ModelConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from tokenloom.frontend.restart_policy import MAX_DELAY_S, MAX_FAILURES, RestartPolicy
+from tokenloom.frontend.supervisor.restart_policy import MAX_DELAY_S, MAX_FAILURES, RestartPolicy
 
 
 def test_restarts_back_off_and_end_after_failures_in_a_row() -> None:

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from tokenloom.frontend.roster import Child, Roster
+from tokenloom.frontend.supervisor.children import Child, Roster
 from tokenloom.tests.engine_specs import new_spec
 
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tokenloom.frontend.server_access import MAX_ERRORS_PER_S, AccessLog, access_record
-from tokenloom.frontend.server_events import SERVER_SEND
-from tokenloom.frontend.server_gate import Gate
+from tokenloom.frontend.http.access_log import MAX_ERRORS_PER_S, AccessLog, access_record
+from tokenloom.frontend.http.middleware import Gate
+from tokenloom.frontend.openai.events import SERVER_SEND
 from tokenloom.ipc.errors import Overloaded, RequestError
 from tokenloom.scripts.engine_steps import Calls
 
@@ -96,7 +96,7 @@ def test_a_flood_of_errors_costs_so_many_lines_a_second_and_is_summed_up(
 ) -> None:
     log = new_log(has_all=False)
     now = [1000.0]
-    monkeypatch.setattr("tokenloom.frontend.server_access.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("tokenloom.frontend.http.access_log.time.monotonic", lambda: now[0])
     found = lines(capfd, log, *["/bad"] * (MAX_ERRORS_PER_S + 7))
     assert len(found) == MAX_ERRORS_PER_S
     now[0] += 1.0

@@ -14,9 +14,9 @@ import uvicorn
 import uvloop
 from starlette.types import Receive, Scope, Send
 
-from tokenloom.frontend.openai_errors import HttpError
-from tokenloom.frontend.server_connections import LEAST_BYTES_PER_S, Connections, HttpConnection
-from tokenloom.frontend.server_gate import Gate
+from tokenloom.frontend.http.connections import LEAST_BYTES_PER_S, Connections, HttpConnection
+from tokenloom.frontend.http.middleware import Gate
+from tokenloom.frontend.openai.forms.errors import HttpError
 
 DEADLINE_S = 10.0
 LIMIT_S = 0.2

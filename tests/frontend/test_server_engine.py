@@ -6,10 +6,11 @@ import asyncio
 
 import pytest
 
-from tokenloom.frontend import server_engine, server_slices
-from tokenloom.frontend.resolve import DEMO_FOLDER
-from tokenloom.frontend.server_engine import LocalEngine
-from tokenloom.frontend.server_slices import in_slices
+from tokenloom.frontend.openai import local_engine as server_engine
+from tokenloom.frontend.openai import slices as server_slices
+from tokenloom.frontend.openai.local_engine import LocalEngine
+from tokenloom.frontend.openai.slices import in_slices
+from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.messages import Submit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tokenloom.frontend.server_events import TextEvents, event
+from tokenloom.frontend.openai.events import TextEvents, event
 
 
 @pytest.mark.parametrize("text", ["", "a", 'a "quoted" \\ line\n', "\0text\0", "漢字 😀", "\u2028 \x7f </script>"])

@@ -7,7 +7,7 @@ import gc
 import threading
 from collections.abc import Callable
 
-from tokenloom.frontend.background import THREAD_BYTES, WAIT_S
+from tokenloom.frontend.intake.background import THREAD_BYTES, WAIT_S
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.messages import Abort, Accepted, ChatMessage, Deltas, Finished, Started
 from tokenloom.tests.frontend.bench import DEADLINE_S, TOKENIZER, Bench, deltas_of, ids, new_submit

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tokenloom.frontend import request_desk
+from tokenloom.frontend.requests import request_manager as request_desk
 from tokenloom.ipc.codec import encode, encode_ids
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ErrorInfo

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokenloom.frontend.session_table import MAX_SESSIONS, SessionTable
+from tokenloom.frontend.requests.session_table import MAX_SESSIONS, SessionTable
 from tokenloom.ipc.messages import Delta
 
 

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from tokenloom.frontend import hub_progress
-from tokenloom.frontend.hub_progress import HubProgress
-from tokenloom.frontend.start_report import PATIENCE_S, PatientReport
+from tokenloom.frontend.supervisor import hub_progress
+from tokenloom.frontend.supervisor.hub_progress import HubProgress
+from tokenloom.frontend.supervisor.start_report import PATIENCE_S, PatientReport
 
 
 def test_a_quick_start_says_nothing_and_a_long_one_a_line_now_and_then() -> None:

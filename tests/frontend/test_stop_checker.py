@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tokenloom.frontend.stop_checker import StopChecker
+from tokenloom.frontend.text.stop_strings import StopChecker
 
 
 def brute_force(text: str, stops: tuple[str, ...], begin: int = 0) -> tuple[int, str] | None:

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from tokenloom.frontend.resolve import DEMO_FOLDER
-from tokenloom.frontend.tokenizer import Tokenizer
+from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
+from tokenloom.frontend.text.tokenizer import Tokenizer
 from tokenloom.tests.frontend.samples import SENTENCES, new_tokenizer
 
 NUM_TOKENS = 300

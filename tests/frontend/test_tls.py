@@ -15,11 +15,11 @@ import pytest
 import uvloop
 from starlette.types import Receive, Scope, Send
 
-from tokenloom.frontend.cli_batch import Answer, call
-from tokenloom.frontend.openai_errors import json_response
-from tokenloom.frontend.server import accept, new_server
-from tokenloom.frontend.server_connections import Connections
-from tokenloom.frontend.tls import new_ssl_context
+from tokenloom.frontend.cli.batch import Answer, call
+from tokenloom.frontend.http.connections import Connections
+from tokenloom.frontend.http.server import accept, new_server
+from tokenloom.frontend.listening.tls import new_ssl_context
+from tokenloom.frontend.openai.forms.errors import json_response
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ConfigError
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, normalizers, pre_tokenizers
 
-from tokenloom.frontend.prompt_limits import PromptLimits
-from tokenloom.frontend.tokenizer import Tokenizer
+from tokenloom.frontend.text.prompt_limits import PromptLimits
+from tokenloom.frontend.text.tokenizer import Tokenizer
 from tokenloom.ipc.errors import RequestError
 from tokenloom.tests.frontend.samples import SENTENCES, backend_json, new_tokenizer
 

@@ -11,7 +11,7 @@ import pytest
 import tokenizers
 from transformers import AutoTokenizer
 
-from tokenloom.frontend.tokenizer import Tokenizer
+from tokenloom.frontend.text.tokenizer import Tokenizer
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.tests.frontend.samples import KINDS, SENTENCES, backend_json, new_tokenizer

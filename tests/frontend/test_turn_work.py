@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from tokenloom.frontend.resolve import DEMO_FOLDER
-from tokenloom.frontend.server_app import new_app
-from tokenloom.frontend.server_engine import RUNS_PER_GROUP, LocalEngine
-from tokenloom.frontend.service import Frontend
+from tokenloom.frontend.http.app import new_app
+from tokenloom.frontend.openai.local_engine import RUNS_PER_GROUP, LocalEngine
+from tokenloom.frontend.requests.frontend import Frontend
+from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.scripts.engine_steps import (
     CLIENT,

@@ -22,7 +22,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tokenloom.frontend.resolve import DEMO_FOLDER
+from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
 from tokenloom.tests.system.launched import LaunchedEngine
 
 CLIENTS = Path(__file__).parents[1] / "clients"

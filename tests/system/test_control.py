@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tokenloom import LLM, RequestError, SamplingParams
-from tokenloom.frontend.resolve import DEMO_FOLDER
+from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
 from tokenloom.tests.checkpoints import tiny_checkpoint
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)

@@ -17,9 +17,9 @@ import psutil
 import pytest
 
 from tokenloom import Client, EngineDead, InternalError, SamplingParams
-from tokenloom.frontend.child_process import Schedule
-from tokenloom.frontend.connection import Connection
-from tokenloom.frontend.open_request import Update
+from tokenloom.frontend.client.open_request import Update
+from tokenloom.frontend.client.zmq_transport import Connection
+from tokenloom.frontend.supervisor.child_process import Schedule
 from tokenloom.ipc.codec import decode_ids
 from tokenloom.ipc.messages import Accepted, Delta, Health, Submit
 from tokenloom.ipc.process.faults import POINTS, maybe_fail

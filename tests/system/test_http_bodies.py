@@ -15,7 +15,7 @@ import httpx2
 import psutil
 import pytest
 
-from tokenloom.frontend.body_parser import SMALL_BYTES
+from tokenloom.frontend.intake.body_parser import SMALL_BYTES
 from tokenloom.ipc.process.faults import inject
 from tokenloom.tests.system.http_engine import DEADLINE_S, QUESTION, wait_idle
 from tokenloom.tests.system.launched import LaunchedEngine

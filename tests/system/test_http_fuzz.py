@@ -10,8 +10,8 @@ import httpx2
 import msgspec
 import pytest
 
-from tokenloom.frontend.openai_responses import ResponsesRequest
-from tokenloom.frontend.openai_schema import ChatRequest, CompletionRequest, DetokenizeRequest, EmbeddingRequest
+from tokenloom.frontend.openai.forms.schema import ChatRequest, CompletionRequest, DetokenizeRequest, EmbeddingRequest
+from tokenloom.frontend.openai.responses import ResponsesRequest
 from tokenloom.tests.system.http_engine import KEY, QUESTION
 
 VALUES = [None, True, 0, -1, 1, 3, 1e308, -0.5, "", "x", "\x00", [], [[]], [1], ["a"], {}, {"a": 1}, 2**63, "😀" * 9]

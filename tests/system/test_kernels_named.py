@@ -11,7 +11,7 @@ import httpx2
 import pytest
 
 from tokenloom import Client
-from tokenloom.frontend.cli_status import lines
+from tokenloom.frontend.cli.status import lines
 from tokenloom.kernels.cpu.processor import instruction_levels
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.system.http_engine import samples

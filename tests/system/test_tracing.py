@@ -16,7 +16,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from tokenloom.frontend.tracing import is_traceparent, is_tracestate, new_tracing
+from tokenloom.frontend.metrics.tracing import is_traceparent, is_tracestate, new_tracing
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.tests.engine_specs import new_spec
@@ -151,7 +151,7 @@ def test_a_collector_that_is_not_there_holds_nothing_up(tmp_path: Path) -> None:
 
 
 def test_opentelemetry_is_imported_only_where_it_is_configured(monkeypatch: pytest.MonkeyPatch) -> None:
-    code = "import sys, tokenloom.frontend.server; sys.exit('opentelemetry' in sys.modules)"
+    code = "import sys, tokenloom.frontend.http.server; sys.exit('opentelemetry' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd="/", timeout=DEADLINE_S, check=False).returncode == 0
     assert new_tracing(new_spec()) is None
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)

@@ -8,7 +8,7 @@ import re
 import msgspec
 from starlette.responses import Response
 
-from ..ipc.errors import EngineDead, Overloaded, RequestError, TokenloomError, error_info
+from ....ipc.errors import EngineDead, Overloaded, RequestError, TokenloomError, error_info
 
 _REFUSAL_BY_STATUS = {404: "model", 413: "size"}
 _LEADING_NAME = re.compile(r"([a-z_]+)(?:[.\[][\w.\[\]]*)?(?::| (?:is|must|has|holds|cannot|needs)\b)")

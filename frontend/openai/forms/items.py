@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..ipc.codec import JsonObject
-from .openai_text import Piece
-from .openai_tools import ToolUse
+from ....ipc.codec import JsonObject
+from .text import Piece
+from .tools import ToolUse
 
 Event = tuple[str, JsonObject]  # type, fields
 _TEXT_EVENTS: dict[str, Event] = {  # by kind of item: how the events of its text begin, and a field of theirs

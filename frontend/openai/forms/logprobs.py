@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..ipc.codec import JsonObject
-from ..ipc.messages import Delta, Logprobs
-from .logprobs import rows_of
+from ....ipc.codec import JsonObject
+from ....ipc.messages import Delta, Logprobs
+from ...client.logprobs import rows_of
 
 LOWEST = -9999.0  # JSON has no −∞; OpenAI writes this
 

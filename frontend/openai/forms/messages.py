@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from ..ipc.codec import JsonObject
-from ..ipc.errors import RequestError
-from .openai_schema import ChatRequest, Message, TextPart, TokenizeRequest, Tool
+from ....ipc.codec import JsonObject
+from ....ipc.errors import RequestError
+from .schema import ChatRequest, Message, TextPart, TokenizeRequest, Tool
 
 _RESERVED = frozenset(("messages", "tools", "documents", "add_generation_prompt"))
 

@@ -9,10 +9,10 @@ import contextlib
 import re
 from collections.abc import Iterator
 
-from ..ipc.errors import RequestError
-from ..ipc.sampling_params import RANGES, SamplingParams
-from ..ipc.structured_outputs import StructuredOutputsParams
-from .openai_schema import ChatRequest, Generation, Scheduled
+from ....ipc.errors import RequestError
+from ....ipc.sampling_params import RANGES, SamplingParams
+from ....ipc.structured_outputs import StructuredOutputsParams
+from .schema import ChatRequest, Generation, Scheduled
 
 REFUSED: dict[str, tuple[object, ...]] = {  # and the values with which they ask for nothing
     "suffix": ("",),

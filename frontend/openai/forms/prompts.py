@@ -9,13 +9,13 @@ import secrets
 from collections.abc import Sequence
 from typing import cast
 
-from ..ipc.errors import RequestError
-from ..ipc.messages import BodyInput, Submit
-from ..ipc.pooling_params import PoolingParams
-from ..ipc.sampling_params import MAX_CHILDREN, SamplingParams
-from .openai_schema import MAX_ID_CHARACTERS, MAX_PROMPTS, Prompts
-from .prompt_limits import PromptLimits
-from .prompts import check_text, check_token_ids
+from ....ipc.errors import RequestError
+from ....ipc.messages import BodyInput, Submit
+from ....ipc.pooling_params import PoolingParams
+from ....ipc.sampling_params import MAX_CHILDREN, SamplingParams
+from ...client.prompts import check_text, check_token_ids
+from ...text.prompt_limits import PromptLimits
+from .schema import MAX_ID_CHARACTERS, MAX_PROMPTS, Prompts
 
 
 def answer_id(prefix: str, given: str | None) -> str:

@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ..ipc.errors import RequestError
-from ..ipc.sampling_params import MAX_STOP_STRINGS, RANGES
-from .openai_messages import text_of
-from .openai_schema import (
+from ....ipc.errors import RequestError
+from ....ipc.sampling_params import MAX_STOP_STRINGS, RANGES
+from .messages import text_of
+from .schema import (
     Body,
     ChatRequest,
     Function,

@@ -1,9 +1,9 @@
 """The bodies of HTTP requests: OpenAI's fields, and those beyond them as vLLM names them.
 
 Structs that refuse unknown fields by name. A null counts as not given. What a field means for the engine is said in
-`openai_params.py`; a field that is listed here and cannot be served is refused there, by name.
+`params.py`; a field that is listed here and cannot be served is refused there, by name.
 
-Beside their types fields have ranges for /openapi.json, where they have no SamplingParams' (`openai_document.py`).
+Beside their types fields have ranges for /openapi.json, where they have no SamplingParams' (`http/openapi.py`).
 Decoding does not look at them: they are checked where they matter, by SamplingParams, the endpoints and the input
 processor, whose messages name the mend. That both say the same is shown by schemathesis
 (`tests/system/test_http_tools.py`), in both directions.
@@ -16,8 +16,8 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from ..ipc.codec import JsonObject
-from ..ipc.sampling_params import MAX_BAD_WORDS, MAX_SALT_CHARACTERS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
+from ....ipc.codec import JsonObject
+from ....ipc.sampling_params import MAX_BAD_WORDS, MAX_SALT_CHARACTERS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
 
 TOKEN_ID = "token id"  # title of integers whose maximum the loaded model gives
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from ..ipc.messages import Delta
-from .openai_tools import ForcedParser, ParserName, ToolParser, ToolUse, held_back, new_parser
+from ....ipc.messages import Delta
+from .tools import ForcedParser, ParserName, ToolParser, ToolUse, held_back, new_parser
 
 OPENING, CLOSING = "<think>", "</think>"
 

@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from ..ipc.codec import JsonObject
+from ....ipc.codec import JsonObject
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"
