@@ -28,8 +28,8 @@ from tokenloom.ipc.messages import Health
 from tokenloom.scripts.bench_report import new_parser, print_json
 from tokenloom.scripts.chaos_clients import Clients
 from tokenloom.scripts.chaos_faults import Faults
-from tokenloom.scripts.chaos_work import make_work
 from tokenloom.scripts.engine_process import Engine
+from tokenloom.tests.support.chaos_work import make_work
 
 RECOVERY_S = 60.0  # longest wait for the next token after a fault
 SETTLE_S = 20.0

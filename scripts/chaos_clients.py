@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tokenloom import AsyncClient, RequestOutput
 from tokenloom.scripts.chaos_proxy import Proxy
-from tokenloom.scripts.chaos_work import Work, difference
+from tokenloom.tests.support.chaos_work import Work, difference
 
 STOP_S = 120.0
 

@@ -19,8 +19,8 @@ import psutil
 
 from tokenloom import Client
 from tokenloom.scripts.bench_report import new_parser, print_json
-from tokenloom.scripts.chaos_work import make_work
 from tokenloom.scripts.engine_process import Engine
+from tokenloom.tests.support.chaos_work import make_work
 
 ROLES = ("core", "frontend", "worker 0", "grammar")
 LIMIT_MB = {"core": 2.0, "frontend": 2.0, "worker 0": 16.0, "grammar": 16.0}

@@ -21,9 +21,9 @@ from tokenloom.ipc.messages import BulkArray, CoreChild, EngineCoreRequest, Fini
 from tokenloom.ipc.pooling_params import PoolingParams
 from tokenloom.ipc.process.awake_clock import AwakeClock
 from tokenloom.ipc.sampling_params import SamplingParams
-from tokenloom.tests.core.fake_grammar_host import FakeGrammarHost
 from tokenloom.tests.core.fake_worker import FakeWorker, expected_tokens, fake_vector
-from tokenloom.tests.engine_specs import new_spec
+from tokenloom.tests.core.grammar.fake_grammar_host import FakeGrammarHost
+from tokenloom.tests.support.engine_specs import new_spec
 
 
 def make_spec(**options: object) -> EngineSpec:

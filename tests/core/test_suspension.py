@@ -7,7 +7,7 @@ import pytest
 
 from tokenloom.core.engine import BEAT_S, MAX_EXCUSES
 from tokenloom.core.hang_detector import MIN_LIMIT_S
-from tokenloom.tests.core.grammar_harness import GrammarHarness
+from tokenloom.tests.core.grammar.grammar_harness import GrammarHarness
 from tokenloom.tests.core.harness import Harness
 
 

@@ -26,8 +26,8 @@ from tokenloom.ipc.messages import (
     Welcome,
 )
 from tokenloom.ipc.sampling_params import SamplingParams
-from tokenloom.tests.engine_specs import new_spec
-from tokenloom.tests.frontend.samples import new_tokenizer
+from tokenloom.tests.frontend.text.samples import new_tokenizer
+from tokenloom.tests.support.engine_specs import new_spec
 
 DEADLINE_S = 20.0
 TOKENIZER = new_tokenizer("byte_level")

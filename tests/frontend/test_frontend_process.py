@@ -52,8 +52,8 @@ from tokenloom.ipc.messages import (
 )
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.ipc.sockets import MAX_CLIENT_MESSAGE_BYTES, new_socket
-from tokenloom.tests.engine_specs import new_spec
-from tokenloom.tests.frontend.samples import backend_json, new_tokenizer
+from tokenloom.tests.frontend.text.samples import backend_json, new_tokenizer
+from tokenloom.tests.support.engine_specs import new_spec
 
 DEADLINE_S = 30.0
 T = TypeVar("T")

@@ -15,8 +15,8 @@ from tokenloom.kernels.contract import select_ops
 from tokenloom.kernels.gpu.attention.decode import decode_attention, plan_decode
 from tokenloom.kernels.gpu.sampling.sampling import sample
 from tokenloom.kernels.gpu.table import decode_shape
-from tokenloom.tests.checkpoints import tiny_checkpoint
-from tokenloom.tests.kernels.test_triton_sampling import Row, draw, random_logits, random_rows
+from tokenloom.tests.kernels.gpu.test_sampling import Row, draw, random_logits, random_rows
+from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.workers.paged_run import PagedRun, load
 from tokenloom.tests.workers.random_schedule import message, new_row
 from tokenloom.workers.device.cuda_graphs import CudaRecorder

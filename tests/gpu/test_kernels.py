@@ -16,8 +16,8 @@ from torch import Tensor
 from tokenloom.ipc.messages import RowSampling
 from tokenloom.kernels.contract import AttentionMetadata, Ops, select_ops
 from tokenloom.kernels.reference import ReferenceOps
+from tokenloom.tests.kernels.gpu.shapes import as_fp8, from_fp8
 from tokenloom.tests.kernels.test_reference import scatter_rows
-from tokenloom.tests.kernels.triton_shapes import as_fp8, from_fp8
 from tokenloom.tests.workers.paged_run import make_metadata
 from tokenloom.workers.sampling.sampler import Sampler
 from tokenloom.workers.sampling.sampling_columns import SamplingColumns

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tokenloom import LLM, SamplingParams
-from tokenloom.tests.checkpoints import tiny_checkpoint
+from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.system.oracle import GreedyOracle
 from tokenloom.tests.system.test_parity import (
     BLOCK_SIZES,

@@ -16,10 +16,10 @@ import torch
 from tokenloom.kernels.contract import select_ops
 from tokenloom.kernels.quantized import QuantizedWeight
 from tokenloom.kernels.reference import ReferenceOps
-from tokenloom.tests.kernels.test_triton_matmul import FORMS, random_weight
-from tokenloom.tests.quantized_checkpoints import FORMATS, quantized_pair
+from tokenloom.tests.kernels.gpu.test_matmul import FORMS, random_weight
+from tokenloom.tests.support.quantized_checkpoints import FORMATS, quantized_pair
+from tokenloom.tests.workers.models.test_decoder import oracle, prompts_of, run_schedule, schedule
 from tokenloom.tests.workers.paged_run import PagedRun, load
-from tokenloom.tests.workers.test_models import oracle, prompts_of, run_schedule, schedule
 
 pytestmark = pytest.mark.gpu
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tokenloom import LLM, RequestOutput, SamplingParams
-from tokenloom.tests.checkpoints import tiny_checkpoint
+from tokenloom.tests.support.checkpoints import tiny_checkpoint
 
 pytestmark = pytest.mark.gpu
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import triton
 
-from tokenloom.tests.checkpoints import tiny_checkpoint
+from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.workers.worker_harness import make_spec
 from tokenloom.workers.worker import Worker
 

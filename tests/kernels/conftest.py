@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-import tokenloom.tests.kernels.interpreter  # noqa: F401
+import tokenloom.tests.kernels.gpu.interpreter  # noqa: F401

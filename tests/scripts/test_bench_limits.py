@@ -10,7 +10,7 @@ from safetensors import safe_open
 from tokenloom.ipc.config.model_config import ModelConfig
 from tokenloom.scripts.bench_limits import Limits, Rates
 from tokenloom.scripts.bench_workload import Workload
-from tokenloom.tests.checkpoints import FAMILIES, tiny_checkpoint
+from tokenloom.tests.support.checkpoints import FAMILIES, tiny_checkpoint
 
 
 def matrix_weights(folder: Path) -> dict[str, int]:

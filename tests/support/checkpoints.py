@@ -1,6 +1,6 @@
 """Tiny random-weight checkpoints for the tests of every room.
 
-    from tokenloom.tests.checkpoints import tiny_checkpoint
+    from tokenloom.tests.support.checkpoints import tiny_checkpoint
     folder = tiny_checkpoint(tmp_path / "model", "qwen3", num_key_value_heads=1, head_dim=80)
 
 The weights are random but the files are real: config, safetensors, generation config, byte-level tokenizer. No text

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from safetensors.torch import load_file, save_file
 
-from tokenloom.tests.checkpoints import tiny_checkpoint
+from tokenloom.tests.support.checkpoints import tiny_checkpoint
 
 Array = npt.NDArray[Any]
 Tensors = dict[str, torch.Tensor]

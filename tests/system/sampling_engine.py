@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 from tokenloom import LLM
-from tokenloom.tests.checkpoints import tiny_checkpoint
+from tokenloom.tests.support.checkpoints import tiny_checkpoint
 
 VOCAB_SIZE = 300  # most ids are bytes, so that answers have text
 NEAR_TIE = 1e-4

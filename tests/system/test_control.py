@@ -10,7 +10,7 @@ import pytest
 
 from tokenloom import LLM, RequestError, SamplingParams
 from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
-from tokenloom.tests.checkpoints import tiny_checkpoint
+from tokenloom.tests.support.checkpoints import tiny_checkpoint
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)

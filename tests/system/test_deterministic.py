@@ -9,7 +9,7 @@ import pytest
 
 from tokenloom import LLM, ConfigError, RequestOutput, SamplingParams
 from tokenloom.ipc.sampling_params import SamplingParams as Params
-from tokenloom.tests.checkpoints import tiny_checkpoint
+from tokenloom.tests.support.checkpoints import tiny_checkpoint
 
 SHAPES: dict[str, dict[str, object]] = {  # odd sizes, so that nothing divides evenly
     "llama": {"hidden_size": 144, "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 16},

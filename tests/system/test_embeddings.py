@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModel
 
 from tokenloom import LLM, AsyncLLM, EmbeddingRequestOutput, PoolingParams, RequestError, SamplingParams
-from tokenloom.tests.checkpoints import tiny_checkpoint
+from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.system.test_parity import VOCAB_SIZE, make_prompts
 
 TOLERANCE = 1e-4

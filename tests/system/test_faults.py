@@ -23,8 +23,8 @@ from tokenloom.frontend.supervisor.child_process import Schedule
 from tokenloom.ipc.codec import decode_ids
 from tokenloom.ipc.messages import Accepted, Delta, Health, Submit
 from tokenloom.ipc.process.faults import POINTS, maybe_fail
-from tokenloom.scripts.chaos_work import difference
 from tokenloom.scripts.engine_process import Engine
+from tokenloom.tests.support.chaos_work import difference
 
 RECOVERY_S = 30.0
 STRIKE_S = 20.0

@@ -17,7 +17,7 @@ import pytest
 
 from tokenloom import Client
 from tokenloom.scripts import http_kills
-from tokenloom.tests.checkpoints import tiny_checkpoint
+from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.system.http_engine import DEADLINE_S, samples
 from tokenloom.tests.system.launched import LaunchedEngine
 

@@ -14,8 +14,8 @@ import pytest
 
 from tokenloom import Client, SamplingParams
 from tokenloom.ipc.messages import LEASE_S
-from tokenloom.scripts.chaos_work import difference
 from tokenloom.scripts.engine_process import Engine
+from tokenloom.tests.support.chaos_work import difference
 
 OPTIONS = ["--device", "cpu", "--num-threads", "1", "--dtype", "float32", "--hang-timeout-s", "60"]
 PROGRESS_S = 0.75  # the core reports every 0.5 s

@@ -11,7 +11,7 @@ import pytest
 
 from tokenloom import LLM, RequestOutput, SamplingParams
 from tokenloom.frontend.client.logprobs import Logprob, TokenLogprobs
-from tokenloom.tests.checkpoints import tiny_checkpoint
+from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.system.logprob_oracle import LogprobOracle, check_token
 from tokenloom.tests.system.sampling_engine import SCHEDULES, make_prompts, open_llm, sampling_checkpoint
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tokenloom import LLM, RequestOutput, SamplingParams
-from tokenloom.tests.checkpoints import tiny_checkpoint
+from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.system.oracle import GreedyOracle
 
 VOCAB_SIZE = 1013

@@ -13,7 +13,7 @@ import pytest
 from tokenloom import Client, InternalError, RequestOutput, SamplingParams
 from tokenloom.ipc.process.faults import inject
 from tokenloom.scripts.engine_process import Engine
-from tokenloom.tests.checkpoints import tiny_checkpoint
+from tokenloom.tests.support.checkpoints import tiny_checkpoint
 
 RECOVERY_S = 60.0
 OPTIONS = ["--device", "cpu", "--num-threads", "1", "--max-model-len", "500", "--step-timeout-s", "5"]

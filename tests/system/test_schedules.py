@@ -11,7 +11,7 @@ import pytest
 
 from tokenloom import RequestOutput, SamplingParams, StructuredOutputsParams
 from tokenloom.ipc.sampling_params import child_seed
-from tokenloom.tests.sampling_reference import Wanted, scores
+from tokenloom.tests.support.sampling_reference import Wanted, scores
 from tokenloom.tests.system.logprob_oracle import LogprobOracle
 from tokenloom.tests.system.sampling_engine import NEAR_TIE, SCHEDULES, make_prompts, open_llm, sampling_checkpoint
 

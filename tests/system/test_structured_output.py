@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tokenloom import LLM, RequestError, RequestOutput, SamplingParams, StructuredOutputsParams
-from tokenloom.tests.checkpoints import tiny_checkpoint
+from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.system.malformed_grammars import deep_grammars, malformed_grammars
 from tokenloom.tests.system.schemas import SCHEMAS, Schema
 

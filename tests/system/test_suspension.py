@@ -11,9 +11,9 @@ import psutil
 import pytest
 
 from tokenloom import Client, SamplingParams
-from tokenloom.scripts.chaos_work import difference
 from tokenloom.scripts.engine_freezer import How, can_freeze, suspended
 from tokenloom.scripts.engine_process import Engine
+from tokenloom.tests.support.chaos_work import difference
 
 OPTIONS = ["--device", "cpu", "--num-threads", "1", "--dtype", "float32", "--http", "0"]
 LIMITS = ["--step-timeout-s", "1", "--hang-timeout-s", "2"]

@@ -19,7 +19,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from tokenloom.frontend.metrics.tracing import is_traceparent, is_tracestate, new_tracing
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ConfigError
-from tokenloom.tests.engine_specs import new_spec
+from tokenloom.tests.support.engine_specs import new_spec
 from tokenloom.tests.system.launched import LaunchedEngine
 
 DEADLINE_S = 20.0

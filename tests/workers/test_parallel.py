@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from tokenloom.ipc.errors import ConfigError
-from tokenloom.tests.checkpoints import tiny_checkpoint
-from tokenloom.tests.quantized_checkpoints import quantized_pair
+from tokenloom.tests.support.checkpoints import tiny_checkpoint
+from tokenloom.tests.support.quantized_checkpoints import quantized_pair
 from tokenloom.tests.workers.paged_run import PagedRun, load
 from tokenloom.workers.parallel import ParallelGroup
 

@@ -22,7 +22,7 @@ from tokenloom.ipc.messages import (
     RowSampling,
     WorkerError,
 )
-from tokenloom.tests.checkpoints import tiny_checkpoint
+from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.workers.random_schedule import new_row
 from tokenloom.tests.workers.worker_harness import GENERATION, WorkerHarness, make_spec
 from tokenloom.workers.worker import Worker

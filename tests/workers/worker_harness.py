@@ -36,7 +36,7 @@ from tokenloom.ipc.messages import (
     WorkerToCore,
 )
 from tokenloom.ipc.sockets import new_socket
-from tokenloom.tests.engine_specs import new_spec
+from tokenloom.tests.support.engine_specs import new_spec
 from tokenloom.tests.workers import random_schedule
 from tokenloom.tests.workers.random_schedule import new_row
 

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from tokenloom.ipc.structured_outputs import StructuredOutputsParams
-from tokenloom.tests.core.fake_grammar_host import allowed_tokens, is_complete
 from tokenloom.tests.core.fake_worker import masked_token, next_token
+from tokenloom.tests.core.grammar.fake_grammar_host import allowed_tokens, is_complete
 from tokenloom.tests.core.harness import Harness
 
 

@@ -16,7 +16,7 @@ from tokenloom.core.grammar.compiler import CACHE_SIZE, GrammarCompiler, Matcher
 from tokenloom.ipc.errors import RequestError
 from tokenloom.ipc.structured_outputs import GrammarKind
 
-DEMO = Path(__file__).resolve().parents[2] / "demo"
+DEMO = Path(__file__).resolve().parents[3] / "demo"
 VOCAB_SIZE, EOS = 2048, 1
 
 

@@ -12,7 +12,7 @@ import pytest
 from tokenloom.core.grammar.compiler import GrammarCompiler, Matcher, Words
 from tokenloom.core.grammar.cursor import AnswerGrammar
 
-DEMO = Path(__file__).resolve().parents[2] / "demo"
+DEMO = Path(__file__).resolve().parents[3] / "demo"
 VOCAB_SIZE, EOS = 2048, 1
 SCHEMA = {
     "type": "object",

@@ -12,7 +12,7 @@ import pytest
 from tokenloom.core.grammar.manager import MAX_LOSSES
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.errors import ProtocolError
-from tokenloom.tests.core.grammar_harness import GrammarHarness, expected_with_grammar
+from tokenloom.tests.core.grammar.grammar_harness import GrammarHarness, expected_with_grammar
 from tokenloom.tests.core.harness import Harness, prompt_of
 
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tokenloom.tests.core.grammar_harness import GrammarHarness, expected_with_grammar
+from tokenloom.tests.core.grammar.grammar_harness import GrammarHarness, expected_with_grammar
 from tokenloom.tests.core.harness import prompt_of, random_sizes
 
 

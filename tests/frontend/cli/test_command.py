@@ -14,7 +14,7 @@ from tokenloom.frontend.cli.bench import BENCHMARKS
 from tokenloom.frontend.cli.command import COMMANDS, load_command
 from tokenloom.ipc.errors import EngineDead
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
+SCRIPTS = Path(__file__).parents[3] / "scripts"
 
 
 @pytest.mark.parametrize("name", COMMANDS)

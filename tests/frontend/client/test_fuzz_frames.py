@@ -17,7 +17,7 @@ from tokenloom.ipc.codec import Decoder
 from tokenloom.ipc.errors import ProtocolError
 from tokenloom.ipc.sockets import new_socket
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "fuzz_frames.py"
+SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "fuzz_frames.py"
 DEADLINE_S = 30.0
 
 

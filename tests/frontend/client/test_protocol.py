@@ -30,7 +30,7 @@ from tokenloom.ipc.messages import (
 )
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.tests.frontend.fake_frontend import answer_tokens, prompt_ids, text_of
-from tokenloom.tests.frontend.rig import HELLO, Rig, check_answer
+from tokenloom.tests.frontend.requests.rig import HELLO, Rig, check_answer
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -19,7 +19,7 @@ from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.ipc.sockets import MAX_CLIENT_MESSAGE_BYTES
 from tokenloom.ipc.structured_outputs import StructuredOutputsParams
 
-DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
+DOCUMENT = (Path(__file__).resolve().parents[3] / "docs" / "protocol.md").read_text(encoding="utf-8")
 STRUCTS: dict[str, Any] = {
     **{each.__struct_config__.tag: each for each in (*get_args(ClientMessage), *get_args(FrontendMessage))},
     "chat_message": messages.ChatMessage,

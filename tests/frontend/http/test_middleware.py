@@ -19,7 +19,7 @@ from tokenloom.frontend.openai.body_reader import BodyReader
 from tokenloom.frontend.openai.forms.errors import json_response
 from tokenloom.frontend.text.prompt_limits import PromptLimits
 from tokenloom.ipc.errors import RequestError
-from tokenloom.tests.engine_specs import new_spec
+from tokenloom.tests.support.engine_specs import new_spec
 
 
 async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:

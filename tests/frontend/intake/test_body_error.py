@@ -10,7 +10,7 @@ from tokenloom.frontend.openai.forms.params import structured_outputs
 from tokenloom.frontend.openai.forms.schema import CompletionRequest
 from tokenloom.frontend.text.prompt_limits import PromptLimits
 from tokenloom.ipc.errors import RequestError
-from tokenloom.tests.engine_specs import new_spec
+from tokenloom.tests.support.engine_specs import new_spec
 
 LIMITS = PromptLimits.of(new_spec(), None)
 

@@ -15,8 +15,8 @@ from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import RequestError
 from tokenloom.ipc.messages import ChatMessage, Child, EngineCoreRequest, Submit
 from tokenloom.ipc.sampling_params import SamplingParams
-from tokenloom.tests.engine_specs import new_spec
-from tokenloom.tests.frontend.samples import new_tokenizer
+from tokenloom.tests.frontend.text.samples import new_tokenizer
+from tokenloom.tests.support.engine_specs import new_spec
 
 TEMPLATE = ChatTemplate("{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}", {"bos_token": "<s>"})
 

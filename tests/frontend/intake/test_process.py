@@ -34,7 +34,7 @@ from tokenloom.ipc.config.engine_spec import EngineSpec
 from tokenloom.ipc.errors import RequestError
 from tokenloom.ipc.messages import BodyInput, BodyRead, ChatMessage, NotRead, PromptRead, ReadBody, ReadPrompt
 from tokenloom.ipc.process.faults import inject
-from tokenloom.tests.engine_specs import new_spec
+from tokenloom.tests.support.engine_specs import new_spec
 
 DEADLINE_S = 20.0
 TEXT = "The capital of Peru is Lima. " * 4

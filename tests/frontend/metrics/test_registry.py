@@ -30,10 +30,10 @@ from tokenloom.ipc.messages import (
     Welcome,
 )
 from tokenloom.ipc.sampling_params import SamplingParams
-from tokenloom.tests.engine_specs import new_spec
+from tokenloom.tests.support.engine_specs import new_spec
 
 GOLDEN = Path(__file__).parent / "metric_names.txt"
-DASHBOARDS = Path(__file__).parents[2] / "docs" / "dashboards"
+DASHBOARDS = Path(__file__).parents[3] / "docs" / "dashboards"
 
 
 def new_metrics(**options: object) -> EngineMetrics:

@@ -18,7 +18,7 @@ from tokenloom.frontend.openai.forms.errors import HttpError
 from tokenloom.frontend.openai.forms.schema import AbortRequest, CompletionRequest
 from tokenloom.frontend.text.prompt_limits import PromptLimits
 from tokenloom.ipc.errors import Overloaded
-from tokenloom.tests.engine_specs import new_spec
+from tokenloom.tests.support.engine_specs import new_spec
 
 
 def read(reader: BodyReader, body_type: type[msgspec.Struct], *chunks: bytes) -> msgspec.Struct:

@@ -11,7 +11,7 @@ import pytest
 from tokenloom.frontend.openai.forms.schema import ChatRequest, CompletionRequest, EmbeddingRequest
 from tokenloom.frontend.openai.responses import ResponsesRequest
 
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[2]
 TEXT = (TESTS.parent / "docs" / "conformance.md").read_text()
 BODIES = (CompletionRequest, ChatRequest, ResponsesRequest, EmbeddingRequest)  # the columns' order
 ROWS = {

@@ -11,7 +11,7 @@ from tokenloom.frontend.requests.logprob_buffer import LogprobBuffer, LogprobRun
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.errors import ProtocolError
 from tokenloom.ipc.messages import LogprobColumns
-from tokenloom.tests.frontend.samples import new_tokenizer
+from tokenloom.tests.frontend.text.samples import new_tokenizer
 
 
 def columns(entries: list[tuple[int, int, list[int]]]) -> LogprobColumns:

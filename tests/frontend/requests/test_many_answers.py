@@ -24,8 +24,8 @@ from tokenloom.ipc.messages import (
 )
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.tests.frontend.bench import Bench, ids, new_submit
-from tokenloom.tests.frontend.rig import Rig
-from tokenloom.tests.frontend.samples import new_tokenizer
+from tokenloom.tests.frontend.requests.rig import Rig
+from tokenloom.tests.frontend.text.samples import new_tokenizer
 
 
 def scored(*entries: tuple[int, int, int]) -> LogprobColumns:

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from tokenloom.frontend.supervisor.children import Child, Roster
-from tokenloom.tests.engine_specs import new_spec
+from tokenloom.tests.support.engine_specs import new_spec
 
 
 def test_orphans_are_buried_and_the_engines_own_dead_keep_their_exit_code(tmp_path: Path) -> None:

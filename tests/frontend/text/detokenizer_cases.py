@@ -1,6 +1,6 @@
 """Random token sequences, the text that they must come to, and the check that streams of them do.
 
-One call checks as many as it is told to: tests/frontend/test_detokenizer.py 10⁴, scripts/fuzz_detokenizer.py 10⁶.
+One call checks as many as it is told to: tests/frontend/text/test_detokenizer.py 10⁴, scripts/fuzz_detokenizer.py 10⁶.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from tokenloom.frontend.text.detokenizer import Detokenizer, DetokenizerFactory, PieceDetokenizer
 from tokenloom.frontend.text.tokenizer import Tokenizer
-from tokenloom.tests.frontend.samples import SENTENCES, new_tokenizer
+from tokenloom.tests.frontend.text.samples import SENTENCES, new_tokenizer
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from tokenloom.frontend.text.chat_template import ChatTemplate
 from tokenloom.ipc.errors import ConfigError, RequestError
 from tokenloom.ipc.messages import ChatMessage
-from tokenloom.tests.frontend.samples import backend_json, new_tokenizer
+from tokenloom.tests.frontend.text.samples import backend_json, new_tokenizer
 
 CHAT = [
     ChatMessage("system", "Be <brief> & kind."),

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from tokenloom.frontend.text.detokenizer import DetokenizerFactory, WindowDetokenizer
-from tokenloom.tests.frontend.detokenizer_cases import check_sequences, random_ids, stream
-from tokenloom.tests.frontend.samples import KINDS, SENTENCES, new_tokenizer
+from tokenloom.tests.frontend.text.detokenizer_cases import check_sequences, random_ids, stream
+from tokenloom.tests.frontend.text.samples import KINDS, SENTENCES, new_tokenizer
 
 NUM_SEQUENCES = 10_000  # over all kinds; scripts/fuzz_detokenizer.py runs more
 

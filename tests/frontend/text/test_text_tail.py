@@ -8,7 +8,7 @@ import pytest
 
 from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
 from tokenloom.frontend.text.tokenizer import Tokenizer
-from tokenloom.tests.frontend.samples import SENTENCES, new_tokenizer
+from tokenloom.tests.frontend.text.samples import SENTENCES, new_tokenizer
 
 NUM_TOKENS = 300
 

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, normalizers, pre_tokenizers
 from tokenloom.frontend.text.prompt_limits import PromptLimits
 from tokenloom.frontend.text.tokenizer import Tokenizer
 from tokenloom.ipc.errors import RequestError
-from tokenloom.tests.frontend.samples import SENTENCES, backend_json, new_tokenizer
+from tokenloom.tests.frontend.text.samples import SENTENCES, backend_json, new_tokenizer
 
 Backend = tokenizers.Tokenizer
 

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from tokenloom.frontend.text.tokenizer import Tokenizer
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ConfigError
-from tokenloom.tests.frontend.samples import KINDS, SENTENCES, backend_json, new_tokenizer
+from tokenloom.tests.frontend.text.samples import KINDS, SENTENCES, backend_json, new_tokenizer
 
 
 def write(folder: Path, kind: str, **config: object) -> None:

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from tokenloom.kernels.gpu.launch import _known, _launch
-from tokenloom.tests.kernels.loaded_nowhere import LoadedNowhere
+from tokenloom.tests.kernels.gpu.loaded_nowhere import LoadedNowhere
 
 
 @triton.jit(do_not_specialize=["offset"])

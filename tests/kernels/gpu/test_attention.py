@@ -18,7 +18,7 @@ from tokenloom.kernels.gpu.attention.prefill import plan_prefill, prefill_attent
 from tokenloom.kernels.gpu.ops import TritonOps
 from tokenloom.kernels.gpu.table import DecodeShape, PrefillShape
 from tokenloom.kernels.reference import ReferenceOps
-from tokenloom.tests.kernels.triton_shapes import PagedStep, as_fp8, far_away, from_fp8, paged_step
+from tokenloom.tests.kernels.gpu.shapes import PagedStep, as_fp8, far_away, from_fp8, paged_step
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3}
 HEAD_DIMS = [64, 80, 96, 128, 256]

@@ -23,7 +23,7 @@ from tokenloom.kernels.gpu.linear.linear import linear
 from tokenloom.kernels.gpu.sampling.logprobs import log_totals
 from tokenloom.kernels.quantized import quantize
 from tokenloom.kernels.reference import ReferenceOps
-from tokenloom.tests.checkpoints import tiny_checkpoint
+from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.workers.paged_run import PagedRun, load
 
 BLOCK_SIZE, LENGTH = 16, 44

@@ -12,7 +12,7 @@ from pathlib import Path
 def test_a_known_launch_is_of_the_kernel_and_the_arguments_that_triton_means(tmp_path: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path)
-    command = [sys.executable, "-c", "from tokenloom.tests.kernels.launch_run import main; main()"]
+    command = [sys.executable, "-c", "from tokenloom.tests.kernels.gpu.launch_run import main; main()"]
     done = subprocess.run(
         command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
     )

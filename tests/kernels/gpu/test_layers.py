@@ -15,7 +15,7 @@ import torch
 from tokenloom.kernels import fp8_cache
 from tokenloom.kernels.gpu.ops import TritonOps
 from tokenloom.kernels.reference import ReferenceOps
-from tokenloom.tests.kernels.triton_shapes import from_fp8, paged_step
+from tokenloom.tests.kernels.gpu.shapes import from_fp8, paged_step
 
 TOLERANCES = {torch.float32: 4e-6, torch.float16: 4e-3}
 

@@ -19,8 +19,8 @@ from tokenloom.kernels.gpu.ops import TritonOps
 from tokenloom.kernels.quantized import QuantizedWeight, Weight, concatenate, from_groups, quantize
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.kernels.reference import route as reference_route
-from tokenloom.tests.kernels.test_triton_layers import seeds
-from tokenloom.tests.quantized_checkpoints import quantized_pair
+from tokenloom.tests.kernels.gpu.test_layers import seeds
+from tokenloom.tests.support.quantized_checkpoints import quantized_pair
 from tokenloom.tests.workers.paged_run import PagedRun, load
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3}

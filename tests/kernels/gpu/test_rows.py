@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import tokenloom.tests.kernels.interpreter  # noqa: F401
+import tokenloom.tests.kernels.gpu.interpreter  # noqa: F401
 from tokenloom.kernels.gpu.rows import BLOCK, write_rows
 
 I32, I64, F32, F64 = torch.int32, torch.int64, torch.float32, torch.float64

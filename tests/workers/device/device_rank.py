@@ -1,4 +1,4 @@
-"""One rank of a group whose steps run on a fake device: python -m tokenloom.tests.workers.device_rank FOLDER RANK
+"""One rank of a group whose steps run on a fake device: python -m tokenloom.tests.workers.device.device_rank FOLDER RANK
 
 FOLDER/model is the checkpoint. Two ranks meet in FOLDER and write tokens-RANK.json: the tokens of each request.
 """
@@ -13,7 +13,7 @@ import torch
 
 from tokenloom.ipc.messages import RowSampling
 from tokenloom.kernels.gpu.ops import TritonOps
-from tokenloom.tests.workers.fake_device import Again, NoWaiting, new_runner
+from tokenloom.tests.workers.device.fake_device import Again, NoWaiting, new_runner
 from tokenloom.tests.workers.paged_run import CPU, load
 from tokenloom.tests.workers.random_schedule import BLOCK_SIZE, NUM_BLOCKS, message, new_row
 from tokenloom.workers.parallel import ParallelGroup

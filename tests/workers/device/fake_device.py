@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import GridExecutor
 
-import tokenloom.tests.kernels.interpreter  # noqa: F401
+import tokenloom.tests.kernels.gpu.interpreter  # noqa: F401
 from tokenloom.kernels.contract import AttentionMetadata, RowColumns
 from tokenloom.kernels.gpu.ops import TritonOps
 from tokenloom.kernels.reference import ReferenceOps

@@ -1,4 +1,4 @@
-"""Compile ahead for a checkpoint as a Hopper would: python -m tokenloom.tests.workers.compile_ahead_run FOLDER
+"""Compile ahead for a checkpoint as a Hopper would: python -m tokenloom.tests.workers.device.kernel_warmup_run FOLDER
 
 Prints JSON: how many kernels were compiled, how many loaded and in which threads, and the names of those that other
 steps then lacked. A second argument
@@ -29,7 +29,7 @@ from tokenloom.kernels.gpu.compile import compiling
 from tokenloom.kernels.gpu.deterministic import DeterministicTritonOps
 from tokenloom.kernels.gpu.ops import TritonOps
 from tokenloom.kernels.gpu.sampling.logprobs import log_totals
-from tokenloom.tests.kernels.loaded_nowhere import LoadedNowhere
+from tokenloom.tests.kernels.gpu.loaded_nowhere import LoadedNowhere
 from tokenloom.workers.device.device_runner import DeviceRunner
 from tokenloom.workers.device.kernel_warmup import NOWHERE, AsItIs, CompileAhead, distinct_layers, launch_steps
 from tokenloom.workers.model_runner import compute

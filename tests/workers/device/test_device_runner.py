@@ -18,9 +18,9 @@ import torch
 
 from tokenloom.ipc.messages import RowSampling, SchedulerOutput
 from tokenloom.kernels.gpu.ops import TritonOps
-from tokenloom.tests.checkpoints import tiny_checkpoint
-from tokenloom.tests.workers.device_rank import drive
-from tokenloom.tests.workers.fake_device import Again, DeviceHistoryModel, Launches, NoWaiting, new_runner
+from tokenloom.tests.support.checkpoints import tiny_checkpoint
+from tokenloom.tests.workers.device.device_rank import drive
+from tokenloom.tests.workers.device.fake_device import Again, DeviceHistoryModel, Launches, NoWaiting, new_runner
 from tokenloom.tests.workers.paged_run import PagedRun, load
 from tokenloom.tests.workers.random_schedule import (
     BLOCK_SIZE,

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from tokenloom.ipc.config.model_config import ModelConfig
-from tokenloom.tests.checkpoints import tiny_checkpoint
-from tokenloom.tests.quantized_checkpoints import quantized_pair
+from tokenloom.tests.support.checkpoints import tiny_checkpoint
+from tokenloom.tests.support.quantized_checkpoints import quantized_pair
 from tokenloom.workers.device.kernel_warmup import distinct_layers
 
 SHAPE = {"hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64}
@@ -24,7 +24,7 @@ def compile_ahead(folder: Path, *options: str) -> tuple[dict[str, object], str]:
     """What was found and what was logged, in a process of its own: this one interprets."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(folder / "cache")
-    command = [sys.executable, "-P", "-m", "tokenloom.tests.workers.compile_ahead_run", str(folder), *options]
+    command = [sys.executable, "-P", "-m", "tokenloom.tests.workers.device.kernel_warmup_run", str(folder), *options]
     done = subprocess.run(
         command, env=environment, cwd=folder, capture_output=True, text=True, timeout=300, check=False
     )

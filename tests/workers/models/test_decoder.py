@@ -12,7 +12,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from tokenloom.tests.checkpoints import FAMILIES, tiny_checkpoint
+from tokenloom.tests.support.checkpoints import FAMILIES, tiny_checkpoint
 from tokenloom.tests.workers.paged_run import PagedRun, load
 
 TOLERANCE = 1e-4

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tokenloom.ipc.errors import ConfigError, ProtocolError
 from tokenloom.ipc.messages import RowSampling
-from tokenloom.tests.sampling_reference import F64, Wanted, processed, scores
+from tokenloom.tests.support.sampling_reference import F64, Wanted, processed, scores
 from tokenloom.tests.workers.history_model import VOCAB_SIZE, logits_after
 from tokenloom.tests.workers.random_schedule import RandomSchedule, Request, frame, message, new_row, new_runner
 from tokenloom.workers.sampling.logits_rules import apply_rules, load_processors

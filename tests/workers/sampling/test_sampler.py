@@ -9,7 +9,7 @@ import torch
 
 from tokenloom.ipc.messages import RowSampling
 from tokenloom.kernels.cpu.sampling import load_cpu_sampling
-from tokenloom.tests.sampling_reference import Wanted, filtered, scores
+from tokenloom.tests.support.sampling_reference import Wanted, filtered, scores
 from tokenloom.workers.sampling.sampler import Sampler
 from tokenloom.workers.sampling.sampling_columns import SamplingColumns
 

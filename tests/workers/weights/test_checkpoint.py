@@ -12,7 +12,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from tokenloom.ipc.errors import ConfigError
-from tokenloom.tests.checkpoints import FAMILIES, tiny_checkpoint
+from tokenloom.tests.support.checkpoints import FAMILIES, tiny_checkpoint
 from tokenloom.tests.workers.paged_run import CPU, PagedRun, load
 from tokenloom.workers.weights.checkpoint import Checkpoint, Piece
 

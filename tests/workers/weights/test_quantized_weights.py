@@ -12,10 +12,10 @@ from tokenloom.ipc.config.model_config import ModelConfig
 from tokenloom.ipc.config.quantization_config import QuantizationConfig
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.kernels.quantized import QuantizedWeight, as_floats
-from tokenloom.tests.checkpoints import tiny_checkpoint
-from tokenloom.tests.quantized_checkpoints import FORMATS, quantized_pair
+from tokenloom.tests.support.checkpoints import tiny_checkpoint
+from tokenloom.tests.support.quantized_checkpoints import FORMATS, quantized_pair
+from tokenloom.tests.workers.models.test_decoder import oracle, prompts_of, run_schedule, schedule
 from tokenloom.tests.workers.paged_run import CPU, PagedRun, load
-from tokenloom.tests.workers.test_models import oracle, prompts_of, run_schedule, schedule
 from tokenloom.workers.weights.checkpoint import Checkpoint, Piece
 from tokenloom.workers.weights.quantized_weights import load_matrix
 
