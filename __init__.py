@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         RequestError,
         TokenloomError,
     )
-    from .ipc.messages import RequestMetrics
+    from .ipc.messages.client import RequestMetrics
     from .ipc.pooling_params import PoolingParams
     from .ipc.sampling_params import SamplingParams
     from .ipc.structured_outputs import StructuredOutputsParams

@@ -7,7 +7,8 @@ import numpy as np
 from ..ipc.codec import num_ids
 from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.errors import Overloaded, RequestError
-from ..ipc.messages import EngineCoreRequest, FinishReason
+from ..ipc.messages.base import FinishReason
+from ..ipc.messages.core import EngineCoreRequest
 from .kv.manager import KVCacheManager
 from .request import Request
 from .scheduling.policy import order_of

@@ -11,19 +11,11 @@ from typing import Protocol
 from ..ipc.codec import decode_ids, encode_ids, num_ids
 from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.errors import ErrorInfo, InternalError, TokenloomError, error_info
-from ..ipc.messages import (
-    BulkArray,
-    EngineCoreOutputs,
-    EngineCoreRequest,
-    Finished,
-    FinishReason,
-    ModelRunnerOutput,
-    PauseMode,
-    Progress,
-    SchedulerOutput,
-    Started,
-    TokenMask,
-)
+from ..ipc.messages.base import BulkArray, FinishReason
+from ..ipc.messages.client import PauseMode
+from ..ipc.messages.core import EngineCoreOutputs, EngineCoreRequest, Finished, Started
+from ..ipc.messages.supervisor import Progress
+from ..ipc.messages.workers import ModelRunnerOutput, SchedulerOutput, TokenMask
 from ..ipc.process.awake_clock import AwakeClock
 from .admission import Admission, reason_to_stop
 from .crash_isolation import CRASHES_TO_CONVICT, Quarantine

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..ipc.errors import ProtocolError
-from ..ipc.messages import LogprobColumns
+from ..ipc.messages.core import LogprobColumns
 from .request import Ids
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..ipc.messages import BulkArray, EngineCoreOutputs, Finished, LogprobColumns, Pooled, Started
+from ..ipc.messages.base import BulkArray
+from ..ipc.messages.core import EngineCoreOutputs, Finished, LogprobColumns, Pooled, Started
 from .logprob_table import LogprobTable
 from .result_processor import NewTokens
 

@@ -16,7 +16,7 @@ import zmq
 
 from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.errors import ConfigError, EngineDead, ProtocolError, error_info
-from ..ipc.messages import (
+from ..ipc.messages.supervisor import (
     Failed,
     FrontendDown,
     Initialize,

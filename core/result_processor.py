@@ -13,7 +13,9 @@ import numpy as np
 
 from ..ipc.codec import decode_ids, num_ids
 from ..ipc.errors import ErrorInfo, ProtocolError, RequestError, error_info
-from ..ipc.messages import BulkArray, FinishReason, LogprobColumns, ModelRunnerOutput
+from ..ipc.messages.base import BulkArray, FinishReason
+from ..ipc.messages.core import LogprobColumns
+from ..ipc.messages.workers import ModelRunnerOutput
 from .logprob_table import LogprobTable
 from .request import Ids, Request, State
 from .scheduling.batch import Labels

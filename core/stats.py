@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from ..ipc.messages import Progress
+from ..ipc.messages.supervisor import Progress
 from .scheduling.scheduler import Scheduler
 
 LOG_INTERVAL_S = 10.0

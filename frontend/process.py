@@ -20,12 +20,23 @@ from typing import TypeVar
 
 import zmq
 
-from ..ipc import messages
 from ..ipc.addresses import unlink_ipc_address
 from ..ipc.codec import Decoder, encode
 from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.errors import ConfigError, ProtocolError, error_info
 from ..ipc.keys import Keys
+from ..ipc.messages.base import Ping, Pong
+from ..ipc.messages.core import CoreToFrontend
+from ..ipc.messages.supervisor import (
+    ChildToSupervisor,
+    Drained,
+    Failed,
+    Phase,
+    Ready,
+    SetLogLevel,
+    Stop,
+    SupervisorToChild,
+)
 from ..ipc.process import log
 from ..ipc.process.faults import maybe_fail
 from ..ipc.process.lifeline import start_lifeline
@@ -65,8 +76,8 @@ class FrontendProcess:
         self._zap = self._secure()
         self._core = new_socket(self._context, zmq.DEALER, identity=identity)
         self.wakeup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._from_core: Decoder[messages.CoreToFrontend] = Decoder(messages.CoreToFrontend)
-        self._from_supervisor: Decoder[messages.SupervisorToChild] = Decoder(messages.SupervisorToChild)
+        self._from_core: Decoder[CoreToFrontend] = Decoder(CoreToFrontend)
+        self._from_supervisor: Decoder[SupervisorToChild] = Decoder(SupervisorToChild)
         self.is_stopping = False
         self._stop_reason = ""
         self._has_told_ready = self._has_told_drained = False
@@ -111,7 +122,7 @@ class FrontendProcess:
         from .http.server import run_with_http
 
         open_requests = OpenRequests(path_of(self._spec.run_directory, self._identity.decode()))
-        self._tell(messages.Phase(name="http", duration_s=time.monotonic() - begun))
+        self._tell(Phase(name="http", duration_s=time.monotonic() - begun))
         run_with_http(self, self._frontend, self._spec, self._http_fds, open_requests)
 
     @property
@@ -136,7 +147,7 @@ class FrontendProcess:
         chat_template = ChatTemplate.load(folder, tokenizer, spec.config.chat_template)
         frontend = Frontend(spec, tokenizer, chat_template, self._wake)
         detail = "none: token ids only" if tokenizer is None else f"{tokenizer.size} tokens"
-        self._tell(messages.Phase(name="tokenizer loaded", duration_s=time.monotonic() - begun, detail=detail))
+        self._tell(Phase(name="tokenizer loaded", duration_s=time.monotonic() - begun, detail=detail))
         return frontend
 
     def _listen(self) -> None:
@@ -150,7 +161,7 @@ class FrontendProcess:
                 f"cannot listen on {self._address}: {error.strerror}; choose another --listen address"
             ) from None
         endpoint = _as_given(address, self._clients.getsockopt_string(zmq.LAST_ENDPOINT))
-        self._tell(messages.Phase(name="listen", duration_s=time.monotonic() - begun, detail=endpoint))
+        self._tell(Phase(name="listen", duration_s=time.monotonic() - begun, detail=endpoint))
 
     def turn(self) -> None:
         """One turn of the loop: intake from all sides, then everything that is due."""
@@ -166,21 +177,21 @@ class FrontendProcess:
         self._send()
         if self._frontend.is_ready and not self._has_told_ready:
             self._has_told_ready = True
-            self._tell(messages.Ready())
+            self._tell(Ready())
         if self._frontend.is_drained and not self._has_told_drained:  # after all has been sent: Stop may follow
             self._has_told_drained = True
-            self._tell(messages.Drained())
+            self._tell(Drained())
 
     # ── in ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _take_orders(self) -> None:
         for message in self._decoded(self._control, self._from_supervisor, "supervisor"):
-            if isinstance(message, messages.Stop):
+            if isinstance(message, Stop):
                 self.is_stopping, self._stop_reason = True, message.reason
-            elif isinstance(message, messages.Ping):
-                self._tell(messages.Pong())
+            elif isinstance(message, Ping):
+                self._tell(Pong())
             else:
-                if isinstance(message, messages.SetLogLevel):
+                if isinstance(message, SetLogLevel):
                     log.set_level(message.level)
                 self._frontend.on_control_message(message)
 
@@ -240,11 +251,11 @@ class FrontendProcess:
             return False
         return True
 
-    def _tell(self, message: messages.ChildToSupervisor) -> None:
+    def _tell(self, message: ChildToSupervisor) -> None:
         self._control.send(encode(message))
 
     def fail(self, error: Exception) -> None:
-        self._tell(messages.Failed(error=error_info(error)))
+        self._tell(Failed(error=error_info(error)))
 
     def close(self) -> None:
         self._core.close(linger=0)  # it has been stopped too

@@ -24,7 +24,7 @@ from tokenloom.frontend.client.transport import Channel
 from tokenloom.frontend.llm import open_private
 from tokenloom.frontend.options.options import config_from_keywords
 from tokenloom.ipc.codec import num_ids
-from tokenloom.ipc.messages import Delta
+from tokenloom.ipc.messages.client import Delta
 from tokenloom.scripts.bench_contestant import ANSWER_TIMEOUT_S
 from tokenloom.scripts.bench_report import median, percentile
 from tokenloom.scripts.bench_workload import FIRST_ID, Setup, new_model_parser

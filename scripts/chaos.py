@@ -24,7 +24,7 @@ from pathlib import Path
 
 from tokenloom import Client
 from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
-from tokenloom.ipc.messages import Health
+from tokenloom.ipc.messages.client import Health
 from tokenloom.scripts.bench_report import new_parser, print_json
 from tokenloom.scripts.chaos_clients import Clients
 from tokenloom.scripts.chaos_faults import Faults

@@ -16,7 +16,8 @@ import zmq
 
 from tokenloom import Client, InternalError, SamplingParams
 from tokenloom.ipc.codec import encode, encode_ids
-from tokenloom.ipc.messages import LEASE_S, PROTOCOL_VERSION, Hello, Submit
+from tokenloom.ipc.messages.base import LEASE_S, PROTOCOL_VERSION, Hello
+from tokenloom.ipc.messages.client import Submit
 from tokenloom.ipc.process.faults import POINTS, inject
 from tokenloom.scripts.chaos_clients import Clients
 from tokenloom.scripts.engine_freezer import How, can_freeze, suspended

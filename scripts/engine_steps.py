@@ -24,19 +24,10 @@ from tokenloom.ipc.addresses import RunDirectory
 from tokenloom.ipc.codec import encode, encode_ids
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.config.engine_spec import EngineSpec
-from tokenloom.ipc.messages import (
-    PROTOCOL_VERSION,
-    CoreChild,
-    Credit,
-    EngineCoreOutputs,
-    EngineCoreRequest,
-    Hello,
-    ModelRunnerOutput,
-    SchedulerOutput,
-    Submit,
-    TokenMask,
-    Welcome,
-)
+from tokenloom.ipc.messages.base import PROTOCOL_VERSION, Hello, Welcome
+from tokenloom.ipc.messages.client import Credit, Submit
+from tokenloom.ipc.messages.core import CoreChild, EngineCoreOutputs, EngineCoreRequest
+from tokenloom.ipc.messages.workers import ModelRunnerOutput, SchedulerOutput, TokenMask
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.scripts.null_worker import FIRST_BYTE, NUM_BYTES, NullWorker
 

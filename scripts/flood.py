@@ -22,7 +22,8 @@ import zmq
 
 from tokenloom import Client, SamplingParams
 from tokenloom.ipc.codec import encode, encode_ids
-from tokenloom.ipc.messages import PROTOCOL_VERSION, Hello, Submit
+from tokenloom.ipc.messages.base import PROTOCOL_VERSION, Hello
+from tokenloom.ipc.messages.client import Submit
 from tokenloom.scripts.engine_process import Engine
 
 QUEUE = 512  # requests that may wait

@@ -23,10 +23,14 @@ import msgspec
 import zmq
 from msgspec import inspect
 
-from tokenloom.ipc import messages
 from tokenloom.ipc.codec import Decoder, encode
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ProtocolError
+from tokenloom.ipc.messages.base import PROTOCOL_VERSION, Hello, Refused
+from tokenloom.ipc.messages.client import ClientMessage, FrontendMessage, GetHealth, Health
+from tokenloom.ipc.messages.core import CoreToFrontend, FrontendToCore
+from tokenloom.ipc.messages.supervisor import ChildToSupervisor, SupervisorToChild
+from tokenloom.ipc.messages.workers import CoreToWorker, WorkerToCore
 from tokenloom.ipc.sockets import new_socket
 from tokenloom.scripts.engine_steps import new_frontend
 
@@ -39,13 +43,13 @@ class Channel(NamedTuple):
 
 
 CHANNELS = {
-    "client": Channel(messages.ClientMessage, zmq.DEALER),
-    "core": Channel(messages.FrontendToCore, zmq.DEALER),
-    "results": Channel(messages.WorkerToCore, zmq.PUSH),
-    "control": Channel(messages.ChildToSupervisor, zmq.DEALER),
-    "frontend": Channel(messages.CoreToFrontend, zmq.DEALER),
-    "workers": Channel(messages.CoreToWorker, zmq.PUB),
-    "child": Channel(messages.SupervisorToChild, zmq.DEALER),
+    "client": Channel(ClientMessage, zmq.DEALER),
+    "core": Channel(FrontendToCore, zmq.DEALER),
+    "results": Channel(WorkerToCore, zmq.PUSH),
+    "control": Channel(ChildToSupervisor, zmq.DEALER),
+    "frontend": Channel(CoreToFrontend, zmq.DEALER),
+    "workers": Channel(CoreToWorker, zmq.PUB),
+    "child": Channel(SupervisorToChild, zmq.DEALER),
 }
 DEADLINE_S = 30.0
 
@@ -171,9 +175,9 @@ _MUTATIONS = (_flip, _truncate, _insert, _splice, _noise, _inflate, _nest, _rety
 def throw_at_frontend(count: int, seed: int) -> dict[str, int]:
     """`count` frames at the handlers of a Frontend for the demo model, from clients and from the core; its counts."""
     frontend, _ = new_frontend(EngineConfig(max_model_len=64))
-    from_clients = FrameFuzzer(messages.ClientMessage, seed)
-    from_core = FrameFuzzer(messages.CoreToFrontend, seed + 1)
-    core_decoder: Decoder[messages.CoreToFrontend] = Decoder(messages.CoreToFrontend)
+    from_clients = FrameFuzzer(ClientMessage, seed)
+    from_core = FrameFuzzer(CoreToFrontend, seed + 1)
+    core_decoder: Decoder[CoreToFrontend] = Decoder(CoreToFrontend)
     pick = random.Random(seed + 2)
     for number in range(count):
         if pick.random() < 0.2:
@@ -181,7 +185,7 @@ def throw_at_frontend(count: int, seed: int) -> dict[str, int]:
                 message = core_decoder.decode(from_core.mutated())
             except ProtocolError:
                 continue
-            if not isinstance(message, messages.Refused):  # which ends a frontend rightly
+            if not isinstance(message, Refused):  # which ends a frontend rightly
                 frontend.on_core_message(message)
         else:
             frontend.on_client_frame(b"client %d" % pick.randrange(4), from_clients.mutated())
@@ -190,7 +194,7 @@ def throw_at_frontend(count: int, seed: int) -> dict[str, int]:
             frontend.tick(time.monotonic())
             frontend.outbox.to_clients.clear()
             frontend.outbox.to_core.clear()
-    for last in (messages.Hello(protocol_version=messages.PROTOCOL_VERSION), messages.GetHealth(query_id=1)):
+    for last in (Hello(protocol_version=PROTOCOL_VERSION), GetHealth(query_id=1)):
         frontend.on_client_frame(b"last", encode(last))
     frontend.tick(time.monotonic())
     answers = [msgspec.msgpack.decode(frame) for identity, frame in frontend.outbox.to_clients if identity == b"last"]
@@ -219,19 +223,19 @@ def throw_at_socket(address: str, channel: Channel, frames: Iterator[bytes], cou
         context.destroy()
 
 
-def check_alive(address: str, deadline_s: float = DEADLINE_S) -> messages.Health:
+def check_alive(address: str, deadline_s: float = DEADLINE_S) -> Health:
     """A new client says Hello and asks for health; SystemExit when no good answer comes in time."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = new_socket(context, zmq.DEALER)
-    decoder: Decoder[messages.FrontendMessage] = Decoder(messages.FrontendMessage)
+    decoder: Decoder[FrontendMessage] = Decoder(FrontendMessage)
     deadline = time.monotonic() + deadline_s
     try:
         socket.connect(address)
-        socket.send(encode(messages.Hello(protocol_version=messages.PROTOCOL_VERSION)))
-        socket.send(encode(messages.GetHealth(query_id=1)))
+        socket.send(encode(Hello(protocol_version=PROTOCOL_VERSION)))
+        socket.send(encode(GetHealth(query_id=1)))
         while socket.poll(max(0, int((deadline - time.monotonic()) * 1000))):
             answer = decoder.decode(socket.recv())
-            if isinstance(answer, messages.Health):
+            if isinstance(answer, Health):
                 return answer
     finally:
         context.destroy(linger=0)

@@ -31,7 +31,7 @@ from typing import Any, TypeAlias
 import torch
 
 from tokenloom import LLM, SamplingParams
-from tokenloom.ipc.messages import RowSampling
+from tokenloom.ipc.messages.workers import RowSampling
 from tokenloom.scripts.bench_contestant import transformers_peer
 from tokenloom.scripts.bench_limits import LimitsPeer
 from tokenloom.scripts.bench_report import Report, median

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from tokenloom.ipc.config.model_config import ModelConfig
-from tokenloom.ipc.messages import RowSampling
+from tokenloom.ipc.messages.workers import RowSampling
 from tokenloom.kernels.contract import select_ops
 from tokenloom.workers.device.cuda_graphs import CudaRecorder
 from tokenloom.workers.device.device_runner import DeviceRunner

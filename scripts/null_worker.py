@@ -17,7 +17,8 @@ import numpy as np
 
 from tokenloom.ipc.codec import decode_ids
 from tokenloom.ipc.config.engine_spec import EngineSpec
-from tokenloom.ipc.messages import Measured, ModelRunnerOutput, Phase, SchedulerOutput
+from tokenloom.ipc.messages.supervisor import Measured, Phase
+from tokenloom.ipc.messages.workers import ModelRunnerOutput, SchedulerOutput
 from tokenloom.ipc.process.title import set_title
 from tokenloom.workers import process
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..ipc.errors import ProtocolError
-from ..ipc.messages import NewRow
+from ..ipc.messages.workers import NewRow
 from .sampling.logits_rules import LogitsRules
 from .sampling.row_rules import LogitsProcessor
 from .sampling.sampling_columns import SamplingColumns

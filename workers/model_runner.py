@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from ..ipc.errors import ProtocolError
-from ..ipc.messages import LogprobColumns, Pooled, SchedulerOutput, TokenMask
+from ..ipc.messages.core import LogprobColumns, Pooled
+from ..ipc.messages.workers import SchedulerOutput, TokenMask
 from ..ipc.process.faults import maybe_fail
 from ..kernels.contract import AttentionMetadata
 from .input_batch import ExpectedTokens, InputBatch, PromptSpan, StepInputs, ids_of

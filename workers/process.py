@@ -26,22 +26,24 @@ import zmq
 from ..ipc.codec import Decoder, encode
 from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.errors import ConfigError, ProtocolError, error_info
-from ..ipc.messages import (
+from ..ipc.messages.supervisor import (
     ChildToSupervisor,
-    ControlAck,
-    CoreToWorker,
     Failed,
     Initialize,
     Phase,
     PhaseProgress,
-    ProbeAck,
     Ready,
-    ReloadWeights,
-    Resend,
-    SchedulerOutput,
     SetLogLevel,
     Stop,
     SupervisorToChild,
+)
+from ..ipc.messages.workers import (
+    ControlAck,
+    CoreToWorker,
+    ProbeAck,
+    ReloadWeights,
+    Resend,
+    SchedulerOutput,
     TokenMask,
     WorkerError,
     WorkerToCore,

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..ipc.messages import RowSampling
+from ..ipc.messages.workers import RowSampling
 from .input_batch import StepInputs
 from .model_runner import Model, compute
 from .sampling.logprobs import score_tokens

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from ..ipc.messages import CoreToWorker, Probe, SchedulerOutput, TokenMask
+from ..ipc.messages.workers import CoreToWorker, Probe, SchedulerOutput, TokenMask
 
 
 class Verdict(Enum):

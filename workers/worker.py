@@ -25,7 +25,8 @@ from ..ipc.codec import encode_ids
 from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.config.model_config import ModelConfig
 from ..ipc.errors import ConfigError
-from ..ipc.messages import Measured, ModelRunnerOutput, Phase, SchedulerOutput
+from ..ipc.messages.supervisor import Measured, Phase
+from ..ipc.messages.workers import ModelRunnerOutput, SchedulerOutput
 from ..ipc.process.faults import maybe_fail
 from ..ipc.process.machine_memory import gib
 from ..kernels import fp8_cache

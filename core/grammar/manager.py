@@ -23,7 +23,7 @@ from typing import NamedTuple, Protocol
 
 from ...ipc.codec import decode_ids, encode_ids
 from ...ipc.errors import ErrorInfo, InternalError, RequestError, error_info
-from ...ipc.messages import (
+from ...ipc.messages.grammar import (
     AdvanceGrammars,
     CloseGrammars,
     CoreToGrammar,

@@ -22,7 +22,7 @@ import zmq
 from ...ipc.codec import Decoder, encode
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import ErrorInfo, InternalError, error_info
-from ...ipc.messages import CloseGrammars, CoreToGrammar, GrammarOpened, GrammarToCore, OpenGrammar
+from ...ipc.messages.grammar import CloseGrammars, CoreToGrammar, GrammarOpened, GrammarToCore, OpenGrammar
 from ...ipc.process import log
 from ...ipc.process.faults import maybe_fail
 from ...ipc.process.lifeline import start_lifeline

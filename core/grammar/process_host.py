@@ -12,7 +12,7 @@ import zmq
 from ...ipc.addresses import unlink_ipc_address
 from ...ipc.codec import Decoder, encode
 from ...ipc.config.engine_spec import EngineSpec
-from ...ipc.messages import CloseGrammars, CoreToGrammar, GrammarToCore
+from ...ipc.messages.grammar import CloseGrammars, CoreToGrammar, GrammarToCore
 from ...ipc.sockets import new_socket, receive
 from .manager import GrammarHostLost
 

@@ -17,7 +17,7 @@ from llguidance import LLExecutor
 from ...ipc.codec import decode_ids, encode_ids
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import ErrorInfo, RequestError, error_info
-from ...ipc.messages import AdvanceGrammars, GrammarFailure, GrammarOpened, GrammarsAdvanced, OpenGrammar
+from ...ipc.messages.grammar import AdvanceGrammars, GrammarFailure, GrammarOpened, GrammarsAdvanced, OpenGrammar
 from .compiler import GrammarCompiler, Matcher
 from .cursor import AnswerGrammar
 

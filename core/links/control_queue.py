@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 
 from ...ipc.errors import InternalError, error_info
-from ...ipc.messages import ControlDone, EngineControl
+from ...ipc.messages.core import ControlDone, EngineControl
 from ..engine import EngineCore
 
 

@@ -14,20 +14,8 @@ import zmq
 from ...ipc.codec import Decoder, encode
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import ProtocolError, error_info
-from ...ipc.messages import (
-    PROTOCOL_VERSION,
-    AbortRequests,
-    CoreToFrontend,
-    EngineControl,
-    EngineCoreRequest,
-    FrontendToCore,
-    Hello,
-    Ping,
-    Pong,
-    Refused,
-    Unknown,
-    Welcome,
-)
+from ...ipc.messages.base import PROTOCOL_VERSION, Hello, Ping, Pong, Refused, Unknown, Welcome
+from ...ipc.messages.core import AbortRequests, CoreToFrontend, EngineControl, EngineCoreRequest, FrontendToCore
 from ...ipc.process import log
 from ...ipc.sockets import new_socket, receive
 from ..engine import EngineCore

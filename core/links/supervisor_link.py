@@ -13,15 +13,8 @@ import zmq
 from ...ipc.codec import Decoder, encode
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import EngineDead
-from ...ipc.messages import (
-    ChildToSupervisor,
-    Ping,
-    Pong,
-    SetLogLevel,
-    Stop,
-    SupervisorToChild,
-    WorkersDown,
-)
+from ...ipc.messages.base import Ping, Pong
+from ...ipc.messages.supervisor import ChildToSupervisor, SetLogLevel, Stop, SupervisorToChild, WorkersDown
 from ...ipc.process import log
 from ...ipc.sockets import new_socket, receive
 

@@ -15,7 +15,7 @@ import zmq
 from ...ipc.codec import Decoder, encode
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import EngineDead, ProtocolError
-from ...ipc.messages import (
+from ...ipc.messages.workers import (
     ControlAck,
     ModelRunnerOutput,
     Probe,

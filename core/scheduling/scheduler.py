@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import numpy.typing as npt
 
-from ...ipc.messages import ModelRunnerOutput, SchedulerOutput
+from ...ipc.messages.workers import ModelRunnerOutput, SchedulerOutput
 from ..kv.manager import KVCacheManager
 from ..request import Ids, Request, State
 from ..result_processor import FinishedRequest, NewTokens, TokenIntake

@@ -12,7 +12,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from ...ipc.codec import encode_ids
-from ...ipc.messages import NewRow, RowSampling, SchedulerOutput
+from ...ipc.messages.workers import NewRow, RowSampling, SchedulerOutput
 from ..request import Request
 from .batch import Batch
 

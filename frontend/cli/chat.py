@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from ...ipc.errors import RequestError, TokenloomError
-from ...ipc.messages import ChatMessage
+from ...ipc.messages.client import ChatMessage
 from ...ipc.sampling_params import SamplingParams
 from ..client.client import Client
 from .attach import add_engine_choice, add_sampling, open_engine, sampling_of

@@ -8,7 +8,7 @@ import json
 import msgspec
 
 from ...ipc.errors import ConfigError
-from ...ipc.messages import Health, Info
+from ...ipc.messages.client import Health, Info
 from ..client.client import Client
 
 DESCRIPTION = "Say what an engine serves and how it is. Exit code 0: it serves; 1: it does not."

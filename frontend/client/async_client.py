@@ -15,7 +15,7 @@ from functools import partial
 from typing import TypeVar
 
 from ...ipc.codec import decode_ids
-from ...ipc.messages import (
+from ...ipc.messages.client import (
     Control,
     Detokenize,
     Done,

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections import deque
 
-from ...ipc.messages import Submit
+from ...ipc.messages.client import Submit
 from .open_request import Update
 from .outputs import OutputBuilder, RequestOutput
 

@@ -14,7 +14,7 @@ from functools import partial
 from typing import ClassVar, TypeVar, get_args
 
 from ...ipc.errors import RequestError
-from ...ipc.messages import Control, PauseMode, Query, Submit, Tokenize
+from ...ipc.messages.client import Control, PauseMode, Query, Submit, Tokenize
 from ...ipc.pooling_params import PoolingParams
 from ...ipc.process.log import LogLevel
 from ...ipc.sampling_params import SamplingParams

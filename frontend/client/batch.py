@@ -13,7 +13,7 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 
 from ...ipc.errors import Draining, Overloaded, RequestError, TokenloomError
-from ...ipc.messages import Submit
+from ...ipc.messages.client import Submit
 from .open_request import Update
 from .outputs import OutputBuilder, RequestOutput
 from .transport import Channel

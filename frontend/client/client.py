@@ -10,7 +10,7 @@ from queue import SimpleQueue
 
 from ...ipc.codec import decode_ids
 from ...ipc.errors import RequestError, TokenloomError
-from ...ipc.messages import (
+from ...ipc.messages.client import (
     Control,
     Delta,
     Detokenize,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ...ipc.messages import PING_INTERVAL_S
+from ...ipc.messages.base import PING_INTERVAL_S
 
 SILENCE_S = 10.0
 

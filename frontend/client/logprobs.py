@@ -7,7 +7,7 @@ from array import array
 import msgspec
 
 from ...ipc.codec import decode_ids
-from ...ipc.messages import Logprobs
+from ...ipc.messages.client import Logprobs
 
 
 class Logprob(msgspec.Struct, frozen=True):

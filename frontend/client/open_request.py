@@ -14,7 +14,7 @@ import msgspec
 
 from ...ipc.codec import num_ids
 from ...ipc.errors import TokenloomError
-from ...ipc.messages import Accepted, Child, Delta, Submit
+from ...ipc.messages.client import Accepted, Child, Delta, Submit
 from ...ipc.sampling_params import child_seed
 
 Update: TypeAlias = Accepted | Delta | TokenloomError  # immutable; an error is always the last

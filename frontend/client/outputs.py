@@ -11,7 +11,8 @@ import msgspec
 
 from ...ipc.codec import decode_ids
 from ...ipc.errors import ProtocolError, RequestError, TokenloomError
-from ...ipc.messages import Accepted, BulkArray, Delta, FinishReason, RequestMetrics, Submit
+from ...ipc.messages.base import BulkArray, FinishReason
+from ...ipc.messages.client import Accepted, Delta, RequestMetrics, Submit
 from .logprobs import TokenLogprobs, unpack_logprobs
 from .open_request import Update
 

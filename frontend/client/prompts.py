@@ -11,7 +11,7 @@ from typing import TypeAlias, TypeGuard
 
 from ...ipc.codec import encode_ids
 from ...ipc.errors import RequestError
-from ...ipc.messages import ChatMessage, Submit
+from ...ipc.messages.client import ChatMessage, Submit
 from ...ipc.pooling_params import PoolingParams
 from ...ipc.sampling_params import SamplingParams
 from ...ipc.sockets import MAX_CLIENT_MESSAGE_BYTES

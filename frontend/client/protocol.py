@@ -14,9 +14,9 @@ from collections.abc import Callable
 from typing import Literal, TypeAlias, TypeVar
 
 from ...ipc.errors import EngineDead, ErrorInfo, InternalError, Overloaded, ProtocolError, RequestError, TokenloomError
-from ...ipc.messages import (
+from ...ipc.messages.base import PROTOCOL_VERSION, Hello, Message, Ping, Pong, Refused, Unknown, Welcome
+from ...ipc.messages.client import (
     CREDIT_WINDOW,
-    PROTOCOL_VERSION,
     Abort,
     Accepted,
     ClientMessage,
@@ -24,16 +24,9 @@ from ...ipc.messages import (
     Delta,
     Deltas,
     FrontendMessage,
-    Hello,
-    Message,
-    Ping,
-    Pong,
     Query,
     QueryFailed,
-    Refused,
     Reply,
-    Unknown,
-    Welcome,
 )
 from .keepalive import Keepalive
 from .open_request import OpenRequest

@@ -7,7 +7,7 @@ from concurrent.futures import Future, TimeoutError
 from queue import Empty, SimpleQueue
 from time import monotonic
 
-from ...ipc.messages import Submit
+from ...ipc.messages.client import Submit
 from .open_request import Update
 from .outputs import OutputBuilder, RequestOutput
 from .transport import Channel

@@ -21,7 +21,7 @@ import msgspec
 
 from ...ipc.codec import encode
 from ...ipc.errors import RequestError
-from ...ipc.messages import ClientMessage, Query, Submit
+from ...ipc.messages.client import ClientMessage, Query, Submit
 from ...ipc.sockets import MAX_CLIENT_MESSAGE_BYTES
 from .open_request import OpenRequest, Sink
 from .protocol import AnswerSink, Conversation

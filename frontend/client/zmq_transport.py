@@ -24,7 +24,7 @@ import zmq
 from ...ipc.codec import Decoder
 from ...ipc.errors import ConfigError, InternalError, ProtocolError, RequestError, TokenloomError
 from ...ipc.keys import Keys
-from ...ipc.messages import ClientMessage, FrontendMessage, GetInfo, Info
+from ...ipc.messages.client import ClientMessage, FrontendMessage, GetInfo, Info
 from ...ipc.process.awake_clock import AwakeClock
 from ...ipc.sampling_params import TIMEOUT_S
 from ...ipc.sockets import MAX_CLIENT_MESSAGE_BYTES, new_socket, receive

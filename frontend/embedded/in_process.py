@@ -14,11 +14,15 @@ from pathlib import Path
 from ...core.engine import EngineCore
 from ...core.grammar.local_host import GrammarLocalHost
 from ...core.links.control_queue import ControlDesk
-from ...ipc import messages
 from ...ipc.addresses import RunDirectory
 from ...ipc.codec import Decoder
 from ...ipc.config.engine_config import EngineConfig
 from ...ipc.errors import ConfigError
+from ...ipc.messages.base import PROTOCOL_VERSION, Hello, Ping, Pong, Welcome
+from ...ipc.messages.client import ClientMessage, FrontendMessage
+from ...ipc.messages.core import AbortRequests, EngineControl, EngineCoreRequest, FrontendToCore
+from ...ipc.messages.supervisor import Initialize, StartPhases
+from ...ipc.messages.workers import SchedulerOutput, TokenMask
 from ...ipc.process import log
 from ...workers.worker import Worker
 from ..client.transport import frame_of
@@ -35,16 +39,16 @@ class _Steps:
     """The core's Executor: steps and the mask of the oldest wait here until `step` runs them."""
 
     def __init__(self) -> None:
-        self.waiting: deque[messages.SchedulerOutput] = deque()
-        self._mask: messages.TokenMask | None = None
+        self.waiting: deque[SchedulerOutput] = deque()
+        self._mask: TokenMask | None = None
 
-    def send(self, message: messages.SchedulerOutput | messages.TokenMask) -> None:
-        if isinstance(message, messages.TokenMask):
+    def send(self, message: SchedulerOutput | TokenMask) -> None:
+        if isinstance(message, TokenMask):
             self._mask = message
         else:
             self.waiting.append(message)
 
-    def take_mask(self) -> messages.TokenMask | None:
+    def take_mask(self) -> TokenMask | None:
         mask, self._mask = self._mask, None
         return mask
 
@@ -80,19 +84,19 @@ class InProcessEngine:
         except BaseException:
             self._run_directory.remove()
             raise
-        self._decoder: Decoder[messages.FrontendMessage] = Decoder(messages.FrontendMessage)
-        self._frontend.on_control_message(messages.Initialize(num_blocks=num_blocks))
-        self._frontend.on_control_message(messages.StartPhases(phases=[], kernels=measured.kernels))
+        self._decoder: Decoder[FrontendMessage] = Decoder(FrontendMessage)
+        self._frontend.on_control_message(Initialize(num_blocks=num_blocks))
+        self._frontend.on_control_message(StartPhases(phases=[], kernels=measured.kernels))
         self._frontend.connect()
         self._talk_to_core()
 
     # ── what the client sees ─────────────────────────────────────────────────────────────────────────────────────
 
-    def send(self, message: messages.ClientMessage) -> None:
+    def send(self, message: ClientMessage) -> None:
         """Hand the engine a message; what it leads to happens in `step`."""
         self._frontend.on_client_frame(_IDENTITY, frame_of(message))
 
-    def step(self, timeout_s: float) -> list[messages.FrontendMessage]:
+    def step(self, timeout_s: float) -> list[FrontendMessage]:
         """One turn: intake, one step of the model if there is work, outputs. Waits at most `timeout_s`, and only for
         a text that is being tokenized in a thread."""
         if not self._core.num_requests and not self._frontend.outbox.to_core:
@@ -147,16 +151,14 @@ class InProcessEngine:
             self._is_reloaded = False
             self._desk.on_reloaded()
 
-    def _tell_core(self, message: messages.FrontendToCore) -> None:
-        if isinstance(message, messages.EngineCoreRequest):
+    def _tell_core(self, message: FrontendToCore) -> None:
+        if isinstance(message, EngineCoreRequest):
             self._core.add_request(_OWNER, message)
-        elif isinstance(message, messages.AbortRequests):
+        elif isinstance(message, AbortRequests):
             self._core.abort(_OWNER, message.keys)
-        elif isinstance(message, messages.EngineControl):
+        elif isinstance(message, EngineControl):
             self._desk.add(_OWNER, message)
-        elif isinstance(message, messages.Hello):
-            self._frontend.on_core_message(
-                messages.Welcome(protocol_version=messages.PROTOCOL_VERSION, run_id=self.spec.run_id)
-            )
-        elif isinstance(message, messages.Ping):
-            self._frontend.on_core_message(messages.Pong())
+        elif isinstance(message, Hello):
+            self._frontend.on_core_message(Welcome(protocol_version=PROTOCOL_VERSION, run_id=self.spec.run_id))
+        elif isinstance(message, Ping):
+            self._frontend.on_core_message(Pong())

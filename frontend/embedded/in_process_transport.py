@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Protocol, TypeVar
 
 from ...ipc.errors import InternalError, RequestError, TokenloomError
-from ...ipc.messages import ClientMessage, FrontendMessage
+from ...ipc.messages.client import ClientMessage, FrontendMessage
 from ..client.protocol import Conversation
 from ..client.transport import Channel, wait_for_end
 

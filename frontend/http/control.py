@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...ipc.config.engine_spec import EngineSpec
-from ...ipc.messages import Control, PauseMode
+from ...ipc.messages.client import Control, PauseMode
 from ...ipc.process.log import LogLevel
 from ..openai.forms.errors import HttpError, json_response
 from ..openai.local_engine import LocalEngine

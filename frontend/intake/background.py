@@ -16,7 +16,7 @@ from functools import partial
 from typing import Protocol, TypeAlias, TypeVar
 
 from ...ipc.errors import InternalError, Overloaded, TokenloomError
-from ...ipc.messages import IntakeAnswer, IntakeQuestion
+from ...ipc.messages.intake import IntakeAnswer, IntakeQuestion
 from .fair_queue import FairQueue, Job
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 
 from ...ipc.codec import num_ids
-from ...ipc.messages import BodyInput, BodyRead
+from ...ipc.messages.intake import BodyInput, BodyRead
 from ..openai.forms.messages import chat_input
 from ..openai.forms.response_body import ResponsesRequest, chat_request
 from ..openai.forms.schema import ChatRequest, CompletionRequest, DetokenizeRequest, EmbeddingRequest, TokenizeRequest

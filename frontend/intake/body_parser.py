@@ -11,7 +11,7 @@ from typing import Generic, NamedTuple, TypeVar
 import msgspec
 
 from ...ipc.errors import RequestError
-from ...ipc.messages import BodyInput
+from ...ipc.messages.intake import BodyInput
 from ..client.prompts import check_text, check_token_ids
 from ..openai.forms.prompts import body_inputs
 from ..openai.forms.schema import CompletionRequest, DetokenizeRequest, EmbeddingRequest, TokenizeRequest

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from ...ipc.codec import Decoder, encode
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import InternalError, RequestError, TokenloomError
-from ...ipc.messages import IntakeAnswer, IntakeQuestion
+from ...ipc.messages.intake import IntakeAnswer, IntakeQuestion
 from ...ipc.process.log import is_worth_a_line
 from .frames import receive_frame, send_frame
 

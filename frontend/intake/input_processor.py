@@ -16,7 +16,8 @@ import msgspec
 from ...ipc.codec import JsonObject, decode_ids, encode_ids, num_ids
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import ProtocolError, RequestError
-from ...ipc.messages import ChatMessage, Child, EngineCoreRequest, Submit
+from ...ipc.messages.client import ChatMessage, Child, Submit
+from ...ipc.messages.core import EngineCoreRequest
 from ...ipc.pooling_params import PoolingParams
 from ...ipc.sampling_params import MAX_CHILDREN, SamplingParams, child_seed
 from ..client.prompts import check_text

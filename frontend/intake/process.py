@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from ...ipc.codec import Decoder, encode
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import RequestError
-from ...ipc.messages import IntakeAnswer, IntakeQuestion, NotRead, PromptRead, ReadBody, ReadPrompt
+from ...ipc.messages.intake import IntakeAnswer, IntakeQuestion, NotRead, PromptRead, ReadBody, ReadPrompt
 from ...ipc.process.faults import maybe_fail
 from ...ipc.process.lifeline import start_lifeline
 from ...ipc.process.malloc import return_large_blocks

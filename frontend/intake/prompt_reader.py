@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from ...ipc.codec import num_ids
 from ...ipc.errors import RequestError
-from ...ipc.messages import ChatMessage, IntakeAnswer, NotRead, PromptRead, ReadPrompt
+from ...ipc.messages.client import ChatMessage
+from ...ipc.messages.intake import IntakeAnswer, NotRead, PromptRead, ReadPrompt
 from ..openai.forms.messages import ChatInput
 from .background import WAIT_S, Background, BackgroundJob, Then
 from .input_processor import InputProcessor, Prompt

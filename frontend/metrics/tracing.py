@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import ConfigError
-from ...ipc.messages import Submit
+from ...ipc.messages.client import Submit
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context

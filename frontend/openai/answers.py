@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from typing import ClassVar
 
 from ...ipc.codec import JsonObject
-from ...ipc.messages import Delta, Submit
+from ...ipc.messages.client import Delta, Submit
 from .events import DONE, TextEvents, event
 from .forms.errors import encode_json
 from .forms.schema import Generation

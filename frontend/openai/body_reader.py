@@ -14,7 +14,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from ...ipc.errors import Overloaded, RequestError, TokenloomError
-from ...ipc.messages import BodyRead, IntakeAnswer, NotRead, ReadBody
+from ...ipc.messages.intake import BodyRead, IntakeAnswer, NotRead, ReadBody
 from ..intake.background import Background, BackgroundJob, Then
 from ..intake.body_error import BodyError
 from ..intake.body_packer import LARGE_TYPES

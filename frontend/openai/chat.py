@@ -7,7 +7,7 @@ from functools import reduce
 
 from ...ipc.codec import JsonObject, decode_ids
 from ...ipc.errors import RequestError
-from ...ipc.messages import Delta, Submit
+from ...ipc.messages.client import Delta, Submit
 from ...ipc.structured_outputs import StructuredOutputsParams
 from ..intake.body_parser import ParsedBody
 from .answers import Answers, Choice

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
 from ...ipc.codec import JsonObject, decode_ids
-from ...ipc.messages import Accepted, Delta, Logprobs
+from ...ipc.messages.client import Accepted, Delta, Logprobs
 from ..intake.body_parser import ParsedBody
 from ..intake.input_processor import InputProcessor
 from .answers import Answers, Choice

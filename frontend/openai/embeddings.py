@@ -6,7 +6,7 @@ import base64
 
 from ...ipc.codec import JsonObject
 from ...ipc.errors import RequestError
-from ...ipc.messages import BulkArray
+from ...ipc.messages.base import BulkArray
 from ...ipc.pooling_params import PoolingParams
 from ..client.outputs import floats
 from ..intake.body_parser import ParsedBody

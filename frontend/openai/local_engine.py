@@ -22,18 +22,8 @@ import msgspec
 
 from ...ipc.codec import JsonObject, num_ids
 from ...ipc.errors import ErrorInfo, RequestError
-from ...ipc.messages import (
-    Abort,
-    Accepted,
-    BodyInput,
-    Control,
-    Delta,
-    Deltas,
-    Done,
-    FrontendMessage,
-    QueryFailed,
-    Submit,
-)
+from ...ipc.messages.client import Abort, Accepted, Control, Delta, Deltas, Done, FrontendMessage, QueryFailed, Submit
+from ...ipc.messages.intake import BodyInput
 from ..http.access_log import access_record
 from ..intake.background import BackgroundJob, Then
 from ..intake.body_parser import ParsedBody

@@ -11,7 +11,8 @@ import itertools
 from collections.abc import Callable
 
 from ...ipc.codec import encode
-from ...ipc.messages import CREDIT_WINDOW, LEASE_S, Delta, Deltas, FrontendMessage
+from ...ipc.messages.base import LEASE_S
+from ...ipc.messages.client import CREDIT_WINDOW, Delta, Deltas, FrontendMessage
 from .output_processor import Answer, RequestState
 
 MAX_DELTAS_BYTES = 4 << 20  # of one message, about; more news go into the next one

@@ -18,7 +18,9 @@ import msgspec
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.config.model_config import ModelConfig
 from ...ipc.errors import ConfigError, EngineDead, ErrorInfo, RequestError, TokenloomError, error_info
-from ...ipc.messages import Control, ControlDone, Done, EngineControl, QueryFailed, Reply, SetLogLevel
+from ...ipc.messages.client import Control, Done, QueryFailed, Reply
+from ...ipc.messages.core import ControlDone, EngineControl
+from ...ipc.messages.supervisor import SetLogLevel
 from ...ipc.process.log import LogLevel
 from ..intake.background import Background
 from ..supervisor.resolve import find_checkpoint

@@ -9,15 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ...ipc.config.engine_spec import EngineSpec
-from ...ipc.messages import (
-    PING_INTERVAL_S,
-    AbortRequests,
-    EngineControl,
-    EngineCoreRequest,
-    FrontendToCore,
-    Ping,
-    SetLogLevel,
-)
+from ...ipc.messages.base import PING_INTERVAL_S, Ping
+from ...ipc.messages.core import AbortRequests, EngineControl, EngineCoreRequest, FrontendToCore
+from ...ipc.messages.supervisor import SetLogLevel
 
 
 @dataclass

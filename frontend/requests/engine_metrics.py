@@ -16,7 +16,8 @@ from itertools import islice
 
 from ...ipc.codec import JsonObject, num_ids
 from ...ipc.config.engine_spec import EngineSpec
-from ...ipc.messages import Progress, Started
+from ...ipc.messages.core import Started
+from ...ipc.messages.supervisor import Progress
 from ..metrics.registry import Counter, Gauge, Histogram, Metric, Registry
 from ..metrics.tracing import Timeline, Tracing
 from .output_processor import Answer, RequestState

@@ -13,10 +13,32 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from ...ipc import messages
 from ...ipc.codec import Decoder, encode
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import ErrorInfo, ProtocolError
+from ...ipc.messages.base import (
+    LEASE_S,
+    PING_INTERVAL_S,
+    PROTOCOL_VERSION,
+    Hello,
+    Ping,
+    Pong,
+    Refused,
+    Unknown,
+    Welcome,
+)
+from ...ipc.messages.client import Abort, ClientMessage, Control, Credit, FrontendMessage, Health, QueryFailed, Submit
+from ...ipc.messages.core import ControlDone, CoreToFrontend, EngineCoreOutputs
+from ...ipc.messages.supervisor import (
+    CoreUp,
+    Drain,
+    Initialize,
+    Progress,
+    SetLogLevel,
+    StartPhase,
+    StartPhases,
+    SupervisorToChild,
+)
 from ...ipc.process.awake_clock import AwakeClock
 from ...ipc.process.log import is_worth_a_line
 from ..client.prompts import MAX_REQUEST_ID_CHARACTERS
@@ -57,7 +79,7 @@ class Frontend:
         """`wake` is called from another thread and must lead to `on_wakeup`."""
         self.outbox = Outbox()
         self.counts: Counter[str] = Counter()
-        self.start_phases: list[messages.StartPhase] = []
+        self.start_phases: list[StartPhase] = []
         self.log_level = spec.config.log_level  # of every process, as the supervisor says
         self._spec = spec
         self._monotonic = monotonic
@@ -66,13 +88,13 @@ class Frontend:
         self._outputs = OutputProcessor(detokenizers, self.inputs.eos_token_ids)
         self.background = Background(wake, lambda: IntakeHost(spec), monotonic)
         self.prompts = PromptReader(self.inputs, self.background)
-        self._decoder: Decoder[messages.ClientMessage] = Decoder(messages.ClientMessage)
+        self._decoder: Decoder[ClientMessage] = Decoder(ClientMessage)
         self._sessions = SessionTable()
         self._core = CoreLink(spec, self.outbox)
         self._controls = ControlRelay(spec, self._core, self.background, self.outbox)
         self._tracing = new_tracing(spec)
         self.metrics = EngineMetrics(spec, self._queue_depths, self._tracing)
-        self._awake_clock = AwakeClock(messages.PING_INTERVAL_S, monotonic)  # looked at in each turn
+        self._awake_clock = AwakeClock(PING_INTERVAL_S, monotonic)  # looked at in each turn
         self._queries = QueryProcessor(
             spec, self.inputs, self.prompts, self._core, self.metrics, self._awake_clock.look
         )
@@ -97,7 +119,7 @@ class Frontend:
         """Whether the core has welcomed this frontend."""
         return self._core.is_up
 
-    def health(self) -> messages.Health:
+    def health(self) -> Health:
         return self._queries.health()
 
     @property
@@ -130,38 +152,38 @@ class Frontend:
         except ProtocolError as error:
             self._on_malformed(identity, session, frame, str(error))
             return
-        if isinstance(message, messages.Hello):
+        if isinstance(message, Hello):
             self._greet(identity, session, message)
         elif session is None:
-            self._send(identity, messages.Unknown())
+            self._send(identity, Unknown())
         else:
             self.on_message(session, message)
 
-    def on_message(self, session: ClientSession, message: messages.ClientMessage) -> None:
+    def on_message(self, session: ClientSession, message: ClientMessage) -> None:
         """What a known client says."""
-        if isinstance(message, messages.Submit):
+        if isinstance(message, Submit):
             self._desk.submit(session, message)
-        elif isinstance(message, messages.Credit):
+        elif isinstance(message, Credit):
             self._credit(session, message.count)
-        elif isinstance(message, messages.Abort):
+        elif isinstance(message, Abort):
             self._desk.abort(session, message.request_id, "client")
-        elif isinstance(message, messages.Ping):
-            self._send(session.identity, messages.Pong())
-        elif isinstance(message, messages.Control):
+        elif isinstance(message, Ping):
+            self._send(session.identity, Pong())
+        elif isinstance(message, Control):
             self._controls.ask(message, lambda reply: self._send(session.identity, reply))
-        elif not isinstance(message, messages.Hello):
+        elif not isinstance(message, Hello):
             self._queries.answer(message, session.owner_of(""), lambda reply: self._send(session.identity, reply))
 
     def _credit(self, session: ClientSession, count: int) -> None:
         if count < 0:
             self.counts["malformed_client_frames"] += 1
             error = ErrorInfo("protocol", f"credit.count is {count}, it must not be negative")
-            self._send(session.identity, messages.Refused(error=error))
+            self._send(session.identity, Refused(error=error))
             return
         session.credit(count)
         self._sessions.mark(session)
 
-    def open_local(self, deliver: Callable[[messages.FrontendMessage], None]) -> LocalSession:
+    def open_local(self, deliver: Callable[[FrontendMessage], None]) -> LocalSession:
         """A client inside this process: `deliver` gets its messages, `on_message` takes what it says."""
         session = LocalSession(secrets.token_bytes(16), deliver)
         self._sessions.adopt(session)
@@ -184,20 +206,20 @@ class Frontend:
         if session is not None:
             self._desk.drop(session, "gone")
 
-    def _greet(self, identity: bytes, session: ClientSession | None, hello: messages.Hello) -> None:
-        if hello.protocol_version != messages.PROTOCOL_VERSION:
+    def _greet(self, identity: bytes, session: ClientSession | None, hello: Hello) -> None:
+        if hello.protocol_version != PROTOCOL_VERSION:
             message = (
                 f"the client speaks protocol version {hello.protocol_version}, this engine speaks "
-                f"{messages.PROTOCOL_VERSION}: use the client of the engine's release"
+                f"{PROTOCOL_VERSION}: use the client of the engine's release"
             )
-            self._send(identity, messages.Refused(error=ErrorInfo("protocol", message)))
+            self._send(identity, Refused(error=ErrorInfo("protocol", message)))
             return
         if session is None:
             self._sessions.add(identity, self._monotonic())
         else:
             session.restart()
             self._sessions.mark(session)
-        self._send(identity, messages.Welcome(protocol_version=messages.PROTOCOL_VERSION, run_id=self._spec.run_id))
+        self._send(identity, Welcome(protocol_version=PROTOCOL_VERSION, run_id=self._spec.run_id))
 
     def count_malformed(self, peer: str, error: ProtocolError) -> None:
         """A frame of the engine's own makes no sense: logged the 1st, 2nd, 4th, 8th … time."""
@@ -211,17 +233,17 @@ class Frontend:
         self.counts["malformed_client_frames"] += 1
         told_id = None if session is None else id_of(frame)
         if isinstance(told_id, int):
-            self._send(identity, messages.QueryFailed(query_id=told_id, error=ErrorInfo("request", reason)))
+            self._send(identity, QueryFailed(query_id=told_id, error=ErrorInfo("request", reason)))
         elif session is not None and told_id is not None and self._may_refuse(session, told_id):
             self._desk.refuse(session, told_id, ErrorInfo("request", reason))
         else:
-            self._send(identity, messages.Refused(error=ErrorInfo("protocol", reason)))
+            self._send(identity, Refused(error=ErrorInfo("protocol", reason)))
 
     def _may_refuse(self, session: ClientSession, request_id: str) -> bool:
         """Whether a message that cannot be read may end a request of this id."""
         return 0 < len(request_id) <= MAX_REQUEST_ID_CHARACTERS and request_id not in session.request_by_id
 
-    def _send(self, identity: bytes, message: messages.FrontendMessage) -> None:
+    def _send(self, identity: bytes, message: FrontendMessage) -> None:
         session = self._sessions.get(identity)
         if isinstance(session, LocalSession):
             session.deliver(message)
@@ -234,45 +256,45 @@ class Frontend:
         """Say Hello to the core, at the start and when there is a new one."""
         self._core.connect()
 
-    def on_core_message(self, message: messages.CoreToFrontend) -> None:
+    def on_core_message(self, message: CoreToFrontend) -> None:
         """One message of the core. Raises the core's error when it refuses this frontend."""
-        if isinstance(message, messages.EngineCoreOutputs):
+        if isinstance(message, EngineCoreOutputs):
             try:
                 self._desk.on_outputs(message)
             except ProtocolError as error:
                 self.count_malformed("core", error)
-        elif isinstance(message, messages.Welcome):
+        elif isinstance(message, Welcome):
             self._core.is_up = True
             self._desk.submit_all()
             self._controls.on_core_up()
-        elif isinstance(message, messages.Unknown):
+        elif isinstance(message, Unknown):
             if self._core.is_up:
                 self.counts["core_lost"] += 1
                 self._core.connect()
                 self._controls.on_core_lost()
-        elif isinstance(message, messages.ControlDone):
+        elif isinstance(message, ControlDone):
             self.outbox.to_clients += self._sessions.take_frames()  # what came before it is told before it
             self._controls.on_done(message)
-        elif isinstance(message, messages.Refused):
+        elif isinstance(message, Refused):
             raise message.error.to_exception()
 
     # ── supervisor, threads, time ────────────────────────────────────────────────────────────────────────────────
 
-    def on_control_message(self, message: messages.SupervisorToChild) -> None:
+    def on_control_message(self, message: SupervisorToChild) -> None:
         """Stop is the process's own business, after `stop`; the rest is not for a frontend."""
-        if isinstance(message, messages.Initialize):
+        if isinstance(message, Initialize):
             self.metrics.num_kv_blocks = message.num_blocks - 1  # one block is the null block
-        elif isinstance(message, messages.Progress):
+        elif isinstance(message, Progress):
             self._queries.on_progress(message)
-        elif isinstance(message, messages.StartPhases):
+        elif isinstance(message, StartPhases):
             self.start_phases, self.metrics.kernels = message.phases, message.kernels
-        elif isinstance(message, messages.SetLogLevel):
+        elif isinstance(message, SetLogLevel):
             self.log_level = message.level
             self._controls.on_log_level(message.level)
-        elif isinstance(message, messages.CoreUp):
+        elif isinstance(message, CoreUp):
             self._core.connect()
             self._controls.on_core_lost()
-        elif isinstance(message, messages.Drain):
+        elif isinstance(message, Drain):
             self._queries.is_draining = True
             self._drains_at = self._monotonic() + message.clients_return_s
 
@@ -299,7 +321,7 @@ class Frontend:
         and not for the time in which this loop stood still itself (a debugger, a suspended machine).
         """
         self._awake_clock.look()
-        if now - self._ticked_at > messages.LEASE_S / 2:
+        if now - self._ticked_at > LEASE_S / 2:
             self._sessions.renew_leases(now)
         self._ticked_at = now
         if check_leases:
@@ -317,4 +339,4 @@ class Frontend:
             next_at = min(next_at, self._drains_at)
         if self._outputs.answer_by_key and self._core.is_up:
             next_at = min(next_at, self._core.next_ping_at)
-        return None if next_at == NEVER else min(max(0.0, next_at - now), messages.PING_INTERVAL_S)
+        return None if next_at == NEVER else min(max(0.0, next_at - now), PING_INTERVAL_S)

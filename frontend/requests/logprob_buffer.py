@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from ...ipc.codec import decode_ids
 from ...ipc.errors import ProtocolError
-from ...ipc.messages import LogprobColumns, Logprobs
+from ...ipc.messages.client import Logprobs
+from ...ipc.messages.core import LogprobColumns
 from ..text.tokenizer import Tokenizer
 
 

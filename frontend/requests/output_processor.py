@@ -17,18 +17,9 @@ import msgspec
 
 from ...ipc.codec import decode_ids
 from ...ipc.errors import ErrorInfo, ProtocolError
-from ...ipc.messages import (
-    BulkArray,
-    Child,
-    CoreChild,
-    Delta,
-    EngineCoreOutputs,
-    EngineCoreRequest,
-    Finished,
-    FinishReason,
-    RequestMetrics,
-    Submit,
-)
+from ...ipc.messages.base import BulkArray, FinishReason
+from ...ipc.messages.client import Child, Delta, RequestMetrics, Submit
+from ...ipc.messages.core import CoreChild, EngineCoreOutputs, EngineCoreRequest, Finished
 from ..intake.background import BackgroundJob
 from ..intake.input_processor import ProcessedRequest
 from ..text.detokenizer import Detokenizer, DetokenizerFactory

@@ -11,19 +11,19 @@ from dataclasses import dataclass
 
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import TokenloomError, error_info
-from ...ipc.messages import (
+from ...ipc.messages.client import (
     Detokenize,
     GetHealth,
     GetInfo,
     Health,
     Info,
-    Progress,
     QueryFailed,
     Reply,
     Text,
     TokenIds,
     Tokenize,
 )
+from ...ipc.messages.supervisor import Progress
 from ...ipc.version import tokenloom_version
 from ..intake.input_processor import InputProcessor, Prompt
 from ..intake.prompt_reader import PromptReader

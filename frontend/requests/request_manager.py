@@ -12,7 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...ipc.errors import Draining, ErrorInfo, Overloaded, RequestError, TokenloomError, error_info
-from ...ipc.messages import Accepted, Delta, EngineCoreOutputs, FinishReason, FrontendMessage, Refused, Submit
+from ...ipc.messages.base import FinishReason, Refused
+from ...ipc.messages.client import Accepted, Delta, FrontendMessage, Submit
+from ...ipc.messages.core import EngineCoreOutputs
 from ..client.prompts import MAX_REQUEST_ID_CHARACTERS
 from ..intake.background import Background
 from ..intake.input_processor import InputProcessor, Prompt

@@ -18,7 +18,7 @@ import zmq
 from ...ipc.codec import Decoder, encode
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import ProtocolError
-from ...ipc.messages import ChildToSupervisor, Measured, SupervisorToChild
+from ...ipc.messages.supervisor import ChildToSupervisor, Measured, SupervisorToChild
 from ...ipc.process.log import is_worth_a_line, write_line
 from ...ipc.sockets import new_socket, receive
 from .child_process import ChildProcess

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ...ipc.messages import Progress
+from ...ipc.messages.supervisor import Progress
 from .children import Child
 
 

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 
-from ...ipc.messages import PhaseProgress
+from ...ipc.messages.supervisor import PhaseProgress
 from ...ipc.process import log
 from ...ipc.process.awake_clock import AwakeClock
 

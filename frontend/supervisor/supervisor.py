@@ -17,10 +17,33 @@ from collections.abc import Callable
 import msgspec
 import zmq
 
-from ...ipc import messages
 from ...ipc.addresses import RunDirectory, lock_ipc_address, unlink_ipc_address
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import EngineDead, ProtocolError, TokenloomError
+from ...ipc.messages.base import LEASE_S, PROTOCOL_VERSION, Hello, Ping, Pong
+from ...ipc.messages.supervisor import (
+    ChildToSupervisor,
+    CoreUp,
+    Drain,
+    Drained,
+    Failed,
+    FrontendDown,
+    Initialize,
+    Measured,
+    Phase,
+    PhaseProgress,
+    Progress,
+    Ready,
+    Reloaded,
+    Reloading,
+    ReplaceWorkers,
+    SetLogLevel,
+    StartPhase,
+    StartPhases,
+    Stop,
+    WorkersDown,
+    WorkersUp,
+)
 from ...ipc.process import log
 from ...ipc.process.awake_clock import AwakeClock
 from ...ipc.process.log import log_always
@@ -73,16 +96,16 @@ class Supervisor:
         self._first_start_s = 0.0
         self._policy_by_role = {role: RestartPolicy() for role in ("worker", "core", "frontend")}
         self._pending_start: dict[str, float] = {}  # role: when to start it
-        self._progress = messages.Progress(step=0, step_age_s=0.0, num_running=0, num_waiting=0)
+        self._progress = Progress(step=0, step_age_s=0.0, num_running=0, num_waiting=0)
         self._log_level = spec.config.log_level
-        self._phases: list[messages.StartPhase] = []  # of the processes that live
+        self._phases: list[StartPhase] = []  # of the processes that live
         self._last_failure = ""
         self._failure: TokenloomError | None = None
         self._ping_interval_s = spec.config.hang_timeout_s / PINGS_PER_TIMEOUT
         self._next_ping_at = 0.0
         self._progress_at = 0.0  # monotonic seconds
         self._is_draining = self._has_drained = False
-        self._frontend_back_at = -messages.LEASE_S  # when a lost one had a successor; monotonic seconds
+        self._frontend_back_at = -LEASE_S  # when a lost one had a successor; monotonic seconds
         self._signals: SignalWatch | None = None  # from the start on
         self._lock_fd: int | None = None
 
@@ -154,10 +177,10 @@ class Supervisor:
     def _ask_to_drain(self) -> None:
         """Only the frontend knows when its clients have all that they asked for. One that is starting is asked when
         it is ready, and gives the clients of the lost one the time to come back."""
-        returns_s = max(self._frontend_back_at + messages.LEASE_S - time.monotonic(), 0.0)
+        returns_s = max(self._frontend_back_at + LEASE_S - time.monotonic(), 0.0)
         for child in self._roster.of("frontend"):
             if child.is_ready:
-                self._roster.tell(child, messages.Drain(clients_return_s=returns_s))
+                self._roster.tell(child, Drain(clients_return_s=returns_s))
 
     def _turn(self, timeout_s: float | None) -> None:
         """Wait for something and deal with all that is there. Raises what cannot be mended."""
@@ -187,58 +210,58 @@ class Supervisor:
             waits.append(self._next_ping_at - now)
         return max(int(min(*waits, LONGEST_WAIT_S) * 1000) + 1, 0) if waits else None
 
-    def _on_message(self, child: Child, message: messages.ChildToSupervisor) -> None:
-        if isinstance(message, messages.Hello):
+    def _on_message(self, child: Child, message: ChildToSupervisor) -> None:
+        if isinstance(message, Hello):
             self._check_hello(child, message)
             if self._log_level != self.spec.config.log_level:
-                self._roster.tell(child, messages.SetLogLevel(level=self._log_level))
+                self._roster.tell(child, SetLogLevel(level=self._log_level))
             if self._num_blocks and child.role != "worker":
-                self._roster.tell(child, messages.Initialize(num_blocks=self._num_blocks))
-        elif isinstance(message, messages.Phase):
+                self._roster.tell(child, Initialize(num_blocks=self._num_blocks))
+        elif isinstance(message, Phase):
             self._on_phase(child, message)
-        elif isinstance(message, messages.PhaseProgress):
+        elif isinstance(message, PhaseProgress):
             self._report.tell_progress(child.process.name, message)
-        elif isinstance(message, messages.Measured):
+        elif isinstance(message, Measured):
             self._on_measured(child, message)
-        elif isinstance(message, messages.Ready):
+        elif isinstance(message, Ready):
             self._on_ready(child)
-        elif isinstance(message, messages.Failed):
+        elif isinstance(message, Failed):
             self._on_failed(child, message)
-        elif isinstance(message, messages.ReplaceWorkers):
+        elif isinstance(message, ReplaceWorkers):
             if message.generation == self._generation:
                 self._on_loss(self._roster.of("worker")[0], message.reason)
-        elif isinstance(message, messages.Drained):
+        elif isinstance(message, Drained):
             self._has_drained = True
-        elif isinstance(message, (messages.Reloading, messages.Reloaded)):
+        elif isinstance(message, (Reloading, Reloaded)):
             self._on_reload(child, message)
-        elif isinstance(message, messages.SetLogLevel):
+        elif isinstance(message, SetLogLevel):
             self._log_level = message.level
             log.set_level(message.level)
             self._roster.broadcast(message)
-        elif isinstance(message, messages.Progress):
+        elif isinstance(message, Progress):
             self._on_progress(message)
         else:
-            assert isinstance(message, messages.Pong)
+            assert isinstance(message, Pong)
 
     # ── start-up news ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _check_hello(self, child: Child, hello: messages.Hello) -> None:
-        if (hello.protocol_version, hello.fingerprint) != (messages.PROTOCOL_VERSION, self.spec.fingerprint):
+    def _check_hello(self, child: Child, hello: Hello) -> None:
+        if (hello.protocol_version, hello.fingerprint) != (PROTOCOL_VERSION, self.spec.fingerprint):
             self._failure = ProtocolError(
                 f"{child.process.name} speaks protocol {hello.protocol_version} of run {hello.run_id}, "
-                f"this is protocol {messages.PROTOCOL_VERSION} of run {self.spec.run_id}"
+                f"this is protocol {PROTOCOL_VERSION} of run {self.spec.run_id}"
             )
 
-    def _on_phase(self, child: Child, phase: messages.Phase) -> None:
+    def _on_phase(self, child: Child, phase: Phase) -> None:
         if phase.name == "listen":
             self.address = phase.detail
         since = time.monotonic() - self._begun
         told = msgspec.structs.asdict(phase)
-        self._phases.append(messages.StartPhase(process=child.process.name, ended_s=since, **told))
+        self._phases.append(StartPhase(process=child.process.name, ended_s=since, **told))
         detail = f" ({phase.detail})" if phase.detail else ""
         self._report.tell(child.process.name, f"{phase.name} in {phase.duration_s:.2f} s{detail}")
 
-    def _on_measured(self, child: Child, measured: messages.Measured) -> None:
+    def _on_measured(self, child: Child, measured: Measured) -> None:
         child.measured = measured
         group = [each.measured for each in self._roster.of("worker")]
         if any(each is None for each in group):
@@ -247,7 +270,7 @@ class Supervisor:
         if self._num_blocks:
             if num_blocks < self._num_blocks:
                 logger.warning("a new worker has room for %d KV blocks, %d are needed", num_blocks, self._num_blocks)
-            self._roster.broadcast(messages.Initialize(num_blocks=self._num_blocks), "worker")
+            self._roster.broadcast(Initialize(num_blocks=self._num_blocks), "worker")
             return
         self._num_blocks = num_blocks
         size = self.spec.config.block_size
@@ -257,7 +280,7 @@ class Supervisor:
             f"{(num_blocks - 1) * size} tokens, {num_blocks * measured.block_bytes / 2**20:.0f} MiB per rank on "
             f"{measured.device}",
         )
-        self._roster.broadcast(messages.Initialize(num_blocks=num_blocks))
+        self._roster.broadcast(Initialize(num_blocks=num_blocks))
 
     def _on_ready(self, child: Child) -> None:
         child.is_ready = True
@@ -265,9 +288,9 @@ class Supervisor:
             return
         logger.info("%s is back", child.process.name)
         if child.role == "worker":
-            self._roster.broadcast(messages.WorkersUp(generation=self._generation), "core")
+            self._roster.broadcast(WorkersUp(generation=self._generation), "core")
         elif child.role == "core":
-            self._roster.broadcast(messages.CoreUp(core_epoch=self._core_epoch), "frontend")
+            self._roster.broadcast(CoreUp(core_epoch=self._core_epoch), "frontend")
         else:
             self._frontend_back_at = time.monotonic()
             if self._is_draining:
@@ -276,20 +299,20 @@ class Supervisor:
         self._publish_progress()
 
     def _publish_start(self) -> None:
-        phases = messages.StartPhases(phases=self._phases, kernels=self._roster.kernels())
+        phases = StartPhases(phases=self._phases, kernels=self._roster.kernels())
         self._roster.broadcast(phases, "frontend")
 
-    def _on_failed(self, child: Child, message: messages.Failed) -> None:
+    def _on_failed(self, child: Child, message: Failed) -> None:
         """A child knows why it ends. While the engine starts, that is the engine's own error."""
         child.failure = message.error.message
         if not self._is_serving:
             self._failure = self._failure or message.error.to_exception()
 
-    def _on_reload(self, core: Child, message: messages.Reloading | messages.Reloaded) -> None:
+    def _on_reload(self, core: Child, message: Reloading | Reloaded) -> None:
         """Note it and say so, unless the workers were lost meanwhile; the core has been told that instead."""
         if message.generation != self._generation:
             return
-        if isinstance(message, messages.Reloading):
+        if isinstance(message, Reloading):
             self._next_model_folder = message.model_folder
         elif self._next_model_folder is not None:
             self._model_folder, self._next_model_folder = self._next_model_folder, None
@@ -311,7 +334,7 @@ class Supervisor:
             self._failure = EngineDead(f"the {child.role} cannot be kept alive; last: {reason}")
             return
         if child.role == "worker":
-            self._roster.broadcast(messages.WorkersDown(generation=self._generation, reason=reason), "core")
+            self._roster.broadcast(WorkersDown(generation=self._generation, reason=reason), "core")
             self._generation += 1
             core = self._roster.of("core")
             if core and not core[0].is_ready:  # it waits for the group that has just ended
@@ -328,7 +351,7 @@ class Supervisor:
             left = open_requests.take_left(open_requests.path_of(self.spec.run_directory, child.identity.decode()))
             self._num_requests_cut += left
             self._num_frontends += 1
-            self._roster.broadcast(messages.FrontendDown(identity=child.identity), "core")
+            self._roster.broadcast(FrontendDown(identity=child.identity), "core")
         self._pending_start[child.role] = time.monotonic() + delay_s
         self._publish_progress()
 
@@ -364,9 +387,9 @@ class Supervisor:
                 self._on_loss(child, child.describe_end() if child.failure else hang)
                 return  # the loss of one rank takes the others off the roster
             if child.role != "worker":
-                self._roster.tell(child, messages.Ping())
+                self._roster.tell(child, Ping())
 
-    def _on_progress(self, progress: messages.Progress) -> None:
+    def _on_progress(self, progress: Progress) -> None:
         if progress.step > self._progress.step:
             for policy in self._policy_by_role.values():
                 policy.on_progress()
@@ -413,7 +436,7 @@ class Supervisor:
     def stop(self) -> None:
         """End all children and leave nothing behind; harmless when called twice."""
         self._listeners.close()
-        self._roster.broadcast(messages.Stop(reason="" if self._failure is None else str(self._failure)))
+        self._roster.broadcast(Stop(reason="" if self._failure is None else str(self._failure)))
         self._roster.close(STOP_TIMEOUT_S if self._is_serving else 0.0)  # a start leaves nothing to be finished
         self.remove_files()
 

@@ -21,7 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ...ipc.codec import JsonObject
 from ...ipc.errors import ConfigError, RequestError
-from ...ipc.messages import ChatMessage
+from ...ipc.messages.client import ChatMessage
 from .tokenizer import Tokenizer, read_tokenizer_config
 
 

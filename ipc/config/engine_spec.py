@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from ..messages import PROTOCOL_VERSION, Hello
+from ..messages.base import PROTOCOL_VERSION, Hello
 from .engine_config import EngineConfig
 from .model_config import ModelConfig
 

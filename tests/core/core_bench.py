@@ -14,20 +14,10 @@ import zmq
 
 from tokenloom.ipc.codec import Decoder, decode_ids, encode, encode_ids
 from tokenloom.ipc.config.engine_spec import EngineSpec
-from tokenloom.ipc.messages import (
-    ChildToSupervisor,
-    CoreChild,
-    CoreToFrontend,
-    CoreToWorker,
-    EngineCoreOutputs,
-    EngineCoreRequest,
-    Hello,
-    Initialize,
-    Probe,
-    ProbeAck,
-    Ready,
-    Welcome,
-)
+from tokenloom.ipc.messages.base import Hello, Welcome
+from tokenloom.ipc.messages.core import CoreChild, CoreToFrontend, EngineCoreOutputs, EngineCoreRequest
+from tokenloom.ipc.messages.supervisor import ChildToSupervisor, Initialize, Ready
+from tokenloom.ipc.messages.workers import CoreToWorker, Probe, ProbeAck
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.ipc.sockets import new_socket
 from tokenloom.tests.core.fake_worker import FakeWorker

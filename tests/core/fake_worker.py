@@ -14,15 +14,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from tokenloom.ipc.codec import decode_ids, encode_ids
-from tokenloom.ipc.messages import (
-    BulkArray,
-    LogprobColumns,
-    ModelRunnerOutput,
-    NewRow,
-    Pooled,
-    SchedulerOutput,
-    TokenMask,
-)
+from tokenloom.ipc.messages.base import BulkArray
+from tokenloom.ipc.messages.core import LogprobColumns, Pooled
+from tokenloom.ipc.messages.workers import ModelRunnerOutput, NewRow, SchedulerOutput, TokenMask
 
 VOCAB_SIZE = 997
 

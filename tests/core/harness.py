@@ -17,7 +17,8 @@ from tokenloom.core.request import Request
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.config.engine_spec import EngineSpec
-from tokenloom.ipc.messages import BulkArray, CoreChild, EngineCoreRequest, Finished
+from tokenloom.ipc.messages.base import BulkArray
+from tokenloom.ipc.messages.core import CoreChild, EngineCoreRequest, Finished
 from tokenloom.ipc.pooling_params import PoolingParams
 from tokenloom.ipc.process.awake_clock import AwakeClock
 from tokenloom.ipc.sampling_params import SamplingParams

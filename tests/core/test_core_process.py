@@ -13,32 +13,18 @@ import pytest
 import zmq
 
 from tokenloom.ipc.codec import Decoder, encode
-from tokenloom.ipc.messages import (
-    AbortRequests,
-    ControlAck,
-    ControlDone,
-    CoreToFrontend,
-    EngineControl,
-    EngineCoreOutputs,
-    Hello,
+from tokenloom.ipc.messages.base import Hello, Ping, Pong, Refused, Unknown, Welcome
+from tokenloom.ipc.messages.core import AbortRequests, ControlDone, CoreToFrontend, EngineControl, EngineCoreOutputs
+from tokenloom.ipc.messages.supervisor import (
     Initialize,
-    Ping,
-    Pong,
-    Probe,
-    Refused,
     Reloaded,
     Reloading,
-    ReloadWeights,
     ReplaceWorkers,
-    Resend,
-    SchedulerOutput,
     Stop,
-    Unknown,
-    Welcome,
-    WorkerError,
     WorkersDown,
     WorkersUp,
 )
+from tokenloom.ipc.messages.workers import ControlAck, Probe, ReloadWeights, Resend, SchedulerOutput, WorkerError
 from tokenloom.ipc.sockets import new_socket
 from tokenloom.tests.core.core_bench import DEADLINE_S, Bench
 from tokenloom.tests.core.fake_worker import expected_tokens

@@ -17,7 +17,7 @@ from tokenloom.core.kv.block_record import BlockRecord
 from tokenloom.core.scheduling.scheduler import MAX_OVERTAKES
 from tokenloom.ipc.codec import encode_ids, num_ids
 from tokenloom.ipc.errors import ProtocolError
-from tokenloom.ipc.messages import CoreChild, EngineCoreRequest
+from tokenloom.ipc.messages.core import CoreChild, EngineCoreRequest
 from tokenloom.ipc.pooling_params import PoolingParams
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.tests.core.fake_worker import FakeWorker, expected_tokens, next_token

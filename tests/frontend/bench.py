@@ -11,20 +11,9 @@ from tokenloom.frontend.text.chat_template import ChatTemplate
 from tokenloom.frontend.text.tokenizer import Tokenizer
 from tokenloom.ipc.codec import Decoder, encode, encode_ids
 from tokenloom.ipc.errors import ErrorInfo
-from tokenloom.ipc.messages import (
-    PROTOCOL_VERSION,
-    AbortRequests,
-    ClientMessage,
-    Delta,
-    Deltas,
-    EngineCoreOutputs,
-    EngineCoreRequest,
-    FrontendMessage,
-    Hello,
-    Ping,
-    Submit,
-    Welcome,
-)
+from tokenloom.ipc.messages.base import PROTOCOL_VERSION, Hello, Ping, Welcome
+from tokenloom.ipc.messages.client import ClientMessage, Delta, Deltas, FrontendMessage, Submit
+from tokenloom.ipc.messages.core import AbortRequests, EngineCoreOutputs, EngineCoreRequest
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.tests.frontend.text.samples import new_tokenizer
 from tokenloom.tests.support.engine_specs import new_spec

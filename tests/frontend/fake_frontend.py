@@ -21,9 +21,9 @@ import zmq
 
 from tokenloom.ipc.codec import Decoder, decode_ids, encode, encode_ids, num_ids
 from tokenloom.ipc.errors import ErrorInfo
-from tokenloom.ipc.messages import (
+from tokenloom.ipc.messages.base import PROTOCOL_VERSION, FinishReason, Hello, Ping, Pong, Refused, Unknown, Welcome
+from tokenloom.ipc.messages.client import (
     CREDIT_WINDOW,
-    PROTOCOL_VERSION,
     Abort,
     Accepted,
     ClientMessage,
@@ -31,24 +31,17 @@ from tokenloom.ipc.messages import (
     Delta,
     Deltas,
     Detokenize,
-    FinishReason,
     FrontendMessage,
     GetHealth,
     GetInfo,
     Health,
-    Hello,
     Info,
-    Ping,
-    Pong,
     QueryFailed,
-    Refused,
     RequestMetrics,
     Submit,
     Text,
     TokenIds,
     Tokenize,
-    Unknown,
-    Welcome,
 )
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.ipc.sockets import new_socket

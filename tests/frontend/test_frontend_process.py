@@ -22,34 +22,19 @@ from tokenloom.ipc.addresses import RunDirectory
 from tokenloom.ipc.codec import Decoder, encode, encode_ids
 from tokenloom.ipc.config.engine_spec import EngineSpec
 from tokenloom.ipc.errors import ErrorInfo
-from tokenloom.ipc.messages import (
-    PROTOCOL_VERSION,
+from tokenloom.ipc.messages.base import PROTOCOL_VERSION, Hello, Message, Ping, Pong, Refused, Welcome
+from tokenloom.ipc.messages.client import (
     Accepted,
-    ChildToSupervisor,
     ClientMessage,
     Deltas,
-    Drain,
-    Drained,
-    EngineCoreOutputs,
-    EngineCoreRequest,
-    Failed,
-    Finished,
     FrontendMessage,
-    FrontendToCore,
     GetHealth,
     Health,
-    Hello,
-    Message,
-    Phase,
-    Ping,
-    Pong,
-    Ready,
-    Refused,
-    Stop,
     Submit,
     Tokenize,
-    Welcome,
 )
+from tokenloom.ipc.messages.core import EngineCoreOutputs, EngineCoreRequest, Finished, FrontendToCore
+from tokenloom.ipc.messages.supervisor import ChildToSupervisor, Drain, Drained, Failed, Phase, Ready, Stop
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.ipc.sockets import MAX_CLIENT_MESSAGE_BYTES, new_socket
 from tokenloom.tests.frontend.text.samples import backend_json, new_tokenizer

@@ -25,7 +25,7 @@ from tokenloom.frontend.llm import LLM
 from tokenloom.frontend.options.options import config_from_keywords
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ConfigError, EngineDead, InternalError, RequestError, TokenloomError
-from tokenloom.ipc.messages import ClientMessage, FrontendMessage
+from tokenloom.ipc.messages.client import ClientMessage, FrontendMessage
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.tests.frontend.fake_frontend import DEADLINE_S, FORBIDDEN, FakeService, expected_text, greedy
 

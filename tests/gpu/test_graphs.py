@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tokenloom.ipc.messages import RowSampling
+from tokenloom.ipc.messages.workers import RowSampling
 from tokenloom.kernels.contract import select_ops
 from tokenloom.kernels.gpu.attention.decode import decode_attention, plan_decode
 from tokenloom.kernels.gpu.sampling.sampling import sample

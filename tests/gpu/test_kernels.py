@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tokenloom.ipc.messages import RowSampling
+from tokenloom.ipc.messages.workers import RowSampling
 from tokenloom.kernels.contract import AttentionMetadata, Ops, select_ops
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.kernels.gpu.shapes import as_fp8, from_fp8

@@ -8,7 +8,9 @@ import pytest
 
 from tokenloom.ipc.codec import Decoder, decode_ids, encode, encode_ids
 from tokenloom.ipc.errors import ProtocolError
-from tokenloom.ipc.messages import ClientMessage, Hello, SchedulerOutput, Submit, WorkerToCore
+from tokenloom.ipc.messages.base import Hello
+from tokenloom.ipc.messages.client import ClientMessage, Submit
+from tokenloom.ipc.messages.workers import SchedulerOutput, WorkerToCore
 from tokenloom.ipc.sampling_params import SamplingParams
 
 

@@ -21,7 +21,7 @@ from tokenloom.frontend.client.open_request import Update
 from tokenloom.frontend.client.zmq_transport import Connection
 from tokenloom.frontend.supervisor.child_process import Schedule
 from tokenloom.ipc.codec import decode_ids
-from tokenloom.ipc.messages import Accepted, Delta, Health, Submit
+from tokenloom.ipc.messages.client import Accepted, Delta, Health, Submit
 from tokenloom.ipc.process.faults import POINTS, maybe_fail
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.support.chaos_work import difference

@@ -16,17 +16,8 @@ import zmq
 
 from tokenloom import Client, Draining, SamplingParams, StructuredOutputsParams
 from tokenloom.ipc.codec import Decoder, encode, num_ids
-from tokenloom.ipc.messages import (
-    CREDIT_WINDOW,
-    PROTOCOL_VERSION,
-    Credit,
-    Delta,
-    Deltas,
-    FrontendMessage,
-    Hello,
-    Ping,
-    Submit,
-)
+from tokenloom.ipc.messages.base import PROTOCOL_VERSION, Hello, Ping
+from tokenloom.ipc.messages.client import CREDIT_WINDOW, Credit, Delta, Deltas, FrontendMessage, Submit
 from tokenloom.ipc.process.faults import inject
 from tokenloom.ipc.sockets import new_socket
 from tokenloom.scripts.engine_process import Engine

@@ -13,7 +13,7 @@ from itertools import pairwise
 import pytest
 
 from tokenloom import Client, SamplingParams
-from tokenloom.ipc.messages import LEASE_S
+from tokenloom.ipc.messages.base import LEASE_S
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.support.chaos_work import difference
 

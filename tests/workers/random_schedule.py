@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from tokenloom.ipc.messages import NewRow, RowSampling, SchedulerOutput
+from tokenloom.ipc.messages.workers import NewRow, RowSampling, SchedulerOutput
 from tokenloom.tests.workers.history_model import VOCAB_SIZE, HistoryModel, logits_after
 from tokenloom.workers.input_batch import InputBatch
 from tokenloom.workers.model_runner import Model, ModelRunner

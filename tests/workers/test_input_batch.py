@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tokenloom.ipc.errors import ProtocolError
-from tokenloom.ipc.messages import NewRow, RowSampling
+from tokenloom.ipc.messages.workers import NewRow, RowSampling
 from tokenloom.tests.workers.random_schedule import new_row
 from tokenloom.workers.input_batch import InputBatch
 

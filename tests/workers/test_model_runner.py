@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tokenloom.ipc.errors import ProtocolError
-from tokenloom.ipc.messages import RowSampling
+from tokenloom.ipc.messages.workers import RowSampling
 from tokenloom.tests.workers.history_model import VOCAB_SIZE, HistoryModel
 from tokenloom.tests.workers.random_schedule import (
     BLOCK_SIZE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tokenloom.ipc.messages import RowSampling
+from tokenloom.ipc.messages.workers import RowSampling
 from tokenloom.tests.workers.history_model import HistoryModel
 from tokenloom.workers.input_batch import StepInputs
 from tokenloom.workers.profile import dummy_step, largest_steps, run_dummy

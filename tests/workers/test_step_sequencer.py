@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from tokenloom.ipc.messages import Probe, SchedulerOutput, TokenMask
+from tokenloom.ipc.messages.workers import Probe, SchedulerOutput, TokenMask
 from tokenloom.workers.step_sequencer import StepFence, Verdict
 
 GENERATION = 3

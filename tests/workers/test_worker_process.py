@@ -11,17 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tokenloom.ipc.messages import (
-    Failed,
-    Hello,
-    Measured,
-    Phase,
-    Probe,
-    ProbeAck,
-    Resend,
-    RowSampling,
-    WorkerError,
-)
+from tokenloom.ipc.messages.base import Hello
+from tokenloom.ipc.messages.supervisor import Failed, Measured, Phase
+from tokenloom.ipc.messages.workers import Probe, ProbeAck, Resend, RowSampling, WorkerError
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.workers.random_schedule import new_row
 from tokenloom.tests.workers.worker_harness import GENERATION, WorkerHarness, make_spec

@@ -18,21 +18,23 @@ from tokenloom.ipc.codec import Decoder, encode
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.config.engine_spec import EngineSpec
 from tokenloom.ipc.config.model_config import ModelConfig
-from tokenloom.ipc.messages import (
+from tokenloom.ipc.messages.supervisor import (
     ChildToSupervisor,
-    CoreToWorker,
     Failed,
     Initialize,
     Measured,
+    Ready,
+    Stop,
+    SupervisorToChild,
+)
+from tokenloom.ipc.messages.workers import (
+    CoreToWorker,
     ModelRunnerOutput,
     NewRow,
     Probe,
     ProbeAck,
-    Ready,
     RowSampling,
     SchedulerOutput,
-    Stop,
-    SupervisorToChild,
     WorkerToCore,
 )
 from tokenloom.ipc.sockets import new_socket

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ...ipc.errors import ConfigError
-from ...ipc.messages import NewRow
+from ...ipc.messages.workers import NewRow
 from .row_rules import LogitsProcessor, RowRules, has_rules
 
 I64 = npt.NDArray[np.int64]

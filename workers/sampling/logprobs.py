@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ...ipc.messages import LogprobColumns
+from ...ipc.messages.core import LogprobColumns
 from .candidates import largest_ids
 
 I32 = npt.NDArray[np.int32]

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from ...ipc.errors import ProtocolError
-from ...ipc.messages import BulkArray, NewRow, Pooled
+from ...ipc.messages.base import BulkArray
+from ...ipc.messages.core import Pooled
+from ...ipc.messages.workers import NewRow
 from ...ipc.pooling_params import PoolingParams
 from ..input_batch import StepInputs
 

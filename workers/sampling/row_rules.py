@@ -15,7 +15,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from ...ipc.errors import ProtocolError
-from ...ipc.messages import NewRow, RowSampling
+from ...ipc.messages.workers import NewRow, RowSampling
 from .token_counts import TokenCounts
 
 I64 = npt.NDArray[np.int64]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...ipc.errors import ProtocolError
-from ...ipc.messages import TokenMask
+from ...ipc.messages.workers import TokenMask
 from ..input_batch import ids_of
 
 MaskSource = Callable[[], TokenMask | None]  # waits; None: the step's result is not wanted any more

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ....ipc.codec import JsonObject
-from ....ipc.messages import Delta, Logprobs
+from ....ipc.messages.client import Delta, Logprobs
 from ...client.logprobs import rows_of
 
 LOWEST = -9999.0  # JSON has no −∞; OpenAI writes this

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import cast
 
 from ....ipc.errors import RequestError
-from ....ipc.messages import BodyInput, Submit
+from ....ipc.messages.client import Submit
+from ....ipc.messages.intake import BodyInput
 from ....ipc.pooling_params import PoolingParams
 from ....ipc.sampling_params import MAX_CHILDREN, SamplingParams
 from ...client.prompts import check_text, check_token_ids

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ....ipc.messages import Delta
+from ....ipc.messages.client import Delta
 from .tools import ForcedParser, ParserName, ToolParser, ToolUse, held_back, new_parser
 
 OPENING, CLOSING = "<think>", "</think>"

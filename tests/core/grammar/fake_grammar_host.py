@@ -14,7 +14,7 @@ import numpy as np
 from tokenloom.core.grammar.manager import HOST_IS_UP, GrammarHostLost
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.errors import RequestError, error_info
-from tokenloom.ipc.messages import (
+from tokenloom.ipc.messages.grammar import (
     AdvanceGrammars,
     CloseGrammars,
     CoreToGrammar,

@@ -11,7 +11,7 @@ import zmq
 from tokenloom.core.grammar.manager import HOST_IS_UP
 from tokenloom.core.grammar.process_host import GrammarProcessHost
 from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
-from tokenloom.ipc.messages import AdvanceGrammars, GrammarOpened, GrammarsAdvanced, GrammarToCore
+from tokenloom.ipc.messages.grammar import AdvanceGrammars, GrammarOpened, GrammarsAdvanced, GrammarToCore
 from tokenloom.tests.core.harness import make_spec
 
 DEADLINE_S = 60.0

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tokenloom.ipc.codec import decode_ids, encode_ids
-from tokenloom.ipc.messages import CoreChild, EngineCoreOutputs, EngineCoreRequest, LogprobColumns
+from tokenloom.ipc.messages.core import CoreChild, EngineCoreOutputs, EngineCoreRequest, LogprobColumns
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.tests.core.fake_worker import FakeWorker, fake_logprob
 from tokenloom.tests.core.harness import Harness, owner_of, prompt_of

@@ -15,7 +15,7 @@ import pytest
 
 from tokenloom.frontend.client.client import Client
 from tokenloom.ipc.errors import EngineDead, ProtocolError, RequestError
-from tokenloom.ipc.messages import ChatMessage, Submit
+from tokenloom.ipc.messages.client import ChatMessage, Submit
 from tokenloom.tests.frontend.fake_frontend import DEADLINE_S, FORBIDDEN, FakeFrontend, expected_text, greedy
 
 

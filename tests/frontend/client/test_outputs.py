@@ -9,7 +9,7 @@ import pytest
 from tokenloom.frontend.client.outputs import OutputBuilder
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.errors import RequestError
-from tokenloom.ipc.messages import Accepted, Delta, RequestMetrics, Submit
+from tokenloom.ipc.messages.client import Accepted, Delta, RequestMetrics, Submit
 from tokenloom.ipc.sampling_params import SamplingParams
 
 

@@ -15,7 +15,7 @@ from tokenloom.frontend.client.prompts import (
 )
 from tokenloom.ipc.codec import decode_ids
 from tokenloom.ipc.errors import RequestError
-from tokenloom.ipc.messages import ChatMessage
+from tokenloom.ipc.messages.client import ChatMessage
 from tokenloom.ipc.sampling_params import SamplingParams
 
 PARAMS = SamplingParams()

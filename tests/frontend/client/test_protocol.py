@@ -12,22 +12,8 @@ from tokenloom.frontend.client.keepalive import SILENCE_S
 from tokenloom.frontend.client.protocol import CREDIT_BATCH, MAX_FAULTS, Answer
 from tokenloom.frontend.client.submit_window import MAX_UNANSWERED_BYTES, MAX_UNANSWERED_REQUESTS
 from tokenloom.ipc.errors import EngineDead, ErrorInfo, Overloaded, ProtocolError, RequestError, TokenloomError
-from tokenloom.ipc.messages import (
-    PING_INTERVAL_S,
-    Accepted,
-    Credit,
-    Delta,
-    Deltas,
-    GetInfo,
-    Hello,
-    Info,
-    Ping,
-    Pong,
-    Refused,
-    Submit,
-    Unknown,
-    Welcome,
-)
+from tokenloom.ipc.messages.base import PING_INTERVAL_S, Hello, Ping, Pong, Refused, Unknown, Welcome
+from tokenloom.ipc.messages.client import Accepted, Credit, Delta, Deltas, GetInfo, Info, Submit
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.tests.frontend.fake_frontend import answer_tokens, prompt_ids, text_of
 from tokenloom.tests.frontend.requests.rig import HELLO, Rig, check_answer

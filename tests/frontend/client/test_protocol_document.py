@@ -10,10 +10,21 @@ import msgspec
 import pytest
 from msgspec import inspect
 
-from tokenloom.ipc import messages
 from tokenloom.ipc.codec import Decoder, encode_ids
 from tokenloom.ipc.errors import ERROR_BY_KIND, ErrorInfo
-from tokenloom.ipc.messages import ClientMessage, Delta, Deltas, FrontendMessage, Hello, Submit
+from tokenloom.ipc.messages.base import LEASE_S, PING_INTERVAL_S, PROTOCOL_VERSION, BulkArray, FinishReason, Hello
+from tokenloom.ipc.messages.client import (
+    CREDIT_WINDOW,
+    ChatMessage,
+    Child,
+    ClientMessage,
+    Delta,
+    Deltas,
+    FrontendMessage,
+    Logprobs,
+    RequestMetrics,
+    Submit,
+)
 from tokenloom.ipc.pooling_params import PoolingParams
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.ipc.sockets import MAX_CLIENT_MESSAGE_BYTES
@@ -22,15 +33,15 @@ from tokenloom.ipc.structured_outputs import StructuredOutputsParams
 DOCUMENT = (Path(__file__).resolve().parents[3] / "docs" / "protocol.md").read_text(encoding="utf-8")
 STRUCTS: dict[str, Any] = {
     **{each.__struct_config__.tag: each for each in (*get_args(ClientMessage), *get_args(FrontendMessage))},
-    "chat_message": messages.ChatMessage,
-    "child": messages.Child,
+    "chat_message": ChatMessage,
+    "child": Child,
     "params": SamplingParams,
     "structured_outputs": StructuredOutputsParams,
     "pooling": PoolingParams,
-    "bulk_array": messages.BulkArray,
+    "bulk_array": BulkArray,
     "delta": Delta,
-    "logprobs": messages.Logprobs,
-    "metrics": messages.RequestMetrics,
+    "logprobs": Logprobs,
+    "metrics": RequestMetrics,
     "error": ErrorInfo,
 }
 
@@ -104,14 +115,14 @@ def test_every_field_is_described_with_its_type_and_default(name: str) -> None:
 def test_every_kind_of_error_and_every_finish_reason_is_named() -> None:
     kinds = re.findall(r"^\| `(\w+)` \| [^|]*\|$", sections()["error"].split("| kind |")[1], flags=re.MULTILINE)
     assert sorted(kinds) == sorted(ERROR_BY_KIND)
-    assert all(f'`"{reason}"`' in sections()["delta"] for reason in get_args(messages.FinishReason))
+    assert all(f'`"{reason}"`' in sections()["delta"] for reason in get_args(FinishReason))
 
 
 def test_the_numbers_are_those_of_the_code() -> None:
-    assert f"The client protocol, version {messages.PROTOCOL_VERSION}" in DOCUMENT
-    assert f"At most {messages.CREDIT_WINDOW} `deltas` messages" in DOCUMENT
-    assert f"After {messages.LEASE_S} s of silence" in DOCUMENT
-    assert f"at least every second ({messages.PING_INTERVAL_S} s)" in DOCUMENT
+    assert f"The client protocol, version {PROTOCOL_VERSION}" in DOCUMENT
+    assert f"At most {CREDIT_WINDOW} `deltas` messages" in DOCUMENT
+    assert f"After {LEASE_S} s of silence" in DOCUMENT
+    assert f"at least every second ({PING_INTERVAL_S} s)" in DOCUMENT
     assert f"({MAX_CLIENT_MESSAGE_BYTES} bytes)" in DOCUMENT
 
 

@@ -15,7 +15,7 @@ import pytest
 from tokenloom.frontend.client.client import Client
 from tokenloom.frontend.client.zmq_transport import Connection
 from tokenloom.ipc.errors import EngineDead, InternalError, RequestError
-from tokenloom.ipc.messages import CREDIT_WINDOW, Delta, Submit
+from tokenloom.ipc.messages.client import CREDIT_WINDOW, Delta, Submit
 from tokenloom.ipc.sockets import MAX_CLIENT_MESSAGE_BYTES
 from tokenloom.tests.frontend.fake_frontend import DEADLINE_S, FakeFrontend, expected_text, greedy
 

@@ -12,7 +12,7 @@ from tokenloom.frontend.intake.background import THREAD_BYTES, WAIT_S, Backgroun
 from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
 from tokenloom.frontend.text.tokenizer import Tokenizer
 from tokenloom.ipc.errors import InternalError, Overloaded, RequestError
-from tokenloom.ipc.messages import IntakeAnswer, IntakeQuestion, PromptRead, ReadPrompt
+from tokenloom.ipc.messages.intake import IntakeAnswer, IntakeQuestion, PromptRead, ReadPrompt
 
 DEADLINE_S = 20.0
 QUESTION = ReadPrompt(prompt="x")

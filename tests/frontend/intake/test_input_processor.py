@@ -13,7 +13,8 @@ from tokenloom.frontend.text.chat_template import ChatTemplate
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import RequestError
-from tokenloom.ipc.messages import ChatMessage, Child, EngineCoreRequest, Submit
+from tokenloom.ipc.messages.client import ChatMessage, Child, Submit
+from tokenloom.ipc.messages.core import EngineCoreRequest
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.tests.frontend.text.samples import new_tokenizer
 from tokenloom.tests.support.engine_specs import new_spec

@@ -32,7 +32,8 @@ from tokenloom.frontend.text.tokenizer import Tokenizer
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.config.engine_spec import EngineSpec
 from tokenloom.ipc.errors import RequestError
-from tokenloom.ipc.messages import BodyInput, BodyRead, ChatMessage, NotRead, PromptRead, ReadBody, ReadPrompt
+from tokenloom.ipc.messages.client import ChatMessage
+from tokenloom.ipc.messages.intake import BodyInput, BodyRead, NotRead, PromptRead, ReadBody, ReadPrompt
 from tokenloom.ipc.process.faults import inject
 from tokenloom.tests.support.engine_specs import new_spec
 

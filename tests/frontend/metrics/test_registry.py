@@ -18,17 +18,10 @@ from tokenloom.frontend.requests.frontend import Frontend
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ErrorInfo
-from tokenloom.ipc.messages import (
-    PROTOCOL_VERSION,
-    Abort,
-    EngineCoreOutputs,
-    EngineCoreRequest,
-    Finished,
-    Progress,
-    Started,
-    Submit,
-    Welcome,
-)
+from tokenloom.ipc.messages.base import PROTOCOL_VERSION, Welcome
+from tokenloom.ipc.messages.client import Abort, Submit
+from tokenloom.ipc.messages.core import EngineCoreOutputs, EngineCoreRequest, Finished, Started
+from tokenloom.ipc.messages.supervisor import Progress
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.tests.support.engine_specs import new_spec
 

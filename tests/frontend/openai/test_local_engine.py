@@ -13,7 +13,7 @@ from tokenloom.frontend.openai.slices import in_slices
 from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.config.engine_config import EngineConfig
-from tokenloom.ipc.messages import Submit
+from tokenloom.ipc.messages.client import Submit
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.scripts.engine_steps import new_frontend
 

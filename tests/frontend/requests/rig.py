@@ -5,7 +5,8 @@ from __future__ import annotations
 from tokenloom.frontend.client.open_request import OpenRequest, Update
 from tokenloom.frontend.client.outputs import OutputBuilder
 from tokenloom.frontend.client.protocol import Conversation
-from tokenloom.ipc.messages import ClientMessage, Submit, Welcome
+from tokenloom.ipc.messages.base import Welcome
+from tokenloom.ipc.messages.client import ClientMessage, Submit
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.tests.frontend.fake_frontend import FakeService, answer_tokens, prompt_ids, text_of
 

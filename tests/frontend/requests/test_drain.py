@@ -8,17 +8,10 @@ import pytest
 
 from tokenloom.frontend.openai.local_engine import LocalEngine
 from tokenloom.ipc.codec import encode_ids
-from tokenloom.ipc.messages import (
-    CREDIT_WINDOW,
-    LEASE_S,
-    Child,
-    Credit,
-    Drain,
-    EngineCoreOutputs,
-    Finished,
-    GetHealth,
-    Health,
-)
+from tokenloom.ipc.messages.base import LEASE_S
+from tokenloom.ipc.messages.client import CREDIT_WINDOW, Child, Credit, GetHealth, Health
+from tokenloom.ipc.messages.core import EngineCoreOutputs, Finished
+from tokenloom.ipc.messages.supervisor import Drain
 from tokenloom.tests.frontend.bench import Bench, ids, new_submit
 
 

@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 from tokenloom.frontend.intake.background import THREAD_BYTES, WAIT_S
 from tokenloom.ipc.codec import decode_ids, encode_ids
-from tokenloom.ipc.messages import Abort, Accepted, ChatMessage, Deltas, Finished, Started
+from tokenloom.ipc.messages.client import Abort, Accepted, ChatMessage, Deltas
+from tokenloom.ipc.messages.core import Finished, Started
 from tokenloom.tests.frontend.bench import DEADLINE_S, TOKENIZER, Bench, deltas_of, ids, new_submit
 
 

@@ -5,21 +5,9 @@ from __future__ import annotations
 import random
 
 from tokenloom.ipc.codec import decode_ids
-from tokenloom.ipc.messages import (
-    CREDIT_WINDOW,
-    LEASE_S,
-    PROTOCOL_VERSION,
-    Abort,
-    Accepted,
-    Credit,
-    Finished,
-    Hello,
-    Ping,
-    Pong,
-    Refused,
-    Unknown,
-    Welcome,
-)
+from tokenloom.ipc.messages.base import LEASE_S, PROTOCOL_VERSION, Hello, Ping, Pong, Refused, Unknown, Welcome
+from tokenloom.ipc.messages.client import CREDIT_WINDOW, Abort, Accepted, Credit
+from tokenloom.ipc.messages.core import Finished
 from tokenloom.tests.frontend.bench import TOKENIZER, Bench, deltas_of, ids, new_submit
 
 

@@ -8,19 +8,9 @@ import pytest
 
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.errors import ErrorInfo
-from tokenloom.ipc.messages import (
-    PROTOCOL_VERSION,
-    Accepted,
-    Child,
-    Delta,
-    Deltas,
-    EngineCoreRequest,
-    Finished,
-    Hello,
-    Ping,
-    Unknown,
-    Welcome,
-)
+from tokenloom.ipc.messages.base import PROTOCOL_VERSION, Hello, Ping, Unknown, Welcome
+from tokenloom.ipc.messages.client import Accepted, Child, Delta, Deltas
+from tokenloom.ipc.messages.core import EngineCoreRequest, Finished
 from tokenloom.tests.frontend.bench import Bench, ids, new_submit
 
 

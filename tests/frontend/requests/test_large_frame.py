@@ -10,7 +10,7 @@ import pytest
 from tokenloom.frontend.requests.large_frame import LARGE_BYTES, MAX_TURNS, check_large_frame, id_of
 from tokenloom.ipc.codec import encode
 from tokenloom.ipc.errors import ProtocolError
-from tokenloom.ipc.messages import ChatMessage, Child, Submit
+from tokenloom.ipc.messages.client import ChatMessage, Child, Submit
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.tests.frontend.bench import Bench
 

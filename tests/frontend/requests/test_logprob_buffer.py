@@ -10,7 +10,7 @@ from tokenloom.frontend.client.logprobs import Logprob, unpack_logprobs
 from tokenloom.frontend.requests.logprob_buffer import LogprobBuffer, LogprobRun, TokenTexts, runs_of
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.errors import ProtocolError
-from tokenloom.ipc.messages import LogprobColumns
+from tokenloom.ipc.messages.core import LogprobColumns
 from tokenloom.tests.frontend.text.samples import new_tokenizer
 
 

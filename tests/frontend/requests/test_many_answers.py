@@ -8,20 +8,10 @@ from tokenloom.frontend.client.open_request import OpenRequest, Update
 from tokenloom.frontend.client.outputs import OutputBuilder
 from tokenloom.frontend.text.detokenizer import DetokenizerFactory
 from tokenloom.ipc.codec import decode_ids, encode_ids
-from tokenloom.ipc.messages import (
-    Abort,
-    Accepted,
-    Credit,
-    Delta,
-    EngineCoreRequest,
-    ErrorInfo,
-    Finished,
-    LogprobColumns,
-    Logprobs,
-    Submit,
-    Unknown,
-    Welcome,
-)
+from tokenloom.ipc.errors import ErrorInfo
+from tokenloom.ipc.messages.base import Unknown, Welcome
+from tokenloom.ipc.messages.client import Abort, Accepted, Credit, Delta, Logprobs, Submit
+from tokenloom.ipc.messages.core import EngineCoreRequest, Finished, LogprobColumns
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.tests.frontend.bench import Bench, ids, new_submit
 from tokenloom.tests.frontend.requests.rig import Rig

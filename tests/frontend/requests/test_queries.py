@@ -5,26 +5,22 @@ from __future__ import annotations
 import msgspec
 
 from tokenloom.ipc.codec import encode_ids
-from tokenloom.ipc.messages import (
+from tokenloom.ipc.messages.client import (
     Control,
-    ControlDone,
     Deltas,
     Detokenize,
     Done,
-    EngineControl,
-    EngineCoreOutputs,
     GetHealth,
     GetInfo,
     Health,
     Info,
-    Initialize,
-    Progress,
     QueryFailed,
-    SetLogLevel,
     Text,
     TokenIds,
     Tokenize,
 )
+from tokenloom.ipc.messages.core import ControlDone, EngineControl, EngineCoreOutputs
+from tokenloom.ipc.messages.supervisor import Initialize, Progress, SetLogLevel
 from tokenloom.tests.frontend.bench import TOKENIZER, Bench, ids
 
 

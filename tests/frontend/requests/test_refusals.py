@@ -12,7 +12,8 @@ from tokenloom.frontend.requests import request_manager as request_desk
 from tokenloom.ipc.codec import encode, encode_ids
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ErrorInfo
-from tokenloom.ipc.messages import PROTOCOL_VERSION, Child, Deltas, Hello, Ping, QueryFailed, Refused, Unknown
+from tokenloom.ipc.messages.base import PROTOCOL_VERSION, Hello, Ping, Refused, Unknown
+from tokenloom.ipc.messages.client import Child, Deltas, QueryFailed
 from tokenloom.tests.frontend.bench import Bench, ids, new_submit
 
 

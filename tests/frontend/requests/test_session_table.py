@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tokenloom.frontend.requests.session_table import MAX_SESSIONS, SessionTable
-from tokenloom.ipc.messages import Delta
+from tokenloom.ipc.messages.client import Delta
 
 
 def test_the_longest_silent_without_requests_are_forgotten_first() -> None:

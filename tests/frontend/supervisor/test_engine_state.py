@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from tokenloom.frontend.supervisor.children import Child
 from tokenloom.frontend.supervisor.engine_state import EngineState, state_lines
-from tokenloom.ipc.messages import Progress
+from tokenloom.ipc.messages.supervisor import Progress
 
 
 def new_child(role: str, name: str, pid: int, *, is_ready: bool) -> Child:

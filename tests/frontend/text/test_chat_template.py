@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tokenloom.frontend.text.chat_template import ChatTemplate
 from tokenloom.ipc.errors import ConfigError, RequestError
-from tokenloom.ipc.messages import ChatMessage
+from tokenloom.ipc.messages.client import ChatMessage
 from tokenloom.tests.frontend.text.samples import backend_json, new_tokenizer
 
 CHAT = [

@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tokenloom.ipc.messages import RowSampling
+from tokenloom.ipc.messages.workers import RowSampling
 from tokenloom.kernels import noise
 from tokenloom.kernels.gpu.sampling.noise import gumbel, run_bits, token_bits
 from tokenloom.kernels.gpu.sampling.sampling import sample

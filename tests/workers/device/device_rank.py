@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from tokenloom.ipc.messages import RowSampling
+from tokenloom.ipc.messages.workers import RowSampling
 from tokenloom.kernels.gpu.ops import TritonOps
 from tokenloom.tests.workers.device.fake_device import Again, NoWaiting, new_runner
 from tokenloom.tests.workers.paged_run import CPU, load

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from tokenloom.ipc.messages import RowSampling, SchedulerOutput
+from tokenloom.ipc.messages.workers import RowSampling, SchedulerOutput
 from tokenloom.kernels.gpu.ops import TritonOps
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.workers.device.device_rank import drive

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tokenloom.ipc.messages import RowSampling
+from tokenloom.ipc.messages.workers import RowSampling
 from tokenloom.tests.workers.history_model import VOCAB_SIZE, logits_after
 from tokenloom.tests.workers.random_schedule import message, new_row, new_runner
 from tokenloom.workers import model_runner

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tokenloom.ipc.errors import ConfigError, ProtocolError
-from tokenloom.ipc.messages import RowSampling
+from tokenloom.ipc.messages.workers import RowSampling
 from tokenloom.tests.support.sampling_reference import F64, Wanted, processed, scores
 from tokenloom.tests.workers.history_model import VOCAB_SIZE, logits_after
 from tokenloom.tests.workers.random_schedule import RandomSchedule, Request, frame, message, new_row, new_runner

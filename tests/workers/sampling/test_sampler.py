@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from tokenloom.ipc.messages import RowSampling
+from tokenloom.ipc.messages.workers import RowSampling
 from tokenloom.kernels.cpu.sampling import load_cpu_sampling
 from tokenloom.tests.support.sampling_reference import Wanted, filtered, scores
 from tokenloom.workers.sampling.sampler import Sampler

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tokenloom.ipc.errors import ProtocolError
-from tokenloom.ipc.messages import TokenMask
+from tokenloom.ipc.messages.workers import TokenMask
 from tokenloom.workers.sampling.token_mask import apply_mask
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
