@@ -1,23 +1,14 @@
-"""What layers and kernels hand to each other, and the choice of who performs the operations.
+"""What layers and kernels hand to each other. What each operation does is told in `reference.py`.
 
-Layers call an `Ops` and know neither device nor kernel: `select_ops` decides once, by device. What each operation does
-is told in `reference.py`. Axes: T tokens of the step, R rows (requests), D head_dim.
+Axes: T tokens of the step, R rows (requests), D head_dim.
 """
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import Protocol
 
-import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from .reference import ReferenceOps
-
-logger = logging.getLogger("tokenloom.kernels")
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,54 +100,3 @@ class FusedDecoder(Protocol):
         """token_ids [T] → hidden states [T, hidden] after the final norm, and float32 logits [c, out] of the tokens
         `chosen` [c] int64; writes the step's keys and values. What is returned holds until the next call."""
         ...
-
-
-Ops: TypeAlias = "ReferenceOps"  # whatever performs the operations is one, and overrides what it does otherwise
-
-
-def select_ops(
-    device: torch.device,
-    dtype: torch.dtype,
-    enforce_reference: bool = False,
-    is_deterministic: bool = False,
-    has_fp8_cache: bool = False,
-    spare_folder: Path | None = None,
-) -> Ops:
-    """The implementation for models of this dtype on `device`; its `kernels` say which it is.
-
-    Says so in the log, with a warning if plain torch takes the place of kernels. `spare_folder`: where compiled kernels
-    are kept if the user's cache folder cannot be used; made if need be.
-    """
-    from .deterministic import DeterministicOps
-    from .reference import ReferenceOps
-
-    plain = DeterministicOps() if is_deterministic else ReferenceOps()
-    if enforce_reference:
-        plain.kernels = f"{plain.kernels}: --enforce-reference"
-        return plain
-    ops = _fast_ops(device, dtype, is_deterministic, has_fp8_cache, spare_folder)
-    if isinstance(ops, str):
-        plain.kernels = f"{plain.kernels}: {ops}"
-        logger.warning("plain torch computes in place of the kernels, at half their speed or less: %s", ops)
-        return plain
-    logger.info("computes with %s for %s on %s", ops.kernels, dtype, device)
-    return ops
-
-
-def _fast_ops(
-    device: torch.device, dtype: torch.dtype, is_deterministic: bool, has_fp8_cache: bool, spare_folder: Path | None
-) -> Ops | str:
-    """The kernels, or the reason why there are none."""
-    if device.type == "cuda":
-        from .gpu.load import gpu_obstacle, load_gpu_ops
-
-        return load_gpu_ops(device, is_deterministic) or gpu_obstacle(device)
-    if has_fp8_cache:
-        return "the kernels in C read no KV cache of fp8: leave out --kv-cache-dtype"
-    from .cpu.compiler import Unavailable
-    from .cpu.cpu_ops import load_cpu_ops
-
-    try:
-        return load_cpu_ops(dtype, is_deterministic, spare_folder)
-    except Unavailable as error:
-        return str(error)

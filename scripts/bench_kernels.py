@@ -17,15 +17,15 @@ import numpy as np
 import torch
 
 from tokenloom.ipc.config.model_config import ModelConfig
-from tokenloom.kernels.contract import select_ops
 from tokenloom.kernels.cpu.library import load_library
 from tokenloom.kernels.cpu.library_store import cached_library
 from tokenloom.kernels.cpu.processor import instruction_levels
+from tokenloom.kernels.select import select_ops
 from tokenloom.scripts.bench_limits import LimitsPeer
 from tokenloom.scripts.bench_report import Report, median, new_parser
 from tokenloom.scripts.bench_workload import find_checkpoint
 from tokenloom.workers.memory import allocate_kv_cache
-from tokenloom.workers.model_runner import compute
+from tokenloom.workers.model_step import compute
 from tokenloom.workers.models.decoder import DecoderModel, load_model
 from tokenloom.workers.parallel import ParallelGroup
 from tokenloom.workers.profile import dummy_step

@@ -12,7 +12,7 @@ import torch
 
 from tokenloom.ipc.config.model_config import ModelConfig
 from tokenloom.ipc.messages.workers import RowSampling
-from tokenloom.kernels.contract import select_ops
+from tokenloom.kernels.select import select_ops
 from tokenloom.workers.device.cuda_graphs import CudaRecorder
 from tokenloom.workers.device.device_runner import DeviceRunner
 from tokenloom.workers.input_batch import StepInputs

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..ipc.messages.workers import RowSampling
 from .input_batch import StepInputs
-from .model_runner import Model, compute
+from .model_step import Model, compute
 from .sampling.logprobs import score_tokens
 from .sampling.sampler import Sampler
 from .sampling.sampling_columns import SamplingColumns

@@ -30,7 +30,7 @@ from ..ipc.messages.workers import ModelRunnerOutput, SchedulerOutput
 from ..ipc.process.faults import maybe_fail
 from ..ipc.process.machine_memory import gib
 from ..kernels import fp8_cache
-from ..kernels.contract import select_ops
+from ..kernels.select import select_ops
 from .cpu_threads import num_cpu_threads
 from .input_batch import InputBatch
 from .memory import KVCacheLimits, allocate_kv_cache, fit_on_cpu, fit_on_gpu

@@ -11,39 +11,19 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Sequence
-from contextvars import ContextVar
-from dataclasses import dataclass, field
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...ipc.process.log import write_line
+from ..metrics.access_record import AccessRecord, access_record
 from ..openai.events import SERVER_SEND
 from ..openai.forms.errors import HttpError
 from .middleware import PROBE_PATHS
 
 logger = logging.getLogger("tokenloom.http")
 
-CLIENT_CLOSED_REQUEST = 499  # nobody reads it; nginx's number, for this log and the metrics
 MAX_ERRORS_PER_S = 50
 MAX_PATH_CHARACTERS = 200
-
-
-@dataclass(slots=True)
-class AccessRecord:
-    """What is known of a request that is being answered."""
-
-    begun_at: float = field(default_factory=time.monotonic)
-    first_at: float = 0.0  # when the head of the answer went out
-    status: int = CLIENT_CLOSED_REQUEST  # until there is another
-    is_whole: bool = False  # the answer was written to its end
-    num_bytes: int = 0
-    num_prompt_tokens: int = 0
-    num_completion_tokens: int = 0
-    headers: Sequence[tuple[bytes, bytes]] = ()  # of the answer
-
-
-access_record: ContextVar[AccessRecord | None] = ContextVar("access_record", default=None)  # of the current request
 
 
 class AccessLog:

@@ -19,6 +19,7 @@ from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import TokenloomError
 from ..intake.body_parser import BodyT, ParsedBody
 from ..listening.open_requests import OpenRequests
+from ..metrics.access_record import CLIENT_CLOSED_REQUEST
 from ..metrics.tracing import TraceContext
 from ..openai.answers import Answers
 from ..openai.chat import ChatCompletion
@@ -34,7 +35,6 @@ from ..openai.local_engine import LocalEngine
 from ..openai.responses import ResponseCreation
 from ..requests.engine_metrics import EngineMetrics
 from ..requests.frontend import Frontend
-from .access_log import CLIENT_CLOSED_REQUEST
 from .admin import AdminEndpoints
 from .control import ControlEndpoints
 from .endpoint import Endpoint

@@ -16,7 +16,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import uvicorn
 import uvloop
@@ -36,15 +36,36 @@ from .access_log import AccessLog
 from .app import new_app
 from .connections import Connections, HttpConnection, most_connections
 
-if TYPE_CHECKING:
-    from ..process import FrontendProcess
-
 IDLE_S = 75  # for how long a connection is kept open between two requests
 FAREWELL_S = 2  # how long answers that are being written may take when the engine stops
 
 
+class TurnTaker(Protocol):
+    """A process whose turns run on the event loop of the HTTP server."""
+
+    is_stopping: bool
+    wakeup_fd: int
+
+    @property
+    def sockets(self) -> Sequence[zmq.Socket[bytes]]:
+        """Those that a turn reads."""
+        ...
+
+    def turn(self) -> None:
+        """Take in what has come and send what is due."""
+        ...
+
+    def seconds_to_tick(self, now: float) -> float | None:
+        """How long nothing may happen; `now` in monotonic seconds. None: until something comes."""
+        ...
+
+    def stop(self) -> None:
+        """Tell everybody that this is the end."""
+        ...
+
+
 def run_with_http(
-    process: FrontendProcess, frontend: Frontend, spec: EngineSpec, fds: Sequence[int], open_requests: OpenRequests
+    process: TurnTaker, frontend: Frontend, spec: EngineSpec, fds: Sequence[int], open_requests: OpenRequests
 ) -> None:
     """Serve on the listening sockets `fds`, which are the supervisor's, until the process is stopping."""
     listeners = [socket.socket(fileno=fd) for fd in fds]
@@ -55,7 +76,7 @@ def run_with_http(
 
 
 async def _serve(
-    process: FrontendProcess,
+    process: TurnTaker,
     frontend: Frontend,
     spec: EngineSpec,
     listeners: Sequence[socket.socket],
@@ -127,7 +148,7 @@ def accept(
 class TurnLoop:
     """`run` returns when the process is stopping, and raises what a turn raises."""
 
-    def __init__(self, process: FrontendProcess) -> None:
+    def __init__(self, process: TurnTaker) -> None:
         self._process = process
         self._loop = asyncio.get_running_loop()
         self._is_pending = False

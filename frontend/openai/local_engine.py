@@ -24,10 +24,10 @@ from ...ipc.codec import JsonObject, num_ids
 from ...ipc.errors import ErrorInfo, RequestError
 from ...ipc.messages.client import Abort, Accepted, Control, Delta, Deltas, Done, FrontendMessage, QueryFailed, Submit
 from ...ipc.messages.intake import BodyInput
-from ..http.access_log import access_record
 from ..intake.background import BackgroundJob, Then
 from ..intake.body_parser import ParsedBody
 from ..intake.input_processor import Prompt
+from ..metrics.access_record import access_record
 from ..metrics.tracing import TraceContext, incoming_trace
 from ..requests.frontend import Frontend
 from .body_reader import BodyReader, in_background

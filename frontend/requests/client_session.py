@@ -9,23 +9,31 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
 
 from ...ipc.codec import encode
 from ...ipc.messages.base import LEASE_S
 from ...ipc.messages.client import CREDIT_WINDOW, Delta, Deltas, FrontendMessage
-from .output_processor import Answer, RequestState
+
+RequestT = TypeVar("RequestT")  # what the owner of the sessions keeps of an open request
 
 MAX_DELTAS_BYTES = 4 << 20  # of one message, about; more news go into the next one
 
 
-class ClientSession:
+class HasDelta(Protocol):
+    """Something whose news can be taken as one delta."""
+
+    def take_delta(self) -> Delta: ...
+
+
+class ClientSession(Generic[RequestT]):
     """Invariant: every unsent answer's request belongs to this session; at most CREDIT_WINDOW Deltas are in flight."""
 
     def __init__(self, identity: bytes, now: float) -> None:
         self.identity = identity
         self.last_seen = now  # monotonic seconds
-        self.request_by_id: dict[str, RequestState] = {}
-        self.unsent: dict[int, Answer] = {}  # by key, in the order of their news
+        self.request_by_id: dict[str, RequestT] = {}
+        self.unsent: dict[int, HasDelta] = {}  # by key, in the order of their news
         self.refusals: list[Delta] = []  # ends of requests that never had answers
         self.num_in_flight = 0  # Deltas messages that the client has not credited
 
@@ -93,7 +101,7 @@ def _logprob_bytes(delta: Delta) -> int:
 _FOR_EVER = float("inf")
 
 
-class LocalSession(ClientSession):
+class LocalSession(ClientSession[RequestT]):
     """Gets structs, not frames, in the turn in which they are made. Nothing can be lost between the two, so that there
     is no lease (never silent, the table neither forgets it nor takes it for dead), and what it is told is never in
     flight, so that there are no credits.

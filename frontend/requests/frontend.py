@@ -50,12 +50,12 @@ from ..metrics.tracing import new_tracing
 from ..text.chat_template import ChatTemplate
 from ..text.detokenizer import DetokenizerFactory
 from ..text.tokenizer import Tokenizer
-from .client_session import ClientSession, LocalSession
+from .client_session import LocalSession
 from .control import ControlRelay
 from .core_client import CoreLink, Outbox
 from .engine_metrics import EngineMetrics
 from .large_frame import LARGE_BYTES, check_large_frame, id_of
-from .output_processor import OutputProcessor
+from .output_processor import OutputProcessor, RequestState, Session
 from .queries import QueryProcessor
 from .request_manager import RequestDesk
 from .session_table import NEVER, SessionTable
@@ -159,7 +159,7 @@ class Frontend:
         else:
             self.on_message(session, message)
 
-    def on_message(self, session: ClientSession, message: ClientMessage) -> None:
+    def on_message(self, session: Session, message: ClientMessage) -> None:
         """What a known client says."""
         if isinstance(message, Submit):
             self._desk.submit(session, message)
@@ -174,7 +174,7 @@ class Frontend:
         elif not isinstance(message, Hello):
             self._queries.answer(message, session.owner_of(""), lambda reply: self._send(session.identity, reply))
 
-    def _credit(self, session: ClientSession, count: int) -> None:
+    def _credit(self, session: Session, count: int) -> None:
         if count < 0:
             self.counts["malformed_client_frames"] += 1
             error = ErrorInfo("protocol", f"credit.count is {count}, it must not be negative")
@@ -183,13 +183,13 @@ class Frontend:
         session.credit(count)
         self._sessions.mark(session)
 
-    def open_local(self, deliver: Callable[[FrontendMessage], None]) -> LocalSession:
+    def open_local(self, deliver: Callable[[FrontendMessage], None]) -> LocalSession[RequestState]:
         """A client inside this process: `deliver` gets its messages, `on_message` takes what it says."""
-        session = LocalSession(secrets.token_bytes(16), deliver)
+        session: LocalSession[RequestState] = LocalSession(secrets.token_bytes(16), deliver)
         self._sessions.adopt(session)
         return session
 
-    def on_local_disconnect(self, session: LocalSession, request_id: str) -> None:
+    def on_local_disconnect(self, session: LocalSession[RequestState], request_id: str) -> None:
         """Whoever asked for it is gone: end a request."""
         self._desk.abort(session, request_id, "disconnect")
 
@@ -206,7 +206,7 @@ class Frontend:
         if session is not None:
             self._desk.drop(session, "gone")
 
-    def _greet(self, identity: bytes, session: ClientSession | None, hello: Hello) -> None:
+    def _greet(self, identity: bytes, session: Session | None, hello: Hello) -> None:
         if hello.protocol_version != PROTOCOL_VERSION:
             message = (
                 f"the client speaks protocol version {hello.protocol_version}, this engine speaks "
@@ -228,7 +228,7 @@ class Frontend:
         if is_worth_a_line(self.counts[name]):
             logger.warning("from the %s, the %d. time: %s", peer, self.counts[name], error)
 
-    def _on_malformed(self, identity: bytes, session: ClientSession | None, frame: bytes, reason: str) -> None:
+    def _on_malformed(self, identity: bytes, session: Session | None, frame: bytes, reason: str) -> None:
         """A Submit or a query whose id can be read is answered under it, so that its sender sees what is wrong."""
         self.counts["malformed_client_frames"] += 1
         told_id = None if session is None else id_of(frame)
@@ -239,7 +239,7 @@ class Frontend:
         else:
             self._send(identity, Refused(error=ErrorInfo("protocol", reason)))
 
-    def _may_refuse(self, session: ClientSession, request_id: str) -> bool:
+    def _may_refuse(self, session: Session, request_id: str) -> bool:
         """Whether a message that cannot be read may end a request of this id."""
         return 0 < len(request_id) <= MAX_REQUEST_ID_CHARACTERS and request_id not in session.request_by_id
 

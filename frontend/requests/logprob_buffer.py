@@ -12,19 +12,7 @@ from ...ipc.codec import decode_ids
 from ...ipc.errors import ProtocolError
 from ...ipc.messages.client import Logprobs
 from ...ipc.messages.core import LogprobColumns
-from ..text.tokenizer import Tokenizer
-
-
-class TokenTexts(dict[int, str]):
-    """Token id → the text that it decodes to by itself."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        super().__init__()
-        self._tokenizer = tokenizer
-
-    def __missing__(self, token_id: int) -> str:
-        text = self[token_id] = self._tokenizer.decode([token_id], skip_special_tokens=False)
-        return text
+from ..text.token_texts import TokenTexts
 
 
 class LogprobBuffer:

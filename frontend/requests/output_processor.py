@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TypeAlias
 
 import msgspec
 
@@ -24,10 +24,9 @@ from ..intake.background import BackgroundJob
 from ..intake.input_processor import ProcessedRequest
 from ..text.detokenizer import Detokenizer, DetokenizerFactory
 from ..text.stop_strings import StopChecker
-from .logprob_buffer import LogprobBuffer, LogprobRun, TokenTexts, runs_of
-
-if TYPE_CHECKING:
-    from .client_session import ClientSession
+from ..text.token_texts import TokenTexts
+from .client_session import ClientSession
+from .logprob_buffer import LogprobBuffer, LogprobRun, runs_of
 
 
 class RequestState:
@@ -35,7 +34,7 @@ class RequestState:
 
     __slots__ = ("answers", "is_accepted", "processed", "prompt_logprobs", "session", "submit", "tokenizing")
 
-    def __init__(self, session: ClientSession, submit: Submit) -> None:
+    def __init__(self, session: ClientSession[RequestState], submit: Submit) -> None:
         self.session = session
         self.submit = submit
         self.processed: ProcessedRequest | None = None  # None while its prompt is tokenized
@@ -73,6 +72,9 @@ class RequestState:
         ]
         known = self.prompt_logprobs.end
         return msgspec.structs.replace(self.processed.core, children=children, num_prompt_logprobs=known)
+
+
+Session: TypeAlias = ClientSession[RequestState]
 
 
 @dataclass(slots=True, eq=False)

@@ -19,10 +19,9 @@ from ..client.prompts import MAX_REQUEST_ID_CHARACTERS
 from ..intake.background import Background
 from ..intake.input_processor import InputProcessor, Prompt
 from ..intake.prompt_reader import PromptReader
-from .client_session import ClientSession
 from .core_client import CoreLink
 from .engine_metrics import EngineMetrics
-from .output_processor import OutputProcessor, RequestState
+from .output_processor import OutputProcessor, RequestState, Session
 from .queries import QueryProcessor
 from .session_table import SessionTable
 
@@ -53,7 +52,7 @@ class RequestDesk:
 
     # ── in ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def submit(self, session: ClientSession, submit: Submit) -> None:
+    def submit(self, session: Session, submit: Submit) -> None:
         if not 0 < len(submit.request_id) <= MAX_REQUEST_ID_CHARACTERS:
             reason = (
                 f"request_id has {len(submit.request_id)} characters, it must have 1 to {MAX_REQUEST_ID_CHARACTERS}"
@@ -150,7 +149,7 @@ class RequestDesk:
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def abort(self, session: ClientSession, request_id: str, cause: str) -> None:
+    def abort(self, session: Session, request_id: str, cause: str) -> None:
         request = session.request_by_id.get(request_id)
         if request is not None:
             self.end(request, "abort", cause=cause)
@@ -173,7 +172,7 @@ class RequestDesk:
             self._end_unanswered(session, request.request_id, reason, error, indices)
         request.close()
 
-    def refuse(self, session: ClientSession, request_id: str, error: ErrorInfo) -> None:
+    def refuse(self, session: Session, request_id: str, error: ErrorInfo) -> None:
         """End a request that has no answers yet."""
         self._counts["refused_requests"] += 1
         self._metrics.on_refused(error.kind)
@@ -181,7 +180,7 @@ class RequestDesk:
 
     def _end_unanswered(
         self,
-        session: ClientSession,
+        session: Session,
         request_id: str,
         reason: FinishReason,
         error: ErrorInfo | None,
@@ -207,7 +206,7 @@ class RequestDesk:
             request.session.unsent.pop(answer.key, None)
         request.close()
 
-    def drop(self, session: ClientSession, cause: str) -> None:
+    def drop(self, session: Session, cause: str) -> None:
         """A client is no more: end what it owned."""
         num_requests = len(session.request_by_id)
         self._counts[f"clients_{cause}"] += 1
@@ -234,7 +233,7 @@ class RequestDesk:
         self._counts["gaps"] += news.num_gaps
         for request in news.accepted:
             self._tell_accepted(request)
-        session: ClientSession | None = None
+        session: Session | None = None
         finished: list[RequestState] = []
         for answer in news.answers:
             request = answer.request

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from .client_session import ClientSession
+from .output_processor import Session
 
 MAX_SESSIONS = 4096  # beyond, half of those without requests are forgotten, the longest silent first
 NEVER = float("inf")
@@ -17,17 +18,17 @@ class SessionTable:
     """Invariant: a session with news that its credits let through is marked, from `mark` to the next `take_frames`."""
 
     def __init__(self) -> None:
-        self._session_by_identity: dict[bytes, ClientSession] = {}
-        self._with_news: dict[bytes, ClientSession] = {}
+        self._session_by_identity: dict[bytes, Session] = {}
+        self._with_news: dict[bytes, Session] = {}
         self.next_lease_end = NEVER  # monotonic seconds; may be too early, never too late
 
-    def __iter__(self) -> Iterator[ClientSession]:
+    def __iter__(self) -> Iterator[Session]:
         return iter(self._session_by_identity.values())
 
-    def get(self, identity: bytes) -> ClientSession | None:
+    def get(self, identity: bytes) -> Session | None:
         return self._session_by_identity.get(identity)
 
-    def add(self, identity: bytes, now: float) -> ClientSession:
+    def add(self, identity: bytes, now: float) -> Session:
         """A new client. Who is forgotten for it gets Unknown for its next message, and begins anew."""
         if len(self._session_by_identity) >= MAX_SESSIONS:
             idle = sorted((each for each in self if not each.has_lease), key=lambda each: each.last_seen)
@@ -36,15 +37,15 @@ class SessionTable:
         session = self._session_by_identity[identity] = ClientSession(identity, now)
         return session
 
-    def adopt(self, session: ClientSession) -> None:
+    def adopt(self, session: Session) -> None:
         """A session that was made elsewhere and is never forgotten."""
         self._session_by_identity[session.identity] = session
 
-    def remove(self, session: ClientSession) -> None:
+    def remove(self, session: Session) -> None:
         self._session_by_identity.pop(session.identity, None)
         self._with_news.pop(session.identity, None)
 
-    def mark(self, session: ClientSession) -> None:
+    def mark(self, session: Session) -> None:
         """The session has news, or credits for those that it had: something may be sent."""
         if session.has_news:
             self._with_news[session.identity] = session
@@ -54,7 +55,7 @@ class SessionTable:
         marked, self._with_news = self._with_news, {}
         return [(identity, frame) for identity, session in marked.items() for frame in session.take_frames()]
 
-    def open_lease(self, session: ClientSession) -> None:
+    def open_lease(self, session: Session) -> None:
         """The session owns a request from now on: its silence counts."""
         self.next_lease_end = min(self.next_lease_end, session.lease_end)
 
@@ -63,7 +64,7 @@ class SessionTable:
         for session in self:
             session.last_seen = now
 
-    def take_silent(self, now: float) -> list[ClientSession]:
+    def take_silent(self, now: float) -> list[Session]:
         """Those whose lease is over."""
         if now < self.next_lease_end:
             return []

@@ -20,30 +20,8 @@ import zmq
 from ...ipc.addresses import RunDirectory, lock_ipc_address, unlink_ipc_address
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import EngineDead, ProtocolError, TokenloomError
-from ...ipc.messages.base import LEASE_S, PROTOCOL_VERSION, Hello, Ping, Pong
-from ...ipc.messages.supervisor import (
-    ChildToSupervisor,
-    CoreUp,
-    Drain,
-    Drained,
-    Failed,
-    FrontendDown,
-    Initialize,
-    Measured,
-    Phase,
-    PhaseProgress,
-    Progress,
-    Ready,
-    Reloaded,
-    Reloading,
-    ReplaceWorkers,
-    SetLogLevel,
-    StartPhase,
-    StartPhases,
-    Stop,
-    WorkersDown,
-    WorkersUp,
-)
+from ...ipc.messages import supervisor as messages
+from ...ipc.messages.base import LEASE_S, PROTOCOL_VERSION, Hello, Pong
 from ...ipc.process import log
 from ...ipc.process.awake_clock import AwakeClock
 from ...ipc.process.log import log_always
@@ -54,6 +32,7 @@ from .engine_state import EngineState, state_lines
 from .restart_policy import RestartPolicy
 from .service_manager import READY, STOPPING, notify
 from .signal_watch import SignalWatch, StartInterrupted
+from .signs_of_life import SignsOfLife
 from .start_report import StartReport
 
 logger = logging.getLogger("tokenloom.supervisor")
@@ -61,9 +40,7 @@ logger = logging.getLogger("tokenloom.supervisor")
 LONGEST_WAIT_S = 86400.0  # a poller's milliseconds have 31 bits
 BEAT_S = 1.0  # of the clock that start and drain are measured by
 RETRY_S = 0.1  # between looks at whether the workers that a core needs are up
-START_GRACE = 5  # times the hang timeout, or the first start, for a replacement that is still starting
 STOP_TIMEOUT_S = 3.0  # from Stop to SIGKILL
-PINGS_PER_TIMEOUT = 3  # core and frontend answer within milliseconds unless they hang
 
 
 class Supervisor:
@@ -93,16 +70,14 @@ class Supervisor:
         self._next_model_folder: str | None = None  # which they may be reading, rank by rank, just now
         self._num_blocks = 0  # 0: not settled yet
         self._is_serving = False
-        self._first_start_s = 0.0
         self._policy_by_role = {role: RestartPolicy() for role in ("worker", "core", "frontend")}
         self._pending_start: dict[str, float] = {}  # role: when to start it
-        self._progress = Progress(step=0, step_age_s=0.0, num_running=0, num_waiting=0)
+        self._progress = messages.Progress(step=0, step_age_s=0.0, num_running=0, num_waiting=0)
         self._log_level = spec.config.log_level
-        self._phases: list[StartPhase] = []  # of the processes that live
+        self._phases: list[messages.StartPhase] = []  # of the processes that live
         self._last_failure = ""
         self._failure: TokenloomError | None = None
-        self._ping_interval_s = spec.config.hang_timeout_s / PINGS_PER_TIMEOUT
-        self._next_ping_at = 0.0
+        self._signs = SignsOfLife(self._roster, spec.config.hang_timeout_s)
         self._progress_at = 0.0  # monotonic seconds
         self._is_draining = self._has_drained = False
         self._frontend_back_at = -LEASE_S  # when a lost one had a successor; monotonic seconds
@@ -129,8 +104,8 @@ class Supervisor:
             if self._clock.look() >= deadline:
                 limit_s = self.spec.config.start_timeout_s
                 raise EngineDead(f"{', '.join(late)} not ready after --start-timeout-s {limit_s:g} s")
-        self._is_serving, self._next_ping_at = True, time.monotonic()
-        self._first_start_s = time.monotonic() - self._begun
+        self._is_serving = True
+        self._signs.begin(time.monotonic() - self._begun)
         self._publish_start()
         places = " and ".join((self.address, *self._listeners.addresses))
         self._announce(f"Ready at {places} after {time.monotonic() - self._begun:.2f} s")
@@ -180,7 +155,7 @@ class Supervisor:
         returns_s = max(self._frontend_back_at + LEASE_S - time.monotonic(), 0.0)
         for child in self._roster.of("frontend"):
             if child.is_ready:
-                self._roster.tell(child, Drain(clients_return_s=returns_s))
+                self._roster.tell(child, messages.Drain(clients_return_s=returns_s))
 
     def _turn(self, timeout_s: float | None) -> None:
         """Wait for something and deal with all that is there. Raises what cannot be mended."""
@@ -199,46 +174,47 @@ class Supervisor:
         if self._failure is not None:
             raise self._failure
         self._start_what_is_due()
-        self._ask_for_signs_of_life()
+        hanging = self._signs.look()
+        if hanging is not None:
+            self._on_loss(*hanging)
 
-    def _patience_ms(self, timeout_s: float | None) -> int | None:
+    def _patience_ms(self, timeout_s: float | None) -> int:
         now = time.monotonic()
         waits = [when - now for when in self._pending_start.values()]
         if timeout_s is not None:
             waits.append(timeout_s)
-        if self._is_serving:
-            waits.append(self._next_ping_at - now)
-        return max(int(min(*waits, LONGEST_WAIT_S) * 1000) + 1, 0) if waits else None
+        waits.append(self._signs.next_at - now)
+        return max(int(min(*waits, LONGEST_WAIT_S) * 1000) + 1, 0)
 
-    def _on_message(self, child: Child, message: ChildToSupervisor) -> None:
+    def _on_message(self, child: Child, message: messages.ChildToSupervisor) -> None:
         if isinstance(message, Hello):
             self._check_hello(child, message)
             if self._log_level != self.spec.config.log_level:
-                self._roster.tell(child, SetLogLevel(level=self._log_level))
+                self._roster.tell(child, messages.SetLogLevel(level=self._log_level))
             if self._num_blocks and child.role != "worker":
-                self._roster.tell(child, Initialize(num_blocks=self._num_blocks))
-        elif isinstance(message, Phase):
+                self._roster.tell(child, messages.Initialize(num_blocks=self._num_blocks))
+        elif isinstance(message, messages.Phase):
             self._on_phase(child, message)
-        elif isinstance(message, PhaseProgress):
+        elif isinstance(message, messages.PhaseProgress):
             self._report.tell_progress(child.process.name, message)
-        elif isinstance(message, Measured):
+        elif isinstance(message, messages.Measured):
             self._on_measured(child, message)
-        elif isinstance(message, Ready):
+        elif isinstance(message, messages.Ready):
             self._on_ready(child)
-        elif isinstance(message, Failed):
+        elif isinstance(message, messages.Failed):
             self._on_failed(child, message)
-        elif isinstance(message, ReplaceWorkers):
+        elif isinstance(message, messages.ReplaceWorkers):
             if message.generation == self._generation:
                 self._on_loss(self._roster.of("worker")[0], message.reason)
-        elif isinstance(message, Drained):
+        elif isinstance(message, messages.Drained):
             self._has_drained = True
-        elif isinstance(message, (Reloading, Reloaded)):
+        elif isinstance(message, (messages.Reloading, messages.Reloaded)):
             self._on_reload(child, message)
-        elif isinstance(message, SetLogLevel):
+        elif isinstance(message, messages.SetLogLevel):
             self._log_level = message.level
             log.set_level(message.level)
             self._roster.broadcast(message)
-        elif isinstance(message, Progress):
+        elif isinstance(message, messages.Progress):
             self._on_progress(message)
         else:
             assert isinstance(message, Pong)
@@ -252,16 +228,16 @@ class Supervisor:
                 f"this is protocol {PROTOCOL_VERSION} of run {self.spec.run_id}"
             )
 
-    def _on_phase(self, child: Child, phase: Phase) -> None:
+    def _on_phase(self, child: Child, phase: messages.Phase) -> None:
         if phase.name == "listen":
             self.address = phase.detail
         since = time.monotonic() - self._begun
         told = msgspec.structs.asdict(phase)
-        self._phases.append(StartPhase(process=child.process.name, ended_s=since, **told))
+        self._phases.append(messages.StartPhase(process=child.process.name, ended_s=since, **told))
         detail = f" ({phase.detail})" if phase.detail else ""
         self._report.tell(child.process.name, f"{phase.name} in {phase.duration_s:.2f} s{detail}")
 
-    def _on_measured(self, child: Child, measured: Measured) -> None:
+    def _on_measured(self, child: Child, measured: messages.Measured) -> None:
         child.measured = measured
         group = [each.measured for each in self._roster.of("worker")]
         if any(each is None for each in group):
@@ -270,7 +246,7 @@ class Supervisor:
         if self._num_blocks:
             if num_blocks < self._num_blocks:
                 logger.warning("a new worker has room for %d KV blocks, %d are needed", num_blocks, self._num_blocks)
-            self._roster.broadcast(Initialize(num_blocks=self._num_blocks), "worker")
+            self._roster.broadcast(messages.Initialize(num_blocks=self._num_blocks), "worker")
             return
         self._num_blocks = num_blocks
         size = self.spec.config.block_size
@@ -280,7 +256,7 @@ class Supervisor:
             f"{(num_blocks - 1) * size} tokens, {num_blocks * measured.block_bytes / 2**20:.0f} MiB per rank on "
             f"{measured.device}",
         )
-        self._roster.broadcast(Initialize(num_blocks=num_blocks))
+        self._roster.broadcast(messages.Initialize(num_blocks=num_blocks))
 
     def _on_ready(self, child: Child) -> None:
         child.is_ready = True
@@ -288,9 +264,9 @@ class Supervisor:
             return
         logger.info("%s is back", child.process.name)
         if child.role == "worker":
-            self._roster.broadcast(WorkersUp(generation=self._generation), "core")
+            self._roster.broadcast(messages.WorkersUp(generation=self._generation), "core")
         elif child.role == "core":
-            self._roster.broadcast(CoreUp(core_epoch=self._core_epoch), "frontend")
+            self._roster.broadcast(messages.CoreUp(core_epoch=self._core_epoch), "frontend")
         else:
             self._frontend_back_at = time.monotonic()
             if self._is_draining:
@@ -299,20 +275,20 @@ class Supervisor:
         self._publish_progress()
 
     def _publish_start(self) -> None:
-        phases = StartPhases(phases=self._phases, kernels=self._roster.kernels())
+        phases = messages.StartPhases(phases=self._phases, kernels=self._roster.kernels())
         self._roster.broadcast(phases, "frontend")
 
-    def _on_failed(self, child: Child, message: Failed) -> None:
+    def _on_failed(self, child: Child, message: messages.Failed) -> None:
         """A child knows why it ends. While the engine starts, that is the engine's own error."""
         child.failure = message.error.message
         if not self._is_serving:
             self._failure = self._failure or message.error.to_exception()
 
-    def _on_reload(self, core: Child, message: Reloading | Reloaded) -> None:
+    def _on_reload(self, core: Child, message: messages.Reloading | messages.Reloaded) -> None:
         """Note it and say so, unless the workers were lost meanwhile; the core has been told that instead."""
         if message.generation != self._generation:
             return
-        if isinstance(message, Reloading):
+        if isinstance(message, messages.Reloading):
             self._next_model_folder = message.model_folder
         elif self._next_model_folder is not None:
             self._model_folder, self._next_model_folder = self._next_model_folder, None
@@ -334,7 +310,7 @@ class Supervisor:
             self._failure = EngineDead(f"the {child.role} cannot be kept alive; last: {reason}")
             return
         if child.role == "worker":
-            self._roster.broadcast(WorkersDown(generation=self._generation, reason=reason), "core")
+            self._roster.broadcast(messages.WorkersDown(generation=self._generation, reason=reason), "core")
             self._generation += 1
             core = self._roster.of("core")
             if core and not core[0].is_ready:  # it waits for the group that has just ended
@@ -351,7 +327,7 @@ class Supervisor:
             left = open_requests.take_left(open_requests.path_of(self.spec.run_directory, child.identity.decode()))
             self._num_requests_cut += left
             self._num_frontends += 1
-            self._roster.broadcast(FrontendDown(identity=child.identity), "core")
+            self._roster.broadcast(messages.FrontendDown(identity=child.identity), "core")
         self._pending_start[child.role] = time.monotonic() + delay_s
         self._publish_progress()
 
@@ -364,32 +340,7 @@ class Supervisor:
             elif when <= now:
                 self._pending_start[role] = now + RETRY_S  # looked at again when the workers are up
 
-    def _ask_for_signs_of_life(self) -> None:
-        now = time.monotonic()
-        if not self._is_serving or now < self._next_ping_at:
-            return
-        late_s, self._next_ping_at = now - self._next_ping_at, now + self._ping_interval_s
-        for child in list(self._roster.children):
-            child.process.oom_kills.look()
-            excused_s = late_s + child.process.take_starved_s()  # it was not asked, or cannot run: that is no hang
-            child.heard_at = min(child.heard_at + excused_s, now)
-            if child.role == "worker" and child.is_ready:
-                continue  # the core watches it
-            if child.role == "frontend" and not child.is_ready and not self._roster.is_up("core"):
-                child.heard_at = now  # it can only wait for a core
-            if child.measured is not None and any(each.measured is None for each in self._roster.of("worker")):
-                child.heard_at = now  # it can only wait for the other ranks
-            limit_s = self.spec.config.hang_timeout_s
-            if not child.is_ready:
-                limit_s = START_GRACE * max(limit_s, self._first_start_s)
-            if now - child.heard_at > limit_s:
-                hang = f"{child.process.name} hangs: no sign of life for {now - child.heard_at:.1f} s"
-                self._on_loss(child, child.describe_end() if child.failure else hang)
-                return  # the loss of one rank takes the others off the roster
-            if child.role != "worker":
-                self._roster.tell(child, Ping())
-
-    def _on_progress(self, progress: Progress) -> None:
+    def _on_progress(self, progress: messages.Progress) -> None:
         if progress.step > self._progress.step:
             for policy in self._policy_by_role.values():
                 policy.on_progress()
@@ -436,7 +387,7 @@ class Supervisor:
     def stop(self) -> None:
         """End all children and leave nothing behind; harmless when called twice."""
         self._listeners.close()
-        self._roster.broadcast(Stop(reason="" if self._failure is None else str(self._failure)))
+        self._roster.broadcast(messages.Stop(reason="" if self._failure is None else str(self._failure)))
         self._roster.close(STOP_TIMEOUT_S if self._is_serving else 0.0)  # a start leaves nothing to be finished
         self.remove_files()
 

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ...ipc.codec import JsonObject
-from ..requests.logprob_buffer import TokenTexts
+from .token_texts import TokenTexts
 from .tokenizer import Tokenizer
 
 REPLACEMENT = "\ufffd"

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from tokenloom.ipc.messages.workers import RowSampling
-from tokenloom.kernels.contract import select_ops
 from tokenloom.kernels.gpu.attention.decode import decode_attention, plan_decode
 from tokenloom.kernels.gpu.sampling.sampling import sample
 from tokenloom.kernels.gpu.table import decode_shape
+from tokenloom.kernels.select import select_ops
 from tokenloom.tests.kernels.gpu.test_sampling import Row, draw, random_logits, random_rows
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.workers.paged_run import PagedRun, load

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from tokenloom.ipc.messages.workers import RowSampling
-from tokenloom.kernels.contract import AttentionMetadata, Ops, select_ops
+from tokenloom.kernels.contract import AttentionMetadata
 from tokenloom.kernels.reference import ReferenceOps
+from tokenloom.kernels.select import Ops, select_ops
 from tokenloom.tests.kernels.gpu.shapes import as_fp8, from_fp8
 from tokenloom.tests.kernels.test_reference import scatter_rows
 from tokenloom.tests.workers.paged_run import make_metadata

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tokenloom.kernels.contract import select_ops
 from tokenloom.kernels.quantized import QuantizedWeight
 from tokenloom.kernels.reference import ReferenceOps
+from tokenloom.kernels.select import select_ops
 from tokenloom.tests.kernels.gpu.test_matmul import FORMS, random_weight
 from tokenloom.tests.support.quantized_checkpoints import FORMATS, quantized_pair
 from tokenloom.tests.workers.models.test_decoder import oracle, prompts_of, run_schedule, schedule

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tokenloom.kernels import fp8_cache
-from tokenloom.kernels.contract import select_ops
 from tokenloom.kernels.reference import ReferenceOps
+from tokenloom.kernels.select import select_ops
 from tokenloom.tests.kernels.gpu.shapes import as_fp8, from_fp8
 from tokenloom.tests.kernels.test_reference import brute_force, scatter_rows
 from tokenloom.tests.workers.paged_run import make_metadata

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from tokenloom.ipc.config.model_config import ModelConfig
 from tokenloom.ipc.config.quantization_config import QuantizationConfig
-from tokenloom.kernels.contract import AttentionMetadata, Ops, select_ops
+from tokenloom.kernels.contract import AttentionMetadata
+from tokenloom.kernels.select import Ops, select_ops
 from tokenloom.workers.models.decoder import DecoderModel, load_model
 from tokenloom.workers.parallel import ParallelGroup
 

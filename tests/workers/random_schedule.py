@@ -14,7 +14,8 @@ import torch
 from tokenloom.ipc.messages.workers import NewRow, RowSampling, SchedulerOutput
 from tokenloom.tests.workers.history_model import VOCAB_SIZE, HistoryModel, logits_after
 from tokenloom.workers.input_batch import InputBatch
-from tokenloom.workers.model_runner import Model, ModelRunner
+from tokenloom.workers.model_runner import ModelRunner
+from tokenloom.workers.model_step import Model
 from tokenloom.workers.parallel import ParallelGroup
 from tokenloom.workers.sampling.row_rules import LogitsProcessor
 from tokenloom.workers.sampling.sampler import Sampler

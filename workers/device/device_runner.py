@@ -14,7 +14,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from ..input_batch import StepInputs
-from ..model_runner import step_metadata
+from ..model_step import step_metadata
 from ..parallel import ParallelGroup
 from ..sampling.sampling_columns import SamplingColumns
 from ..staging import Staging

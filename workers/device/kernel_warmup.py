@@ -22,7 +22,7 @@ from ...ipc.config.model_config import ModelConfig
 from ...ipc.errors import ConfigError
 from ...kernels.gpu.compile import Kernels, compiling, load, unfinished
 from ...kernels.gpu.sampling.logprobs import log_totals
-from ..model_runner import compute
+from ..model_step import compute
 from ..models.decoder import DecoderModel
 from ..parallel import SilentGroup
 from ..profile import dummy_step, largest_steps

@@ -14,15 +14,8 @@ import torch
 from torch import Tensor
 
 from ...ipc.config.model_config import ModelConfig
-from ...kernels.contract import (
-    AttentionMetadata,
-    DecoderWeights,
-    FusedDecoder,
-    LayerWeights,
-    Ops,
-    PackedLinear,
-    RowColumns,
-)
+from ...kernels.contract import AttentionMetadata, DecoderWeights, FusedDecoder, LayerWeights, PackedLinear, RowColumns
+from ...kernels.select import Ops
 from ..layers.attention import Attention
 from ..layers.mlp import GatedMLP
 from ..layers.moe import SparseMLP

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ...kernels.contract import Ops, PackedExperts, PackedLinear
+from ...kernels.contract import PackedExperts, PackedLinear
 from ...kernels.quantized import Weight
+from ...kernels.select import Ops
 from ..parallel import ParallelGroup
 from .checkpoint import Checkpoint, Piece
 from .quantized_weights import load_matrix

@@ -7,7 +7,8 @@ from array import array
 import pytest
 
 from tokenloom.frontend.client.logprobs import Logprob, unpack_logprobs
-from tokenloom.frontend.requests.logprob_buffer import LogprobBuffer, LogprobRun, TokenTexts, runs_of
+from tokenloom.frontend.requests.logprob_buffer import LogprobBuffer, LogprobRun, runs_of
+from tokenloom.frontend.text.token_texts import TokenTexts
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.errors import ProtocolError
 from tokenloom.ipc.messages.core import LogprobColumns

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from tokenloom.kernels.contract import select_ops
 from tokenloom.kernels.cpu import library_store
 from tokenloom.kernels.cpu.compiler import FOR_ANY_MACHINE, LEVELS, Unavailable, library_digest
 from tokenloom.kernels.cpu.cpu_ops import CpuOps
@@ -22,6 +21,7 @@ from tokenloom.kernels.cpu.library_store import cached_library, prebuilt_library
 from tokenloom.kernels.cpu.loader import load_kernels, load_level
 from tokenloom.kernels.cpu.processor import instruction_levels
 from tokenloom.kernels.reference import ReferenceOps
+from tokenloom.kernels.select import select_ops
 
 CPU = torch.device("cpu")
 HERE = instruction_levels()

@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from tokenloom.kernels.contract import DecoderWeights, Ops
+from tokenloom.kernels.contract import DecoderWeights
 from tokenloom.kernels.cpu.cpu_ops import CpuOps, make_cpu_ops
 from tokenloom.kernels.cpu.loader import load_level
 from tokenloom.kernels.cpu.processor import instruction_levels
 from tokenloom.kernels.reference import ReferenceOps
+from tokenloom.kernels.select import Ops
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.workers.paged_run import PagedRun, load, make_metadata
 

@@ -32,7 +32,7 @@ from tokenloom.kernels.gpu.sampling.logprobs import log_totals
 from tokenloom.tests.kernels.gpu.loaded_nowhere import LoadedNowhere
 from tokenloom.workers.device.device_runner import DeviceRunner
 from tokenloom.workers.device.kernel_warmup import NOWHERE, AsItIs, CompileAhead, distinct_layers, launch_steps
-from tokenloom.workers.model_runner import compute
+from tokenloom.workers.model_step import compute
 from tokenloom.workers.models.decoder import DecoderModel, load_model
 from tokenloom.workers.parallel import SilentGroup
 from tokenloom.workers.profile import dummy_step

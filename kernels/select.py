@@ -1,0 +1,64 @@
+"""The choice of who performs the operations: plain torch, the C kernels or the Triton kernels.
+
+Layers call an `Ops` and know neither device nor kernel; `select_ops` decides once, by device.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+
+from .deterministic import DeterministicOps
+from .reference import ReferenceOps
+
+logger = logging.getLogger("tokenloom.kernels")
+
+Ops: TypeAlias = ReferenceOps  # whatever performs the operations is one, and overrides what it does otherwise
+
+
+def select_ops(
+    device: torch.device,
+    dtype: torch.dtype,
+    enforce_reference: bool = False,
+    is_deterministic: bool = False,
+    has_fp8_cache: bool = False,
+    spare_folder: Path | None = None,
+) -> Ops:
+    """The implementation for models of this dtype on `device`; its `kernels` say which it is.
+
+    Says so in the log, with a warning if plain torch takes the place of kernels. `spare_folder`: where compiled kernels
+    are kept if the user's cache folder cannot be used; made if need be.
+    """
+    plain = DeterministicOps() if is_deterministic else ReferenceOps()
+    if enforce_reference:
+        plain.kernels = f"{plain.kernels}: --enforce-reference"
+        return plain
+    ops = _fast_ops(device, dtype, is_deterministic, has_fp8_cache, spare_folder)
+    if isinstance(ops, str):
+        plain.kernels = f"{plain.kernels}: {ops}"
+        logger.warning("plain torch computes in place of the kernels, at half their speed or less: %s", ops)
+        return plain
+    logger.info("computes with %s for %s on %s", ops.kernels, dtype, device)
+    return ops
+
+
+def _fast_ops(
+    device: torch.device, dtype: torch.dtype, is_deterministic: bool, has_fp8_cache: bool, spare_folder: Path | None
+) -> Ops | str:
+    """The kernels, or the reason why there are none."""
+    if device.type == "cuda":
+        from .gpu.load import gpu_obstacle, load_gpu_ops
+
+        return load_gpu_ops(device, is_deterministic) or gpu_obstacle(device)
+    if has_fp8_cache:
+        return "the kernels in C read no KV cache of fp8: leave out --kv-cache-dtype"
+    from .cpu.compiler import Unavailable
+    from .cpu.cpu_ops import load_cpu_ops
+
+    try:
+        return load_cpu_ops(dtype, is_deterministic, spare_folder)
+    except Unavailable as error:
+        return str(error)
