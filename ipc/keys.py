@@ -1,7 +1,8 @@
 """CURVE keys for tcp endpoints: one file with the server's pair and the one client pair that it admits.
 
-CURVE alone admits anyone who knows the server's public key; the frontend's ZAP handler (frontend/requests/client_auth.py) admits only
-the client key of the file. The file is JSON with Z85 texts, mode 0600, the same for engine and clients.
+CURVE alone admits anyone who knows the server's public key; the frontend's ZAP handler
+(frontend/requests/client_auth.py) admits only the client key of the file. The file is JSON with Z85 texts, mode 0600,
+the same for engine and clients.
 """
 
 from __future__ import annotations

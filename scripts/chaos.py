@@ -4,11 +4,11 @@ is lost.
     python scripts/chaos.py --faults 300 --clients 8 --seed 0
 
 First every request runs undisturbed; then clients repeat them in random order while a seeded schedule of faults runs:
-SIGKILL, SIGSTOP, suspensions of the whole engine, exceptions and hangs at named points of the code (ipc/process/faults.py),
-starts that fail, reloads that lose a process, sockets that are late or cut, clients that vanish. Each answer must equal
-its undisturbed one in text, tokens, logprobs and finish reason. At the end the KV pool must be all free and no process
-or file left. Prints faults by kind, recovery times (from the fault to the next token of any stream, or of the client
-that was harmed) and what was recomputed.
+SIGKILL, SIGSTOP, suspensions of the whole engine, exceptions and hangs at named points of the code
+(ipc/process/faults.py), starts that fail, reloads that lose a process, sockets that are late or cut, clients that
+vanish. Each answer must equal its undisturbed one in text, tokens, logprobs and finish reason. At the end the KV pool
+must be all free and no process or file left. Prints faults by kind, recovery times (from the fault to the next token of
+any stream, or of the client that was harmed) and what was recomputed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Holds the import table of docs/architecture.md: which room may import which, which third parties, and that no room
-unpickles anything.
+"""Holds the import table of docs/architecture.md: which folder may import which, which third parties, that no files
+import each other in a circle, and that nothing unpickles.
 
-Reads the sources; imports nothing. Exit code 1 and one line per offence.
+A file may import from its own folder, from the folders that contain it, and from those that FOLDERS lists for it. A
+folder's own files may also import from its sub-folders, which they compose. Reads the sources; imports nothing. Exit
+code 1 and one line per offence.
 """
 
 from __future__ import annotations
@@ -9,68 +11,171 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
+IPC = ("ipc", "ipc/config", "ipc/messages", "ipc/process")
 
-ROOMS = {  # room: (rooms it may import, third parties it may import)
-    "ipc": ({"ipc"}, {"msgspec", "zmq", "setproctitle"}),
-    "kernels": ({"kernels"}, {"torch", "triton", "numpy"}),
-    "core": ({"core", "ipc"}, {"msgspec", "zmq", "numpy", "llguidance", "tokenizers"}),
-    "workers": ({"workers", "kernels", "ipc"}, {"msgspec", "zmq", "numpy", "torch", "safetensors", "psutil"}),
-    "frontend": (
-        {"frontend", "ipc"},
-        {"msgspec", "zmq", "numpy", "tokenizers", "transformers", "jinja2", "yaml", "tqdm", "huggingface_hub", "shtab"}
-        | {"starlette", "uvicorn", "uvloop"}  # the HTTP server
-        | {"opentelemetry"},  # spans
+
+class Folder(NamedTuple):
+    """Other folders that the files of a folder may import from, and third parties."""
+
+    folders: tuple[str, ...] = ()
+    parties: frozenset[str] = frozenset()
+
+
+def _parties(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
+_CORE = _parties("msgspec zmq numpy")
+_WORKERS = _parties("msgspec numpy torch")
+_CLIENT = _parties("msgspec zmq tqdm")  # all that a user's program needs
+_ASGI = _parties("msgspec starlette")
+
+
+def _frontend(names: str) -> tuple[str, ...]:
+    """All of ipc, and these folders of the frontend."""
+    return (*IPC, *(f"frontend/{name}" for name in names.split()))
+
+
+FOLDERS = {
+    "ipc": Folder((), _parties("msgspec zmq")),
+    "ipc/config": Folder(("ipc/messages", "ipc/process"), _parties("msgspec")),
+    "ipc/messages": Folder(("ipc/process",), _parties("msgspec")),
+    "ipc/process": Folder((), _parties("setproctitle")),
+    "kernels": Folder((), _parties("torch numpy")),
+    "kernels/cpu": Folder((), _parties("torch numpy")),
+    "kernels/gpu": Folder((), _parties("torch triton")),
+    "kernels/gpu/attention": Folder((), _parties("torch triton")),
+    "kernels/gpu/linear": Folder((), _parties("torch triton")),
+    "kernels/gpu/sampling": Folder((), _parties("torch triton")),
+    "core": Folder(IPC, _CORE),
+    "core/grammar": Folder(IPC, _CORE | _parties("llguidance tokenizers")),
+    "core/kv": Folder(("ipc",), _CORE),
+    "core/links": Folder(IPC, _CORE),
+    "core/scheduling": Folder((*IPC, "core/kv"), _CORE),
+    "workers": Folder((*IPC, "kernels", "kernels/gpu"), _WORKERS | _parties("zmq psutil")),
+    "workers/device": Folder(
+        (*IPC, "kernels", "kernels/gpu", "kernels/gpu/sampling", "workers/models", "workers/sampling"), _WORKERS
     ),
+    "workers/layers": Folder((*IPC, "kernels", "workers/weights"), _WORKERS),
+    "workers/models": Folder((*IPC, "kernels", "workers/layers", "workers/weights"), _WORKERS),
+    "workers/sampling": Folder((*IPC, "kernels", "kernels/cpu", "kernels/gpu/sampling"), _WORKERS),
+    "workers/weights": Folder((*IPC, "kernels"), _WORKERS | _parties("safetensors")),
+    "frontend": Folder(IPC, _parties("msgspec zmq")),
+    "frontend/cli": Folder(_frontend("client embedded options"), _CLIENT | _parties("shtab")),
+    "frontend/client": Folder(("ipc", "ipc/messages", "ipc/process"), _CLIENT),
+    "frontend/embedded": Folder(
+        (*_frontend("client requests supervisor text"), "core", "core/grammar", "core/links", "workers"),
+        _parties("msgspec zmq"),
+    ),
+    "frontend/http": Folder(
+        _frontend("intake listening metrics openai openai/forms requests"), _ASGI | _parties("zmq uvicorn uvloop")
+    ),
+    "frontend/intake": Folder(_frontend("client openai/forms text"), _parties("msgspec zmq")),
+    "frontend/listening": Folder(IPC),
+    "frontend/metrics": Folder(IPC, _parties("msgspec opentelemetry")),
+    "frontend/openai": Folder(_frontend("client intake metrics requests text"), _ASGI),
+    "frontend/openai/forms": Folder(_frontend("client text"), _ASGI),
+    "frontend/options": Folder(IPC, _parties("msgspec yaml")),
+    "frontend/requests": Folder(_frontend("client intake metrics supervisor text"), _parties("msgspec zmq")),
+    "frontend/supervisor": Folder(_frontend("listening"), _parties("msgspec zmq tqdm huggingface_hub")),
+    "frontend/text": Folder(IPC, _parties("msgspec tokenizers transformers jinja2")),
 }
-COMPOSERS = {
-    "frontend/embedded/in_process.py": {"core", "workers", "kernels"}
-}  # puts the rooms together in one process
-CLIENT = ("client", "async_client", "connection", "outputs", "prompts")  # a user's program: ipc, pyzmq, msgspec
-CLIENT_PARTIES = {"msgspec", "zmq", "tqdm"}
-
 
 FORBIDDEN = ("pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib")  # they run what they read
 FORBIDDEN_TEXT = ("torch.load(", "torch.save(", "numpy.load(", "np.load(", "allow_pickle", "send_pyobj", "recv_pyobj")
 
 
-def imports(path: Path) -> Iterator[tuple[int, str | None, str]]:
-    """(line, room or None, third party or "") of every import in a file, those in functions too."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+class Import(NamedTuple):
+    """One import statement's target: a file of ours, or a third party."""
+
+    line: int
+    file: str  # a path below the root, "" for a third party
+    party: str
+
+
+def sources() -> list[str]:
+    """The Python files of the rooms, as paths below the root."""
+    rooms = sorted({name.split("/")[0] for name in FOLDERS})
+    return sorted(path.relative_to(ROOT).as_posix() for room in rooms for path in (ROOT / room).rglob("*.py"))
+
+
+def imports(name: str) -> Iterator[Import]:
+    """Every import in a file, those in functions and under TYPE_CHECKING too."""
+    for node in ast.walk(ast.parse((ROOT / name).read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield node.lineno, None, alias.name.split(".")[0]
+                yield Import(node.lineno, "", alias.name.split(".")[0])
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield Import(node.lineno, "", (node.module or "").split(".")[0])
         elif isinstance(node, ast.ImportFrom):
-            module = node.module or ""
-            if node.level == 0:
-                yield node.lineno, None, module.split(".")[0]
-            else:
-                depth = len(path.relative_to(ROOT).parts) - node.level
-                inside = [*path.relative_to(ROOT).parts[: max(depth, 0)], *module.split(".")]
-                yield node.lineno, inside[0], ""
+            parents = PurePosixPath(name).parts[: -node.level]
+            module = "/".join([*parents, *(node.module.split(".") if node.module else [])])
+            if (ROOT / f"{module}.py").exists():
+                yield Import(node.lineno, f"{module}.py", "")
+            else:  # a folder, of which modules are imported
+                for alias in node.names:
+                    yield Import(node.lineno, f"{module}/{alias.name}.py", "")
+
+
+def may_import(folder: str, other: str) -> bool:
+    """Whether files of `folder` may import files of `other`."""
+    is_nested = other == folder or folder.startswith(f"{other}/") or other.startswith(f"{folder}/")
+    return is_nested or other in FOLDERS[folder].folders
 
 
 def offences() -> Iterator[str]:
-    standard = sys.stdlib_module_names
-    for room, (rooms, parties) in ROOMS.items():
-        for path in sorted((ROOT / room).rglob("*.py")):
-            name = str(path.relative_to(ROOT))
-            is_client = room == "frontend" and path.stem in CLIENT
-            text = path.read_text(encoding="utf-8")
-            yield from (f"{name}: {word} may run what it reads" for word in FORBIDDEN_TEXT if word in text)
-            for line, to_room, party in imports(path):
-                if to_room is not None and to_room not in rooms | COMPOSERS.get(name, set()):
-                    yield f"{name}:{line}: {room} may not import {to_room}"
-                if party in FORBIDDEN:
-                    yield f"{name}:{line}: {party} runs what it reads, and nothing here may"
-                allowed = CLIENT_PARTIES if is_client else parties
-                if party and party not in standard and party not in allowed:
-                    yield f"{name}:{line}: {'the client' if is_client else room} may not import {party}"
+    """One line for each import that the table forbids, for each folder that it lacks, and for each circle."""
+    targets: dict[str, list[str]] = {}
+    for name in sources():
+        folder = PurePosixPath(name).parent.as_posix()
+        if folder not in FOLDERS:
+            yield f"{name}: {folder} has no line in scripts/check_imports.py"
+            continue
+        text = (ROOT / name).read_text(encoding="utf-8")
+        yield from (f"{name}: {word} may run what it reads" for word in FORBIDDEN_TEXT if word in text)
+        found = list(imports(name))
+        targets[name] = [each.file for each in found if each.file]
+        for line, file, party in found:
+            other = PurePosixPath(file).parent.as_posix()
+            if file and not may_import(folder, other):
+                yield f"{name}:{line}: {folder} may not import {other}"
+            if party in FORBIDDEN:
+                yield f"{name}:{line}: {party} runs what it reads, and nothing here may"
+            if party and party not in sys.stdlib_module_names and party not in FOLDERS[folder].parties:
+                yield f"{name}:{line}: {folder} may not import {party}"
+    yield from (f"circle: {' → '.join(circle)}" for circle in circles(targets))
+    yield from (f"circle of folders: {' → '.join(circle)}" for circle in circles(_table()))
+
+
+def _table() -> dict[str, list[str]]:
+    return {name: [other for other in folder.folders if other in FOLDERS] for name, folder in FOLDERS.items()}
+
+
+def circles(targets: dict[str, list[str]]) -> list[list[str]]:
+    """One path for each circle that a depth-first walk closes; the first name is repeated at its end."""
+    found: list[list[str]] = []
+    done: set[str] = set()
+
+    def walk(name: str, path: list[str]) -> None:
+        if name in path:
+            found.append([*path[path.index(name) :], name])
+        elif name not in done:
+            for other in targets.get(name, ()):
+                walk(other, [*path, name])
+            done.add(name)
+
+    for name in targets:
+        walk(name, [])
+    return found
 
 
 if __name__ == "__main__":
-    found = list(offences())
-    print("\n".join(found) or "imports: as the design says")
-    sys.exit(bool(found))
+    lines = list(offences())
+    print(
+        "\n".join(lines) or f"imports: {len(sources())} files in {len(FOLDERS)} folders, as the table says; no circles"
+    )
+    sys.exit(bool(lines))

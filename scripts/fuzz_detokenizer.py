@@ -2,9 +2,9 @@
 
     python scripts/fuzz_detokenizer.py --sequences 1000000
 
-Byte-level BPE, BPE with byte fallback, unigram and WordPiece, trained on the spot (tests/frontend/text/samples.py). Each
-sequence mixes pieces of real text, bytes, special tokens and unknown ids, at the begin of an answer or after a prompt;
-its deltas must join to the text of all tokens. Ends with 1 and the case if one does not.
+Byte-level BPE, BPE with byte fallback, unigram and WordPiece, trained on the spot (tests/frontend/text/samples.py).
+Each sequence mixes pieces of real text, bytes, special tokens and unknown ids, at the begin of an answer or after a
+prompt; its deltas must join to the text of all tokens. Ends with 1 and the case if one does not.
 """
 
 from __future__ import annotations

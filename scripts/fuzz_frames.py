@@ -6,7 +6,7 @@
     python scripts/fuzz_frames.py ADDRESS --channel results  … at results-0.sock there; likewise control
 
 Frames are valid messages of the channel with something broken: bits, lengths, types, fields, nesting. The messages are
-made from their definitions in ipc/messages.py, so that a new one is fuzzed without a change here. The same seed throws
+made from their definitions in ipc/messages, so that a new one is fuzzed without a change here. The same seed throws
 the same frames.
 """
 

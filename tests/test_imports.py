@@ -1,36 +1,89 @@
-"""The import table holds, and the script that holds it sees offences."""
+"""The import table holds, the document repeats it, and the scripts that hold table and sizes see offences."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from tokenloom.scripts import check_imports
+from tokenloom.scripts import check_imports, check_sizes
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
-def test_every_room_imports_what_the_table_allows() -> None:
+def test_every_folder_imports_what_the_table_allows() -> None:
     assert list(check_imports.offences()) == []
 
 
 @pytest.mark.parametrize(
-    ("room", "text", "offence"),
+    ("file", "text", "offence"),
     [
-        ("core", "import torch", "core may not import torch"),
-        ("frontend", "import torch.nn", "frontend may not import torch"),
-        ("kernels", "from ..ipc import config", "kernels may not import ipc"),
-        ("ipc", "from ..core.engine import EngineCore", "ipc may not import core"),
-        ("workers", "def f():\n    import pickle", "pickle runs what it reads"),
-        ("workers", "import torch\ntorch.load('x')", "may run what it reads"),
-        ("core", "from ..workers import worker", "core may not import workers"),
+        ("core/bad", "import torch", "core may not import torch"),
+        ("frontend/bad", "import torch.nn", "frontend may not import torch"),
+        ("frontend/client/bad", "import yaml", "frontend/client may not import yaml"),
+        ("kernels/bad", "from ..ipc import codec", "kernels may not import ipc"),
+        ("ipc/bad", "from ..core.engine import EngineCore", "ipc may not import core"),
+        ("workers/bad", "def f():\n    import pickle", "pickle runs what it reads"),
+        ("workers/bad", "import torch\ntorch.load('x')", "may run what it reads"),
+        ("core/bad", "from ..workers import worker", "core may not import workers"),
+        (
+            "frontend/text/bad",
+            "from ..requests.frontend import Frontend",
+            "frontend/text may not import frontend/requests",
+        ),
+        ("core/new/bad", "", "core/new has no line in scripts/check_imports.py"),
+        ("core/bad", "from .bad import x", "circle: core/bad.py → core/bad.py"),
     ],
 )
 def test_an_offence_is_named(
-    room: str, text: str, offence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file: str, text: str, offence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in check_imports.ROOMS:
-        (tmp_path / name).mkdir()
-    (tmp_path / room / "bad.py").write_text(text)
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / f"{file}.py").write_text(text)
     monkeypatch.setattr(check_imports, "ROOT", tmp_path)
     found = list(check_imports.offences())
-    assert len(found) == 1 and offence in found[0] and f"{room}/bad.py" in found[0]
+    assert len(found) == 1 and offence in found[0] and f"{file}.py" in found[0]
+
+
+def test_files_that_import_each_other_are_a_circle() -> None:
+    targets = {"a": ["b"], "b": ["c", "d"], "c": [], "d": ["a"]}
+    assert check_imports.circles(targets) == [["a", "b", "d", "a"]]
+    assert check_imports.circles({"a": ["b", "c"], "b": ["c"], "c": []}) == []
+
+
+def short(folders: tuple[str, ...]) -> str:
+    """The folders as the document names them: all of ipc is ipc/*."""
+    left = sorted(set(folders) - set(check_imports.IPC)) if set(check_imports.IPC) <= set(folders) else sorted(folders)
+    names = left if len(left) == len(set(folders)) else ["ipc/*", *left]
+    return ", ".join(names) or "–"
+
+
+def test_the_document_has_a_line_for_each_folder_and_says_what_it_may_import() -> None:
+    document = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([a-z_/]+)/` \| [^|]+ \| ([^|]+) \| ([^|]+) \|$", document, re.M)
+    expected = [
+        (name, short(folder.folders), ", ".join(sorted(folder.parties)) or "–")
+        for name, folder in check_imports.FOLDERS.items()
+    ]
+    assert rows == expected
+    assert {str(Path(file).parent) for file in check_imports.sources()} == {name for name, *_ in rows}
+
+
+def test_the_tree_keeps_its_sizes() -> None:
+    assert list(check_sizes.offences()) == []
+    assert len(list(check_sizes.report())) == len(check_sizes.BUDGETS)
+
+
+def test_a_size_that_is_passed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for room, _ in check_sizes.BUDGETS:
+        (tmp_path / room).mkdir(exist_ok=True)
+    for number in range(check_sizes.MAX_FILES + 1):
+        (tmp_path / "core" / f"file{number}.py").write_text("")
+    (tmp_path / "ipc" / "long.py").write_text("def long():\n" + "    pass\n" * 500)
+    (tmp_path / "kernels" / "many.c").write_text("\n" * 5000)
+    monkeypatch.setattr(check_sizes, "ROOT", tmp_path)
+    budget, files, lines, function = check_sizes.offences()
+    assert "kernels has 5000 lines of .c .h, its budget is 4500" in budget
+    assert "core has 17 files, at most 16" in files
+    assert "ipc/long.py has 501 lines, at most 400" in lines and "long has 501 lines, at most 80" in function

@@ -1,6 +1,6 @@
 """Command: one subcommand of engine-launch: what its help says, its arguments, and what it does.
 
-`COMMANDS` names all of them. The parts of each are in its module, `cli_NAME.py`, which is imported only when it is
+`COMMANDS` names all of them. The parts of each are in its module, `NAME.py`, which is imported only when it is
 asked for: a shell that completes a word, or a `status` in a probe, must not wait for what others need.
 """
 

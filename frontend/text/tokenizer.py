@@ -3,7 +3,8 @@
 Reads `tokenizer.json` with the `tokenizers` library, which costs 30 ms where transformers costs seconds; only a
 checkpoint without that file goes through transformers' AutoTokenizer. What stands around a prompt (BOS …) is the
 post-processor of that file; `add_bos_token` in tokenizer_config.json counts for nothing, as in transformers 5. Knows
-nothing of requests and streams (`detokenizer.py`) or of chats (`chat_template.py`). Ids that it lacks decode to nothing.
+nothing of requests and streams (`detokenizer.py`) or of chats (`chat_template.py`). Ids that it lacks decode to
+nothing.
 """
 
 from __future__ import annotations

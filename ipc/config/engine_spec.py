@@ -1,7 +1,7 @@
 """EngineSpec: what every process of one engine is told at its start; it never changes while the engine lives.
 
-Made by the supervisor (`frontend/supervisor/resolve.py` resolves paths, model and defaults), carried as JSON in the environment: a
-command line is for all users of a machine to read, and the configuration can hold a key.
+Made by the supervisor (`frontend/supervisor/resolve.py` resolves paths, model and defaults), carried as JSON in the
+environment: a command line is for all users of a machine to read, and the configuration can hold a key.
 """
 
 from __future__ import annotations

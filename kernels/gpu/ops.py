@@ -1,5 +1,5 @@
-"""TritonOps: the operations of `contract.py` on CUDA, in Triton; products of several rows with plain matrices are torch's
-(cuBLAS).
+"""TritonOps: the operations of `contract.py` on CUDA, in Triton; products of several rows with plain matrices are
+torch's (cuBLAS).
 
 What it does not override is the reference. No operation reads the device back, so that a decode step can be captured
 in a CUDA graph: everything that depends on lengths is found by the kernels.

@@ -7,8 +7,8 @@ One program per row, over its logits at most three times:
     3  list of the tokens that can win or that a filter must see
     4  over that short list: k-th largest and top_p cut by bisection of the bits of a float, min_p, scores, argmax
 
-A weight is exp((logit − largest) / T). Meanings and order of the filters are those of workers/sampling/candidates.py, with
-ties kept; the bounds of pass 3 are its as well, so what they drop cannot change the answer.
+A weight is exp((logit − largest) / T). Meanings and order of the filters are those of workers/sampling/candidates.py,
+with ties kept; the bounds of pass 3 are its as well, so what they drop cannot change the answer.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
@@ -247,8 +247,9 @@ def sample(
     """Draw a token for each of n rows: [n] int64, which is `output` if that is given.
 
     logits: [n, vocab] float32, contiguous, left unchanged. row_ids: [n] int64, which entry of the columns is whose;
-    negative gives token 0. Columns of parameters as in workers/sampling/sampling_columns.py, seeds as int32 words. positions:
-    [n] int32, of the token to draw. last_tokens: [rows] int64, a column that the tokens are written to as well.
+    negative gives token 0. Columns of parameters as in workers/sampling/sampling_columns.py, seeds as int32 words.
+    positions: [n] int32, of the token to draw. last_tokens: [rows] int64, a column that the tokens are written to as
+    well.
     """
     num_rows, vocab_size = logits.shape
     if output is None:

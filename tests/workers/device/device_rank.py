@@ -1,4 +1,4 @@
-"""One rank of a group whose steps run on a fake device: python -m tokenloom.tests.workers.device.device_rank FOLDER RANK
+"""One rank of a group on a fake device: python -m tokenloom.tests.workers.device.device_rank FOLDER RANK
 
 FOLDER/model is the checkpoint. Two ranks meet in FOLDER and write tokens-RANK.json: the tokens of each request.
 """

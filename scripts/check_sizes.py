@@ -1,0 +1,86 @@
+"""Prints and holds the sizes of the tree: lines of each room against its budget, files of each folder, long files and
+long functions.
+
+Lines are those of the files, blank ones and comments included. A Triton kernel is as long as it must be.
+Exit code 1 and one line for each limit that is passed.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+BUDGETS = {  # (room, kinds of files): lines, when all that is planned is in
+    ("frontend", ".py"): 14_000,
+    ("core", ".py"): 7_000,
+    ("workers", ".py"): 9_000,
+    ("kernels", ".py"): 6_000,
+    ("kernels", ".c .h"): 4_500,
+    ("ipc", ".py"): 3_500,
+}
+MAX_FILES = 16  # of a folder
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 80
+
+
+def files(room: str, kinds: str = ".py") -> list[Path]:
+    """The files of these kinds in a room."""
+    return sorted(path for path in (ROOT / room).rglob("*") if path.suffix in kinds.split())
+
+
+def num_lines(path: Path) -> int:
+    return path.read_text(encoding="utf-8").count("\n")
+
+
+def functions(path: Path) -> Iterator[tuple[str, int]]:
+    """Name and length of each function but Triton's kernels."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            is_kernel = any("triton.jit" in ast.unparse(each) for each in node.decorator_list)
+            if not is_kernel and node.end_lineno is not None:
+                yield node.name, node.end_lineno - node.lineno + 1
+
+
+def offences() -> Iterator[str]:
+    """One line for each limit that is passed."""
+    for (room, kinds), budget in BUDGETS.items():
+        total = sum(map(num_lines, files(room, kinds)))
+        if total > budget:
+            yield f"{room} has {total} lines of {kinds}, its budget is {budget}"
+    paths = [path for room in sorted({room for room, _ in BUDGETS}) for path in files(room)]
+    for folder, count in Counter(path.parent.relative_to(ROOT) for path in paths).items():
+        if count > MAX_FILES:
+            yield f"{folder} has {count} files, at most {MAX_FILES}: give it sub-folders"
+    for path in paths:
+        name = path.relative_to(ROOT)
+        if num_lines(path) > MAX_FILE_LINES:
+            yield f"{name} has {num_lines(path)} lines, at most {MAX_FILE_LINES}: find its second noun"
+        for function, length in functions(path):
+            if length > MAX_FUNCTION_LINES:
+                yield f"{name}: {function} has {length} lines, at most {MAX_FUNCTION_LINES}"
+
+
+def report() -> Iterator[str]:
+    """One line a room: lines and budget, files, the fullest folder, the longest file and function."""
+    for (room, kinds), budget in BUDGETS.items():
+        paths = files(room, kinds)
+        line = f"{room:9} {kinds:6} {sum(map(num_lines, paths)):6} lines of {budget:6}, {len(paths):3} files"
+        if kinds == ".py":
+            (folder, count), *_ = Counter(path.parent.relative_to(ROOT) for path in paths).most_common(1)
+            longest = max(paths, key=num_lines)
+            name, length = max((each for path in paths for each in functions(path)), key=lambda each: each[1])
+            line += f"; most in {folder} ({count}); longest {longest.relative_to(ROOT)} ({num_lines(longest)})"
+            line += f", {name} ({length})"
+        yield line
+
+
+if __name__ == "__main__":
+    print("\n".join(report()))
+    found = list(offences())
+    print("\n".join(found) or "sizes: within the limits")
+    sys.exit(bool(found))
