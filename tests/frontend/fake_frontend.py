@@ -1,4 +1,4 @@
-"""A frontend for tests: a ROUTER in a thread that speaks ipc/messages/client.py and answers with tokens known in advance.
+"""A frontend for tests: a ROUTER in a thread that speaks ipc/messages/client.py and answers with known tokens.
 
 The token at index i of an answer is a function of prompt and seed (`answer_tokens`), as in the real engine, so that a
 test can tell whether a resumed answer went on where it stopped. Text is "<id>" per token. Tests steer it through
