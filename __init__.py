@@ -36,7 +36,7 @@ _HOME_BY_NAME = {
     "AsyncClient": "frontend.client.async_client",
     "RequestOutput": "frontend.client.outputs",
     "CompletionOutput": "frontend.client.outputs",
-    "RequestMetrics": "ipc.messages",
+    "RequestMetrics": "ipc.messages.client",
     "EmbeddingRequestOutput": "frontend.client.outputs",
     "EmbeddingOutput": "frontend.client.outputs",
     "SamplingParams": "ipc.sampling_params",

@@ -34,7 +34,7 @@ def test_without_a_gpu_it_says_so_and_succeeds(tmp_path: Path) -> None:
 def test_every_marked_file_is_found() -> None:
     files = gpu_check.gpu_test_files()
     assert {f"tokenloom/tests/gpu/test_{name}.py" for name in ("kernels", "parity", "processes")} <= set(files)
-    assert "tokenloom/tests/workers/test_models.py" in files
+    assert "tokenloom/tests/workers/models/test_decoder.py" in files
 
 
 @pytest.mark.parametrize("num_processes", [1, 2])
