@@ -26,7 +26,7 @@ DEADLINE_S = 90.0
 def run_ranks(
     folder: Path, size: int, module: str, argument: Path, deadline_s: float = DEADLINE_S
 ) -> list[tuple[int, str]]:
-    """Start `module` of this folder with the argument and the rank for each rank: (exit code, stderr) of all."""
+    """Start `module` of tests.workers with the argument and the rank for each rank: (exit code, stderr) of all."""
     command = [sys.executable, "-P", "-m", f"tokenloom.tests.workers.{module}", str(argument)]
     ranks = [
         subprocess.Popen([*command, str(rank)], cwd=folder, stderr=subprocess.PIPE, text=True) for rank in range(size)

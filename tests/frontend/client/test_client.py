@@ -236,8 +236,8 @@ def test_a_callback_that_never_returns_keeps_no_program_from_ending(
     script = tmp_path / "script.py"
     script.write_text(
         "import threading, tokenloom\n"
-        "from tokenloom.frontend import channel\n"
-        "channel.CLOSE_TIMEOUT_S, entered = 0.3, threading.Event()\n"
+        "from tokenloom.frontend.client import transport\n"
+        "transport.CLOSE_TIMEOUT_S, entered = 0.3, threading.Event()\n"
         f"client = tokenloom.Client({fake.address!r})\n"
         "future = client.submit('p', tokenloom.SamplingParams(max_tokens=3))\n"
         "future.add_done_callback(lambda future: (entered.set(), threading.Event().wait()))\n"

@@ -44,4 +44,6 @@ def test_every_named_test_exists(named: tuple[str, str, str]) -> None:
 
 
 def test_every_row_names_a_test() -> None:
-    assert [name for name, cells in ROWS.items() if not re.match(r"`tests/[\w/]+/test_\w+\.py::test_\w+", cells[-2])] == []
+    assert [
+        name for name, cells in ROWS.items() if not re.match(r"`tests/[\w/]+/test_\w+\.py::test_\w+", cells[-2])
+    ] == []

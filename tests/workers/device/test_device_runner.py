@@ -288,7 +288,7 @@ def test_a_decode_step_has_one_launch_before_its_layers_and_one_after(tmp_path: 
 def test_two_ranks_give_the_tokens_of_one_and_wait_for_nothing_but_each_other(tmp_path: Path) -> None:
     tiny_checkpoint(tmp_path / "model", "qwen3")
     wanted = drive(tmp_path / "model", ParallelGroup())
-    for code, error in run_ranks(tmp_path, 2, "device_rank", tmp_path, deadline_s=300.0):  # it interprets
+    for code, error in run_ranks(tmp_path, 2, "device.device_rank", tmp_path, deadline_s=300.0):  # it interprets
         assert code == 0, error
     for rank in range(2):
         assert json.loads((tmp_path / f"tokens-{rank}.json").read_text()) == wanted
