@@ -30,7 +30,7 @@ from tokenloom.scripts.bench_report import Report, median, new_parser
 from tokenloom.scripts.bench_workload import Setup, Workload
 from tokenloom.scripts.engine_steps import CoreSteps
 
-NULL_ENGINE = (sys.executable, "-m", "tokenloom.scripts.null_engine")
+NULL_ENGINE = (sys.executable, "-P", "-m", "tokenloom.scripts.null_engine")
 ROLES = ("frontend", "core", "null worker 0")
 NUM_STEPS = 500
 

@@ -71,10 +71,9 @@ class GrammarProcessHost:
         self._socket = new_socket(self._context, zmq.DEALER)
         self._socket.connect(address)  # the process binds: a socket bound here would hold up a send until it is there
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tokenloom.core.grammar.process", "--address", address],
+            [sys.executable, "-P", "-m", "tokenloom.core.grammar.process", "--address", address],
             stdin=subprocess.PIPE,
             start_new_session=True,
             env=self._spec.environment(),
-            cwd="/",  # `-m` puts the working folder on sys.path: our room folders must not be found there
         )
         self._pid_fd = os.pidfd_open(self._process.pid)

@@ -33,7 +33,7 @@ NUM_QUOTED_WORDS = 10  # of them, in an error
 STOP_TIMEOUT_S = 5.0  # after the lifeline is closed, before SIGTERM
 TERMINATE_TIMEOUT_S = 3.0  # after SIGTERM, before SIGKILL
 LAST_WORDS_TIMEOUT_S = 0.5  # for what the dead process wrote at the end
-COMMAND = (sys.executable, "-m", "tokenloom.frontend.launch")
+COMMAND = (sys.executable, "-P", "-m", "tokenloom.frontend.launch")  # -P: a checkout's rooms are no top-level modules
 
 
 class _Answer(msgspec.Struct, frozen=True):
@@ -168,14 +168,13 @@ def _start(command: Sequence[str], config: EngineConfig) -> subprocess.Popen[byt
 
 
 def _environment() -> dict[str, str]:
-    """This environment, in which `python -m` finds the very package that runs here and nothing of the working folder.
+    """This environment, in which `python -P -m` finds the very package that runs here.
 
     An installed package is found by itself. One that lies on sys.path as a folder of its name (a checkout, a link)
     is found through PYTHONPATH.
     """
     environment = dict(os.environ)
     environment["PYTHONUTF8"] = "1"  # names of files, whatever this program's locale is
-    environment["PYTHONSAFEPATH"] = "1"  # else the rooms of a checkout become top-level modules
     package = Path(__file__).parents[2]
     folder = str(package.parent)
     installed = {*site.getsitepackages(), site.getusersitepackages()}

@@ -96,11 +96,10 @@ class IntakeHost:
             self._socket, theirs = socket.socketpair()
             with theirs:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "tokenloom.frontend.intake.process", "--fd", str(theirs.fileno())],
+                    [sys.executable, "-P", "-m", "tokenloom.frontend.intake.process", "--fd", str(theirs.fileno())],
                     stdin=subprocess.PIPE,
                     start_new_session=True,
                     env=self._spec.environment(),
-                    cwd="/",  # `-m` puts the working folder on sys.path: our room folders must not be found there
                     pass_fds=[theirs.fileno()],
                 )
         return self._socket

@@ -34,14 +34,13 @@ class ChildProcess:
         self.last_words: deque[str] = deque(maxlen=NUM_LAST_WORDS)
         with group_signals_held_back():
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments],
+                [sys.executable, "-P", "-m", module, *arguments],  # -P: a checkout's rooms are no top-level modules
                 stdin=subprocess.PIPE,
                 stdout=sys.stderr,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
                 pass_fds=inherited_fds,
                 env=environment,
-                cwd="/",  # `-m` puts the working folder on sys.path: our room folders must not be found there
             )
         assert self._process.stderr is not None
         self.stderr_fd = self._process.stderr.fileno()

@@ -32,7 +32,6 @@ _HUB_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", 
 
 def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
     """Raises ConfigError for whatever can be known to fail before a process is started."""
-    config = _with_absolute_paths(config)  # the children run in another folder
     if config.key_file is not None:
         Keys.load(config.key_file)
     new_ssl_context(config)
@@ -54,13 +53,6 @@ def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
         device=device,
         max_model_len=_max_model_len(config, model),
     )
-
-
-def _with_absolute_paths(config: EngineConfig) -> EngineConfig:
-    names = ("key_file", "chat_template", "uds", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs")
-    given = {name: getattr(config, name) for name in names}
-    absolute = {name: os.path.abspath(path) for name, path in given.items() if path is not None}
-    return msgspec.structs.replace(config, **absolute)
 
 
 def find_checkpoint(name: str | None, revision: str | None, what: str = "--model") -> Path:
