@@ -13,13 +13,13 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-import resource
 from collections.abc import Callable
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from ...ipc.process.descriptors import descriptor_limit
 from ...ipc.process.log import is_worth_a_line
 from ..openai.forms.errors import HttpError, encode_json
 from .middleware import LOCAL, SURPLUS
@@ -33,7 +33,7 @@ NUM_KEPT_FDS = 128  # for the engine's own sockets and files, and for clients of
 
 def most_connections() -> int:
     """What the limit of open files leaves for HTTP."""
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    limit = descriptor_limit()
     return max(limit - NUM_KEPT_FDS, limit // 2)
 
 
