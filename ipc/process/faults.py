@@ -45,7 +45,7 @@ def _strike(folder: Path, point: str, name: str) -> None:
         kind, *words = path.read_text(encoding="utf-8").split()
         if "always" not in words:
             path.unlink()
-    except (FileNotFoundError, ValueError):  # not there, taken by another, or still being written
+    except (OSError, ValueError):  # not there, taken by another, without a descriptor, or still being written
         return
     if kind == "delay":
         time.sleep(float(words[0]))

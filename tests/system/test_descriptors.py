@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import socket
 import time
@@ -14,8 +15,8 @@ from tokenloom.ipc.process.descriptors import MAX_DESCRIPTORS
 from tokenloom.tests.system.http_engine import DEADLINE_S, samples
 from tokenloom.tests.system.launched import LaunchedEngine
 
-FEW = 160
-NUM_IDLE = 150
+NUM_FREE = 10  # descriptors that the frontend has left
+NUM_IDLE = 40
 EVENT = "tokenloom_frontend_events_total{accept_paused_for_descriptors}"
 
 
@@ -34,27 +35,29 @@ def test_every_process_may_have_as_many_descriptors_as_the_hard_limit_says(tmp_p
 
 
 def test_connections_wait_while_descriptors_are_lacking_and_are_served_when_others_end(tmp_path: Path) -> None:
-    with LaunchedEngine(tmp_path, "--http", "0") as engine:
-        resource.prlimit(engine.process.pid, resource.RLIMIT_NOFILE, (FEW, FEW))
+    with LaunchedEngine(tmp_path, "--http", "0") as engine, contextlib.ExitStack() as idle:
         url, deadline = engine.wait_http(), time.monotonic() + DEADLINE_S
         host, port = url.removeprefix("http://").split(":")
+        frontend = engine.child("frontend")
         with httpx2.Client(base_url=url, timeout=DEADLINE_S) as http:
             assert http.get("/health").status_code == 200
-            idle = [socket.create_connection((host, int(port)), DEADLINE_S) for _ in range(NUM_IDLE)]
+            # below the cap on connections, which would close idle ones instead, and which was taken at the start
+            limit = frontend.num_fds() + NUM_FREE
+            resource.prlimit(frontend.pid, resource.RLIMIT_NOFILE, (limit, limit))
+            for _ in range(NUM_IDLE):
+                idle.enter_context(socket.create_connection((host, int(port)), DEADLINE_S))
             while not samples(http).get(EVENT):
                 assert time.monotonic() < deadline
-            frontend = engine.child("frontend")
             before, begun = sum(frontend.cpu_times()[:2]), time.monotonic()
-            with socket.create_connection((host, int(port)), 1.0) as late:
+            with socket.create_connection((host, int(port)), 2.0) as late:
                 late.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
                 with pytest.raises(TimeoutError):  # it is neither answered nor reset
                     late.recv(1)
                 assert sum(frontend.cpu_times()[:2]) - before < 0.3 * (time.monotonic() - begun), "it spins"
-                for each in idle:
-                    each.close()
+                idle.close()
                 late.settimeout(DEADLINE_S)
                 assert late.recv(100).startswith(b"HTTP/1.1 200")
         errors = engine.errors.read_text()
-        assert f"no HTTP connection can be accepted (Too many open files; {FEW} descriptors may be open)" in errors
+        assert f"no HTTP connection can be accepted (Too many open files; {limit} descriptors may be open)" in errors
         assert errors.count("no HTTP connection can be accepted") <= 8, "a line for each doubling"
         assert engine.stop() == 0
