@@ -65,7 +65,7 @@ class BodyPacker:
         truncate_prompt_tokens = body.truncate_prompt_tokens if isinstance(body, ChatRequest) else None
         is_cut = self._limits.truncates(truncate_prompt_tokens)
         chat = chat_input(body)
-        prompt = self._new_inputs().encode_chat(chat.turns, chat.variables, may_be_long=is_cut)
+        prompt = self._new_inputs().tokenize(None, None, chat.turns, form=chat.form, may_be_long=is_cut)
         token_ids = self._fitting(prompt.token_ids, is_cut, is_prompt=isinstance(body, ChatRequest))
         return BodyInput(token_ids=token_ids, is_of_chat=True, is_inside_thought=ends_inside(prompt.text or ""))
 

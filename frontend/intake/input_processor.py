@@ -13,15 +13,15 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ...ipc.codec import JsonObject, decode_ids, encode_ids, num_ids
+from ...ipc.codec import decode_ids, encode_ids, num_ids
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import ProtocolError, RequestError
-from ...ipc.messages.client import ChatMessage, Child, Submit
+from ...ipc.messages.client import ChatForm, ChatMessage, Child, Submit
 from ...ipc.messages.core import EngineCoreRequest
 from ...ipc.pooling_params import PoolingParams
 from ...ipc.sampling_params import MAX_CHILDREN, SamplingParams, child_seed
 from ..client.prompts import check_text
-from ..text.chat_template import ChatTemplate
+from ..text.chat_template import MODEL_FORM, ChatTemplate
 from ..text.prompt_limits import PromptLimits
 from ..text.tokenizer import Tokenizer
 
@@ -64,11 +64,6 @@ class InputProcessor:
 
     # ── prompts ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def encode_chat(self, turns: Sequence[JsonObject], variables: JsonObject, *, may_be_long: bool = False) -> Prompt:
-        """The prompt of a chat whose turns may hold more than text (tool calls); `variables` go to the template."""
-        text = self._template().render_turns(turns, variables)
-        return self.encode(text, add_special_tokens=False, may_be_long=may_be_long)  # the template writes its own
-
     def encode(self, text: str, add_special_tokens: bool, *, may_be_long: bool = False) -> Prompt:
         """The prompt of a text, with or without what the checkpoint puts around one. RequestError if it is certain
         not to fit max_model_len, unless it `may_be_long`: then the beginning of its tokens is to be cut off."""
@@ -85,17 +80,18 @@ class InputProcessor:
         token_ids: bytes | None,
         chat: Sequence[ChatMessage] | None,
         *,
+        form: ChatForm | None = None,
         add_special_tokens: bool = True,
         may_be_long: bool = False,
     ) -> Prompt:
-        """The prompt's tokens. Exactly one of the three is given."""
+        """The prompt's tokens. Exactly one of the three is given; `form` is of the chat."""
         num_given = sum(each is not None for each in (prompt, token_ids, chat))
         if num_given != 1:
             raise RequestError(f"{num_given} of prompt, prompt_token_ids and chat are given: give exactly one")
         if token_ids is not None:
             return Prompt(token_ids, None)
         if chat is not None:
-            text = self._template().render(chat)
+            text = self._template(form or MODEL_FORM).render(chat, form or MODEL_FORM)
             return self.encode(text, add_special_tokens=False, may_be_long=may_be_long)  # the template writes its own
         return self.encode(check_text(prompt or ""), add_special_tokens, may_be_long=may_be_long)
 
@@ -112,7 +108,9 @@ class InputProcessor:
             raise RequestError(f"token_ids holds {min(ids)}: ids begin at 0")
         return self._text_tokenizer().decode(ids, skip_special_tokens=False)
 
-    def _template(self) -> ChatTemplate:
+    def _template(self, form: ChatForm) -> ChatTemplate:
+        if self.chat_template is None and form.template is not None and self._tokenizer is not None:
+            return ChatTemplate("", self._tokenizer.special_tokens)
         if self.chat_template is None:
             raise RequestError("this model has no chat template: send a prompt, or start with --chat-template FILE")
         return self.chat_template

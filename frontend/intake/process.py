@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .input_processor import InputProcessor
 
 ADDRESS_SPACE_BYTES = 8 << 30  # a text of 32 MB takes up to 6 GB while it is tokenized
+MAX_TEXT_CHARACTERS = 256 << 10  # of a chat's prompt that is sent back
 NICENESS = 5  # the engine's other processes go first
 
 
@@ -74,14 +75,17 @@ class IntakeProcess:
     def _read_prompt(self, question: ReadPrompt, limits: PromptLimits) -> PromptRead:
         if question.prompt is not None and not question.may_be_long:
             limits.check_text(question.prompt)  # before the tokenizer is loaded
-        token_ids = self._inputs.tokenize(
+        prompt = self._inputs.tokenize(
             question.prompt,
             None,
             question.chat,
+            form=question.chat_form,
             add_special_tokens=question.add_special_tokens,
             may_be_long=question.may_be_long,
-        ).token_ids
-        return PromptRead(token_ids=limits.tail(token_ids) if question.may_be_long else token_ids)
+        )
+        token_ids = limits.tail(prompt.token_ids) if question.may_be_long else prompt.token_ids
+        has_text = question.chat is not None and len(prompt.text or "") <= MAX_TEXT_CHARACTERS
+        return PromptRead(token_ids=token_ids, text=prompt.text if has_text else None)
 
     @cached_property
     def _inputs(self) -> InputProcessor:

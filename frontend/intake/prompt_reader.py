@@ -2,18 +2,19 @@
 
 Up to SHORT_CHARACTERS it takes a millisecond. Up to LONG_CHARACTERS a thread does it, without Python's lock but for
 a few milliseconds. Beyond, it takes seconds and hundreds of bytes of memory for each of the text, and is given to a
-process that can be killed.
+process that can be killed. So is a chat with a template of its caller's, which may run for ever.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from ...ipc.codec import num_ids
 from ...ipc.errors import RequestError
-from ...ipc.messages.client import ChatMessage
+from ...ipc.messages.client import ChatForm, ChatMessage
 from ...ipc.messages.intake import IntakeAnswer, NotRead, PromptRead, ReadPrompt
-from ..openai.forms.messages import ChatInput
 from .background import WAIT_S, Background, BackgroundJob, Then
 from .input_processor import InputProcessor, Prompt
 
@@ -36,14 +37,18 @@ class PromptReader:
         chat: list[ChatMessage] | None,
         then: Then[Prompt],
         *,
+        form: ChatForm | None = None,
         add_special_tokens: bool = True,
         may_be_long: bool = False,
         owner: str = "",
         wait_s: float = WAIT_S,
     ) -> BackgroundJob | None:
-        """The tokens of a prompt; of `may_be_long`, all that may be kept of them. Exactly one of the three is given."""
-        num_characters = characters_of(prompt, chat)
-        if num_characters > LONG_CHARACTERS and token_ids is None and (prompt is None or chat is None):
+        """The tokens of a prompt; of `may_be_long`, all that may be kept of them. Exactly one of the three is given;
+        `form` is of the chat."""
+        num_characters = characters_of(prompt, chat, form)
+        is_foreign = chat is not None and form is not None and form.template is not None
+        is_whole = token_ids is None and (prompt is None or chat is None)
+        if is_whole and (is_foreign or num_characters > LONG_CHARACTERS):
             if prompt is not None and not may_be_long:
                 try:
                     self._inputs.limits.check_characters(len(prompt))  # which costs nothing
@@ -53,6 +58,7 @@ class PromptReader:
             question = ReadPrompt(
                 prompt=prompt,
                 chat=chat,
+                chat_form=form,
                 add_special_tokens=add_special_tokens,
                 may_be_long=may_be_long,
                 max_bytes_per_token=self._inputs.limits.max_bytes_per_token,
@@ -60,7 +66,7 @@ class PromptReader:
             return self._background.ask(
                 question,
                 (),
-                lambda answer: Prompt(ids_of(answer), prompt),
+                lambda answer: _prompt_of(answer, prompt),
                 then,
                 num_bytes=num_characters,
                 owner=owner,
@@ -68,7 +74,7 @@ class PromptReader:
             )
         return self._background.run(
             lambda: self._inputs.tokenize(
-                prompt, token_ids, chat, add_special_tokens=add_special_tokens, may_be_long=may_be_long
+                prompt, token_ids, chat, form=form, add_special_tokens=add_special_tokens, may_be_long=may_be_long
             ),
             then,
             is_long=num_characters > SHORT_CHARACTERS,
@@ -87,26 +93,19 @@ class PromptReader:
             owner=owner,
         )
 
-    def read_chat(self, chat: ChatInput, then: Then[Prompt], *, may_be_long: bool, owner: str) -> BackgroundJob | None:
-        """The prompt of a small HTTP body's chat, whose turns may hold more than text."""
-        return self._background.run(
-            lambda: self._inputs.encode_chat(chat.turns, chat.variables, may_be_long=may_be_long),
-            then,
-            is_long=chat.num_characters > SHORT_CHARACTERS,
-            num_bytes=chat.num_characters,
-            owner=owner,
-        )
 
-
-def characters_of(prompt: str | None, chat: Sequence[ChatMessage] | None) -> int:
+def characters_of(prompt: str | None, chat: Sequence[ChatMessage] | None, form: ChatForm | None = None) -> int:
     """About as many as will be tokenized."""
     in_chat = sum(len(message.content) + TURN_CHARACTERS for message in chat or ())
-    return len(prompt or "") + in_chat
+    others = [message.more for message in chat or () if message.more]
+    if form is not None and form.variables:
+        others.append(form.variables)
+    return len(prompt or "") + in_chat + sum(len(msgspec.msgpack.encode(each)) for each in others)
 
 
-def ids_of(answer: IntakeAnswer) -> bytes:
-    """The token ids that an intake process has found, or its error."""
+def _prompt_of(answer: IntakeAnswer, prompt: str | None) -> Prompt:
+    """What an intake process has made of a prompt or a chat, or its error."""
     if isinstance(answer, PromptRead):
-        return answer.token_ids
+        return Prompt(answer.token_ids, answer.text if prompt is None else prompt)
     assert isinstance(answer, NotRead), "it answers what it is asked"
     raise RequestError(answer.message)

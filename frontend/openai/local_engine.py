@@ -133,7 +133,9 @@ class LocalEngine:
         chat = chat_input(parsed.body)
 
         def start(then: Then[Prompt]) -> BackgroundJob | None:
-            return self._frontend.prompts.read_chat(chat, then, may_be_long=may_be_long, owner=secrets.token_hex(8))
+            return self._frontend.prompts.read(
+                None, None, chat.turns, then, form=chat.form, may_be_long=may_be_long, owner=secrets.token_hex(8)
+            )
 
         prompt = await in_background(self._frontend.background, start)
         return BodyInput(token_ids=prompt.token_ids, is_of_chat=True, is_inside_thought=ends_inside(prompt.text or ""))

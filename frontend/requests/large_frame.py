@@ -1,7 +1,8 @@
 """Large frames of clients: what of them can hold up the loop is bounded before they are decoded.
 
 Texts and token ids are copied as they are, however long. Lists and maps become one Python object each, so that their
-numbers are bounded: the turns of a chat, the answers of a resumed request, the bytes of parameters.
+numbers are bounded: the turns of a chat, the answers of a resumed request, the bytes of parameters and of what a chat
+template gets beside texts.
 """
 
 from __future__ import annotations
@@ -18,10 +19,15 @@ MAX_PARAMS_BYTES = 1 << 20  # of everything that says how, not what
 _NIL = msgspec.Raw(b"\xc0")
 
 
+class _Turn(msgspec.Struct, frozen=True):
+    more: msgspec.Raw = _NIL
+
+
 class _Outline(msgspec.Struct, frozen=True):
     """The parts of any message that can hold many values, as they stand in the frame."""
 
     chat: msgspec.Raw = _NIL
+    chat_form: msgspec.Raw = _NIL
     children: msgspec.Raw = _NIL
     params: msgspec.Raw = _NIL
     pooling: msgspec.Raw = _NIL
@@ -36,6 +42,7 @@ class _Name(msgspec.Struct, frozen=True):
 
 
 _outlines = msgspec.msgpack.Decoder(_Outline)
+_turns = msgspec.msgpack.Decoder(list[_Turn] | None)
 _names = msgspec.msgpack.Decoder(_Name)
 _ERRORS = (msgspec.MsgspecError, ValueError, RecursionError, OverflowError)
 
@@ -50,8 +57,14 @@ def check_large_frame(frame: bytes) -> None:
         num_items = _array_length(bytes(memoryview(raw)[:5]))
         if num_items > most:
             raise ProtocolError(f"{name} has {num_items} entries, at most {most} are taken")
-    for name, raw in (("params", outline.params), ("pooling", outline.pooling)):
-        num_bytes = memoryview(raw).nbytes
+    names = ("params", "pooling", "chat_form")
+    sizes = {name: memoryview(getattr(outline, name)).nbytes for name in names}
+    try:
+        turns = _turns.decode(outline.chat) or ()
+    except _ERRORS:  # which the decoder of the message puts in words
+        turns = ()
+    sizes["chat[…].more"] = sum(memoryview(turn.more).nbytes for turn in turns)
+    for name, num_bytes in sizes.items():
         if num_bytes > MAX_PARAMS_BYTES:
             raise ProtocolError(f"{name} has {num_bytes} bytes, at most {MAX_PARAMS_BYTES} are taken")
 

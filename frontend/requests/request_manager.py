@@ -91,6 +91,7 @@ class RequestDesk:
             submit.prompt_token_ids,
             submit.chat,
             lambda prompt: self._start(request, prompt, now + wait_s),
+            form=submit.chat_form,
             add_special_tokens=submit.add_special_tokens,
             may_be_long=self._inputs.may_be_long(submit.params),
             owner=request.session.owner_of(submit.request_id),

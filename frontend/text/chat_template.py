@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from datetime import datetime
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,8 +21,14 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ...ipc.codec import JsonObject
 from ...ipc.errors import ConfigError, RequestError
-from ...ipc.messages.client import ChatMessage
+from ...ipc.messages.client import ChatForm, ChatMessage
 from .tokenizer import Tokenizer, read_tokenizer_config
+
+
+MODEL_FORM = ChatForm()
+_END_MARK = (
+    "\ue000end of the last turn\ue000 "  # no text has it by chance; its space shows whether the template strips texts
+)
 
 
 class ChatTemplate:
@@ -50,21 +56,44 @@ class ChatTemplate:
         source = _default_template(read_tokenizer_config(folder).get("chat_template"))
         return None if source is None else cls(source, special_tokens, f"chat_template in {folder}")
 
-    def render(self, messages: Sequence[ChatMessage]) -> str:
-        """The prompt up to where the assistant's next turn begins. RequestError when the template refuses."""
+    def render(self, messages: Sequence[ChatMessage], form: ChatForm = MODEL_FORM) -> str:
+        """The prompt up to where the answer begins. RequestError when the template refuses."""
         if not messages:
             raise RequestError("the chat has no messages: give at least one")
-        return self.render_turns([{"role": message.role, "content": message.content} for message in messages], {})
-
-    def render_turns(self, turns: Sequence[JsonObject], variables: JsonObject) -> str:
-        """Likewise for turns that hold more than text; `variables`, such as tools, are what the template may use."""
-        names: JsonObject = {"tools": None, "documents": None, "add_generation_prompt": True}
+        template = self._template if form.template is None else _compile(form.template)
+        turns: list[JsonObject] = [{"role": each.role, "content": each.content, **each.more} for each in messages]
+        names: JsonObject = {"tools": None, "documents": None, "add_generation_prompt": not form.is_continued}
+        names |= self._special_tokens | form.variables
+        if form.is_continued:
+            if names["add_generation_prompt"]:
+                raise RequestError("continue_final_message and add_generation_prompt contradict each other: give one")
+            turns[-1]["content"] = messages[-1].content + _END_MARK
         try:
-            return self._template.render(names | self._special_tokens | variables | {"messages": turns})
+            text = template.render(names | {"messages": turns})
         except RecursionError:
             raise RequestError("the chat template recurses without end") from None
         except Exception as error:  # a template may fail in any way that Python can
             raise RequestError(f"the chat template refuses these messages: {error}") from None
+        return _until_mark(text) if form.is_continued else text
+
+
+@lru_cache(maxsize=8)
+def _compile(source: str) -> jinja2.Template:
+    try:
+        return _ENVIRONMENT.from_string(source)
+    except (jinja2.TemplateError, RecursionError) as error:
+        raise RequestError(f"chat_template is not a Jinja template: {error}") from None
+
+
+def _until_mark(text: str) -> str:
+    """`text` up to the end of the last turn's text, without spaces there if the template strips texts."""
+    before, mark, after = text.rpartition(_END_MARK.rstrip())
+    if not mark:
+        raise RequestError(
+            "the chat template does not show the last message as it is, so that it cannot be continued: leave "
+            "continue_final_message out"
+        )
+    return before if after.startswith(" ") else before.rstrip()
 
 
 def _default_template(value: object) -> str | None:

@@ -6,6 +6,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from ..codec import JsonObject
 from ..errors import ErrorInfo
 from ..pooling_params import PoolingParams
 from ..process.log import LogLevel
@@ -21,6 +22,15 @@ class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
 
     role: str
     content: str
+    more: JsonObject = {}  # what else the template gets of it: name, reasoning_content, tool_calls, tool_call_id …
+
+
+class ChatForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How the turns of a chat become a prompt."""
+
+    template: str | None = None  # Jinja, in place of the model's own
+    variables: JsonObject = {}  # that it may use: tools, documents, add_generation_prompt and whatever else it knows
+    is_continued: bool = False  # the answer goes on with the text of the last turn, which nothing follows then
 
 
 class Child(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -39,6 +49,7 @@ class Submit(Message, frozen=True, kw_only=True, tag="submit"):
     prompt: str | None = None
     prompt_token_ids: bytes | None = None
     chat: list[ChatMessage] | None = None
+    chat_form: ChatForm | None = None  # of `chat`; nil: the model's own
     attempt: int = 0  # a higher one replaces what runs under this id, an equal one is ignored
     children: list[Child] = []  # a resumed request: what was delivered before; empty: a new one
     arrival_time: float = 0.0  # unix seconds of the first submit; 0: now

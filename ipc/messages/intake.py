@@ -7,7 +7,7 @@ from typing import TypeAlias
 import msgspec
 
 from .base import Message
-from .client import ChatMessage
+from .client import ChatForm, ChatMessage
 
 
 class ReadBody(Message, frozen=True, kw_only=True, tag="read_body"):
@@ -22,6 +22,7 @@ class ReadPrompt(Message, frozen=True, kw_only=True, tag="read_prompt"):
 
     prompt: str | None = None
     chat: list[ChatMessage] | None = None
+    chat_form: ChatForm | None = None
     add_special_tokens: bool = True
     may_be_long: bool = False  # beyond max_model_len, since its beginning is to be cut off
     max_bytes_per_token: int | None = None  # as in PromptLimits
@@ -50,6 +51,7 @@ class PromptRead(Message, frozen=True, kw_only=True, tag="prompt_read"):
     """Answers ReadPrompt."""
 
     token_ids: bytes
+    text: str | None = None  # of a chat, unless it is long
 
 
 class NotRead(Message, frozen=True, kw_only=True, tag="not_read"):

@@ -12,6 +12,7 @@ import msgspec
 
 from ....ipc.codec import JsonObject
 from ....ipc.errors import RequestError
+from ....ipc.messages.client import ChatForm, ChatMessage
 from .schema import ChatRequest, Message, TextPart, TokenizeRequest, Tool
 
 _RESERVED = frozenset(("messages", "tools", "documents", "add_generation_prompt"))
@@ -20,17 +21,12 @@ _RESERVED = frozenset(("messages", "tools", "documents", "add_generation_prompt"
 class ChatInput(NamedTuple):
     """What a chat template gets."""
 
-    turns: list[JsonObject]
-    variables: JsonObject
-
-    @property
-    def num_characters(self) -> int:
-        """About as many as the prompt will have."""
-        return sum(len(str(turn["content"])) + 16 for turn in self.turns)
+    turns: list[ChatMessage]
+    form: ChatForm
 
 
 def chat_input(body: ChatRequest | TokenizeRequest) -> ChatInput:
-    """The turns and variables of a chat."""
+    """The turns of a chat, and how they become a prompt."""
     turns = [_turn(position, message) for position, message in enumerate(body.messages or ())]
     if not turns:
         raise RequestError("messages is empty: give at least one")
@@ -44,7 +40,7 @@ def chat_input(body: ChatRequest | TokenizeRequest) -> ChatInput:
     if body.tools and shows_tools(body):
         variables["tools"] = tools_for_template(body.tools)
     variables["add_generation_prompt"] = body.add_generation_prompt is not False
-    return ChatInput(turns, variables)
+    return ChatInput(turns, ChatForm(variables=variables))
 
 
 def shows_tools(body: ChatRequest | TokenizeRequest) -> bool:
@@ -64,16 +60,15 @@ def tools_for_template(tools: Sequence[Tool]) -> list[JsonObject]:
     return listed
 
 
-def _turn(position: int, message: Message) -> JsonObject:
+def _turn(position: int, message: Message) -> ChatMessage:
     where = f"messages[{position}]"
     if message.function_call is not None or message.audio is not None:
         raise RequestError(f"{where} holds function_call or audio, which are not served: use tool_calls and text")
     role = "system" if message.role == "developer" else message.role
-    turn: JsonObject = {"role": role, "content": _text(where, message.content)}
     optional = {name: getattr(message, name) for name in ("name", "reasoning_content", "tool_call_id")}
-    turn |= {name: value for name, value in optional.items() if value is not None}
+    more: JsonObject = {name: value for name, value in optional.items() if value is not None}
     if message.tool_calls:
-        turn["tool_calls"] = [
+        more["tool_calls"] = [
             {
                 "id": call.id,
                 "type": "function",
@@ -83,7 +78,7 @@ def _turn(position: int, message: Message) -> JsonObject:
         ]
     elif message.content is None and message.role != "assistant":
         raise RequestError(f"{where} has no content")
-    return turn
+    return ChatMessage(role, _text(where, message.content), more)
 
 
 def _text(where: str, content: str | list[TextPart] | None) -> str:

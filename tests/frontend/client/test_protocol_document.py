@@ -15,6 +15,7 @@ from tokenloom.ipc.errors import ERROR_BY_KIND, ErrorInfo
 from tokenloom.ipc.messages.base import LEASE_S, PING_INTERVAL_S, PROTOCOL_VERSION, BulkArray, FinishReason, Hello
 from tokenloom.ipc.messages.client import (
     CREDIT_WINDOW,
+    ChatForm,
     ChatMessage,
     Child,
     ClientMessage,
@@ -34,6 +35,7 @@ DOCUMENT = (Path(__file__).resolve().parents[3] / "docs" / "protocol.md").read_t
 STRUCTS: dict[str, Any] = {
     **{each.__struct_config__.tag: each for each in (*get_args(ClientMessage), *get_args(FrontendMessage))},
     "chat_message": ChatMessage,
+    "chat_form": ChatForm,
     "child": Child,
     "params": SamplingParams,
     "structured_outputs": StructuredOutputsParams,

@@ -32,7 +32,7 @@ from tokenloom.frontend.text.tokenizer import Tokenizer
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.config.engine_spec import EngineSpec
 from tokenloom.ipc.errors import RequestError
-from tokenloom.ipc.messages.client import ChatMessage
+from tokenloom.ipc.messages.client import ChatForm, ChatMessage
 from tokenloom.ipc.messages.intake import BodyInput, BodyRead, NotRead, PromptRead, ReadBody, ReadPrompt
 from tokenloom.ipc.process.faults import inject
 from tokenloom.tests.support.engine_specs import new_spec
@@ -86,7 +86,8 @@ def command_of(process: psutil.Process) -> str:
 def test_texts_chats_and_bodies_are_read_by_one_process(host: IntakeHost) -> None:
     assert read(host).token_ids == INPUTS.tokenize(TEXT, None, None).token_ids
     pid, chat = intake_pid(), [ChatMessage("user", TEXT)]
-    assert host.ask(ReadPrompt(chat=chat)) == PromptRead(token_ids=INPUTS.tokenize(None, None, chat).token_ids)
+    here = INPUTS.tokenize(None, None, chat)
+    assert host.ask(ReadPrompt(chat=chat)) == PromptRead(token_ids=here.token_ids, text=here.text)
     question = ReadBody(body_type="CompletionRequest", max_bytes_per_token=None)
     answer = host.ask(question, [b'{"prompt": [5, ', b'6], "n": 2}'])
     assert isinstance(answer, BodyRead) and answer.inputs == [BodyInput(token_ids=encode_ids([5, 6]))]
@@ -116,6 +117,17 @@ def test_a_process_that_is_killed_costs_one_request(
     os.kill(second, signal.SIGKILL)  # while nothing is asked
     read(host)
     assert intake_pid() != second
+
+
+def test_a_template_that_never_ends_costs_its_own_request(monkeypatch: pytest.MonkeyPatch, host: IntakeHost) -> None:
+    read(host)
+    monkeypatch.setattr(intake_host, "ANSWER_S", 2.0)
+    loops = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    question = ReadPrompt(chat=[ChatMessage("user", "x")], chat_form=ChatForm(template=loops))
+    with pytest.raises(RequestError, match="could not be read within 2 s"):
+        host.ask(question)
+    monkeypatch.setattr(intake_host, "ANSWER_S", DEADLINE_S)
+    read(host)
 
 
 def test_a_question_that_takes_too_long_ends_the_process(

@@ -10,7 +10,7 @@ import pytest
 from tokenloom.frontend.requests.large_frame import LARGE_BYTES, MAX_TURNS, check_large_frame, id_of
 from tokenloom.ipc.codec import encode
 from tokenloom.ipc.errors import ProtocolError
-from tokenloom.ipc.messages.client import ChatMessage, Child, Submit
+from tokenloom.ipc.messages.client import ChatForm, ChatMessage, Child, Submit
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.tests.frontend.bench import Bench
 
@@ -23,6 +23,8 @@ TURN = ChatMessage("user", "a")
         ({"chat": [TURN] * (MAX_TURNS + 1)}, f"chat has {MAX_TURNS + 1} entries, at most {MAX_TURNS}"),
         ({"prompt": "x", "children": [Child()] * 300_000}, "children has 300000 entries, at most 128"),
         ({"prompt": "x", "params": SamplingParams(allowed_token_ids=[2**30] * 300_000)}, "params has 1500"),
+        ({"chat": [TURN], "chat_form": ChatForm(variables={"x": [[]] * 1_100_000})}, "chat_form has 1100"),
+        ({"chat": [TURN, ChatMessage("user", "a", {"x": [0] * 600_000})] * 2}, "chat[…].more has 1200"),
     ],
 )
 def test_too_many_values_are_refused_with_their_number(bench: Bench, fields: dict[str, Any], reason: str) -> None:
@@ -38,6 +40,7 @@ def test_too_many_values_are_refused_with_their_number(bench: Bench, fields: dic
         {"prompt": "x" * LARGE_BYTES},
         {"prompt_token_ids": bytes(LARGE_BYTES)},
         {"chat": [TURN] * MAX_TURNS},
+        {"chat": [TURN, ChatMessage("user", "a", {"x": [0] * 250_000})] * 2},
         {"chat": [TURN] * 15 + [ChatMessage("user", "a" * LARGE_BYTES)]},
         {"prompt": "x", "params": SamplingParams(allowed_token_ids=[2**30] * 200_000)},
     ],

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tokenloom.frontend.text.chat_template import ChatTemplate
 from tokenloom.ipc.errors import ConfigError, RequestError
-from tokenloom.ipc.messages.client import ChatMessage
+from tokenloom.ipc.messages.client import ChatForm, ChatMessage
 from tokenloom.tests.frontend.text.samples import backend_json, new_tokenizer
 
 CHAT = [
@@ -53,6 +53,45 @@ def test_renders_as_transformers_does(name: str) -> None:
     )
     template = ChatTemplate(TEMPLATES[name], {"bos_token": "<s>", "eos_token": "</s>"})
     assert template.render(CHAT) == expected
+
+
+CONTINUED = {
+    "keeps": "{% for m in messages %}[{{ m.role }}]{{ m.content }}</s>\n{% endfor %}",
+    "strips": "{% for m in messages %}[{{ m.role }}]{{ m.content | trim }}</s>\n{% endfor %}",
+    "prompts": "{% for m in messages %}{{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}",
+}
+
+
+@pytest.mark.parametrize("name", CONTINUED)
+@pytest.mark.parametrize("text", ["Hello.", " It begins with ", "tail\n", "{{ 7 }}", "Hi"])
+def test_a_last_turn_is_continued_as_transformers_does(name: str, text: str) -> None:
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer.from_str(backend_json("byte_level")))
+    chat = [ChatMessage("user", "Hi"), ChatMessage("assistant", text)]
+    expected = wrapped.apply_chat_template(
+        [{"role": each.role, "content": each.content} for each in chat],
+        chat_template=CONTINUED[name],
+        tokenize=False,
+        continue_final_message=True,
+    )
+    assert ChatTemplate(CONTINUED[name], {}).render(chat, ChatForm(is_continued=True)) == expected
+    assert ChatTemplate("", {}).render(chat, ChatForm(is_continued=True, template=CONTINUED[name])) == expected
+
+
+def test_what_cannot_be_continued_is_refused() -> None:
+    chat, asks = [ChatMessage("user", "x")], ChatForm(is_continued=True, variables={"add_generation_prompt": True})
+    with pytest.raises(RequestError, match="contradict each other"):
+        ChatTemplate("{{ messages[0].content }}", {}).render(chat, asks)
+    with pytest.raises(RequestError, match="does not show the last message as it is"):
+        ChatTemplate("{{ messages[0].content | upper }}", {}).render(chat, ChatForm(is_continued=True))
+
+
+def test_a_template_gets_all_of_a_turn_and_the_form_s_variables() -> None:
+    source = "{{ messages[0].tool_calls[0].name }} {{ tools[0] }} {{ bos_token }} {{ add_generation_prompt }}"
+    chat = [ChatMessage("assistant", "", {"tool_calls": [{"name": "f"}]})]
+    form = ChatForm(variables={"tools": ["t"], "add_generation_prompt": False})
+    assert ChatTemplate(source, {"bos_token": "<s>"}).render(chat, form) == "f t <s> False"
+    with pytest.raises(RequestError, match="chat_template is not a Jinja template"):
+        ChatTemplate(source, {}).render(chat, ChatForm(template="{% for %}"))
 
 
 @pytest.mark.parametrize(
