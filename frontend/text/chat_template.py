@@ -24,7 +24,6 @@ from ...ipc.errors import ConfigError, RequestError
 from ...ipc.messages.client import ChatForm, ChatMessage
 from .tokenizer import Tokenizer, read_tokenizer_config
 
-
 MODEL_FORM = ChatForm()
 _END_MARK = (
     "\ue000end of the last turn\ue000 "  # no text has it by chance; its space shows whether the template strips texts

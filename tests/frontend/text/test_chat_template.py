@@ -58,7 +58,8 @@ def test_renders_as_transformers_does(name: str) -> None:
 CONTINUED = {
     "keeps": "{% for m in messages %}[{{ m.role }}]{{ m.content }}</s>\n{% endfor %}",
     "strips": "{% for m in messages %}[{{ m.role }}]{{ m.content | trim }}</s>\n{% endfor %}",
-    "prompts": "{% for m in messages %}{{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}",
+    "prompts": "{% for m in messages %}{{ m.content }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}",
 }
 
 
