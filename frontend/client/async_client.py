@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 from functools import partial
-from typing import TypeVar
+from typing import TypeVar, Unpack
 
 from ...ipc.codec import decode_ids
 from ...ipc.messages.client import (
@@ -34,6 +34,7 @@ from ...ipc.process.log import LogLevel
 from ...ipc.sampling_params import SamplingParams
 from .async_stream import AsyncStream, LoopWaker
 from .base_client import Attachment, log_level_query, pause_query, reload_query, tokenize_query
+from .call_options import CallOptions, ChatOptions, UnservedOptions, chat_form, check_options, with_priority
 from .outputs import EmbeddingRequestOutput, RequestOutput, to_embedding
 from .prompts import Chat, Prompt, check_chat, check_params, check_token_ids
 from .protocol import Answer, ReplyType, check_reply
@@ -54,18 +55,27 @@ class AsyncClient(Attachment):
         prompt: Prompt | Chat,
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
+        **options: Unpack[CallOptions],
     ) -> AsyncGenerator[RequestOutput, None]:
         """The answer as it grows: each output holds all that came before; the last one is `finished`.
 
         The request starts with the first `anext`. A consumer that is slow gets fewer, longer steps.
         """
-        return self._run(self._submit_of(prompt, check_params(sampling_params), request_id))
+        check_options("generate", options, CallOptions)
+        (params,) = with_priority([check_params(sampling_params)], options)
+        return self._run(self._submit_of(prompt, params, request_id))
 
     def chat(
-        self, messages: Chat, sampling_params: SamplingParams | None = None, request_id: str | None = None
+        self,
+        messages: Chat,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        **options: Unpack[ChatOptions],
     ) -> AsyncGenerator[RequestOutput, None]:
         """The next turn of a conversation as it grows; a message is {"role": …, "content": …}."""
-        return self._run(self._submit_of(check_chat(messages), check_params(sampling_params), request_id))
+        check_options("chat", options, ChatOptions)
+        (params,) = with_priority([check_params(sampling_params)], options)
+        return self._run(self._submit_of(check_chat(messages), params, request_id, form=chat_form(options)))
 
     async def embed(
         self,
@@ -76,8 +86,10 @@ class AsyncClient(Attachment):
         truncate_prompt_tokens: int | None = None,
         priority: int = 0,
         timeout_s: float | None = None,
+        **options: Unpack[UnservedOptions],
     ) -> EmbeddingRequestOutput:
         """The vector of a prompt; as Client.embed."""
+        check_options("embed", options, UnservedOptions)
         (submit,) = self._embed_submits(
             [prompt], pooling_params, request_id, truncate_prompt_tokens, priority, timeout_s
         )

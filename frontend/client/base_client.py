@@ -14,7 +14,7 @@ from functools import partial
 from typing import ClassVar, TypeVar, get_args
 
 from ...ipc.errors import RequestError
-from ...ipc.messages.client import Control, PauseMode, Query, Submit, Tokenize
+from ...ipc.messages.client import ChatForm, Control, PauseMode, Query, Submit, Tokenize
 from ...ipc.pooling_params import PoolingParams
 from ...ipc.process.log import LogLevel
 from ...ipc.sampling_params import SamplingParams
@@ -76,10 +76,11 @@ class Attachment:
         params: SamplingParams,
         request_id: str | None = None,
         pooling: PoolingParams | None = None,
+        form: ChatForm | None = None,
     ) -> Submit:
         if request_id is None:
             request_id = f"request-{next(self._request_numbers)}"
-        return new_submit(request_id, prompt, params, pooling)
+        return new_submit(request_id, prompt, params, pooling, form)
 
     def _embed_submits(
         self,

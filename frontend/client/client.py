@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
+from typing import Unpack
 
 from ...ipc.codec import decode_ids
 from ...ipc.errors import RequestError, TokenloomError
@@ -30,6 +31,7 @@ from ...ipc.process.log import LogLevel
 from ...ipc.sampling_params import SamplingParams
 from .base_client import Attachment, log_level_query, pause_query, reload_query, tokenize_query
 from .batch import Batch
+from .call_options import CallOptions, ChatOptions, UnservedOptions, chat_form, check_options, with_priority
 from .open_request import Update
 from .outputs import EmbeddingRequestOutput, OutputBuilder, RequestOutput, to_embedding
 from .prompts import Chat, Prompt, check_chat, check_params, check_token_ids, list_chats, list_params, list_prompts
@@ -49,22 +51,26 @@ class Client(Attachment):
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        **options: Unpack[CallOptions],
     ) -> list[RequestOutput]:
         """Answers to all prompts, in their order.
 
         A prompt is text, token ids, {"prompt": text} or {"prompt_token_ids": ids}; SamplingParams are one for all or
         one each. A prompt that cannot be served raises its error, after the others are aborted.
         """
-        return self._run_all(list_prompts(prompts), sampling_params, use_tqdm)
+        check_options("generate", options, CallOptions)
+        return self._run_all(list_prompts(prompts), sampling_params, use_tqdm, options)
 
     def chat(
         self,
         messages: Chat | Sequence[Chat],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        **options: Unpack[ChatOptions],
     ) -> list[RequestOutput]:
         """The next turn of one conversation, or of each of many; a message is {"role": …, "content": …}."""
-        return self._run_all([check_chat(chat) for chat in list_chats(messages)], sampling_params, use_tqdm)
+        check_options("chat", options, ChatOptions)
+        return self._run_all([check_chat(chat) for chat in list_chats(messages)], sampling_params, use_tqdm, options)
 
     def embed(
         self,
@@ -75,11 +81,13 @@ class Client(Attachment):
         priority: int = 0,
         timeout_s: float | None = None,
         use_tqdm: bool = True,
+        **options: Unpack[UnservedOptions],
     ) -> list[EmbeddingRequestOutput]:
         """The vectors of all prompts, in their order; see PoolingParams. What is given by name is as in SamplingParams.
 
         A prompt that cannot be served, or was not embedded in time, raises its error.
         """
+        check_options("embed", options, UnservedOptions)
         listed = list_prompts(prompts)
         submits = self._embed_submits(listed, pooling_params, None, truncate_prompt_tokens, priority, timeout_s)
         return [to_embedding(output) for output in self._run(submits, use_tqdm)]
@@ -157,9 +165,11 @@ class Client(Attachment):
         prompts: Sequence[Prompt | Chat],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
+        options: ChatOptions | CallOptions,
     ) -> list[RequestOutput]:
-        params = list_params(sampling_params, len(prompts))
-        return self._run([self._submit_of(*each) for each in zip(prompts, params, strict=True)], use_tqdm)
+        params, form = with_priority(list_params(sampling_params, len(prompts)), options), chat_form(options)
+        submits = [self._submit_of(*each, form=form) for each in zip(prompts, params, strict=True)]
+        return self._run(submits, use_tqdm)
 
     def _run(self, submits: list[Submit], use_tqdm: bool) -> list[RequestOutput]:
         return Batch(self._channel, submits, show_progress=use_tqdm).run()

@@ -1,7 +1,8 @@
 """The forms in which a caller may give prompts, made into Submit messages.
 
-A prompt is text, token ids, {"prompt": text} or {"prompt_token_ids": ids}; a chat is a list of messages. Checks all
-that can be checked without the model, so that a bad prompt is refused before anything is sent.
+A prompt is text, token ids, {"prompt": text} or {"prompt_token_ids": ids}, these with "cache_salt" if need be; a chat
+is a list of messages. Checks all that can be checked without the model, so that a bad prompt is refused before anything
+is sent.
 """
 
 from __future__ import annotations
@@ -9,16 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias, TypeGuard
 
+import msgspec
+
 from ...ipc.codec import encode_ids
 from ...ipc.errors import RequestError
-from ...ipc.messages.client import ChatMessage, Submit
+from ...ipc.messages.client import ChatForm, ChatMessage, Submit
 from ...ipc.pooling_params import PoolingParams
 from ...ipc.sampling_params import SamplingParams
 from ...ipc.sockets import MAX_CLIENT_MESSAGE_BYTES
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, object]
-TextPart: TypeAlias = Mapping[str, str]  # {"type": "text", "text": …}
-Turn: TypeAlias = ChatMessage | Mapping[str, str | Sequence[TextPart]]  # {"role": …, "content": …}
+Turn: TypeAlias = ChatMessage | Mapping[str, object]  # {"role": …, "content": …} and what else the template knows
 Chat: TypeAlias = Sequence[Turn]
 
 MAX_REQUEST_ID_CHARACTERS = 256  # it comes back in every delta
@@ -77,15 +79,24 @@ def check_pooling(params: PoolingParams | None) -> PoolingParams:
 
 
 def new_submit(
-    request_id: str, prompt: Prompt | Chat, params: SamplingParams, pooling: PoolingParams | None = None
+    request_id: str,
+    prompt: Prompt | Chat,
+    params: SamplingParams,
+    pooling: PoolingParams | None = None,
+    form: ChatForm | None = None,
 ) -> Submit:
-    """The message that asks for an answer to `prompt`, which may also be a chat; with `pooling`, for its vector."""
+    """The message that asks for an answer to `prompt`, which may also be a chat of this `form`; with `pooling`, for its
+    vector."""
     if not isinstance(request_id, str) or not 0 < len(request_id) <= MAX_REQUEST_ID_CHARACTERS:
         most = MAX_REQUEST_ID_CHARACTERS
         raise RequestError(f"request_id must be a string of 1 to {most} characters, got {request_id!r:.80}")
     if is_chat(prompt):
-        return Submit(request_id=request_id, params=params, chat=check_chat(prompt), pooling=pooling)
-    content = _unwrap(prompt) if isinstance(prompt, Mapping) else prompt
+        return Submit(request_id=request_id, params=params, chat=check_chat(prompt), chat_form=form, pooling=pooling)
+    content: object = prompt
+    if isinstance(prompt, Mapping):
+        content = _unwrap(prompt)
+        if (salt := prompt.get("cache_salt")) is not None:
+            params = check_params(params.replace(cache_salt=salt))
     if isinstance(content, str):
         return Submit(request_id=request_id, params=params, prompt=check_text(content), pooling=pooling)
     return Submit(request_id=request_id, params=params, prompt_token_ids=check_token_ids(content), pooling=pooling)
@@ -129,7 +140,7 @@ def is_chat(prompt: object) -> TypeGuard[Chat]:
 
 
 def check_chat(messages: Chat) -> list[ChatMessage]:
-    """The turns of a conversation, each a role with text."""
+    """The turns of a conversation, each a role with text, and what else a template gets of it."""
     if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence) or not messages:
         raise RequestError("a chat must be a list of at least one message {'role': …, 'content': …}")
     return [_check_turn(position, turn) for position, turn in enumerate(messages)]
@@ -139,19 +150,39 @@ def _check_turn(position: int, turn: Turn) -> ChatMessage:
     if isinstance(turn, ChatMessage):
         role: object = turn.role
         content: object = turn.content
-    elif isinstance(turn, Mapping) and {"role", "content"} <= turn.keys():
-        unknown = sorted(map(str, turn.keys() - {"role", "content"}))
-        if unknown:
-            raise RequestError(f"message {position} of the chat holds {', '.join(unknown)}: only role and content fit")
-        role, content = turn["role"], turn["content"]
+        more = turn.more
+    elif isinstance(turn, Mapping) and "role" in turn and ("content" in turn or turn.get("tool_calls")):
+        role, content = turn["role"], turn.get("content")
+        more = {str(name): value for name, value in turn.items() if name not in ("role", "content") and value}
     else:
         raise RequestError(f"message {position} of the chat must be {{'role': …, 'content': …}}, got {turn!r:.80}")
+    if calls := more.get("tool_calls"):
+        more = more | {"tool_calls": [_with_object(position, call) for call in _listed(calls)]}
+        content = content or ""
     if isinstance(content, Sequence) and not isinstance(content, str):
         content = "\n".join(_part_text(position, part) for part in content)
     if not isinstance(role, str) or not isinstance(content, str):
         raise RequestError(f"message {position} of the chat needs text for role and content, got {turn!r:.80}")
     _check_encodable(f"message {position} of the chat", role + content)
-    return ChatMessage(role, content)
+    return ChatMessage(role, content, more)
+
+
+def _listed(calls: object) -> Sequence[object]:
+    return calls if isinstance(calls, Sequence) else [calls]
+
+
+def _with_object(position: int, call: object) -> object:
+    """A tool call with its arguments as an object, as templates write them; OpenAI's answers hold them as JSON."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    text = function.get("arguments") if isinstance(function, Mapping) else None
+    if not isinstance(call, Mapping) or not isinstance(function, Mapping) or not isinstance(text, str):
+        return call
+    try:
+        arguments = msgspec.json.decode(text or "{}")
+    except (msgspec.DecodeError, RecursionError):
+        where = f"message {position} of the chat"
+        raise RequestError(f"{where} has a tool call whose arguments are not JSON: {text!r:.80}") from None
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _part_text(position: int, part: object) -> str:
@@ -162,8 +193,9 @@ def _part_text(position: int, part: object) -> str:
 
 def _unwrap(prompt: Mapping[str, object]) -> object:
     """The text or the ids of {"prompt": …} or {"prompt_token_ids": …}."""
+    given = {name for name, value in prompt.items() if value is not None and name != "cache_salt"}
     for name, is_text in (("prompt", True), ("prompt_token_ids", False)):
-        if prompt.keys() == {name} and isinstance(prompt[name], str) == is_text:
+        if given == {name} and isinstance(prompt[name], str) == is_text:
             return prompt[name]
     described = ", ".join(f"{name}: {type(value).__name__}" for name, value in prompt.items())
     raise RequestError(f"a prompt is a dict of {{{described}}}: {_FORMS}")

@@ -59,7 +59,8 @@ class RequestState:
 
     def is_same(self, submit: Submit) -> bool:
         """Whether `submit` asks for the same, at whatever attempt."""
-        what_counts = attrgetter("params", "pooling", "prompt", "prompt_token_ids", "chat", "add_special_tokens")
+        prompt = ("prompt", "prompt_token_ids", "chat", "chat_form", "add_special_tokens")
+        what_counts = attrgetter("params", "pooling", *prompt)
         return bool(what_counts(self.submit) == what_counts(submit))
 
     def to_core(self) -> EngineCoreRequest:

@@ -103,7 +103,10 @@ def test_a_chat_is_told_from_many_and_its_parts_are_joined() -> None:
         ({"role": "user"}, "message 1"),
         ({"role": "user", "content": 5}, "message 1"),
         ({"role": 5, "content": "a"}, "message 1"),
-        ({"role": "user", "content": "a", "name": "b"}, "name: only role and content"),
+        (
+            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]},
+            "arguments are not JSON",
+        ),
         ({"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}, "only parts of type text"),
         ({"role": "user", "content": "\udfff"}, "surrogate"),
         ("text", "message 1"),
@@ -112,6 +115,28 @@ def test_a_chat_is_told_from_many_and_its_parts_are_joined() -> None:
 def test_a_bad_turn_is_named(turn: object, complaint: str) -> None:
     with pytest.raises(RequestError, match=complaint):
         new_submit("r", [{"role": "user", "content": "hi"}, turn], PARAMS)  # type: ignore[list-item]
+
+
+def test_a_turn_keeps_what_a_template_may_show_of_it() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    turns = [
+        {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None, "annotations": []},
+        {"role": "tool", "content": "2", "tool_call_id": "1"},
+    ]
+    shown = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
+    assert new_submit("r", turns, PARAMS).chat == [
+        ChatMessage("assistant", "", {"tool_calls": [shown]}),
+        ChatMessage("tool", "2", {"tool_call_id": "1"}),
+    ]
+
+
+def test_a_prompt_brings_its_own_salt() -> None:
+    prompts = ({"prompt": "a", "cache_salt": "x"}, {"prompt_token_ids": [1], "cache_salt": "x", "prompt": None})
+    for prompt in prompts:
+        assert new_submit("r", prompt, PARAMS.replace(cache_salt="other")).params.cache_salt == "x"
+    assert new_submit("r", {"prompt": "a", "cache_salt": None}, PARAMS.replace(cache_salt="y")).params.cache_salt == "y"
+    with pytest.raises(RequestError, match="cache_salt must be a string"):
+        new_submit("r", {"prompt": "a", "cache_salt": 5}, PARAMS)
 
 
 @pytest.mark.parametrize("messages", ["text", {"role": "user", "content": "x"}, 5])

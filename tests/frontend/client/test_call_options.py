@@ -1,0 +1,98 @@
+"""The keywords of generate, chat and embed mean the same in every client, and are refused with what is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from typing import Any
+
+import pytest
+
+from tokenloom.frontend.client.async_client import AsyncClient
+from tokenloom.frontend.client.client import Client
+from tokenloom.ipc.errors import RequestError
+from tokenloom.ipc.messages.client import ChatForm, Submit
+from tokenloom.tests.frontend.fake_frontend import DEADLINE_S, FakeFrontend, greedy
+
+CHAT = [{"role": "user", "content": "hi"}]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+CASES: list[tuple[str, dict[str, Any], str]] = [
+    ("generate", {"lora_request": object()}, "lora_request is <object.*does not serve it"),
+    ("chat", {"mm_processor_kwargs": {"a": 1}}, "mm_processor_kwargs"),
+    ("embed", {"tokenization_kwargs": {"a": 1}}, "tokenization_kwargs"),
+    ("chat", {"chat_template_content_format": "openai"}, "must be auto or string"),
+    ("chat", {"chat_template": 5}, "chat_template must be the template's text"),
+    ("chat", {"chat_template_kwargs": {"tools": []}}, "holds tools: use the keywords"),
+    ("generate", {"priority": [1, 2]}, "2 priorities for 1 prompts"),
+    ("generate", {"priority": "high"}, "4 priorities|priority must be"),
+]
+
+
+def call(fake: FakeFrontend, method: str, is_async: bool, **options: Any) -> Submit:
+    """What a client submits for one call."""
+    prompt = CHAT if method == "chat" else "hi"
+    arguments = () if method == "embed" else (greedy(2),)
+
+    async def ask() -> None:
+        async with AsyncClient(fake.address) as client:
+            answer = getattr(client, method)(prompt, *arguments, **options)
+            if inspect.isawaitable(answer):
+                await answer
+            else:
+                _ = [output async for output in answer]
+
+    if is_async:
+        asyncio.run(asyncio.wait_for(ask(), DEADLINE_S))
+    else:
+        with Client(fake.address) as client:
+            getattr(client, method)(prompt, *arguments, use_tqdm=False, **options)
+    return fake.do(lambda service: service.submits[-1])
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_a_chat_s_keywords_travel_to_its_template(fake: FakeFrontend, is_async: bool) -> None:
+    submit = call(
+        fake,
+        "chat",
+        is_async,
+        priority=3,
+        tools=[TOOL],
+        documents=[{"text": "d"}],
+        chat_template="{{ messages }}",
+        chat_template_content_format="auto",
+        chat_template_kwargs={"enable_thinking": False},
+        reasoning_effort="low",
+        add_generation_prompt=False,
+        continue_final_message=True,
+        lora_request=None,
+        mm_processor_kwargs={},
+    )
+    variables = {
+        "enable_thinking": False,
+        "tools": [TOOL],
+        "documents": [{"text": "d"}],
+        "reasoning_effort": "low",
+        "add_generation_prompt": False,
+    }
+    assert submit.chat_form == ChatForm(template="{{ messages }}", variables=variables, is_continued=True)
+    assert submit.params.priority == 3
+    nothing = dict.fromkeys(("tools", "chat_template", "chat_template_kwargs", "priority", "add_generation_prompt"))
+    assert call(fake, "chat", is_async, **nothing, continue_final_message=False).chat_form is None
+    assert call(fake, "generate", is_async, priority=[-1], lora_request=None).params.priority == -1
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize(("method", "options", "complaint"), CASES)
+def test_what_is_not_served_is_refused_by_name(
+    fake: FakeFrontend, is_async: bool, method: str, options: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(RequestError, match=complaint):
+        call(fake, method, is_async, **options)
+    assert fake.do(lambda service: service.submits) == []
+    with pytest.raises(TypeError, match=rf"{method}\(\) has no keyword 'no_such_thing'"):
+        call(fake, method, is_async, no_such_thing=None)
+
+
+def test_each_prompt_may_have_a_priority_of_its_own(fake: FakeFrontend, client: Client) -> None:
+    client.generate(["a", "b"], greedy(2), use_tqdm=False, priority=[1, 2])
+    assert fake.do(lambda service: [submit.params.priority for submit in service.submits]) == [1, 2]
