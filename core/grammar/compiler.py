@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,9 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
 from ...ipc.errors import RequestError
+from ...ipc.json_schema import subschemas
 from ...ipc.structured_outputs import GrammarKind
+from .json_schema import adapted
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -126,7 +128,7 @@ class GrammarCompiler:
             return ""
         pointer, budget = "", MAX_LOCATE_TRIES
         while True:
-            for step, part in _subschemas(schema):
+            for step, part in subschemas(schema):
                 budget -= 1
                 if budget < 0:
                     return f" at #{pointer} or below" if pointer else ""
@@ -139,34 +141,11 @@ class GrammarCompiler:
 
 
 _FIELD_BY_KIND: dict[GrammarKind, str] = {"json": "json", "regex": "regex", "choice": "choice", "lark": "grammar"}
-_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
-_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_ONES = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
-
-
-def _subschemas(schema: object) -> Iterator[tuple[str, object]]:
-    """(pointer step, part) of each schema directly inside a schema."""
-    if not isinstance(schema, dict):
-        return
-    for name in _MAPS:
-        if isinstance(schema.get(name), dict):
-            yield from ((f"/{name}/{_escape(key)}", part) for key, part in schema[name].items())
-    for name in _LISTS:
-        if isinstance(schema.get(name), list):
-            yield from ((f"/{name}/{i}", part) for i, part in enumerate(schema[name]))
-    for name in _ONES:
-        if isinstance(schema.get(name), dict):
-            yield f"/{name}", schema[name]
-
-
-def _escape(key: str) -> str:
-    return key.replace("~", "~0").replace("/", "~1")
 
 
 def _to_llguidance(kind: GrammarKind, text: str) -> str:
     if kind == "json":
-        text = "{}" if text.strip() == "true" else text  # options apply to objects alone
-        return str(LLMatcher.grammar_from_json_schema(text, overrides=JSON_OPTIONS))
+        return str(LLMatcher.grammar_from_json_schema(_adapted(text), overrides=JSON_OPTIONS))
     if kind == "regex":
         return str(LLMatcher.grammar_from_regex(text))
     if kind == "choice":
@@ -174,8 +153,19 @@ def _to_llguidance(kind: GrammarKind, text: str) -> str:
     return str(LLMatcher.grammar_from_lark(any_to_lark(text)))
 
 
-def _quote(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+def _adapted(text: str) -> str:
+    """The schema as the library takes it. What is no schema stays as it is: the library says why."""
+    try:
+        schema = json.loads(text)
+        if schema is True:
+            return "{}"  # options apply to objects alone
+        return _quote(adapted(schema)) if isinstance(schema, dict) else text
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return text
+
+
+def _quote(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _first_lines(error: str) -> str:

@@ -1,0 +1,61 @@
+"""Patterns with look-ahead at their begin, said by several patterns without, all of which must be found.
+
+(?=X)Y      X at the begin, and Y                    passwords: ^(?=.*[A-Z])(?=.*\\d).{8,}$
+(?![c]*$)Y  a character that is none of c, and Y     Decimal of pydantic 2: ^(?!^[-+.]*$)[+-]?0*\\d*\\.?\\d*$
+(?!$)Y      any character, and Y
+(?!.*[c])Y  no character of c anywhere, and Y
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+_CLASS = r"(\[(?!\^)(?:[^\]\\]|\\.)+\]|\\[dws])"
+_REFUSALS: tuple[tuple[re.Pattern[str], Callable[[str], str]], ...] = (
+    (re.compile(rf"\^?{_CLASS}\*\$"), lambda found: _inverse(found)),
+    (re.compile(r"\^?()\$"), lambda _: r"[\s\S]"),
+    (re.compile(rf"\.\*{_CLASS}"), lambda found: rf"^{_inverse(found)}*$"),
+)
+# pydantic's Decimal of at most N digits: those before and after the point count together
+_DIGITS = re.compile(r"\(\?=\[\\d\.\]\{1,(\d+)\}0\*\$\)\\d\{0,\d+\}\\\.\\d\{0,\d+\}")
+MAX_DIGITS = 100
+
+
+def without_look_ahead(pattern: str) -> list[str]:
+    """Patterns that together find what `pattern` finds: the pattern itself, if it has no look-ahead or one that cannot
+    be said without."""
+    rest = _DIGITS.sub(lambda found: _digits(min(int(found[1]) - 1, MAX_DIGITS)), pattern)
+    more: list[str] = []
+    while (opening := re.match(r"\^?\(\?[=!]", rest)) is not None:
+        end = _closing(rest, opening.end())
+        if end < 0 or not rest.startswith("^"):
+            return [pattern]
+        inside = rest[opening.end() : end]
+        if opening[0].endswith("="):
+            more.append(f"^(?:{inside.removeprefix('^')})")
+        else:
+            said = next((say(found[1]) for form, say in _REFUSALS if (found := form.fullmatch(inside))), None)
+            if said is None:
+                return [pattern]
+            more.append(said)
+        rest = "^" + rest[end + 1 :]
+    return [rest, *more]
+
+
+def _inverse(characters: str) -> str:
+    return f"[^{characters[1:]}" if characters.startswith("[") else characters.upper()
+
+
+def _digits(count: int) -> str:
+    return "(?:" + "|".join(rf"\d{{{before}}}\.\d{{0,{count - before}}}" for before in range(count + 1)) + ")"
+
+
+def _closing(pattern: str, start: int) -> int:
+    """Where the group ends that `start` is in; -1 if it does not."""
+    depth = 1
+    for found in re.compile(r"\\.|\[\^?\]?(?:[^\]\\]|\\.)*\]|[()]").finditer(pattern, start):
+        depth += (found[0] == "(") - (found[0] == ")")
+        if not depth:
+            return found.start()
+    return -1

@@ -1,0 +1,67 @@
+"""Where the schemas inside a JSON schema stand: one table for all that search or rewrite one.
+
+Knows the keywords that hold schemas, not what they mean. Data (`const`, `enum`, `default`) is never entered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from .codec import JsonObject
+
+MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # of schemas by name
+LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+ONES = (
+    *("items", "additionalProperties", "unevaluatedProperties", "propertyNames", "contains"),
+    *("additionalItems", "unevaluatedItems", "not", "if", "then", "else"),
+)
+
+
+def subschemas(schema: object) -> Iterator[tuple[str, object]]:
+    """(pointer step, part) of each schema directly inside a schema."""
+    if not isinstance(schema, dict):
+        return
+    for name in MAPS:
+        if isinstance(schema.get(name), dict):
+            yield from ((f"/{name}/{escaped(key)}", part) for key, part in schema[name].items())
+    for name in LISTS:
+        if isinstance(schema.get(name), list):
+            yield from ((f"/{name}/{i}", part) for i, part in enumerate(schema[name]))
+    for name in ONES:
+        if isinstance(schema.get(name), dict):
+            yield f"/{name}", schema[name]
+
+
+def with_subschemas(schema: JsonObject, change: Callable[[object], object]) -> JsonObject:
+    """A copy whose direct parts are what `change` makes of them."""
+    copy = schema.copy()
+    for name, value in schema.items():
+        if isinstance(value, dict) and name in MAPS:
+            copy[name] = {key: change(part) for key, part in value.items()}
+        elif isinstance(value, list) and name in LISTS:
+            copy[name] = [change(part) for part in value]
+        elif isinstance(value, dict) and name in ONES:
+            copy[name] = change(value)
+    return copy
+
+
+def moved(schema: JsonObject, to: str) -> JsonObject:
+    """`schema` as a part of a larger one, at the pointer `to`: what it refers to in itself is found there."""
+
+    def change(part: object) -> object:
+        if not isinstance(part, dict):
+            return part
+        copy = with_subschemas(part, change)
+        reference = copy.get("$ref")
+        if isinstance(reference, str) and (reference == "#" or reference.startswith("#/")):
+            copy["$ref"] = to + reference[1:]
+        return copy
+
+    whole = change(schema)
+    assert isinstance(whole, dict)
+    return {key: value for key, value in whole.items() if key not in ("$id", "$schema")}
+
+
+def escaped(key: str) -> str:
+    """A key as a step of a JSON pointer."""
+    return key.replace("~", "~0").replace("/", "~1")

@@ -1,0 +1,284 @@
+"""Whatever a grammar made of a schema lets through conforms to the schema, as an independent validator has it."""
+
+from __future__ import annotations
+
+import decimal
+import json
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pydantic
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokenloom.core.grammar.compiler import GrammarCompiler
+from tokenloom.core.grammar.json_schema import adapted
+from tokenloom.core.grammar.look_ahead import without_look_ahead
+from tokenloom.ipc.errors import RequestError
+
+DEMO = Path(__file__).resolve().parents[3] / "demo"
+EOS, MAX_STEPS = 1, 300
+TOKENIZER = tokenizers.Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+COMPILER = GrammarCompiler(DEMO, 2048, [EOS])
+Schema = dict[str, Any]
+
+DIGIT: Schema = {"type": "integer", "minimum": 0, "maximum": 9}
+WORD: Schema = {"type": "string", "maxLength": 4}
+XY: Schema = {"enum": ["x", "y"]}
+
+
+def accepts(schema: Schema, value: object) -> bool:
+    """Whether a value's text, written as the library itself would, conforms to the grammar of `schema`."""
+    matcher = COMPILER.compile("json", json.dumps(schema))
+    for token_id in TOKENIZER.encode(json.dumps(value, ensure_ascii=False), add_special_tokens=False).ids:
+        matcher.consume([token_id])
+        if matcher.error is not None:
+            return False
+    return bool(matcher.inner.is_accepting())
+
+
+def answer(schema: Schema, seed: int) -> object:
+    """A random text of the grammar; None if it has no end in sight."""
+    matcher, draw, taken = COMPILER.compile("json", json.dumps(schema)), random.Random(seed), list[int]()
+    words = np.zeros(COMPILER.num_words, np.uint32)
+    while not matcher.is_complete and len(taken) < MAX_STEPS:
+        matcher.fill(words)
+        assert matcher.error is None, matcher.error
+        found = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist()
+        if EOS in found:
+            break
+        taken.append(draw.choice(found))
+        matcher.consume(taken[-1:])
+    try:
+        return json.loads(TOKENIZER.decode(taken, skip_special_tokens=True))
+    except ValueError:
+        return None
+
+
+def record(**properties: object) -> Schema:
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+LEAVES = st.sampled_from(
+    [
+        DIGIT,
+        WORD,
+        XY,
+        {"type": "boolean"},
+        {"const": 3},
+        {"type": "string", "maxLength": 4, "format": "password"},
+        {"type": "integer", "format": "int32", "minimum": 0, "maximum": 5},
+        {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d{0,2}\.?\d{0,2}$"},
+        {"type": "string", "pattern": r"^(?=.*[ab])(?=.*\d)[a-d1-3]{2,3}$"},
+        {"type": "string", "pattern": r"^(?!.*[xy])[w-z]{1,3}$"},
+        {"enum": [1, 2, True, "a"], "not": {"enum": [1, "a"]}},
+        {"type": ["integer", "null"], "minimum": 0, "maximum": 9, "not": {"type": "null"}},
+        {"type": "array", "items": XY, "uniqueItems": True},
+        {"type": "array", "items": {"type": "boolean"}, "uniqueItems": True, "minItems": 1},
+        {"$ref": "#/$defs/point"},
+    ]
+)
+X_NEEDS_B = record(k=XY) | {"if": {"properties": {"k": {"const": "x"}}}, "then": {"required": ["b"]}}
+DEFINITIONS = {"point": record(px=DIGIT, py=DIGIT), "named": record(name=WORD), "keys": XY}
+
+
+def _object(parts: dict[str, Schema], required: list[str], more: Schema) -> Schema:
+    return {"type": "object", "properties": parts, "required": [each for each in required if each in parts]} | more
+
+
+def nested(children: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
+    keys = st.sampled_from(["a", "b", "k"])
+    objects = st.builds(
+        _object,
+        st.dictionaries(keys, children, max_size=3),
+        st.lists(keys, max_size=2),
+        st.sampled_from(
+            [
+                {},
+                {"dependentRequired": {"a": ["b"]}},
+                {"dependentSchemas": {"a": {"properties": {"z": DIGIT}, "required": ["z"]}}},
+                {"if": {"required": ["a"]}, "then": {"required": ["b"]}},
+                {"if": {"properties": {"k": {"const": "x"}}}, "then": {"required": ["b"]}, "else": {"required": ["a"]}},
+                {"not": {"required": ["k"]}},
+                {"allOf": [{"$ref": "#/$defs/named"}]},
+                {"anyOf": [{"$ref": "#/$defs/named"}, record(other=DIGIT)]},
+                {"unevaluatedProperties": False, "allOf": [{"$ref": "#/$defs/point"}]},
+                {"minProperties": 1, "maxProperties": 4},
+                {"patternProperties": {"^[kz]$": {"type": "integer", "maximum": 9, "minimum": 0}}},
+            ]
+        ),
+    )
+    arrays = st.builds(
+        lambda items, wanted, more: {"type": "array", "items": items, "maxItems": 3} | wanted | more,
+        children,
+        st.sampled_from([{}, {"contains": {"type": "integer"}}, {"contains": DIGIT, "minContains": 2}]),
+        st.sampled_from([{}, {"minItems": 1}]),
+    )
+    maps = st.builds(
+        lambda values, names: {
+            "type": "object",
+            "additionalProperties": values,
+            "propertyNames": names,
+            "maxProperties": 2,
+        },
+        children,
+        st.sampled_from([XY, {"$ref": "#/$defs/keys"}, {"pattern": "^[ab]{2}$"}, {"minLength": 1, "maxLength": 2}, {}]),
+    )
+    choices = st.builds(lambda parts: {"anyOf": parts}, st.lists(children, min_size=1, max_size=2))
+    tuples = st.builds(
+        lambda parts: {"type": "array", "prefixItems": parts, "minItems": len(parts)},
+        st.lists(children, min_size=1, max_size=2),
+    )
+    return st.one_of(objects, arrays, maps, choices, tuples)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.recursive(LEAVES, nested, max_leaves=6), st.integers(0, 2**32))
+def test_every_answer_conforms(schema: Schema, seed: int) -> None:
+    schema = schema | {"$defs": DEFINITIONS}
+    try:
+        values = [answer(schema, seed + i) for i in range(4)]
+    except RequestError as error:  # what is contradictory, or cannot be said, is refused
+        assert re.search("nsatisfiable|no text|Unimplemented|only supported", str(error)), error
+        return
+    for value in values:
+        if value is not None:
+            jsonschema.Draft202012Validator(schema).validate(value)
+
+
+CLOSED: list[tuple[Schema, object, object]] = [  # a schema, what is an answer and what is none
+    (record(a=DIGIT), {"a": 1}, {"a": 1, "b": 2}),
+    ({"type": "object", "properties": {}}, {}, {"a": 1}),
+    (record(a={"type": "object", "properties": {"b": DIGIT}}), {"a": {"b": 1}}, {"a": {"c": 1}}),
+    ({"type": "object", "required": ["a"]}, {"a": [1]}, {"a": 1, "b": 1}),
+    ({"allOf": [record(a=DIGIT), record(b=DIGIT)]}, {"a": 1, "b": 2}, {"a": 1, "b": 2, "c": 3}),
+    ({"anyOf": [record(a=DIGIT), record(b=DIGIT)]}, {"b": 2}, {"a": 1, "b": 2}),
+    (record(a=DIGIT) | {"anyOf": [record(b=DIGIT), record(c=DIGIT)]}, {"a": 1, "c": 2}, {"a": 1, "c": 2, "d": 1}),
+    ({"$ref": "#/$defs/p", "$defs": {"p": record(x=DIGIT)}}, {"x": 1}, {"x": 1, "y": 1}),
+    (
+        {"allOf": [{"$ref": "#/$defs/p"}], "properties": {"y": DIGIT}, "$defs": {"p": record(x=DIGIT)}},
+        {"y": 2, "x": 1},
+        {"y": 2, "x": 1, "z": 1},
+    ),
+    ({"type": "array", "prefixItems": [DIGIT, DIGIT]}, [1, 2], [1, 2, 3]),
+    ({"patternProperties": {"^k": DIGIT}, "type": "object"}, {"k1": 1}, {"x": 1}),
+    (
+        record(a=DIGIT) | {"allOf": [{"properties": {"b": DIGIT}}], "unevaluatedProperties": WORD},
+        {"a": 1, "b": 2, "c": "d"},
+        {"a": 1, "c": 2},
+    ),
+]
+
+
+@pytest.mark.parametrize(("schema", "good", "bad"), CLOSED)
+def test_objects_and_tuples_are_closed_unless_they_say_otherwise(schema: Schema, good: object, bad: object) -> None:
+    assert accepts(schema, good)
+    assert not accepts(schema, bad)
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"type": "object"}, {"a": 1}),
+        ({}, {"a": 1}),
+        (record(a={"type": "object"}), {"a": {"b": 1}}),
+        (record(a=DIGIT) | {"additionalProperties": True}, {"a": 1, "b": 2}),
+        (record(a=DIGIT) | {"unevaluatedProperties": True}, {"a": 1, "b": 2}),
+        (record(a=DIGIT) | {"minProperties": 2}, {"a": 1, "b": 2}),
+        ({"type": "array"}, [1, {"a": 1}]),
+        ({"type": "array", "prefixItems": [DIGIT], "minItems": 2}, [1, 2]),
+    ],
+)
+def test_what_says_otherwise_or_nothing_stays_open(schema: Schema, value: object) -> None:
+    assert accepts(schema, value)
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": "array", "items": XY, "uniqueItems": True}, ["y", "x"], ["x", "x"]),
+        ({"type": "object", "propertyNames": XY, "additionalProperties": DIGIT}, {"y": 1}, {"z": 1}),
+        (
+            {"type": "object", "propertyNames": {"format": "date"}, "additionalProperties": DIGIT},
+            {"2026-02-28": 1},
+            {"x": 1},
+        ),
+        (record(a=WORD) | {"dependentRequired": {"a": ["b"]}}, {"a": "", "b": 0}, {"a": ""}),
+        (X_NEEDS_B, {"k": "x", "b": 1}, {"k": "x"}),
+        (X_NEEDS_B, {"k": "y"}, {"k": "z"}),
+        ({"type": "array", "items": {"type": ["integer", "string"]}, "contains": {"const": 3}}, [3, "a"], ["a"]),
+        ({"enum": ["a", "b"], "not": {"const": "a"}}, "b", "a"),
+        ({"type": ["string", "null"], "not": {"type": "null"}}, "b", None),
+    ],
+)
+def test_keywords_that_the_library_lacks_act(schema: Schema, good: object, bad: object) -> None:
+    assert accepts(schema, good)
+    assert not accepts(schema, bad)
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"items": {"not": {"pattern": "a"}}}, 'at #/items: Unimplemented keys: ["not"]'),
+        ({"type": "array", "contains": {}, "maxContains": 2}, "maxContains"),
+        ({"type": "object", "propertyNames": {"not": {"const": "a"}}}, "propertyNames"),
+        ({"type": "string", "pattern": "a(?=b)"}, "look-ahead"),
+    ],
+)
+def test_what_cannot_be_said_is_refused_by_name(schema: Schema, words: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        COMPILER.compile("json", json.dumps(schema))
+    assert words in str(caught.value)
+
+
+PATTERNS = [
+    r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$",
+    r"^(?!^[-+.]*$)[+-]?0*(?:\d{0,3}|(?=[\d.]{1,4}0*$)\d{0,3}\.\d{0,3}0*$)$",
+    r"^(?=.*[A-Z])(?=.*\d).{2,}$",
+    r"^(?!\s*$).+$",
+    r"^(?!$)[a-z]*$",
+    r"^(?!.*[ .])[-+a-z ]*$",
+]
+
+
+@given(st.sampled_from(PATTERNS), st.text(alphabet="+-.0012aA z", max_size=7))
+def test_a_pattern_without_look_ahead_finds_the_same(pattern: str, text: str) -> None:
+    parts = without_look_ahead(pattern)
+    assert not any("(?=" in part or "(?!" in part for part in parts)
+    assert all(re.search(part, text) for part in parts) == (re.search(pattern, text) is not None)
+
+
+@pytest.mark.parametrize("pattern", [r"a(?=b)", r"^(?!ab)c", r"(?!^[-+.]*$)a", r"^(?=a"])
+def test_other_look_ahead_is_left(pattern: str) -> None:
+    assert without_look_ahead(pattern) == [pattern]
+
+
+class Everyday(pydantic.BaseModel):
+    amount: decimal.Decimal
+    path: Path
+    secret: pydantic.SecretStr
+    url: pydantic.AnyUrl
+    data: bytes
+    words: set[str]
+    counts: dict[str, int]
+
+
+def test_pydantics_everyday_types_compile_and_are_not_changed_when_they_say_all() -> None:
+    schema = Everyday.model_json_schema()
+    COMPILER.compile("json", json.dumps(schema))
+    closed = record(a=DIGIT) | {"additionalProperties": False}
+    assert adapted(closed) == closed
+
+
+def test_a_schema_that_refers_to_itself_in_all_its_parts_ends() -> None:
+    chain: Callable[[int], Schema] = lambda i: {"allOf": [{"$ref": f"#/$defs/d{i}"}, {"$ref": f"#/$defs/d{i}"}]}  # noqa: E731
+    schema = {"$defs": {f"d{i}": chain(i + 1) for i in range(30)} | {"d30": record(a=DIGIT)}, **chain(0)}
+    assert len(json.dumps(adapted(schema))) < 10_000_000
+    adapted({"allOf": [{"$ref": "#"}, {"properties": {"a": {}}}]})

@@ -1,0 +1,34 @@
+"""A schema that moves into a larger one means what it meant."""
+
+from __future__ import annotations
+
+from tokenloom.ipc.json_schema import moved, subschemas
+
+NODE = {"type": "object", "properties": {"next": {"$ref": "#/$defs/a~1b"}, "all": {"$ref": "#"}}}
+
+
+def test_references_into_a_moved_schema_follow_it_and_data_is_left() -> None:
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$defs": {"a/b": NODE},
+        "properties": {"$ref": {"const": {"$ref": "#"}}, "far": {"$ref": "https://x.example/#"}},
+        "anyOf": [{"$ref": "#/properties/far"}],
+        "items": {"enum": [{"$ref": "#"}]},
+    }
+    assert moved(schema, "#/$defs/f0") == {
+        "$defs": {
+            "a/b": {
+                "type": "object",
+                "properties": {"next": {"$ref": "#/$defs/f0/$defs/a~1b"}, "all": {"$ref": "#/$defs/f0"}},
+            }
+        },
+        "properties": {"$ref": {"const": {"$ref": "#"}}, "far": {"$ref": "https://x.example/#"}},
+        "anyOf": [{"$ref": "#/$defs/f0/properties/far"}],
+        "items": {"enum": [{"$ref": "#"}]},
+    }
+    assert schema["anyOf"] == [{"$ref": "#/properties/far"}], "the caller's own is left as it is"
+
+
+def test_parts_are_told_with_their_pointers() -> None:
+    schema = {"properties": {"a/b": {}, "c": True}, "items": [{}], "not": {"const": {"items": {}}}}
+    assert [pointer for pointer, _ in subschemas(schema)] == ["/properties/a~1b", "/properties/c", "/items/0", "/not"]
