@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from functools import reduce
 
+import msgspec
+
 from ...ipc.codec import JsonObject, decode_ids
 from ...ipc.errors import RequestError
 from ...ipc.messages.client import Delta, Submit
@@ -43,8 +45,8 @@ class ChatCompletion(Answers):
         """Check everything and make the prompt; nothing runs yet."""
         body = parsed.body
         forced = _forced_tools(body)
-        if forced is not None and structured_outputs(body) is not None:
-            raise RequestError("tool_choice forces a call while response_format wants something else: give one")
+        if forced is not None and structured_outputs(msgspec.structs.replace(body, response_format=None)) is not None:
+            raise RequestError("tool_choice forces a call while structured_outputs wants something else: give one")
         if body.top_logprobs and not body.logprobs:
             raise RequestError("top_logprobs needs logprobs to be true")
         with under_its_own_name("tools"):

@@ -72,7 +72,7 @@ def _turn(position: int, message: Message) -> ChatMessage:
             {
                 "id": call.id,
                 "type": "function",
-                "function": {"name": call.function.name, "arguments": _arguments(where, call.function.arguments)},
+                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments)},
             }
             for call in message.tool_calls
         ]
@@ -95,9 +95,13 @@ def text_of(where: str, kind: str, text: str | None) -> str:
     return text
 
 
-def _arguments(where: str, text: str) -> object:
-    """Clients send arguments as JSON text; templates write them themselves."""
+def _arguments(given: str | JsonObject | None) -> JsonObject:
+    """As templates take them. Text that is no JSON object, such as that of a call which was cut short, counts as none:
+    the conversation goes on."""
+    if isinstance(given, dict):
+        return given
     try:
-        return msgspec.json.decode(text or "{}")
+        value = msgspec.json.decode(given or "{}")
     except (msgspec.DecodeError, RecursionError):
-        raise RequestError(f"{where} has a tool call whose arguments are not JSON: {text!r:.80}") from None
+        return {}
+    return value if isinstance(value, dict) else {}

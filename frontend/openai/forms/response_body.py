@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from ....ipc.codec import JsonObject
 from ....ipc.errors import RequestError
 from ....ipc.sampling_params import MAX_STOP_STRINGS, RANGES
 from .messages import text_of
@@ -42,7 +43,7 @@ class InputItem(msgspec.Struct, frozen=True, kw_only=True):
     content: str | list[TextItem] | None = None
     call_id: str | None = None
     name: str | None = None
-    arguments: str | None = None
+    arguments: str | JsonObject | None = None
     output: str | None = None
 
 
@@ -151,7 +152,7 @@ def _messages(body: ResponsesRequest) -> list[Message]:
         raise RequestError("input is empty: give a text or at least one item")
     for position, item in enumerate(body.input):
         if item.type == "function_call":
-            call = FunctionCall(name=item.name or "", arguments=item.arguments or "{}")
+            call = FunctionCall(name=item.name or "", arguments=item.arguments)
             messages.append(Message(role="assistant", tool_calls=[ToolCall(id=item.call_id, function=call)]))
         elif item.type == "function_call_output":
             messages.append(Message(role="tool", content=item.output or "", tool_call_id=item.call_id))

@@ -163,7 +163,7 @@ class TextPart(Body, frozen=True, kw_only=True):
 
 class FunctionCall(Body, frozen=True, kw_only=True):
     name: str
-    arguments: str
+    arguments: str | JsonObject | None = None
 
 
 class ToolCall(Body, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from ....ipc.codec import JsonObject
+from ....ipc.json_schema import moved
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"
@@ -203,15 +204,18 @@ class ForcedParser:
 def forcing_schema(parameters_by_name: dict[str, JsonObject], name: str | None, *, is_parallel: bool) -> JsonObject:
     """The schema that an answer must meet to be calls, as ForcedParser reads them."""
     if name is not None:
-        return parameters_by_name[name]
+        return {"type": "object"} | parameters_by_name[name]
+    definitions = {
+        f"f{i}": {"type": "object"} | moved(each, f"#/$defs/f{i}") for i, each in enumerate(parameters_by_name.values())
+    }
     forms: list[JsonObject] = [
         {
             "type": "object",
-            "properties": {"name": {"const": each}, "parameters": parameters},
+            "properties": {"name": {"const": each}, "parameters": {"$ref": f"#/$defs/f{i}"}},
             "required": ["name", "parameters"],
             "additionalProperties": False,
         }
-        for each, parameters in parameters_by_name.items()
+        for i, each in enumerate(parameters_by_name)
     ]
-    schema: JsonObject = {"type": "array", "minItems": 1, "items": {"anyOf": forms}}
+    schema: JsonObject = {"type": "array", "minItems": 1, "items": {"anyOf": forms}, "$defs": definitions}
     return schema if is_parallel else schema | {"maxItems": 1}

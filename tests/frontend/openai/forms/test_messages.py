@@ -1,0 +1,31 @@
+"""What a template gets of the messages that a client sends back."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tokenloom.frontend.openai.forms.messages import chat_input
+from tokenloom.frontend.openai.forms.response_body import ResponsesRequest, chat_request
+from tokenloom.frontend.openai.forms.schema import ChatRequest
+
+ARGUMENTS = [
+    ('{"a": 1}', {"a": 1}),
+    ({"a": 1}, {"a": 1}),
+    ('{"a":', {}),
+    ("", {}),
+    (None, {}),
+    ("[1]", {}),
+    ("[" * 5000, {}),
+]
+
+
+@pytest.mark.parametrize(("given", "expected"), ARGUMENTS)
+def test_arguments_come_as_text_or_objects_and_torn_ones_count_as_none(given: object, expected: object) -> None:
+    message = {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": given}}]}
+    chat = msgspec.convert({"messages": [message]}, ChatRequest)
+    items = [{"type": "function_call", "call_id": "c", "name": "f", "arguments": given}]
+    response = chat_request(msgspec.convert({"input": items}, ResponsesRequest))
+    for body in (chat, response):
+        (turn,) = chat_input(body).turns
+        assert turn["tool_calls"] == [{"id": "c", "type": "function", "function": {"name": "f", "arguments": expected}}]

@@ -1,0 +1,104 @@
+"""Calls of functions over HTTP: forced ones have arguments of their schema, and what was cut can be sent back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx2
+import openai
+import pydantic
+import pytest
+
+from tokenloom.tests.system.http_engine import QUESTION
+
+NODE = {
+    "type": "object",
+    "properties": {"leaf": {"const": 1}, "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}},
+    "required": ["leaf", "next"],
+}
+RECURSIVE = {
+    "type": "object",
+    "properties": {"a": {"$ref": "#/$defs/node"}},
+    "required": ["a"],
+    "$defs": {"node": NODE},
+}
+OTHER = RECURSIVE | {"$defs": {"node": {"const": "another"}}}
+ITSELF = {"type": "object", "properties": {"again": {"anyOf": [{"$ref": "#"}, {"const": 0}]}}, "required": ["again"]}
+
+
+def function(name: str, parameters: object) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+def ask(http: httpx2.Client, **fields: object) -> dict[str, Any]:
+    body = {"messages": QUESTION, "temperature": 0, "max_tokens": 120} | fields
+    answer = http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]
+
+
+def is_node(value: Any) -> bool:
+    return value is None or (set(value) == {"leaf", "next"} and value["leaf"] == 1 and is_node(value["next"]))
+
+
+@pytest.mark.parametrize(
+    ("tools", "checks"),
+    [
+        ([function("f", RECURSIVE)], {"f": lambda a: is_node(a["a"])}),
+        ([function("f", OTHER), function("g", OTHER)], dict.fromkeys("fg", lambda a: a == {"a": "another"})),
+        (
+            [function("f", RECURSIVE), function("g", OTHER)],
+            {"f": lambda a: is_node(a["a"]), "g": lambda a: a == {"a": "another"}},
+        ),
+        ([function("f", ITSELF)], {"f": lambda a: a["again"] == 0 or "again" in a["again"]}),
+    ],
+    ids=["recursive", "same definitions", "same names of definitions", "the root itself"],
+)
+def test_required_calls_may_refer_to_definitions(http: httpx2.Client, tools: Any, checks: Any) -> None:
+    for seed in range(2):
+        more = {"temperature": 1, "seed": seed, "parallel_tool_calls": False}
+        choice = ask(http, tools=tools, tool_choice="required", **more)
+        if choice["finish_reason"] != "length":  # recursion may go on
+            (call,) = choice["message"]["tool_calls"]
+            assert checks[call["function"]["name"]](json.loads(call["function"]["arguments"]))
+
+
+class Place(pydantic.BaseModel):
+    name: str = pydantic.Field(max_length=4)
+
+
+class Journey(pydantic.BaseModel):
+    """A nested model, whose schema has $defs."""
+
+    start: Place
+    end: Place
+
+
+def test_a_nested_pydantic_model_is_a_required_function_of_responses(client: openai.OpenAI) -> None:
+    tool = {"type": "function", "name": "go", "parameters": Journey.model_json_schema()}
+    fields: Any = {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False, "max_output_tokens": 200}
+    (call,) = client.responses.create(model="tokenloom-demo", input="Hi", **fields).output
+    assert call.type == "function_call"
+    Journey.model_validate_json(call.arguments)
+
+
+def test_a_forced_call_wins_over_a_response_format(http: httpx2.Client, client: openai.OpenAI) -> None:
+    tools = [function("f", {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]})]
+    fields: Any = {"tools": tools, "tool_choice": "required", "response_format": {"type": "json_object"}}
+    (call,) = ask(http, **fields, parallel_tool_calls=False)["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"])["a"] == 1
+    schema = {"type": "json_schema", "name": "f", "schema": {"type": "object"}}
+    more: Any = {
+        "tools": [{"type": "function", **tools[0]["function"]}],
+        "tool_choice": {"type": "function", "name": "f"},
+    }
+    (item,) = client.responses.create(
+        model="tokenloom-demo",
+        input="Hi",
+        text={"format": schema},  # type: ignore[typeddict-item]
+        **more,
+    ).output
+    assert item.type == "function_call"
+    body = {"messages": QUESTION, "structured_outputs": {"choice": ["a"]}, "tools": tools, "tool_choice": "required"}
+    assert http.post("/v1/chat/completions", json=body).status_code == 400
