@@ -206,8 +206,8 @@ class _Adapter:
 
 
 class _Names:
-    """The keys that schemas and all that is joined with them name; `has_any`: though the list is empty. `is_open`: one of
-    them says what others may be."""
+    """The keys that schemas name, with all that is joined with them. `has_any`: they name some, or an empty list;
+    `is_open`: one says what others may be."""
 
     def __init__(self, adapter: _Adapter, *schemas: Schema) -> None:
         self.names: dict[str, None] = {}
