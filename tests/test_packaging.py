@@ -29,7 +29,7 @@ from tokenloom.kernels.cpu.processor import instruction_levels
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("core", "frontend", "ipc", "kernels", "scripts", "workers")
 SOURCES = (".py", ".c", ".h")  # a folder that holds any is a package
-DATA = (".html",)
+DATA = (".html", ".ico")
 MAX_LIBRARY_BYTES = 100_000  # stripped
 DEMO_FILES = (".json", ".jinja", ".safetensors")
 BUILD_TIMEOUT_S = 100

@@ -1,21 +1,14 @@
-"""The endpoints beside generating: health, models, tokens, aborts; and the dashboard.
-
-That is one page, which is served from a file and asks for its numbers once a second. It has no external asset; a policy
-forbids it to load any. The numbers are the metrics' own, totals and cumulative buckets, of which the page makes rates
-and quantiles over the time that it looks at.
-"""
+"""The endpoints beside generating: health, models, tokens, aborts, metrics. Pages for people: `pages.py`."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import AsyncGenerator
-from functools import cached_property
-from pathlib import Path
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 
 from ...ipc.codec import JsonObject, decode_ids, num_ids
 from ...ipc.config.engine_spec import EngineSpec
@@ -24,26 +17,14 @@ from ..openai.body_reader import check_model
 from ..openai.forms.errors import HttpError, encode_json, json_response
 from ..openai.forms.schema import AbortRequest, DetokenizeRequest, TokenizeRequest
 from ..openai.local_engine import LocalEngine
-from ..requests.engine_metrics import SECONDS
 from ..requests.frontend import Frontend
 from .endpoint import Endpoint
 
-PAGE = Path(__file__).resolve().parent / "dashboard" / "index.html"
-MAX_SHOWN = 100  # open answers in the table
 IDS_PER_PIECE = 1 << 14  # of an answer, written in one go
 
-_HEADERS = {
-    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
-    "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-}
 
-
-class AbortAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which row of the table."""
-
-    key: int
+class AnyBody(msgspec.Struct, frozen=True):
+    """Whatever it is, it is not read."""
 
 
 class AdminEndpoints:
@@ -53,7 +34,6 @@ class AdminEndpoints:
         self._engine = engine
         self._frontend = frontend
         self._spec = spec
-        self._begun_at = time.monotonic()
         self._begun = int(time.time())
 
     def endpoints(self) -> list[Endpoint]:
@@ -67,10 +47,9 @@ class AdminEndpoints:
             Endpoint("/ready", self.ready, "503 until a request would be served"),
             Endpoint("/version", self.version, "The version"),
             Endpoint("/metrics", self.metrics, "For Prometheus", media_type="text/plain"),
-            Endpoint("/", self.home),
-            Endpoint("/dashboard", self.page, "A page with live numbers", media_type="text/html"),
-            Endpoint("/dashboard/data", self.data),
-            Endpoint("/dashboard/abort", self.abort_answer, body_type=AbortAnswer),
+            Endpoint("/ping", self.health, "As /health, for SageMaker"),
+            Endpoint("/ping", self.health, body_type=AnyBody),
+            Endpoint("/load", self.load, "How many requests are open"),
         ]
 
     async def models(self, request: Request) -> Response:
@@ -134,6 +113,10 @@ class AdminEndpoints:
         health = self._frontend.health()
         return json_response({"ready": health.is_ready}, 200 if health.is_ready else 503)
 
+    async def load(self, request: Request) -> Response:
+        """For balancers of load, under vLLM's name."""
+        return json_response({"server_load": self._frontend.num_open_requests})
+
     async def metrics(self, request: Request) -> Response:
         """What Prometheus scrapes; open to all, as its scrapers expect."""
         metrics = self._frontend.metrics
@@ -143,65 +126,6 @@ class AdminEndpoints:
 
     async def version(self, request: Request) -> Response:
         return json_response({"version": tokenloom_version()})
-
-    # ── the dashboard ──
-
-    @cached_property
-    def _html(self) -> bytes:
-        return PAGE.read_bytes()
-
-    async def home(self, request: Request) -> Response:
-        """For a person who opens the address that the Ready line names."""
-        root = self._spec.config.root_path  # without one the link is relative, for proxies that say nothing of theirs
-        return RedirectResponse(f"{root}/dashboard" if root else "dashboard")
-
-    async def page(self, request: Request) -> Response:
-        return Response(self._html, headers=_HEADERS, media_type="text/html; charset=utf-8")
-
-    async def data(self, request: Request) -> Response:
-        health = self._frontend.health()
-        metrics = self._frontend.metrics
-        body: JsonObject = {
-            "model": self._spec.served_model_name,
-            "version": tokenloom_version(),
-            "uptime_s": time.monotonic() - self._begun_at,
-            "state": health.state,
-            "running": health.num_running,
-            "waiting": health.num_waiting,
-            "restarts": health.num_restarts,
-            "last_failure": health.last_failure,
-            "requests_cut": metrics.requests_cut.sum,
-            "kv_use": metrics.kv_use,
-            "kv_blocks": metrics.num_kv_blocks,
-            "block_size": self._spec.config.block_size,
-            "kv_map": list(metrics.progress.kv_map),
-            "phases": self._frontend.start_phases,
-            "totals": {
-                "generation_tokens": metrics.generation_tokens.sum,
-                "prompt_tokens": metrics.prompt_tokens.sum,
-                "prefix_cache_queries": metrics.cache_queries.sum,
-                "prefix_cache_hits": metrics.cache_hits.sum,
-                "preemptions": metrics.preemptions.sum,
-            },
-            "ended": {labels[0][1]: count for _, labels, count in metrics.finished.samples()},
-            "bounds": SECONDS,
-            "histograms": {
-                "ttft": metrics.first_token.cumulative,
-                "itl": metrics.inter_token.cumulative,
-                "queue": metrics.queue.cumulative,
-                "e2e": metrics.end_to_end.cumulative,
-            },
-            "num_open": metrics.num_open,
-            "open": metrics.open_answers(MAX_SHOWN),
-        }
-        return json_response(body, headers={"cache-control": "no-store"})
-
-    async def abort_answer(self, request: Request) -> Response:
-        body = (await self._engine.bodies.read(request, AbortAnswer)).body
-        if not self._frontend.abort_answer(body.key):
-            raise HttpError(404, f"no answer {body.key} is open", param="key")
-        self._engine.wake()
-        return json_response({"key": body.key, "aborted": 1})
 
 
 async def _json_pieces(token_ids: bytes) -> AsyncGenerator[bytes, None]:

@@ -38,8 +38,11 @@ from ..requests.frontend import Frontend
 from .admin import AdminEndpoints
 from .control import ControlEndpoints
 from .endpoint import Endpoint
+from .invocations import Invocations
 from .middleware import Gate
 from .openapi import document
+from .pages import PageEndpoints
+from .server_info import InfoEndpoints
 
 Work: TypeAlias = Answers | ResponseCreation | Embeddings  # a request that has been checked
 
@@ -107,10 +110,16 @@ def new_app(
     engine: LocalEngine, frontend: Frontend, spec: EngineSpec, open_requests: OpenRequests | None = None
 ) -> ASGIApp:
     """The whole application: routes, the gate around them, and CORS around all of it, for pages that are refused."""
-    admin = AdminEndpoints(engine, frontend, spec)
-    control = ControlEndpoints(engine, frontend, spec)
-    endpoints = [*OpenAIEndpoints(engine, frontend.metrics, spec).endpoints(), *admin.endpoints()]
-    endpoints += control.endpoints()
+    generating = OpenAIEndpoints(engine, frontend.metrics, spec).endpoints()
+    template = engine.inputs.chat_template
+    others = (
+        AdminEndpoints(engine, frontend, spec),
+        ControlEndpoints(engine, frontend, spec),
+        InfoEndpoints(frontend, spec, None if template is None else template.source),
+        PageEndpoints(engine, frontend, spec),
+        Invocations(generating),
+    )
+    endpoints = [*generating, *(each for group in others for each in group.endpoints())]
 
     async def openapi(request: Request) -> Response:
         return json_response(document(endpoints, spec))

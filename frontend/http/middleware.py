@@ -24,8 +24,9 @@ from ..openai.forms.errors import HttpError, to_http_error
 
 logger = logging.getLogger("tokenloom.http")
 
-PROBE_PATHS = frozenset(("/health", "/ready", "/metrics"))  # which are answered however busy the server is
-OPEN_PATHS = PROBE_PATHS | {"/", "/version", "/dashboard", "/openapi.json"}
+PROBE_PATHS = frozenset(("/health", "/ready", "/metrics", "/ping", "/load"))  # answered however busy the server is
+OPEN_PAGES = frozenset(("/", "/dashboard", "/chat", "/docs", "/redoc", "/favicon.ico"))  # which hold no data
+OPEN_PATHS = PROBE_PATHS | OPEN_PAGES | {"/version", "/openapi.json"}
 SURPLUS = "tokenloom.surplus"  # in the scopes of a connection that is one too many
 LOCAL = "tokenloom.local"  # in the scopes of a connection that only this machine can have made
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,200}")

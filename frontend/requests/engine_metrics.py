@@ -11,6 +11,7 @@ totals come with its Progress. Names are vLLM's where vLLM has one. When nothing
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from itertools import islice
 
@@ -28,6 +29,7 @@ SECONDS = (
 )
 REFUSALS = ("request", "overloaded", "draining")  # kinds of errors that say so before anything is computed
 ROWS = tuple(float(2**power) for power in range(13))  # as Progress.num_steps_by_rows
+HISTORY_S = 120  # of the samples that the dashboard begins with
 TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
 
 
@@ -81,6 +83,7 @@ class EngineMetrics:
         self.progress = Progress(step=0, step_age_s=0.0, num_running=0, num_waiting=0)
         self.num_kv_blocks = 0
         self.kernels = ""  # as in Info; empty before the engine serves
+        self.history: deque[tuple[float, JsonObject]] = deque(maxlen=HISTORY_S)  # by monotonic seconds
         self._progress_at = time.monotonic()
         self._core_totals: dict[int, float] = {}  # by number of a total: what the present core has reported
         self._timelines: dict[int, Timeline] = {}  # by key of the answer
@@ -141,6 +144,11 @@ class EngineMetrics:
             }
             for key, each in islice(self._timelines.items(), limit)
         ]
+
+    def latencies(self) -> JsonObject:
+        """Cumulative counts at SECONDS, under the dashboard's names."""
+        shown = {"ttft": self.first_token, "itl": self.inter_token, "queue": self.queue, "e2e": self.end_to_end}
+        return {name: histogram.cumulative for name, histogram in shown.items()}
 
     # ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -248,6 +256,24 @@ class EngineMetrics:
             counter.add(new, *labels)
         num_rows, *by_rows = news[len(counters) :]
         self.batch.add_counts([int(count) for count in by_rows], num_rows)
+
+        self._remember()
+
+    def _remember(self) -> None:
+        """Keep a sample a second, and the one that ends a busy time; none while nothing happens."""
+        now, progress = self._progress_at, self.progress
+        is_idle = not progress.num_running + progress.num_waiting
+        is_recent = bool(self.history) and now - self.history[-1][0] < 1.0
+        if is_recent and (not is_idle or not self.history[-1][1]["running"]):
+            return
+        sample: JsonObject = {
+            "running": progress.num_running,
+            "waiting": progress.num_waiting,
+            "kv_use": self.kv_use,
+            "totals": {"generation_tokens": self.generation_tokens.sum, "prompt_tokens": self.prompt_tokens.sum},
+            "histograms": self.latencies(),
+        }
+        self.history.append((now, sample))
 
     def _new(self, number: int, total: float) -> float:
         """What `total` adds to what was known; of a new core, which counts from 0 again, all of it."""

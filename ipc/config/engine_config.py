@@ -94,6 +94,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     cors_origins: Annotated[str | None, _help("web origins that may call, with commas between; *: any")] = None
     max_body_bytes: Annotated[int, _help("largest HTTP body that is read")] = 32 << 20
     metrics_names: Annotated[Literal["tokenloom", "vllm"], _help("prefix of the metrics")] = "tokenloom"
+    enable_tokenizer_info_endpoint: Annotated[bool, _help("serve /tokenizer_info over HTTP")] = False
     otlp_endpoint: Annotated[
         str | None, _help("URL of an OpenTelemetry collector for spans; none: as OTEL_EXPORTER_OTLP_ENDPOINT says")
     ] = None

@@ -9,7 +9,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 KEY = "sk-loom"
 ORIGIN = "https://app.example"
-OPTIONS = ("--http", "0", "--api-key", KEY, "--cors-origins", ORIGIN, "--max-body-bytes", "100000")
+OPTIONS = (
+    *("--http", "0", "--api-key", KEY, "--cors-origins", ORIGIN, "--max-body-bytes", "100000"),
+    "--enable-tokenizer-info-endpoint",
+)
 DEADLINE_S = 20.0
 QUESTION = [{"role": "user", "content": "What is the capital of Peru?"}]
 

@@ -1,4 +1,5 @@
-"""The dashboard in headless Chromium: what it shows is what runs, on a phone and in the dark, and its button aborts."""
+"""The pages in headless Chromium: the dashboard shows what runs and its button aborts, the chat talks and stops, the
+reference lists the API; each on a phone and in the dark."""
 
 from __future__ import annotations
 
@@ -140,6 +141,161 @@ def test_the_page_is_readable_at_any_width_in_both_themes(
         assert contrast(browser, selector) >= 4.5, f"{selector} cannot be read in {theme}"
     luminance = browser.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
     assert (sum(luminance) < 200) == is_dark
+    assert browser.complaints == []
+
+
+def test_the_dashboard_begins_with_the_minutes_before_it_was_opened(browser: Browser, url: str) -> None:
+    with endless(url) as lines:
+        deadline = time.monotonic() + DEADLINE_S
+        while len(history(url)) < 3:
+            assert time.monotonic() < deadline and lines is not None
+    open_dashboard(browser, url)
+    wait_for(browser, "history.length > 2 && history.slice(0, -1).some(point => point.generated > 0)")
+    assert browser.evaluate("samples.every((s, i) => !i || s.uptime_s >= samples[i - 1].uptime_s)")
+    assert browser.complaints == []
+
+
+def history(url: str) -> list[dict[str, object]]:
+    """What a page gets when it is opened."""
+    headers = {"authorization": f"Bearer {KEY}"}
+    data = httpx2.get(f"{url}/dashboard/data?history=1", headers=headers, timeout=DEADLINE_S).json()
+    found: list[dict[str, object]] = data["history"]
+    return found
+
+
+def test_an_idle_chart_has_an_axis_that_can_be_read_and_no_tile_stands_alone(browser: Browser, url: str) -> None:
+    for width, columns in ((1400, 6), (900, 3), (400, 2)):
+        browser.resize(width, 900, width == 400)
+        open_dashboard(browser, url)
+        assert (
+            browser.evaluate("getComputedStyle(document.getElementById('now')).gridTemplateColumns").count("px")
+            == columns
+        )
+    assert browser.evaluate("document.documentElement.scrollWidth") <= 400
+    axes = (
+        "[...document.querySelectorAll('#charts svg')].map(chart => "
+        "[...chart.querySelectorAll('text')].slice(0, 3).map(label => label.textContent))"
+    )
+    for labels in browser.evaluate(axes):
+        assert len(set(labels)) == 3, labels
+    margin = "getComputedStyle(document.getElementById('locked')).marginBottom"
+    assert browser.evaluate(margin) == "10px"
+    browser.resize(1280, 900, False)
+
+
+def open_chat(browser: Browser, url: str, query: str = "") -> None:
+    browser.call("Page.navigate", url=f"{url}/chat{query}")
+    wait_for(browser, "document.readyState === 'complete' && !!document.getElementById('key-form')")
+    browser.evaluate(f"sessionStorage.setItem('loom-key', {json.dumps(KEY)})")
+    browser.call("Page.navigate", url=f"{url}/chat{query}")
+    wait_for(browser, "document.getElementById('model')?.textContent.includes('tokenloom-demo')")
+
+
+def say(browser: Browser, text: str) -> None:
+    browser.evaluate(f"document.getElementById('message').value = {json.dumps(text)}")
+    browser.evaluate("document.getElementById('send').click()")
+
+
+def test_the_chat_asks_for_the_key_and_goes_on_with_it(browser: Browser, url: str) -> None:
+    browser.call("Page.navigate", url=f"{url}/chat")
+    wait_for(browser, "document.readyState === 'complete' && !!document.getElementById('key-form')")
+    browser.evaluate("sessionStorage.clear()")
+    browser.call("Page.navigate", url=f"{url}/chat")
+    wait_for(browser, "document.getElementById('locked')?.hidden === false")
+    browser.evaluate(f"document.getElementById('key').value = {json.dumps(KEY)}")
+    browser.evaluate("document.querySelector('#key-form button').click()")
+    wait_for(browser, "document.getElementById('locked').hidden")
+    browser.complaints.clear()  # Chromium logs the 401
+
+
+def test_a_chat_has_turns_and_a_new_one_forgets_them(browser: Browser, url: str) -> None:
+    open_chat(browser, url)
+    browser.evaluate("document.getElementById('temperature').value = '0'")
+    for number, country in enumerate(("Peru", "Norway"), start=1):
+        say(browser, f"What is the capital of {country}?")
+        wait_for(browser, f"document.querySelectorAll('.assistant .note:not(:empty)').length === {number}")
+    answers = browser.evaluate("[...document.querySelectorAll('.assistant .text')].map(each => each.textContent)")
+    assert "Lima" in answers[0] and "Oslo" in answers[1]
+    assert "tokens/s" in browser.evaluate("document.querySelector('.assistant .note').textContent")
+    assert browser.evaluate("messages.map(each => each.role).join()") == "user,assistant,user,assistant"
+    browser.evaluate("document.getElementById('new').click()")
+    assert browser.evaluate("messages.length + document.querySelectorAll('.turn').length") == 0
+    assert browser.complaints == []
+
+
+def test_a_chats_stop_button_ends_the_request_and_keeps_the_text(browser: Browser, url: str) -> None:
+    open_chat(browser, url)
+    browser.evaluate(ENDLESS_ANSWER)
+    say(browser, "hi")
+    wait_for(browser, "document.querySelector('.assistant .text')?.textContent.length > 20")
+    assert not browser.evaluate("document.getElementById('stop').hidden")
+    browser.evaluate("document.getElementById('stop').click()")
+    wait_for(browser, "document.querySelector('.assistant .note').textContent.includes('stopped')")
+    assert browser.evaluate("messages.length") == 2
+    deadline = time.monotonic() + DEADLINE_S
+    while httpx2.get(f"{url}/load", timeout=DEADLINE_S).json() != {"server_load": 0}:
+        assert time.monotonic() < deadline
+    assert browser.complaints == []
+
+
+ENDLESS_ANSWER = """
+const plain = window.fetch;
+window.fetch = (path, options) => plain(path, {...options, body: options.body.replace('{', '{"ignore_eos":true,')});
+"""
+
+
+def test_a_chat_folds_the_reasoning_and_shows_code_and_refusals(browser: Browser, url: str) -> None:
+    open_chat(browser, url)
+    deltas: list[dict[str, object]] = [{"reasoning_content": "Let me "}, {"reasoning_content": "think."}]
+    deltas += [{"content": "See **this**:\n```py\nprint(1)\n```\nand `x` <b>"}]
+    events = [{"choices": [{"delta": delta, "finish_reason": None}]} for delta in deltas]
+    lines = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+    browser.evaluate(f"window.plain = window.fetch; window.fetch = async () => new Response({json.dumps(lines)})")
+    say(browser, "hi")
+    wait_for(browser, "document.querySelectorAll('.assistant pre').length === 1 && !running")
+    folded = browser.evaluate(
+        "[document.querySelector('details').open, document.querySelector('details span').textContent]"
+    )
+    assert folded == [False, "Let me think."]
+    shown = browser.evaluate("['pre', 'b', 'code'].map(tag => document.querySelector('.assistant ' + tag).textContent)")
+    assert shown == ["print(1)", "this", "x"]
+    assert "<b>" in browser.evaluate("document.querySelector('.assistant .text').textContent")
+    browser.evaluate("window.fetch = window.plain; document.getElementById('max_tokens').value = '-1'")
+    say(browser, "hi")
+    wait_for(browser, "!!document.querySelector('.error') && !running")
+    assert "max_tokens" in browser.evaluate("document.querySelector('.error').textContent")
+    assert browser.evaluate("messages.length") == 2, "a refused turn is not sent again"
+    browser.complaints.clear()  # Chromium logs the 400
+
+
+@pytest.mark.parametrize("page", ["chat", "docs"])
+@pytest.mark.parametrize(("theme", "is_dark"), [("light", False), ("dark", True)])
+def test_the_other_pages_are_readable_at_any_width_in_both_themes(
+    browser: Browser, url: str, page: str, theme: str, is_dark: bool
+) -> None:
+    for width in (1400, 900, 400):
+        browser.resize(width, 800, width == 400)
+        browser.call("Page.navigate", url=f"{url}/{page}?theme={theme}")
+        wait_for(browser, "document.readyState === 'complete' && !!document.querySelector('#message, #paths details')")
+        if page == "docs":
+            browser.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true; })")
+        assert browser.evaluate("document.documentElement.scrollWidth") <= width, f"{page} scrolls sideways at {width}"
+        for selector in ("body", ".soft", "a"):
+            assert contrast(browser, selector) >= 4.5, f"{selector} cannot be read in {theme}"
+    luminance = browser.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
+    assert (sum(luminance) < 200) == is_dark
+    browser.resize(1280, 900, False)
+
+
+def test_the_reference_shows_every_path_and_field_of_the_document(browser: Browser, url: str) -> None:
+    document = httpx2.get(f"{url}/openapi.json", timeout=DEADLINE_S).json()
+    browser.call("Page.navigate", url=f"{url}/docs")
+    wait_for(browser, "document.querySelectorAll('#schemas details').length > 0")
+    paths = browser.evaluate("[...document.querySelectorAll('#paths summary code')].map(each => each.textContent)")
+    assert set(paths) == set(document["paths"])
+    fields = "[...document.getElementById('post/v1/chat/completions').querySelectorAll('tbody td:first-child code')]"
+    shown = browser.evaluate(fields + ".map(each => each.textContent)")
+    assert set(document["components"]["schemas"]["ChatRequest"]["properties"]) <= set(shown)
     assert browser.complaints == []
 
 

@@ -5,8 +5,13 @@ from __future__ import annotations
 import time
 
 import httpx2
+import pytest
 
-from tokenloom.tests.system.http_engine import DEADLINE_S, QUESTION, samples, wait_idle
+from tokenloom.frontend.http.invocations import top_level_fields
+from tokenloom.frontend.http.server_info import InfoEndpoints
+from tokenloom.frontend.requests.frontend import Frontend
+from tokenloom.tests.support.engine_specs import new_spec
+from tokenloom.tests.system.http_engine import DEADLINE_S, KEY, QUESTION, samples, wait_idle
 
 
 def test_the_document_lists_every_route_and_field_and_what_needs_the_key(http: httpx2.Client, url: str) -> None:
@@ -58,3 +63,79 @@ def test_metrics_add_up_when_nothing_runs(http: httpx2.Client) -> None:
     assert total(prefix + "socket_queue_depth") == 0
     assert found[prefix + "worker_memory_bytes{0}"] > 50e6
     assert all(found[f"{prefix}step_seconds_total{{{phase}}}"] > 0 for phase in ("schedule", "send", "device", "host"))
+
+
+def test_sagemakers_paths_answer_as_health_and_as_the_endpoint_that_the_body_is_for(http: httpx2.Client) -> None:
+    for method in ("GET", "POST"):
+        assert http.request(method, "/ping").json()["status"] == http.get("/health").json()["status"] == "ok"
+    tail = {"max_tokens": 3, "temperature": 0}
+    chat = http.post("/invocations", json={"tools": [], "messages": QUESTION, **tail}).json()
+    assert chat["object"] == "chat.completion" and chat["usage"]["completion_tokens"] == 3
+    completion = http.post("/invocations", json={"prompt": "The capital", **tail}).json()
+    assert completion["object"] == "text_completion"
+    assert http.post("/invocations", json={"input": "Oslo"}).json()["data"][0]["embedding"]
+    streamed = http.post("/invocations", json={"prompt": "The", "stream": True, **tail})
+    assert streamed.headers["content-type"].startswith("text/event-stream") and "[DONE]" in streamed.text
+    large = http.post("/invocations", content=b'{"prompt": "' + b"a " * 40_000 + b'"}')
+    assert large.status_code == 400 and large.json()["error"]["code"] != "invalid_json"
+    for body in (b'{"model": {"prompt": 1}}', b"", b"[]", b'"prompt"'):
+        refused = http.post("/invocations", content=body)
+        assert refused.status_code == 400 and "messages for /v1/chat/completions" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("text", "fields"),
+    [
+        (b'{"a": {"b": 1}, "c": ["d", {"e": 2}], "f" : "\\"g\\": {", "h": 1}', {"a", "c", "f", "h"}),
+        (b'{"a": "b", "c": [1, 2', {"a", "c"}),
+        (b'{"a": "b\\', {"a"}),
+        (b'["a"]', set()),
+    ],
+)
+def test_the_begin_of_a_text_shows_the_outermost_fields(text: bytes, fields: set[str]) -> None:
+    assert top_level_fields(text) == fields
+
+
+def test_the_load_is_the_number_of_open_requests(http: httpx2.Client, url: str) -> None:
+    wait_idle(http)
+    body = {"prompt": "The", "max_tokens": 2000, "ignore_eos": True, "stream": True, "n": 2}
+    with http.stream("POST", "/v1/completions", json=body) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        assert httpx2.get(f"{url}/load", timeout=DEADLINE_S).json() == {"server_load": 1}
+    wait_idle(http)
+    assert http.get("/load").json() == {"server_load": 0}
+
+
+def test_the_configuration_stands_where_vllms_users_look_and_holds_no_secret(http: httpx2.Client, url: str) -> None:
+    assert httpx2.get(f"{url}/server_info", timeout=DEADLINE_S).status_code == 401
+    info = http.get("/server_info?config_format=json").json()
+    groups = info["vllm_config"]
+    assert groups["model_config"]["max_model_len"] == 2048 and groups["cache_config"]["num_gpu_blocks"] > 0
+    assert groups["scheduler_config"]["max_num_seqs"] == 256 and groups["parallel_config"]["tensor_parallel_size"] == 1
+    assert groups["engine_config"]["max_body_bytes"] == 100_000
+    text = http.get("/server_info").text
+    assert "max_num_seqs=256" in text and KEY not in text and KEY not in str(info)
+    assert http.get("/server_info?config_format=yaml").json()["error"]["param"] == "config_format"
+
+
+def test_the_tokenizers_configuration_is_served_where_the_option_says_so(http: httpx2.Client, url: str) -> None:
+    info = http.get("/tokenizer_info").json()
+    assert info["tokenizer_class"] and info["bos_token"] == "<|bos|>" and "message" in info["chat_template"]
+    assert not {"vocab_file", "merges_file"} & info.keys()
+    assert httpx2.get(f"{url}/tokenizer_info", timeout=DEADLINE_S).status_code == 401
+    frontend = Frontend(new_spec(), None, None, lambda: None)
+    paths = [each.path for each in InfoEndpoints(frontend, new_spec(), None).endpoints()]
+    assert paths == ["/server_info"]
+
+
+def test_pages_need_no_key_and_load_nothing_from_elsewhere(url: str) -> None:
+    with httpx2.Client(base_url=url, timeout=DEADLINE_S) as stranger:
+        for page in ("/dashboard", "/chat", "/docs"):
+            answer = stranger.get(page)
+            assert answer.status_code == 200 and "default-src 'none'" in answer.headers["content-security-policy"]
+            assert "https:" not in answer.text and "http:" not in answer.text and "@import" not in answer.text
+        assert stranger.get("/redoc").headers["location"] == "docs"
+        icon = stranger.get("/favicon.ico")
+        assert icon.headers["content-type"] == "image/x-icon" and icon.content[:4] == b"\0\0\1\0"
+        assert stranger.get("/dashboard/data").status_code == 401

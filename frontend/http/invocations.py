@@ -1,0 +1,74 @@
+"""Invocations: SageMaker's one path for everything that generates or embeds.
+
+The body's own fields name the endpoint that answers: `messages` a chat, `prompt` a completion, `input` an embedding.
+They are found in the first bytes of the body, so that a large one is still decoded where large ones are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message
+
+from ..intake.body_parser import SMALL_BYTES
+from ..openai.forms.errors import HttpError
+from .endpoint import Endpoint
+
+PATH_BY_FIELD = {"messages": "/v1/chat/completions", "prompt": "/v1/completions", "input": "/v1/embeddings"}
+_TOKEN = re.compile(rb'"((?:[^"\\]|\\.)*)"(\s*:)?|[{}\[\]]')
+
+
+class Invocation(msgspec.Struct, frozen=True):
+    """The fields that decide; all others are the chosen endpoint's."""
+
+    messages: object = None
+    prompt: object = None
+    input: object = None
+
+
+class Invocations:
+    """Hands each request, its body unread, to one of the given endpoints."""
+
+    def __init__(self, endpoints: list[Endpoint]) -> None:
+        self._by_path: Mapping[str, Endpoint] = {each.path: each for each in endpoints}
+
+    def endpoints(self) -> list[Endpoint]:
+        return [Endpoint("/invocations", self.answer, body_type=Invocation)]
+
+    async def answer(self, request: Request) -> Response:
+        received: list[Message] = []
+        head = b""
+        while len(head) < SMALL_BYTES:
+            message = await request.receive()
+            received.append(message)
+            head += message.get("body", b"")
+            if not message.get("more_body", False):
+                break
+        fields = top_level_fields(head[:SMALL_BYTES])
+        path = next((path for field, path in PATH_BY_FIELD.items() if field in fields), None)
+        if path is None:
+            listed = ", ".join(f"{field} for {path}" for field, path in PATH_BY_FIELD.items())
+            raise HttpError(400, f"the first {SMALL_BYTES} bytes of the body name no endpoint: give {listed}")
+        received.reverse()
+
+        async def receive() -> Message:
+            return received.pop() if received else await request.receive()
+
+        return await self._by_path[path].answer(Request(request.scope, receive))
+
+
+def top_level_fields(head: bytes) -> set[str]:
+    """The names of the outermost object's fields, as far as the begin of a JSON text shows them."""
+    depth, fields = 0, set()
+    for token in _TOKEN.finditer(head):
+        if token[0] in (b"{", b"["):
+            depth += 1
+        elif token[0] in (b"}", b"]"):
+            depth -= 1
+        elif depth == 1 and token[2]:
+            fields.add(token[1].decode(errors="replace"))
+    return fields

@@ -1,0 +1,123 @@
+"""PageEndpoints: pages for people and the numbers of the dashboard.
+
+Each page is one file without external assets, and a policy forbids it to load any but its icon. The pages hold no data
+and need no key; the requests that they send do. The dashboard's numbers are the metrics' own, totals and cumulative
+buckets; the page makes rates and quantiles of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from ...ipc.codec import JsonObject
+from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.version import tokenloom_version
+from ..openai.forms.errors import HttpError, json_response
+from ..openai.local_engine import LocalEngine
+from ..requests.engine_metrics import SECONDS
+from ..requests.frontend import Frontend
+from .endpoint import Endpoint
+
+FOLDER = Path(__file__).resolve().parent / "static"
+MAX_SHOWN = 100  # open answers in the table
+
+_HEADERS = {
+    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "connect-src 'self'; img-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+}
+
+
+class AbortAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which row of the table."""
+
+    key: int
+
+
+class PageEndpoints:
+    """Files are read once each; the dashboard's data are made anew for each poll."""
+
+    def __init__(self, engine: LocalEngine, frontend: Frontend, spec: EngineSpec) -> None:
+        self._engine, self._frontend, self._spec = engine, frontend, spec
+        self._begun_at = time.monotonic()
+
+    def endpoints(self) -> list[Endpoint]:
+        return [
+            Endpoint("/", self._redirect("dashboard")),
+            Endpoint("/dashboard", _page("dashboard.html"), "A page with live numbers", media_type="text/html"),
+            Endpoint("/dashboard/data", self.data),
+            Endpoint("/dashboard/abort", self.abort_answer, body_type=AbortAnswer),
+            Endpoint("/chat", _page("chat.html"), "A page to chat with the model", media_type="text/html"),
+            Endpoint("/docs", _page("docs.html"), "A page about these endpoints", media_type="text/html"),
+            Endpoint("/redoc", self._redirect("docs")),
+            Endpoint("/favicon.ico", _page("favicon.ico", "image/x-icon")),
+        ]
+
+    def _redirect(self, page: str) -> Callable[[Request], Awaitable[Response]]:
+        """For a person who opens the address that the Ready line names."""
+        root = self._spec.config.root_path  # without one the link is relative, for proxies that say nothing of theirs
+
+        async def redirect(request: Request) -> Response:
+            return RedirectResponse(f"{root}/{page}" if root else page)
+
+        return redirect
+
+    async def data(self, request: Request) -> Response:
+        """The dashboard's numbers; with `?history` also those of the last two minutes."""
+        health = self._frontend.health()
+        metrics = self._frontend.metrics
+        body: JsonObject = {
+            "model": self._spec.served_model_name,
+            "version": tokenloom_version(),
+            "uptime_s": time.monotonic() - self._begun_at,
+            "state": health.state,
+            "running": health.num_running,
+            "waiting": health.num_waiting,
+            "restarts": health.num_restarts,
+            "last_failure": health.last_failure,
+            "requests_cut": metrics.requests_cut.sum,
+            "kv_use": metrics.kv_use,
+            "kv_blocks": metrics.num_kv_blocks,
+            "block_size": self._spec.config.block_size,
+            "kv_map": list(metrics.progress.kv_map),
+            "phases": self._frontend.start_phases,
+            "totals": {
+                "generation_tokens": metrics.generation_tokens.sum,
+                "prompt_tokens": metrics.prompt_tokens.sum,
+                "prefix_cache_queries": metrics.cache_queries.sum,
+                "prefix_cache_hits": metrics.cache_hits.sum,
+                "preemptions": metrics.preemptions.sum,
+            },
+            "ended": {labels[0][1]: count for _, labels, count in metrics.finished.samples()},
+            "bounds": SECONDS,
+            "histograms": metrics.latencies(),
+            "num_open": metrics.num_open,
+            "open": metrics.open_answers(MAX_SHOWN),
+        }
+        if "history" in request.query_params:
+            body["history"] = [{"uptime_s": at - self._begun_at, **sample} for at, sample in metrics.history]
+        return json_response(body, headers={"cache-control": "no-store"})
+
+    async def abort_answer(self, request: Request) -> Response:
+        body = (await self._engine.bodies.read(request, AbortAnswer)).body
+        if not self._frontend.abort_answer(body.key):
+            raise HttpError(404, f"no answer {body.key} is open", param="key")
+        self._engine.wake()
+        return json_response({"key": body.key, "aborted": 1})
+
+
+def _page(name: str, media_type: str = "text/html; charset=utf-8") -> Callable[[Request], Awaitable[Response]]:
+    """The answer that is a file of the folder."""
+    content = (FOLDER / name).read_bytes()
+
+    async def page(request: Request) -> Response:
+        return Response(content, headers=_HEADERS, media_type=media_type)
+
+    return page

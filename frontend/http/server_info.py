@@ -1,0 +1,98 @@
+"""InfoEndpoints: how this engine is configured, under vLLM's names, and its tokenizer's own configuration.
+
+Secrets stay out: neither the API key nor what a URL may carry of one.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ...ipc.codec import JsonObject
+from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.version import tokenloom_version
+from ..openai.forms.errors import HttpError, json_response
+from ..requests.frontend import Frontend
+from .endpoint import Endpoint
+
+SECRETS = ("api_key", "otlp_endpoint")
+OF_FILES = ("vocab_file", "merges_file")  # of a tokenizer's configuration: paths, which are nobody's business
+
+
+class InfoEndpoints:
+    """Both answers need the key."""
+
+    def __init__(self, frontend: Frontend, spec: EngineSpec, chat_template: str | None) -> None:
+        self._frontend, self._spec, self._chat_template = frontend, spec, chat_template
+
+    def endpoints(self) -> list[Endpoint]:
+        found = [Endpoint("/server_info", self.server_info, "How the engine is configured")]
+        if self._spec.config.enable_tokenizer_info_endpoint:
+            found.append(Endpoint("/tokenizer_info", self.tokenizer_info, "The tokenizer's configuration"))
+        return found
+
+    async def server_info(self, request: Request) -> Response:
+        """As vLLM: the configuration as one text, or with `?config_format=json` as objects."""
+        config_format = request.query_params.get("config_format", "text")
+        if config_format not in ("text", "json"):
+            raise HttpError(
+                400, f"config_format {config_format!r:.100} is neither text nor json", param="config_format"
+            )
+        groups = self._groups()
+        text = ", ".join(f"{name}={value!r}" for group in groups.values() for name, value in group.items())
+        system = {"os": platform.platform(), "python": platform.python_version(), "cpus": os.cpu_count()}
+        return json_response(
+            {
+                "vllm_config": groups if config_format == "json" else text,
+                "vllm_env": {},
+                "system_env": {**system, "device": self._spec.device, "kernels": self._frontend.metrics.kernels},
+                "version": tokenloom_version(),
+            }
+        )
+
+    def _groups(self) -> dict[str, JsonObject]:
+        """Every option that is no secret, where a user of vLLM looks for it; what was automatic as it was settled."""
+        spec = self._spec
+        options = msgspec.to_builtins(spec.config)
+        given = {name: value for name, value in options.items() if name not in SECRETS}
+
+        def take(*names: str) -> JsonObject:
+            return {name: given.pop(name) for name in names}
+
+        model: JsonObject = take("model", "tokenizer", "revision", "trust_remote_code", "quantization", "seed")
+        model |= take("enforce_eager", "max_logprobs", "served_model_name", "dtype", "max_model_len")
+        model |= {"model": spec.model_folder, "tokenizer": spec.tokenizer_folder, "dtype": spec.dtype}
+        model |= {"served_model_name": spec.served_model_name, "max_model_len": spec.max_model_len}
+        cache: JsonObject = take("block_size", "gpu_memory_utilization", "enable_prefix_caching")
+        cache |= {"cache_dtype": given.pop("kv_cache_dtype"), "num_gpu_blocks": self._frontend.metrics.num_kv_blocks}
+        scheduler: JsonObject = take("max_num_seqs", "long_prefill_token_threshold", "max_num_batched_tokens")
+        scheduler |= {"max_num_batched_tokens": spec.max_num_batched_tokens, "policy": given.pop("scheduling_policy")}
+        parallel = {**take("tensor_parallel_size"), "pipeline_parallel_size": 1, "data_parallel_size": 1}
+        named = {"model_config": model, "cache_config": cache, "scheduler_config": scheduler}
+        return {**named, "parallel_config": parallel, "engine_config": given}
+
+    async def tokenizer_info(self, request: Request) -> Response:
+        return json_response(await run_in_threadpool(lambda: self._tokenizer_info))
+
+    @cached_property
+    def _tokenizer_info(self) -> JsonObject:
+        """What tokenizer_config.json holds, less paths; of special tokens their text."""
+        path = Path(self._spec.tokenizer_folder, "tokenizer_config.json")
+        config: JsonObject = msgspec.json.decode(path.read_bytes()) if path.is_file() else {}
+        info = {name: _plain(value) for name, value in config.items() if name not in OF_FILES}
+        info.setdefault("tokenizer_class", "PreTrainedTokenizerFast")
+        return info if self._chat_template is None else info | {"chat_template": self._chat_template}
+
+
+def _plain(value: object) -> object:
+    """A token that is written as an object becomes its text."""
+    if isinstance(value, dict):
+        return value["content"] if "content" in value else {key: _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, list) else value
