@@ -137,5 +137,5 @@ def new_app(
         allow_origins=[origin.strip() for origin in spec.config.cors_origins.split(",") if origin.strip()],
         allow_methods=["GET", "POST"],
         allow_headers=["*"],
-        expose_headers=["x-request-id", *TraceContext._fields],
+        expose_headers=["x-request-id", "warning", *TraceContext._fields],
     )

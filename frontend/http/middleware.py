@@ -1,7 +1,8 @@
 """Gate: what every HTTP request passes first: its id, the key, the size of its body.
 
-Pure ASGI, since this wraps the path of every token. Adds `x-request-id` (the caller's, or a new one) and the caller's
-W3C trace context to the answer, and turns whatever an endpoint raises into an answer in OpenAI's form.
+Pure ASGI, since this wraps the path of every token. Adds `x-request-id` (the caller's, or a new one), the caller's W3C
+trace context and a `warning` of fields that had no effect to the answer, and turns whatever an endpoint raises into an
+answer in OpenAI's form.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ...ipc.errors import TokenloomError
 from ..listening.open_requests import OpenRequests
 from ..metrics.tracing import TraceContext, incoming_trace, read_trace_context
+from ..openai.body_reader import WARNING
 from ..openai.events import SERVER_SEND
 from ..openai.forms.errors import HttpError, to_http_error
 
@@ -67,6 +69,9 @@ class Gate:
             if message["type"] == "http.response.start":
                 has_started = True
                 message["headers"] = [*message.get("headers", ()), *extra]
+                if (warning := scope.get(WARNING)) is not None:  # RFC 7234, 5.5
+                    text = str(warning).replace("\\", r"\\").replace('"', r"\"")
+                    message["headers"].append((b"warning", f'299 - "{text}"'.encode()))
             await send(message)
 
         scope.setdefault(SERVER_SEND, send)

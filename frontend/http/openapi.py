@@ -12,7 +12,7 @@ from ...ipc.sampling_params import RANGES
 from ...ipc.version import tokenloom_version
 from ..openai.forms.errors import ErrorBody
 from ..openai.forms.params import REFUSED
-from ..openai.forms.schema import TOKEN_ID
+from ..openai.forms.schema import TOKEN_ID, Body
 from .endpoint import Endpoint
 from .middleware import OPEN_PATHS
 
@@ -42,7 +42,10 @@ def document(endpoints: Iterable[Endpoint], spec: EngineSpec) -> JsonObject:
         [*bodies, ErrorBody], schema_hook=_anything, ref_template="#/components/schemas/{name}"
     )
     components["TokenizeRequest"] |= _TOKENIZE_ONE
-    for component in components.values():
+    orders = {each.__name__ for each in bodies if not issubclass(each, Body)}
+    for title, component in components.items():
+        if not spec.config.strict_fields and title not in orders:
+            component.pop("additionalProperties", None)
         for name, field in component.get("properties", {}).items():
             _limit(name, field, spec.config.max_logprobs)
     _limit_ids(components, spec.model.vocab_size - 1)

@@ -83,7 +83,9 @@ async def _serve(
     open_requests: OpenRequests,
 ) -> None:
     turns = TurnLoop(process)
-    app = new_app(LocalEngine(frontend, turns.wake), frontend, spec, open_requests)
+    app = new_app(
+        LocalEngine(frontend, turns.wake, has_strict_fields=spec.config.strict_fields), frontend, spec, open_requests
+    )
     log = None if spec.config.access_log == "off" else AccessLog(app, has_all=spec.config.access_log == "all")
 
     def on_refused(connection: HttpConnection, error: HttpError, why: str) -> None:

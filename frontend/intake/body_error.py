@@ -16,6 +16,7 @@ _FIELD = re.compile(r"at `\$\.?([^`]*)`|missing required field `([^`]*)`")
 _TOKENS = re.compile(rb'"([^"\\]*(?:\\.[^"\\]*)*)"|([\[{])|([\]}])', re.DOTALL)
 
 KEY_OF = "a key of "
+UNKNOWN_FIELD = "unknown_field"
 
 
 class BodyError(RequestError):
@@ -36,7 +37,7 @@ def invalid_body(error: Exception, raw: bytes | bytearray) -> BodyError:
         return BodyError(f"{field or 'the body'} is nested too deep to be read: use fewer levels", param=field)
     if "unknown field" in message:
         found = _BACKTICKED.search(message)
-        return BodyError(message, param=found.group(1) if found else None, code="unknown_field")
+        return BodyError(message, param=found.group(1) if found else None, code=UNKNOWN_FIELD)
     if "truncated" in message or "surrogate" in message:
         try:
             place = next(_surrogates("", json.loads(raw)), None)

@@ -58,7 +58,7 @@ class BodyPacker:
             inputs = [self._chat(body)]
         else:
             inputs = [self._input(each, body) for each in parsed.inputs]
-        return BodyRead(rest=rest, inputs=inputs)
+        return BodyRead(rest=rest, inputs=inputs, ignored=list(parsed.ignored))
 
     def _chat(self, body: ChatRequest | TokenizeRequest) -> BodyInput:
         """The prompt of a chat. Its text stays here, but for whether it ends inside a thought."""

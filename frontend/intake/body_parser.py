@@ -5,7 +5,7 @@ The frontend's loop does it for small ones, the intake process for large ones, s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -14,9 +14,10 @@ from ...ipc.errors import RequestError
 from ...ipc.messages.intake import BodyInput
 from ..client.prompts import check_text, check_token_ids
 from ..openai.forms.prompts import body_inputs
-from ..openai.forms.schema import CompletionRequest, DetokenizeRequest, EmbeddingRequest, TokenizeRequest
+from ..openai.forms.schema import Body, CompletionRequest, DetokenizeRequest, EmbeddingRequest, TokenizeRequest
 from ..text.prompt_limits import PromptLimits
-from .body_error import invalid_body
+from .body_error import UNKNOWN_FIELD, BodyError, invalid_body
+from .unknown_fields import without_unknown
 
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 
@@ -28,10 +29,24 @@ class ParsedBody(NamedTuple, Generic[BodyT]):
 
     body: BodyT
     inputs: list[BodyInput]
+    ignored: Sequence[str] = ()  # fields that are unknown, as `without_unknown` names them
 
 
-def parse_body(raw: bytes | bytearray, body_type: type[BodyT], limits: PromptLimits) -> ParsedBody[BodyT]:
-    """BodyError for what is not of the schema, RequestError for a value that cannot be; both name the field."""
+def parse_body(
+    raw: bytes | bytearray, body_type: type[BodyT], limits: PromptLimits, *, is_strict: bool = False
+) -> ParsedBody[BodyT]:
+    """BodyError for what is not of the schema, RequestError for a value that cannot be; both name the field. Unknown
+    fields are refused if `is_strict`, and in an order, else left out."""
+    try:
+        return _parse(raw, body_type, limits)
+    except BodyError as error:
+        if is_strict or error.code != UNKNOWN_FIELD or not issubclass(body_type, Body):
+            raise
+        known, ignored = without_unknown(raw, body_type)
+        return _parse(known, body_type, limits)._replace(ignored=ignored)
+
+
+def _parse(raw: bytes | bytearray, body_type: type[BodyT], limits: PromptLimits) -> ParsedBody[BodyT]:
     try:
         body = msgspec.json.decode(raw, type=body_type)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:

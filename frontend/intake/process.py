@@ -61,7 +61,9 @@ class IntakeProcess:
         limits = PromptLimits.of(self._spec, question.max_bytes_per_token)
         try:
             if isinstance(question, ReadBody):
-                parsed = parse_body(body, LARGE_TYPES[question.body_type], limits)
+                parsed = parse_body(
+                    body, LARGE_TYPES[question.body_type], limits, is_strict=self._spec.config.strict_fields
+                )
                 return BodyPacker(limits, lambda: self._inputs).pack(parsed)
             return self._read_prompt(question, limits)
         except BodyError as error:

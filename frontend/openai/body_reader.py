@@ -7,6 +7,8 @@ chunks of that one nor decodes more of it than what BodyPacker leaves.
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -23,17 +25,23 @@ from ..text.prompt_limits import PromptLimits
 from .events import until_disconnect
 from .forms.errors import HttpError
 
+logger = logging.getLogger("tokenloom.http")
 T = TypeVar("T")
 
+WARNING = "tokenloom.warning"  # in a scope: what a header of the answer is to say
+LOG_EVERY_S = 60.0  # at most one line about unknown fields
 MAX_HELD_BYTES = 1 << 30  # of large bodies that are coming in or waiting to be decoded
 
 
 class BodyReader:
     """Counts the bytes of the large bodies that it holds."""
 
-    def __init__(self, background: Background, limits: PromptLimits) -> None:
+    def __init__(self, background: Background, limits: PromptLimits, *, is_strict: bool = False) -> None:
+        """`is_strict`: unknown fields are refused."""
         self._background = background
         self._limits = limits
+        self._is_strict = is_strict
+        self._log_at = 0.0  # when unknown fields are logged again
         self._num_held = 0
 
     async def read(self, request: Request, body_type: type[BodyT], served: str = "") -> ParsedBody[BodyT]:
@@ -53,9 +61,19 @@ class BodyReader:
             raise HttpError(error.status, str(error), param=error.param, code=error.code) from None
         finally:
             self._num_held -= num_bytes
+        if parsed.ignored:
+            self._warn(request, ", ".join(parsed.ignored))
         if served:
             check_model(getattr(parsed.body, "model", None), served)
         return parsed
+
+    def _warn(self, request: Request, ignored: str) -> None:
+        """Say in a header of the answer, and now and then in the log, which fields had no effect."""
+        warning = f"unknown fields were ignored: {ignored}"
+        request.scope[WARNING] = warning
+        if (now := time.monotonic()) >= self._log_at:
+            self._log_at = now + LOG_EVERY_S
+            logger.warning("%s: %s; --strict-fields refuses them", request.scope["path"], warning)
 
     def _hold(self, num_bytes: int) -> None:
         self._num_held += num_bytes
@@ -71,7 +89,7 @@ class BodyReader:
         if not num_bytes:
             raise HttpError(400, "the body is empty: send a JSON object")
         if num_bytes <= SMALL_BYTES:
-            return parse_body(b"".join(chunks), body_type, self._limits)
+            return parse_body(b"".join(chunks), body_type, self._limits, is_strict=self._is_strict)
         if body_type.__name__ not in LARGE_TYPES:
             raise HttpError(413, f"the body has {num_bytes} bytes, at most {SMALL_BYTES} are read here: send less")
         question = ReadBody(body_type=body_type.__name__, max_bytes_per_token=self._limits.max_bytes_per_token)
@@ -111,7 +129,7 @@ async def in_background(background: Background, start: Callable[[Then[T]], Backg
 def _unpacked(answer: IntakeAnswer, body_type: type[BodyT]) -> ParsedBody[BodyT]:
     """What an intake process has made of a body, or its error."""
     if isinstance(answer, BodyRead):
-        return ParsedBody(msgspec.json.decode(answer.rest, type=body_type), answer.inputs)
+        return ParsedBody(msgspec.json.decode(answer.rest, type=body_type), answer.inputs, answer.ignored)
     assert isinstance(answer, NotRead), "it answers what it is asked"
     if answer.param is None and answer.code is None and answer.status == 400:
         raise RequestError(answer.message)

@@ -111,11 +111,11 @@ class Run:
 class LocalEngine:
     """Invariant: a request id is here from its submit until its last answer has ended or its `run` is left."""
 
-    def __init__(self, frontend: Frontend, wake: Callable[[], None]) -> None:
+    def __init__(self, frontend: Frontend, wake: Callable[[], None], *, has_strict_fields: bool = False) -> None:
         """`wake` makes the frontend have a turn soon."""
         self._frontend = frontend
         self.inputs = frontend.inputs
-        self.bodies = BodyReader(frontend.background, frontend.inputs.limits)
+        self.bodies = BodyReader(frontend.background, frontend.inputs.limits, is_strict=has_strict_fields)
         self.wake = wake
         self._session = frontend.open_local(self._deliver)
         self._run_by_id: dict[str, tuple[Run, int]] = {}  # and the position of the submit in it

@@ -93,6 +93,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = None
     cors_origins: Annotated[str | None, _help("web origins that may call, with commas between; *: any")] = None
     max_body_bytes: Annotated[int, _help("largest HTTP body that is read")] = 32 << 20
+    strict_fields: Annotated[
+        bool, _help("refuse unknown fields of HTTP bodies instead of ignoring them with a warning header")
+    ] = False
     metrics_names: Annotated[Literal["tokenloom", "vllm"], _help("prefix of the metrics")] = "tokenloom"
     enable_tokenizer_info_endpoint: Annotated[bool, _help("serve /tokenizer_info over HTTP")] = False
     otlp_endpoint: Annotated[

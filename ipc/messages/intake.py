@@ -45,6 +45,7 @@ class BodyRead(Message, frozen=True, kw_only=True, tag="body_read"):
 
     rest: bytes  # JSON: the body without its inputs
     inputs: list[BodyInput]  # in their order; of a chat, its prompt
+    ignored: list[str]  # unknown fields that it does not have any more
 
 
 class PromptRead(Message, frozen=True, kw_only=True, tag="prompt_read"):

@@ -35,7 +35,7 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/tokenize", {"prompt": WORDS}),
     ("/tokenize", {"messages": QUESTION}),
     ("/detokenize", {"tokens": [5, 6, 7]}),
-    ("/v1/completions", {"prompt": "x", "temprature": 1}),
+    ("/v1/completions", {"prompt": "x", "temprature": 1, "max_tokens": 1}),
     ("/v1/completions", {"prompt": "x", "temperature": -1}),
     ("/v1/completions", {"prompt": "", "max_tokens": 1}),
     ("/v1/completions", {"prompt": "x", "model": "gpt-7"}),
@@ -63,8 +63,8 @@ def http(engine: LaunchedEngine) -> Iterator[httpx2.Client]:
         yield http
 
 
-def what_counts(answer: httpx2.Response) -> tuple[int, object]:
-    """Status and body, without ids, times and what the prefix cache held."""
+def what_counts(answer: httpx2.Response) -> tuple[int, str | None, object]:
+    """Status, warning and body, without ids, times and what the prefix cache held."""
     body = answer.json()
     body.get("usage", {}).pop("prompt_tokens_details", None)
     body.get("usage", {}).pop("input_tokens_details", None)
@@ -72,7 +72,7 @@ def what_counts(answer: httpx2.Response) -> tuple[int, object]:
         body.pop(name, None)
     for item in body.get("output", ()):
         item.pop("id")
-    return answer.status_code, body
+    return answer.status_code, answer.headers.get("warning"), body
 
 
 def intake_processes() -> list[psutil.Process]:

@@ -16,6 +16,7 @@ import httpx2
 import pytest
 
 from tokenloom import Client
+from tokenloom.frontend.intake.body_parser import SMALL_BYTES
 from tokenloom.scripts import http_kills
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.system.http_engine import DEADLINE_S, samples
@@ -29,7 +30,17 @@ LONG = {"prompt": "The capital of France is", "max_tokens": 1900, "ignore_eos": 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LaunchedEngine]:
     folder = tmp_path_factory.mktemp("door")
-    options = ("--http", "0", "--uds", str(folder / "http.sock"), "--root-path", ROOT, "--access-log", "all")
+    options = (
+        "--http",
+        "0",
+        "--uds",
+        str(folder / "http.sock"),
+        "--root-path",
+        ROOT,
+        "--access-log",
+        "all",
+        "--strict-fields",
+    )
     with LaunchedEngine(folder, *options) as engine:
         engine.wait_ready()
         yield engine
@@ -167,3 +178,11 @@ def test_an_answer_has_a_line_in_the_access_log_with_its_tokens_and_no_prompt(
         what = rf"POST /v1/completions 200 {len(text.encode())} bytes {number} first {number} tokens {tokens}\+5 id"
         assert re.search(rf"INFO frontend: 127\.0\.0\.1:\d+ {what} {name}", line), line
     assert "private" not in engine.errors.read_text()
+
+
+def test_strict_fields_are_refused_by_name(http: httpx2.Client) -> None:
+    for padding in (b"", b" " * SMALL_BYTES):
+        answer = http.post("/v1/completions", content=padding + b'{"prompt": "x", "temprature": 1}')
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"], error["code"]) == (400, "temprature", "unknown_field")
+    assert http.get("/openapi.json").json()["components"]["schemas"]["ChatRequest"]["additionalProperties"] is False

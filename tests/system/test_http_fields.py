@@ -176,6 +176,9 @@ LET_THROUGH = {
         "reasoning_effort": "low",
         "include_reasoning": True,
         "parallel_tool_calls": True,
+        "functions": [],
+        "function_call": "none",
+        "prediction": {"type": "content", "content": "Lima"},
     },
     RESPONSE: {
         "user": "u",
@@ -204,10 +207,11 @@ def test_bookkeeping_changes_nothing(http: httpx2.Client, path: str) -> None:
 REFUSED: list[tuple[str, Answer]] = [
     *((COMPLETION, {name: value}) for name, value in (("suffix", "x"), ("prompt_logprobs", 1), ("best_of", 3))),
     *((COMPLETION, {name: value}) for name, value in (("use_beam_search", True), ("length_penalty", 2))),
-    *((CHAT, {name: []}) for name in ("functions", "prediction", "web_search_options")),
+    *((CHAT, {name: [{}]}) for name in ("functions",)),
     *((CHAT, {name: value}) for name, value in (("modalities", ["audio"]), ("audio", {"voice": "x"}))),
+    *((CHAT, {name: value}) for name, value in (("web_search_options", {}), ("function_call", {"name": "f"}))),
     *((RESPONSE, {name: value}) for name, value in (("background", True), ("previous_response_id", "resp_1"))),
-    (RESPONSE, {"conversation": "c"}),
+    *((RESPONSE, {name: value}) for name, value in (("conversation", "c"), ("prompt", {"id": "pmpt_1"}))),
 ]
 
 
@@ -218,11 +222,14 @@ def test_what_is_not_served_is_refused_by_name(http: httpx2.Client, path: str, m
     assert answer.status_code == 400 and next(iter(more)) in answer.json()["error"]["message"]
 
 
-def test_parts_other_than_text_are_refused(http: httpx2.Client) -> None:
-    for path, field, kind in ((CHAT, "messages", "image_url"), (RESPONSE, "input", "input_image")):
-        answer = http.post(path, json={field: [{"role": "user", "content": [{"type": kind}]}]})
-        assert answer.status_code == 400 and "only text is served" in answer.json()["error"]["message"]
-        assert answer.json()["error"]["param"] == field
+@pytest.mark.parametrize("kind", ["image_url", "input_image", "input_audio", "video_url", "file"])
+@pytest.mark.parametrize(("path", "field"), [(CHAT, "messages"), (RESPONSE, "input"), ("/tokenize", "messages")])
+def test_parts_other_than_text_are_refused(http: httpx2.Client, path: str, field: str, kind: str) -> None:
+    parts = [{"type": "text", "text": "What is this?"}, {"type": kind, kind: {"url": "http://x/y.png"}}]
+    answer = http.post(path, json={field: [{"role": "user", "content": parts}]})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, field)
+    assert error["message"].startswith(f"{field}[0].content[1] is a part of type '{kind}': only text is served")
 
 
 def test_the_templates_own_fields_are_not_overridden(http: httpx2.Client) -> None:

@@ -15,6 +15,8 @@ from ....ipc.errors import RequestError
 from ....ipc.messages.client import ChatForm, ChatMessage
 from .schema import ChatRequest, Message, TextPart, TokenizeRequest, Tool
 
+_TEXTS = ("text", "input_text", "output_text", "refusal")
+_THOUGHTS = ("thinking", "redacted_thinking", "reasoning", "reasoning_text")
 _RESERVED = frozenset(("messages", "tools", "documents", "add_generation_prompt"))
 
 
@@ -65,8 +67,11 @@ def _turn(position: int, message: Message) -> ChatMessage:
     if message.function_call is not None or message.audio is not None:
         raise RequestError(f"{where} holds function_call or audio, which are not served: use tool_calls and text")
     role = "system" if message.role == "developer" else message.role
+    text, thought = content_of(f"{where}.content", message.content)
     optional = {name: getattr(message, name) for name in ("name", "reasoning_content", "tool_call_id")}
     more: JsonObject = {name: value for name, value in optional.items() if value is not None}
+    if thought is not None:
+        more.setdefault("reasoning_content", thought)
     if message.tool_calls:
         more["tool_calls"] = [
             {
@@ -77,22 +82,27 @@ def _turn(position: int, message: Message) -> ChatMessage:
             for call in message.tool_calls
         ]
     elif message.content is None and message.role != "assistant":
-        raise RequestError(f"{where} has no content")
-    return ChatMessage(role, _text(where, message.content), more)
+        raise RequestError(f"{where} has no content: give it a text")
+    return ChatMessage(role, text, more)
 
 
-def _text(where: str, content: str | list[TextPart] | None) -> str:
+def content_of(where: str, content: str | Sequence[TextPart] | None) -> tuple[str, str | None]:
+    """The text of a message or of parts of it, which stand at `where`; and the thoughts among them."""
     if content is None or isinstance(content, str):
-        return content or ""
-    parts = ((part.type, part.text if part.refusal is None else part.refusal) for part in content)
-    return "\n".join(text_of(where, kind, text) for kind, text in parts)
-
-
-def text_of(where: str, kind: str, text: str | None) -> str:
-    """The text of a part of a message, of the type `kind`."""
-    if kind not in ("text", "input_text", "output_text", "refusal") or text is None:
-        raise RequestError(f"{where} holds a part of type {kind!r:.40}: only text is served")
-    return text
+        return content or "", None
+    texts, thoughts = list[str](), list[str]()
+    for position, part in enumerate(content):
+        text = part.text if part.refusal is None else part.refusal
+        if part.type in _THOUGHTS:
+            thoughts.append(part.thinking or text or "")
+        elif part.type not in _TEXTS:
+            kind = f"{part.type!r:.40}"
+            raise RequestError(f"{where}[{position}] is a part of type {kind}: only text is served, leave it out")
+        elif text is None:
+            raise RequestError(f"{where}[{position}] has no text: give one or leave the part out")
+        else:
+            texts.append(text)
+    return "\n".join(texts), "\n".join(thoughts) or None
 
 
 def _arguments(given: str | JsonObject | None) -> JsonObject:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-import msgspec
-
 from ....ipc.codec import JsonObject
 from ....ipc.errors import RequestError
 from ....ipc.sampling_params import MAX_STOP_STRINGS, RANGES
-from .messages import text_of
+from .messages import content_of
 from .schema import (
     Body,
     ChatRequest,
@@ -21,30 +19,25 @@ from .schema import (
     NamedTool,
     RequestId,
     ResponseFormat,
+    Sent,
     Text,
+    TextPart,
     Tool,
     ToolCall,
     items,
 )
 
 
-class TextItem(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of a message; what an earlier answer's part has beside text (annotations, logprobs) is left out."""
-
-    type: str
-    text: str | None = None
-
-
-class InputItem(msgspec.Struct, frozen=True, kw_only=True):
+class InputItem(Sent, frozen=True, kw_only=True):
     """A message, a call of a function, its output, or the reasoning of an earlier answer, which is left out."""
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     role: str | None = None
-    content: str | list[TextItem] | None = None
+    content: str | list[TextPart] | None = None
     call_id: str | None = None
     name: str | None = None
     arguments: str | JsonObject | None = None
-    output: str | None = None
+    output: str | list[TextPart] | None = None
 
 
 class ResponseTool(Function, frozen=True, kw_only=True):
@@ -155,13 +148,15 @@ def _messages(body: ResponsesRequest) -> list[Message]:
             call = FunctionCall(name=item.name or "", arguments=item.arguments)
             messages.append(Message(role="assistant", tool_calls=[ToolCall(id=item.call_id, function=call)]))
         elif item.type == "function_call_output":
-            messages.append(Message(role="tool", content=item.output or "", tool_call_id=item.call_id))
+            messages.append(
+                Message(
+                    role="tool",
+                    content=content_of(f"input[{position}].output", item.output)[0],
+                    tool_call_id=item.call_id,
+                )
+            )
         elif item.type == "message":
             if item.role is None or item.content is None:
                 raise RequestError(f"input[{position}] needs role and content")
-            messages.append(Message(role=item.role, content=_content(f"input[{position}]", item.content)))
+            messages.append(Message(role=item.role, content=content_of(f"input[{position}].content", item.content)[0]))
     return messages
-
-
-def _content(where: str, content: str | list[TextItem]) -> str:
-    return content if isinstance(content, str) else "\n".join(text_of(where, each.type, each.text) for each in content)

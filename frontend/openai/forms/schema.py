@@ -1,6 +1,6 @@
 """The bodies of HTTP requests: OpenAI's fields, and those beyond them as vLLM names them.
 
-Structs that refuse unknown fields by name. A null counts as not given. What a field means for the engine is said in
+A null counts as not given. What a field means for the engine is said in
 `params.py`; a field that is listed here and cannot be served is refused there, by name.
 
 Beside their types fields have ranges for /openapi.json, where they have no SamplingParams' (`http/openapi.py`).
@@ -57,7 +57,11 @@ Prompts: TypeAlias = Annotated[  # one prompt as text or ids, or a list of promp
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Root of all bodies."""
+    """Root of all bodies. Without --strict-fields their unknown fields are taken out first and warned of."""
+
+
+class Sent(msgspec.Struct, frozen=True, kw_only=True):
+    """Root of what a conversation holds. Clients send back what any server sent them, so unknown fields pass."""
 
 
 class StreamOptions(Body, frozen=True, kw_only=True):
@@ -153,27 +157,28 @@ class EmbeddingRequest(Scheduled, frozen=True, kw_only=True):
     add_special_tokens: bool | None = None
 
 
-class TextPart(Body, frozen=True, kw_only=True):
+class TextPart(Sent, frozen=True, kw_only=True):
     """A part of a message: text, or what must be refused by its type."""
 
     type: str
     text: str | None = None
     refusal: str | None = None
+    thinking: str | None = None
 
 
-class FunctionCall(Body, frozen=True, kw_only=True):
+class FunctionCall(Sent, frozen=True, kw_only=True):
     name: str
     arguments: str | JsonObject | None = None
 
 
-class ToolCall(Body, frozen=True, kw_only=True):
+class ToolCall(Sent, frozen=True, kw_only=True):
     id: str | None = None
     type: Literal["function"] = "function"
     function: FunctionCall
     index: int | None = None
 
 
-class Message(Body, frozen=True, kw_only=True):
+class Message(Sent, frozen=True, kw_only=True):
     """One turn. Roles are the template's business, but `developer`, which is OpenAI's later word for system."""
 
     role: str

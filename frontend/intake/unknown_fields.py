@@ -1,0 +1,68 @@
+"""The fields of an HTTP body that no struct knows: found, named, and taken out before the rest is decoded.
+
+Only structs that refuse unknown fields are looked at. A message is none of them, since clients send back whatever
+another server has put into one.
+"""
+
+from __future__ import annotations
+
+import difflib
+from functools import cache
+
+import msgspec
+from msgspec import inspect
+
+MAX_NAMED = 8  # unknown fields of a body that its sender reads of
+MAX_NAME_CHARACTERS = 64
+CLOSE = 0.75  # difflib's ratio, from which a field may have been meant
+
+
+def without_unknown(raw: bytes | bytearray, body_type: type[msgspec.Struct]) -> tuple[bytes, list[str]]:
+    """A body without its unknown fields, and the paths of at most MAX_NAMED of them with what may have been meant."""
+    found: list[str] = []
+    return bytes(_known(msgspec.Raw(raw), body_type, "", found)), found
+
+
+def _known(raw: msgspec.Raw, kind: type[msgspec.Struct], path: str, found: list[str]) -> msgspec.Raw:
+    """`raw`, an object of this kind or a list of them, without unknown fields; anything else as it is. `path` is that
+    of the objects, with a dot behind it."""
+    value: object
+    match bytes(memoryview(raw)[:64]).lstrip()[:1]:
+        case b"[":
+            items = msgspec.json.decode(raw, type=list[msgspec.Raw])
+            value = [_known(item, kind, f"{path[:-1]}[{i}].", found) for i, item in enumerate(items)]
+        case b"{":
+            known, value = _nested(kind), dict[str, msgspec.Raw]()
+            for name, item in msgspec.json.decode(raw, type=dict[str, msgspec.Raw]).items():
+                if name in known:
+                    inner = known[name]
+                    value[name] = item if inner is None else _known(item, inner, f"{path}{name}.", found)
+                elif len(found) < MAX_NAMED:
+                    found.append(path + _named(name, known))
+        case _:
+            return raw
+    return msgspec.Raw(msgspec.json.encode(value))
+
+
+def _named(name: str, known: dict[str, type[msgspec.Struct] | None]) -> str:
+    shown = name[:MAX_NAME_CHARACTERS].encode("ascii", "backslashreplace").decode()
+    near = difflib.get_close_matches(shown, known, 1, CLOSE)
+    return "".join(filter(str.isprintable, shown)) + (f" (did you mean {near[0]}?)" if near else "")
+
+
+@cache
+def _nested(kind: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct] | None]:
+    """The fields of a struct, and of those that hold structs which refuse unknown fields, their type."""
+    info = inspect.type_info(kind)
+    assert isinstance(info, inspect.StructType)
+    return {field.encode_name: _strict_in(field.type) for field in info.fields}
+
+
+def _strict_in(info: inspect.Type) -> type[msgspec.Struct] | None:
+    if isinstance(info, inspect.Metadata):
+        return _strict_in(info.type)
+    if isinstance(info, inspect.ListType):
+        return _strict_in(info.item_type)
+    if isinstance(info, inspect.UnionType):
+        return next(filter(None, map(_strict_in, info.types)), None)
+    return info.cls if isinstance(info, inspect.StructType) and info.forbid_unknown_fields else None
