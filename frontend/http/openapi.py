@@ -11,7 +11,6 @@ from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.sampling_params import RANGES
 from ...ipc.version import tokenloom_version
 from ..openai.forms.errors import ErrorBody
-from ..openai.forms.params import REFUSED
 from ..openai.forms.schema import TOKEN_ID, Body
 from .endpoint import Endpoint
 from .middleware import OPEN_PATHS
@@ -43,11 +42,15 @@ def document(endpoints: Iterable[Endpoint], spec: EngineSpec) -> JsonObject:
     )
     components["TokenizeRequest"] |= _TOKENIZE_ONE
     orders = {each.__name__ for each in bodies if not issubclass(each, Body)}
+    not_served = {each.__name__: each.NOT_SERVED for each in bodies if issubclass(each, Body)}
     for title, component in components.items():
         if not spec.config.strict_fields and title not in orders:
             component.pop("additionalProperties", None)
         for name, field in component.get("properties", {}).items():
-            _limit(name, field, spec.config.max_logprobs)
+            if (harmless := not_served.get(title, {}).get(name)) is not None:
+                field["enum"] = [None, *harmless]
+            else:
+                _limit(name, field, spec.config.max_logprobs)
     _limit_ids(components, spec.model.vocab_size - 1)
     schema_by_body = dict(zip(bodies, schemas, strict=True))
     paths: dict[str, JsonObject] = {}
@@ -74,11 +77,8 @@ def document(endpoints: Iterable[Endpoint], spec: EngineSpec) -> JsonObject:
 
 
 def _limit(name: str, field: JsonObject, max_logprobs: int) -> None:
-    """Set what a field that is not served may hold, and the limits of a number that becomes a parameter."""
+    """Set the limits of a number that becomes a parameter."""
     limits = RANGES.get(_PARAMETERS.get(name, name))
-    if name in REFUSED:
-        field["enum"] = [None, *REFUSED[name]]
-        return
     if limits is None:
         return
     most = max_logprobs if name.endswith("logprobs") else limits.high

@@ -43,7 +43,8 @@ def parse_body(
         if is_strict or error.code != UNKNOWN_FIELD or not issubclass(body_type, Body):
             raise
         known, ignored = without_unknown(raw, body_type)
-        return _parse(known, body_type, limits)._replace(ignored=ignored)
+        parsed = _parse(known, body_type, limits)
+        return ParsedBody(parsed.body, parsed.inputs, ignored)
 
 
 def _parse(raw: bytes | bytearray, body_type: type[BodyT], limits: PromptLimits) -> ParsedBody[BodyT]:

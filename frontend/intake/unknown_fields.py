@@ -20,14 +20,14 @@ CLOSE = 0.75  # difflib's ratio, from which a field may have been meant
 def without_unknown(raw: bytes | bytearray, body_type: type[msgspec.Struct]) -> tuple[bytes, list[str]]:
     """A body without its unknown fields, and the paths of at most MAX_NAMED of them with what may have been meant."""
     found: list[str] = []
-    return bytes(_known(msgspec.Raw(raw), body_type, "", found)), found
+    return bytes(_known(msgspec.Raw(raw.strip()), body_type, "", found)), found
 
 
 def _known(raw: msgspec.Raw, kind: type[msgspec.Struct], path: str, found: list[str]) -> msgspec.Raw:
     """`raw`, an object of this kind or a list of them, without unknown fields; anything else as it is. `path` is that
     of the objects, with a dot behind it."""
     value: object
-    match bytes(memoryview(raw)[:64]).lstrip()[:1]:
+    match bytes(memoryview(raw)[:1]):
         case b"[":
             items = msgspec.json.decode(raw, type=list[msgspec.Raw])
             value = [_known(item, kind, f"{path[:-1]}[{i}].", found) for i, item in enumerate(items)]

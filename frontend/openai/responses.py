@@ -14,7 +14,10 @@ from ...ipc.codec import JsonObject
 from .chat import ChatCompletion
 from .forms.errors import encode_json
 from .forms.items import ItemWriter
+from .forms.logprobs import chat_logprobs
 from .forms.response_body import ResponsesRequest
+
+_SHOWN = ("temperature", "top_p", "top_logprobs", "presence_penalty", "frequency_penalty", "max_tool_calls", "user")
 
 
 class ResponseCreation:
@@ -56,7 +59,7 @@ class ResponseCreation:
                     yield "response.in_progress", {"response": self._response("in_progress", [], None)}
                 for piece, delta in pieces:
                     finish_reason = delta.finish_reason or finish_reason
-                    for event in writer.write(piece):
+                    for event in writer.write(piece, chat_logprobs(delta)):
                         yield event
             for event in writer.close():
                 yield event
@@ -86,8 +89,7 @@ class ResponseCreation:
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
             "store": False,
-            "temperature": body.temperature,
-            "top_p": body.top_p,
+            **{name: getattr(body, name) for name in _SHOWN},
             "tool_choice": body.tool_choice or "auto",
             "tools": body.tools or [],
             "truncation": "disabled",

@@ -188,7 +188,9 @@ LET_THROUGH = {
         "truncation": "disabled",
         "safety_identifier": "s",
         "prompt_cache_key": "k",
-        "include": [],
+        "prompt_cache_retention": "24h",
+        "max_tool_calls": 3,
+        "include": ["reasoning.encrypted_content"],
         "reasoning": {"effort": "low"},
     },
 }
@@ -211,6 +213,7 @@ REFUSED: list[tuple[str, Answer]] = [
     *((CHAT, {name: value}) for name, value in (("modalities", ["audio"]), ("audio", {"voice": "x"}))),
     *((CHAT, {name: value}) for name, value in (("web_search_options", {}), ("function_call", {"name": "f"}))),
     *((RESPONSE, {name: value}) for name, value in (("background", True), ("previous_response_id", "resp_1"))),
+    *((RESPONSE, {name: value}) for name, value in (("n", 2), ("return_token_ids", True))),
     *((RESPONSE, {name: value}) for name, value in (("conversation", "c"), ("prompt", {"id": "pmpt_1"}))),
 ]
 

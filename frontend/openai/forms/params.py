@@ -12,33 +12,28 @@ from collections.abc import Iterator
 from ....ipc.errors import RequestError
 from ....ipc.sampling_params import RANGES, SamplingParams
 from ....ipc.structured_outputs import StructuredOutputsParams
-from .schema import ChatRequest, Generation, Scheduled
-
-REFUSED: dict[str, tuple[object, ...]] = {  # and the values with which they ask for nothing
-    "suffix": ("",),
-    "prompt_logprobs": (),
-    "use_beam_search": (False,),
-    "length_penalty": (1,),
-    "modalities": ([], ["text"]),
-    "background": (False,),
-    "previous_response_id": (),
-}
+from .schema import Body, ChatRequest, Generation, Scheduled
 
 _CONSTRAINT = re.compile(r"^structured_outputs\.\w+")
 
 
 def sampling_params(body: Generation, **more: object) -> SamplingParams:
     """The parameters that `body` asks for; `more` is what the endpoint has worked out itself."""
-    for name, harmless in REFUSED.items():
-        value = getattr(body, name, None)
-        if value is not None and value not in harmless:
-            raise RequestError(f"{name} is not served by this engine: leave it out")
+    refuse_unserved(body)
     num_answers = 1 if body.n is None else body.n
     if body.best_of is not None and body.best_of != num_answers:
         raise RequestError(f"best_of is {body.best_of} and n is {num_answers}: ask for n answers and choose yourself")
     if more.get("structured_outputs") is None:
         more["structured_outputs"] = structured_outputs(body)
     return given_params(body, logit_bias=_logit_bias(body), **more)
+
+
+def refuse_unserved(body: Body) -> None:
+    """RequestError for the first field that asks for what the engine has not."""
+    for name, harmless in body.NOT_SERVED.items():
+        value = getattr(body, name)
+        if value is not None and value not in harmless:
+            raise RequestError(f"{name} is not served by this engine: leave it out")
 
 
 def given_params(body: Scheduled, **more: object) -> SamplingParams:

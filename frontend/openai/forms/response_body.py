@@ -6,26 +6,29 @@ from typing import Annotated, Any, Literal
 
 from ....ipc.codec import JsonObject
 from ....ipc.errors import RequestError
-from ....ipc.sampling_params import MAX_STOP_STRINGS, RANGES
+from ....ipc.sampling_params import RANGES
 from .messages import content_of
+from .params import refuse_unserved
 from .schema import (
     Body,
     ChatRequest,
+    Conversation,
     Function,
     FunctionCall,
+    Generation,
     JsonSchemaFormat,
     Message,
     NamedFunction,
     NamedTool,
-    RequestId,
     ResponseFormat,
     Sent,
-    Text,
     TextPart,
     Tool,
     ToolCall,
     items,
 )
+
+LOGPROBS = "message.output_text.logprobs"  # in `include`
 
 
 class InputItem(Sent, frozen=True, kw_only=True):
@@ -64,48 +67,38 @@ class ReasoningOptions(Body, frozen=True, kw_only=True):
     summary: str | None = None
 
 
-class ResponsesRequest(Body, frozen=True, kw_only=True):
-    """POST /v1/responses."""
+class ResponsesRequest(Conversation, frozen=True, kw_only=True):
+    """POST /v1/responses, which stores nothing."""
+
+    NOT_SERVED = Generation.NOT_SERVED | {
+        "background": (False,),
+        "previous_response_id": (),
+        "conversation": (),
+        "prompt": (),
+        "n": (1,),
+        "best_of": (1,),
+        "return_token_ids": (False,),
+    }
 
     input: str | Annotated[list[InputItem], items(1)]
-    model: str | None = None
     instructions: str | None = None
     max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    stream: bool | None = None
+    max_tool_calls: int | None = None  # of tools that run on the server, of which there are none
     tools: list[ResponseTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponseToolName | None = None
-    parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
-    metadata: dict[str, str] | None = None
-    store: bool | None = None
-    background: bool | None = None
-    previous_response_id: str | None = None
     include: list[str] | None = None
     truncation: str | None = None
-    service_tier: str | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    # beyond OpenAI
-    seed: int | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    stop: Text | Annotated[list[Text], items(0, MAX_STOP_STRINGS)] | None = None
-    priority: int | None = None
-    request_id: RequestId | None = None
-
-
-_SAME = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "priority", "request_id", "parallel_tool_calls")
+    background: bool | None = None
+    previous_response_id: str | None = None
+    conversation: str | JsonObject | None = None
+    prompt: JsonObject | None = None
 
 
 def chat_request(body: ResponsesRequest) -> ChatRequest:
     """The chat that a request is."""
-    if body.background or body.previous_response_id is not None:
-        name = "background" if body.background else "previous_response_id"
-        raise RequestError(f"{name} is not served: nothing is stored here, send the whole conversation as input")
+    refuse_unserved(body)
     tools = [
         Tool(
             type="function", function=Function(name=each.name, description=each.description, parameters=each.parameters)
@@ -115,7 +108,8 @@ def chat_request(body: ResponsesRequest) -> ChatRequest:
     if body.max_output_tokens is not None:
         RANGES["max_tokens"].check("max_output_tokens", body.max_output_tokens)
     choice = body.tool_choice
-    same: dict[str, Any] = {name: getattr(body, name) for name in _SAME}
+    same: dict[str, Any] = {name: getattr(body, name) for name in Conversation.__struct_fields__}
+    same["response_format"] = _response_format(body)
     return ChatRequest(
         **same,
         messages=_messages(body),
@@ -124,15 +118,15 @@ def chat_request(body: ResponsesRequest) -> ChatRequest:
         tool_choice=NamedTool(type="function", function=NamedFunction(name=choice.name))
         if isinstance(choice, ResponseToolName)
         else choice,
-        response_format=_response_format(body.text),
+        logprobs=bool(body.top_logprobs) or LOGPROBS in (body.include or ()),
         reasoning_effort=None if body.reasoning is None else body.reasoning.effort,
     )
 
 
-def _response_format(text: TextOptions | None) -> ResponseFormat | None:
-    form = None if text is None else text.format
+def _response_format(body: ResponsesRequest) -> ResponseFormat | None:
+    form = None if body.text is None else body.text.format
     if form is None:
-        return None
+        return body.response_format
     schema = JsonSchemaFormat(name=form.name, schema=form.schema) if form.type == "json_schema" else None
     return ResponseFormat(type=form.type, json_schema=schema)
 

@@ -11,7 +11,7 @@ processor, whose messages name the mend. That both say the same is shown by sche
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -59,6 +59,8 @@ Prompts: TypeAlias = Annotated[  # one prompt as text or ids, or a list of promp
 class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Root of all bodies. Without --strict-fields their unknown fields are taken out first and warned of."""
 
+    NOT_SERVED: ClassVar[dict[str, tuple[object, ...]]] = {}  # fields, and the values with which they ask for nothing
+
 
 class Sent(msgspec.Struct, frozen=True, kw_only=True):
     """Root of what a conversation holds. Clients send back what any server sent them, so unknown fields pass."""
@@ -97,7 +99,9 @@ class Scheduled(Body, frozen=True, kw_only=True):
 
 
 class Generation(Scheduled, frozen=True, kw_only=True):
-    """What completions and chats share."""
+    """What completions, chats and responses share."""
+
+    NOT_SERVED = {"use_beam_search": (False,), "length_penalty": (1,), "prompt_logprobs": ()}
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -136,6 +140,8 @@ class Generation(Scheduled, frozen=True, kw_only=True):
 
 class CompletionRequest(Generation, frozen=True, kw_only=True):
     """POST /v1/completions."""
+
+    NOT_SERVED = Generation.NOT_SERVED | {"suffix": ("",)}
 
     prompt: Prompts  # one prompt as text or ids, or a list of prompts
     max_tokens: int | None = None
@@ -219,30 +225,49 @@ class NamedTool(Body, frozen=True, kw_only=True):
     function: NamedFunction
 
 
-class ChatRequest(Generation, frozen=True, kw_only=True):
+class Conversation(Generation, frozen=True, kw_only=True):
+    """What chats and responses share."""
+
+    top_logprobs: int | None = None
+    parallel_tool_calls: bool | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    # beyond OpenAI
+    chat_template_kwargs: JsonObject | None = None
+    include_reasoning: bool | None = None
+
+
+class ChatRequest(Conversation, frozen=True, kw_only=True):
     """POST /v1/chat/completions."""
+
+    NOT_SERVED = Generation.NOT_SERVED | {
+        "modalities": ([], ["text"]),
+        "audio": (),
+        "functions": ([],),
+        "function_call": ("none", "auto"),
+        "web_search_options": (),
+    }
 
     messages: Annotated[list[Message], items(1)]
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
-    parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
-    metadata: dict[str, str] | None = None
-    store: bool | None = None
-    service_tier: str | None = None
     modalities: list[str] | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
     verbosity: str | None = None
+    prediction: JsonObject | None = None
+    audio: JsonObject | None = None
+    functions: list[JsonObject] | None = None
+    function_call: str | JsonObject | None = None
+    web_search_options: JsonObject | None = None
     # beyond OpenAI
     add_generation_prompt: bool | None = None
-    chat_template_kwargs: JsonObject | None = None
-    include_reasoning: bool | None = None
 
 
 class TokenizeRequest(Body, frozen=True, kw_only=True):

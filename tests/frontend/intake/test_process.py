@@ -93,7 +93,9 @@ def test_texts_chats_and_bodies_are_read_by_one_process(host: IntakeHost) -> Non
     assert isinstance(answer, BodyRead) and answer.inputs == [BodyInput(token_ids=encode_ids([5, 6]))]
     assert json.loads(answer.rest)["n"] == 2 and intake_pid() == pid
     answer = host.ask(question, [b'{"prompt": "x", "nope": 1}'])
-    assert isinstance(answer, NotRead) and (answer.param, answer.code) == ("nope", "unknown_field")
+    assert isinstance(answer, BodyRead) and answer.ignored == ["nope"] and b"nope" not in answer.rest
+    answer = host.ask(question, [b'{"prompt": "x", "seed": "many"}'])
+    assert isinstance(answer, NotRead) and (answer.param, answer.code) == ("seed", None)
 
 
 def kill_when_gone(fault: Path) -> None:

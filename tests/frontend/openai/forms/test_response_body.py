@@ -1,0 +1,25 @@
+"""The items of a response's input become the messages of a chat."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tokenloom.frontend.openai.forms.messages import chat_input
+from tokenloom.frontend.openai.forms.response_body import ResponsesRequest, chat_request
+from tokenloom.ipc.errors import RequestError
+
+
+def contents(*items: object) -> list[str]:
+    body = msgspec.convert({"input": items}, ResponsesRequest)
+    return [turn.content for turn in chat_input(chat_request(body)).turns]
+
+
+def test_a_functions_output_may_come_in_parts() -> None:
+    call = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "c1", "output": "two\nparts"}
+    in_parts = output | {"output": [{"type": "input_text", "text": text} for text in ("two", "parts")]}
+    assert contents(call, output) == contents(call, in_parts) == ["", "two\nparts"]
+    image = output | {"output": [{"type": "input_image", "image_url": "data:x"}]}
+    with pytest.raises(RequestError, match=r"^input\[0\].output\[0\] is a part of type 'input_image': only text"):
+        contents(image)

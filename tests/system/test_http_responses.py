@@ -1,0 +1,82 @@
+"""/v1/responses takes what a chat takes, and says the same."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+CHAT, RESPONSE = "/v1/chat/completions", "/v1/responses"
+QUESTION = "What is the capital of Peru?"
+GREEDY = {"temperature": 0, "max_tokens": 12}
+SCHEMA = {"type": "object", "properties": {"a": {"enum": [7]}}, "required": ["a"], "additionalProperties": False}
+FIELDS: dict[str, Any] = {  # name: a value that changes the answer
+    "frequency_penalty": 2,
+    "presence_penalty": 2,
+    "repetition_penalty": 50,
+    "logit_bias": {str(token): -100 for token in range(300, 700)},
+    "stop_token_ids": list(range(300, 500)),
+    "min_tokens": 11,
+    "ignore_eos": True,
+    "structured_outputs": {"choice": ["only"]},
+    "guided_regex": "[ab]{3}",
+    "response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}},
+    "allowed_token_ids": [300, 301],
+    "bad_words": ["Lima", "capital"],
+    "include_stop_str_in_output": True,
+    "skip_special_tokens": False,
+    "truncate_prompt_tokens": 2,
+    "seed": 4,
+}
+NEEDS: dict[str, dict[str, Any]] = {
+    "include_stop_str_in_output": {"stop": " capital"},
+    "skip_special_tokens": {"ignore_eos": True},
+    "seed": {"temperature": 3},
+    "frequency_penalty": {"ignore_eos": True, "max_tokens": 30},
+    "presence_penalty": {"ignore_eos": True, "max_tokens": 30},
+}
+
+
+def said(http: httpx2.Client, path: str, fields: dict[str, Any]) -> str:
+    body = {"messages": [{"role": "user", "content": QUESTION}]} if path == CHAT else {"input": QUESTION}
+    given = dict(fields)
+    if path == RESPONSE:
+        given["max_output_tokens"] = given.pop("max_tokens")
+    answer = http.post(path, json=body | given)
+    assert answer.status_code == 200 and "warning" not in answer.headers, answer.text
+    if path == CHAT:
+        return str(answer.json()["choices"][0]["message"]["content"])
+    return "".join(item["content"][0]["text"] for item in answer.json()["output"])
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_field_does_what_it_does_in_a_chat(http: httpx2.Client, name: str) -> None:
+    fields = GREEDY | NEEDS.get(name, {})
+    changed = fields | {name: FIELDS[name]}
+    assert said(http, RESPONSE, changed) == said(http, CHAT, changed) != said(http, RESPONSE, fields)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("asked", [{"include": ["message.output_text.logprobs"]}, {"top_logprobs": 2}])
+def test_logprobs_stand_in_the_text_that_they_are_of(
+    client: openai.OpenAI, asked: dict[str, Any], stream: bool
+) -> None:
+    made: Any = client.responses.create(model="tokenloom-demo", input=QUESTION, temperature=0, stream=stream, **asked)
+    if stream:
+        events = list(made)
+        deltas = [each for event in events if event.type == "response.output_text.delta" for each in event.logprobs]
+        (done,) = (event for event in events if event.type == "response.output_text.done")
+        assert [each.token for each in done.logprobs][: len(deltas)] == [each.token for each in deltas]
+        made = events[-1].response
+    logprobs = made.output[0].content[0].logprobs
+    assert "".join(each.token for each in logprobs).removesuffix("<|end|>") == made.output_text
+    assert all(len(each.top_logprobs) == asked.get("top_logprobs", 0) for each in logprobs)
+
+
+def test_stream_options_are_taken(http: httpx2.Client) -> None:
+    body = {"input": "Hi", "stream": True, "max_output_tokens": 1, "stream_options": {"include_obfuscation": False}}
+    lines = http.post(RESPONSE, json=body).text.splitlines()
+    assert json.loads(lines[-2].removeprefix("data: "))["type"] == "response.incomplete"
