@@ -28,4 +28,6 @@ def test_arguments_come_as_text_or_objects_and_torn_ones_count_as_none(given: ob
     response = chat_request(msgspec.convert({"input": items}, ResponsesRequest))
     for body in (chat, response):
         (turn,) = chat_input(body).turns
-        assert turn["tool_calls"] == [{"id": "c", "type": "function", "function": {"name": "f", "arguments": expected}}]
+        assert turn.more["tool_calls"] == [
+            {"id": "c", "type": "function", "function": {"name": "f", "arguments": expected}}
+        ]
