@@ -101,7 +101,8 @@ class EngineCore:
             for child in message.children:
                 self._outbox.finish(owner, Finished(key=child.key, reason="error", error=error_info(error)))
             return
-        is_private = len(message.children) > 1 and not self._config.enable_prefix_caching
+        is_alone = message.params.skip_reading_prefix_cache or not self._config.enable_prefix_caching
+        is_private = len(message.children) > 1 and is_alone
         root = random_namespace() if is_private else None
         requests = [self._admission.request_of(owner, message, i, root) for i in range(len(message.children))]
         if added := [request for request in requests if self._note(request)]:

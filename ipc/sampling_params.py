@@ -1,10 +1,12 @@
-"""What a request may ask for: SamplingParams, validated where it is made and again where it arrives.
+"""What a request may ask for: SamplingParams, validated where it is made, where it is used and where it arrives.
 
 Knows the ranges that hold for every model; what depends on the model (vocabulary, length) is the input processor's.
 """
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
@@ -19,13 +21,20 @@ MAX_BAD_WORDS = 256
 MAX_LOGIT_BIASES = 1024
 MAX_LOGITS_PROCESSORS = 8
 MAX_SALT_CHARACTERS = 1024
+MAX_LOGPROB_TOKEN_IDS = 128
+MAX_EXTRA_ARGS_BYTES = 1 << 16  # as JSON
 _LISTS = (list, tuple, set, frozenset)  # what may be given for a list
 
 OutputKind: TypeAlias = Literal["cumulative", "delta", "final_only"]
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class SamplingParams(
+    msgspec.Struct, kw_only=True, omit_defaults=True, repr_omit_defaults=True, forbid_unknown_fields=True
+):
     """How the tokens of one request are chosen and when it ends.
+
+    Fields may be assigned. A request takes a copy (`checked`) when it is submitted: bad values raise there, and later
+    assignments do not reach it.
 
     The token at a position is argmax(logit / T − log E) over the tokens that the filters leave, where E is
     exponential noise from a counter-based generator keyed by `seed`, token id and position: the same seed draws the
@@ -42,7 +51,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
            multiplied), then frequency_penalty × count and presence_penalty (tokens of the output) are subtracted
         8. temperature 0 takes the largest logit; else logits are divided by the temperature
         9. min_p, then top_k, then top_p leave out tokens; each looks at what the one before left
-        10. the draw
+        10. thinking_token_budget: where it is used up, the end-of-thinking token is all that is left
+        11. the draw
     """
 
     n: int = 1  # answers to make, 1 to MAX_CHILDREN; answer i draws with seed + i
@@ -67,17 +77,36 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ignore_eos: bool = False  # go on after the model's end token
     skip_special_tokens: bool = True  # leave special tokens out of the text
     spaces_between_special_tokens: bool = True  # between special tokens that are shown, where the tokenizer puts one
-    logprobs: int | None = None  # ≥ 0: of each token, and of this many likeliest at its place
+    detokenize: bool = True  # make text of the tokens
+    logprobs: int | None = None  # ≥ 0: of each token, and of this many likeliest at its place; -1: of all tokens
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
+    logprob_token_ids: list[int] | None = None  # of each token, and of these instead of the likeliest
+    thinking_token_budget: int | None = None  # ≥ 0: tokens in a thought until its end is forced; -1: no limit
     truncate_prompt_tokens: int | None = None  # ≥ 1: the prompt's last so many; -1: leave room for max_tokens
     output_kind: OutputKind = "cumulative"  # of a stream's outputs: all so far, what is new, or one at the end
     priority: int = 0  # lower runs first, with --scheduling-policy priority
     timeout_s: float | None = None  # > 0: end with finish_reason timeout this long after arrival
     queue_timeout_s: float | None = None  # > 0: the same for a request that has not begun to run
     cache_salt: str | None = None  # prefixes are shared only among requests of the same salt
+    skip_reading_prefix_cache: bool | None = None  # compute the prompt even where the prefix cache has it
+    extra_args: dict[str, object] | None = None  # JSON, for those logits_processors that take it
     structured_outputs: StructuredOutputsParams | None = None  # what the text must conform to; or a dict of its fields
+    guided_decoding: StructuredOutputsParams | None = None  # former name of structured_outputs, into which it goes
+    # Names that vLLM's users write; only values that ask for nothing are taken (_HARMLESS).
+    use_beam_search: bool = False
+    length_penalty: float = 1.0
+    early_stopping: bool = False
+    flat_logprobs: bool = False
+    repetition_detection: None = None
+    routed_experts_prompt_start: int = 0
+    skip_clone: bool = False
+    watermarking: bool | None = None
+    _real_n: int | None = None
 
     def __post_init__(self) -> None:
+        for name, (harmless, mend) in _HARMLESS.items():
+            if getattr(self, name) not in harmless:
+                raise RequestError(f"{name} is {getattr(self, name)!r:.80}, which is not offered: {mend}")
         for name, limits in RANGES.items():
             if getattr(self, name) is not None or name not in _OPTIONAL:
                 limits.check(name, getattr(self, name))
@@ -97,9 +126,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise RequestError(f"cache_salt must be a string of 1 to {MAX_SALT_CHARACTERS} characters")
         self._check_strings()
         self._check_token_ids()
+        if self.thinking_token_budget == -1:
+            self.thinking_token_budget = None
+        if self.extra_args is not None:
+            self.extra_args = _json_copy("extra_args", self.extra_args)
+        if self.guided_decoding is not None:
+            if self.structured_outputs is not None:
+                raise RequestError("guided_decoding is the former name of structured_outputs: give the latter alone")
+            self.structured_outputs, self.guided_decoding = self.guided_decoding, None
         if self.structured_outputs is not None:
-            structured = StructuredOutputsParams.of(self.structured_outputs)
-            msgspec.structs.force_setattr(self, "structured_outputs", structured)
+            self.structured_outputs = StructuredOutputsParams.of(self.structured_outputs)
 
     def _check_strings(self) -> None:
         for name, strings, most in (
@@ -116,6 +152,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                     raise RequestError(f"{name} holds {string!r}: each must be a string of at least 1 character")
                 if name != "stop" and not string.strip():
                     raise RequestError(f"{name} holds {string!r}: each must be a string that is not blank")
+        if self.stop and not self.detokenize:
+            raise RequestError("stop needs the text, which detokenize=False leaves out: use stop_token_ids")
 
     def _check_token_ids(self) -> None:
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
@@ -126,6 +164,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             ("stop_token_ids", self.stop_token_ids or (), MAX_STOP_TOKEN_IDS),
             ("allowed_token_ids", self.allowed_token_ids or (), _MAX_INT),
             ("logit_bias", tuple(self.logit_bias or ()), MAX_LOGIT_BIASES),
+            ("logprob_token_ids", self.logprob_token_ids or (), MAX_LOGPROB_TOKEN_IDS),
         ):
             if not isinstance(token_ids, _LISTS):
                 raise RequestError(f"{name} must be a list of token ids, got {token_ids!r:.80}")
@@ -135,6 +174,37 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 _TOKEN_ID.check(name, token_id)
         for token_id, bias in (self.logit_bias or {}).items():
             _BIAS.check(f"logit_bias[{token_id}]", bias)
+        num_ids = len(self.logprob_token_ids or ())
+        if num_ids and self.logprobs not in (None, num_ids):
+            raise RequestError(
+                f"logprobs is {self.logprobs} and logprob_token_ids has {num_ids} tokens, which come instead of the "
+                "likeliest: leave one out"
+            )
+
+    @classmethod
+    def from_optional(cls, **given: Any) -> SamplingParams:
+        """Parameters from fields of which None stands for the default, but for max_tokens; a logit_bias may have its
+        token ids as text, as in JSON."""
+        given = {name: value for name, value in given.items() if value is not None or name == "max_tokens"}
+        if isinstance(bias := given.get("logit_bias"), Mapping):
+            if bad := [key for key in bias if not isinstance(key, int) and not str(key).strip().isdecimal()]:
+                raise RequestError(f"logit_bias has the keys {bad!r:.80}: keys are token ids")
+            given["logit_bias"] = {int(key): value for key, value in bias.items()}
+        return cls(**given)
+
+    def clone(self) -> SamplingParams:
+        """A copy that shares nothing with this one."""
+        return copy.deepcopy(self)
+
+    def checked(self) -> SamplingParams:
+        """A validated copy that later changes of this one do not reach."""
+        held = {name: getattr(self, name) for name in _CONTAINERS}
+        return self.replace(**{name: copy.copy(value) for name, value in held.items() if value})
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Of how many tokens beside each token itself logprobs are wanted; None: of none, not even of that."""
+        return len(self.logprob_token_ids) if self.logprob_token_ids else self.logprobs
 
     @property
     def stop_strings(self) -> list[str]:
@@ -189,7 +259,42 @@ RANGES = {
     "max_tokens": Range(int, 1, _MAX_INT),
     "min_tokens": Range(int, 0, _MAX_INT),
     "priority": Range(int, -_MAX_INT - 1, _MAX_INT),
-    "logprobs": Range(int, 0, _MAX_INT),
-    "prompt_logprobs": Range(int, 0, _MAX_INT),
+    "logprobs": Range(int, -1, _MAX_INT),
+    "prompt_logprobs": Range(int, -1, _MAX_INT),
+    "thinking_token_budget": Range(int, -1, _MAX_INT),
 }
-_OPTIONAL = {"seed", "max_tokens", "logprobs", "prompt_logprobs", "timeout_s", "queue_timeout_s"}  # None is a value
+_OPTIONAL = {  # None is a value
+    *("seed", "max_tokens", "logprobs", "prompt_logprobs", "timeout_s", "queue_timeout_s", "thinking_token_budget"),
+}
+_CONTAINERS = (
+    *("logit_bias", "allowed_token_ids", "bad_words", "logits_processors", "stop", "stop_token_ids"),
+    "logprob_token_ids",
+)
+_BEAMS = "it belongs to beam search, which is LLM.beam_search"
+_HARMLESS: dict[str, tuple[tuple[object, ...], str]] = {  # values that ask for nothing, and the mend for others
+    "thinking_token_budget": ((None, -1), "leave it out"),
+    "use_beam_search": ((False,), _BEAMS),
+    "length_penalty": ((1.0,), _BEAMS),
+    "early_stopping": ((False,), _BEAMS),
+    "flat_logprobs": ((False,), "logprobs come as one dict for each token"),
+    "repetition_detection": ((None,), "use stop, max_tokens or a penalty"),
+    "routed_experts_prompt_start": ((0,), "routing of experts is not told"),
+    "skip_clone": ((False, True), "give True or False"),
+    "watermarking": ((None, False), "no watermark is set"),
+    "_real_n": ((None,), "give n"),
+}
+
+
+def _json_copy(name: str, value: object) -> dict[str, object]:
+    """`value`, a JSON object of limited size, without what it shares with the caller's."""
+    try:
+        text = msgspec.json.encode(value)
+        copied = msgspec.json.decode(text)
+        msgspec.msgpack.encode(copied)  # whose integers have 64 bits
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise RequestError(f"{name} must hold JSON values: {error}") from None
+    if not isinstance(copied, dict) or copied != value:
+        raise RequestError(f"{name} must be a dict of JSON values, got {value!r:.80}")
+    if len(text) > MAX_EXTRA_ARGS_BYTES:
+        raise RequestError(f"{name} has {len(text)} bytes as JSON, at most {MAX_EXTRA_ARGS_BYTES} are allowed")
+    return copied

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from ..ipc.errors import ProtocolError
 from ..ipc.messages.workers import NewRow
 from .sampling.logits_rules import LogitsRules
-from .sampling.row_rules import LogitsProcessor
+from .sampling.row_rules import LogitsProcessor, ids_in
 from .sampling.sampling_columns import SamplingColumns
 from .step_layout import RowWishes, StepLayout
 
@@ -102,7 +102,9 @@ class InputBatch:
         self._wishes: RowWishes | None = None
         self._sampling = SamplingColumns.greedy(max_num_seqs)
         self._rules = LogitsRules(vocab_size, processors)
+        self._vocab_size = vocab_size
         self._num_logprobs: I32 = np.full(max_num_seqs, -1, np.int32)
+        self._logprob_ids: dict[int, I64] = {}  # by row: of these tokens instead
         self._prompt_logprobs: dict[int, tuple[int, int]] = {}  # row: how many likeliest, the first token
 
     @property
@@ -119,7 +121,9 @@ class InputBatch:
         if self._wishes is None or self._wishes.rows is not rows:
             num_logprobs = self._num_logprobs[rows]
             asking = np.flatnonzero(num_logprobs >= 0)
-            self._wishes = RowWishes(rows, self._sampling.take(rows), self._rules.of(rows), num_logprobs, asking)
+            wanted = zip(rows[asking].tolist(), num_logprobs[asking].tolist(), strict=True)
+            others = [self._logprob_ids.get(row, count) for row, count in wanted]
+            self._wishes = RowWishes(rows, self._sampling.take(rows), self._rules.of(rows), asking, others)
         return self._wishes
 
     def has_pooled(self, rows: I32) -> bool:
@@ -184,6 +188,9 @@ class InputBatch:
         self._num_blocks_of_row[row] = self._num_slots[row] = 0
         self._sampling.put(row, new_row.sampling)
         self._num_logprobs[row] = new_row.sampling.num_logprobs
+        self._logprob_ids.pop(row, None)
+        if new_row.sampling.logprob_token_ids:
+            self._logprob_ids[row] = ids_in(new_row.sampling.logprob_token_ids, self._vocab_size)
         if new_row.sampling.num_prompt_logprobs >= 0:
             self._prompt_logprobs[row] = new_row.sampling.num_prompt_logprobs, new_row.sampling.prompt_logprobs_start
 

@@ -274,7 +274,7 @@ class ModelRunner:
             return token_ids, barred, None
         if len(asking) < len(rows):
             original = original[torch.from_numpy(asking).to(logits.device)]
-        scored = score_tokens(original, token_ids[asking], wishes.num_logprobs[asking].tolist())
+        scored = score_tokens(original, token_ids[asking], wishes.others)
         return token_ids, barred, scored.to_columns(rows[asking].tolist(), inputs.sampled_positions[asking].tolist())
 
     def _copy(self, logits: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from .sampling.logprobs import Others
 from .sampling.row_rules import RowRules
 from .sampling.sampling_columns import SamplingColumns
 
@@ -66,5 +67,5 @@ class RowWishes:
     rows: I32  # [s]
     sampling: SamplingColumns
     rules: dict[int, RowRules]  # by place; rows whose logits stay as they are are left out
-    num_logprobs: I32  # [s] how many of the likeliest tokens beside the sampled one; -1: no logprobs
-    asking: I64  # places of those that want logprobs
+    asking: I64  # [a] places of those that want logprobs
+    others: list[Others]  # [a] whose logprobs they want beside that of the sampled token

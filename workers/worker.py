@@ -350,8 +350,7 @@ class Worker:
             config.max_num_seqs, self._spec.max_num_batched_tokens, self._spec.max_model_len, config.block_size
         )
         null_block = allocate_kv_cache(self._kv_shape(1), self._kv_dtype, self._device)
-        max_logprobs = min(config.max_logprobs, self._spec.model.vocab_size)
-        measured = activation_bytes(self._model, steps, null_block, self._sampler, max_logprobs)
+        measured = activation_bytes(self._model, steps, null_block, self._sampler, self._spec.max_logprobs)
         model, max_blocks_per_row = self._spec.model, self._spec.max_blocks_per_row
         measured += config.max_num_seqs * max_blocks_per_row * 4  # block tables of rows that the device remembers
         if not self._has_graphs:

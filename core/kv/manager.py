@@ -37,8 +37,10 @@ class KVCacheManager:
     def get_computed_blocks(self, request: Request) -> list[int]:
         """The longest chain of indexed blocks that begins the request's tokens, short of its last token: at least one
         token must be computed to sample the next, and each before a prompt token whose logprobs are wanted. A mean
-        over all hidden states needs all of them."""
+        over all hidden states needs all of them; and a request may want to read none but its siblings'."""
         if request.pooling is not None and request.pooling.method == "mean":
+            return []
+        if request.params.skip_reading_prefix_cache and request.private_root is None:
             return []
         num_usable = min(request.num_tokens, request.num_prompt_logprobs) - 1
         blocks = []

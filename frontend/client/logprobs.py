@@ -11,31 +11,32 @@ from ...ipc.messages.client import Logprobs
 
 
 class Logprob(msgspec.Struct, frozen=True):
-    """`rank` 1 is the likeliest token at this place; `decoded_token` is None without a tokenizer."""
+    """`rank` 1 is the likeliest token at this place, None if it is not known; `decoded_token` is None where no text is
+    made."""
 
     logprob: float
-    rank: int
+    rank: int | None
     decoded_token: str | None = None
 
 
-TokenLogprobs = dict[int, Logprob]  # the token itself first, then the likeliest by falling logprob
+TokenLogprobs = dict[int, Logprob]  # the token itself first, then the likeliest by falling logprob, or those named
 
 
 def rows_of(packed: Logprobs) -> list[list[tuple[int, float]]]:
-    """Per token: (id, logprob) of itself and then of the likeliest."""
+    """Per token: (id, logprob) of itself and then of the others."""
     width, values = packed.num_top + 1, array("f")
     values.frombytes(packed.logprobs)
     cells = list(zip(decode_ids(packed.token_ids), values, strict=True))
     return [cells[start : start + width] for start in range(0, len(cells), width)]
 
 
-def unpack_logprobs(packed: Logprobs) -> list[TokenLogprobs]:
-    """One dict per token."""
+def unpack_logprobs(packed: Logprobs, *, are_likeliest: bool = True) -> list[TokenLogprobs]:
+    """One dict per token. `are_likeliest`: the others are the likeliest at their places, not tokens that were named."""
     texts, tokens = packed.texts, []
-    for own_rank, ((own, logprob), *likeliest) in zip(decode_ids(packed.ranks), rows_of(packed), strict=True):
+    for own_rank, ((own, logprob), *others) in zip(decode_ids(packed.ranks), rows_of(packed), strict=True):
         token = {own: Logprob(logprob, own_rank, texts.get(own))}
-        for rank, (token_id, logprob) in enumerate(likeliest, 1):
+        for rank, (token_id, logprob) in enumerate(others, 1):
             if token_id != own:
-                token[token_id] = Logprob(logprob, rank, texts.get(token_id))
+                token[token_id] = Logprob(logprob, rank if are_likeliest else None, texts.get(token_id))
         tokens.append(token)
     return tokens

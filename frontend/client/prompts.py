@@ -61,11 +61,12 @@ def list_params(params: SamplingParams | Sequence[SamplingParams] | None, num_pr
 
 
 def check_params(params: SamplingParams | None) -> SamplingParams:
-    """`params`, or the defaults for None."""
+    """A copy of `params` with valid values, or the defaults for None."""
     if params is None:
         return SamplingParams()
     if not isinstance(params, SamplingParams):
         raise RequestError(f"sampling_params is {_type_name(params)}: it must be tokenloom.SamplingParams")
+    params = params.checked()
     for string in (*params.stop_strings, params.cache_salt or ""):
         _check_encodable("stop or cache_salt", string)
     return params

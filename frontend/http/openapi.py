@@ -50,7 +50,7 @@ def document(endpoints: Iterable[Endpoint], spec: EngineSpec) -> JsonObject:
             if (harmless := not_served.get(title, {}).get(name)) is not None:
                 field["enum"] = [None, *harmless]
             else:
-                _limit(name, field, spec.config.max_logprobs)
+                _limit(name, field, spec)
     _limit_ids(components, spec.model.vocab_size - 1)
     schema_by_body = dict(zip(bodies, schemas, strict=True))
     paths: dict[str, JsonObject] = {}
@@ -76,17 +76,18 @@ def document(endpoints: Iterable[Endpoint], spec: EngineSpec) -> JsonObject:
     return made
 
 
-def _limit(name: str, field: JsonObject, max_logprobs: int) -> None:
+def _limit(name: str, field: JsonObject, spec: EngineSpec) -> None:
     """Set the limits of a number that becomes a parameter."""
     limits = RANGES.get(_PARAMETERS.get(name, name))
     if limits is None:
         return
-    most = max_logprobs if name.endswith("logprobs") else limits.high
+    if name.endswith("logprobs"):  # -1 is all tokens
+        limits = limits._replace(low=0 if spec.max_logprobs < spec.model.vocab_size else -1, high=spec.max_logprobs)
     forms = field.get("anyOf", [field])
     assert isinstance(forms, list)
     for form in forms:
         if form.get("type") in ("integer", "number"):
-            form |= {"exclusiveMinimum" if limits.excludes_low else "minimum": limits.low, "maximum": most}
+            form |= {"exclusiveMinimum" if limits.excludes_low else "minimum": limits.low, "maximum": limits.high}
 
 
 def _limit_ids(schema: object, highest: int) -> None:

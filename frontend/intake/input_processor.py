@@ -27,6 +27,8 @@ from ..text.tokenizer import Tokenizer
 
 MAX_DETOKENIZED = 1 << 20  # tokens at once
 MAX_STOP_CHARACTERS = 4096  # of all stop strings of a request together
+MAX_STEP_LOGPROBS = 6 << 20  # of a prompt's tokens in one step: with 8 bytes each they go in a message of 64 MiB
+MAX_LOGPROBS = 32 << 20  # of an answer, or of a prompt: they may wait for their reader together
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -58,7 +60,7 @@ class InputProcessor:
         eos_token_id = None if tokenizer is None else tokenizer.eos_token_id
         fallback = () if eos_token_id is None else (eos_token_id,)
         self.eos_token_ids = frozenset(spec.model.eos_token_ids or fallback)
-        self._max_logprobs = spec.config.max_logprobs
+        self._max_logprobs, self._max_step_tokens = spec.max_logprobs, spec.max_num_batched_tokens
         self._processor_paths = [path.strip() for path in (spec.config.allowed_logits_processors or "").split(",")]
         self._seeds = random.Random(spec.config.seed)
 
@@ -154,6 +156,7 @@ class InputProcessor:
         if not math.isfinite(submit.arrival_time) or submit.arrival_time < 0:
             raise RequestError(f"arrival_time must be unix seconds or 0, got {submit.arrival_time}")
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        params = self._with_logprobs(params, num_prompt_tokens, max_tokens)
         eos_token_ids = frozenset() if params.ignore_eos else self.eos_token_ids
         core = EngineCoreRequest(
             children=[],
@@ -194,11 +197,12 @@ class InputProcessor:
         return Prompt(prompt.token_ids[-4 * num_kept :], prompt.text)
 
     def _check_tokens(self, params: SamplingParams) -> None:
-        """That parameters name tokens of this model, and no more logprobs than the operator allows."""
+        """That parameters name tokens of this model."""
         named = (
             ("logit_bias has {},", params.logit_bias),
             ("allowed_token_ids has {},", params.allowed_token_ids),
             ("stop_token_ids has {}, which never comes:", params.stop_token_ids),
+            ("logprob_token_ids has {},", params.logprob_token_ids),
         )
         for what, token_ids in named:
             for token_id in token_ids or ():
@@ -210,11 +214,32 @@ class InputProcessor:
                 f"allowed_token_ids has only tokens that end the answer and min_tokens is {params.min_tokens}: "
                 "allow others too, or lower min_tokens to 0"
             )
-        for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
-            if count is not None and count > self._max_logprobs:
+
+    def _with_logprobs(self, params: SamplingParams, num_prompt_tokens: int, max_tokens: int) -> SamplingParams:
+        """`params` with numbers for -1, if they are no more than the operator and messages allow."""
+        step_tokens = min(num_prompt_tokens, self._max_step_tokens)
+        for name, num_tokens, num_at_once, mend in (
+            ("logprobs", max_tokens, 1, "lower max_tokens"),
+            ("prompt_logprobs", num_prompt_tokens, step_tokens, "shorten the prompt"),
+        ):
+            asked = getattr(params, name)
+            if asked is None:
+                continue
+            count = self._vocab_size if asked == -1 else asked
+            if count > self._max_logprobs:
+                every = f", which is all {count} tokens" * (asked == -1)
                 raise RequestError(
-                    f"{name} is {count}, this engine gives [0, {self._max_logprobs}]: lower it or raise --max-logprobs"
+                    f"{name} is {asked}{every}, this engine gives [0, {self._max_logprobs}]: lower it or raise "
+                    "--max-logprobs (-1 allows all)"
                 )
+            if (count + 1) * num_tokens > MAX_LOGPROBS or (count + 1) * num_at_once > MAX_STEP_LOGPROBS:
+                raise RequestError(
+                    f"{name} is {asked}, which makes {(count + 1) * num_tokens} numbers for {num_tokens} tokens; at "
+                    f"most {MAX_LOGPROBS} fit, {MAX_STEP_LOGPROBS} of them in one step: lower it or {mend}"
+                )
+            if asked == -1:
+                params = params.replace(**{name: count})
+        return params
 
     def _bad_words(self, params: SamplingParams) -> list[bytes]:
         """The tokens of each bad word, as it stands at the beginning of a text and after a space."""

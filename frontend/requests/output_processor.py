@@ -256,7 +256,7 @@ class OutputProcessor:
         self, request: RequestState, processed: ProcessedRequest, child: Child, prompt_token_ids: Sequence[int]
     ) -> Answer:
         params, detokenizer = processed.core.params, None
-        if self._detokenizers is not None:
+        if self._detokenizers is not None and params.detokenize:
             detokenizer = self._detokenizers.new(
                 prompt_token_ids, params.skip_special_tokens, params.spaces_between_special_tokens
             )
@@ -268,12 +268,12 @@ class OutputProcessor:
             child.seed,
             _min_tokens=params.min_tokens,
             _counts_stop_text=params.include_stop_str_in_output,
-            _has_logprobs=params.logprobs is not None or params.prompt_logprobs is not None,
+            _has_logprobs=params.num_logprobs is not None or params.prompt_logprobs is not None,
             _stop_token_ids=frozenset(processed.core.stop_token_ids),
             _eos_token_ids=self._eos_token_ids,
             _detokenizer=detokenizer,
             _stop_checker=StopChecker(stops, params.include_stop_str_in_output) if stops else None,
-            _texts=self._texts,
+            _texts=self._texts if params.detokenize else None,
         )
 
     def remove(self, request: RequestState) -> list[int]:

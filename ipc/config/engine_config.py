@@ -61,7 +61,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_waiting_tokens: Annotated[
         int, _help("prompt tokens that may wait, counted for each answer, a quarter of them of one request")
     ] = 1 << 26
-    max_logprobs: Annotated[int, _help("most likeliest tokens that a request may ask logprobs of")] = 20
+    max_logprobs: Annotated[int, _help("most tokens that a request may ask logprobs of; -1: all")] = 20
     allowed_logits_processors: Annotated[
         str | None, _help("import paths module:function that requests may name, separated by commas; none: no others")
     ] = None
@@ -197,7 +197,7 @@ _INT_RANGES = (
     ("max_waiting_requests", 1, 1 << 30),
     ("max_waiting_tokens", 1, 1 << 40),
     ("num_threads", 1, 4096),
-    ("max_logprobs", 0, 1 << 20),
+    ("max_logprobs", -1, 1 << 20),
     ("seed", -(2**63), 2**63 - 1),
 )
 

@@ -52,6 +52,12 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self.config.max_num_batched_tokens or max(default, self.config.max_num_seqs)
 
     @property
+    def max_logprobs(self) -> int:
+        """Most tokens that a request may ask logprobs of beside each token."""
+        limit, vocab_size = self.config.max_logprobs, self.model.vocab_size
+        return vocab_size if limit == -1 else min(limit, vocab_size)
+
+    @property
     def max_request_tokens(self) -> int:
         """Prompt tokens of one request, counted for each answer: a quarter of the queue, or one longest prompt."""
         return max(self.config.max_waiting_tokens // 4, min(self.max_model_len, self.config.max_waiting_tokens))

@@ -30,7 +30,9 @@ class RowSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     min_tokens: int = 0  # output tokens before one of stop_token_ids may be drawn
     stop_token_ids: bytes = b""  # int32
     logits_processors: list[int] = []  # their places in --allowed-logits-processors
+    extra_args: dict[str, object] = {}  # of the request, for those of them that take it
     num_logprobs: int = -1  # likeliest tokens beside each sampled one; -1: no logprobs
+    logprob_token_ids: bytes = b""  # int32: beside each sampled token these instead; as many as num_logprobs
     num_prompt_logprobs: int = -1  # the same for the prompt's tokens
     prompt_logprobs_start: int = 1  # the first prompt token whose logprobs are wanted
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 
 from tokenloom.ipc.errors import RequestError
@@ -51,8 +52,25 @@ BAD = [
     ({"bad_words": [" "]}, "not blank"),
     ({"bad_words": ["a"] * 257}, "at most 256"),
     ({"logits_processors": ["a:b"] * 9}, "at most 8"),
-    ({"logprobs": -1}, "logprobs"),
-    ({"prompt_logprobs": -1}, "prompt_logprobs"),
+    ({"logprobs": -2}, r"logprobs must be in \[-1"),
+    ({"prompt_logprobs": -2}, r"prompt_logprobs must be in \[-1"),
+    ({"logprob_token_ids": [-1]}, "logprob_token_ids"),
+    ({"logprob_token_ids": list(range(129))}, "at most 128"),
+    ({"logprob_token_ids": [3, 4], "logprobs": 3}, "leave one out"),
+    ({"thinking_token_budget": -2}, "thinking_token_budget"),
+    ({"detokenize": False, "stop": ["x"]}, "use stop_token_ids"),
+    ({"extra_args": [1]}, "dict of JSON values"),
+    ({"extra_args": {"a": {1, 2}}}, "dict of JSON values"),
+    ({"extra_args": {"a": math.nan}}, "dict of JSON values"),
+    ({"extra_args": {"a": object()}}, "JSON values"),
+    ({"extra_args": {"a": 2**64}}, "JSON values"),
+    ({"extra_args": {"a": "x" * 65536}}, "at most 65536"),
+    ({"use_beam_search": True}, "LLM.beam_search"),
+    ({"length_penalty": 0.5}, "LLM.beam_search"),
+    ({"flat_logprobs": True}, "one dict for each token"),
+    ({"repetition_detection": {"max_pattern_size": 3}}, "repetition_detection"),
+    ({"_real_n": 2}, "give n"),
+    ({"guided_decoding": {"regex": "a"}, "structured_outputs": {"regex": "a"}}, "former name"),
     ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
     ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
     ({"output_kind": "some"}, "cumulative, delta or final_only"),
@@ -63,6 +81,111 @@ BAD = [
 def test_values_out_of_range_are_refused_with_the_range(fields: dict[str, object], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         SamplingParams(**fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("fields", "message"), BAD)
+def test_values_that_are_assigned_are_refused_in_the_same_words_where_they_are_used(
+    fields: dict[str, object], message: str
+) -> None:
+    params = SamplingParams()
+    for name, value in fields.items():
+        setattr(params, name, value)
+    with pytest.raises(RequestError, match=message):
+        params.checked()
+
+
+# Those of vLLM's parameters that its releases have, with a value that a program may write.
+NAMES_OF_VLLM: dict[str, object] = {
+    "n": 2,
+    "best_of": 2,
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.5,
+    "repetition_penalty": 1.1,
+    "temperature": 0.7,
+    "top_p": 0.9,
+    "top_k": 40,
+    "min_p": 0.1,
+    "seed": 7,
+    "stop": ["x"],
+    "stop_token_ids": [5],
+    "ignore_eos": True,
+    "max_tokens": 9,
+    "min_tokens": 1,
+    "logprobs": 2,
+    "prompt_logprobs": 2,
+    "skip_special_tokens": False,
+    "spaces_between_special_tokens": False,
+    "include_stop_str_in_output": True,
+    "logits_processors": ["a:b"],
+    "truncate_prompt_tokens": 9,
+    "output_kind": "delta",
+    "structured_outputs": {"regex": "a"},
+    "logit_bias": {3: 1.0},
+    "allowed_token_ids": [3],
+    "bad_words": ["x"],
+    "detokenize": False,
+    "guided_decoding": {"regex": "a"},
+    "extra_args": {"a": [1]},
+    "flat_logprobs": False,
+    "skip_clone": True,
+    "use_beam_search": False,
+    "length_penalty": 1.0,
+    "early_stopping": False,
+    "thinking_token_budget": -1,
+    "logprob_token_ids": [3],
+    "repetition_detection": None,
+    "skip_reading_prefix_cache": True,
+    "routed_experts_prompt_start": 0,
+    "_real_n": None,
+}
+
+
+def test_all_parameters_of_vllm_are_taken() -> None:
+    together = {"best_of": ("n",)}
+    taken = [
+        name
+        for name, value in NAMES_OF_VLLM.items()
+        if SamplingParams(**{other: NAMES_OF_VLLM[other] for other in together.get(name, ())}, **{name: value})  # type: ignore[arg-type]
+    ]
+    assert len(taken) == len(NAMES_OF_VLLM) == 41
+
+
+def test_a_checked_copy_is_not_reached_by_later_changes() -> None:
+    params = SamplingParams(stop=["a"], stop_token_ids=[1], logit_bias={1: 1.0}, extra_args={"a": [1]})
+    copies = [params.checked(), params.clone()]
+    expected = params.clone()
+    assert params.extra_args is not None and isinstance(params.stop, list)
+    params.max_tokens, params.temperature = 5, 0.0
+    params.stop.append("b")
+    params.stop_token_ids, params.logit_bias[2] = [2], 2.0  # type: ignore[index]
+    params.extra_args["a"].append(2)  # type: ignore[attr-defined]
+    assert copies == [expected, expected]
+    assert params.checked() == params != expected
+
+
+def test_a_misspelt_name_cannot_be_assigned() -> None:
+    with pytest.raises(AttributeError, match="max_token"):
+        SamplingParams().max_token = 5  # type: ignore[attr-defined]
+
+
+def test_none_stands_for_the_default_in_from_optional() -> None:
+    given = dict.fromkeys(("n", "temperature", "top_p", "min_tokens", "detokenize", "stop", "output_kind"))
+    assert SamplingParams.from_optional(**given) == SamplingParams()
+    assert SamplingParams.from_optional(max_tokens=None).max_tokens is None
+    assert SamplingParams.from_optional(logit_bias={"7": 1.0, 8: 2.0}).logit_bias == {7: 1.0, 8: 2.0}
+    with pytest.raises(RequestError, match=r"\['x', 'y'\]"):
+        SamplingParams.from_optional(logit_bias={"x": 1.0, "5": 1.0, "y": 1.0})
+
+
+def test_the_former_name_of_structured_outputs_is_the_same() -> None:
+    assert SamplingParams(guided_decoding={"regex": "a"}) == SamplingParams(structured_outputs={"regex": "a"})  # type: ignore[arg-type]
+
+
+def test_parameters_come_over_the_wire_as_they_were() -> None:
+    params = SamplingParams(thinking_token_budget=-1, extra_args={"a": [1, None, "b", {"c": 0.5}]}, skip_clone=True)
+    frame = msgspec.msgpack.encode(params)
+    assert msgspec.msgpack.decode(frame, type=SamplingParams) == params
+    assert params.thinking_token_budget is None
 
 
 @pytest.mark.parametrize("dimensions", [0, 1 << 21, 1.5, "many"])

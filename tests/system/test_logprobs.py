@@ -9,11 +9,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tokenloom import LLM, RequestOutput, SamplingParams
+from tokenloom import LLM, CompletionOutput, RequestError, RequestOutput, SamplingParams
 from tokenloom.frontend.client.logprobs import Logprob, TokenLogprobs
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.system.logprob_oracle import LogprobOracle, check_token
-from tokenloom.tests.system.sampling_engine import SCHEDULES, make_prompts, open_llm, sampling_checkpoint
+from tokenloom.tests.system.sampling_engine import SCHEDULES, VOCAB_SIZE, make_prompts, open_llm, sampling_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +45,81 @@ def test_logprobs_of_prompts_and_answers_are_those_of_transformers(
         assert sum(output.metrics.num_preemptions for output in outputs) > 0
     for output, wanted in zip(outputs, params, strict=True):
         check_output(oracle, output, wanted.logprobs or 0, wanted.prompt_logprobs or 0)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "options"),
+    [
+        ("plain", {}),
+        ("chunked", SCHEDULES["chunked"]),
+        pytest.param("two ranks", {"in_process": False, "tensor_parallel_size": 2}, marks=pytest.mark.slow),
+    ],
+)
+def test_logprobs_of_all_tokens_and_of_named_ones_are_those_of_transformers(
+    schedule: str, options: dict[str, object], folder: Path, oracle: LogprobOracle
+) -> None:
+    prompts = make_prompts(6, 4)
+    every = SamplingParams(temperature=2, seed=3, max_tokens=6, ignore_eos=True, logprobs=-1, prompt_logprobs=-1)
+    some = SamplingParams(temperature=2, seed=3, max_tokens=6, ignore_eos=True, logprob_token_ids=[299, 0, 17, 299, 41])
+    with open_llm(folder, max_logprobs=-1, **options) as llm:
+        outputs = llm.generate(prompts * 2, [every] * 6 + [some] * 6, use_tqdm=False)
+    for whole, named in zip(outputs[:6], outputs[6:], strict=True):
+        check_output(oracle, whole, VOCAB_SIZE, VOCAB_SIZE)
+        answer = named.outputs[0]
+        assert answer.token_ids == whole.outputs[0].token_ids
+        check_named(oracle, named.prompt_token_ids, answer, [299, 0, 17, 41])
+
+
+def check_named(oracle: LogprobOracle, prompt: list[int], answer: CompletionOutput, named: list[int]) -> None:
+    expected = oracle.logprobs([*prompt, *answer.token_ids])
+    assert answer.logprobs is not None
+    for i, (token_id, found) in enumerate(zip(answer.token_ids, answer.logprobs, strict=True)):
+        row = expected[len(prompt) + i - 1]
+        assert list(found) == [token_id, *(each for each in named if each != token_id)]
+        check_token(row, token_id, {token_id: found[token_id]}, 0)
+        for each in named:
+            assert found[each].logprob == pytest.approx(float(row[each]), abs=1e-4)
+            assert each == token_id or found[each].rank is None
+
+
+def test_more_logprobs_than_are_allowed_or_than_fit_a_message_are_refused_with_the_mend(
+    folder: Path, tmp_path: Path
+) -> None:
+    wide = tiny_checkpoint(tmp_path / "m", "llama", vocab_size=151_936)
+    with open_llm(folder) as llm, pytest.raises(RequestError, match=r"all 300 tokens.* --max-logprobs"):
+        llm.generate(["x"], SamplingParams(logprobs=-1), use_tqdm=False)
+    with open_llm(wide, max_logprobs=-1) as llm:
+        with pytest.raises(RequestError, match="lower max_tokens"):
+            llm.generate([[5]], SamplingParams(logprobs=-1, max_tokens=300), use_tqdm=False)
+        with pytest.raises(RequestError, match="shorten the prompt"):
+            llm.generate([[5] * 60], SamplingParams(prompt_logprobs=-1), use_tqdm=False)
+        (output,) = llm.generate([[5] * 40], SamplingParams(prompt_logprobs=-1, logprobs=-1, max_tokens=2))
+    assert [len(each) for each in output.outputs[0].logprobs or ()] == [151_936] * 2
+    assert [len(each) for each in (output.prompt_logprobs or ())[1:] if each] == [151_936] * 39
+
+
+def test_an_answer_without_text_has_the_same_tokens(folder: Path) -> None:
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, detokenize=False, logprobs=2)
+    with open_llm(folder) as llm:
+        (bare,) = llm.generate([[65, 66, 67]], params, use_tqdm=False)
+        params.detokenize = True
+        (full,) = llm.generate([[65, 66, 67]], params, use_tqdm=False)
+    assert bare.outputs[0].text == "" != full.outputs[0].text
+    assert bare.outputs[0].token_ids == full.outputs[0].token_ids
+    texts = {each.decoded_token for token in bare.outputs[0].logprobs or () for each in token.values()}
+    assert texts == {None}
+
+
+def test_a_request_that_reads_no_prefix_cache_computes_what_others_find_there(folder: Path) -> None:
+    prompt, params = [7] * 40, SamplingParams(temperature=1, seed=3, max_tokens=4, ignore_eos=True)
+    with open_llm(folder) as llm:
+        (first,) = llm.generate([prompt], params, use_tqdm=False)
+        found = []
+        for params.skip_reading_prefix_cache in (False, True, None):
+            (output,) = llm.generate([prompt], params, use_tqdm=False)
+            found.append(output.num_cached_tokens)
+            assert output.outputs[0].token_ids == first.outputs[0].token_ids
+    assert found == [32, 0, 32]
 
 
 def check_output(oracle: LogprobOracle, output: RequestOutput, num_top: int, num_prompt_top: int) -> None:

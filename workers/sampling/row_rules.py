@@ -6,8 +6,10 @@ rules; follows the output token by token.
 
 from __future__ import annotations
 
+import inspect
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -21,8 +23,9 @@ from .token_counts import TokenCounts
 I64 = npt.NDArray[np.int64]
 F32 = npt.NDArray[np.float32]
 
-# (prompt token ids, output token ids, logits [vocab] float32) → logits [vocab]; may change its argument in place
-LogitsProcessor: TypeAlias = Callable[[Sequence[int], Sequence[int], Tensor], Tensor]
+# (prompt token ids, output token ids, logits [vocab] float32) → logits [vocab]; may change its argument in place.
+# One with a parameter of the name extra_args gets the request's, by that name.
+LogitsProcessor: TypeAlias = Callable[..., Tensor]
 
 
 def has_rules(sampling: RowSampling) -> bool:
@@ -52,19 +55,21 @@ class RowRules:
         self.repetition_penalty = sampling.repetition_penalty
         has_penalty = self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1
         self.counts = TokenCounts(prompt, outputs) if has_penalty else None
-        self.bias_ids = _ids(sampling.bias_ids, vocab_size)
+        self.bias_ids = ids_in(sampling.bias_ids, vocab_size)
         self.bias_values: F32 = np.frombuffer(sampling.bias_values, np.float32)
-        self.allowed = _ids(sampling.allowed_token_ids, vocab_size)
+        self.allowed = ids_in(sampling.allowed_token_ids, vocab_size)
         self._min_tokens = sampling.min_tokens
-        self._stop_ids = _ids(sampling.stop_token_ids, vocab_size)
-        words = [_ids(frame, vocab_size).tolist() for frame in sampling.bad_words]
+        self._stop_ids = ids_in(sampling.stop_token_ids, vocab_size)
+        words = [ids_in(frame, vocab_size).tolist() for frame in sampling.bad_words]
         self._bad_ids: I64 = np.array([word[0] for word in words if len(word) == 1], np.int64)
         self._bad_words: dict[int, list[list[int]]] = defaultdict(list)  # by the last token before the banned one
         for word in words:
             if len(word) > 1:
                 self._bad_words[word[-2]].append(word)
         self._prompt: list[int] = prompt.tolist() if sampling.logits_processors else []
-        self._processors = [processors[index] for index in sampling.logits_processors]
+        self._processors = [
+            _with_arguments(processors[index], sampling.extra_args) for index in sampling.logits_processors
+        ]
         if len(self.bias_ids) != len(self.bias_values):
             raise ProtocolError(f"row {new_row.row} has {len(self.bias_ids)} bias ids, {len(self.bias_values)} values")
 
@@ -92,11 +97,20 @@ class RowRules:
             logits.copy_(processor(self._prompt, self.outputs, logits))
 
 
+def _with_arguments(processor: LogitsProcessor, extra_args: dict[str, object]) -> LogitsProcessor:
+    try:
+        takes_them = "extra_args" in inspect.signature(processor).parameters
+    except ValueError:  # it is not written in Python
+        takes_them = False
+    return partial(processor, extra_args=extra_args) if takes_them else processor
+
+
 def _ends_with(tokens: list[int], end: list[int]) -> bool:
     return tokens[-len(end) :] == end
 
 
-def _ids(frame: bytes, vocab_size: int) -> I64:
+def ids_in(frame: bytes, vocab_size: int) -> I64:
+    """Token ids of a row's parameters; ProtocolError if the vocabulary has not all of them."""
     ids = np.frombuffer(frame, np.int32).astype(np.int64)
     if len(ids) and not (ids.min() >= 0 and ids.max() < vocab_size):
         raise ProtocolError(f"a row's parameters name the tokens [{ids.min()}, {ids.max()}], ids are [0, {vocab_size})")

@@ -238,3 +238,15 @@ def test_prompt_logprobs_use_the_cache_only_before_the_first_that_is_wanted() ->
     harness.check_prompt_told(1)
     harness.check_prompt_told(2, start=18)
     assert harness.prompt_told[3] == []
+
+
+@pytest.mark.parametrize("enable_prefix_caching", [True, False])
+def test_answers_that_read_no_prefix_cache_share_what_they_compute_themselves(enable_prefix_caching: bool) -> None:
+    prompt = list(range(5, 5 + 96))
+    harness = GroupHarness(enable_prefix_caching=enable_prefix_caching)
+    for keys in (range(1), range(10, 14)):
+        harness.add_group(keys, prompt, max_tokens=4, skip_reading_prefix_cache=True)
+        before = harness.core.stats.num_scheduled_tokens
+        harness.run()
+        num_prompt = harness.core.stats.num_scheduled_tokens - before - 3 * len(keys)
+        assert len(prompt) <= num_prompt < len(prompt) + 16 * len(keys), "computed once, but for each one's last block"

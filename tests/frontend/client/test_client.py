@@ -57,6 +57,18 @@ def test_parameters_are_one_for_all_or_one_each_or_the_defaults(client: Client) 
         client.generate(["a", "b"], [greedy()], use_tqdm=False)
 
 
+def test_parameters_are_checked_and_copied_when_they_are_submitted(client: Client) -> None:
+    params = greedy(3)
+    futures = [client.submit("a", params)]
+    params.max_tokens = 5
+    futures.append(client.submit("b", params))
+    params.max_tokens = 0
+    for use in (client.submit, client.stream, client.generate):
+        with pytest.raises(RequestError, match="max_tokens must be in"):
+            use("c", params)  # type: ignore[operator]
+    assert [len(future.result(DEADLINE_S).outputs[0].token_ids) for future in futures] == [3, 5]
+
+
 def test_a_bad_prompt_among_many_is_refused_before_anything_is_sent(fake: FakeFrontend, client: Client) -> None:
     with pytest.raises(RequestError, match="empty"):
         client.generate(["good", ""], greedy(), use_tqdm=False)

@@ -80,3 +80,13 @@ def test_a_long_output_has_a_short_repr() -> None:
     assert "request_id='r'" in text and "10000 characters" in text and "10000 ids" in text
     builder = new_builder("short", encode_ids([1, 2]))
     assert "prompt='short', prompt_token_ids=[1, 2]" in repr(builder.build())
+
+
+def test_outputs_have_what_programs_for_vllm_read() -> None:
+    builder = new_builder()
+    first = builder.build()
+    builder.add(Delta(request_id="r", token_ids=encode_ids([1]), text="a", finish_reason="length"))
+    assert [output.outputs[0].finished() for output in (first, builder.build())] == [False, True]
+    absent = ("lora_request", "encoder_prompt", "encoder_prompt_token_ids", "kv_transfer_params")
+    assert {getattr(first, name) for name in absent} == {None}
+    assert first.outputs[0].lora_request is first.outputs[0].routed_experts is None

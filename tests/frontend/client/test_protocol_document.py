@@ -85,6 +85,7 @@ def type_name(info: inspect.Type) -> str:
         inspect.BytesType: "bin",
         inspect.NoneType: "nil",
         inspect.CustomType: "any",
+        inspect.AnyType: "any",
     }[type(info)]
 
 

@@ -14,14 +14,14 @@ from tokenloom.ipc.messages.workers import RowSampling
 from tokenloom.tests.workers.history_model import VOCAB_SIZE, logits_after
 from tokenloom.tests.workers.random_schedule import message, new_row, new_runner
 from tokenloom.workers import model_runner
-from tokenloom.workers.sampling.logprobs import TokenLogprobs, _score_on_device, score_tokens
+from tokenloom.workers.sampling.logprobs import Others, TokenLogprobs, _score_on_device, score_tokens
 
 F64 = npt.NDArray[np.float64]
 
 
-def on_device(logits: Tensor, token_ids: npt.NDArray[np.int64], num_top: Sequence[int]) -> TokenLogprobs:
+def on_device(logits: Tensor, token_ids: npt.NDArray[np.int64], others: Sequence[Others]) -> TokenLogprobs:
     scored = TokenLogprobs([], [], [])
-    _score_on_device(logits, token_ids, num_top, scored)
+    _score_on_device(logits, token_ids, others, scored)
     return scored
 
 
@@ -41,20 +41,26 @@ def test_scores_are_those_of_a_sort(vocab_size: int, score: type[TokenLogprobs])
     logits[20:] = logits[20:].round(1 if score is score_tokens else 3)  # topk of a device may choose among ties
     logits[5, : vocab_size // 2] = -np.inf
     token_ids = np.where(rng.random(40) < 0.5, logits.argmax(-1), rng.integers(vocab_size // 2, vocab_size, 40))
-    num_top = rng.choice([0, 1, 5, 20], 40).tolist()
-    scored = score(torch.from_numpy(logits), token_ids, num_top)  # type: ignore[call-arg]
-    for i, (token_id, k) in enumerate(zip(token_ids.tolist(), num_top, strict=True)):
-        rank, ids, logprobs = expected(logits[i].astype(np.float64), token_id, min(k, vocab_size))
+    others = rng.choice([0, 1, 5, 20, vocab_size], 40).tolist()
+    others[::4] = [rng.integers(vocab_size // 2, vocab_size, 3) for _ in range(10)]
+    scored = score(torch.from_numpy(logits), token_ids, others)  # type: ignore[call-arg]
+    for i, (token_id, wanted) in enumerate(zip(token_ids.tolist(), others, strict=True)):
+        k = min(wanted, vocab_size) if isinstance(wanted, int) else vocab_size
+        rank, ids, logprobs = expected(logits[i].astype(np.float64), token_id, k)
+        if not isinstance(wanted, int):
+            by_id = dict(zip(ids, logprobs.tolist(), strict=True))
+            ids = [token_id, *wanted.tolist()]
+            logprobs = np.array([by_id[each] for each in ids])
         assert scored.ranks[i] == rank
-        assert scored.top_ids[i].tolist() == ids
+        assert scored.ids[i].tolist() == ids
         assert np.allclose(scored.logprobs[i], logprobs, atol=2e-5, rtol=1e-6)
 
 
 def test_a_row_without_a_distribution_has_logprobs_without_a_number() -> None:
     logits = torch.zeros(4, 50)
     logits[0, 3], logits[1, 7], logits[2] = torch.nan, torch.inf, -torch.inf
-    scored = score_tokens(logits, np.array([3, 7, 0, 4]), [5, 5, 0, 5])
-    for logprobs, ids, num_top in zip(scored.logprobs[:3], scored.top_ids, (5, 5, 0), strict=False):
+    scored = score_tokens(logits, np.array([3, 7, 0, 4]), [5, np.arange(5), 0, 5])
+    for logprobs, ids, num_top in zip(scored.logprobs[:3], scored.ids, (5, 5, 0), strict=False):
         assert np.isnan(logprobs).all() and len(logprobs) == len(ids) == num_top + 1
     assert np.allclose(scored.logprobs[3], -np.log(50))
 

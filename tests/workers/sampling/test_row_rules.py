@@ -181,5 +181,25 @@ def test_a_processor_that_cannot_be_called_stops_the_start_with_its_path(path: s
         load_processors(path)
 
 
+def test_a_processor_that_takes_extra_args_gets_those_of_its_request() -> None:
+    def only(
+        prompt_ids: Sequence[int], output_ids: Sequence[int], logits: Tensor, extra_args: dict[str, int]
+    ) -> Tensor:
+        return torch.full_like(logits, -torch.inf).index_fill(0, torch.tensor([extra_args.get("only", 3)]), 0.0)
+
+    def nothing(prompt_ids: Sequence[int], output_ids: Sequence[int], logits: Tensor, **others: object) -> Tensor:
+        assert not others
+        return logits
+
+    runner = new_runner(processors=[only, nothing])
+    rows = [
+        new_row(row, [1], 0, RowSampling(temperature=0.0, logits_processors=[0, 1], extra_args=extra_args))
+        for row, extra_args in enumerate([{"only": 17, "other": None}, {}, {"only": 40}])
+    ]
+    appends = [value for row in range(3) for value in (row, 0, row + 1)]
+    sampled = runner.execute_model(message([0, 1, 2], [1, 1, 1], new_rows=rows, appends=appends))
+    assert sampled.token_ids.tolist() == [17, 3, 40]
+
+
 def test_processors_are_loaded_in_the_operators_order() -> None:
     assert [each.__name__ for each in load_processors("math:sqrt, math:floor")] == ["sqrt", "floor"]
