@@ -33,10 +33,10 @@ class Admission:
             return
         waiting, config, num_answers = self._waiting, self._config, len(message.children)
         self._check_share(num_prompt, num_answers)
-        if (
-            len(waiting) + num_answers > config.max_waiting_requests
-            or waiting.num_tokens + num_prompt * num_answers > config.max_waiting_tokens
-        ):
+        has_too_many = len(waiting) + num_answers > config.max_waiting_requests
+        if has_too_many or waiting.num_tokens + num_prompt * num_answers > config.max_waiting_tokens:
+            self._stats.num_refused_for_requests += has_too_many
+            self._stats.num_refused_for_tokens += not has_too_many
             raise Overloaded(
                 f"{len(waiting)} requests with {waiting.num_tokens} tokens wait, at most {config.max_waiting_requests} "
                 f"and {config.max_waiting_tokens} may: ask again later",

@@ -259,7 +259,8 @@ class EngineCore:
             self._quarantine.on_progress(self.scheduler.known_tokens())
         self._want_masks()
         now = time.monotonic()
-        self.stats.on_step(len(batch.rows), batch.num_tokens, num_ids(new_tokens.token_frame), output.execute_s, now)
+        num_new = num_ids(new_tokens.token_frame)
+        self.stats.on_step(len(batch.rows), batch.num_tokens, batch.num_prompt_tokens, num_new, output.execute_s, now)
         self.stats.host_s += now - begun_at
 
     def _tell_grammars(self, new: NewTokens, *, are_forced: bool = False) -> None:

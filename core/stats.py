@@ -10,6 +10,7 @@ from .scheduling.scheduler import Scheduler
 LOG_INTERVAL_S = 10.0
 PROGRESS_INTERVAL_S = 0.5  # while there is work
 NUM_ROW_COUNTS = 14
+NUM_TOKEN_COUNTS = 16
 KV_MAP_BLOCKS = 256  # whose states Progress tells
 
 
@@ -26,6 +27,10 @@ class CoreStats:
         self.host_s = 0.0
         self.num_rows = 0
         self.num_steps_by_rows = [0] * NUM_ROW_COUNTS  # i: of more than 2^(i-1) rows, at most 2^i
+        self.num_step_tokens = 0
+        self.num_steps_by_tokens = [0] * NUM_TOKEN_COUNTS  # likewise, up to 2^14
+        self.num_refused_for_requests = 0
+        self.num_refused_for_tokens = 0
         self.last_result_at = time.monotonic()
         self._started_at = time.monotonic()
         self._logged_at = self._started_at
@@ -34,7 +39,13 @@ class CoreStats:
         self._logged_generated = 0
         self._logged_scheduled = 0
 
-    def on_step(self, num_rows: int, num_tokens: int, num_new_tokens: int, execute_s: float, now: float) -> None:
+    def on_step(
+        self, num_rows: int, num_tokens: int, num_prompt_tokens: int, num_new_tokens: int, execute_s: float, now: float
+    ) -> None:
+        """`num_tokens` were computed, `num_prompt_tokens` of them of prompts, and `num_new_tokens` were generated."""
+        num_processed = num_prompt_tokens + num_new_tokens  # as vLLM counts: each generated token in its own step
+        self.num_step_tokens += num_processed
+        self.num_steps_by_tokens[min(max(num_processed - 1, 0).bit_length(), NUM_TOKEN_COUNTS - 1)] += 1
         self.num_steps_by_rows[min((num_rows - 1).bit_length(), NUM_ROW_COUNTS - 1)] += 1
         self.num_rows += num_rows
         self.num_results += 1
@@ -64,6 +75,7 @@ class CoreStats:
             step_age_s=now - self.last_result_at,
             num_running=scheduler.rows.num_active,
             num_waiting=len(scheduler.waiting),
+            num_deferred=scheduler.waiting.num_blocked,
             num_free_blocks=scheduler.kv_cache.pool.num_free,
             kv_map=scheduler.kv_cache.pool.sample(KV_MAP_BLOCKS),
             num_recomputed_tokens=scheduler.num_recomputed_tokens,
@@ -78,6 +90,10 @@ class CoreStats:
             host_s=self.host_s,
             num_rows_in_steps=self.num_rows,
             num_steps_by_rows=self.num_steps_by_rows,
+            num_step_tokens=self.num_step_tokens,
+            num_steps_by_tokens=self.num_steps_by_tokens,
+            num_refused_for_requests=self.num_refused_for_requests,
+            num_refused_for_tokens=self.num_refused_for_tokens,
             num_steps_in_flight=len(scheduler.ledger),
         )
 

@@ -26,6 +26,11 @@ class WaitingQueue:
     def __len__(self) -> int:
         return len(self._heap) - self._num_left + len(self._blocked)
 
+    @property
+    def num_blocked(self) -> int:
+        """Those that wait for something else than a row."""
+        return len(self._blocked)
+
     def __iter__(self) -> Iterator[Request]:
         """In heap order, not sorted."""
         queued = (request for _, _, request in self._heap if request.state is State.WAITING)

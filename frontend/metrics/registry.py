@@ -64,6 +64,20 @@ class Gauge:
         return [(self.name, ((self._label_name, label),), each) for label, each in value.items()]
 
 
+class Info:
+    """A gauge that is 1, whose labels are what a function says; no sample while it says nothing."""
+
+    kind = "gauge"
+
+    def __init__(self, name: str, help: str, read: Callable[[], Mapping[str, object]]) -> None:
+        self.name, self.help = name, help
+        self._read = read
+
+    def samples(self) -> list[tuple[str, Labels, float]]:
+        labels = tuple((label, str(value)) for label, value in self._read().items())
+        return [(self.name, labels, 1.0)] if labels else []
+
+
 class Histogram:
     """How many observations are at most each bound."""
 
@@ -107,7 +121,7 @@ class Histogram:
         return [*buckets, (f"{self.name}_sum", (), self.sum), (f"{self.name}_count", (), self.count)]
 
 
-Metric: TypeAlias = Counter | Gauge | Histogram  # one family: a name, a kind and its samples
+Metric: TypeAlias = Counter | Gauge | Info | Histogram  # one family: a name, a kind and its samples
 
 
 class Registry:

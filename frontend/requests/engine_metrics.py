@@ -5,6 +5,7 @@ totals come with its Progress. Names are vLLM's where vLLM has one. When nothing
 
     prompt_tokens = Σ prompt_tokens_by_source              generation_tokens = request_generation_tokens_sum
     Σ request_success = count of e2e_request_latency, request_prompt_tokens and request_generation_tokens
+    count of request_num_preemptions = count of e2e_request_latency      count of iteration_tokens = engine_steps
     Σ request_aborts, request_timeouts = request_success of those reasons        count of batch_size = engine_steps
 """
 
@@ -19,7 +20,7 @@ from ...ipc.codec import JsonObject, num_ids
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.messages.core import Started
 from ...ipc.messages.supervisor import Progress
-from ..metrics.registry import Counter, Gauge, Histogram, Metric, Registry
+from ..metrics.registry import Counter, Gauge, Histogram, Info, Metric, Registry
 from ..metrics.tracing import Timeline, Tracing
 from .output_processor import Answer, RequestState
 
@@ -29,6 +30,7 @@ SECONDS = (
 )
 REFUSALS = ("request", "overloaded", "draining")  # kinds of errors that say so before anything is computed
 ROWS = tuple(float(2**power) for power in range(13))  # as Progress.num_steps_by_rows
+STEP_TOKENS = tuple(float(2**power) for power in range(15))  # as Progress.num_steps_by_tokens
 HISTORY_S = 120  # of the samples that the dashboard begins with
 TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
 
@@ -78,6 +80,15 @@ class EngineMetrics:
         self.prompt_lengths = Histogram("request_prompt_tokens", "Prompt tokens of ended answers.", TOKENS)
         self.output_lengths = Histogram("request_generation_tokens", "Tokens of ended answers.", TOKENS)
         self.batch = Histogram("batch_size", "Requests in a step of the model.", ROWS)
+        is_vllm = spec.config.metrics_names == "vllm"  # whose name of a histogram ends as a counter's should
+        name = "iteration_tokens_total" if is_vllm else "iteration_tokens"
+        self.step_tokens = Histogram(name, "Prompt tokens computed and tokens generated in a step.", STEP_TOKENS)
+        self.param_n = Histogram("request_params_n", "n of ended requests.", (1, 2, 5, 10, 20))
+        self.param_max_tokens = Histogram("request_params_max_tokens", "max_tokens of ended answers.", TOKENS)
+        self.preempted = Histogram(
+            "request_num_preemptions", "Preemptions of ended answers.", (0, 1, 2, 3, 4, 5, 10, 20)
+        )
+        self.rejections = Counter("admission_rejections_total", "Requests that the queue had no room for.", ["reason"])
         self._queue_depths = queue_depths
         self._tracing = tracing
         self.progress = Progress(step=0, step_age_s=0.0, num_running=0, num_waiting=0)
@@ -88,7 +99,8 @@ class EngineMetrics:
         self._core_totals: dict[int, float] = {}  # by number of a total: what the present core has reported
         self._timelines: dict[int, Timeline] = {}  # by key of the answer
         model = (("model_name", spec.served_model_name), ("engine", "0"))
-        self.registry = Registry("vllm:" if spec.config.metrics_names == "vllm" else "tokenloom_", model)
+        self._config = spec.config
+        self.registry = Registry("vllm:" if is_vllm else "tokenloom_", model)
         self.registry.metrics += [
             *self._gauges(),
             *(each for each in vars(self).values() if isinstance(each, (Counter, Histogram))),
@@ -101,15 +113,27 @@ class EngineMetrics:
         def depths() -> dict[str, float]:
             return {**self._queue_depths(), "workers": self.progress.num_steps_in_flight}
 
-        def kernels() -> dict[str, float]:
-            return {self.kernels: 1} if self.kernels else {}
+        def kernels() -> dict[str, object]:
+            return {"kernels": self.kernels} if self.kernels else {}
+
+        def by_reason() -> dict[str, float]:
+            num_deferred = self.progress.num_deferred
+            return {"capacity": self.progress.num_waiting - num_deferred, "deferred": num_deferred}
+
+        def cache_config() -> dict[str, object]:
+            names = ("block_size", "enable_prefix_caching", "gpu_memory_utilization", "kv_cache_memory_bytes")
+            config = {name: getattr(self._config, name) for name in names}
+            blocks = {"num_gpu_blocks": self.num_kv_blocks, "num_cpu_blocks": None}
+            return {**config, "cache_dtype": self._config.kv_cache_dtype, **blocks}
 
         return [
             Gauge("num_requests_running", "Requests in the running batch.", lambda: self.progress.num_running),
             Gauge("num_requests_waiting", "Requests that wait for a step.", lambda: self.progress.num_waiting),
+            Gauge("num_requests_waiting_by_reason", "The same by what they wait for.", by_reason, "reason"),
             Gauge("kv_cache_usage_perc", "Share of the KV blocks in use, 1 = all.", lambda: self.kv_use),
             Gauge("kv_cache_blocks", "KV blocks of the pool.", lambda: self.num_kv_blocks),
-            Gauge("kernels_info", "1, with what computes.", kernels, "kernels"),
+            Info("cache_config_info", "1, with the KV cache's configuration.", cache_config),
+            Info("kernels_info", "1, with what computes.", kernels),
             Gauge("step_age_seconds", "Since the last step ended.", lambda: self.step_age_s),
             Gauge("engine_up", "1 while the core is there.", lambda: self.progress.is_core_up),
             Gauge("num_open_answers", "Answers that the frontend waits for.", lambda: self.num_open),
@@ -217,6 +241,11 @@ class EngineMetrics:
         self.end_to_end.observe(now - timeline.arrived_at)
         self.prompt_lengths.observe(timeline.num_prompt_tokens)
         self.output_lengths.observe(timeline.num_tokens)
+        self.preempted.observe(answer.num_preemptions)
+        if answer.index == 0:
+            self.param_n.observe(timeline.submit.params.n)
+        if answer.request.processed is not None and timeline.submit.pooling is None:
+            self.param_max_tokens.observe(answer.request.processed.core.max_tokens)
         if timeline.started_at:
             self.inference.observe(now - timeline.started_at)
         if timeline.first_at:
@@ -245,18 +274,17 @@ class EngineMetrics:
             (self.cache_queries, (), progress.num_queried_tokens),
             (self.cache_hits, (), progress.num_hit_tokens),
             (self.scheduled_tokens, (), progress.num_scheduled_tokens),
+            (self.rejections, ("max_num_queued_reqs",), progress.num_refused_for_requests),
+            (self.rejections, ("max_num_queued_tokens",), progress.num_refused_for_tokens),
             (self.step_seconds, ("schedule",), progress.schedule_s),
             (self.step_seconds, ("send",), progress.send_s),
             (self.step_seconds, ("device",), progress.execute_s),
             (self.step_seconds, ("host",), progress.host_s),
         )
-        totals = [*(total for _, _, total in counters), progress.num_rows_in_steps, *progress.num_steps_by_rows]
-        news = [self._new(number, total) for number, total in enumerate(totals)]
-        for (counter, labels, _), new in zip(counters, news, strict=False):
-            counter.add(new, *labels)
-        num_rows, *by_rows = news[len(counters) :]
-        self.batch.add_counts([int(count) for count in by_rows], num_rows)
-
+        for number, (counter, labels, total) in enumerate(counters):
+            counter.add(self._new(number, total), *labels)
+        self._add_steps(self.batch, 100, progress.num_rows_in_steps, progress.num_steps_by_rows)
+        self._add_steps(self.step_tokens, 200, progress.num_step_tokens, progress.num_steps_by_tokens)
         self._remember()
 
     def _remember(self) -> None:
@@ -274,6 +302,11 @@ class EngineMetrics:
             "histograms": self.latencies(),
         }
         self.history.append((now, sample))
+
+    def _add_steps(self, histogram: Histogram, number: int, total: int, counts: list[int]) -> None:
+        """What steps add to a histogram that the core keeps; `number`: of the first of its totals."""
+        new, *by_size = [self._new(number + place, each) for place, each in enumerate((total, *counts))]
+        histogram.add_counts([int(count) for count in by_size], new)
 
     def _new(self, number: int, total: float) -> float:
         """What `total` adds to what was known; of a new core, which counts from 0 again, all of it."""

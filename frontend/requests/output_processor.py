@@ -111,6 +111,11 @@ class Answer:
     _first_token_time: float = 0.0
     _has_told_start: bool = False
 
+    @property
+    def num_preemptions(self) -> int:
+        """Known when the answer has ended."""
+        return self._num_preemptions
+
     def replay(self, token_ids: Sequence[int]) -> None:
         """Take tokens that the client has: they rebuild the state, and only what comes after them is news."""
         self.append(0, token_ids, 0.0)

@@ -87,6 +87,7 @@ class Progress(Message, frozen=True, kw_only=True, tag="progress"):
     step_age_s: float
     num_running: int
     num_waiting: int
+    num_deferred: int = 0  # of those that wait: for something else than capacity, such as a grammar
     num_free_blocks: int = 0
     kv_map: bytes = b""  # of some blocks of the pool, evenly spread: 0 empty, 1 cached, 2 used, 3 shared
     num_recomputed_tokens: int = 0
@@ -100,6 +101,10 @@ class Progress(Message, frozen=True, kw_only=True, tag="progress"):
     host_s: float = 0.0  # taking results in
     num_rows_in_steps: int = 0
     num_steps_by_rows: list[int] = []  # of at most 1, 2, 4, 8 … 4096 rows and more than the one before; larger ones
+    num_step_tokens: int = 0  # of steps: prompt tokens computed and tokens generated
+    num_steps_by_tokens: list[int] = []  # as num_steps_by_rows, up to 16384
+    num_refused_for_requests: int = 0  # as the queue held too many answers
+    num_refused_for_tokens: int = 0  # as it held too many prompt tokens
     num_steps_in_flight: int = 0
     num_restarts: int = 0  # this and what follows: the supervisor's
     num_http_requests_cut: int = 0  # which lost frontends left without the end of their answer

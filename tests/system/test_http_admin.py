@@ -58,11 +58,27 @@ def test_metrics_add_up_when_nothing_runs(http: httpx2.Client) -> None:
     ) == total(prefix + "generation_tokens_total")
     assert total(prefix + "num_open_answers") == total(prefix + "num_requests_running") == 0
     assert total(prefix + "batch_size_count") == total(prefix + "engine_steps_total") > 0
+    assert total(prefix + "iteration_tokens_count") == total(prefix + "engine_steps_total")
+    assert total(prefix + "request_num_preemptions_count") == ended
     assert total(prefix + "request_aborts_total") == found.get(prefix + "request_success_total{abort}", 0)
     assert total(prefix + "request_timeouts_total") == found.get(prefix + "request_success_total{timeout}", 0)
     assert total(prefix + "socket_queue_depth") == 0
     assert found[prefix + "worker_memory_bytes{0}"] > 50e6
     assert all(found[f"{prefix}step_seconds_total{{{phase}}}"] > 0 for phase in ("schedule", "send", "device", "host"))
+
+
+def test_a_request_is_counted_as_vllm_counts_it(http: httpx2.Client) -> None:
+    wait_idle(http)
+    before, begun = samples(http), time.monotonic()
+    body = {"prompt": "The capital of France is", "max_tokens": 7, "ignore_eos": True, "cache_salt": "counted"}
+    usage = http.post("/v1/completions", json=body).json()["usage"]
+    wait_idle(http, begun)
+    after = samples(http)
+    grown = {name: after[name] - before.get(name, 0) for name in after if after[name] != before.get(name, 0)}
+    assert grown["tokenloom_iteration_tokens_sum"] == usage["prompt_tokens"] + 7
+    assert grown["tokenloom_iteration_tokens_count"] == grown["tokenloom_request_params_max_tokens_sum"] == 7
+    assert grown["tokenloom_request_params_n_sum"] == grown["tokenloom_request_params_max_tokens_count"] == 1
+    assert grown["tokenloom_request_num_preemptions_count"] == 1
 
 
 def test_sagemakers_paths_answer_as_health_and_as_the_endpoint_that_the_body_is_for(http: httpx2.Client) -> None:

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tokenloom.core.stats import CoreStats
 from tokenloom.frontend.metrics.registry import Counter, Gauge, Histogram, Registry
-from tokenloom.frontend.requests.engine_metrics import ROWS, SECONDS, EngineMetrics
+from tokenloom.frontend.requests.engine_metrics import ROWS, SECONDS, STEP_TOKENS, EngineMetrics
 from tokenloom.frontend.requests.frontend import Frontend
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.config.engine_config import EngineConfig
@@ -42,11 +42,48 @@ def test_names_and_types_are_those_of_the_golden_file() -> None:
     assert names(new_metrics()) == GOLDEN.read_text().split("\n")[:-1]
 
 
-def test_the_switch_changes_the_prefix_and_nothing_else() -> None:
+def test_the_switch_changes_the_prefix_and_one_name_that_promtool_would_not_allow() -> None:
     ours, theirs = new_metrics().render(), new_metrics(metrics_names="vllm").render()
     samples = [line for line in ours.splitlines() if "step_age" not in line]
     others = [line for line in theirs.splitlines() if "step_age" not in line]
-    assert [line.replace("tokenloom_", "vllm:", 1) for line in samples] == others
+    renamed = [line.replace("tokenloom_iteration_tokens", "tokenloom_iteration_tokens_total") for line in samples]
+    assert [line.replace("tokenloom_", "vllm:", 1) for line in renamed] == others
+
+
+NAMES_OF_VLLM = """gauge num_requests_running num_requests_waiting kv_cache_usage_perc cache_config_info
+    num_requests_waiting_by_reason
+counter prefix_cache_queries prefix_cache_hits num_preemptions prompt_tokens prompt_tokens_by_source generation_tokens
+    request_success admission_rejections
+histogram iteration_tokens_total request_prompt_tokens request_generation_tokens request_params_n
+    request_params_max_tokens request_num_preemptions time_to_first_token_seconds inter_token_latency_seconds
+    request_time_per_output_token_seconds e2e_request_latency_seconds request_queue_time_seconds
+    request_inference_time_seconds request_prefill_time_seconds request_decode_time_seconds"""
+
+
+def test_every_name_that_vllms_dashboards_ask_for_is_there_with_its_type_and_labels() -> None:
+    metrics = new_metrics(metrics_names="vllm")
+    metrics.on_progress(Progress(step=0, step_age_s=0.0, num_running=0, num_waiting=5, num_deferred=2))
+    found = {family.name: family for family in text_string_to_metric_families(metrics.render())}
+    kind = ""
+    for word in NAMES_OF_VLLM.split():
+        if word in ("gauge", "counter", "histogram"):
+            kind = word
+            continue
+        assert found[f"vllm:{word}"].type == kind, word
+    (config,) = found["vllm:cache_config_info"].samples
+    labels = {"block_size": "16", "enable_prefix_caching": "True", "cache_dtype": "auto", "num_gpu_blocks": "0"}
+    assert config.value == 1 and labels.items() <= config.labels.items()
+    waiting = {sample.labels["reason"]: sample.value for sample in found["vllm:num_requests_waiting_by_reason"].samples}
+    assert waiting == {"capacity": 3, "deferred": 2}
+
+
+def test_a_full_queue_counts_as_a_rejection_by_its_reason() -> None:
+    metrics = new_metrics()
+    for requests, tokens in ((1, 0), (1, 3), (0, 1)):  # the last is a new core's
+        refused = {"num_refused_for_requests": requests, "num_refused_for_tokens": tokens}
+        metrics.on_progress(Progress(step=0, step_age_s=0.0, num_running=0, num_waiting=0, **refused))
+    assert metrics.rejections.get("max_num_queued_reqs") == 1
+    assert metrics.rejections.get("max_num_queued_tokens") == 4
 
 
 def test_a_histogram_is_what_prometheus_would_count() -> None:
@@ -98,17 +135,20 @@ def test_the_batch_sizes_of_the_core_are_the_histogram_of_its_steps() -> None:
         stats = CoreStats()
         for _ in range(100 - 30 * epoch):
             sizes.append(rng.choice([1, 2, 3, 4, 5, 64, 65, 4096, 5000]))
-            stats.on_step(sizes[-1], sizes[-1], sizes[-1], 0.01, 0.0)
+            stats.on_step(sizes[-1], sizes[-1], 0, sizes[-1], 0.01, 0.0)
             if rng.random() < 0.3:
                 report(metrics, stats)
         report(metrics, stats)
     assert metrics.batch.sum == sum(sizes)
     assert metrics.batch.count == metrics.steps.sum == len(sizes)
     assert metrics.batch.cumulative[:-1] == [sum(size <= bound for size in sizes) for bound in ROWS]
+    assert metrics.step_tokens.sum == sum(sizes) and metrics.step_tokens.count == len(sizes)
+    assert metrics.step_tokens.cumulative[:-1] == [sum(size <= bound for size in sizes) for bound in STEP_TOKENS]
 
 
 def report(metrics: EngineMetrics, stats: CoreStats) -> None:
     rows = {"num_rows_in_steps": stats.num_rows, "num_steps_by_rows": list(stats.num_steps_by_rows)}
+    rows |= {"num_step_tokens": stats.num_step_tokens, "num_steps_by_tokens": list(stats.num_steps_by_tokens)}
     metrics.on_progress(Progress(step=stats.num_results, step_age_s=0.0, num_running=0, num_waiting=0, **rows))  # type: ignore[arg-type]
 
 
@@ -206,6 +246,8 @@ def test_sums_hold_for_any_traffic_whoever_ends_the_answers() -> None:
     assert metrics.aborts.sum == metrics.aborts.get("client") == metrics.finished.get("abort") > 0
     assert metrics.timeouts.get("running") + metrics.timeouts.get("waiting") == metrics.finished.get("timeout") > 0
     ends = metrics.finished.sum
+    assert ends == metrics.preempted.count == metrics.param_max_tokens.count >= metrics.param_n.count > 0
+    assert metrics.param_max_tokens.sum == 200 * ends
     assert ends == metrics.end_to_end.count == metrics.prompt_lengths.count == metrics.output_lengths.count
     assert {reason for ((_, reason),) in (labels for _, labels, _ in metrics.finished.samples())} == {
         "stop",
