@@ -87,6 +87,7 @@ class Admission:
             num_tokens=len(prompt) + len(outputs),
             bad_words=message.bad_words,
             logits_processors=message.logits_processors,
+            thought_markers=message.thought_markers,
             private_root=root,
             pooling=message.pooling,
         )

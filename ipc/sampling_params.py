@@ -272,7 +272,6 @@ _CONTAINERS = (
 )
 _BEAMS = "it belongs to beam search, which is LLM.beam_search"
 _HARMLESS: dict[str, tuple[tuple[object, ...], str]] = {  # values that ask for nothing, and the mend for others
-    "thinking_token_budget": ((None, -1), "leave it out"),
     "use_beam_search": ((False,), _BEAMS),
     "length_penalty": ((1.0,), _BEAMS),
     "early_stopping": ((False,), _BEAMS),

@@ -65,7 +65,7 @@ def may_jump(params: SamplingParams) -> bool:
     """Whether tokens that a grammar forces may go undrawn: nothing else is told of them, or has a say in them."""
     is_told = params.num_logprobs is not None
     is_ruled = params.bad_words or params.allowed_token_ids or params.min_tokens or params.logits_processors
-    return not (is_told or is_ruled)
+    return not (is_told or is_ruled or params.thinking_token_budget is not None)
 
 
 class Place(Enum):

@@ -21,6 +21,7 @@ from ...ipc.messages.core import EngineCoreRequest
 from ...ipc.pooling_params import PoolingParams
 from ...ipc.sampling_params import MAX_CHILDREN, SamplingParams, child_seed
 from ..client.prompts import check_text
+from ..openai.forms.text import CLOSING, OPENING
 from ..text.chat_template import MODEL_FORM, ChatTemplate
 from ..text.prompt_limits import PromptLimits
 from ..text.tokenizer import Tokenizer
@@ -169,6 +170,7 @@ class InputProcessor:
             attempt=submit.attempt,
             bad_words=self._bad_words(params),
             logits_processors=[self._processor_place(path) for path in params.logits_processors or ()],
+            thought_markers=self._thought_markers(params),
         )
         return ProcessedRequest(prompt=prompt, children=self._children(submit, max_tokens), core=core)
 
@@ -263,6 +265,19 @@ class InputProcessor:
                 "--allowed-logits-processors"
             )
         return self._processor_paths.index(path)
+
+    def _thought_markers(self, params: SamplingParams) -> list[bytes]:
+        """The tokens that begin and end a thought, if those between are to be counted."""
+        if params.thinking_token_budget is None:
+            return []
+        if self._tokenizer is None:
+            raise RequestError(
+                "this model has no tokenizer, so that no thought is found: leave thinking_token_budget out"
+            )
+        markers = [encode_ids(self._tokenizer.encode(text, add_special_tokens=False)) for text in (OPENING, CLOSING)]
+        for marker in markers:
+            self._check_ids(marker, "thinking_token_budget")
+        return markers
 
     def wait_s(self, params: SamplingParams) -> float:
         """How long a request may wait until its tokens are known, as its own timeouts say."""

@@ -35,6 +35,7 @@ class EngineCoreRequest(Message, frozen=True, kw_only=True, tag="request"):
     attempt: int = 0
     bad_words: list[bytes] = []  # int32: the tokens of each
     logits_processors: list[int] = []  # their places in --allowed-logits-processors
+    thought_markers: list[bytes] = []  # int32: the tokens that begin and end a thought, for thinking_token_budget
     num_prompt_logprobs: int = 0  # prompt tokens, the first included, whose logprobs are known already
 
     @property

@@ -245,6 +245,27 @@ def test_unseeded_answers_go_on_after_a_frontend_with_the_seed_they_were_accepte
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", ["frontend", "core", "worker 0"])
+def test_a_budget_for_thoughts_holds_over_the_loss_of_any_process(engine: Engine, name: str) -> None:
+    budget = 100
+    params = SamplingParams(temperature=1, seed=5, max_tokens=160, ignore_eos=True, thinking_token_budget=budget)
+    with Client(engine.address, reconnect_timeout_s=RECOVERY_S) as client:
+        prompt = "The capital of France is<think>"
+        (calm,) = client.generate([prompt], params, use_tqdm=False)
+        tokens = calm.outputs[0].token_ids
+        assert client.detokenize(tokens[budget:]).startswith("</think>")
+        assert "</think>" not in client.detokenize(tokens[:budget])
+        num_restarts = client.health().num_restarts
+        pieces = client.stream(prompt, params)
+        text = "".join(next(pieces) for _ in range(10))
+        process = engine.find(name)
+        assert process is not None
+        process.kill()
+        assert text + "".join(pieces) == calm.outputs[0].text
+        wait_health(client, num_restarts + 1)
+
+
+@pytest.mark.timeout(120)
 def test_a_worker_that_stands_still_when_a_new_core_comes_is_replaced(engine: Engine) -> None:
     with Client(engine.address) as client:
         calm = client.generate(PROMPT, GREEDY, use_tqdm=False)[0]

@@ -1,6 +1,6 @@
 """LogitsRules: applies the rules of all rows of a step to their logits, in the order that SamplingParams documents.
 
-    allowed tokens → banned tokens (bad words, stops before min_tokens) → biases → processors → penalties
+    allowed tokens → banned tokens (bad words, stops before min_tokens) → biases → processors → penalties → thoughts
 
 Rows without rules cost nothing. What touches single tokens is gathered over all rows, computed at once and put back,
 on whatever device the logits are.
@@ -68,6 +68,10 @@ def apply_rules(logits: Tensor, rules: dict[int, RowRules]) -> None:
     for i, row in rules.items():
         row.process(logits[i])
     _penalize(logits, {i: row for i, row in rules.items() if row.counts is not None})
+    for i, row in rules.items():
+        if row.thinking is not None and (token_id := row.thinking.forced()) is not None:
+            logits[i].fill_(-torch.inf)
+            logits[i, token_id] = 0.0
 
 
 def _keep_only(logits: Tensor, allowed: I64) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ...ipc.errors import ProtocolError
 from ...ipc.messages.workers import NewRow, RowSampling
+from .thinking import ThinkingBudget
 from .token_counts import TokenCounts
 
 I64 = npt.NDArray[np.int64]
@@ -39,6 +40,7 @@ def has_rules(sampling: RowSampling) -> bool:
         or sampling.bad_words
         or (sampling.min_tokens and sampling.stop_token_ids)
         or sampling.logits_processors
+        or sampling.thought_markers
     )
 
 
@@ -70,6 +72,10 @@ class RowRules:
         self._processors = [
             _with_arguments(processors[index], sampling.extra_args) for index in sampling.logits_processors
         ]
+        self.thinking: ThinkingBudget | None = None
+        if sampling.thought_markers:
+            begin, end = (ids_in(frame, vocab_size).tolist() for frame in sampling.thought_markers)
+            self.thinking = ThinkingBudget(sampling.thinking_token_budget, begin, end, tokens)
         if len(self.bias_ids) != len(self.bias_values):
             raise ProtocolError(f"row {new_row.row} has {len(self.bias_ids)} bias ids, {len(self.bias_values)} values")
 
@@ -78,6 +84,8 @@ class RowRules:
         self.outputs.append(token_id)
         if self.counts is not None:
             self.counts.append(token_id)
+        if self.thinking is not None:
+            self.thinking.append(token_id)
 
     def banned(self) -> I64:
         """Ids that must not come next: bad words that they would complete, ends of the answer before min_tokens."""

@@ -160,3 +160,15 @@ def test_a_deadline_is_the_requests_own_else_the_engines_and_never_beyond_its_ma
     assert timeout_s(None, max_timeout_s=8.0) == 8.0
     with pytest.raises(RequestError, match="timeout_s is 9, this engine allows at most 8"):
         timeout_s(9.0, max_timeout_s=8.0)
+
+
+def test_a_budget_for_thoughts_names_the_tokens_of_their_markers() -> None:
+    inputs, tokenizer = new_inputs(), new_tokenizer("byte_fallback")
+    markers = process(inputs, SamplingParams(thinking_token_budget=4)).thought_markers
+    assert [tokenizer.decode(decode_ids(each).tolist(), skip_special_tokens=False) for each in markers] == [
+        "<think>",
+        "</think>",
+    ]
+    assert process(inputs).thought_markers == []
+    with pytest.raises(RequestError, match="no tokenizer"):
+        process(InputProcessor(new_spec(), None, None), SamplingParams(thinking_token_budget=4))
