@@ -11,7 +11,7 @@ from typing import Protocol
 from ..ipc.codec import decode_ids, encode_ids, num_ids
 from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.errors import ErrorInfo, InternalError, TokenloomError, error_info
-from ..ipc.messages.base import BulkArray, FinishReason
+from ..ipc.messages.base import BulkArray, FinishReason, MemoryTag
 from ..ipc.messages.client import PauseMode
 from ..ipc.messages.core import EngineCoreOutputs, EngineCoreRequest, Finished, Started
 from ..ipc.messages.supervisor import Progress
@@ -55,13 +55,16 @@ class EngineCore:
         generation: int = 0,
         record: BlockRecord | None = None,
         clock: AwakeClock | None = None,
+        asleep: list[MemoryTag] | None = None,
     ) -> None:
-        """`record` is of the blocks of this generation; `clock` is looked at by the owner too."""
+        """`record` is of the blocks of this generation; `clock` is looked at by the owner too; `asleep` is what the
+        workers do not hold."""
         config = spec.config
         self._config = config
         self._executor = executor
         self._outbox = Outbox()
         self._pause_mode: PauseMode | None = None
+        self.asleep: list[MemoryTag] = asleep or []  # of the workers' memory; no step runs until all is awake
         self._deadlines = Deadlines()
         self._quarantine = Quarantine()
         self._step_watch = StepWatch(config.step_timeout_s)
@@ -190,6 +193,13 @@ class EngineCore:
     def resume(self) -> None:
         self._pause_mode = None
 
+    def reset_prefix_cache(self) -> None:
+        """Find nothing any more of what was cached. Requests that run keep their blocks."""
+        self.scheduler.kv_cache.forget_idle()
+        for request in self._request_by_id.values():
+            if not request.block_ids:
+                request.block_keys = []
+
     def forget_computed(self) -> None:
         """The weights are others: all that was computed or cached is void; requests go on from their tokens."""
         self._reset_scheduler()
@@ -214,7 +224,7 @@ class EngineCore:
         """Schedule and send steps until enough are in flight or nothing can be computed; returns how many."""
         scheduler = self.scheduler
         num_sent = 0
-        if self._pause_mode in ("keep", "abort"):
+        if self._pause_mode in ("keep", "abort") or self.asleep:
             return 0
         while len(scheduler.ledger) < self._config.steps_in_flight and scheduler.has_work():
             if self._awaits_masks:
@@ -372,7 +382,8 @@ class EngineCore:
 
     def progress(self, now: float) -> Progress | None:
         """What the supervisor and the frontends' health answers need, if it is time; `now` in monotonic seconds."""
-        return self.stats.progress(self.scheduler, now, is_idle=self.num_requests == 0, is_paused=self.is_paused)
+        is_idle, is_asleep = self.num_requests == 0, bool(self.asleep)
+        return self.stats.progress(self.scheduler, now, is_idle=is_idle, is_paused=self.is_paused, is_asleep=is_asleep)
 
     def log_line(self, now: float) -> str | None:
         """A line for the log every LOG_INTERVAL_S while there is work."""

@@ -16,6 +16,7 @@ import zmq
 
 from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.errors import ConfigError, EngineDead, ProtocolError, error_info
+from ..ipc.messages.base import Holding, MemoryTag
 from ..ipc.messages.supervisor import (
     Failed,
     FrontendDown,
@@ -56,8 +57,8 @@ class CoreProcess:
     _engine: EngineCore  # both from Initialize on
     _desk: ControlDesk
 
-    def __init__(self, spec: EngineSpec, core_epoch: int, generation: int) -> None:
-        self._spec, self._core_epoch = spec, core_epoch
+    def __init__(self, spec: EngineSpec, core_epoch: int, generation: int, asleep: list[MemoryTag]) -> None:
+        self._spec, self._core_epoch, self._asleep = spec, core_epoch, asleep
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._supervisor = SupervisorLink(self._context, spec, core_epoch)
         self._frontends = FrontendPort(self._context, spec)
@@ -109,6 +110,7 @@ class CoreProcess:
             generation=generation,
             record=record,
             clock=self._clock,
+            asleep=self._asleep,
         )
         self._desk = ControlDesk(self._engine, self._frontends.answer, self._ask_to_reload)
         self._supervisor.tell(Phase(name="workers joined", duration_s=time.monotonic() - begun))
@@ -183,15 +185,15 @@ class CoreProcess:
             limit_s = self._spec.config.start_timeout_s
             raise EngineDead(f"the workers hang: other weights were not read within --start-timeout-s {limit_s:g} s")
 
-    def _ask_to_reload(self, model_folder: str) -> None:
+    def _ask_to_reload(self, holding: Holding) -> None:
         """The control desk's order. From the supervisor's answer on, workers whose core dies are replaced with it."""
         assert self._workers is not None, "the desk goes on only with workers"
-        self._supervisor.tell(Reloading(generation=self._workers.generation, model_folder=model_folder))
+        self._supervisor.tell(Reloading(generation=self._workers.generation, holding=holding))
 
     def _reload(self, order: Reloading) -> None:
-        """The supervisor knows: all ranks read other weights in place of the next step."""
+        """The supervisor knows: all ranks hold other weights, or none, in place of the next step."""
         if self._workers is not None and self._workers.generation == order.generation:
-            self._workers.reload(self._engine.scheduler.take_step(), order.model_folder)
+            self._workers.reload(self._engine.scheduler.take_step(), order.holding)
 
     def _go_on_with_controls(self) -> None:
         if self._workers is not None and self._workers.take_reloaded():
@@ -270,13 +272,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="tokenloom.core.process")
     parser.add_argument("--epoch", type=int, default=0)
     parser.add_argument("--generation", type=int, default=0)
+    parser.add_argument("--asleep", nargs="*", default=[], help="what the workers do not hold in memory")
     arguments = parser.parse_args()
     set_title("tokenloom core")
     return_large_blocks()
     start_lifeline()
     spec = EngineSpec.from_environment()
     log.configure("core", spec.config.log_level)
-    process = CoreProcess(spec, arguments.epoch, arguments.generation)
+    process = CoreProcess(spec, arguments.epoch, arguments.generation, arguments.asleep)
     try:
         process.run()
     except Exception as error:

@@ -35,7 +35,7 @@ class CoreStats:
         self._started_at = time.monotonic()
         self._logged_at = self._started_at
         self._told_at = 0.0
-        self._told_paused = False
+        self._told_state = (False, False)
         self._logged_generated = 0
         self._logged_scheduled = 0
 
@@ -64,12 +64,14 @@ class CoreStats:
         rate = self.num_scheduled_tokens / self.execute_s if self.execute_s > 0 else 1000.0
         return min(max(num_tokens / max(rate, 1.0), 0.1), 60.0)
 
-    def progress(self, scheduler: Scheduler, now: float, *, is_idle: bool, is_paused: bool) -> Progress | None:
+    def progress(
+        self, scheduler: Scheduler, now: float, *, is_idle: bool, is_paused: bool, is_asleep: bool
+    ) -> Progress | None:
         """None when the last one is too recent and there is work. A pause is told at once: no turn may follow it."""
-        is_recent = now - self._told_at < PROGRESS_INTERVAL_S and is_paused == self._told_paused
+        is_recent = now - self._told_at < PROGRESS_INTERVAL_S and (is_paused, is_asleep) == self._told_state
         if is_recent and not is_idle:
             return None
-        self._told_at, self._told_paused = now, is_paused
+        self._told_at, self._told_state = now, (is_paused, is_asleep)
         return Progress(
             step=self.num_results,
             step_age_s=now - self.last_result_at,
@@ -80,6 +82,7 @@ class CoreStats:
             kv_map=scheduler.kv_cache.pool.sample(KV_MAP_BLOCKS),
             num_recomputed_tokens=scheduler.num_recomputed_tokens,
             is_paused=is_paused,
+            is_asleep=is_asleep,
             num_preemptions=scheduler.num_preemptions,
             num_queried_tokens=scheduler.kv_cache.num_queried_tokens,
             num_hit_tokens=scheduler.kv_cache.num_hit_tokens,

@@ -72,7 +72,8 @@ FOLDERS = {
         _parties("msgspec zmq"),
     ),
     "frontend/http": Folder(
-        _frontend("intake listening metrics openai openai/forms requests"), _ASGI | _parties("zmq uvicorn uvloop")
+        _frontend("client intake listening metrics openai openai/forms requests"),
+        _ASGI | _parties("zmq uvicorn uvloop"),
     ),
     "frontend/intake": Folder(_frontend("client openai/forms text"), _parties("msgspec zmq")),
     "frontend/listening": Folder(IPC),

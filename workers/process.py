@@ -26,6 +26,7 @@ import zmq
 from ..ipc.codec import Decoder, encode
 from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.errors import ConfigError, ProtocolError, error_info
+from ..ipc.messages.base import MemoryTag
 from ..ipc.messages.supervisor import (
     ChildToSupervisor,
     Failed,
@@ -75,9 +76,11 @@ Socket = zmq.Socket[bytes]
 class WorkerProcess:
     """Owns the sockets and the order of things; the work is the Worker's."""
 
-    def __init__(self, spec: EngineSpec, rank: int, generation: int, model_folder: Path) -> None:
+    def __init__(
+        self, spec: EngineSpec, rank: int, generation: int, model_folder: Path, asleep: list[MemoryTag]
+    ) -> None:
         self._spec = spec
-        self._model_folder = model_folder
+        self._model_folder, self._asleep = model_folder, asleep
         self._rank = rank
         self._generation = generation
         self._fence = StepFence(generation)
@@ -124,14 +127,15 @@ class WorkerProcess:
     def _start(self) -> Worker | None:
         """A worker that is ready for steps; None if the supervisor says Stop before."""
         self._tell(self._spec.hello)
-        start_readahead(self._model_folder)
+        if "weights" not in self._asleep:
+            start_readahead(self._model_folder)
         begun = time.monotonic()
         from .worker import Worker
 
         self._tell(Phase(name="import torch", duration_s=time.monotonic() - begun))
         worker = Worker(self._spec, self._rank, self._generation)
         worker.on_piece, self._told_at = self._on_piece, time.monotonic()
-        for phase in worker.load(self._model_folder):
+        for phase in worker.load(self._model_folder, self._asleep):
             self._tell(phase)
         begun = time.monotonic()
         measured = worker.measure()
@@ -239,7 +243,7 @@ class WorkerProcess:
     def _reload(self, worker: Worker, order: ReloadWeights) -> bool:
         try:
             maybe_fail("worker.reload", self._rank)
-            worker.reload(Path(order.model_folder))
+            worker.hold(order.holding)
         except Exception as error:
             self._report(error, order.step, "reload")
             return False
@@ -314,6 +318,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--generation", type=int, required=True)
     parser.add_argument("--model-folder", help="where the weights are, if they were reloaded from elsewhere")
+    parser.add_argument("--asleep", nargs="*", default=[], help="what is not held in memory before it is woken")
     options = parser.parse_args(arguments)
     set_title(f"tokenloom worker {options.rank}")
     start_lifeline()
@@ -321,7 +326,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     log.configure(f"worker {options.rank}", spec.config.log_level)
     if spec.device == "cpu":
         prepare_openmp(num_cpu_threads(spec.config.num_threads, spec.config.tensor_parallel_size))
-    process = WorkerProcess(spec, options.rank, options.generation, Path(options.model_folder or spec.model_folder))
+    folder = Path(options.model_folder or spec.model_folder)
+    process = WorkerProcess(spec, options.rank, options.generation, folder, options.asleep)
     try:
         return process.run()
     finally:

@@ -1,9 +1,10 @@
 """Worker: one rank of the engine, from checkpoint to sampled tokens.
 
-    load → measure → initialize → execute, execute, …
+    load → measure → initialize → execute, execute, … hold, execute, …
 
 Each is one call, in that order, so that it works in a process of its own (`process.py`) and in anyone else's. Owns the
-weights' shard, the KV tensor and the runner; knows no socket and does not check in which order steps come.
+weights' shard, the KV tensor and the runner, of which it may be asleep; knows no socket and does not check in which
+order steps come.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import gc
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,14 +25,16 @@ from torch import Tensor
 from ..ipc.codec import encode_ids
 from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.config.model_config import ModelConfig
-from ..ipc.errors import ConfigError
+from ..ipc.messages.base import Holding, MemoryTag
 from ..ipc.messages.supervisor import Measured, Phase
 from ..ipc.messages.workers import ModelRunnerOutput, SchedulerOutput
 from ..ipc.process.faults import maybe_fail
 from ..ipc.process.machine_memory import gib
+from ..ipc.process.malloc import trim_heap
 from ..kernels import fp8_cache
-from ..kernels.select import select_ops
+from ..kernels.select import Ops, select_ops
 from .cpu_threads import num_cpu_threads
+from .device_check import check_gpu, check_options, select_gpu
 from .input_batch import InputBatch
 from .memory import KVCacheLimits, allocate_kv_cache, fit_on_cpu, fit_on_gpu
 from .model_runner import ModelRunner, nothing_started
@@ -42,6 +45,7 @@ from .sampling.logits_rules import load_processors
 from .sampling.row_rules import LogitsProcessor
 from .sampling.sampler import Sampler, select_sampler
 from .sampling.token_mask import MaskSource, no_mask
+from .weights.readahead import drop_pages
 
 if TYPE_CHECKING:
     from .device.device_runner import DeviceRunner
@@ -50,9 +54,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tokenloom.worker")
 
-FP8_CAPABILITY = (8, 9)  # conversion from and to e4m3
 COMPILE_SHARE = 0.8  # of the longest start; what hangs is named before the supervisor's patience ends
-MAX_DETERMINISTIC_RANKS = 2  # a sum of two has one order
+MAX_BLOCKS = 2**31 - 1  # more than any pool has
 
 _ONE = encode_ids([1])
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -72,6 +75,9 @@ class Worker:
         self._kv_dtype = fp8_cache.DTYPE if self._has_fp8_cache else self._dtype
         self._group = ParallelGroup(rank, self._size)
         self._sampler: Sampler | None = None  # of rank 0
+        self._folder = Path(spec.model_folder)
+        self._asleep: list[MemoryTag] = []  # what is not held
+        self._num_blocks = 0
         self._model: DecoderModel | None = None
         self._kv_cache: Tensor | None = None
         self._runner: ModelRunner | None = None
@@ -87,12 +93,14 @@ class Worker:
         """What a step is at, for the report of an error."""
         return "idle" if self._runner is None else self._runner.stage
 
-    def load(self, folder: Path | None = None) -> Iterator[Phase]:
-        """Join the group and read the weights, from `folder` if not the spec's; yields each phase when it is over.
+    def load(self, folder: Path | None = None, asleep: Sequence[MemoryTag] = ()) -> Iterator[Phase]:
+        """Join the group and read the weights, from `folder` if not the spec's; yields each phase when it is over. What
+        is `asleep` waits for `hold`.
 
         ConfigError for a bad checkpoint.
         """
         begun = time.monotonic()
+        self._folder, self._asleep = folder or self._folder, list(asleep)
         maybe_fail("worker.load", self._rank)
         self._processors = load_processors(self._spec.config.allowed_logits_processors)
         self._prepare_device()
@@ -102,9 +110,11 @@ class Worker:
             begun = time.monotonic()
         if self._rank == 0:
             self._sampler = select_sampler(self._device, self._spec.config.enforce_reference, self._spare_folder)
-        folder = folder or Path(self._spec.model_folder)
-        ahead = self._compile_ahead(folder) if self._samples_on_device else None
-        self._model = self._load_model(folder, self._spec.model, self._device, self._group)
+        if "weights" in asleep:
+            self._kernels = self._select_ops().kernels
+            return
+        ahead = self._compile_ahead(self._folder) if self._samples_on_device else None
+        self._model = self._load_model(self._folder, self._spec.model, self._device, self._group)
         size = gib(self._model.weight_bytes)
         detail = f"{size} as {self._spec.dtype} on {self._device}, {self._kernels}"
         yield Phase(name="load weights", duration_s=time.monotonic() - begun, detail=detail)
@@ -115,7 +125,10 @@ class Worker:
             yield Phase(name="compile kernels", duration_s=time.monotonic() - begun, detail=detail)
 
     def measure(self) -> Measured:
-        """How many KV blocks there is room for; on a GPU by running the largest steps. ConfigError if too few."""
+        """How many KV blocks there is room for; on a GPU by running the largest steps. ConfigError if too few. One that
+        starts asleep takes the place of another: their number is settled."""
+        if self._asleep:
+            return Measured(max_blocks=MAX_BLOCKS, block_bytes=0, device=str(self._device), kernels=self._kernels)
         limits = KVCacheLimits(
             block_bytes=torch.Size(self._kv_shape(1)).numel() * self._kv_dtype.itemsize,
             max_blocks_per_row=self._spec.max_blocks_per_row,
@@ -137,7 +150,9 @@ class Worker:
 
     def initialize(self, num_blocks: int) -> None:
         """Allocate the KV pool and run one token through the model, so that the first request does not pay for it."""
-        assert self._model is not None, "load comes before initialize"
+        self._num_blocks = num_blocks
+        if self._model is None or "kv_cache" in self._asleep:
+            return
         self._kv_cache = allocate_kv_cache(self._kv_shape(num_blocks), self._kv_dtype, self._device)
         run_dummy(self._model, dummy_step([1], [1], self._spec.config.block_size), self._kv_cache, self._sampler)
         self._runner = self._make_runner(self._model, self._kv_cache)
@@ -214,7 +229,13 @@ class Worker:
         has_kernels = self._device.type == "cuda" and not self._spec.config.enforce_reference
         if self._spec.model.quantization is not None and not has_kernels:
             logger.warning("quantized weights have no kernels here: they take the memory of %s", self._spec.dtype)
-        ops = select_ops(
+        ops = self._select_ops()
+        self._kernels = ops.kernels
+        on_piece = self.on_piece if device == self._device else None
+        return load_model(folder, config, self._spec.max_model_len, self._dtype, device, ops, group, on_piece)
+
+    def _select_ops(self) -> Ops:
+        return select_ops(
             self._device,
             self._dtype,
             self._spec.config.enforce_reference,
@@ -222,18 +243,36 @@ class Worker:
             self._has_fp8_cache,
             self._spare_folder,
         )
-        self._kernels = ops.kernels
-        on_piece = self.on_piece if device == self._device else None
-        return load_model(folder, config, self._spec.max_model_len, self._dtype, device, ops, group, on_piece)
 
-    def reload(self, folder: Path) -> None:
-        """Forget all rows and take the weights in `folder` instead; never holds both at once. A failure is final."""
-        assert self._kv_cache is not None, "initialize comes before reload"
+    def hold(self, holding: Holding) -> None:
+        """Forget all rows and hold what is asked for, in place of what is there; never holds two checkpoints at once. A
+        failure is final."""
+        assert self._num_blocks, "initialize comes before hold"
         self.reset()
-        self._model = self._runner = None
+        self._asleep = holding.asleep
+        self._runner = None
+        if holding.model_folder or "weights" in holding.asleep:
+            self._model = None
+        if "kv_cache" in holding.asleep:
+            self._kv_cache = None
+        self._give_back()
+        if holding.drops_pages:
+            drop_pages(self._folder)
+        self._folder = Path(holding.model_folder or self._folder)
+        if self._model is None and "weights" not in holding.asleep:
+            self._model = self._load_model(self._folder, self._spec.model, self._device, self._group)
+        if self._kv_cache is None:
+            self.initialize(self._num_blocks)
+        elif self._model is not None:
+            self._runner = self._make_runner(self._model, self._kv_cache)
+
+    def _give_back(self) -> None:
+        """What is free goes back to the machine."""
         gc.collect()  # recorded graphs refer to themselves and hold the weights
-        self._model = self._load_model(folder, self._spec.model, self._device, self._group)
-        self._runner = self._make_runner(self._model, self._kv_cache)
+        if self._device.type == "cuda" and self._asleep:
+            torch.cuda.empty_cache()
+        elif self._asleep:
+            trim_heap()
 
     def reset(self) -> None:
         """Forget all rows: a new core knows none of them."""
@@ -296,46 +335,13 @@ class Worker:
         return (num_blocks, model.num_layers, 2, model.num_kv_heads_local, self._spec.config.block_size, width)
 
     def _prepare_device(self) -> None:
-        if self._spec.config.deterministic and self._size > MAX_DETERMINISTIC_RANKS:
-            raise ConfigError(
-                f"--deterministic runs with at most {MAX_DETERMINISTIC_RANKS} ranks, these are {self._size}: lower "
-                "--tensor-parallel-size or leave it out"
-            )
-        if self._has_fp8_cache and self._spec.model.head_dim % 4:
-            raise ConfigError(
-                f"--kv-cache-dtype fp8 needs heads of a multiple of 4 elements, these have "
-                f"{self._spec.model.head_dim}: leave it out"
-            )
+        """ConfigError for a device that cannot do what is asked of it."""
+        check_options(self._spec, self._size)
         if self._device.type == "cpu":
             torch.set_num_threads(num_cpu_threads(self._spec.config.num_threads, self._size))
-        elif self._rank >= torch.cuda.device_count():
-            raise ConfigError(
-                f"rank {self._rank} has no GPU, {torch.cuda.device_count()} are visible: lower --tensor-parallel-size "
-                "or give --device cpu"
-            )
         else:
-            torch.cuda.set_device(self._device)
-            if self._spec.config.deterministic and (self._spec.config.enforce_reference or not self._has_kernels):
-                raise ConfigError(
-                    f"--deterministic has no kernels for this model on {self._device}: give --device cpu or "
-                    "leave it out"
-                )
-            self._check_launches()
-            capability = torch.cuda.get_device_capability(self._device)
-            if self._has_fp8_cache and capability < FP8_CAPABILITY:
-                raise ConfigError(
-                    f"--kv-cache-dtype fp8 needs compute capability {FP8_CAPABILITY[0]}.{FP8_CAPABILITY[1]}, "
-                    f"{self._device} has {capability[0]}.{capability[1]}: leave it out"
-                )
-
-    def _check_launches(self) -> None:
-        from ..kernels.gpu.load import launch_obstacle
-
-        if self._samples_on_device and (obstacle := launch_obstacle()) is not None:
-            raise ConfigError(
-                f"triton cannot launch kernels ({obstacle:.300}): install a C compiler and Python's headers (gcc and "
-                "python3-dev), or set --enforce-reference to do without kernels"
-            )
+            select_gpu(self._device)
+            check_gpu(self._spec, self._device, has_kernels=self._samples_on_device)
 
     def _join_group(self) -> ParallelGroup:
         folder = Path(self._spec.run_directory) / f"group-{self._generation}"

@@ -108,6 +108,12 @@ class BlockPool:
             for block in range(1, self.num_blocks, stride)
         )
 
+    def drop_idle_keys(self) -> None:
+        """Forget the content of free blocks."""
+        for block in self._free:
+            if self._key_by_block[block] is not None:
+                self._drop_key(block)
+
     def clear_index(self) -> None:
         """Forget all content: what the blocks hold is not to be trusted or not of these weights."""
         self._block_by_key.clear()

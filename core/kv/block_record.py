@@ -66,7 +66,7 @@ class BlockRecord:
         self._map[start:] = bytes(len(self._map) - start)
 
     def change_namespace(self, namespace: bytes) -> None:
-        """`clear` came before."""
+        """Keys that were made of another one are found by nobody."""
         self.write(0, namespace)
 
     def begin_generation(self, generation: int) -> None:

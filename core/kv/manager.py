@@ -88,10 +88,15 @@ class KVCacheManager:
         request.num_published = 0
 
     def change_namespace(self) -> None:
-        """From now on nothing that was cached before is found. `reset` came before; keys made before are void."""
+        """From now on nothing that was cached before is found; keys made before are void but for who holds blocks."""
         self._namespace = random_namespace()
         if self._record is not None:
             self._record.change_namespace(self._namespace)
+
+    def forget_idle(self) -> None:
+        """Nothing that is cached now is found by a request that begins later. Tables stay as they are."""
+        self.pool.drop_idle_keys()
+        self.change_namespace()
 
     def reset(self) -> None:
         """Forget all cached content. Tables must be empty."""

@@ -15,6 +15,7 @@ import zmq
 from ...ipc.codec import Decoder, encode
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import EngineDead, ProtocolError
+from ...ipc.messages.base import Holding
 from ...ipc.messages.workers import (
     ControlAck,
     ModelRunnerOutput,
@@ -85,11 +86,9 @@ class WorkerGroup:
         self._unanswered.append((message.step, frame))
         self._publisher.send(frame)
 
-    def reload(self, step: int, model_folder: str) -> None:
-        """Let every rank read other weights, as step `step` of the stream; `take_reloaded` tells when all have."""
-        message = ReloadWeights(
-            step=step, core_epoch=self._core_epoch, generation=self.generation, model_folder=model_folder
-        )
+    def reload(self, step: int, holding: Holding) -> None:
+        """Let every rank hold other weights or none, as step `step` of the stream; `take_reloaded`: all do."""
+        message = ReloadWeights(step=step, core_epoch=self._core_epoch, generation=self.generation, holding=holding)
         self._unreloaded = set(range(self.size))
         self.reload_overdue_at = self._clock.now + self._reload_timeout_s
         frame = encode(message)

@@ -15,6 +15,7 @@ from functools import partial
 from typing import TypeVar, Unpack
 
 from ...ipc.codec import decode_ids
+from ...ipc.messages.base import MemoryTag
 from ...ipc.messages.client import (
     Control,
     Detokenize,
@@ -33,7 +34,15 @@ from ...ipc.pooling_params import PoolingParams
 from ...ipc.process.log import LogLevel
 from ...ipc.sampling_params import SamplingParams
 from .async_stream import AsyncStream, LoopWaker
-from .base_client import Attachment, log_level_query, pause_query, reload_query, tokenize_query
+from .base_client import (
+    Attachment,
+    log_level_query,
+    pause_query,
+    reload_query,
+    sleep_query,
+    tokenize_query,
+    wake_up_query,
+)
 from .call_options import CallOptions, ChatOptions, UnservedOptions, chat_form, check_options, with_priority
 from .outputs import EmbeddingRequestOutput, RequestOutput, to_embedding
 from .prompts import Chat, Prompt, check_chat, check_params, check_token_ids
@@ -128,6 +137,22 @@ class AsyncClient(Attachment):
     async def reload(self, model: str | os.PathLike[str]) -> None:
         """As Client.reload."""
         await self._ask(reload_query(model), Done)
+
+    async def sleep(self, level: int = 1, mode: PauseMode = "keep") -> None:
+        """As Client.sleep."""
+        await self._ask(sleep_query(level, mode), Done)
+
+    async def wake_up(self, tags: Sequence[MemoryTag] | None = None) -> None:
+        """As Client.wake_up."""
+        await self._ask(wake_up_query(tags), Done)
+
+    async def is_sleeping(self) -> bool:
+        return (await self.health()).is_asleep
+
+    async def reset_prefix_cache(self) -> bool:
+        """As Client.reset_prefix_cache."""
+        await self._ask(partial(Control, action="reset_prefix_cache"), Done)
+        return True
 
     async def set_log_level(self, level: LogLevel) -> None:
         """As Client.set_log_level."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 import itertools
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import ClassVar, TypeVar, get_args
 
 from ...ipc.errors import RequestError
+from ...ipc.messages.base import MemoryTag
 from ...ipc.messages.client import ChatForm, Control, PauseMode, Query, Submit, Tokenize
 from ...ipc.pooling_params import PoolingParams
 from ...ipc.process.log import LogLevel
@@ -105,10 +106,24 @@ def tokenize_query(prompt: str | Chat) -> Callable[..., Query]:
     return partial(Tokenize, chat=check_chat(prompt))
 
 
-def pause_query(mode: PauseMode) -> Callable[..., Query]:
+def pause_query(mode: PauseMode) -> Callable[..., Control]:
     if mode not in get_args(PauseMode):
         raise RequestError(f"mode must be {', '.join(get_args(PauseMode))}, got {mode!r:.80}")
     return partial(Control, action="pause", mode=mode)
+
+
+def sleep_query(level: int | str, mode: PauseMode) -> Callable[..., Control]:
+    if level not in (1, 2):
+        raise RequestError(f"level must be 1 or 2, got {level!r:.80}: to keep all memory, use pause()")
+    return partial(pause_query(mode), action="sleep", sleep_level=level)
+
+
+def wake_up_query(tags: Sequence[MemoryTag] | None) -> Callable[..., Control]:
+    named = None if tags is None else list(tags)
+    for tag in named or ():
+        if tag not in get_args(MemoryTag):
+            raise RequestError(f"tags must be of {', '.join(get_args(MemoryTag))}, got {tag!r:.80}")
+    return partial(Control, action="wake_up", tags=named)
 
 
 def log_level_query(level: LogLevel) -> Callable[..., Query]:

@@ -11,6 +11,7 @@ from typing import Unpack
 
 from ...ipc.codec import decode_ids
 from ...ipc.errors import RequestError, TokenloomError
+from ...ipc.messages.base import MemoryTag
 from ...ipc.messages.client import (
     Control,
     Delta,
@@ -29,7 +30,15 @@ from ...ipc.messages.client import (
 from ...ipc.pooling_params import PoolingParams
 from ...ipc.process.log import LogLevel
 from ...ipc.sampling_params import SamplingParams
-from .base_client import Attachment, log_level_query, pause_query, reload_query, tokenize_query
+from .base_client import (
+    Attachment,
+    log_level_query,
+    pause_query,
+    reload_query,
+    sleep_query,
+    tokenize_query,
+    wake_up_query,
+)
 from .batch import Batch
 from .call_options import CallOptions, ChatOptions, UnservedOptions, chat_form, check_options, with_priority
 from .open_request import Update
@@ -147,6 +156,23 @@ class Client(Attachment):
     def reload(self, model: str | os.PathLike[str]) -> None:
         """Take the weights of another checkpoint of the same architecture; open requests go on with them."""
         self._ask(reload_query(model), Done)
+
+    def sleep(self, level: int = 1, mode: PauseMode = "keep") -> None:
+        """Give the memory of weights and KV pool back, until `wake_up`. Requests wait meanwhile, those that run too (as
+        `mode` of `pause` says). 1: the checkpoint stays in the machine's page cache; 2: it leaves that, too."""
+        self._ask(sleep_query(level, mode), Done)
+
+    def wake_up(self, tags: Sequence[MemoryTag] | None = None) -> None:
+        """Take the memory again, all or what is named ("weights", "kv_cache"), and go on once all of it is there."""
+        self._ask(wake_up_query(tags), Done)
+
+    def is_sleeping(self) -> bool:
+        return self.health().is_asleep
+
+    def reset_prefix_cache(self) -> bool:
+        """Have no request that begins later find what is cached now; True, since running requests do not hinder it."""
+        self._ask(partial(Control, action="reset_prefix_cache"), Done)
+        return True
 
     def set_log_level(self, level: LogLevel) -> None:
         """Have every process of the engine, those that are started later too, log what is at least this bad."""

@@ -18,7 +18,7 @@ from ...ipc.addresses import RunDirectory
 from ...ipc.codec import Decoder
 from ...ipc.config.engine_config import EngineConfig
 from ...ipc.errors import ConfigError
-from ...ipc.messages.base import PROTOCOL_VERSION, Hello, Ping, Pong, Welcome
+from ...ipc.messages.base import PROTOCOL_VERSION, Hello, Holding, Ping, Pong, Welcome
 from ...ipc.messages.client import ClientMessage, FrontendMessage
 from ...ipc.messages.core import AbortRequests, EngineControl, EngineCoreRequest, FrontendToCore
 from ...ipc.messages.supervisor import Initialize, StartPhases
@@ -140,9 +140,9 @@ class InProcessEngine:
             log.set_level(order.level)
             self._frontend.on_control_message(order)
 
-    def _reload(self, model_folder: str) -> None:
+    def _reload(self, holding: Holding) -> None:
         self._core.scheduler.take_step()
-        self._worker.reload(Path(model_folder))
+        self._worker.hold(holding)
         self._is_reloaded = True
 
     def _go_on_with_controls(self) -> None:

@@ -1,4 +1,4 @@
-"""ControlEndpoints: pause, resume, reload and the log level over HTTP, with the errors of the library's calls.
+"""ControlEndpoints: pause, reload, sleep, prefix cache and log level over HTTP, with the errors of the library's calls.
 
 Only for who holds the key. Without a key they are for this machine alone: for callers of a unix socket, or of a port
 of the loopback, and then not for web pages, which a browser lets post to any address.
@@ -6,15 +6,17 @@ of the loopback, and then not for web pages, which a browser lets post to any ad
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.messages.base import MemoryTag
 from ...ipc.messages.client import Control, PauseMode
 from ...ipc.process.log import LogLevel
+from ..client.base_client import sleep_query, wake_up_query
 from ..openai.forms.errors import HttpError, json_response
 from ..openai.local_engine import LocalEngine
 from ..requests.frontend import Frontend
@@ -40,6 +42,10 @@ class ReloadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: str
 
 
+class ResetRequest(msgspec.Struct, frozen=True):
+    """Whatever vLLM's clients say more: running requests do not hinder it."""
+
+
 class LogLevelRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The least level that is logged, by every process."""
 
@@ -58,6 +64,17 @@ class ControlEndpoints:
             Endpoint("/pause", self.pause, "Begin nothing new until /resume", PauseRequest),
             Endpoint("/resume", self.resume, "Go on after a pause", ResumeRequest),
             Endpoint("/reload", self.reload, "Take the weights of another checkpoint", ReloadRequest),
+            Endpoint(
+                "/sleep",
+                self.sleep,
+                "Give memory back until /wake_up; level 1 or 2 and mode in the query",
+                ResumeRequest,
+            ),
+            Endpoint("/wake_up", self.wake_up, "Take it again, all or the tags in the query", ResumeRequest),
+            Endpoint("/is_sleeping", self.is_sleeping, "Whether memory has been given back"),
+            Endpoint(
+                "/reset_prefix_cache", self.reset_prefix_cache, "Find nothing of what is cached now", ResetRequest
+            ),
             Endpoint("/log_level", self.log_level, "The least level that is logged"),
             Endpoint("/log_level", self.set_log_level, "Change it", LogLevelRequest),
         ]
@@ -76,6 +93,27 @@ class ControlEndpoints:
         order = await self._read(request, ReloadRequest)
         await self._engine.control(Control(query_id=0, action="reload", model=order.model))
         return json_response({"model": order.model})
+
+    async def sleep(self, request: Request) -> Response:
+        await self._read(request, ResumeRequest)
+        query = request.query_params
+        level, mode = query.get("level", "1"), cast(PauseMode, query.get("mode", "keep"))
+        await self._engine.control(sleep_query(int(level) if level.isdecimal() else level, mode)(query_id=0))
+        return json_response({"is_sleeping": True})
+
+    async def wake_up(self, request: Request) -> Response:
+        await self._read(request, ResumeRequest)
+        tags = cast(list[MemoryTag], request.query_params.getlist("tags")) or None
+        await self._engine.control(wake_up_query(tags)(query_id=0))
+        return json_response({"is_sleeping": self._frontend.health().is_asleep})
+
+    async def is_sleeping(self, request: Request) -> Response:
+        return json_response({"is_sleeping": self._frontend.health().is_asleep})
+
+    async def reset_prefix_cache(self, request: Request) -> Response:
+        await self._read(request, ResetRequest)
+        await self._engine.control(Control(query_id=0, action="reset_prefix_cache"))
+        return json_response({"success": True})
 
     async def log_level(self, request: Request) -> Response:
         self._check(request)

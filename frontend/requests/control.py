@@ -1,10 +1,11 @@
 """ControlRelay: a client's orders, checked and passed on; the answers come back the same way.
 
-Pause, resume and reload are the core's. The log level is the supervisor's, which says the new one to every process:
-that it comes back to us is the answer.
+Most are the core's. The log level is the supervisor's, which says the new one to every process: that it comes back to
+us is the answer.
 
 A reload's checkpoint is found and read in a thread: a hub id may have to be fetched. A reload whose core is lost is
-given to the next one, so that its answer is true: weights that were read already are read once more.
+given to the next one, so that its answer is true: weights that were read already are read once more. So is
+all else that may be done twice.
 """
 
 from __future__ import annotations
@@ -76,7 +77,12 @@ class ControlRelay:
             return
         assert control.action != "log_level"
         order = EngineControl(
-            control_id=next(self._numbers), action=control.action, mode=control.mode, model_folder=folder
+            control_id=next(self._numbers),
+            action=control.action,
+            mode=control.mode,
+            model_folder=folder,
+            sleep_level=control.sleep_level,
+            tags=control.tags,
         )
         self._open[order.control_id] = (order, control.query_id, send)
         self._link.control(order)
@@ -89,7 +95,7 @@ class ControlRelay:
     def on_core_lost(self) -> None:
         """A new core knows nothing of the orders of the old one, and is not paused."""
         for control_id, (order, query_id, send) in list(self._open.items()):
-            if order.action != "reload":
+            if order.action in ("pause", "resume"):
                 del self._open[control_id]
                 send(QueryFailed(query_id=query_id, error=ErrorInfo("dead", "the core was replaced: ask again")))
 

@@ -32,7 +32,7 @@ from .engine_metrics import EngineMetrics
 
 _PASSED_ON = (  # from the last Progress to who asks for health
     *("step", "num_running", "num_waiting", "num_free_blocks", "num_recomputed_tokens"),
-    *("num_restarts", "last_failure", "is_paused"),
+    *("num_restarts", "last_failure", "is_paused", "is_asleep"),
 )
 STALL_S = 10.0  # with requests there and no step for longer, the engine is called stalled
 
@@ -53,7 +53,7 @@ class QueryProcessor:
 
     def on_progress(self, progress: Progress) -> None:
         known, self._progress_at = self._metrics.progress, self._awake_time()
-        has_gone_on = progress.step != known.step or progress.is_paused != known.is_paused
+        has_gone_on = progress.step != known.step or _is_held(progress) != _is_held(known)
         if has_gone_on or not (_is_busy(known) and _is_busy(progress)):
             self._moved_at = self._progress_at
         self._metrics.on_progress(progress)
@@ -95,7 +95,7 @@ class QueryProcessor:
         return Health(
             query_id=query_id,
             is_ready=self._core.is_up and progress.is_core_up and not self.is_draining,
-            is_stalled=_is_busy(progress) and not progress.is_paused and now - self._moved_at > STALL_S,
+            is_stalled=_is_busy(progress) and not _is_held(progress) and now - self._moved_at > STALL_S,
             step_age_s=progress.step_age_s + since,
             is_draining=self.is_draining,
             **{name: getattr(progress, name) for name in _PASSED_ON},
@@ -118,6 +118,10 @@ class QueryProcessor:
             device=spec.device,
             kernels=self._metrics.kernels,
         )
+
+
+def _is_held(progress: Progress) -> bool:
+    return progress.is_paused or progress.is_asleep
 
 
 def _is_busy(progress: Progress) -> bool:

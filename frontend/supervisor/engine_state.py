@@ -22,6 +22,7 @@ class EngineState(NamedTuple):
     num_blocks: int  # of the KV pool, the null block among them; 0: not settled yet
     num_restarts: Mapping[str, int]  # by role
     last_failure: str
+    is_asleep: bool = False
 
 
 def state_lines(state: EngineState) -> list[str]:
@@ -49,6 +50,7 @@ def _work(state: EngineState) -> str:
         f"step {progress.step}, {age_s:.1f} s ago; {progress.num_running} running, "
         f"{progress.num_waiting} waiting; KV {1 - progress.num_free_blocks / num_blocks:.0%} used"
         + ("; paused" if progress.is_paused else "")
+        + ("; asleep" if state.is_asleep else "")
     )
 
 

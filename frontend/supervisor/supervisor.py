@@ -29,6 +29,7 @@ from ..listening import open_requests
 from ..listening.http_listeners import HttpListeners
 from .children import Child, Roster
 from .engine_state import EngineState, state_lines
+from .holdings import Holdings
 from .restart_policy import RestartPolicy
 from .service_manager import READY, STOPPING, notify
 from .signal_watch import SignalWatch, StartInterrupted
@@ -66,8 +67,7 @@ class Supervisor:
         self._report = StartReport(announce, self._clock)
         self._roster = Roster(spec)
         self._generation = self._core_epoch = self._num_frontends = 0
-        self._model_folder = spec.model_folder  # which workers read; a reload changes it
-        self._next_model_folder: str | None = None  # which they may be reading, rank by rank, just now
+        self._holdings = Holdings(spec.model_folder)
         self._num_blocks = 0  # 0: not settled yet
         self._is_serving = False
         self._policy_by_role = {role: RestartPolicy() for role in ("worker", "core", "frontend")}
@@ -115,14 +115,15 @@ class Supervisor:
         """Start the processes of a role: all ranks of the present generation, the core, or the frontend."""
         self._phases = [phase for phase in self._phases if not phase.process.startswith(role)]
         if role == "worker":
-            self._next_model_folder = None
+            self._holdings.abandon_change()
             for rank in range(self.spec.config.tensor_parallel_size):
                 identity = f"worker-{rank}-{self._generation}"
                 arguments = ["--rank", str(rank), "--generation", str(self._generation)]
-                arguments += ["--model-folder", self._model_folder]
+                arguments += ["--model-folder", self._holdings.model_folder, "--asleep", *self._holdings.asleep]
                 self._roster.spawn(role, f"worker {rank}", "tokenloom.workers.process", identity, arguments)
         elif role == "core":
             arguments = ["--epoch", str(self._core_epoch), "--generation", str(self._generation)]
+            arguments += ["--asleep", *self._holdings.asleep]
             self._roster.spawn(role, "core", "tokenloom.core.process", f"core-{self._core_epoch}", arguments)
         else:
             identity = f"frontend-{self._num_frontends}"
@@ -286,14 +287,10 @@ class Supervisor:
 
     def _on_reload(self, core: Child, message: messages.Reloading | messages.Reloaded) -> None:
         """Note it and say so, unless the workers were lost meanwhile; the core has been told that instead."""
-        if message.generation != self._generation:
-            return
-        if isinstance(message, messages.Reloading):
-            self._next_model_folder = message.model_folder
-        elif self._next_model_folder is not None:
-            self._model_folder, self._next_model_folder = self._next_model_folder, None
-            logger.info("serves the weights in %s now", self._model_folder)
-        self._roster.tell(core, message)
+        if message.generation == self._generation:
+            self._holdings.note(message)
+            self._publish_progress()  # before the client that gave the order is answered
+            self._roster.tell(core, message)
 
     # ── losses ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -319,7 +316,7 @@ class Supervisor:
                 self._pending_start["core"] = time.monotonic()
         elif child.role == "core":
             self._core_epoch += 1
-            if self._next_model_folder is not None:  # some ranks may have read the order, others not
+            if self._holdings.is_changing:  # some ranks may have read the order, others not
                 self._roster.remove("worker")
                 self._generation += 1
                 self._pending_start["worker"] = time.monotonic()
@@ -357,6 +354,7 @@ class Supervisor:
             worker_memory_bytes=[child.process.resident_bytes() for child in self._roster.of("worker")],
             last_failure=self._last_failure,
             is_core_up=self._roster.is_up("core"),
+            is_asleep=bool(self._holdings.asleep),
         )
         self._roster.broadcast(progress, "frontend")
 
@@ -378,6 +376,7 @@ class Supervisor:
             num_blocks=self._num_blocks,
             num_restarts={role: policy.num_restarts for role, policy in self._policy_by_role.items()},
             last_failure=self._last_failure,
+            is_asleep=bool(self._holdings.asleep),
         )
         for line in state_lines(state):
             log_always(logger, line)

@@ -13,7 +13,8 @@ import msgspec
 from ..errors import ErrorInfo
 
 PROTOCOL_VERSION = 1
-EngineAction: TypeAlias = Literal["pause", "resume", "reload"]
+EngineAction: TypeAlias = Literal["pause", "resume", "reload", "sleep", "wake_up", "reset_prefix_cache"]
+MemoryTag: TypeAlias = Literal["weights", "kv_cache"]  # what a worker's memory is for
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "timeout", "error"]
 
 
@@ -52,6 +53,14 @@ class Refused(Message, frozen=True, kw_only=True, tag="refused"):
 
 class Unknown(Message, frozen=True, kw_only=True, tag="unknown"):
     """The peer does not know the sender: it must say Hello and submit again what it holds."""
+
+
+class Holding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What workers shall hold in memory: the weights and the KV pool, but for what is asleep."""
+
+    model_folder: str = ""  # weights to read now; empty: those from before
+    asleep: list[MemoryTag] = []
+    drops_pages: bool = False  # the checkpoint's pages leave the machine's page cache, too
 
 
 class BulkArray(msgspec.Struct, frozen=True, kw_only=True):

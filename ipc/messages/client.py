@@ -11,9 +11,21 @@ from ..errors import ErrorInfo
 from ..pooling_params import PoolingParams
 from ..process.log import LogLevel
 from ..sampling_params import SamplingParams
-from .base import BulkArray, FinishReason, Hello, Message, Ping, Pong, Refused, Unknown, Welcome
+from .base import (
+    BulkArray,
+    EngineAction,
+    FinishReason,
+    Hello,
+    MemoryTag,
+    Message,
+    Ping,
+    Pong,
+    Refused,
+    Unknown,
+    Welcome,
+)
 
-ControlAction: TypeAlias = Literal["pause", "resume", "reload", "log_level"]
+ControlAction: TypeAlias = EngineAction | Literal["log_level"]
 PauseMode: TypeAlias = Literal["keep", "wait", "abort"]  # running requests stop and stay, finish first, or end
 
 
@@ -92,13 +104,15 @@ class GetInfo(Message, frozen=True, kw_only=True, tag="info"):
 
 
 class Control(Message, frozen=True, kw_only=True, tag="control"):
-    """Pause, resume, reload weights of the same architecture in place, or log more or less; answered by Done when it is
-    so."""
+    """Pause, resume, reload weights of the same architecture in place, give memory back and take it again, empty the
+    prefix cache, or log more or less; answered by Done when it is so."""
 
     query_id: int
     action: ControlAction
-    mode: PauseMode = "keep"
+    mode: PauseMode = "keep"  # for pause and sleep
     model: str = ""  # for reload: folder or hub id
+    sleep_level: int = 1  # 1: the checkpoint stays in the machine's page cache; 2: it leaves that, too
+    tags: list[MemoryTag] | None = None  # for wake_up: what shall be there again; nil: all
     level: LogLevel = "info"  # for log_level: the least that every process logs
 
 
@@ -190,14 +204,17 @@ class Health(Message, frozen=True, kw_only=True, tag="health_is"):
     last_failure: str = ""
     is_paused: bool = False
     is_draining: bool = False
+    is_asleep: bool = False  # weights or KV pool have been given back: requests wait
 
     @property
-    def state(self) -> Literal["stalled", "draining", "paused", "ready", "starting"]:
+    def state(self) -> Literal["stalled", "draining", "asleep", "paused", "ready", "starting"]:
         """All this in a word, for people."""
         if self.is_stalled:
             return "stalled"
         if self.is_draining:
             return "draining"
+        if self.is_asleep and self.is_ready:
+            return "asleep"
         if self.is_paused and self.is_ready:
             return "paused"
         return "ready" if self.is_ready else "starting"

@@ -10,7 +10,19 @@ import msgspec
 from ..errors import ErrorInfo
 from ..pooling_params import PoolingParams
 from ..sampling_params import SamplingParams
-from .base import BulkArray, EngineAction, FinishReason, Hello, Message, Ping, Pong, Refused, Unknown, Welcome
+from .base import (
+    BulkArray,
+    EngineAction,
+    FinishReason,
+    Hello,
+    MemoryTag,
+    Message,
+    Ping,
+    Pong,
+    Refused,
+    Unknown,
+    Welcome,
+)
 from .client import PauseMode
 
 
@@ -51,6 +63,8 @@ class EngineControl(Message, frozen=True, kw_only=True, tag="engine_control"):
     action: EngineAction
     mode: PauseMode = "keep"
     model_folder: str = ""
+    sleep_level: int = 1
+    tags: list[MemoryTag] | None = None
 
 
 class AbortRequests(Message, frozen=True, kw_only=True, tag="abort_requests"):

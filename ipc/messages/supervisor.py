@@ -8,7 +8,7 @@ import msgspec
 
 from ..errors import ErrorInfo
 from ..process.log import LogLevel
-from .base import Hello, Message, Ping, Pong
+from .base import Hello, Holding, Message, Ping, Pong
 
 
 class Phase(Message, frozen=True, kw_only=True, tag="phase"):
@@ -66,16 +66,16 @@ class ReplaceWorkers(Message, frozen=True, kw_only=True, tag="replace_workers"):
 
 
 class Reloading(Message, frozen=True, kw_only=True, tag="reloading"):
-    """To the supervisor: the workers shall read other weights. It notes that their weights are uncertain and says the
-    same back; only then do they get the order."""
+    """To the supervisor: the workers shall hold other weights, or none. It notes that what they hold is uncertain and
+    says the same back; only then do they get the order."""
 
     generation: int
-    model_folder: str
+    holding: Holding
 
 
 class Reloaded(Message, frozen=True, kw_only=True, tag="reloaded"):
-    """To the supervisor: all ranks have read them. It notes that new workers read them too and says the same back;
-    only then is the client answered."""
+    """To the supervisor: all ranks hold them. It notes that new workers do so too and says the same back; only then is
+    the client answered."""
 
     generation: int
 
@@ -111,6 +111,7 @@ class Progress(Message, frozen=True, kw_only=True, tag="progress"):
     worker_memory_bytes: list[int] = []  # resident, by rank
     last_failure: str = ""
     is_core_up: bool = True
+    is_asleep: bool = False
     is_paused: bool = False
 
 

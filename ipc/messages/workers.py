@@ -8,7 +8,7 @@ from typing import TypeAlias
 import msgspec
 
 from ..pooling_params import PoolingParams
-from .base import Message
+from .base import Holding, Message
 from .core import LogprobColumns, Pooled
 
 
@@ -80,12 +80,12 @@ class TokenMask(Message, frozen=True, kw_only=True, tag="mask"):
 
 
 class ReloadWeights(Message, frozen=True, kw_only=True, tag="reload_weights"):
-    """Takes the place of a step: every rank drops its rows, reads the weights in `model_folder` and says ControlAck."""
+    """Takes the place of a step: every rank drops its rows, holds what it shall and says ControlAck."""
 
     step: int
     core_epoch: int
     generation: int
-    model_folder: str
+    holding: Holding
 
 
 class Probe(Message, frozen=True, kw_only=True, tag="probe"):

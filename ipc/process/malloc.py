@@ -9,6 +9,12 @@ _M_MMAP_THRESHOLD = -3
 LARGE_BYTES = 128 << 10
 
 
+def trim_heap() -> None:
+    """Give free pages of malloc's heaps back to the system, after much was freed. Only glibc can."""
+    with contextlib.suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def return_large_blocks() -> None:
     """Blocks above LARGE_BYTES go back to the system when they are freed. glibc raises the limit, by itself, to the
     largest block that it has seen freed; then tables which Python rebuilds now and then come from the heap, and what is

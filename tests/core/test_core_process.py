@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 from tokenloom.ipc.codec import Decoder, encode
-from tokenloom.ipc.messages.base import Hello, Ping, Pong, Refused, Unknown, Welcome
+from tokenloom.ipc.messages.base import Hello, Holding, Ping, Pong, Refused, Unknown, Welcome
 from tokenloom.ipc.messages.core import AbortRequests, ControlDone, CoreToFrontend, EngineControl, EngineCoreOutputs
 from tokenloom.ipc.messages.supervisor import (
     Initialize,
@@ -170,9 +170,9 @@ def begin_reload(bench: Bench) -> None:
     bench.say(EngineControl(control_id=7, action="reload", model_folder="elsewhere"))
     bench.pump(Reloading)
     assert not any(isinstance(message, ReloadWeights) for message in bench.pump(seconds=0.1)), "before it is known of"
-    bench.order(Reloading(generation=0, model_folder="elsewhere"))
+    bench.order(Reloading(generation=0, holding=Holding(model_folder="elsewhere")))
     (order,) = [message for message in bench.pump(ReloadWeights) if isinstance(message, ReloadWeights)]
-    assert (order.step, order.model_folder) == (1, "elsewhere")
+    assert (order.step, order.holding) == (1, Holding(model_folder="elsewhere"))
 
 
 def end_reload(bench: Bench, verdict: Reloaded | WorkersDown) -> str:

@@ -76,6 +76,25 @@ def test_a_prefix_is_computed_once_and_at_least_one_token_is_recomputed() -> Non
     harness.check(1)
 
 
+def test_an_emptied_cache_is_found_by_nobody_and_running_requests_go_on(tmp_path: Path) -> None:
+    harness, rng = Harness(block_size=4, record=tmp_path / "blocks"), random.Random(5)
+    first, other = prompt_of(rng, 32), prompt_of(rng, 32)
+    harness.add(0, first, 40)
+    harness.add(1, other, 1)
+    for _ in range(10):
+        harness.turn()
+    harness.core.reset_prefix_cache()
+    harness.add(2, first, 40)
+    harness.add(3, other, 4)
+    harness.run()
+    assert (harness.cached[2], harness.cached[3]) == (0, 0)
+    for key in range(4):
+        harness.check(key)
+    harness.add(4, other, 4)
+    harness.run()
+    assert harness.cached[4] == 28, "what came after is found"
+
+
 def test_the_map_of_the_pool_tells_the_state_of_each_block() -> None:
     pool = BlockPool(11)
     cached, shared, used, given_back = pool.allocate(4)

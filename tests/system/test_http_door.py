@@ -144,8 +144,37 @@ def test_orders_over_http_are_those_of_the_library(engine: LaunchedEngine, http:
         assert http.post(f"/{path}", json=body).status_code == 400
 
 
+def test_vllm_s_orders_to_sleep_and_to_empty_the_cache(http: httpx2.Client) -> None:
+    body = {"prompt": "The capital of France is Paris. " * 4, "max_tokens": 1}
+
+    def cached() -> int:
+        details = http.post("/v1/completions", json=body).json()["usage"]["prompt_tokens_details"]
+        return int(details["cached_tokens"])
+
+    cached()
+    assert cached() > 0
+    assert http.post("/reset_prefix_cache").status_code == 200 and cached() == 0
+    for query, is_awake in (("", True), ("?tags=weights&tags=kv_cache", True), ("?tags=weights", False)):
+        assert http.post("/sleep?level=2").status_code == 200
+        assert (
+            http.get("/is_sleeping").json() == {"is_sleeping": True}
+            and http.get("/health").json()["status"] == "asleep"
+        )
+        assert http.post(f"/wake_up{query}").status_code == 200
+        assert http.get("/is_sleeping").json() == {"is_sleeping": not is_awake}
+    assert http.post("/wake_up").json() == {"is_sleeping": False} and cached() == 0
+    for path in ("sleep?level=3", "sleep?level=x", "sleep?mode=x", "wake_up?tags=x"):
+        assert http.post(f"/{path}").status_code == 400, path
+
+
 def test_without_a_key_no_web_page_gives_orders(http: httpx2.Client) -> None:
-    for method, path in (("POST", "/pause"), ("POST", "/resume"), ("POST", "/reload"), ("GET", "/log_level")):
+    for method, path in (
+        ("POST", "/pause"),
+        ("POST", "/resume"),
+        ("POST", "/reload"),
+        ("POST", "/sleep"),
+        ("GET", "/log_level"),
+    ):
         refused = http.request(method, path, headers={"origin": "https://evil.example"}, json={})
         assert refused.status_code == 403, path
 

@@ -1,0 +1,166 @@
+"""An engine that sleeps gives its memory back and loses no request, whatever process ends meanwhile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tokenloom import LLM, Client, InternalError, RequestError, RequestOutput, SamplingParams
+from tokenloom.ipc.process.faults import inject
+from tokenloom.scripts.engine_process import Engine
+from tokenloom.tests.support.checkpoints import tiny_checkpoint
+
+RECOVERY_S = 60.0
+OPTIONS = ["--device", "cpu", "--num-threads", "1", "--max-model-len", "1200", "--num-kv-blocks", "256"]
+PROMPT = [5 + i % 90 for i in range(70)]
+LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+WEIGHT_BYTES, KV_BYTES = 30 << 20, 20 << 20  # at least: of the checkpoint; of two prompts of 1,000 tokens
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sizes = {"hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 8, "intermediate_size": 1024}
+    return tiny_checkpoint(tmp_path_factory.mktemp("model") / "one", num_hidden_layers=3, **sizes)
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    with Engine(tmp_path_factory.mktemp("run"), [*OPTIONS, "--model", str(folder), "--http", "0"]) as engine:
+        engine.wait_ready()
+        yield engine
+        engine.processes()
+        assert engine.stop() == 0 and not engine.leftovers()
+
+
+@pytest.fixture
+def client(engine: Engine) -> Iterator[Client]:
+    with Client(engine.address, reconnect_timeout_s=RECOVERY_S) as client:
+        yield client
+
+
+def resident_bytes(engine: Engine) -> int:
+    return int(engine.child("worker 0").memory_info().rss)
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + RECOVERY_S
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def begin(engine: Engine, client: Client) -> tuple[Future[RequestOutput], list[int]]:
+    """A request of which a step runs, and the tokens that it shall have."""
+    expected = client.generate(PROMPT, LONG, use_tqdm=False)[0].outputs[0].token_ids
+    client.reset_prefix_cache()
+    future = client.submit(PROMPT, LONG)
+    assert engine.inject("worker.forward", "delay 0", 0, RECOVERY_S)
+    return future, expected
+
+
+def check(client: Client, future: Future[RequestOutput], expected: list[int]) -> None:
+    assert client.is_sleeping() and not future.done()
+    client.wake_up()
+    assert not client.is_sleeping() and client.health().state == "ready"
+    assert future.result(RECOVERY_S).outputs[0].token_ids == expected
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_memory_is_given_back_and_requests_wait(engine: Engine, client: Client, level: int) -> None:
+    client.generate([[7 + i] * 1000 for i in range(2)], LONG.replace(max_tokens=1), use_tqdm=False)
+    future, expected = begin(engine, client)
+    awake = resident_bytes(engine)
+    client.sleep(level)
+    asleep = resident_bytes(engine)
+    assert awake - asleep > WEIGHT_BYTES + KV_BYTES
+    assert (client.health().state, client.health().is_stalled) == ("asleep", False)
+    later = client.submit(PROMPT, LONG)
+    client.resume()  # which ends no sleep
+    client.wake_up(["weights"])
+    with_weights = resident_bytes(engine)
+    assert with_weights - asleep > WEIGHT_BYTES and awake - with_weights > KV_BYTES and client.is_sleeping()
+    check(client, future, expected)
+    assert later.result(RECOVERY_S).outputs[0].token_ids == expected
+    client.wake_up()  # which changes nothing
+    assert client.health().num_restarts == 0
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("role", ["worker 0", "core", "frontend"])
+def test_what_is_killed_while_it_sleeps_comes_back_asleep(engine: Engine, client: Client, role: str) -> None:
+    future, expected = begin(engine, client)
+    awake = resident_bytes(engine)
+    client.sleep()
+    pid, restarts = engine.child(role).pid, client.health().num_restarts
+    engine.child(role).kill()
+    until(lambda: (found := engine.find(role)) is not None and found.pid != pid)
+    until(lambda: client.health().num_restarts > restarts and client.health().is_ready)
+    assert awake - resident_bytes(engine) > WEIGHT_BYTES
+    check(client, future, expected)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    ("role", "is_waking"),
+    [
+        ("worker 0", True),
+        ("core", False),
+        pytest.param("worker 0", False, marks=pytest.mark.slow),
+        pytest.param("core", True, marks=pytest.mark.slow),
+        pytest.param("frontend", False, marks=pytest.mark.slow),
+        pytest.param("frontend", True, marks=pytest.mark.slow),
+    ],
+)
+def test_what_is_killed_while_the_state_changes_is_brought_there(
+    engine: Engine, client: Client, role: str, is_waking: bool
+) -> None:
+    future, expected = begin(engine, client)
+    if is_waking:
+        client.sleep()
+    inject(engine.faults, "worker.reload", "delay 0.5", 0)
+    with ThreadPoolExecutor(1) as pool:
+        change = pool.submit(client.wake_up if is_waking else client.sleep)
+        assert engine.wait_struck("worker.reload", 0, RECOVERY_S)
+        engine.child(role).kill()
+        change.result(RECOVERY_S)
+    if not is_waking:
+        assert client.is_sleeping()
+        check(client, future, expected)
+    assert future.result(RECOVERY_S).outputs[0].token_ids == expected
+
+
+def test_a_wake_up_that_cannot_be_leaves_the_engine_asleep(engine: Engine, client: Client, folder: Path) -> None:
+    future, expected = begin(engine, client)
+    client.sleep()
+    moved = (folder / "model.safetensors").rename(folder / "moved")
+    try:
+        with pytest.raises(InternalError, match="wake_up failed twice and nothing has changed"):
+            client.wake_up()
+    finally:
+        moved.rename(folder / "model.safetensors")
+    check(client, future, expected)
+
+
+def test_bad_levels_and_tags_are_refused(client: Client) -> None:
+    for level in (0, 3, "1"):
+        with pytest.raises(RequestError, match="level must be 1 or 2"):
+            client.sleep(level)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="tags must be of weights, kv_cache, got 'wieghts'"):
+        client.wake_up(["wieghts"])  # type: ignore[list-item]
+
+
+def test_in_process_it_sleeps_too(folder: Path) -> None:
+    with LLM(folder, in_process=True, num_threads=1, max_model_len=400, device="cpu", num_kv_blocks=64) as llm:
+        expected = llm.generate(PROMPT, LONG, use_tqdm=False)[0].outputs[0].token_ids
+        future = llm.submit(PROMPT, LONG)
+        llm.sleep()
+        assert llm.is_sleeping() and not future.done()
+        llm.wake_up()
+        assert not llm.is_sleeping() and future.result(RECOVERY_S).outputs[0].token_ids == expected
+        hit = llm.generate(PROMPT, LONG, use_tqdm=False)[0].num_cached_tokens
+        assert llm.reset_prefix_cache() and hit > 0
+        assert llm.generate(PROMPT, LONG, use_tqdm=False)[0].num_cached_tokens == 0

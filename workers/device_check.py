@@ -1,0 +1,57 @@
+"""What is asked of a rank's device that it cannot do, said before anything is loaded. Each fault is a ConfigError."""
+
+from __future__ import annotations
+
+import torch
+
+from ..ipc.config.engine_spec import EngineSpec
+from ..ipc.errors import ConfigError
+
+FP8_CAPABILITY = (8, 9)  # conversion from and to e4m3
+MAX_DETERMINISTIC_RANKS = 2  # a sum of two has one order
+
+
+def check_options(spec: EngineSpec, num_ranks: int) -> None:
+    """What no device can do."""
+    if spec.config.deterministic and num_ranks > MAX_DETERMINISTIC_RANKS:
+        raise ConfigError(
+            f"--deterministic runs with at most {MAX_DETERMINISTIC_RANKS} ranks, these are {num_ranks}: lower "
+            "--tensor-parallel-size or leave it out"
+        )
+    if spec.config.kv_cache_dtype == "fp8" and spec.model.head_dim % 4:
+        raise ConfigError(
+            f"--kv-cache-dtype fp8 needs heads of a multiple of 4 elements, these have {spec.model.head_dim}: leave it "
+            "out"
+        )
+
+
+def select_gpu(device: torch.device) -> None:
+    """Use `device` from here on, if it is there."""
+    rank = device.index or 0
+    if rank >= torch.cuda.device_count():
+        raise ConfigError(
+            f"rank {rank} has no GPU, {torch.cuda.device_count()} are visible: lower --tensor-parallel-size or give "
+            "--device cpu"
+        )
+    torch.cuda.set_device(device)
+
+
+def check_gpu(spec: EngineSpec, device: torch.device, *, has_kernels: bool) -> None:
+    """`has_kernels`: those that run steps without the host."""
+    from ..kernels.gpu.load import launch_obstacle
+
+    if spec.config.deterministic and not has_kernels:
+        raise ConfigError(
+            f"--deterministic has no kernels for this model on {device}: give --device cpu or leave it out"
+        )
+    if has_kernels and (obstacle := launch_obstacle()) is not None:
+        raise ConfigError(
+            f"triton cannot launch kernels ({obstacle:.300}): install a C compiler and Python's headers (gcc and "
+            "python3-dev), or set --enforce-reference to do without kernels"
+        )
+    capability = torch.cuda.get_device_capability(device)
+    if spec.config.kv_cache_dtype == "fp8" and capability < FP8_CAPABILITY:
+        raise ConfigError(
+            f"--kv-cache-dtype fp8 needs compute capability {FP8_CAPABILITY[0]}.{FP8_CAPABILITY[1]}, {device} has "
+            f"{capability[0]}.{capability[1]}: leave it out"
+        )
