@@ -19,8 +19,12 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = (
     "README.md",
     "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "SECURITY.md",
     *(f"docs/{name}.md" for name in ("architecture", "operations", "openai", "conformance", "benchmarks")),
+    *(f"docs/{name}.md" for name in ("quickstart", "troubleshooting", "coming_from_vllm")),
 )
+EXAMPLES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs/examples").glob("*.py"))
 ROOMS = ("core", "frontend", "ipc", "kernels", "workers", "tests", "scripts", "docs", "demo")
 OTHERS_FLAGS = {"--slow", "--config", "--help"}  # of scripts/test and of every command
 
@@ -44,7 +48,7 @@ def test_every_link_leads_somewhere(text: str, request: pytest.FixtureRequest) -
 
 def test_every_option_of_the_command_exists() -> None:
     known = known_flags()
-    for name in ("docs/operations.md", "docs/architecture.md"):
+    for name in ("docs/operations.md", "docs/architecture.md", "docs/quickstart.md"):
         named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", (ROOT / name).read_text()))
         assert named <= known, f"{name}: {named - known}"
 
@@ -119,9 +123,10 @@ def test_options_of_the_benchmarks_exist() -> None:
         assert all(f'"{flag}"' in source for flag in re.findall(r"--[a-z-]+", rest)), (script, rest)
 
 
-def test_the_readme_imports_public_names_only() -> None:
-    lines = re.findall(r"from tokenloom import (.+)", (ROOT / "README.md").read_text())
-    assert lines and {name.strip() for line in lines for name in line.split(",")} <= set(tokenloom.__all__)
+@pytest.mark.parametrize("name", ["README.md", "docs/quickstart.md", *EXAMPLES])
+def test_programs_for_people_import_public_names_only(name: str) -> None:
+    lines = re.findall(r"from tokenloom import (.+)", (ROOT / name).read_text())
+    assert {name.strip() for line in lines for name in line.split(",")} <= set(tokenloom.__all__)
 
 
 def test_the_readme_is_short() -> None:
