@@ -28,7 +28,7 @@ class Admission:
         """RequestError for what can never fit, Overloaded for what might later. A resubmission, which has tokens, is
         never refused for load."""
         num_prompt = num_ids(message.prompt_token_ids)
-        self._check_size(num_prompt, message.max_tokens)
+        self._check_size(num_prompt, message.max_tokens, is_pooled=message.pooling is not None)
         if any(child.output_token_ids for child in message.children):
             return
         waiting, config, num_answers = self._waiting, self._config, len(message.children)
@@ -52,9 +52,10 @@ class Admission:
                 "tokens: send several requests, or raise --max-waiting-requests and --max-waiting-tokens"
             )
 
-    def _check_size(self, num_prompt: int, max_tokens: int) -> None:
+    def _check_size(self, num_prompt: int, max_tokens: int, *, is_pooled: bool) -> None:
+        """That the tokens fit; a prompt to embed has no answer."""
         num_needed = self._kv_cache.num_blocks_for(num_prompt + max_tokens - 1)
-        if num_prompt < 1 or num_prompt + max_tokens > self._max_model_len:
+        if num_prompt < 1 or num_prompt + max_tokens - is_pooled > self._max_model_len:
             raise RequestError(
                 f"{num_prompt} prompt tokens and max_tokens {max_tokens} do not fit max_model_len "
                 f"{self._max_model_len}: shorten the prompt or lower max_tokens"

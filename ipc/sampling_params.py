@@ -69,7 +69,7 @@ class SamplingParams(
     bad_words: list[str] | None = None  # texts whose last token is not drawn after the others of the output
     logits_processors: list[str] | None = None  # import paths "module:function" that the operator has allowed
     seed: int | None = None  # [-2^63, 2^64); None draws one at random
-    max_tokens: int | None = 16  # ≥ 1; None: up to max_model_len
+    max_tokens: int | None = 16  # 0 scores the prompt and answers nothing; None: up to max_model_len
     min_tokens: int = 0  # no stop before this many tokens; tokens that would stop are not drawn
     stop: str | list[str] | None = None  # text that ends the answer; not part of it
     stop_token_ids: list[int] | None = None  # tokens that end the answer; the token is part of token_ids, not of text
@@ -111,7 +111,7 @@ class SamplingParams(
             if getattr(self, name) is not None or name not in _OPTIONAL:
                 limits.check(name, getattr(self, name))
         if self.truncate_prompt_tokens is not None and self.truncate_prompt_tokens != -1:
-            RANGES["max_tokens"].check("truncate_prompt_tokens", self.truncate_prompt_tokens)
+            LENGTH.check("truncate_prompt_tokens", self.truncate_prompt_tokens)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens is {self.min_tokens}, above max_tokens {self.max_tokens}: lower it")
         if self.best_of is not None and self.best_of != self.n:
@@ -242,6 +242,7 @@ class Range(NamedTuple):
 
 
 _MAX_INT = 2**31 - 1
+LENGTH = Range(int, 1, _MAX_INT)  # of what may not be empty
 _TOKEN_ID, _BIAS = Range(int, 0, _MAX_INT), Range(float, -100, 100)
 TIMEOUT_S = Range(float, 0, 1e9, excludes_low=True)
 RANGES = {
@@ -256,7 +257,7 @@ RANGES = {
     "n": Range(int, 1, MAX_CHILDREN),
     "top_k": Range(int, -1, _MAX_INT),
     "seed": Range(int, -(2**63), 2**64 - 1),
-    "max_tokens": Range(int, 1, _MAX_INT),
+    "max_tokens": Range(int, 0, _MAX_INT),
     "min_tokens": Range(int, 0, _MAX_INT),
     "priority": Range(int, -_MAX_INT - 1, _MAX_INT),
     "logprobs": Range(int, -1, _MAX_INT),

@@ -66,7 +66,7 @@ class BodyPacker:
         is_cut = self._limits.truncates(truncate_prompt_tokens)
         chat = chat_input(body)
         prompt = self._new_inputs().tokenize(None, None, chat.turns, form=chat.form, may_be_long=is_cut)
-        token_ids = self._fitting(prompt.token_ids, is_cut, is_prompt=isinstance(body, ChatRequest))
+        token_ids = self._fitting(prompt.token_ids, is_cut, body)
         return BodyInput(token_ids=token_ids, is_of_chat=True, is_inside_thought=ends_inside(prompt.text or ""))
 
     def _input(self, given: BodyInput, body: LargeBody) -> BodyInput:
@@ -80,16 +80,15 @@ class BodyPacker:
             adds = getattr(body, "add_special_tokens", None) is not False
             token_ids = self._new_inputs().encode(text, adds, may_be_long=is_cut).token_ids
         assert token_ids is not None
-        is_prompt = isinstance(body, CompletionRequest | EmbeddingRequest)
-        token_ids = self._fitting(token_ids, is_cut, is_prompt=is_prompt)
+        token_ids = self._fitting(token_ids, is_cut, body)
         return BodyInput(text=text if getattr(body, "echo", None) else None, token_ids=token_ids)
 
-    def _fitting(self, token_ids: bytes, is_cut: bool, *, is_prompt: bool) -> bytes:
+    def _fitting(self, token_ids: bytes, is_cut: bool, body: LargeBody) -> bytes:
         """`token_ids`, or all that a truncation may keep of them."""
         if is_cut:
             return self._limits.tail(token_ids)
-        if is_prompt:
-            self._limits.check_length(num_ids(token_ids))
+        if not isinstance(body, TokenizeRequest | DetokenizeRequest):
+            self._limits.check_length(num_ids(token_ids), is_answered=not isinstance(body, EmbeddingRequest))
         return token_ids
 
 

@@ -27,6 +27,7 @@ from ..text.prompt_limits import PromptLimits
 from ..text.tokenizer import Tokenizer
 
 MAX_DETOKENIZED = 1 << 20  # tokens at once
+MAX_NAMED_IDS = 32  # bad token ids in one error
 MAX_STOP_CHARACTERS = 4096  # of all stop strings of a request together
 MAX_STEP_LOGPROBS = 6 << 20  # of a prompt's tokens in one step: with 8 bytes each they go in a message of 64 MiB
 MAX_LOGPROBS = 32 << 20  # of an answer, or of a prompt: they may wait for their reader together
@@ -137,11 +138,11 @@ class InputProcessor:
     def process(self, submit: Submit, prompt: Prompt, now: float) -> ProcessedRequest:
         """Check and complete `submit`, whose prompt has been tokenized; `now` in unix seconds."""
         params = submit.params if submit.pooling is None else self._pooling_params(submit.params, submit.pooling)
-        prompt = self._truncated(prompt, params)
+        prompt = self._truncated(prompt, params, num_reserved=0 if submit.pooling else max(params.max_tokens or 0, 1))
         num_prompt_tokens = num_ids(prompt.token_ids)
         if not prompt.token_ids:
             raise RequestError("the prompt has no tokens: give at least one")
-        self.limits.check_length(num_prompt_tokens)  # before the ids: looking at them costs their number
+        self.limits.check_length(num_prompt_tokens, is_answered=submit.pooling is None)  # before a look at all ids
         if not submit.children:
             self.limits.check_share(1, params.n, num_prompt_tokens)
         self._check_ids(prompt.token_ids, "prompt_token_ids")
@@ -163,8 +164,8 @@ class InputProcessor:
             children=[],
             prompt_token_ids=prompt.token_ids,
             params=params,
-            max_tokens=max_tokens,
-            stop_token_ids=sorted(eos_token_ids.union(params.stop_token_ids or ())),
+            max_tokens=max(max_tokens, 1),
+            stop_token_ids=sorted(eos_token_ids.union(params.stop_token_ids or ())) if max_tokens else [],
             arrival_time=submit.arrival_time or now,
             pooling=submit.pooling,
             attempt=submit.attempt,
@@ -189,13 +190,13 @@ class InputProcessor:
             cache_salt=params.cache_salt,
         )
 
-    def _truncated(self, prompt: Prompt, params: SamplingParams) -> Prompt:
-        """The prompt's last tokens, as truncate_prompt_tokens asks."""
+    def _truncated(self, prompt: Prompt, params: SamplingParams, num_reserved: int) -> Prompt:
+        """The prompt's last tokens, as truncate_prompt_tokens asks; -1 leaves room for `num_reserved`."""
         if params.truncate_prompt_tokens is None:
             return prompt
         num_kept = params.truncate_prompt_tokens
         if num_kept == -1:
-            num_kept = max(self._max_model_len - (params.max_tokens or 1), 1)
+            num_kept = max(self._max_model_len - num_reserved, 1)
         return Prompt(prompt.token_ids[-4 * num_kept :], prompt.text)
 
     def _check_tokens(self, params: SamplingParams) -> None:
@@ -207,9 +208,13 @@ class InputProcessor:
             ("logprob_token_ids has {},", params.logprob_token_ids),
         )
         for what, token_ids in named:
-            for token_id in token_ids or ():
-                if token_id >= self._vocab_size:
-                    raise RequestError(f"{what.format(token_id)} the model's ids are 0 to {self._vocab_size - 1}")
+            bad = [str(token_id) for token_id in token_ids or () if token_id >= self._vocab_size]
+            if bad:
+                named_ids = ", ".join(bad[:MAX_NAMED_IDS]) + " …" * (len(bad) > MAX_NAMED_IDS)
+                raise RequestError(
+                    f"{what.format(named_ids)} the model's ids are 0 to {self._vocab_size - 1}, its vocabulary size is "
+                    f"{self._vocab_size}"
+                )
         allowed = frozenset(params.allowed_token_ids or ())
         if allowed and params.min_tokens and allowed <= self.eos_token_ids.union(params.stop_token_ids or ()):
             raise RequestError(

@@ -9,15 +9,18 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import AbstractContextManager
+from operator import attrgetter
 from typing import ClassVar
 
 from ...ipc.codec import JsonObject
-from ...ipc.messages.client import Delta, Submit
+from ...ipc.messages.client import Delta, Logprobs, Submit
 from .events import DONE, TextEvents, event
 from .forms.errors import encode_json
 from .forms.schema import Generation
 from .local_engine import LocalEngine, Run
 from .slices import in_slices
+
+_UNUSED: JsonObject = {"service_tier": None, "system_fingerprint": None, "kv_transfer_params": None}  # vLLM has these
 
 
 class Choice(ABC):
@@ -31,13 +34,22 @@ class Choice(ABC):
         self.texts: list[str] = []
         self.token_ids = bytearray()
         self.with_logprobs: list[Delta] = []
+        self.of_prompt: list[Delta] = []  # with logprobs of the prompt, which any of its answers may bring
 
     def add(self, delta: Delta) -> None:
         self.last = delta
         self.texts.append(delta.text)
         self.token_ids += delta.token_ids
-        if delta.logprobs is not None or delta.prompt_logprobs is not None:
+        if delta.logprobs is not None:
             self.with_logprobs.append(delta)
+        if delta.prompt_logprobs is not None:
+            self.of_prompt.append(delta)
+
+    @property
+    def prompt_logprobs(self) -> list[Logprobs]:
+        """In the order of the prompt, once all answers to it are whole."""
+        parts = sorted(self.of_prompt, key=attrgetter("prompt_start"))
+        return [each.prompt_logprobs for each in parts if each.prompt_logprobs is not None]
 
     @abstractmethod
     def build(self) -> JsonObject: ...
@@ -79,15 +91,26 @@ class Answers(ABC):
     async def whole(self) -> bytes:
         with self.run() as run:
             choices = await in_slices(self._choices(run))
+            for index, choice in enumerate(choices):
+                choice.of_prompt = choices[index - index % run.num_answers].of_prompt
             async for news in run.news():
                 for index, delta in news:
                     choices[index].add(delta)
             built = await in_slices(choice.build() for choice in choices)
-            return encode_json(self._envelope(self.kind, built, run.usage()))
+            envelope = self._envelope(self.kind, built, run.usage())
+            return encode_json(envelope | _UNUSED | self._of_prompt(run, choices[0]))
+
+    def _of_prompt(self, run: Run, choice: Choice) -> JsonObject:
+        """What a whole answer tells of its only prompt."""
+        return {}
+
+    def _at_start(self, run: Run) -> JsonObject:
+        """What the first chunk of a choice tells beside the choice."""
+        return {}
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         with_usage = bool(self._options and self._options.include_usage)
-        in_every = bool(self._options and self._options.continuous_usage_stats)
+        in_every = bool(with_usage and self._options and self._options.continuous_usage_stats)
         with self.run() as run:
             choices = await in_slices(self._choices(run))
             is_plain = not in_every and not self._has_token_ids and all(choice.is_plain for choice in choices)
@@ -104,6 +127,8 @@ class Answers(ABC):
                     bodies = [
                         self._envelope(self.chunk_kind, [each], usage, with_usage) for each in choice.chunks(delta)
                     ]
+                    if bodies and not choice.has_begun:
+                        bodies[0] |= self._at_start(run)
                     events += map(event, bodies)
                     choice.has_begun = True
                 if events:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import contextlib
+from collections.abc import AsyncGenerator, Iterator
 from functools import reduce
 
 import msgspec
@@ -13,7 +14,7 @@ from ...ipc.messages.client import Delta, Submit
 from ...ipc.structured_outputs import StructuredOutputsParams
 from ..intake.body_parser import ParsedBody
 from .answers import Answers, Choice
-from .forms.logprobs import chat_logprobs
+from .forms.logprobs import chat_logprobs, prompt_logprob_dicts
 from .forms.messages import shows_tools
 from .forms.params import chat_max_tokens, sampling_params, structured_outputs, under_its_own_name
 from .forms.prompts import answer_id
@@ -21,6 +22,8 @@ from .forms.schema import ChatRequest, NamedTool
 from .forms.text import AnswerStyle, AnswerText, Piece
 from .forms.tools import ParserName, forcing_schema
 from .local_engine import LocalEngine, Run
+
+_UNSAID: JsonObject = {"refusal": None, "annotations": None, "audio": None, "function_call": None}  # OpenAI has these
 
 
 class ChatCompletion(Answers):
@@ -51,12 +54,13 @@ class ChatCompletion(Answers):
             raise RequestError("top_logprobs needs logprobs to be true")
         with under_its_own_name("tools"):
             constraint = None if forced is None else StructuredOutputsParams(json=forced)
-        params = sampling_params(
-            body,
-            max_tokens=chat_max_tokens(body),
-            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-            structured_outputs=constraint,
-        )
+        with under_its_own_name("top_logprobs", r"logprobs\b"):
+            params = sampling_params(
+                body,
+                max_tokens=chat_max_tokens(body),
+                logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+                structured_outputs=constraint,
+            )
         if chat_max_tokens(body) is None:
             params = params.replace(max_tokens=None)  # to the end of the model's length
         has_tools = shows_tools(body)
@@ -80,6 +84,22 @@ class ChatCompletion(Answers):
         )
         return cls(engine, body, model, submit, style)
 
+    @contextlib.contextmanager
+    def run(self) -> Iterator[Run]:
+        with under_its_own_name("top_logprobs", r"logprobs\b"), super().run() as run:
+            yield run
+
+    def _of_prompt(self, run: Run, choice: Choice) -> JsonObject:
+        most = self._body.prompt_logprobs
+        told = {"prompt_logprobs": None if most is None else prompt_logprob_dicts(choice.prompt_logprobs, most)}
+        return told | {"prompt_token_ids": None} | self._at_start(run)
+
+    def _at_start(self, run: Run) -> JsonObject:
+        prompt = run.prompt_of(0)
+        if prompt is None or not self._body.return_token_ids:
+            return {}
+        return {"prompt_token_ids": decode_ids(prompt.prompt_token_ids).tolist()}
+
     def _choices(self, run: Run) -> list[_Choice]:
         return [_Choice(index, self._body, self._style) for index in range(run.num_choices)]
 
@@ -101,7 +121,7 @@ class _Choice(Choice):
     def build(self) -> JsonObject:
         texts = ["".join(self.texts)] if self._text.is_plain else self.texts
         piece = reduce(Piece.joined, [*map(self._text.append, texts), self._text.finish()])
-        message: JsonObject = {"role": "assistant", "content": piece.content, "refusal": None, **self._thought(piece)}
+        message: JsonObject = {"role": "assistant", "content": piece.content, **_UNSAID, **self._thought(piece)}
         if piece.calls:
             message["tool_calls"] = [call.to_json() for call in piece.calls]
             message["content"] = piece.content.strip() or None
@@ -111,6 +131,7 @@ class _Choice(Choice):
             "message": message,
             "logprobs": {"content": logprobs, "refusal": None} if self._body.logprobs else None,
             **self._end(self.last),
+            "token_ids": None,
         }
         if self._body.return_token_ids:
             choice["token_ids"] = decode_ids(bytes(self.token_ids)).tolist()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from operator import attrgetter
 
 from ...ipc.codec import JsonObject, decode_ids
 from ...ipc.messages.client import Accepted, Delta, Logprobs
 from ..intake.body_parser import ParsedBody
 from ..intake.input_processor import InputProcessor
 from .answers import Answers, Choice
-from .forms.logprobs import CompletionLogprobs
+from .forms.logprobs import CompletionLogprobs, narrowed, prompt_logprob_dicts
 from .forms.params import sampling_params
 from .forms.prompts import answer_id, prompt_submits
 from .forms.schema import CompletionRequest
@@ -25,11 +24,12 @@ class Completion(Answers):
     def __init__(self, engine: LocalEngine, parsed: ParsedBody[CompletionRequest], model: str) -> None:
         body = parsed.body
         request_id = answer_id("cmpl", body.request_id)
+        scores = [each for each in (body.prompt_logprobs, body.logprobs if body.echo else None) if each is not None]
         params = sampling_params(
             body,
             max_tokens=body.max_tokens,
             logprobs=body.logprobs,
-            prompt_logprobs=body.logprobs if body.echo else None,
+            prompt_logprobs=-1 if -1 in scores else max(scores, default=None),
         )
         submits = prompt_submits(request_id, parsed.inputs, params, body.add_special_tokens)
         super().__init__(engine, body, model, request_id, submits)
@@ -37,14 +37,9 @@ class Completion(Answers):
         self._prompts = parsed.inputs
 
     def _choices(self, run: Run) -> Iterator[_Choice]:
-        of_prompt: list[list[Delta]] = []
         for index in range(run.num_choices):
-            if index % run.num_answers == 0:
-                of_prompt = []
             text = self._prompts[index // run.num_answers].text
-            choice = _Choice(index, self._body, text, self._engine.inputs, run, of_prompt)
-            of_prompt.append(choice.with_logprobs)
-            yield choice
+            yield _Choice(index, self._body, text, self._engine.inputs, run)
 
 
 class _Choice(Choice):
@@ -55,16 +50,13 @@ class _Choice(Choice):
         prompt_text: str | None,
         inputs: InputProcessor,
         run: Run,
-        of_prompt: list[list[Delta]],
     ) -> None:
-        """`of_prompt`: the logprobs of all answers to a prompt; whichever has news first brings the prompt's."""
         super().__init__()
         self._index = index
         self._body = body
         self._prompt_text = prompt_text
         self._inputs = inputs
         self._run = run
-        self._of_prompt = of_prompt
         self._columns = CompletionLogprobs()
         self.is_plain = body.logprobs is None
 
@@ -74,10 +66,15 @@ class _Choice(Choice):
 
     def build(self) -> JsonObject:
         text = self._echoed() + "".join(self.texts)
-        siblings = [delta for deltas in self._of_prompt for delta in deltas]
-        prompt_logprobs = [each.prompt_logprobs for each in sorted(siblings, key=attrgetter("prompt_start"))]
-        logprobs = [*prompt_logprobs, *(delta.logprobs for delta in self.with_logprobs)]
-        return self._chunk(text, self.last, logprobs, bytes(self.token_ids))
+        body, prompt_logprobs = self._body, self.prompt_logprobs
+        logprobs = [delta.logprobs for delta in self.with_logprobs]
+        if body.echo and body.logprobs is not None:
+            logprobs = [*(narrowed(each, body.logprobs) for each in prompt_logprobs), *logprobs]
+        choice: JsonObject = {"stop_reason": None, "token_ids": None, "prompt_token_ids": None, "prompt_logprobs": None}
+        choice |= self._chunk(text, self.last, logprobs, bytes(self.token_ids))
+        if body.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = prompt_logprob_dicts(prompt_logprobs, body.prompt_logprobs)
+        return choice
 
     def chunks(self, delta: Delta) -> list[JsonObject]:
         text = delta.text if self.has_begun else self._echoed() + delta.text

@@ -89,6 +89,7 @@ class Answer:
     key: int
     index: int
     seed: int
+    _has_tokens: bool  # False: the request scores its prompt, and the token that comes after that is dropped
     _min_tokens: int
     _counts_stop_text: bool  # what ends the answer is shown
     _has_logprobs: bool
@@ -135,7 +136,7 @@ class Answer:
             if start > known:
                 raise ProtocolError(f"the core sent output tokens from {start} on, {known} are known")
             token_ids = token_ids[known - start :]
-        if not token_ids:
+        if not token_ids or not self._has_tokens:
             return False
         if not self._first_token_time:
             self._first_token_time = now
@@ -271,6 +272,7 @@ class OutputProcessor:
             self._new_key(),
             child.index,
             child.seed,
+            _has_tokens=params.max_tokens != 0,
             _min_tokens=params.min_tokens,
             _counts_stop_text=params.include_stop_str_in_output,
             _has_logprobs=params.num_logprobs is not None or params.prompt_logprobs is not None,

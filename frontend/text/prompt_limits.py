@@ -11,6 +11,8 @@ from ...ipc.codec import num_ids
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import RequestError
 
+TOO_LONG = "maximum context length is"  # by which clients of OpenAI and vLLM recognize a prompt that is too long
+
 
 class PromptLimits(msgspec.Struct, frozen=True):
     """`check_text` comes before a text is tokenized, `check_length` after that."""
@@ -40,7 +42,7 @@ class PromptLimits(msgspec.Struct, frozen=True):
             )
 
     def check_text(self, text: str) -> None:
-        """RequestError for a text that is certain to have max_model_len tokens or more."""
+        """RequestError for a text that is certain to have more than max_model_len tokens."""
         self.check_characters(len(text))
         if len(text) > self.max_model_len and not text.isascii():
             self._check_bytes(len(text.encode(errors="replace")))
@@ -52,24 +54,26 @@ class PromptLimits(msgspec.Struct, frozen=True):
 
     def _check_bytes(self, num_bytes: int) -> None:
         most = self.max_bytes_per_token
-        if most is not None and num_bytes > (self.max_model_len - 1) * most:
-            raise RequestError(
-                f"the prompt has {num_bytes} bytes of text or more: at least {-(-num_bytes // most)} tokens, since "
-                f"none stands for more than {most} bytes; max_model_len is {self.max_model_len} and the answer needs "
-                "at least 1: shorten the prompt or raise --max-model-len"
+        if most is not None and num_bytes > self.max_model_len * most:
+            raise self._too_long(
+                f"{num_bytes} bytes of text or more, at least {-(-num_bytes // most)} tokens, since none stands for "
+                f"more than {most} bytes"
             )
 
-    def check_length(self, num_tokens: int) -> None:
-        """RequestError for a prompt that leaves no room for an answer."""
-        if num_tokens >= self.max_model_len:
-            raise RequestError(
-                f"the prompt has {num_tokens} tokens, max_model_len is {self.max_model_len} and the answer needs at "
-                "least 1: shorten the prompt or raise --max-model-len"
-            )
+    def check_length(self, num_tokens: int, *, is_answered: bool = True) -> None:
+        """RequestError for a prompt that does not fit, or, if it `is_answered`, leaves no room for an answer."""
+        if num_tokens + is_answered > self.max_model_len:
+            raise self._too_long(f"{num_tokens} tokens" + " and the answer needs at least 1" * is_answered)
+
+    def _too_long(self, what: str) -> RequestError:
+        return RequestError(
+            f"this model's {TOO_LONG} {self.max_model_len} tokens, but the prompt has {what}: shorten the prompt or "
+            "raise --max-model-len"
+        )
 
     def truncates(self, truncate_prompt_tokens: int | None) -> bool:
         """Whether this parameter makes a prompt of any length fit."""
-        return truncate_prompt_tokens is not None and truncate_prompt_tokens < self.max_model_len
+        return truncate_prompt_tokens is not None and truncate_prompt_tokens <= self.max_model_len
 
     def tail(self, token_ids: bytes) -> bytes:
         """All that a truncation may keep of a prompt."""

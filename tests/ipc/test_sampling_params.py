@@ -24,7 +24,7 @@ BAD = [
     ({"top_k": -2}, "top_k"),
     ({"top_k": 1.5}, "top_k must be an integer"),
     ({"seed": 2**64}, "seed"),
-    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": -1}, "max_tokens"),
     ({"min_tokens": -1}, "min_tokens"),
     ({"min_tokens": 9, "max_tokens": 8}, "above max_tokens 8"),
     ({"stop": ""}, "at least 1 character"),

@@ -136,11 +136,14 @@ def test_what_cannot_be_embedded_is_refused_with_the_numbers() -> None:
                 {"pooling_params": PoolingParams(dimensions=257)},
                 "dimensions is 257, this model's vectors",
             ),
-            ([1] * 64, {}, "64 tokens, max_model_len is 64"),
+            ([1] * 65, {}, "length is 64 tokens, but the prompt has 65 tokens: shorten"),
             ("x", {"pooling_params": SamplingParams()}, "must be tokenloom.PoolingParams"),
         ):
             with pytest.raises(RequestError, match=words):
                 llm.embed(prompt, use_tqdm=False, **options)  # type: ignore[arg-type]
+        for prompt, options in (([1] * 64, {}), ([1] * 70, {"truncate_prompt_tokens": -1})):
+            (full,) = llm.embed(prompt, use_tqdm=False, **options)  # type: ignore[arg-type]
+            assert len(full.prompt_token_ids) == 64
         assert len(llm.embed([1] * 64, truncate_prompt_tokens=5, use_tqdm=False)[0].prompt_token_ids) == 5
         with pytest.raises(RequestError, match="timeout before its prompt was embedded"):
             llm.embed("x", timeout_s=1e-9, use_tqdm=False)

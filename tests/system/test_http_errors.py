@@ -70,3 +70,47 @@ def test_tools_that_the_template_cannot_show_are_refused_unless_a_call_is_forced
     assert answer.status_code == 400 and "no place for them" in answer.json()["error"]["message"]
     body = {"messages": QUESTION, "tools": tools, "tool_choice": "none", "max_tokens": 1}
     assert http.post("/v1/chat/completions", json=body).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("completions", {"prompt": [5] * 3000}),
+        ("completions", {"prompt": "hi " * 20_000}),
+        ("chat/completions", {"messages": [{"role": "user", "content": "hi " * 3000}]}),
+        ("responses", {"input": "hi " * 3000}),
+        ("embeddings", {"input": [5] * 2049}),
+    ],
+)
+def test_a_prompt_that_is_too_long_is_recognized_as_that(
+    http: httpx2.Client, path: str, body: dict[str, object]
+) -> None:
+    answer = http.post(f"/v1/{path}", json=body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
+    assert "maximum context length is 2048 tokens" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "param", "words"),
+    [
+        ("chat/completions", {"logprobs": True, "top_logprobs": 25}, "top_logprobs", "top_logprobs is 25"),
+        ("chat/completions", {"logprobs": True, "top_logprobs": -2}, "top_logprobs", "top_logprobs must be"),
+        ("responses", {"top_logprobs": 25}, "top_logprobs", "top_logprobs is 25"),
+        ("completions", {"logprobs": 25}, "logprobs", "logprobs is 25"),
+        ("completions", {"logit_bias": {"9000": 1, "5": 1, "9001": 1}}, "logit_bias", "9000, 9001"),
+        ("completions", {"logit_bias": {"a": 1, "5": 1, "b": 1}}, "logit_bias", "'a', 'b'"),
+        ("completions", {"stream_options": {"include_usage": True}}, "stream_options", "needs stream"),
+        ("chat/completions", {"stream_options": {}}, "stream_options", "needs stream"),
+        ("responses", {"stream_options": {}}, "stream_options", "needs stream"),
+        ("chat/completions", {"max_tokens": 0}, "max_tokens", "max_tokens must be"),
+        ("completions", {"max_tokens": -1}, "max_tokens", "max_tokens must be"),
+    ],
+)
+def test_an_error_names_all_that_is_wrong_under_the_callers_names(
+    http: httpx2.Client, path: str, more: dict[str, object], param: str, words: str
+) -> None:
+    field = {"chat/completions": "messages", "responses": "input", "completions": "prompt"}[path]
+    answer = http.post(f"/v1/{path}", json={field: QUESTION if field != "prompt" else "x"} | more)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param) and words in error["message"], error

@@ -153,12 +153,19 @@ def test_prefixes_are_shared_within_a_salt_only(http: httpx2.Client) -> None:
     assert cached[0] == 0 and cached[1] > 0 and cached[2] == 0
 
 
-def test_continuous_usage_stands_in_every_chunk(http: httpx2.Client) -> None:
-    options = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
-    lines = http.post(CHAT, json=QUESTION | options).text.splitlines()
+@pytest.mark.parametrize("path, body", [(CHAT, QUESTION), (COMPLETION, FRANCE)])
+@pytest.mark.parametrize("has_usage", [False, True])
+def test_continuous_usage_stands_in_every_chunk_if_usage_is_asked_for(
+    http: httpx2.Client, path: str, body: Answer, has_usage: bool
+) -> None:
+    options = {"stream": True, "stream_options": {"include_usage": has_usage, "continuous_usage_stats": True}}
+    lines = http.post(path, json=body | options).text.splitlines()
     chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    if not has_usage:
+        assert chunks and not any("usage" in chunk for chunk in chunks)
+        return
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
-    assert counts == sorted(counts) and counts[-1] == 8
+    assert counts == sorted(counts) and counts[-1] == (8 if path == CHAT else 3)
 
 
 LET_THROUGH = {
@@ -207,13 +214,13 @@ def test_bookkeeping_changes_nothing(http: httpx2.Client, path: str) -> None:
 
 
 REFUSED: list[tuple[str, Answer]] = [
-    *((COMPLETION, {name: value}) for name, value in (("suffix", "x"), ("prompt_logprobs", 1), ("best_of", 3))),
+    *((COMPLETION, {name: value}) for name, value in (("suffix", "x"), ("best_of", 3))),
     *((COMPLETION, {name: value}) for name, value in (("use_beam_search", True), ("length_penalty", 2))),
     *((CHAT, {name: [{}]}) for name in ("functions",)),
     *((CHAT, {name: value}) for name, value in (("modalities", ["audio"]), ("audio", {"voice": "x"}))),
     *((CHAT, {name: value}) for name, value in (("web_search_options", {}), ("function_call", {"name": "f"}))),
     *((RESPONSE, {name: value}) for name, value in (("background", True), ("previous_response_id", "resp_1"))),
-    *((RESPONSE, {name: value}) for name, value in (("n", 2), ("return_token_ids", True))),
+    *((RESPONSE, {name: value}) for name, value in (("n", 2), ("return_token_ids", True), ("prompt_logprobs", 1))),
     *((RESPONSE, {name: value}) for name, value in (("conversation", "c"), ("prompt", {"id": "pmpt_1"}))),
 ]
 

@@ -92,7 +92,7 @@ def test_a_stop_string_ends_the_answer_and_is_named(client: openai.OpenAI) -> No
     (choice,) = complete(client, stop=["ri"]).choices
     assert choice.text == " Pa"
     assert choice.finish_reason == "stop"
-    assert choice.model_extra == {"stop_reason": "ri"}
+    assert choice.model_extra["stop_reason"] == "ri"
 
 
 def test_a_seed_gives_the_same_answer_again(client: openai.OpenAI) -> None:

@@ -209,3 +209,15 @@ def reset_peaks(processes: Sequence[psutil.Process]) -> int:
 def peak_bytes(process: psutil.Process) -> int:
     (line,) = [line for line in Path(f"/proc/{process.pid}/status").read_text().splitlines() if "VmHWM" in line]
     return int(line.split()[1]) << 10
+
+
+def test_a_prompt_is_scored_without_an_answer(folder: Path, oracle: LogprobOracle) -> None:
+    prompts = make_prompts(4, 2)
+    scores = SamplingParams(max_tokens=0, prompt_logprobs=2, logprobs=1, temperature=0)
+    with open_llm(folder) as llm:
+        for _ in range(2):  # and again, where the prefix cache has them
+            for output in llm.generate(prompts, scores, use_tqdm=False):
+                (answer,) = output.outputs
+                assert (list(answer.token_ids), answer.text, answer.finish_reason) == ([], "", "length")
+                assert answer.logprobs == [] and answer.cumulative_logprob == 0
+                check_output(oracle, output, 0, 2)

@@ -9,6 +9,7 @@ import msgspec
 from starlette.responses import Response
 
 from ....ipc.errors import EngineDead, Overloaded, RequestError, TokenloomError, error_info
+from ...text.prompt_limits import TOO_LONG
 
 _REFUSAL_BY_STATUS = {404: "model", 413: "size"}
 _LEADING_NAME = re.compile(r"([a-z_]+)(?:[.\[][\w.\[\]]*)?(?::| (?:is|must|has|holds|cannot|needs)\b)")
@@ -60,7 +61,8 @@ def to_http_error(error: BaseException) -> HttpError:
     if isinstance(error, HttpError):
         return error
     if isinstance(error, RequestError):
-        return HttpError(400, str(error), param=_param(str(error)))
+        code = "context_length_exceeded" if TOO_LONG in str(error) else None
+        return HttpError(400, str(error), param=_param(str(error)), code=code)
     if isinstance(error, Overloaded):
         retry = {"retry-after": str(max(1, math.ceil(error.retry_after_s)))}
         return HttpError(503, str(error), "overloaded_error", code="overloaded", headers=retry)

@@ -1,10 +1,15 @@
-"""Log probabilities in the two forms that OpenAI gives them: columns for completions, objects for chats."""
+"""Log probabilities in the two forms that OpenAI gives them: columns for completions, objects for chats;
+and those of prompts as vLLM does."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import msgspec
+
 from ....ipc.codec import JsonObject
 from ....ipc.messages.client import Delta, Logprobs
-from ...client.logprobs import rows_of
+from ...client.logprobs import Logprob, rows_of, unpack_logprobs
 
 LOWEST = -9999.0  # JSON has no −∞; OpenAI writes this
 
@@ -41,6 +46,34 @@ def chat_logprobs(delta: Delta) -> list[JsonObject]:
         _token(*tokens[0]) | {"top_logprobs": [_token(*each) for each in tokens[1:]]}
         for tokens in _rows(delta.logprobs)
     ]
+
+
+def prompt_logprob_dicts(parts: Iterable[Logprobs], num_top: int) -> list[JsonObject | None]:
+    """vLLM's form for the tokens of a prompt: by token id, of the token itself and of the `num_top` likeliest."""
+    tokens = (token for part in parts for token in unpack_logprobs(narrowed(part, num_top)))
+    first: list[JsonObject | None] = [None]  # which nothing came before
+    return first + [{str(token_id): _ranked(each) for token_id, each in token.items()} for token in tokens]
+
+
+def _ranked(logprob: Logprob) -> JsonObject:
+    return {
+        "logprob": max(logprob.logprob, LOWEST),
+        "rank": logprob.rank,
+        "decoded_token": logprob.decoded_token,
+    }
+
+
+def narrowed(logprobs: Logprobs, num_top: int) -> Logprobs:
+    """`logprobs` with no more than `num_top` of the likeliest; -1: with all."""
+    if num_top < 0 or num_top >= logprobs.num_top:
+        return logprobs
+    width, kept = 4 * (logprobs.num_top + 1), 4 * (num_top + 1)
+
+    def cut(column: bytes) -> bytes:
+        return b"".join(column[start : start + kept] for start in range(0, len(column), width))
+
+    ids, values = cut(logprobs.token_ids), cut(logprobs.logprobs)
+    return msgspec.structs.replace(logprobs, num_top=num_top, token_ids=ids, logprobs=values)
 
 
 def _rows(logprobs: Logprobs | None) -> list[list[tuple[str, float]]]:

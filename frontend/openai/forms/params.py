@@ -10,16 +10,16 @@ import re
 from collections.abc import Iterator
 
 from ....ipc.errors import RequestError
-from ....ipc.sampling_params import RANGES, SamplingParams
+from ....ipc.sampling_params import LENGTH, SamplingParams
 from ....ipc.structured_outputs import StructuredOutputsParams
 from .schema import Body, ChatRequest, Generation, Scheduled
-
-_CONSTRAINT = re.compile(r"^structured_outputs\.\w+")
 
 
 def sampling_params(body: Generation, **more: object) -> SamplingParams:
     """The parameters that `body` asks for; `more` is what the endpoint has worked out itself."""
     refuse_unserved(body)
+    if body.stream and body.prompt_logprobs is not None:
+        raise RequestError("prompt_logprobs is not told in a stream: leave it out or set stream to false")
     num_answers = 1 if body.n is None else body.n
     if body.best_of is not None and body.best_of != num_answers:
         raise RequestError(f"best_of is {body.best_of} and n is {num_answers}: ask for n answers and choose yourself")
@@ -30,6 +30,8 @@ def sampling_params(body: Generation, **more: object) -> SamplingParams:
 
 def refuse_unserved(body: Body) -> None:
     """RequestError for the first field that asks for what the engine has not."""
+    if getattr(body, "stream_options", None) is not None and not getattr(body, "stream", None):
+        raise RequestError("stream_options needs stream to be true: leave it out or stream the answer")
     for name, harmless in body.NOT_SERVED.items():
         value = getattr(body, name)
         if value is not None and value not in harmless:
@@ -52,8 +54,8 @@ def _logit_bias(body: Generation) -> dict[int, float] | None:
     try:
         return {int(token_id): bias for token_id, bias in body.logit_bias.items()}
     except ValueError:
-        bad = next(key for key in body.logit_bias if not key.strip().isdecimal())
-        raise RequestError(f"logit_bias has the key {bad!r:.80}: keys are token ids") from None
+        bad = [key for key in body.logit_bias if not key.strip().isdecimal()]
+        raise RequestError(f"logit_bias has the keys {', '.join(map(repr, bad))!s:.400}: keys are token ids") from None
 
 
 def structured_outputs(body: Generation) -> StructuredOutputsParams | None:
@@ -81,19 +83,19 @@ def structured_outputs(body: Generation) -> StructuredOutputsParams | None:
 
 
 @contextlib.contextmanager
-def under_its_own_name(field: str) -> Iterator[None]:
-    """Have errors of structured_outputs name the field that its constraint came in."""
+def under_its_own_name(field: str, begin: str = r"structured_outputs\.\w+") -> Iterator[None]:
+    """Have errors that begin with a parameter name the field that its value came in."""
     try:
         yield
     except RequestError as error:
         if field == "structured_outputs":
             raise
-        raise RequestError(_CONSTRAINT.sub(field, str(error), count=1)) from None
+        raise RequestError(re.sub(f"^{begin}", lambda _: field, str(error), count=1)) from None
 
 
 def chat_max_tokens(body: ChatRequest) -> int | None:
     """The newer name wins; OpenAI counts reasoning too, as we do."""
-    if body.max_completion_tokens is None:
-        return body.max_tokens
-    RANGES["max_tokens"].check("max_completion_tokens", body.max_completion_tokens)
-    return body.max_completion_tokens
+    name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    if (most := getattr(body, name)) is not None:
+        LENGTH.check(name, most)
+    return int(most) if most is not None else None

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from ....ipc.codec import JsonObject
 from ....ipc.errors import RequestError
-from ....ipc.sampling_params import RANGES
+from ....ipc.sampling_params import LENGTH
 from .messages import content_of
 from .params import refuse_unserved
 from .schema import (
@@ -77,6 +77,7 @@ class ResponsesRequest(Conversation, frozen=True, kw_only=True):
         "prompt": (),
         "n": (1,),
         "best_of": (1,),
+        "prompt_logprobs": (),
         "return_token_ids": (False,),
     }
 
@@ -106,7 +107,7 @@ def chat_request(body: ResponsesRequest) -> ChatRequest:
         for each in body.tools or ()
     ]
     if body.max_output_tokens is not None:
-        RANGES["max_tokens"].check("max_output_tokens", body.max_output_tokens)
+        LENGTH.check("max_output_tokens", body.max_output_tokens)
     choice = body.tool_choice
     same: dict[str, Any] = {name: getattr(body, name) for name in Conversation.__struct_fields__}
     same["response_format"] = _response_format(body)

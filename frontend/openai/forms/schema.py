@@ -101,7 +101,7 @@ class Scheduled(Body, frozen=True, kw_only=True):
 class Generation(Scheduled, frozen=True, kw_only=True):
     """What completions, chats and responses share."""
 
-    NOT_SERVED = {"use_beam_search": (False,), "length_penalty": (1,), "prompt_logprobs": ()}
+    NOT_SERVED = {"use_beam_search": (False,), "length_penalty": (1,)}
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None

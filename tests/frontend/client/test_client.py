@@ -62,7 +62,7 @@ def test_parameters_are_checked_and_copied_when_they_are_submitted(client: Clien
     futures = [client.submit("a", params)]
     params.max_tokens = 5
     futures.append(client.submit("b", params))
-    params.max_tokens = 0
+    params.max_tokens = -1
     for use in (client.submit, client.stream, client.generate):
         with pytest.raises(RequestError, match="max_tokens must be in"):
             use("c", params)  # type: ignore[operator]

@@ -94,9 +94,9 @@ def test_a_resumed_request_keeps_its_children_and_its_arrival() -> None:
         ({"prompt_token_ids": encode_ids([-1])}, r"prompt_token_ids\[0\] is -1"),
         (
             {"prompt_token_ids": encode_ids([1] * 512)},
-            r"512 tokens, max_model_len is 512 .* shorten .* --max-model-len",
+            r"length is 512 tokens, but the prompt has 512 tokens and the answer needs .* shorten .* --max-model-len",
         ),
-        ({"prompt": "x " * 600}, r"tokens, max_model_len is 512"),
+        ({"prompt": "x " * 600}, r"maximum context length is 512 tokens"),
         ({"prompt": "x", "prompt_token_ids": b"\0" * 4}, "2 of prompt, prompt_token_ids and chat are given"),
         ({"chat": []}, "no messages"),
         ({"arrival_time": math.nan}, "arrival_time"),

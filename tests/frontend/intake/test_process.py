@@ -215,7 +215,7 @@ def test_a_long_text_that_is_truncated_becomes_its_last_tokens(num_characters: i
     ("body_type", "fields", "reason"),
     [
         (CompletionRequest, {"prompt": "a " * 40_000}, "80000 bytes of text"),
-        (CompletionRequest, {"prompt": [5] * 3000}, "3000 tokens, max_model_len is 2048"),
+        (CompletionRequest, {"prompt": [5] * 3000}, "maximum context length is 2048 tokens, but the prompt has 3000"),
         (ChatRequest, {"messages": [{"role": "user", "content": "a " * 40_000}]}, "bytes of text"),
         (ResponsesRequest, {"input": "a " * 40_000}, "bytes of text"),
         (TokenizeRequest, {"prompt": "a " * 40_000}, "80000 bytes of text"),

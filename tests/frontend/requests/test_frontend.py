@@ -202,4 +202,4 @@ def test_a_long_prompt_that_was_aborted_or_fails_ends_as_such(bench: Bench) -> N
         bench.wait_for_wakeup()
     (delta,) = deltas
     assert bench.to_core == []
-    assert delta.request_id == "b" and delta.error is not None and "max_model_len is 512" in delta.error.message
+    assert delta.request_id == "b" and delta.error is not None and "context length is 512" in delta.error.message
