@@ -77,11 +77,13 @@ def narrowed(logprobs: Logprobs, num_top: int) -> Logprobs:
 
 
 def _rows(logprobs: Logprobs | None) -> list[list[tuple[str, float]]]:
-    """Per token: (text, logprob) of itself and then of the likeliest."""
+    """Per token: (text, logprob) of itself and then of the likeliest, or of itself and the others that are named."""
     if logprobs is None:
         return []
-    texts = logprobs.texts
-    return [[(texts.get(token_id, ""), max(value, LOWEST)) for token_id, value in row] for row in rows_of(logprobs)]
+    texts, rows = logprobs.texts, rows_of(logprobs)
+    if logprobs.are_named:
+        rows = [[row[0], *dict(row).items()] for row in rows]
+    return [[(texts.get(token_id, ""), max(value, LOWEST)) for token_id, value in row] for row in rows]
 
 
 def _token(text: str, logprob: float) -> JsonObject:
