@@ -102,10 +102,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         str | None, _help("URL of an OpenTelemetry collector for spans; none: as OTEL_EXPORTER_OTLP_ENDPOINT says")
     ] = None
     tool_call_parser: Annotated[
-        Literal["auto", "hermes", "llama", "none"], _help("how answers write tool calls; auto: as the template shows")
+        Literal["auto", "hermes", "llama", "mistral", "pythonic", "qwen3_coder", "openai", "none"],
+        _help("how answers write tool calls; auto: as the template shows"),
     ] = "auto"
     reasoning_parser: Annotated[
-        Literal["auto", "think", "none"], _help("split <think> from answers; auto: if the template has it")
+        Literal["auto", "think", "mistral", "seed_oss", "granite", "gpt_oss", "none"],
+        _help("how answers mark thoughts, which are told apart; auto: as the template shows"),
     ] = "auto"
     key_file: Annotated[str | None, _help("keys made by `engine-launch keygen`: who may use a tcp:// address")] = None
     insecure: Annotated[bool, _help("let anyone who can reach a tcp:// address use the engine")] = False
