@@ -24,14 +24,19 @@ from ..ipc.process.descriptors import raise_descriptor_limit
 from ..ipc.process.lifeline import start_lifeline
 from ..ipc.process.title import set_title
 from ..ipc.version import tokenloom_version
-from .cli.command import COMMANDS, list_commands, list_examples, load_command, unknown_command
+from .cli.command import ALL_COMMANDS, COMMANDS, SERVE, list_commands, list_examples, load_command, unknown_command
 from .listening.http_listeners import HttpListeners
-from .options.arguments import add_engine_arguments, engine_config
+from .options.arguments import add_engine_arguments, given_options
+from .options.help import HelpAction
+from .options.options import log_ignored, new_config
 from .options.parser import OptionParser
+from .supervisor.hub import is_model
 from .supervisor.resolve import resolve
 from .supervisor.signal_watch import StartInterrupted
 from .supervisor.start_report import PatientReport, write_to_stderr
 from .supervisor.supervisor import Supervisor
+
+_WORDS = {SERVE: [], "version": ["--version"], "help": ["--help"]}  # that may come first, and the flags they stand for
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,12 +45,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         _use_utf8()
         argv = sys.argv[1:]
-    if not argv or argv[0].startswith("-"):
-        return serve(argv)
-    if argv[0] not in COMMANDS:
-        print(f"engine-launch: {unknown_command(argv[0])}", file=sys.stderr)
+    first = argv[0] if argv else ""
+    if first in COMMANDS:
+        return load_command(first).main(argv[1:])
+    if first in _WORDS:
+        return serve([*_WORDS[first], *argv[1:]], has_http=first == SERVE)
+    if first and not first.startswith("-") and not is_model(first):
+        print(f"engine-launch: {unknown_command(first)}", file=sys.stderr)
         return 2
-    return load_command(argv[0]).main(argv[1:])
+    return serve(argv)
 
 
 def _open_standard_streams() -> None:
@@ -62,29 +70,45 @@ def _use_utf8() -> None:
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
 
 
-def new_serve_parser() -> argparse.ArgumentParser:
+def new_serve_parser(*, takes_model: bool = True) -> OptionParser:
+    """`takes_model`: as the word without a flag."""
     parser = OptionParser(
         prog="engine-launch",
-        usage="engine-launch [OPTION …]\n       engine-launch COMMAND --help",
+        usage="engine-launch [serve] [MODEL] [OPTION …]\n       engine-launch COMMAND --help",
         description="Serve a model: starts one frontend, one core and one worker per rank. Or run a command:\n\n"
-        + list_commands(COMMANDS),
+        + list_commands(ALL_COMMANDS),
         epilog=list_examples(
             (
                 "engine-launch",
-                "engine-launch --model ./Qwen3-0.6B --http 8000",
-                "engine-launch --model ./Qwen3-0.6B --tp 2 --listen tcp://0.0.0.0:5555 --key-file engine.key",
+                "engine-launch serve Qwen/Qwen3-0.6B",
+                "engine-launch ./Qwen3-0.6B --http 8000",
+                "engine-launch ./Qwen3-0.6B --tp 2 --listen tcp://0.0.0.0:5555 --key-file engine.key",
             )
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        add_help=False,
+        allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"tokenloom {tokenloom_version()}")
+    parser.add_argument(
+        "-h", "--help", nargs="?", metavar="WORD", action=HelpAction, default=argparse.SUPPRESS, help="this"
+    )
+    version = f"tokenloom {tokenloom_version()}"
+    parser.add_argument("-v", "--version", action="version", version=version, help="print the version")
+    if takes_model:
+        text = "a folder, a hub id or demo, as --model"
+        parser.add_argument("named_model", nargs="?", metavar="MODEL", help=text)
     add_engine_arguments(parser)
     return parser
 
 
-def serve(argv: Sequence[str]) -> int:
+def serve(argv: Sequence[str], *, has_http: bool = False) -> int:
     """For the person at the command line, or for the program that has put its configuration into the environment."""
-    arguments = new_serve_parser().parse_args(argv)
+    parser = new_serve_parser()
+    arguments = parser.parse(argv)
+    if (named := arguments.named_model) is not None:
+        if getattr(arguments, "model", named) != named:
+            parser.error(f"{named} and --model {arguments.model} are two models: give one of them")
+        arguments.model = named
     set_title("tokenloom supervisor")
     raise_descriptor_limit()
     for number in (signal.SIGUSR1, signal.SIGUSR2):
@@ -92,8 +116,10 @@ def serve(argv: Sequence[str]) -> int:
     is_private = CONFIG_VARIABLE in os.environ
     supervisor: Supervisor | None = None
     try:
-        config = _handed_over() if is_private else engine_config(arguments)
+        options = {} if is_private else given_options(arguments, has_http=has_http)
+        config = _handed_over() if is_private else new_config(options)
         log.configure("supervisor", config.log_level)
+        log_ignored(options)
         supervisor = _start(config, is_private)
         supervisor.run()
     except KeyboardInterrupt:  # before the supervisor takes signals
@@ -130,6 +156,10 @@ def _start(config: EngineConfig, is_private: bool) -> Supervisor:
     listeners = HttpListeners()
     try:
         listeners.open(config)  # first of all: a port in use is told at once
+        if config.chat_template is not None:
+            from .text.chat_template import check_template  # brings Jinja
+
+            check_template(config)
         supervisor = Supervisor(resolve(config, run_directory), run_directory, listeners, announce)
     except BaseException:
         listeners.close()

@@ -144,7 +144,7 @@ class FrontendProcess:
         spec, begun = self._spec, time.monotonic()
         folder = Path(spec.tokenizer_folder)
         tokenizer = Tokenizer.load(folder, spec.config.trust_remote_code)
-        chat_template = ChatTemplate.load(folder, tokenizer, spec.config.chat_template)
+        chat_template = ChatTemplate.load(folder, tokenizer, spec.config)
         frontend = Frontend(spec, tokenizer, chat_template, self._wake)
         detail = "none: token ids only" if tokenizer is None else f"{tokenizer.size} tokens"
         self._tell(Phase(name="tokenizer loaded", duration_s=time.monotonic() - begun, detail=detail))

@@ -232,7 +232,9 @@ class Worker:
         ops = self._select_ops()
         self._kernels = ops.kernels
         on_piece = self.on_piece if device == self._device else None
-        return load_model(folder, config, self._spec.max_model_len, self._dtype, device, ops, group, on_piece)
+        is_dummy = self._spec.config.load_format == "dummy" and folder == Path(self._spec.model_folder)  # not a reload
+        length = self._spec.max_model_len
+        return load_model(folder, config, length, self._dtype, device, ops, group, on_piece, is_dummy=is_dummy)
 
     def _select_ops(self) -> Ops:
         return select_ops(

@@ -26,6 +26,8 @@ COMMANDS = {  # name: what it does, in a line
     "keygen": "make the keys of a tcp:// address",
     "completion": "print what makes a shell complete engine-launch",
 }
+SERVE = "serve"  # the command that may be left out
+ALL_COMMANDS = {SERVE: "serve a model, over HTTP on port 8000 if nothing says where", **COMMANDS}
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,8 @@ def load_command(name: str) -> Command:
 
 def unknown_command(name: str) -> str:
     """What to say to somebody who asks for a command that is none."""
-    close = difflib.get_close_matches(name, COMMANDS, 1)
-    mend = f"did you mean {close[0]}?" if close else f"the commands are {', '.join(COMMANDS)};"
-    return f"{name} is no command: {mend} a model to serve is given as --model"
+    if "/" in name:
+        return f"{name} is neither a folder nor a hub id of the form owner/name: check the path of the model"
+    close = difflib.get_close_matches(name, ALL_COMMANDS, 1)
+    mend = f"did you mean {close[0]}?" if close else f"the commands are {', '.join(ALL_COMMANDS)};"
+    return f"{name} is no command: {mend} a model to serve is a folder, a hub id of the form owner/name, or demo"

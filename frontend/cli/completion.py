@@ -7,7 +7,8 @@ import argparse
 import shtab
 
 from ..launch import new_serve_parser
-from .command import COMMANDS, load_command
+from ..options.arguments import add_engine_arguments
+from .command import ALL_COMMANDS, COMMANDS, SERVE, load_command
 
 DESCRIPTION = "Print what makes a shell complete engine-launch; read it at the shell's start, as in the examples."
 EXAMPLES = [
@@ -31,8 +32,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _whole_parser() -> argparse.ArgumentParser:
     """All that may follow `engine-launch`: the options of the engine, or a command."""
-    parser = new_serve_parser()
+    parser = new_serve_parser(takes_model=False)
     commands = parser.add_subparsers()
+    add_engine_arguments(commands.add_parser(SERVE, help=ALL_COMMANDS[SERVE]))
     for name, text in COMMANDS.items():
         load_command(name).configure(commands.add_parser(name, help=text))
     for each in (parser, *commands.choices.values()):

@@ -14,6 +14,8 @@ from contextlib import aclosing
 from functools import partial
 from typing import TypeVar, Unpack
 
+import msgspec
+
 from ...ipc.codec import decode_ids
 from ...ipc.messages.base import MemoryTag
 from ...ipc.messages.client import (
@@ -37,6 +39,7 @@ from .async_stream import AsyncStream, LoopWaker
 from .base_client import (
     Attachment,
     log_level_query,
+    new_params,
     pause_query,
     reload_query,
     sleep_query,
@@ -72,7 +75,7 @@ class AsyncClient(Attachment):
         """
         check_options("generate", options, CallOptions)
         (params,) = with_priority([check_params(sampling_params)], options)
-        return self._run(self._submit_of(prompt, params, request_id))
+        return self._run(self._submit_of(prompt, params, request_id), takes_defaults=sampling_params is None)
 
     def chat(
         self,
@@ -84,7 +87,8 @@ class AsyncClient(Attachment):
         """The next turn of a conversation as it grows; a message is {"role": …, "content": …}."""
         check_options("chat", options, ChatOptions)
         (params,) = with_priority([check_params(sampling_params)], options)
-        return self._run(self._submit_of(check_chat(messages), params, request_id, form=chat_form(options)))
+        submit = self._submit_of(check_chat(messages), params, request_id, form=chat_form(options))
+        return self._run(submit, takes_defaults=sampling_params is None)
 
     async def embed(
         self,
@@ -125,6 +129,10 @@ class AsyncClient(Attachment):
     async def info(self) -> Info:
         """What the engine serves: model, sizes, version."""
         return await self._ask(GetInfo, Info)
+
+    async def get_default_sampling_params(self) -> SamplingParams:
+        """As Client.get_default_sampling_params."""
+        return new_params(await self._default_params())
 
     async def pause(self, mode: PauseMode = "keep") -> None:
         """As Client.pause."""
@@ -177,7 +185,14 @@ class AsyncClient(Attachment):
 
     # ── how ──
 
-    async def _run(self, submit: Submit) -> AsyncGenerator[RequestOutput, None]:
+    async def _default_params(self) -> dict[str, int | float]:
+        if self._defaults is None:
+            self._defaults = (await self.info()).default_sampling_params
+        return self._defaults
+
+    async def _run(self, submit: Submit, *, takes_defaults: bool = False) -> AsyncGenerator[RequestOutput, None]:
+        if takes_defaults and (defaults := await self._default_params()):
+            submit = msgspec.structs.replace(submit, params=submit.params.replace(**defaults))
         loop = asyncio.get_running_loop()
         if self._waker is None or self._waker.loop is not loop:
             self._waker = LoopWaker(loop)

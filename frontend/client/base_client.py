@@ -11,7 +11,7 @@ import os
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import ClassVar, TypeVar, get_args
+from typing import Any, ClassVar, TypeVar, get_args
 
 from ...ipc.errors import RequestError
 from ...ipc.messages.base import MemoryTag
@@ -30,6 +30,7 @@ class Attachment:
     """A program's side of an engine. Close it, or use it as a context manager; what is open then is aborted."""
 
     _waits_for_engine: ClassVar[bool]
+    _defaults: dict[str, int | float] | None = None  # of the engine for SamplingParams; None: not asked yet
 
     def __init__(
         self,
@@ -97,6 +98,11 @@ class Attachment:
         )
         pooling = check_pooling(pooling_params)
         return [self._submit_of(prompt, params, request_id, pooling) for prompt in prompts]
+
+
+def new_params(defaults: dict[str, Any]) -> SamplingParams:
+    """As the engine has told its defaults."""
+    return SamplingParams(**defaults)
 
 
 def tokenize_query(prompt: str | Chat) -> Callable[..., Query]:

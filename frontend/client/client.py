@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
-from typing import Unpack
+from typing import TypeVar, Unpack
 
 from ...ipc.codec import decode_ids
 from ...ipc.errors import RequestError, TokenloomError
@@ -33,6 +33,7 @@ from ...ipc.sampling_params import SamplingParams
 from .base_client import (
     Attachment,
     log_level_query,
+    new_params,
     pause_query,
     reload_query,
     sleep_query,
@@ -46,6 +47,8 @@ from .outputs import EmbeddingRequestOutput, OutputBuilder, RequestOutput, to_em
 from .prompts import Chat, Prompt, check_chat, check_params, check_token_ids, list_chats, list_params, list_prompts
 from .protocol import Answer, ReplyType, check_reply
 from .request_future import RequestFuture
+
+ParamsType = TypeVar("ParamsType", bound=SamplingParams | Sequence[SamplingParams])
 
 
 class Client(Attachment):
@@ -68,7 +71,7 @@ class Client(Attachment):
         one each. A prompt that cannot be served raises its error, after the others are aborted.
         """
         check_options("generate", options, CallOptions)
-        return self._run_all(list_prompts(prompts), sampling_params, use_tqdm, options)
+        return self._run_all(list_prompts(prompts), self._or_default(sampling_params), use_tqdm, options)
 
     def chat(
         self,
@@ -79,7 +82,8 @@ class Client(Attachment):
     ) -> list[RequestOutput]:
         """The next turn of one conversation, or of each of many; a message is {"role": …, "content": …}."""
         check_options("chat", options, ChatOptions)
-        return self._run_all([check_chat(chat) for chat in list_chats(messages)], sampling_params, use_tqdm, options)
+        chats = [check_chat(chat) for chat in list_chats(messages)]
+        return self._run_all(chats, self._or_default(sampling_params), use_tqdm, options)
 
     def embed(
         self,
@@ -105,7 +109,7 @@ class Client(Attachment):
         self, prompt: Prompt | Chat, sampling_params: SamplingParams | None = None, *, request_id: str | None = None
     ) -> Future[RequestOutput]:
         """Ask without waiting. `cancel()` on the future aborts; `request_id` is there for `abort`."""
-        submit = self._submit_of(prompt, check_params(sampling_params), request_id)
+        submit = self._submit_of(prompt, check_params(self._or_default(sampling_params)), request_id)
         future = RequestFuture(self._channel, submit)
         self._channel.submit(submit, future.take)
         return future
@@ -114,7 +118,7 @@ class Client(Attachment):
         self, prompt: Prompt | Chat, sampling_params: SamplingParams | None = None, *, request_id: str | None = None
     ) -> Iterator[str]:
         """The answer's text, piece by piece as it is made. Closing the iterator aborts the request."""
-        params = check_params(sampling_params)
+        params = check_params(self._or_default(sampling_params))
         if params.n > 1:
             raise RequestError(
                 f"a stream of text shows one answer, n is {params.n}: use submit, or AsyncClient.generate"
@@ -141,6 +145,12 @@ class Client(Attachment):
     def info(self) -> Info:
         """What the engine serves: model, sizes, version."""
         return self._ask(GetInfo, Info)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What requests without parameters get: the checkpoint's own defaults, or what the operator chose."""
+        if self._defaults is None:
+            self._defaults = self.info().default_sampling_params
+        return new_params(self._defaults)
 
     # ── control ──
 
@@ -186,10 +196,13 @@ class Client(Attachment):
 
     # ── how ──
 
+    def _or_default(self, params: ParamsType | None) -> ParamsType | SamplingParams:
+        return self.get_default_sampling_params() if params is None else params
+
     def _run_all(
         self,
         prompts: Sequence[Prompt | Chat],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        sampling_params: SamplingParams | Sequence[SamplingParams],
         use_tqdm: bool,
         options: ChatOptions | CallOptions,
     ) -> list[RequestOutput]:

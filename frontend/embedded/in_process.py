@@ -28,7 +28,7 @@ from ...workers.worker import Worker
 from ..client.transport import frame_of
 from ..requests.frontend import Frontend
 from ..supervisor.resolve import resolve
-from ..text.chat_template import ChatTemplate
+from ..text.chat_template import ChatTemplate, check_template
 from ..text.tokenizer import Tokenizer
 
 _IDENTITY = b"in-process client"
@@ -61,12 +61,13 @@ class InProcessEngine:
             raise ConfigError(
                 f"in_process runs one rank, tensor_parallel_size is {config.tensor_parallel_size}: set it to 1"
             )
-        if config.http is not None or config.uds is not None:
+        if config.http_address is not None or config.uds is not None:
             raise ConfigError("in_process serves no HTTP: leave http and uds out, or in_process")
         self._run_directory = RunDirectory.create()
         self._wakeup = threading.Event()
         self._steps = _Steps()
         try:
+            check_template(config)
             self.spec = resolve(config, self._run_directory)
             self._worker = Worker(self.spec, rank=0, generation=0)
             for _ in self._worker.load():
@@ -79,7 +80,7 @@ class InProcessEngine:
             self._is_reloaded = False
             folder = Path(self.spec.tokenizer_folder)
             tokenizer = Tokenizer.load(folder, config.trust_remote_code)
-            chat_template = ChatTemplate.load(folder, tokenizer, self.spec.config.chat_template)
+            chat_template = ChatTemplate.load(folder, tokenizer, self.spec.config)
             self._frontend = Frontend(self.spec, tokenizer, chat_template, self._wakeup.set)
         except BaseException:
             self._run_directory.remove()

@@ -53,15 +53,16 @@ class AdminEndpoints:
         ]
 
     async def models(self, request: Request) -> Response:
-        return json_response({"object": "list", "data": [self._model()]})
+        return json_response({"object": "list", "data": list(map(self._model, self._spec.model_names))})
 
     async def model(self, request: Request) -> Response:
-        check_model(request.path_params["model"], self._spec.served_model_name)
-        return json_response(self._model())
+        name = request.path_params["model"]
+        check_model(name, self._spec.model_names)
+        return json_response(self._model(name))
 
-    def _model(self) -> JsonObject:
+    def _model(self, name: str) -> JsonObject:
         return {
-            "id": self._spec.served_model_name,
+            "id": name,
             "object": "model",
             "created": self._begun,
             "owned_by": "tokenloom",
@@ -71,7 +72,7 @@ class AdminEndpoints:
         }
 
     async def tokenize(self, request: Request) -> Response:
-        parsed = await self._engine.bodies.read(request, TokenizeRequest, self._spec.served_model_name)
+        parsed = await self._engine.bodies.read(request, TokenizeRequest, self._spec.model_names)
         if parsed.body.messages is not None or parsed.inputs[0].is_of_chat:
             token_ids = (await self._engine.chat_prompt(parsed)).token_ids or b""
         else:
@@ -82,7 +83,7 @@ class AdminEndpoints:
         )
 
     async def detokenize(self, request: Request) -> Response:
-        parsed = await self._engine.bodies.read(request, DetokenizeRequest, self._spec.served_model_name)
+        parsed = await self._engine.bodies.read(request, DetokenizeRequest, self._spec.model_names)
         text = await self._engine.text_of(parsed.inputs[0].token_ids or b"") if parsed.inputs else ""
         return json_response({"prompt": text})
 

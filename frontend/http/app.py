@@ -26,11 +26,13 @@ from ..openai.chat import ChatCompletion
 from ..openai.completions import Completion
 from ..openai.embeddings import Embeddings
 from ..openai.events import EventStream, until_disconnect
+from ..openai.forms.defaults import with_defaults
 from ..openai.forms.errors import HttpError, json_response, refusal_kind
 from ..openai.forms.response_body import ResponsesRequest, chat_request
 from ..openai.forms.schema import ChatRequest, CompletionRequest, EmbeddingRequest
+from ..openai.forms.text import has_markers
+from ..openai.forms.tools import ParserName, find_parser
 from ..openai.local_engine import LocalEngine
-from ..openai.parsers.names import find_reasoning_parser, find_tool_parser
 from ..openai.responses import ResponseCreation
 from ..requests.engine_metrics import EngineMetrics
 from ..requests.frontend import Frontend
@@ -51,12 +53,12 @@ class OpenAIEndpoints:
 
     def __init__(self, engine: LocalEngine, metrics: EngineMetrics, spec: EngineSpec) -> None:
         self._engine, self._metrics = engine, metrics
-        self._model = spec.served_model_name
+        self._spec, self._model = spec, spec.served_model_name
         template = "" if engine.inputs.chat_template is None else engine.inputs.chat_template.source
         parser = spec.config.tool_call_parser
-        self._tool_parser = find_tool_parser(template) if parser == "auto" else parser
+        self._tool_parser: ParserName = find_parser(template) if parser == "auto" else parser
         reasoning = spec.config.reasoning_parser
-        self._reasoning_parser = find_reasoning_parser(template) if reasoning == "auto" else reasoning
+        self._has_reasoning = has_markers(template) if reasoning == "auto" else reasoning == "think"
 
     @contextlib.contextmanager
     def _refusals(self) -> Iterator[None]:
@@ -80,7 +82,8 @@ class OpenAIEndpoints:
     ) -> Endpoint:
         async def answer(request: Request) -> Response:
             with self._refusals():
-                parsed = await self._engine.bodies.read(request, body_type, self._model)
+                parsed = await self._engine.bodies.read(request, body_type, self._spec.model_names)
+                parsed = parsed._replace(body=with_defaults(parsed.body, self._spec))
                 work = await start(parsed)
             if not isinstance(work, Embeddings) and getattr(parsed.body, "stream", None):
                 return EventStream(work.events(), work.stream_end)
@@ -95,7 +98,7 @@ class OpenAIEndpoints:
         return Completion(self._engine, parsed, self._model)
 
     async def _chat(self, parsed: ParsedBody[ChatRequest]) -> ChatCompletion:
-        return await ChatCompletion.start(self._engine, parsed, self._model, self._tool_parser, self._reasoning_parser)
+        return await ChatCompletion.start(self._engine, parsed, self._model, self._tool_parser, self._has_reasoning)
 
     async def _respond(self, parsed: ParsedBody[ResponsesRequest]) -> ResponseCreation:
         chat = ParsedBody(chat_request(parsed.body), parsed.inputs)

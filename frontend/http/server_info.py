@@ -22,7 +22,7 @@ from ..openai.forms.errors import HttpError, json_response
 from ..requests.frontend import Frontend
 from .endpoint import Endpoint
 
-SECRETS = ("api_key", "otlp_endpoint")
+SECRETS = ("api_key", "hf_token", "otlp_endpoint")
 OF_FILES = ("vocab_file", "merges_file")  # of a tokenizer's configuration: paths, which are nobody's business
 
 

@@ -21,7 +21,7 @@ from ...ipc.messages.core import EngineCoreRequest
 from ...ipc.pooling_params import PoolingParams
 from ...ipc.sampling_params import MAX_CHILDREN, SamplingParams, child_seed
 from ..client.prompts import check_text
-from ..openai.parsers.thoughts import MARKERS
+from ..openai.forms.text import CLOSING, OPENING
 from ..text.chat_template import MODEL_FORM, ChatTemplate
 from ..text.prompt_limits import PromptLimits
 from ..text.tokenizer import Tokenizer
@@ -272,15 +272,14 @@ class InputProcessor:
         return self._processor_paths.index(path)
 
     def _thought_markers(self, params: SamplingParams) -> list[bytes]:
-        """The tokens that begin and end a thought, if those between are to be counted. Where structured_outputs hold,
-        from the first token on, there is no thought."""
-        if params.thinking_token_budget is None or params.structured_outputs is not None:
+        """The tokens that begin and end a thought, if those between are to be counted."""
+        if params.thinking_token_budget is None:
             return []
         if self._tokenizer is None:
             raise RequestError(
                 "this model has no tokenizer, so that no thought is found: leave thinking_token_budget out"
             )
-        markers = [encode_ids(self._tokenizer.encode(text, add_special_tokens=False)) for text in MARKERS["think"]]
+        markers = [encode_ids(self._tokenizer.encode(text, add_special_tokens=False)) for text in (OPENING, CLOSING)]
         for marker in markers:
             self._check_ids(marker, "thinking_token_budget")
         return markers

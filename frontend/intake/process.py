@@ -98,7 +98,7 @@ class IntakeProcess:
         spec = self._spec
         folder = Path(spec.tokenizer_folder)
         tokenizer = Tokenizer.load(folder, spec.config.trust_remote_code)
-        return InputProcessor(spec, tokenizer, ChatTemplate.load(folder, tokenizer, spec.config.chat_template))
+        return InputProcessor(spec, tokenizer, ChatTemplate.load(folder, tokenizer, spec.config))
 
 
 def main() -> None:

@@ -34,8 +34,8 @@ class HttpListeners:
 
     def open(self, config: EngineConfig) -> None:
         """Bind and listen; ConfigError says which address cannot be had, and why. `close` in any case."""
-        if config.http is not None:
-            self._listen_tcp(config.http, config.api_key is not None, config.ssl_certfile is not None)
+        if config.http_address is not None:
+            self._listen_tcp(config.http_address, config.api_key is not None, config.ssl_certfile is not None)
         if config.uds is not None:
             self._listen_unix(os.path.abspath(config.uds), int(config.uds_mode, 8))
 

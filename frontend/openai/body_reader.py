@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TypeVar
 
 import msgspec
@@ -44,9 +44,9 @@ class BodyReader:
         self._log_at = 0.0  # when unknown fields are logged again
         self._num_held = 0
 
-    async def read(self, request: Request, body_type: type[BodyT], served: str = "") -> ParsedBody[BodyT]:
-        """The decoded body; HttpError for one that is not of the schema, or that asks for another model than the one
-        which is `served`, RequestError for a value that cannot be, all of which name the field."""
+    async def read(self, request: Request, body_type: type[BodyT], served: Collection[str] = ()) -> ParsedBody[BodyT]:
+        """The decoded body; HttpError for one that is not of the schema, or that asks for a model that is not among the
+        names `served`, RequestError for a value that cannot be, all of which name the field."""
         coding = request.headers.get("content-encoding", "identity")
         if coding != "identity":
             raise HttpError(415, f"the body comes with content-encoding {coding:.40}: send it as it is")
@@ -136,8 +136,8 @@ def _unpacked(answer: IntakeAnswer, body_type: type[BodyT]) -> ParsedBody[BodyT]
     raise BodyError(answer.message, answer.status, answer.param, answer.code)
 
 
-def check_model(asked: str | None, served: str) -> None:
-    """404 for a model that is not the one which is served."""
-    if asked is not None and asked != served:
-        message = f"the model {asked!r:.200} is not served here: this engine serves {served}"
+def check_model(asked: str | None, served: Collection[str]) -> None:
+    """404 for a name that the model does not have; none, and an empty one, are its first."""
+    if asked and asked not in served:
+        message = f"the model {asked!r:.200} is not served here: this engine serves {', '.join(served)}"
         raise HttpError(404, message, param="model", code="model_not_found")

@@ -57,7 +57,7 @@ class _Choice(Choice):
         self._prompt_text = prompt_text
         self._inputs = inputs
         self._run = run
-        self._columns = CompletionLogprobs()
+        self._columns = CompletionLogprobs(with_ids=bool(body.return_tokens_as_token_ids))
         self.is_plain = body.logprobs is None
 
     @property
@@ -103,6 +103,7 @@ class _Choice(Choice):
         prompt = self._prompt
         if prompt is None or not self._body.echo:
             return ""
-        self._columns.add_first(self._inputs.detokenize(prompt.prompt_token_ids[:4]))
+        first = prompt.prompt_token_ids[:4]
+        self._columns.add_first(int(decode_ids(first)[0]), self._inputs.detokenize(first))
         text = self._prompt_text
         return self._inputs.detokenize(prompt.prompt_token_ids) if text is None else text

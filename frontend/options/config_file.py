@@ -7,7 +7,8 @@ from pathlib import Path
 import yaml
 
 from ...ipc.errors import ConfigError
-from .options import KINDS, Given, meant
+from .options import KINDS, OPTION_NAMES, Given, meant
+from .synonyms import NAMES
 
 _NULL_TAG = "tag:yaml.org,2002:null"
 
@@ -35,7 +36,7 @@ def _options_of(path: Path, loader: yaml.SafeLoader, root: yaml.Node | None) -> 
     for key, value in root.value:
         written, line = str(key.value), key.start_mark.line + 1
         name, where = written.replace("-", "_"), f"{path} line {line}: "
-        if name not in KINDS:
+        if name not in OPTION_NAMES:
             raise ConfigError(f"{where}unknown option {written}{_meant(written)}")
         if name in options:
             raise ConfigError(f"{path} lines {line_by_name[name]} and {line} both give {written}: keep one of them")
@@ -47,12 +48,16 @@ def _options_of(path: Path, loader: yaml.SafeLoader, root: yaml.Node | None) -> 
 def _value_of(loader: yaml.SafeLoader, name: str, node: yaml.Node) -> object:
     """The value of a node. For an option that is text it is taken as it is written: YAML would read 8000 as a number,
     1.10 as 1.1, 2024-01-01 as a date and `on` as true."""
-    if KINDS[name].type is str and isinstance(node, yaml.ScalarNode) and node.tag != _NULL_TAG:
-        return str(node.value)
+    kind = KINDS.get(NAMES.get(name, name))
+    if kind is not None and kind.type in (str, list) and node.tag != _NULL_TAG:
+        if isinstance(node, yaml.ScalarNode):
+            return str(node.value)
+        if isinstance(node, yaml.SequenceNode) and all(isinstance(each, yaml.ScalarNode) for each in node.value):
+            return [str(each.value) for each in node.value]
     return loader.construct_object(node, deep=True)
 
 
 def _meant(written: str) -> str:
     """In the spelling of the file: with `-` unless it has `_`."""
-    names = KINDS if "_" in written else [name.replace("_", "-") for name in KINDS]
+    names = OPTION_NAMES if "_" in written else [name.replace("_", "-") for name in OPTION_NAMES]
     return meant(written, names)

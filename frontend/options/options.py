@@ -5,6 +5,8 @@ engine-launch and a key of its file. What is wrong with a value is said in the s
 from __future__ import annotations
 
 import difflib
+import json
+import logging
 import os
 import re
 import types
@@ -16,29 +18,49 @@ import msgspec
 
 from ...ipc.config.engine_config import EngineConfig
 from ...ipc.errors import ConfigError
+from .foreign import FOREIGN
+from .synonyms import COMMA_LISTS, NAMES, VALUES
+
+logger = logging.getLogger("tokenloom.options")
 
 CLOSE = 0.7  # difflib's ratio, from which a name may have been meant
 LIBRARY_LOG_LEVEL = "warning"  # a program's own output is not ours to fill
-_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"} | {
+    list: "text or a list of texts",
+    dict: "a JSON object",
+}
+_SIZE = re.compile(r"(\d+)([KMGT])|(\d+(?:\.\d+)?)([kmgt])")
 
 
 class Kind(NamedTuple):
     """What values an option takes."""
 
-    type: type[bool] | type[int] | type[float] | type[str]
+    type: type[bool] | type[int] | type[float] | type[str] | type[list[str]] | type[dict[str, Any]]
     choices: tuple[str, ...]  # of text; (): any
     is_optional: bool  # None stands for the default
     description: str
+    group: str  # of GROUPS
+    other_values: Mapping[Any, Any]  # what is taken for another value
+    has_commas: bool  # several texts may be given as a list
 
     def checked(self, value: object) -> object:
         """`value`, as a number's text if the option is text; ValueError: "must be …, got …"."""
         if value is None and self.is_optional:
             return None
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if isinstance(value, (str, int)) and value in self.other_values:
+            return self.other_values[value]
         if self.type is str and is_number:
             value = str(value)
         if self.type is float and is_number:
             value = float(typing.cast(float, value))
+        if self.type is int and isinstance(value, str) and (size := _SIZE.fullmatch(value.strip())):
+            value = _size(size)
+        if self.type is list or (self.has_commas and isinstance(value, list)):
+            value = [value] if isinstance(value, str) else value
+            if not isinstance(value, (list, tuple)) or not value or not all(isinstance(each, str) for each in value):
+                raise ValueError(f"must be {self._wanted}, got {value!r:.80}")
+            value = list(value) if self.type is list else ",".join(value)
         is_of_type = isinstance(value, self.type) and (self.type is bool or not isinstance(value, bool))
         if not is_of_type or (self.choices and value not in self.choices):
             raise ValueError(f"must be {self._wanted}, got {'nothing' if value is None else f'{value!r:.80}'}")
@@ -48,9 +70,14 @@ class Kind(NamedTuple):
         """The value that `text` stands for on the command line; ValueError as `checked`."""
         if self.type in (int, float):
             try:
-                return self.type(text)
+                return self.checked(self.type(text))
             except ValueError:
                 pass
+        if self.type is dict or (self.has_commas and text.startswith("[")):
+            try:
+                return self.checked(json.loads(text))
+            except json.JSONDecodeError as error:
+                raise ValueError(f"must be {self._wanted}, got {text!r:.80}: {error}") from None
         return self.checked(text)
 
     @property
@@ -58,17 +85,27 @@ class Kind(NamedTuple):
         return f"one of {', '.join(self.choices)}" if self.choices else _WORDS[self.type]
 
 
-def _kind_of(annotation: object) -> Kind:
+def _size(match: re.Match[str]) -> int:
+    """What a suffix multiplies by: K, M, G, T by powers of 1024, k, m, g, t by powers of 1000."""
+    binary, binary_unit, decimal, decimal_unit = match.groups()
+    if binary:
+        return int(binary) * int(1024 ** ("KMGT".index(binary_unit) + 1))
+    return int(float(decimal) * 1000 ** ("kmgt".index(decimal_unit) + 1))
+
+
+def _kind_of(name: str, annotation: object) -> Kind:
     inner, meta = typing.get_args(annotation)[:2]
     is_optional = isinstance(inner, types.UnionType)
     if is_optional:
         inner = next(part for part in typing.get_args(inner) if part is not types.NoneType)
-    if typing.get_origin(inner) is typing.Literal:
-        return Kind(str, typing.get_args(inner), is_optional, meta.description)
-    return Kind(inner, (), is_optional, meta.description)
+    is_choice = typing.get_origin(inner) is typing.Literal
+    choices = typing.get_args(inner) if is_choice else ()
+    base = str if is_choice else typing.get_origin(inner) or inner
+    others = VALUES.get(name, {})
+    return Kind(base, choices, is_optional, meta.description, meta.extra["group"], others, name in COMMA_LISTS)
 
 
-KINDS = {field.name: _kind_of(field.type) for field in msgspec.structs.fields(EngineConfig)}
+KINDS = {field.name: _kind_of(field.name, field.type) for field in msgspec.structs.fields(EngineConfig)}
 
 
 class Given(NamedTuple):
@@ -82,22 +119,55 @@ class Given(NamedTuple):
 def config_from_keywords(owner: str, model: object, options: Mapping[str, object]) -> EngineConfig:
     """The configuration that `owner`(model, **options) asks for.
 
-    Raises TypeError for an unknown keyword, with what it may have meant, and ConfigError for a bad value.
+    None stands for the default. Raises TypeError for an unknown keyword, with what it may have meant, and ConfigError
+    for a bad value.
     """
     for name in options:
-        if name not in KINDS:
-            raise TypeError(f"{owner}() got an unexpected keyword argument {name!r}{meant(name, KINDS)}")
+        if name not in OPTION_NAMES:
+            raise TypeError(f"{owner}() got an unexpected keyword argument {name!r}{meant(name, OPTION_NAMES)}")
     values = {"log_level": LIBRARY_LOG_LEVEL, "model": model, **options}
-    return new_config({name: Given(_plain(value), name, f"{owner}(): ") for name, value in values.items()})
+    given = {name: Given(_plain(value), name, f"{owner}(): ") for name, value in values.items() if value is not None}
+    config = new_config(given)
+    log_ignored(given)
+    return config
+
+
+OPTION_NAMES = (*KINDS, *NAMES, *(name for name in FOREIGN if len(name) > 3))  # short ones are flags alone
 
 
 def new_config(options: Mapping[str, Given]) -> EngineConfig:
-    """EngineConfig from what was given by field name; ConfigError says what is wrong and where it stands."""
-    values: dict[str, Any] = {name: _checked(name, given) for name, given in options.items()}
+    """EngineConfig from what was given by an option's name; ConfigError says what is wrong and where it stands."""
+    _check_foreign(options)
+    known: dict[str, Given] = {}
+    for name, given in options.items():
+        if name in FOREIGN:
+            continue
+        if (field := NAMES.get(name, name)) in known:
+            raise ConfigError(f"{given.where}{known[field].written} and {given.written} are the same option: give one")
+        known[field] = given
+    values: dict[str, Any] = {name: _checked(name, given) for name, given in known.items()}
     try:
         return EngineConfig(**values)
     except ConfigError as error:
-        raise ConfigError(_as_given(str(error), options)) from None
+        raise ConfigError(_as_given(str(error), known)) from None
+
+
+def _check_foreign(options: Mapping[str, Given]) -> None:
+    """ConfigError for a value of another engine's option that asks for what is not there."""
+    for name, given in options.items():
+        if name in FOREIGN and FOREIGN[name].is_refused(given.value):
+            raise ConfigError(f"{given.where}{given.written} {FOREIGN[name].refusal(given.value)}")
+
+
+def log_ignored(options: Mapping[str, Given]) -> None:
+    """One line for all that has no meaning here."""
+    ignored = [
+        f"{given.written} ({FOREIGN[name].why})"
+        for name, given in options.items()
+        if name in FOREIGN and FOREIGN[name].harmless is None
+    ]
+    if ignored:
+        logger.warning("accepted, without meaning here: %s", ", ".join(ignored))
 
 
 def _checked(name: str, given: Given) -> object:

@@ -16,6 +16,12 @@ USAGE_CODE = 2
 class OptionParser(argparse.ArgumentParser):
     """Exits with USAGE_CODE after an error."""
 
+    def parse(self, words: Sequence[str]) -> argparse.Namespace:
+        """As parse_args; flags may be written with `_` for `-`."""
+        parts = (word.partition("=") for word in words)
+        flags = ((flag.replace("_", "-") if flag.startswith("--") else flag, *rest) for flag, *rest in parts)
+        return self.parse_args(["".join(each) for each in flags])
+
     def error(self, message: str) -> NoReturn:
         words = message.removeprefix("unrecognized arguments: ")
         if words != message:

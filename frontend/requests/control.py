@@ -24,7 +24,7 @@ from ...ipc.messages.core import ControlDone, EngineControl
 from ...ipc.messages.supervisor import SetLogLevel
 from ...ipc.process.log import LogLevel
 from ..intake.background import Background
-from ..supervisor.resolve import find_checkpoint
+from ..supervisor.hub import find_checkpoint
 from .core_client import CoreLink, Outbox
 
 Send: TypeAlias = Callable[[Reply], None]
@@ -61,8 +61,8 @@ class ControlRelay:
         if not model:
             raise RequestError("reload needs a model: a folder or a hub id")
         try:
-            folder = find_checkpoint(model, None, "the model")
-            shape = _shape(ModelConfig.load(folder))
+            folder = find_checkpoint(model, None, "the model", self._spec.config)
+            shape = _shape(ModelConfig.load(folder, self._spec.config.hf_overrides))
         except ConfigError as error:  # here it is the caller's
             raise RequestError(str(error)) from None
         if shape != _shape(self._spec.model):

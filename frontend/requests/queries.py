@@ -117,6 +117,7 @@ class QueryProcessor:
             dtype=spec.dtype,
             device=spec.device,
             kernels=self._metrics.kernels,
+            default_sampling_params=spec.default_sampling_params,
         )
 
 

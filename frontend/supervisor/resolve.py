@@ -1,14 +1,12 @@
 """From EngineConfig to EngineSpec: find the checkpoint, read its shape, settle everything automatic.
 
-Needs neither torch nor transformers; the hub client is imported only for a hub id.
+Needs neither torch nor transformers.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import secrets
-import sys
 from pathlib import Path
 from typing import Literal, cast, get_args
 
@@ -22,12 +20,18 @@ from ...ipc.config.quantization_config import QuantizationConfig
 from ...ipc.errors import ConfigError
 from ...ipc.keys import Keys
 from ..listening.tls import new_ssl_context
+from .generation import default_sampling_params, generation_folder
+from .hub import DEMO_FOLDER as DEMO_FOLDER
+from .hub import find_checkpoint as find_checkpoint
 from .start_check import check_gpu, check_weights
 
 DType = Literal["float32", "bfloat16", "float16"]
-DEMO_FOLDER = Path(__file__).resolve().parents[2] / "demo"
-_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
-_HUB_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
+_STORED_AS = {  # by --quantization: layouts of checkpoints that are quantized so
+    "awq": ("awq",),
+    "gptq": ("gptq",),
+    "compressed-tensors": ("packed", "scaled"),
+    "fp8": ("scaled",),
+}
 
 
 def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
@@ -35,11 +39,14 @@ def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
     if config.key_file is not None:
         Keys.load(config.key_file)
     new_ssl_context(config)
-    folder = find_checkpoint(config.model, config.revision)
-    model = _quantized(config, ModelConfig.load(folder))
+    folder = find_checkpoint(config.model, config.revision, config=config)
+    generation = generation_folder(config, folder)
+    model = _quantized(config, ModelConfig.load(folder, config.hf_overrides, generation))
     check_parallel(model, config.tensor_parallel_size)
     dtype, device = _dtype(config, model), _device(config)
-    check_weights(folder, model, dtype, device)
+    if config.load_format != "dummy":
+        check_weights(folder, model, dtype, device)
+    names = config.served_model_name or [config.model or "tokenloom-demo"]
     return EngineSpec(
         run_id=secrets.token_hex(8),
         run_directory=str(run_directory.path),
@@ -47,35 +54,20 @@ def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
         config=config,
         model=model,
         model_folder=str(folder),
-        tokenizer_folder=str(find_checkpoint(config.tokenizer, None, "--tokenizer") if config.tokenizer else folder),
-        served_model_name=config.served_model_name or config.model or "tokenloom-demo",
+        tokenizer_folder=str(_tokenizer_folder(config, folder)),
+        served_model_name=names[0],
+        model_aliases=names[1:],
+        default_sampling_params=default_sampling_params(config, generation),
         dtype=dtype,
         device=device,
         max_model_len=_max_model_len(config, model),
     )
 
 
-def find_checkpoint(name: str | None, revision: str | None, what: str = "--model") -> Path:
-    """The folder of `name`: a folder, or a hub id whose files are fetched unless cached; None, demo: the demo.
-    An error calls it by `what` it was given as."""
-    if name is not None and os.path.isdir(name):
-        return Path(name).resolve()
-    if name in (None, "demo"):
-        return DEMO_FOLDER
-    if not _HUB_ID.fullmatch(name):
-        raise ConfigError(f"{what} {name} is neither a folder, nor a hub id of the form owner/name, nor demo")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
-
-    from .hub_progress import HubProgress
-
-    try:
-        progress = None if sys.stderr.isatty() else HubProgress  # on a terminal the hub's own bars
-        return Path(snapshot_download(name, revision=revision, allow_patterns=_HUB_FILES, tqdm_class=progress))
-    except RepositoryNotFoundError:
-        raise ConfigError(f"{what} {name}: no such folder, and the hub knows no such repository") from None
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise ConfigError(f"{what} {name} is no folder and cannot be fetched: {str(error).splitlines()[0]}") from None
+def _tokenizer_folder(config: EngineConfig, folder: Path) -> Path:
+    if config.tokenizer is None and config.tokenizer_revision is None:
+        return folder
+    return find_checkpoint(config.tokenizer or config.model, config.tokenizer_revision, "--tokenizer", config)
 
 
 def check_parallel(model: ModelConfig, size: int) -> None:
@@ -97,14 +89,25 @@ def check_parallel(model: ModelConfig, size: int) -> None:
 
 
 def _quantized(config: EngineConfig, model: ModelConfig) -> ModelConfig:
-    if config.quantization == "none":
+    asked, stored = config.quantization, model.quantization
+    if stored is not None and asked != "none":
+        is_so = stored.layout in _STORED_AS.get(asked, ()) and (asked != "fp8" or stored.codes == "fp8")
+        if not is_so:
+            how = "rounds matrices of floats, this" if asked in ("int8", "fp8") else "is not how this"
+            raise ConfigError(
+                f"--quantization {asked} {how} checkpoint's are quantized already ({stored.codes}): leave it out"
+            )
+    if config.load_format == "dummy" and stored is not None:
+        if stored.codes == "int4":
+            raise ConfigError(
+                "--load-format dummy makes no codes of 4 bits: give --hf-overrides and 8 bits, or weights"
+            )
+        asked = stored.codes
+    elif stored is not None or asked == "none":
         return model
-    if model.quantization is not None:
-        raise ConfigError(
-            f"--quantization {config.quantization} rounds matrices of floats, this checkpoint's are quantized already "
-            f"({model.quantization.codes}): leave it out"
-        )
-    on_load = QuantizationConfig(layout="on_load", codes=config.quantization)
+    if asked not in ("int8", "fp8"):
+        raise ConfigError(f"--quantization {asked}: the checkpoint's matrices are not quantized so: leave it out")
+    on_load = QuantizationConfig(layout="on_load", codes=asked)
     return msgspec.structs.replace(model, quantization=on_load)
 
 

@@ -7,6 +7,7 @@ Whatever goes wrong inside it is the request's error. Knows nothing of tokens.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from datetime import datetime
 from functools import lru_cache, partial
@@ -20,11 +21,13 @@ import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ...ipc.codec import JsonObject
+from ...ipc.config.engine_config import EngineConfig
 from ...ipc.errors import ConfigError, RequestError
 from ...ipc.messages.client import ChatForm, ChatMessage
 from .tokenizer import Tokenizer, read_tokenizer_config
 
 MODEL_FORM = ChatForm()
+DEFAULTS = EngineConfig()
 _END_MARK = (
     "\ue000end of the last turn\ue000 "  # no text has it by chance; its space shows whether the template strips texts
 )
@@ -33,27 +36,34 @@ _END_MARK = (
 class ChatTemplate:
     """A compiled template and the named special tokens (bos_token …) that it may use."""
 
-    def __init__(self, source: str, special_tokens: dict[str, str], origin: str = "the chat template") -> None:
-        """Raises ConfigError, naming `origin`, when `source` is not a template."""
+    def __init__(
+        self,
+        source: str,
+        special_tokens: dict[str, str],
+        origin: str = "the chat template",
+        defaults: JsonObject | None = None,
+    ) -> None:
+        """Raises ConfigError, naming `origin`, when `source` is not a template. `defaults`: variables of chats that do
+        not give them."""
         self.source = source
-        self._special_tokens = special_tokens
+        self._given_names = special_tokens | (defaults or {})
         try:
             self._template = _ENVIRONMENT.from_string(source)
         except jinja2.TemplateError as error:
             raise ConfigError(f"{origin} is not a Jinja template: {error}") from None
 
     @classmethod
-    def load(cls, folder: Path, tokenizer: Tokenizer | None, file: str | None = None) -> ChatTemplate | None:
-        """From `file`, else chat_template.jinja in `folder`, else tokenizer_config.json there; None without."""
+    def load(cls, folder: Path, tokenizer: Tokenizer | None, config: EngineConfig = DEFAULTS) -> ChatTemplate | None:
+        """That of `config`, else chat_template.jinja in `folder`, else the one in tokenizer_config.json there; None
+        without."""
+        given, defaults = config.chat_template, config.default_chat_template_kwargs
         special_tokens = {} if tokenizer is None else tokenizer.special_tokens
-        path = Path(file) if file is not None else folder / "chat_template.jinja"
-        if file is not None or path.is_file():
-            try:
-                return cls(path.read_text(encoding="utf-8"), special_tokens, str(path))
-            except (OSError, UnicodeDecodeError) as error:
-                raise ConfigError(f"the chat template {path} cannot be read: {error}") from None
-        source = _default_template(read_tokenizer_config(folder).get("chat_template"))
-        return None if source is None else cls(source, special_tokens, f"chat_template in {folder}")
+        file = folder / "chat_template.jinja"
+        if given is not None or file.is_file():
+            source, origin = read_template(str(file) if given is None else given)
+            return cls(source, special_tokens, origin, defaults)
+        found = _default_template(read_tokenizer_config(folder).get("chat_template"))
+        return None if found is None else cls(found, special_tokens, f"chat_template in {folder}", defaults)
 
     def render(self, messages: Sequence[ChatMessage], form: ChatForm = MODEL_FORM) -> str:
         """The prompt up to where the answer begins. RequestError when the template refuses."""
@@ -62,7 +72,7 @@ class ChatTemplate:
         template = self._template if form.template is None else _compile(form.template)
         turns: list[JsonObject] = [{"role": each.role, "content": each.content, **each.more} for each in messages]
         names: JsonObject = {"tools": None, "documents": None, "add_generation_prompt": not form.is_continued}
-        names |= self._special_tokens | form.variables
+        names |= self._given_names | form.variables
         if form.is_continued:
             if names["add_generation_prompt"]:
                 raise RequestError("continue_final_message and add_generation_prompt contradict each other: give one")
@@ -74,6 +84,23 @@ class ChatTemplate:
         except Exception as error:  # a template may fail in any way that Python can
             raise RequestError(f"the chat template refuses these messages: {error}") from None
         return _until_mark(text) if form.is_continued else text
+
+
+def check_template(config: EngineConfig) -> None:
+    """ConfigError if --chat-template is neither a template nor a file with one."""
+    if config.chat_template is not None:
+        source, origin = read_template(config.chat_template)
+        ChatTemplate(source, {}, origin)
+
+
+def read_template(given: str) -> tuple[str, str]:
+    """The template and where it is from: `given` itself, which has braces or lines, or the file that it names."""
+    if not os.path.isfile(given) and any(mark in given for mark in "{}\n"):
+        return given, "--chat-template"
+    try:
+        return Path(given).read_text(encoding="utf-8"), given
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the chat template {given} cannot be read: {error}") from None
 
 
 @lru_cache(maxsize=8)

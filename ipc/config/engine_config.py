@@ -8,7 +8,8 @@ their names are those that vLLM's users know. Frozen; what depends on the model 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -20,113 +21,175 @@ API_KEY_VARIABLE = "TOKENLOOM_API_KEY"  # stands for --api-key, which every user
 CONFIG_VARIABLE = "TOKENLOOM_CONFIG"  # in which a program hands its configuration to the engine that it starts
 
 
-def _help(text: str) -> Meta:
-    return Meta(description=text)
+DEFAULT_PORT = 8000  # of the HTTP server, where only its host is given
+GROUPS = {  # of options, as --help lists them
+    "model": "what is served",
+    "answers": "templates, defaults and parsers of answers",
+    "devices": "what computes",
+    "memory": "lengths and the KV cache",
+    "scheduling": "how much a step computes",
+    "http": "the HTTP server with OpenAI's API",
+    "clients": "the address of Client and AsyncClient",
+    "limits": "queues and times",
+    "logging": "log, metrics and spans",
+}
+
+
+def _in(group: str) -> Callable[[str], Meta]:
+    """What makes the description of an option of `group`."""
+    return lambda text: Meta(description=text, extra={"group": group})
+
+
+_model, _answers, _devices, _memory, _scheduling, _http, _clients, _limits, _logging = map(_in, GROUPS)
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The options of one engine. Sizes are in tokens unless a name says otherwise."""
 
-    model: Annotated[str | None, _help("folder or hub id of the checkpoint; none, demo: the demo model")] = None
-    tokenizer: Annotated[str | None, _help("folder or hub id of the tokenizer, if not the model's")] = None
-    revision: Annotated[str | None, _help("branch, tag or commit of a hub id")] = None
-    trust_remote_code: Annotated[bool, _help("let a hub tokenizer run its own Python code")] = False
-    dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], _help("auto: the checkpoint's")] = "auto"
+    model: Annotated[str | None, _model("folder or hub id of the checkpoint; none, demo: the demo model")] = None
+    tokenizer: Annotated[str | None, _model("folder or hub id of the tokenizer, if not the model's")] = None
+    revision: Annotated[str | None, _model("branch, tag or commit of a hub id")] = None
+    tokenizer_revision: Annotated[str | None, _model("branch, tag or commit of the tokenizer on the hub")] = None
+    hf_token: Annotated[str | None, _model("key of the hub; none: as HF_TOKEN or `hf auth login` says")] = None
+    download_dir: Annotated[str | None, _model("folder for what comes from the hub; none: the hub's cache")] = None
+    load_format: Annotated[
+        Literal["auto", "safetensors", "dummy"], _model("dummy: random weights, for measurements without weight files")
+    ] = "auto"
+    hf_overrides: Annotated[dict[str, Any] | None, _model("what to take instead of fields of config.json")] = None
+    trust_remote_code: Annotated[bool, _model("let a hub tokenizer run its own Python code")] = False
+    dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], _model("auto: the checkpoint's")] = "auto"
     quantization: Annotated[
-        Literal["none", "int8", "fp8"], _help("round the layers' matrices to 8 bits while they are loaded")
+        Literal["none", "int8", "fp8", "awq", "gptq", "compressed-tensors"],
+        _model(
+            "int8, fp8: round the layers' matrices to 8 bits while they are loaded; others: must be the checkpoint's"
+        ),
     ] = "none"
-    device: Annotated[Literal["auto", "cpu", "cuda"], _help("auto: cuda where there is one")] = "auto"
-    tensor_parallel_size: Annotated[int, _help("worker processes that share each layer")] = 1
-    max_model_len: Annotated[int | None, _help("longest prompt + answer; none: the model's")] = None
-    max_num_seqs: Annotated[int, _help("requests that run at once")] = 256
+    device: Annotated[Literal["auto", "cpu", "cuda"], _devices("auto: cuda where there is one")] = "auto"
+    tensor_parallel_size: Annotated[int, _devices("worker processes that share each layer")] = 1
+    max_model_len: Annotated[int | None, _memory("longest prompt + answer; none: the model's")] = None
+    max_num_seqs: Annotated[int, _scheduling("requests that run at once")] = 256
     max_num_batched_tokens: Annotated[
-        int | None, _help("token budget of one step; none: 2048, on a CPU 512, at least --max-num-seqs")
+        int | None, _scheduling("token budget of one step; none: 2048, on a CPU 512, at least --max-num-seqs")
     ] = None
     long_prefill_token_threshold: Annotated[
-        int, _help("most tokens of one prompt in a step while others run or wait; 0: a quarter of the budget")
+        int, _scheduling("most tokens of one prompt in a step while others run or wait; 0: a quarter of the budget")
     ] = 0
-    block_size: Annotated[int, _help("tokens in a KV block")] = 16
-    num_kv_blocks: Annotated[int | None, _help("size of the KV pool in blocks; none: measured")] = None
-    kv_cache_memory_bytes: Annotated[int | None, _help("size of the KV pool in bytes; none: measured")] = None
-    gpu_memory_utilization: Annotated[float, _help("share of the device's memory that a worker may use")] = 0.9
+    block_size: Annotated[int, _memory("tokens in a KV block")] = 16
+    num_kv_blocks: Annotated[int | None, _memory("size of the KV pool in blocks; none: measured")] = None
+    kv_cache_memory_bytes: Annotated[int | None, _memory("size of the KV pool in bytes; none: measured")] = None
+    gpu_memory_utilization: Annotated[float, _memory("share of the device's memory that a worker may use")] = 0.9
     kv_cache_dtype: Annotated[
-        Literal["auto", "fp8"], _help("numbers of the KV cache; auto: the model's; fp8: e4m3 with scales")
+        Literal["auto", "fp8"], _memory("numbers of the KV cache; auto: the model's; fp8: e4m3 with scales")
     ] = "auto"
-    enable_prefix_caching: Annotated[bool, _help("share KV blocks of equal prefixes")] = True
-    scheduling_policy: Annotated[Literal["fcfs", "priority"], _help("who runs first")] = "fcfs"
-    steps_in_flight: Annotated[int, _help("steps sent ahead of their results: 1 or 2")] = 2
+    enable_prefix_caching: Annotated[bool, _memory("share KV blocks of equal prefixes")] = True
+    scheduling_policy: Annotated[Literal["fcfs", "priority"], _scheduling("who runs first")] = "fcfs"
+    steps_in_flight: Annotated[int, _scheduling("steps sent ahead of their results: 1 or 2")] = 2
     max_waiting_requests: Annotated[
-        int, _help("answers that may wait, a quarter of them to one request; beyond: Overloaded")
+        int, _limits("answers that may wait, a quarter of them to one request; beyond: Overloaded")
     ] = 65536
     max_waiting_tokens: Annotated[
-        int, _help("prompt tokens that may wait, counted for each answer, a quarter of them of one request")
+        int, _limits("prompt tokens that may wait, counted for each answer, a quarter of them of one request")
     ] = 1 << 26
-    max_logprobs: Annotated[int, _help("most tokens that a request may ask logprobs of; -1: all")] = 20
+    max_logprobs: Annotated[int, _answers("most tokens that a request may ask logprobs of; -1: all")] = 20
     allowed_logits_processors: Annotated[
-        str | None, _help("import paths module:function that requests may name, separated by commas; none: no others")
+        str | None,
+        _answers("import paths module:function that requests may name, with commas between; none: no others"),
     ] = None
-    deterministic: Annotated[bool, _help("the same bits for a request in any batch, chunk or restart; slower")] = False
-    enforce_eager: Annotated[bool, _help("no CUDA graphs")] = False
-    enforce_reference: Annotated[bool, _help("plain torch instead of our own kernels")] = False
-    num_threads: Annotated[int | None, _help("CPU threads of a worker; none: cores / local ranks")] = None
-    seed: Annotated[int, _help("seeds the seeds of unseeded requests")] = 0
-    chat_template: Annotated[str | None, _help("file with a Jinja chat template, if not the model's")] = None
-    served_model_name: Annotated[str | None, _help("the name that clients see; none: --model as given")] = None
-    listen: Annotated[str | None, _help("ipc:// or tcp:// address for clients; none: in the run directory")] = None
-    http: Annotated[str | None, _help("[HOST:]PORT of the HTTP server with OpenAI's API; none: no HTTP")] = None
-    uds: Annotated[str | None, _help("path of a unix socket on which HTTP is served too; none: no such socket")] = None
-    uds_mode: Annotated[str, _help("permissions of --uds, in octal")] = "600"
-    root_path: Annotated[str, _help("path under which a proxy shows the HTTP server, such as /llm")] = ""
-    ssl_certfile: Annotated[str | None, _help("PEM file with the certificate chain of --http; none: no TLS")] = None
-    ssl_keyfile: Annotated[str | None, _help("PEM file with its private key; none: in --ssl-certfile")] = None
-    ssl_ca_certs: Annotated[str | None, _help("PEM file with the CAs of the clients' certificates")] = None
-    ssl_cert_reqs: Annotated[int, _help("client certificates: 0: none, 1: checked if given, 2: required")] = 0
+    deterministic: Annotated[bool, _devices("the same bits for a request in any batch, chunk or restart; slower")] = (
+        False
+    )
+    enforce_eager: Annotated[bool, _devices("no CUDA graphs")] = False
+    enforce_reference: Annotated[bool, _devices("plain torch instead of our own kernels")] = False
+    num_threads: Annotated[int | None, _devices("CPU threads of a worker; none: cores / local ranks")] = None
+    seed: Annotated[int, _answers("seeds the seeds of unseeded requests")] = 0
+    chat_template: Annotated[str | None, _answers("Jinja chat template or a file with one, if not the model's")] = None
+    default_chat_template_kwargs: Annotated[
+        dict[str, Any] | None, _answers("variables of the chat template for requests that name none")
+    ] = None
+    generation_config: Annotated[
+        str,
+        _answers("sampling defaults: auto: generation_config.json of the model; vllm: the engine's; or of a FOLDER"),
+    ] = "auto"
+    override_generation_config: Annotated[
+        dict[str, Any] | None, _answers('sampling defaults that win, such as {"temperature": 0.5}')
+    ] = None
+    return_tokens_as_token_ids: Annotated[bool, _answers("tokens of logprobs are written token_id:ID")] = False
+    enable_force_include_usage: Annotated[bool, _answers("every stream ends with its usage")] = False
+    served_model_name: Annotated[
+        list[str] | None, _model("names that requests may give, the first is that of answers; none: --model as given")
+    ] = None
+    listen: Annotated[str | None, _clients("ipc:// or tcp:// address for clients; none: in the run directory")] = None
+    http: Annotated[str | None, _http("[HOST:]PORT of the HTTP server with OpenAI's API; none: no HTTP")] = None
+    host: Annotated[str | None, _http("host of the HTTP server; none: that of --http, or 127.0.0.1")] = None
+    port: Annotated[int | None, _http(f"port of the HTTP server; none: that of --http, or {DEFAULT_PORT}")] = None
+    uds: Annotated[str | None, _http("path of a unix socket on which HTTP is served too; none: no such socket")] = None
+    uds_mode: Annotated[str, _http("permissions of --uds, in octal")] = "600"
+    root_path: Annotated[str, _http("path under which a proxy shows the HTTP server, such as /llm")] = ""
+    ssl_certfile: Annotated[str | None, _http("PEM file with the certificate chain of --http; none: no TLS")] = None
+    ssl_keyfile: Annotated[str | None, _http("PEM file with its private key; none: in --ssl-certfile")] = None
+    ssl_ca_certs: Annotated[str | None, _http("PEM file with the CAs of the clients' certificates")] = None
+    ssl_cert_reqs: Annotated[int, _http("client certificates: 0: none, 1: checked if given, 2: required")] = 0
     http_timeout_s: Annotated[
-        float, _help("HTTP requests that have not come whole, and of which nothing came for so long, are refused")
+        float, _http("HTTP requests that have not come whole, and of which nothing came for so long, are refused")
     ] = 20.0
     access_log: Annotated[
-        Literal["off", "errors", "all"], _help("a line for each HTTP request at its end; errors: if it failed")
+        Literal["off", "errors", "all"], _logging("a line for each HTTP request at its end; errors: if it failed")
     ] = "errors"
     api_key: Annotated[
         str | None,
-        _help(f"what HTTP requests must carry as a Bearer token; none: as {API_KEY_VARIABLE} says, or nothing"),
+        _http(f"what HTTP requests must carry as a Bearer token; none: as {API_KEY_VARIABLE} says, or nothing"),
     ] = None
-    cors_origins: Annotated[str | None, _help("web origins that may call, with commas between; *: any")] = None
-    max_body_bytes: Annotated[int, _help("largest HTTP body that is read")] = 32 << 20
+    cors_origins: Annotated[str | None, _http("web origins that may call, with commas between; *: any")] = None
+    max_body_bytes: Annotated[int, _http("largest HTTP body that is read")] = 32 << 20
     strict_fields: Annotated[
-        bool, _help("refuse unknown fields of HTTP bodies instead of ignoring them with a warning header")
+        bool, _http("refuse unknown fields of HTTP bodies instead of ignoring them with a warning header")
     ] = False
-    metrics_names: Annotated[Literal["tokenloom", "vllm"], _help("prefix of the metrics")] = "tokenloom"
-    enable_tokenizer_info_endpoint: Annotated[bool, _help("serve /tokenizer_info over HTTP")] = False
+    metrics_names: Annotated[Literal["tokenloom", "vllm"], _logging("prefix of the metrics")] = "tokenloom"
+    enable_tokenizer_info_endpoint: Annotated[bool, _http("serve /tokenizer_info over HTTP")] = False
     otlp_endpoint: Annotated[
-        str | None, _help("URL of an OpenTelemetry collector for spans; none: as OTEL_EXPORTER_OTLP_ENDPOINT says")
+        str | None, _logging("URL of an OpenTelemetry collector for spans; none: as OTEL_EXPORTER_OTLP_ENDPOINT says")
     ] = None
     tool_call_parser: Annotated[
-        Literal["auto", "hermes", "llama", "mistral", "pythonic", "qwen3_coder", "openai", "none"],
-        _help("how answers write tool calls; auto: as the template shows"),
+        Literal["auto", "hermes", "llama", "none"],
+        _answers("how answers write tool calls; auto: as the template shows"),
     ] = "auto"
     reasoning_parser: Annotated[
-        Literal["auto", "think", "mistral", "seed_oss", "granite", "gpt_oss", "none"],
-        _help("how answers mark thoughts, which are told apart; auto: as the template shows"),
+        Literal["auto", "think", "none"], _answers("split <think> from answers; auto: if the template has it")
     ] = "auto"
-    key_file: Annotated[str | None, _help("keys made by `engine-launch keygen`: who may use a tcp:// address")] = None
-    insecure: Annotated[bool, _help("let anyone who can reach a tcp:// address use the engine")] = False
-    default_timeout_s: Annotated[float | None, _help("timeout_s of requests that name none")] = None
-    max_timeout_s: Annotated[float | None, _help("longest timeout_s that a request may ask for")] = None
+    key_file: Annotated[str | None, _clients("keys made by `engine-launch keygen`: who may use a tcp:// address")] = (
+        None
+    )
+    insecure: Annotated[bool, _clients("let anyone who can reach a tcp:// address use the engine")] = False
+    default_timeout_s: Annotated[float | None, _limits("timeout_s of requests that name none")] = None
+    max_timeout_s: Annotated[float | None, _limits("longest timeout_s that a request may ask for")] = None
     step_timeout_s: Annotated[
-        float | None, _help("a step without a result for so long proves a hang; none: learned from the steps before")
+        float | None, _limits("a step without a result for so long proves a hang; none: learned from the steps before")
     ] = None
-    hang_timeout_s: Annotated[float, _help("core or frontend without a sign of life for so long are replaced")] = 6.0
-    grammar_timeout_s: Annotated[float, _help("longest compilation of a structured output's grammar")] = 2.0
-    start_timeout_s: Annotated[float, _help("longest start, weights included, and longest reload")] = 600.0
-    drain_timeout_s: Annotated[float, _help("how long running requests may finish after SIGTERM")] = 30.0
-    disable_log_stats: Annotated[bool, _help("no stats line every 10 s")] = False
-    log_level: Annotated[LogLevel, _help("least level that is logged")] = "info"
+    hang_timeout_s: Annotated[float, _limits("core or frontend without a sign of life for so long are replaced")] = 6.0
+    grammar_timeout_s: Annotated[float, _limits("longest compilation of a structured output's grammar")] = 2.0
+    start_timeout_s: Annotated[float, _limits("longest start, weights included, and longest reload")] = 600.0
+    drain_timeout_s: Annotated[float, _limits("how long running requests may finish after SIGTERM")] = 30.0
+    disable_log_stats: Annotated[bool, _logging("no stats line every 10 s")] = False
+    log_level: Annotated[LogLevel, _logging("least level that is logged")] = "info"
 
     @property
     def max_request_answers(self) -> int:
         """That one request may ask for, of all its prompts together: a quarter of the queue."""
         return max(self.max_waiting_requests // 4, 1)
+
+    @property
+    def http_address(self) -> str | None:
+        """[HOST:]PORT, as --http, --host and --port say it together; None: no HTTP."""
+        if self.host is None and self.port is None:
+            return self.http
+        host, _, port = (self.http or "").rpartition(":")
+        if self.host is not None and host.strip("[]") not in ("", self.host.strip("[]")):
+            raise ConfigError(f"--host {self.host} is not that of --http {self.http}: give one of them")
+        if self.port is not None and port not in ("", str(self.port)):
+            raise ConfigError(f"--port {self.port} is not that of --http {self.http}: give one of them")
+        host = self.host or host
+        host = f"[{host}]" if ":" in host and not host.startswith("[") else host
+        return f"{host}:{port or self.port or (DEFAULT_PORT if self.port is None else 0)}"
 
     def __post_init__(self) -> None:
         for name, low, high in _INT_RANGES:
@@ -160,21 +223,21 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                     f"--listen {self.listen} would admit anyone: give --key-file (made by `engine-launch keygen "
                     "FILE`), or say --insecure"
                 )
-        if self.http is not None:
-            http_endpoint(self.http)
         self._check_http()
         if self.api_key is not None and not (self.api_key and self.api_key.isascii() and self.api_key.isprintable()):
             raise ConfigError(f"--api-key or {API_KEY_VARIABLE} must be at least 1 printable ASCII character")
 
     def _check_http(self) -> None:
         """What belongs to the HTTP server."""
+        if self.http_address is not None:
+            http_endpoint(self.http_address)
         if not re.fullmatch("[0-7]{3,4}", self.uds_mode):
             raise ConfigError(f"--uds-mode {self.uds_mode} must be 3 or 4 octal digits, such as 660")
         if not re.fullmatch(r"(/[\w.~-]+)*", self.root_path, re.ASCII):
             raise ConfigError(f"--root-path {self.root_path} must begin with / and not end with it, such as /llm")
         if self.ssl_certfile is None and (self.ssl_keyfile or self.ssl_ca_certs or self.ssl_cert_reqs):
             raise ConfigError("--ssl-keyfile, --ssl-ca-certs and --ssl-cert-reqs need --ssl-certfile")
-        if self.ssl_certfile is not None and self.http is None:
+        if self.ssl_certfile is not None and self.http_address is None:
             raise ConfigError("--ssl-certfile is for --http, which is not given: give both, or neither")
         if self.ssl_cert_reqs and self.ssl_ca_certs is None:
             raise ConfigError(f"--ssl-cert-reqs {self.ssl_cert_reqs} needs --ssl-ca-certs, which CAs to trust")
@@ -189,6 +252,7 @@ _INT_RANGES = (
     ("max_model_len", 1, 1 << 24),
     ("max_num_seqs", 1, 16384),
     ("max_body_bytes", 1, 1 << 30),
+    ("port", 0, 65535),
     ("ssl_cert_reqs", 0, 2),
     ("max_num_batched_tokens", 1, 1 << 20),
     ("long_prefill_token_threshold", 0, 1 << 20),

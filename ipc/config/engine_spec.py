@@ -29,7 +29,9 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelConfig
     model_folder: str
     tokenizer_folder: str
-    served_model_name: str
+    served_model_name: str  # that of answers
+    model_aliases: list[str] = []  # further names that requests may give
+    default_sampling_params: dict[str, int | float] = {}  # of requests that say nothing, by the names of SamplingParams
     dtype: Literal["float32", "bfloat16", "float16"]
     device: Literal["cpu", "cuda"]
     max_model_len: int
@@ -43,6 +45,11 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     def hello(self) -> Hello:
         """What each process says first to another of this engine."""
         return Hello(protocol_version=PROTOCOL_VERSION, run_id=self.run_id, fingerprint=self.fingerprint)
+
+    @property
+    def model_names(self) -> list[str]:
+        """All that requests may give, the one of answers first."""
+        return [self.served_model_name, *self.model_aliases]
 
     @property
     def max_num_batched_tokens(self) -> int:

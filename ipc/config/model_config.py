@@ -91,10 +91,15 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     bos_token_id: int | None
 
     @classmethod
-    def load(cls, folder: Path) -> ModelConfig:
-        """Read `folder`/config.json and, where it is, generation_config.json."""
+    def load(
+        cls, folder: Path, overrides: dict[str, Any] | None = None, generation_folder: Path | None = None
+    ) -> ModelConfig:
+        """Read `folder`/config.json, in which `overrides` are put first, and, where it is, generation_config.json, of
+        `generation_folder` if it is given."""
         raw = read_json(folder / "config.json")
-        generation_file = folder / "generation_config.json"
+        if overrides:
+            raw = _overridden(raw, overrides)
+        generation_file = (generation_folder or folder) / "generation_config.json"
         generation = read_json(generation_file) if generation_file.exists() else {}
         path = folder / "config.json"
         try:
@@ -116,6 +121,17 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f"{path} must hold a JSON object, it holds {type(value).__name__}")
     return value
+
+
+def _overridden(raw: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    """`raw` with other fields. Those of rotary embeddings have two spellings, of which the one given counts."""
+    parameters = dict(raw.get("rope_scaling") or {}) | dict(raw.get("rope_parameters") or {})
+    if "rope_theta" in overrides and parameters:
+        raw = {**raw, "rope_parameters": {**parameters, "rope_theta": overrides["rope_theta"]}, "rope_scaling": None}
+    elif {"rope_scaling", "rope_parameters"} & overrides.keys():
+        theta = parameters.get("rope_theta") or raw.get("rope_theta")
+        raw = {**raw, "rope_scaling": None, "rope_parameters": None, "rope_theta": theta}
+    return raw | overrides
 
 
 def _parse(raw: dict[str, Any], generation: dict[str, Any], path: Path) -> ModelConfig:

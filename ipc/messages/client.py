@@ -143,7 +143,7 @@ class RequestMetrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 class Logprobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of m tokens in a row, each with k others: the token itself, then the k likeliest at its place by falling logprob.
 
-    The likeliest have the ranks 1 to k; the token may be among them. Others that were named have no ranks.
+    The likeliest have the ranks 1 to k; the token may be among them.
     """
 
     num_top: int  # k
@@ -151,7 +151,6 @@ class Logprobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     logprobs: bytes  # float32 [m, k + 1]
     ranks: bytes  # int32 [m]: of the tokens themselves; 1 = likeliest
     texts: dict[int, str] = {}  # of each token id in here by itself; empty without a tokenizer
-    are_named: bool = False  # the others are those of logprob_token_ids, in that order
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -235,6 +234,7 @@ class Info(Message, frozen=True, kw_only=True, tag="info_is"):
     dtype: str = ""
     device: str = ""
     kernels: str = ""  # what computes, for people: "C kernels, AVX2, prebuilt", "plain torch: " and the reason
+    default_sampling_params: dict[str, int | float] = {}  # of requests that say nothing, by names of SamplingParams
 
 
 class Done(Message, frozen=True, kw_only=True, tag="done"):

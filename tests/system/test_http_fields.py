@@ -22,6 +22,12 @@ USAGE = ("prompt_tokens", "completion_tokens"), ("input_tokens", "output_tokens"
 Answer = dict[str, Any]
 
 
+def _named_by_id(logprobs: Answer) -> bool:
+    """Whether all tokens are written token_id:ID, and offsets are those of the text."""
+    names = [*logprobs["tokens"], *(name for top in logprobs["top_logprobs"] if top for name in top)]
+    return all(map(re.compile("token_id:[0-9]+").fullmatch, names)) and logprobs["text_offset"][-1] > 15
+
+
 def ask(http: httpx2.Client, path: str, body: Answer) -> Answer:
     answer = http.post(path, json=body)
     assert answer.status_code == 200, answer.text
@@ -72,6 +78,11 @@ FIELDS: dict[str, tuple[str, Answer, Callable[[Answer], object]]] = {  # name: e
     ),
     "bad_words": (COMPLETION, FRANCE | {"bad_words": ["Paris"]}, lambda a: "Paris" not in text_of(a)),
     "request_id": (COMPLETION, FRANCE | {"request_id": "mine"}, lambda a: a["id"] == "cmpl-mine"),
+    "return_tokens_as_token_ids": (
+        COMPLETION,
+        FRANCE | {"logprobs": 2, "echo": True, "max_tokens": 1, "return_tokens_as_token_ids": True},
+        lambda a: _named_by_id(a["choices"][0]["logprobs"]),
+    ),
     "return_token_ids": (
         COMPLETION,
         FRANCE | {"return_token_ids": True},

@@ -22,6 +22,7 @@ from ..layers.moe import SparseMLP
 from ..layers.rotary import RotaryEmbedding
 from ..parallel import ParallelGroup
 from ..weights.checkpoint import Checkpoint
+from ..weights.dummy import DummyCheckpoint
 from ..weights.loader import LayerLoader
 
 
@@ -174,13 +175,17 @@ def load_model(
     ops: Ops,
     group: ParallelGroup,
     on_piece: Callable[[int, int], None] | None = None,
+    *,
+    is_dummy: bool = False,
 ) -> DecoderModel:
     """Read this rank's shard of the checkpoint in `folder` onto `device` as `dtype`.
 
     `on_piece` is called with each piece: how many were read, and of how many tensors. ConfigError if the checkpoint
-    lacks a tensor, has one of another shape, is damaged, or does not divide by the group.
+    lacks a tensor, has one of another shape, is damaged, or does not divide by the group. `is_dummy`: random weights,
+    and nothing is read.
     """
     rotary = RotaryEmbedding(config.rope, config.head_dim, config.max_position_embeddings, max_model_len, device)
-    with Checkpoint(folder, dtype, device, config.quantization) as checkpoint:
+    opened = DummyCheckpoint if is_dummy else Checkpoint
+    with opened(folder, dtype, device, config.quantization) as checkpoint:
         checkpoint.on_piece = on_piece or checkpoint.on_piece
         return DecoderModel(LayerLoader(checkpoint, ops, group), config, rotary)

@@ -6,7 +6,7 @@ the (often fused) parameter that it belongs to. Knows names and shapes; knows no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -50,9 +50,15 @@ class Checkpoint:
     """An open checkpoint; use it as a context manager. What it returns are copies on `device` in `dtype`."""
 
     def __init__(
-        self, folder: Path, dtype: torch.dtype, device: torch.device, quantization: QuantizationConfig | None = None
+        self,
+        folder: Path,
+        dtype: torch.dtype,
+        device: torch.device,
+        quantization: QuantizationConfig | None = None,
+        file_by_name: Mapping[str, Path] | None = None,
     ) -> None:
-        """`quantization` says how matrices are stored, or are to be; see `quantized_weights.py`."""
+        """`quantization` says how matrices are stored, or are to be; see `quantized_weights.py`. `file_by_name`: the
+        tensors, if they are not those of the files in `folder`."""
         self.folder = folder
         self.dtype = dtype
         self.device = device
@@ -60,7 +66,7 @@ class Checkpoint:
         self.on_piece: Callable[[int, int], None] = _nothing  # gets how many were read, and of how many tensors
         self._num_pieces = 0
         self._open_files: dict[Path, Any] = {}
-        self._file_by_name = file_by_tensor(folder)
+        self._file_by_name = file_by_tensor(folder) if file_by_name is None else file_by_name
 
     def __enter__(self) -> Checkpoint:
         return self

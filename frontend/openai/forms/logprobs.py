@@ -17,21 +17,24 @@ LOWEST = -9999.0  # JSON has no −∞; OpenAI writes this
 class CompletionLogprobs:
     """The columns {tokens, token_logprobs, top_logprobs, text_offset}; `take` gives what was added since the last."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, with_ids: bool = False) -> None:
+        """`with_ids`: tokens are written token_id:ID instead of as text."""
+        self._with_ids = with_ids
         self._offset = 0  # in characters of the choice's text
         self._rows: list[tuple[str, float | None, dict[str, float] | None, int]] = []
 
-    def add_first(self, text: str) -> None:
+    def add_first(self, token_id: int, text: str) -> None:
         """The first token of an echoed prompt, which nothing came before."""
-        self._add(text, None, None)
+        self._add(_name(token_id, text, self._with_ids), text, None, None)
 
     def add(self, logprobs: Logprobs | None) -> None:
-        for tokens in _rows(logprobs):
-            text, logprob = tokens[0]
-            self._add(text, logprob, dict(reversed(tokens[1:])) | {text: logprob})
+        for tokens in _rows(logprobs, self._with_ids):
+            name, text, logprob = tokens[0]
+            top = {name: logprob for name, _, logprob in reversed(tokens[1:])}
+            self._add(name, text, logprob, top | {name: logprob})
 
-    def _add(self, text: str, logprob: float | None, top: dict[str, float] | None) -> None:
-        self._rows.append((text, logprob, top, self._offset))
+    def _add(self, name: str, text: str, logprob: float | None, top: dict[str, float] | None) -> None:
+        self._rows.append((name, logprob, top, self._offset))
         self._offset += len(text)
 
     def take(self) -> JsonObject:
@@ -40,11 +43,12 @@ class CompletionLogprobs:
         return {name: [row[column] for row in rows] for column, name in enumerate(names)}
 
 
-def chat_logprobs(delta: Delta) -> list[JsonObject]:
-    """One object for each token of the delta: the token itself and the likeliest at its place."""
+def chat_logprobs(delta: Delta, *, with_ids: bool = False) -> list[JsonObject]:
+    """One object for each token of the delta: the token itself and the likeliest at its place. `with_ids`: tokens are
+    written token_id:ID, and their text is in `bytes` alone."""
     return [
         _token(*tokens[0]) | {"top_logprobs": [_token(*each) for each in tokens[1:]]}
-        for tokens in _rows(delta.logprobs)
+        for tokens in _rows(delta.logprobs, with_ids)
     ]
 
 
@@ -76,15 +80,22 @@ def narrowed(logprobs: Logprobs, num_top: int) -> Logprobs:
     return msgspec.structs.replace(logprobs, num_top=num_top, token_ids=ids, logprobs=values)
 
 
-def _rows(logprobs: Logprobs | None) -> list[list[tuple[str, float]]]:
-    """Per token: (text, logprob) of itself and then of the likeliest, or of itself and the others that are named."""
+def _rows(logprobs: Logprobs | None, with_ids: bool) -> list[list[tuple[str, str, float]]]:
+    """Per token: (how it is written, text, logprob) of itself and then of the likeliest."""
     if logprobs is None:
         return []
-    texts, rows = logprobs.texts, rows_of(logprobs)
-    if logprobs.are_named:
-        rows = [[row[0], *dict(row).items()] for row in rows]
-    return [[(texts.get(token_id, ""), max(value, LOWEST)) for token_id, value in row] for row in rows]
+    texts = logprobs.texts
+
+    def token(token_id: int, value: float) -> tuple[str, str, float]:
+        text = texts.get(token_id, "")
+        return _name(token_id, text, with_ids), text, max(value, LOWEST)
+
+    return [[token(*each) for each in row] for row in rows_of(logprobs)]
 
 
-def _token(text: str, logprob: float) -> JsonObject:
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+def _name(token_id: int, text: str, with_ids: bool) -> str:
+    return f"token_id:{token_id}" if with_ids else text
+
+
+def _token(name: str, text: str, logprob: float) -> JsonObject:
+    return {"token": name, "logprob": logprob, "bytes": list(text.encode())}

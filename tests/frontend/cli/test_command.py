@@ -11,7 +11,7 @@ import pytest
 
 from tokenloom.frontend import launch
 from tokenloom.frontend.cli.bench import BENCHMARKS
-from tokenloom.frontend.cli.command import COMMANDS, load_command
+from tokenloom.frontend.cli.command import COMMANDS, SERVE, load_command
 from tokenloom.ipc.errors import EngineDead
 
 SCRIPTS = Path(__file__).parents[3] / "scripts"
@@ -34,12 +34,14 @@ def test_the_examples_of_serving_are_understood() -> None:
     examples = re.findall(r"engine-launch(.*)", parser.epilog)
     assert len(examples) >= 2
     for example in examples:
-        parser.parse_args(shlex.split(example))
+        words = shlex.split(example)
+        parser.parse_args(words[1:] if words[:1] == [SERVE] else words)
     assert all(f"  {name}" in parser.format_help() for name in COMMANDS)
 
 
 @pytest.mark.parametrize(
-    "argument, mend", [("statsu", "did you mean status?"), ("./Qwen3-0.6B", "a model to serve is given as --model")]
+    "argument, mend",
+    [("statsu", "did you mean status?"), ("./Qwen3-0.6B", "neither a folder nor a hub id")],
 )
 def test_a_word_that_is_no_command_is_answered_with_what_is(
     argument: str, mend: str, capsys: pytest.CaptureFixture[str]

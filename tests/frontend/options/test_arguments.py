@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import re
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from tokenloom.frontend import launch
-from tokenloom.frontend.options.arguments import add_engine_arguments, engine_config
-from tokenloom.frontend.options.options import config_from_keywords
+from tokenloom.frontend.options.arguments import add_engine_arguments, engine_config, given_options
+from tokenloom.frontend.options.options import config_from_keywords, new_config
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ConfigError
 
@@ -82,7 +83,7 @@ def test_the_environment_may_hold_the_api_key_and_file_and_command_line_win(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("# sizes\nmax_num_seq: 7", r"engine.yaml line 2: unknown option max_num_seq: did you mean max_num_seqs\?"),
+        ("# sizes\nmax_num_seq: 7", r"engine.yaml line 2: unknown option max_num_seq: did you mean max_num_seqs"),
         ("modl: x", r"engine.yaml line 1: unknown option modl: did you mean model\?"),
         ("http: 80\n\nmax-num-seqs: many", r"engine.yaml line 3: max-num-seqs must be a whole number, got 'many'$"),
         ("max-num-seqs: 1.5", "max-num-seqs must be a whole number, got 1.5$"),
@@ -90,7 +91,7 @@ def test_the_environment_may_hold_the_api_key_and_file_and_command_line_win(
         ("max-num-seqs:", "max-num-seqs must be a whole number, got nothing$"),
         ("hang_timeout_s: [1]", r"engine.yaml line 1: hang_timeout_s must be a number, got \[1\]$"),
         ("insecure: maybe", "insecure must be true or false, got 'maybe'$"),
-        ("dtype: half", "dtype must be one of auto, float32, bfloat16, float16, got 'half'$"),
+        ("dtype: int4", "dtype must be one of auto, float32, bfloat16, float16, got 'int4'$"),
         ("model: {a: b}", "model must be text, got {'a': 'b'}$"),
         ("block_size: 0", r"engine.yaml line 1: block_size must be in \[1, 1024\], got 0$"),
         ("model: a\nblock-size: 8\nmodel: b", "engine.yaml lines 1 and 3 both give model: keep one of them"),
@@ -147,9 +148,9 @@ def test_a_file_without_options_changes_nothing(tmp_path: Path, text: str) -> No
         ("--max-num-seqs many", "--max-num-seqs must be a whole number, got 'many'"),
         ("--tp x", "--tensor-parallel-size must be a whole number, got 'x'"),
         ("--hang-timeout-s soon", "--hang-timeout-s must be a number, got 'soon'"),
-        ("--dtype half", "--dtype must be one of auto, float32, bfloat16, float16, got 'half'"),
+        ("--dtype int4", "--dtype must be one of auto, float32, bfloat16, float16, got 'int4'"),
         ("--block-size 0", "--block-size must be in [1, 1024], got 0"),
-        ("--http 8000 demo", "unexpected argument 'demo'"),
+        ("--http 8000 demo twice", "unexpected argument 'twice'"),
         ("chat --tempreature 1", "unknown option --tempreature: did you mean --temperature?"),
     ],
 )
@@ -178,3 +179,104 @@ def test_keywords_are_checked_in_the_same_words(options: dict[str, object], mess
         config_from_keywords("LLM", None, options)
     assert str(caught.value) == message
     assert config_from_keywords("LLM", None, {"http": 8000, "hang_timeout_s": 3}).http == "8000"
+
+
+# ── as vLLM's users write them ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("--dtype half", {"dtype": "float16"}),
+        ("--dtype float", {"dtype": "float32"}),
+        ("--max-model-len 8k", {"max_model_len": 8000}),
+        ("--max-model-len 2K", {"max_model_len": 2048}),
+        ("--max-model-len 25.6k", {"max_model_len": 25600}),
+        ("--max-model-len 1m", {"max_model_len": 1_000_000}),
+        ("--max-model-len auto", {}),
+        ("--max-model-len -1", {}),
+        ("--kv-cache-memory-bytes 3G", {"kv_cache_memory_bytes": 3 << 30}),
+        ("-tp 2", {"tensor_parallel_size": 2}),
+        ("--tensor_parallel_size=2", {"tensor_parallel_size": 2}),
+        ("--served-model-name a b", {"served_model_name": ["a", "b"]}),
+        ('--allowed-origins ["http://a","http://b"]', {"cors_origins": "http://a,http://b"}),
+        ('--hf-overrides {"rope_theta":1e6}', {"hf_overrides": {"rope_theta": 1e6}}),
+        ("--tool-call-parser llama3_json", {"tool_call_parser": "llama"}),
+        ("--reasoning-parser deepseek_r1", {"reasoning_parser": "think"}),
+        ("--max-logprobs -1", {"max_logprobs": -1}),
+        ("--num-gpu-blocks-override 9", {"num_kv_blocks": 9}),
+    ],
+)
+def test_a_spelling_of_vllms_users_means_what_it_means_there(line: str, expected: dict[str, Any]) -> None:
+    arguments = launch.new_serve_parser().parse(line.split())
+    assert engine_config(arguments) == EngineConfig(**expected)
+
+
+def test_the_file_and_keywords_know_the_same_spellings(tmp_path: Path) -> None:
+    file = tmp_path / "engine.yaml"
+    file.write_text(
+        "max-model-len: 8k\ndtype: half\nserved-model-name: [1.10, b]\nhf-overrides: {rope_theta: 7}\n"
+        "num-gpu-blocks-override: 9\n"
+    )
+    expected = EngineConfig(
+        max_model_len=8000,
+        dtype="float16",
+        served_model_name=["1.10", "b"],
+        hf_overrides={"rope_theta": 7},
+        num_kv_blocks=9,
+    )
+    assert parse("--config", str(file)) == expected
+    options = {"max_model_len": "8k", "dtype": "half", "served_model_name": ("1.10", "b"), "log_level": "info"}
+    more: dict[str, object] = {"hf_overrides": {"rope_theta": 7}, "num_gpu_blocks_override": 9}
+    assert config_from_keywords("LLM", None, options | more) == expected
+    assert config_from_keywords("LLM", None, {"served_model_name": "a"}).served_model_name == ["a"]
+    file.write_text("num-kv-blocks: 9\nnum-gpu-blocks-override: 8\n")
+    with pytest.raises(ConfigError, match="num-kv-blocks and num-gpu-blocks-override are the same option"):
+        parse("--config", str(file))
+
+
+@pytest.mark.parametrize(
+    ("options", "address"),
+    [
+        ({}, None),
+        ({"port": 9}, ":9"),
+        ({"port": 0}, ":0"),
+        ({"host": "0.0.0.0"}, "0.0.0.0:8000"),
+        ({"host": "::", "port": 9}, "[::]:9"),
+        ({"http": "9"}, "9"),
+        ({"http": "9", "host": "0.0.0.0"}, "0.0.0.0:9"),
+        ({"http": "0.0.0.0:9", "port": 9, "host": "0.0.0.0"}, "0.0.0.0:9"),
+        ({"http": "[::1]:9", "host": "::1"}, "[::1]:9"),
+    ],
+)
+def test_host_and_port_say_where_http_is_served_alone_or_with_http(options: dict[str, Any], address: str) -> None:
+    assert EngineConfig(**options).http_address == address
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--http 9 --port 8", "--port 8 is not that of --http 9: give one of them"),
+        ("--http 127.0.0.1:9 --host 0.0.0.0", "--host 0.0.0.0 is not that of --http 127.0.0.1:9: give one of them"),
+        ("--port 70000", "--port must be in [0, 65535], got 70000"),
+        ("--max-model-len 1.5K", "--max-model-len must be a whole number, got '1.5K'"),
+        ("--hf-overrides {", "--hf-overrides must be a JSON object, got '{': "),
+        ("--hf-overrides [1]", "--hf-overrides must be a JSON object, got [1]"),
+        ("serve demo --block-size 0", "--block-size must be in [1, 1024], got 0"),
+        ("demo --model other", "demo and --model other are two models: give one of them"),
+        ("demo --pipeline-parallel-size 2", "--pipeline-parallel-size 2 is not served: there are no pipeline stages"),
+    ],
+)
+def test_what_cannot_be_together_is_one_line_with_the_mend(
+    line: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    test_a_mistake_on_the_command_line_is_one_line_with_the_mend(line, message, capsys)
+
+
+def test_serve_has_http_on_port_8000_unless_something_says_where() -> None:
+    def served(line: str) -> str | None:
+        arguments = launch.new_serve_parser().parse(line.split())
+        return new_config(given_options(arguments, has_http=True)).http_address
+
+    assert (served("m"), served("m --http 9"), served("m --host 0.0.0.0")) == (":8000", "9", "0.0.0.0:8000")
+    assert served("m --uds /run/x.sock") is None

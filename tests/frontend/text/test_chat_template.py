@@ -9,7 +9,8 @@ import pytest
 import tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from tokenloom.frontend.text.chat_template import ChatTemplate
+from tokenloom.frontend.text.chat_template import ChatTemplate, check_template
+from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ConfigError, RequestError
 from tokenloom.ipc.messages.client import ChatForm, ChatMessage
 from tokenloom.tests.frontend.text.samples import backend_json, new_tokenizer
@@ -119,7 +120,7 @@ def test_an_empty_chat_is_refused() -> None:
 def test_template_comes_from_the_flag_then_the_file_then_the_config(tmp_path: Path) -> None:
     def rendered(template: object, file: str | None = None) -> str | None:
         (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
-        loaded = ChatTemplate.load(tmp_path, new_tokenizer("byte_level"), file)
+        loaded = ChatTemplate.load(tmp_path, new_tokenizer("byte_level"), EngineConfig(chat_template=file))
         return None if loaded is None else loaded.render(CHAT)
 
     named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "config"}]
@@ -129,6 +130,22 @@ def test_template_comes_from_the_flag_then_the_file_then_the_config(tmp_path: Pa
     assert rendered(named) == "file"
     (tmp_path / "mine.jinja").write_text("flag {{ bos_token }}")
     assert rendered(named, str(tmp_path / "mine.jinja")) == "flag <s>"
+    assert rendered(named, "{{ bos_token }} {{ 'inline' }}") == "<s> inline"
+
+
+def test_variables_of_a_template_have_defaults_that_a_chat_overrides(tmp_path: Path) -> None:
+    config = EngineConfig(chat_template="{{ think }}", default_chat_template_kwargs={"think": False})
+    template = ChatTemplate.load(tmp_path, None, config)
+    assert template is not None
+    assert template.render(CHAT) == "False" and template.render(CHAT, ChatForm(variables={"think": 1})) == "1"
+
+
+@pytest.mark.parametrize(
+    "given, words", [("{% for m in %}", "--chat-template is not a Jinja"), ("/no/file", "cannot be")]
+)
+def test_a_template_is_checked_before_an_engine_is_started(given: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check_template(EngineConfig(chat_template=given))
 
 
 def test_a_broken_or_missing_template_is_named_in_one_line(tmp_path: Path) -> None:
@@ -137,7 +154,7 @@ def test_a_broken_or_missing_template_is_named_in_one_line(tmp_path: Path) -> No
         ChatTemplate.load(tmp_path, None)
     assert "\n" not in str(caught.value)
     with pytest.raises(ConfigError, match=r"missing\.jinja cannot be read"):
-        ChatTemplate.load(tmp_path, None, str(tmp_path / "missing.jinja"))
+        ChatTemplate.load(tmp_path, None, EngineConfig(chat_template=str(tmp_path / "missing.jinja")))
 
 
 def test_tojson_keeps_html_and_unicode() -> None:

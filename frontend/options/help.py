@@ -1,0 +1,73 @@
+"""`--help` of a command with many options: on one screen, by group, by a word that is searched, or all of it."""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from .foreign import FOREIGN
+from .options import meant
+
+WIDTH = 110
+HINT = "--help=GROUP explains its options, --help=WORD those with a word, --help=all all of them"
+
+
+class HelpAction(argparse.Action):
+    """Prints the help that was asked for and ends the program."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[object] | None,
+        option_string: str | None = None,
+    ) -> None:
+        print(help_text(parser, None if values is None else str(values)))
+        parser.exit()
+
+
+def help_text(parser: argparse.ArgumentParser, word: str | None) -> str:
+    """What `--help` or `--help=word` prints; ends the program with the mend where nothing has the word."""
+    groups = {group.title: group for group in parser._action_groups[1:] if group.title and group._group_actions}
+    if word is None:
+        rows = "\n".join(_row(title, group._group_actions) for title, group in groups.items())
+        return f"{parser.format_usage()}\n{parser.description}\n\noptions: {HINT}\n{rows}\n\n{parser.epilog}"
+    if word == "all":
+        return parser.format_help()
+    formatter = parser._get_formatter()
+    chosen = {word: groups[word]._group_actions} if word in groups else _matching(parser, groups, word.lower())
+    for title, actions in chosen.items():
+        formatter.start_section(title)
+        formatter.add_arguments(actions)
+        formatter.end_section()
+    others = [_about(name) for name in FOREIGN if word not in groups and word.replace("-", "_") in name]
+    if not chosen and not others:
+        parser.error(f"--help={word}: no option and no group has it{meant(word, groups)}; {HINT}")
+    return "\n".join(filter(None, [formatter.format_help().rstrip(), *others]))
+
+
+def _row(title: str, actions: Iterable[argparse.Action]) -> str:
+    shown = [each for each in actions if each.option_strings and each.help is not argparse.SUPPRESS]
+    text = f"  {title:11}" + " ".join(each.option_strings[-1 if title == "options" else 0] for each in shown)
+    return textwrap.fill(text, WIDTH, subsequent_indent=" " * 13, break_on_hyphens=False)
+
+
+def _matching(
+    parser: argparse.ArgumentParser, groups: dict[str, argparse._ArgumentGroup], word: str
+) -> dict[str, list[argparse.Action]]:
+    found = {
+        title: [
+            each
+            for each in group._group_actions
+            if each.help is not argparse.SUPPRESS and word in f"{' '.join(each.option_strings)} {each.help}".lower()
+        ]
+        for title, group in groups.items()
+    }
+    return {title: actions for title, actions in found.items() if actions}
+
+
+def _about(name: str) -> str:
+    option = FOREIGN[name]
+    verb = "is taken and means nothing here" if option.harmless is None else "asks for what is not there"
+    return f"  --{name.replace('_', '-')} {verb}: {option.why}"

@@ -1,0 +1,36 @@
+"""Other names of options and of their values: those that vLLM's users and scripts write."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+NAMES = {  # another name of an option: the option
+    "tp": "tensor_parallel_size",
+    "address": "listen",
+    "q": "quantization",
+    "num_gpu_blocks_override": "num_kv_blocks",
+    "max_num_queued_reqs": "max_waiting_requests",
+    "max_num_queued_tokens": "max_waiting_tokens",
+    "allowed_origins": "cors_origins",
+    "otlp_traces_endpoint": "otlp_endpoint",
+    "shutdown_timeout": "drain_timeout_s",
+}
+
+TOOL_PARSERS = {  # a name of --tool-call-parser: the parser of answers in this form
+    "llama3_json": "llama",
+    "llama4_json": "llama",
+    "qwen3_json": "hermes",
+}
+_THINK = ("deepseek_r1", "glm45", "glm47", "holo2", "kimi_k2", "mimo", "minimax_m2", "nemotron_v3", "olmo3", "qwen3")
+REASONING_PARSERS = dict.fromkeys(_THINK, "think")  # a name of --reasoning-parser: the parser of such answers
+VALUES: dict[str, Mapping[Any, Any]] = {  # by option: what is taken for another value
+    "dtype": {"half": "float16", "float": "float32"},
+    "kv_cache_dtype": {"fp8_e4m3": "fp8"},
+    "max_model_len": {"auto": None, -1: None},
+    "quantization": {"awq_marlin": "awq", "gptq_marlin": "gptq", "fbgemm_fp8": "fp8"},
+    "hf_token": {True: None},  # the key that the hub's own command has stored
+    "tool_call_parser": TOOL_PARSERS,
+    "reasoning_parser": {"": "auto", **REASONING_PARSERS},
+}
+COMMA_LISTS = ("cors_origins", "allowed_logits_processors")  # options with commas that may be given as lists

@@ -1,0 +1,52 @@
+"""The sampling defaults of a checkpoint: what its generation_config.json says of requests that say nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ...ipc.codec import JsonObject
+from ...ipc.config.engine_config import EngineConfig
+from ...ipc.config.model_config import read_json
+from ...ipc.errors import ConfigError, RequestError
+from ...ipc.sampling_params import SamplingParams
+
+FILE = "generation_config.json"
+NAMES = {  # of SamplingParams, by the file's name for it
+    **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")},
+    **{name: name for name in ("presence_penalty", "frequency_penalty", "max_tokens")},
+    "max_new_tokens": "max_tokens",
+}
+
+
+def generation_folder(config: EngineConfig, folder: Path) -> Path:
+    """Where generation_config.json is read: the model's `folder`, or that of --generation-config."""
+    if config.generation_config in ("auto", "vllm"):
+        return folder
+    found = Path(config.generation_config)
+    if not (found / FILE).is_file():
+        raise ConfigError(f"--generation-config {found} must be auto, vllm or a folder with {FILE}")
+    return found
+
+
+def default_sampling_params(config: EngineConfig, folder: Path) -> dict[str, int | float]:
+    """What requests get that do not say otherwise, by the names of SamplingParams."""
+    file = folder / FILE
+    reads_file = config.generation_config != "vllm" and file.is_file()
+    params = _params(read_json(file) if reads_file else {}, str(file))
+    given = config.override_generation_config or {}
+    unknown = [name for name in given if name not in NAMES]
+    if unknown:
+        known = ", ".join(NAMES)
+        raise ConfigError(f"--override-generation-config has {', '.join(unknown)}: it may have {known}")
+    return params | _params(given, "--override-generation-config")
+
+
+def _params(given: JsonObject, origin: str) -> dict[str, int | float]:
+    known = {name: value for name, value in given.items() if name in NAMES and value is not None}
+    params: dict[str, Any] = {NAMES[name]: value for name, value in known.items()}
+    try:
+        SamplingParams(**params)
+    except (RequestError, TypeError) as error:
+        raise ConfigError(f"{origin}: {error}: give --generation-config vllm or --override-generation-config") from None
+    return params

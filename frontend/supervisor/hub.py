@@ -1,0 +1,74 @@
+"""From the name of a checkpoint to its folder: a folder, an id of the Hugging Face hub, or the demo model.
+
+The hub's client is imported only for a hub id.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+from ...ipc.config.engine_config import EngineConfig
+from ...ipc.errors import ConfigError
+
+DEMO_FOLDER = Path(__file__).resolve().parents[2] / "demo"
+_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+_WEIGHT_FILES = ["*.safetensors", "*.safetensors.index.json"]
+_OTHER_FILES = ["*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
+
+
+def is_model(name: str) -> bool:
+    """Whether it is of the form of a model's name, and not of a command's."""
+    return name == "demo" or os.path.isdir(name) or _HUB_ID.fullmatch(name) is not None
+
+
+def find_checkpoint(
+    name: str | None, revision: str | None, what: str = "--model", config: EngineConfig | None = None
+) -> Path:
+    """The folder of `name`: a folder, or a hub id whose files are fetched unless cached; None, demo: the demo.
+    An error calls it by `what` it was given as."""
+    if name is not None and os.path.isdir(name):
+        return Path(name).resolve()
+    if name in (None, "demo"):
+        return DEMO_FOLDER
+    if not _HUB_ID.fullmatch(name):
+        raise ConfigError(f"{what} {name} is neither a folder, nor a hub id of the form owner/name, nor demo")
+    return _fetch(name, revision, what, config or EngineConfig())
+
+
+def _fetch(name: str, revision: str | None, what: str, config: EngineConfig) -> Path:
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+
+    from .hub_progress import HubProgress
+
+    has_weights = what != "--tokenizer" and config.load_format != "dummy"
+    try:
+        folder = snapshot_download(
+            name,
+            revision=revision,
+            allow_patterns=_OTHER_FILES + (_WEIGHT_FILES if has_weights else []),
+            cache_dir=config.download_dir,
+            token=config.hf_token,
+            tqdm_class=None if sys.stderr.isatty() else HubProgress,  # on a terminal the hub's own bars
+        )
+        return Path(folder)
+    except GatedRepoError:
+        why = "the hub asks for its licence to be accepted: do so on its page and give HF_TOKEN or --hf-token"
+    except RepositoryNotFoundError:
+        why = "no such folder, and the hub knows no such repository; a private one needs HF_TOKEN or --hf-token"
+    except RevisionNotFoundError:
+        why = f"the hub knows no revision {revision} of it"
+    except OSError as error:  # the hub's errors and those of the network are
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        if constants.HF_HUB_OFFLINE:
+            cache = config.download_dir or constants.HF_HUB_CACHE
+            why = f"it is no folder and not in {cache}; HF_HUB_OFFLINE forbids to fetch it: unset it, or give a folder"
+        else:
+            why = (
+                f"it is no folder and cannot be fetched from {constants.ENDPOINT} ({reason}): check the network "
+                "or give a folder; HF_ENDPOINT names a mirror, HF_TOKEN a key, HF_HUB_OFFLINE=1 asks the cache alone"
+            )
+    raise ConfigError(f"{what} {name}: {why}")

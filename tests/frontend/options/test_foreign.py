@@ -1,0 +1,203 @@
+"""What stands in scripts for vLLM: of its flags and keywords most are taken, and none is dropped without a word."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from pathlib import Path
+
+import pytest
+
+from tokenloom.frontend.options.arguments import add_engine_arguments, engine_config, given_options
+from tokenloom.frontend.options.foreign import FOREIGN, IGNORED, REFUSED
+from tokenloom.frontend.options.options import KINDS, config_from_keywords, log_ignored
+from tokenloom.frontend.options.synonyms import NAMES, VALUES
+from tokenloom.ipc.config.engine_config import EngineConfig
+from tokenloom.ipc.errors import ConfigError
+
+TAKEN_FLAGS = """
+--host 0.0.0.0|--port 8000|--uds /run/vllm.sock|--api-key sk-1|--root-path /llm|--allowed-origins ["*"]
+--allowed-methods ["*"]|--allowed-headers ["*"]|--uvicorn-log-level warning|--disable-uvicorn-access-log
+--ssl-cert-reqs 0|--enable-ssl-refresh|--enable-auto-tool-choice|--tool-call-parser hermes
+--tool-call-parser llama3_json|--tool-call-parser llama4_json|--reasoning-parser qwen3
+--reasoning-parser deepseek_r1|--reasoning-parser glm45|--chat-template ./template.jinja
+--chat-template-content-format auto|--response-role assistant|--return-tokens-as-token-ids
+--enable-force-include-usage|--enable-prompt-tokens-details|--enable-server-load-tracking
+--enable-request-id-headers|--enable-tokenizer-info-endpoint|--disable-fastapi-docs
+--disable-frontend-multiprocessing|--exclude-tools-when-tool-choice-none|--max-log-len 100
+--default-chat-template-kwargs {"enable_thinking": false}|--enable-log-outputs|--log-error-stack|--model m
+--tokenizer t|--tokenizer-mode auto|--tokenizer-mode slow|--tokenizer-revision main|--revision main
+--code-revision main|--trust-remote-code|--dtype auto|--dtype half|--dtype float|--dtype bfloat16|--seed 1
+--max-model-len 8k|--max-model-len 2K|--max-model-len auto|--max-model-len -1|--quantization awq|-q gptq
+--enforce-eager|--max-logprobs -1|--logprobs-mode raw_logprobs|--disable-cascade-attn|--skip-tokenizer-init
+--served-model-name a b|--config-format auto|--hf-token hf_x|--hf-overrides {"rope_theta": 1e6}
+--generation-config vllm|--runner auto|--convert none|--task generate
+--override-generation-config {"temperature": 0.5}|--enable-sleep-mode|--model-impl vllm|--load-format auto
+--load-format safetensors|--load-format dummy|--download-dir /models|--use-tqdm-on-load
+--model-loader-extra-config {"a": 1}|--safetensors-load-strategy lazy|--ignore-patterns original/*
+--guided-decoding-backend xgrammar|--distributed-executor-backend mp|--pipeline-parallel-size 1|-pp 1
+--tensor-parallel-size 1|-tp 1|--data-parallel-size 1|-dp 1|--nnodes 1|--node-rank 0|--master-addr 127.0.0.1
+--master-port 29501|--enable-expert-parallel|--disable-custom-all-reduce|--max-parallel-loading-workers 2
+--enable-eplb|--enable-dbo|--worker-cls auto|--decode-context-parallel-size 1|--block-size 16
+--gpu-memory-utilization 0.9|--kv-cache-memory-bytes 2G|--kv-cache-dtype auto|--kv-cache-dtype fp8_e4m3
+--num-gpu-blocks-override 100|--enable-prefix-caching|--no-enable-prefix-caching|--prefix-caching-hash-algo sha256
+--swap-space 4|--cpu-offload-gb 0|--calculate-kv-scales|--limit-mm-per-prompt {"image": 0}|--mm-processor-kwargs {}
+--allowed-local-media-path /tmp|--skip-mm-profiling|--mm-processor-cache-gb 0|--language-model-only|--no-enable-lora
+--max-loras 1|--max-lora-rank 16|--otlp-traces-endpoint http://otel:4317|--collect-detailed-traces all
+--show-hidden-metrics-for-version 0.10|--kv-cache-metrics|--enable-mfu-metrics|--max-num-batched-tokens 8k
+--max-num-seqs 64|--max-num-partial-prefills 1|--max-long-partial-prefills 1|--long-prefill-token-threshold 0
+--scheduling-policy fcfs|--enable-chunked-prefill|--no-enable-chunked-prefill|--disable-hybrid-kv-cache-manager
+--async-scheduling|--stream-interval 1|--num-scheduler-steps 1|--cudagraph-capture-sizes 1 2 4
+--max-seq-len-to-capture 8192|--compilation-config {"level": 3}|-O3|-cc {"mode": 3}|--attention-backend FLASH_ATTN
+--moe-backend auto|--optimization-level 2|--performance-mode balanced
+--structured-outputs-config {"backend": "xgrammar"}|--additional-config {}|--disable-log-stats|--enable-log-requests
+--disable-log-requests|--aggregate-engine-logging|--shutdown-timeout 30|--api-server-count 4
+--enable_chunked_prefill|--max_model_len 4096|--gpu_memory_utilization=0.5
+"""
+REFUSED_FLAGS = """
+--enable-lora|--lora-modules a=b|--speculative-config {"method": "ngram"}|-sc {"method": "ngram"}
+--kv-transfer-config {"a": 1}|--kv-events-config {"a": 1}|--pipeline-parallel-size 2|--data-parallel-size 2
+--nnodes 2|--headless|--cpu-offload-gb 4|--distributed-executor-backend ray|--tokenizer-mode mistral
+--load-format gguf|--logits-processors a:b|--logprobs-mode raw_logits|--tool-parser-plugin x.py|--middleware a.b
+--enable-prompt-embeds|--task classify|--pooler-config {"a": 1}|--worker-cls a.B|--ssl-ciphers AES
+--response-role bot|--chat-template-content-format openai
+--structured-outputs-config {"disable_any_whitespace": true}|--rope-scaling {"a": 1}|--disable-sliding-window
+--model-impl transformers|--config-format mistral|--kv-cache-dtype fp8_e5m2|--tool-call-parser granite
+--reasoning-parser granite|--quantization bitsandbytes|--kv-offloading-size 4|--allow-credentials
+"""
+KEYWORDS: dict[str, object] = {  # of LLM, with what scripts give; below those that are refused
+    "tokenizer": "t", "tokenizer_mode": "auto", "skip_tokenizer_init": False, "trust_remote_code": True,
+    "allowed_local_media_path": "", "allowed_media_domains": None, "tensor_parallel_size": 1, "dtype": "half",
+    "quantization": None, "revision": None, "tokenizer_revision": None, "code_revision": None, "chat_template": None,
+    "seed": None, "gpu_memory_utilization": 0.9, "swap_space": 4, "cpu_offload_gb": 0, "enforce_eager": False,
+    "disable_custom_all_reduce": True, "hf_token": True, "hf_overrides": {}, "mm_processor_kwargs": None,
+    "pooler_config": None, "structured_outputs_config": None, "profiler_config": None, "attention_config": None,
+    "kv_cache_memory_bytes": None, "compilation_config": 3, "logits_processors": None, "runner": "auto",
+    "convert": "auto", "task": "generate", "max_model_len": 2048, "max_num_seqs": 8, "max_num_batched_tokens": None,
+    "enable_prefix_caching": None, "enable_chunked_prefill": True, "block_size": 16, "load_format": "auto",
+    "download_dir": None, "served_model_name": ["a", "b"], "generation_config": "auto",
+    "override_generation_config": {}, "limit_mm_per_prompt": {"image": 0}, "pipeline_parallel_size": 1,
+    "data_parallel_size": 1, "distributed_executor_backend": None, "enable_expert_parallel": False,
+    "max_seq_len_to_capture": 8192, "kv_cache_dtype": "auto", "num_gpu_blocks_override": None, "max_logprobs": 20,
+    "disable_log_stats": True, "enable_lora": False, "max_loras": 1, "max_lora_rank": 16, "enable_sleep_mode": True,
+    "guided_decoding_backend": "auto", "speculative_config": None, "kv_transfer_config": None, "model_impl": "auto",
+    "use_tqdm_on_load": False, "async_scheduling": True, "scheduling_policy": "fcfs", "language_model_only": True,
+    "device": "auto", "config_format": "auto", "reasoning_parser": "", "worker_cls": "auto",
+    "disable_cascade_attn": True, "long_prefill_token_threshold": 0,
+}  # fmt: skip
+REFUSED_KEYWORDS: dict[str, object] = {
+    "enable_lora": True, "speculative_config": {"method": "ngram"}, "kv_transfer_config": {"kv_role": "kv_both"},
+    "logits_processors": ["a:b"], "cpu_offload_gb": 2, "pipeline_parallel_size": 2, "runner": "draft",
+    "logprobs_mode": "processed_logprobs", "enable_prompt_embeds": True, "worker_extension_cls": "a.B",
+}  # fmt: skip
+
+
+def lines(text: str) -> list[str]:
+    return [line for line in text.replace("\n", "|").split("|") if line]
+
+
+def words(line: str) -> list[str]:
+    flag, _, value = line.partition(" ")
+    if value.startswith(("{", "[")):
+        return [flag, value]
+    return line.split()
+
+
+def taken(line: str) -> EngineConfig:
+    from tokenloom.frontend.launch import new_serve_parser
+
+    return engine_config(new_serve_parser().parse(words(line)))
+
+
+@pytest.mark.parametrize("line", lines(TAKEN_FLAGS))
+def test_a_flag_of_vllm_is_taken(line: str) -> None:
+    taken(line)
+
+
+@pytest.mark.parametrize("line", lines(REFUSED_FLAGS))
+def test_a_flag_that_asks_for_what_is_not_there_is_refused_by_name(
+    line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flag = words(line)[0]
+    try:
+        taken(line)
+    except ConfigError as error:
+        said = str(error)
+    except SystemExit:
+        said = capsys.readouterr().err
+    else:
+        pytest.fail("it was taken")
+    assert flag in said and said.count("\n") <= 1
+
+
+def test_most_flags_and_keywords_of_vllm_are_taken() -> None:
+    assert len({words(line)[0] for line in lines(TAKEN_FLAGS)}) >= 110
+    assert len(KEYWORDS) >= 65
+
+
+@pytest.mark.parametrize("name", KEYWORDS)
+def test_a_keyword_of_vllm_is_taken(name: str) -> None:
+    config_from_keywords("LLM", "m", {name: KEYWORDS[name]})
+
+
+@pytest.mark.parametrize("name", REFUSED_KEYWORDS)
+def test_a_keyword_that_asks_for_what_is_not_there_is_refused_by_name(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^LLM\(\): {name} .*: "):
+        config_from_keywords("LLM", "m", {name: REFUSED_KEYWORDS[name]})
+
+
+def test_the_tables_hold_no_option_of_ours_and_none_twice() -> None:
+    assert not FOREIGN.keys() & (KINDS.keys() | NAMES.keys())
+    assert set(NAMES.values()) <= KINDS.keys() and VALUES.keys() <= KINDS.keys()
+    listed = [
+        word.partition("=")[0].rstrip("?*")
+        for table in (IGNORED, REFUSED)
+        for row in table.values()
+        for word in row.split()
+    ]
+    assert len(listed) == len(FOREIGN)
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_every_row_of_the_tables_is_a_flag_with_a_reason(name: str) -> None:
+    parser = argparse.ArgumentParser()
+    add_engine_arguments(parser)
+    (action,) = [each for each in parser._actions if each.dest == name]
+    assert "--" + name.replace("_", "-") in action.option_strings
+    option = FOREIGN[name]
+    assert option.why and (option.harmless is None) == (
+        name in " ".join(IGNORED.values()).replace("?", "").replace("*", "").split()
+    )
+    if option.harmless is not None:
+        assert option.is_refused(True if option.is_flag else "other") and not option.is_refused(None)
+        assert not any(map(option.is_refused, option.harmless))
+
+
+def test_what_has_no_meaning_is_one_line_of_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "tokenloom.options"):
+        config_from_keywords("LLM", "m", {"swap_space": 4, "enable_chunked_prefill": True, "pipeline_parallel_size": 1})
+    (line,) = caplog.messages
+    assert "swap_space (" in line and "enable_chunked_prefill (" in line and "pipeline" not in line
+    file = tmp_path / "engine.yaml"
+    file.write_text("swap-space: 4\npipeline-parallel-size: 2\n")
+    parser = argparse.ArgumentParser()
+    add_engine_arguments(parser)
+    arguments = parser.parse_args(["--config", str(file)])
+    with pytest.raises(ConfigError, match=r"engine.yaml line 2: pipeline-parallel-size 2 is not served: .* give 1$"):
+        engine_config(arguments)
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "tokenloom.options"):
+        log_ignored(given_options(arguments))
+    assert [message.count("swap-space (") for message in caplog.messages] == [1]
+
+
+def test_none_is_the_default_of_every_keyword() -> None:
+    everything = dict.fromkeys([*KINDS, *NAMES, *FOREIGN])
+    named = {name: None for name in everything if name not in ("model", "log_level") and len(name) > 3}
+    assert config_from_keywords("LLM", None, named) == EngineConfig(log_level="warning")
+    assert config_from_keywords("LLM", None, {"log_level": None}) == EngineConfig()
+
+
+def test_a_name_of_vllms_that_is_mistyped_is_recognized() -> None:
+    with pytest.raises(TypeError, match="'swap_spaces': did you mean swap_space"):
+        config_from_keywords("LLM", None, {"swap_spaces": 4})

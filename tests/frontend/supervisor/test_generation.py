@@ -1,0 +1,82 @@
+"""Sampling defaults: the file's, the operator's, or the engine's own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER, resolve
+from tokenloom.ipc.addresses import RunDirectory
+from tokenloom.ipc.config.engine_config import EngineConfig
+from tokenloom.ipc.config.engine_spec import EngineSpec
+from tokenloom.ipc.errors import ConfigError
+
+FILE = {
+    "eos_token_id": [1, 2],
+    "do_sample": True,
+    "temperature": 0.6,
+    "top_p": 0.95,
+    "max_new_tokens": 7,
+    "min_p": None,
+}
+OF_FILE = {"temperature": 0.6, "top_p": 0.95, "max_tokens": 7}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    shutil.copytree(DEMO_FOLDER, folder, ignore=shutil.ignore_patterns("facts"))
+    (folder / "generation_config.json").write_text(json.dumps(FILE))
+    return folder
+
+
+def spec_of(model: Path | None, **options: object) -> EngineSpec:
+    config = EngineConfig(model=None if model is None else str(model), device="cpu", **options)  # type: ignore[arg-type]
+    return resolve(config, RunDirectory(Path("/nowhere")))
+
+
+def test_the_file_of_the_model_gives_the_defaults_and_overrides_win(model: Path) -> None:
+    assert spec_of(None).default_sampling_params == {}
+    assert spec_of(model).default_sampling_params == OF_FILE
+    changed = spec_of(model, override_generation_config={"temperature": 0.0, "top_k": 5})
+    assert changed.default_sampling_params == OF_FILE | {"temperature": 0.0, "top_k": 5}
+
+
+def test_vllm_means_the_engines_own_and_keeps_the_models_ends(model: Path) -> None:
+    spec = spec_of(model, generation_config="vllm", override_generation_config={"top_k": 5})
+    assert spec.default_sampling_params == {"top_k": 5} and spec.model.eos_token_ids == [1, 2]
+
+
+def test_a_folder_gives_defaults_and_ends(model: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    with pytest.raises(
+        ConfigError, match=r"--generation-config .*other must be auto, vllm or a folder with generation"
+    ):
+        spec_of(model, generation_config=str(other))
+    (other / "generation_config.json").write_text('{"eos_token_id": 2, "top_k": 9}')
+    spec = spec_of(model, generation_config=str(other))
+    assert spec.default_sampling_params == {"top_k": 9} and spec.model.eos_token_ids == [2]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"temprature": 1}, "--override-generation-config has temprature: it may have temperature, "),
+        ({"temperature": -1}, "--override-generation-config: temperature must be"),
+        ({"top_p": "much"}, "--override-generation-config: "),
+    ],
+)
+def test_a_default_that_cannot_be_is_refused_at_the_start(model: Path, given: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        spec_of(model, override_generation_config=given)
+
+
+def test_whole_numbers_stay_whole_on_their_way_to_other_processes(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = spec_of(model)
+    monkeypatch.setattr("os.environ", spec.environment())
+    found = EngineSpec.from_environment()
+    assert found == spec and isinstance(found.default_sampling_params["max_tokens"], int)

@@ -1,0 +1,75 @@
+"""A hub id is fetched to where and with what the operator said; what hinders it names the mends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import huggingface_hub.constants
+import pytest
+from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+from tokenloom.frontend.supervisor.hub import find_checkpoint, is_model
+from tokenloom.ipc.config.engine_config import EngineConfig
+from tokenloom.ipc.errors import ConfigError
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of --download-dir that holds owner/name, and no network."""
+    folder = tmp_path / "models--owner--name"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text(COMMIT)
+    (folder / "snapshots" / COMMIT).mkdir(parents=True)
+    (folder / "snapshots" / COMMIT / "config.json").write_text("{}")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    return tmp_path
+
+
+def test_the_download_folder_is_where_the_hub_keeps_its_files(cache: Path) -> None:
+    found = find_checkpoint("owner/name", None, config=EngineConfig(download_dir=str(cache)))
+    assert found == cache / "models--owner--name" / "snapshots" / COMMIT
+
+
+def test_what_is_not_in_the_cache_offline_names_the_cache_and_the_switch(cache: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"--model owner/other: .* not in {cache}; HF_HUB_OFFLINE forbids .*: unset"):
+        find_checkpoint("owner/other", None, config=EngineConfig(download_dir=str(cache)))
+
+
+class _Refusal:
+    status_code, headers, request, text = 404, {}, None, ""  # type: ignore[var-annotated]
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            ConnectionError("name or service not known"),
+            r"from https://\S+ \(name or service .* HF_TOKEN .*HF_HUB_OFFLINE",
+        ),
+        (RepositoryNotFoundError("404", response=_Refusal()), "knows no such repository; a private one needs HF_TOKEN"),
+        (GatedRepoError("403", response=_Refusal()), "licence to be accepted"),
+    ],
+)
+def test_why_the_hub_gives_nothing_is_one_line_with_the_mend(
+    error: Exception, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def snapshot_download(name: str, **options: Any) -> str:
+        asked.update(options)
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    with pytest.raises(ConfigError, match=words) as caught:
+        find_checkpoint("owner/name", None, config=EngineConfig(hf_token="hf_x", load_format="dummy"))
+    assert "\n" not in str(caught.value) and asked["token"] == "hf_x"
+    assert not any("safetensors" in pattern for pattern in asked["allow_patterns"])
+
+
+def test_a_models_name_has_the_form_of_one(tmp_path: Path) -> None:
+    assert is_model("demo") and is_model("owner/name-1.5") and is_model(str(tmp_path))
+    assert not is_model("statsu") and not is_model("./nowhere") and not is_model("a/b/c")

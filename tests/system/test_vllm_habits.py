@@ -1,0 +1,145 @@
+"""The flags and keywords that vLLM's users bring, on whole engines: each does what it does there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from tokenloom import LLM, AsyncClient, Client, ConfigError, SamplingParams
+from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
+from tokenloom.scripts.engine_process import Engine
+from tokenloom.tests.support.checkpoints import tiny_checkpoint
+
+DEADLINE_S = 20.0
+DEFAULTS = {"temperature": 0.0, "top_k": 3, "max_tokens": 5}
+TEMPLATE = "{{ bos_token }}{{ opening }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
+FRANCE = "The capital of France is"
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """Served as `vllm serve` is, from a checkpoint with sampling defaults of its own."""
+    folder = tmp_path_factory.mktemp("habits")
+    model = folder / "model"
+    shutil.copytree(DEMO_FOLDER, model, ignore=shutil.ignore_patterns("facts"))
+    generation = json.loads((model / "generation_config.json").read_text())
+    generation |= {"temperature": 0.7, "top_k": 3, "max_new_tokens": 5, "do_sample": True}
+    (model / "generation_config.json").write_text(json.dumps(generation))
+    words = f"serve {model} --host 127.0.0.1 --port 0 --served-model-name first second --device cpu --num-threads 1"
+    options = ["--chat-template", TEMPLATE, "--default-chat-template-kwargs", '{"opening": "The capital of "}']
+    options += ["--override-generation-config", '{"temperature": 0.0}', "--swap-space", "4", "--enable-chunked-prefill"]
+    options += ["--return-tokens-as-token-ids", "--enable-force-include-usage", "-tp", "1", "--max-model-len", "1K"]
+    with Engine(folder, [*words.split(), *options]) as engine:
+        engine.wait_ready()
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def http(engine: Engine) -> Iterator[httpx2.Client]:
+    with httpx2.Client(base_url=engine.url, timeout=DEADLINE_S) as http:
+        yield http
+
+
+def ask(http: httpx2.Client, path: str, **body: object) -> Any:
+    answer = http.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_every_served_name_is_accepted_and_the_first_is_in_answers(http: httpx2.Client) -> None:
+    assert [each["id"] for each in http.get("/v1/models").json()["data"]] == ["first", "second"]
+    assert http.get("/v1/models/second").json()["id"] == "second"
+    for name in ("first", "second", "", None):
+        assert ask(http, "/v1/completions", prompt="a", model=name)["model"] == "first"
+        assert ask(http, "/tokenize", prompt="a", model=name)["max_model_len"] == 1024
+    refused = http.post("/v1/completions", json={"prompt": "a", "model": "third"})
+    assert refused.status_code == 404 and "this engine serves first, second" in refused.text
+
+
+def test_requests_that_say_nothing_get_the_checkpoints_defaults(http: httpx2.Client) -> None:
+    answers = [ask(http, "/v1/completions", prompt=FRANCE, ignore_eos=True) for _ in range(2)]
+    assert answers[0]["choices"] == answers[1]["choices"] and answers[0]["usage"]["completion_tokens"] == 5
+    assert answers[0]["choices"][0]["text"].startswith(" Paris.")
+    longer = ask(http, "/v1/completions", prompt=FRANCE, ignore_eos=True, max_tokens=7)
+    assert longer["usage"]["completion_tokens"] == 7
+    turn: dict[str, object] = {"messages": [{"role": "user", "content": "France is"}], "ignore_eos": True}
+    assert ask(http, "/v1/chat/completions", **turn)["usage"]["completion_tokens"] == 5
+    assert ask(http, "/v1/chat/completions", **turn, max_completion_tokens=6)["usage"]["completion_tokens"] == 6
+    response = ask(http, "/v1/responses", input="France is", ignore_eos=True)
+    assert response["usage"]["output_tokens"] == 5 and response["temperature"] == 0
+
+
+def test_clients_know_the_defaults_and_send_them(engine: Engine) -> None:
+    async def ask_async() -> tuple[SamplingParams, list[str]]:
+        async with AsyncClient(engine.address) as client:
+            texts = [output.outputs[0].text async for output in client.generate(FRANCE)]
+            return await client.get_default_sampling_params(), texts
+
+    with Client(engine.address) as client:
+        assert client.get_default_sampling_params() == SamplingParams(**DEFAULTS)  # type: ignore[arg-type]
+        (output,) = client.generate(FRANCE, use_tqdm=False)
+        assert (
+            output.outputs[0].text == "".join(client.stream(FRANCE)) == client.submit(FRANCE).result(20).outputs[0].text
+        )
+        params, texts = asyncio.run(ask_async())
+        assert params == client.get_default_sampling_params() and texts[-1] == output.outputs[0].text == " Paris."
+
+
+def test_an_inline_template_and_its_variables_make_the_prompt(http: httpx2.Client) -> None:
+    def tokens(**more: object) -> Any:
+        return ask(http, "/tokenize", messages=[{"role": "user", "content": "Peru"}], **more)["tokens"]
+
+    assert tokens() == ask(http, "/tokenize", prompt="The capital of Peru")["tokens"]
+    assert tokens(chat_template_kwargs={"opening": ""}) == ask(http, "/tokenize", prompt="Peru")["tokens"]
+
+
+def test_flags_change_every_answer_to_what_its_fields_could_ask_for(http: httpx2.Client) -> None:
+    body = {"prompt": FRANCE, "logprobs": 1}
+    tokens = ask(http, "/v1/completions", **body)["choices"][0]["logprobs"]["tokens"]
+    assert tokens and all(token.startswith("token_id:") for token in tokens)
+    turn: dict[str, object] = {"messages": [{"role": "user", "content": "France is"}], "logprobs": True}
+    (first, *_) = ask(http, "/v1/chat/completions", **turn)["choices"][0]["logprobs"]["content"]
+    assert first["token"].startswith("token_id:") and bytes(first["bytes"]).decode() == " Paris"
+    as_text = ask(http, "/v1/completions", **body, return_tokens_as_token_ids=False)
+    assert as_text["choices"][0]["logprobs"]["tokens"][0] == " Paris"
+    events = http.post("/v1/completions", json={"prompt": FRANCE, "stream": True}).text.split("\n\n")
+    assert json.loads(events[-3].removeprefix("data: "))["usage"]["completion_tokens"] == 3
+
+
+def test_what_has_no_meaning_is_one_line_at_the_start(engine: Engine) -> None:
+    said = [line for line in engine.errors.read_text().splitlines() if "without meaning here" in line]
+    assert len(said) == 1 and "--swap-space (" in said[0] and "--enable-chunked-prefill (" in said[0]
+
+
+def test_dummy_weights_need_no_weight_files_and_overrides_shape_the_model(tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path / "model", "mixtral")
+    for file in folder.glob("*.safetensors*"):
+        file.unlink()
+    options: dict[str, Any] = {"device": "cpu", "num_threads": 1, "num_kv_blocks": 64, "in_process": True}
+    with pytest.raises(ConfigError, match=r"neither model\.safetensors nor"):
+        LLM(folder, **options)
+    overrides = {"num_hidden_layers": 1, "max_position_embeddings": 96}
+    answers = []
+    for _ in range(2):
+        with LLM(folder, load_format="dummy", hf_overrides=overrides, **options) as llm:
+            assert llm.info().max_model_len == 96
+            params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+            answers.append(llm.generate([[5, 6, 7]], params, use_tqdm=False)[0].outputs[0].token_ids)
+    assert answers[0] == answers[1] and len(set(answers[0])) > 1
+
+
+def test_a_template_that_is_none_is_told_before_the_weights_are_read(tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path / "model")
+    (folder / "model.safetensors").write_bytes(b"what is told if the weights are looked at first")
+    command = [sys.executable, "-P", "-m", "tokenloom.frontend.launch", str(folder), "--chat-template", "{% if"]
+    done = subprocess.run([*command, "--device", "cpu"], capture_output=True, text=True, timeout=DEADLINE_S)
+    assert done.returncode == 2 and "--chat-template is not a Jinja template" in done.stderr
