@@ -323,6 +323,11 @@ def test_a_full_queue_answers_overloaded_but_takes_resubmissions(limit: dict[str
     assert list(harness.finished) == [2]
     error = harness.finished[2].error
     assert error is not None and error.kind == "overloaded" and error.retry_after_s > 0
+    counted = {
+        "max_waiting_requests": harness.core.stats.num_refused_for_requests,
+        "max_waiting_tokens": harness.core.stats.num_refused_for_tokens,
+    }
+    assert counted == {name: int(name in limit) for name in counted}
     harness.add(3, [1], outputs=[next_token([1], 3)])
     harness.run()
     harness.check(3)

@@ -121,7 +121,9 @@ def test_a_request_waits_for_its_grammar_while_others_run() -> None:
         Harness.turn(harness)
     harness.check(1)
     assert 0 not in harness.finished and not harness.tokens[0]
+    assert harness.core.scheduler.waiting.num_blocked == 1
     harness.run()
+    assert harness.core.scheduler.waiting.num_blocked == 0
     harness.check(0)
 
 
