@@ -30,13 +30,13 @@ def rows_of(packed: Logprobs) -> list[list[tuple[int, float]]]:
     return [cells[start : start + width] for start in range(0, len(cells), width)]
 
 
-def unpack_logprobs(packed: Logprobs, *, are_likeliest: bool = True) -> list[TokenLogprobs]:
-    """One dict per token. `are_likeliest`: the others are the likeliest at their places, not tokens that were named."""
+def unpack_logprobs(packed: Logprobs) -> list[TokenLogprobs]:
+    """One dict per token."""
     texts, tokens = packed.texts, []
     for own_rank, ((own, logprob), *others) in zip(decode_ids(packed.ranks), rows_of(packed), strict=True):
         token = {own: Logprob(logprob, own_rank, texts.get(own))}
         for rank, (token_id, logprob) in enumerate(others, 1):
             if token_id != own:
-                token[token_id] = Logprob(logprob, rank if are_likeliest else None, texts.get(token_id))
+                token[token_id] = Logprob(logprob, None if packed.are_named else rank, texts.get(token_id))
         tokens.append(token)
     return tokens

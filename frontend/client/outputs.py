@@ -13,7 +13,6 @@ from ...ipc.codec import decode_ids
 from ...ipc.errors import ProtocolError, RequestError, TokenloomError
 from ...ipc.messages.base import BulkArray, FinishReason
 from ...ipc.messages.client import Accepted, Delta, RequestMetrics, Submit
-from ...ipc.sampling_params import SamplingParams
 from .logprobs import TokenLogprobs, unpack_logprobs
 from .open_request import Update
 
@@ -81,7 +80,7 @@ class OutputBuilder:
         self._request_id = submit.request_id
         self._prompt = submit.prompt
         self._prompt_token_ids = submit.prompt_token_ids or b""
-        self._answers = [_Answer(index, submit.params) for index in range(submit.params.n)]
+        self._answers = [_Answer(index, submit.params.num_logprobs is not None) for index in range(submit.params.n)]
         wants_prompt = submit.params.prompt_logprobs is not None
         self._prompt_logprobs: list[TokenLogprobs | None] | None = [None] if wants_prompt else None
         self.output_kind = submit.params.output_kind
@@ -144,12 +143,11 @@ class OutputBuilder:
 class _Answer:
     """One of the n answers: what has come, and how much of it `take_new` has shown."""
 
-    def __init__(self, index: int, params: SamplingParams) -> None:
+    def __init__(self, index: int, has_logprobs: bool) -> None:
         self.index = index
         self.text = ""
         self.token_ids = array("i")
-        self.logprobs: list[TokenLogprobs] | None = None if params.num_logprobs is None else []
-        self._are_likeliest = not params.logprob_token_ids
+        self.logprobs: list[TokenLogprobs] | None = [] if has_logprobs else None
         self.cumulative_logprob = 0.0
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
@@ -162,7 +160,7 @@ class _Answer:
         self.finish_reason = delta.finish_reason
         self.stop_reason = delta.stop_reason
         if delta.logprobs is not None and self.logprobs is not None:
-            new = unpack_logprobs(delta.logprobs, are_likeliest=self._are_likeliest)
+            new = unpack_logprobs(delta.logprobs)
             self.logprobs += new
             self.cumulative_logprob += sum(next(iter(token.values())).logprob for token in new)
 

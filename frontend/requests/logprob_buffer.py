@@ -18,7 +18,9 @@ from ..text.token_texts import TokenTexts
 class LogprobBuffer:
     """Of the tokens [start, end); what comes twice is dropped."""
 
-    def __init__(self, start: int) -> None:
+    def __init__(self, start: int, *, are_named: bool = False) -> None:
+        """`are_named`: the others beside each token are those that the request names."""
+        self._are_named = are_named
         self.restart(start)
 
     def restart(self, start: int) -> None:
@@ -59,6 +61,7 @@ class LogprobBuffer:
             logprobs=bytes(self._logprobs),
             ranks=bytes(self._ranks),
             texts={} if texts is None else {token_id: texts[token_id] for token_id in set(decode_ids(token_ids))},
+            are_named=self._are_named,
         )
         self.restart(self.end)
         return taken

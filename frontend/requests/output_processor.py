@@ -98,6 +98,7 @@ class Answer:
     _detokenizer: Detokenizer | None
     _stop_checker: StopChecker | None
     _texts: TokenTexts | None
+    _logprobs: LogprobBuffer
     token_ids: array[int] = field(default_factory=lambda: array("i"))
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
@@ -105,7 +106,6 @@ class Answer:
     num_cached_tokens: int = 0
     error: ErrorInfo | None = None
     embedding: BulkArray | None = None
-    _logprobs: LogprobBuffer = field(default_factory=lambda: LogprobBuffer(0))
     _text: str = ""
     _num_taken: int = 0  # tokens
     _num_preemptions: int = 0
@@ -281,6 +281,7 @@ class OutputProcessor:
             _detokenizer=detokenizer,
             _stop_checker=StopChecker(stops, params.include_stop_str_in_output) if stops else None,
             _texts=self._texts if params.detokenize else None,
+            _logprobs=LogprobBuffer(0, are_named=bool(params.logprob_token_ids)),
         )
 
     def remove(self, request: RequestState) -> list[int]:

@@ -143,7 +143,7 @@ class RequestMetrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 class Logprobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of m tokens in a row, each with k others: the token itself, then the k likeliest at its place by falling logprob.
 
-    The likeliest have the ranks 1 to k; the token may be among them.
+    The likeliest have the ranks 1 to k; the token may be among them. Others that were named have no ranks.
     """
 
     num_top: int  # k
@@ -151,6 +151,7 @@ class Logprobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     logprobs: bytes  # float32 [m, k + 1]
     ranks: bytes  # int32 [m]: of the tokens themselves; 1 = likeliest
     texts: dict[int, str] = {}  # of each token id in here by itself; empty without a tokenizer
+    are_named: bool = False  # the others are those of logprob_token_ids, in that order
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -81,16 +81,19 @@ def narrowed(logprobs: Logprobs, num_top: int) -> Logprobs:
 
 
 def _rows(logprobs: Logprobs | None, with_ids: bool) -> list[list[tuple[str, str, float]]]:
-    """Per token: (how it is written, text, logprob) of itself and then of the likeliest."""
+    """Per token: (how it is written, text, logprob) of itself and then of the likeliest, or of itself and the others
+    that are named."""
     if logprobs is None:
         return []
-    texts = logprobs.texts
+    texts, rows = logprobs.texts, rows_of(logprobs)
+    if logprobs.are_named:
+        rows = [[row[0], *dict(row).items()] for row in rows]
 
     def token(token_id: int, value: float) -> tuple[str, str, float]:
         text = texts.get(token_id, "")
         return _name(token_id, text, with_ids), text, max(value, LOWEST)
 
-    return [[token(*each) for each in row] for row in rows_of(logprobs)]
+    return [[token(*each) for each in row] for row in rows]
 
 
 def _name(token_id: int, text: str, with_ids: bool) -> str:

@@ -23,6 +23,11 @@ def sampling_params(body: Generation, **more: object) -> SamplingParams:
     num_answers = 1 if body.n is None else body.n
     if body.best_of is not None and body.best_of != num_answers:
         raise RequestError(f"best_of is {body.best_of} and n is {num_answers}: ask for n answers and choose yourself")
+    if body.logprob_token_ids:
+        if more.get("logprobs") is None:
+            raise RequestError("logprob_token_ids needs logprobs: ask for them too")
+        more["logprobs"] = None  # those of the tokens that are named come instead
+    more["extra_args"] = body.vllm_xargs
     if more.get("structured_outputs") is None:
         more["structured_outputs"] = structured_outputs(body)
     return given_params(body, logit_bias=_logit_bias(body), **more)

@@ -17,7 +17,14 @@ import msgspec
 from msgspec import Meta
 
 from ....ipc.codec import JsonObject
-from ....ipc.sampling_params import MAX_BAD_WORDS, MAX_SALT_CHARACTERS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
+from ....ipc.sampling_params import (
+    MAX_BAD_WORDS,
+    MAX_LOGITS_PROCESSORS,
+    MAX_LOGPROB_TOKEN_IDS,
+    MAX_SALT_CHARACTERS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+)
 
 TOKEN_ID = "token id"  # title of integers whose maximum the loaded model gives
 
@@ -125,8 +132,12 @@ class Generation(Scheduled, frozen=True, kw_only=True):
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: Annotated[list[TokenId], items(0, MAX_LOGPROB_TOKEN_IDS)] | None = None
+    thinking_token_budget: int | None = None
     allowed_token_ids: Annotated[list[TokenId], items(1)] | None = None
     bad_words: Annotated[list[Word], items(0, MAX_BAD_WORDS)] | None = None
+    logits_processors: Annotated[list[Word], items(0, MAX_LOGITS_PROCESSORS)] | None = None
+    vllm_xargs: JsonObject | None = None  # for these
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None  # tokens of logprobs are written token_id:ID
     structured_outputs: JsonObject | None = None

@@ -1,0 +1,104 @@
+"""Sampling parameters beyond OpenAI's over HTTP, of an engine that allows them and whose template opens a thought."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+
+import httpx2
+import pytest
+from torch import Tensor
+
+from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
+from tokenloom.tests.system.http_engine import OPTIONS
+from tokenloom.tests.system.launched import LaunchedEngine
+from tokenloom.tests.system.test_http_fields import CHAT, COMPLETION, FRANCE, QUESTION, Answer, ask, text_of, tokens_of
+
+PROCESSOR = "tokenloom.tests.system.test_http_params:only"
+
+
+def only(prompt_ids: Sequence[int], output_ids: Sequence[int], logits: Tensor, extra_args: dict[str, int]) -> Tensor:
+    """A processor after which one token alone may come."""
+    chosen = logits[extra_args["only"]].clone()
+    logits.fill_(-float("inf"))
+    logits[extra_args["only"]] = chosen
+    return logits
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("http")
+    template = (DEMO_FOLDER / "chat_template.jinja").read_text(encoding="utf-8") + "<think>"
+    (folder / "thinking.jinja").write_text(template, encoding="utf-8")
+    options = ("--max-logprobs", "-1", "--allowed-logits-processors", PROCESSOR)
+    with LaunchedEngine(folder, *OPTIONS, *options, "--chat-template", str(folder / "thinking.jinja")) as engine:
+        yield engine.wait_http()
+
+
+def chat_events(http: httpx2.Client, body: Answer) -> list[Answer]:
+    with http.stream("POST", CHAT, json=body | {"stream": True}) as answer:
+        lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
+    return [json.loads(line)["choices"][0] for line in lines[:-1]]
+
+
+@pytest.mark.parametrize("named_by_draw", [False, True])
+def test_named_tokens_have_their_logprobs_beside_the_sampled_one(http: httpx2.Client, named_by_draw: bool) -> None:
+    paris, rome = tokens_of(http, " Paris")[0], tokens_of(http, " Rome")[0]
+    named = [rome, 7, rome, paris] if named_by_draw else [rome, 7]
+    every = ask(http, COMPLETION, FRANCE | {"max_tokens": 1, "logprobs": -1})["choices"][0]["logprobs"]
+    columns = ask(http, COMPLETION, FRANCE | {"max_tokens": 1, "logprobs": 1, "logprob_token_ids": named})
+    columns = columns["choices"][0]["logprobs"]
+    assert columns["tokens"] == [" Paris"] and columns["token_logprobs"] == every["token_logprobs"]
+    texts = {" Paris", *(http.post("/detokenize", json={"tokens": [each]}).json()["prompt"] for each in named)}
+    assert columns["top_logprobs"] == [{text: every["top_logprobs"][0][text] for text in texts}]
+    body = QUESTION | {"logprobs": True, "top_logprobs": 3, "logprob_token_ids": named, "max_tokens": 2}
+    whole = ask(http, CHAT, body)["choices"][0]["logprobs"]["content"]
+    streamed = [each for event in chat_events(http, body) for each in (event["logprobs"] or {"content": []})["content"]]
+    assert whole == streamed and len(whole) == 2
+    for each in whole:
+        found = [top["token"] for top in each["top_logprobs"]]
+        assert len(found) == len(set(found)) and set(found) == texts - {" Paris"} | {each["token"]} | (
+            {" Paris"} if named_by_draw else set()
+        )
+
+
+def test_named_tokens_need_logprobs_and_ids_of_the_model(http: httpx2.Client) -> None:
+    for path, body in ((CHAT, QUESTION), (COMPLETION, FRANCE)):
+        answer = http.post(path, json=body | {"logprob_token_ids": [5]})
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "logprob_token_ids"
+        answer = http.post(path, json=body | {"logprob_token_ids": [99999], "logprobs": path == CHAT or 1})
+        assert answer.status_code == 400 and "ids are 0 to 2047" in answer.json()["error"]["message"]
+
+
+def test_all_logprobs_are_given_where_they_are_allowed(http: httpx2.Client) -> None:
+    answer = ask(http, CHAT, QUESTION | {"logprobs": True, "top_logprobs": -1, "max_tokens": 1})
+    assert len(answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]) == 2048
+
+
+@pytest.mark.parametrize("budget", [0, 6])
+def test_a_thought_ends_when_its_budget_is_used_up(http: httpx2.Client, budget: int) -> None:
+    body = QUESTION | {
+        "thinking_token_budget": budget,
+        "max_tokens": 30,
+        "return_token_ids": True,
+        "ignore_eos": True,
+        "skip_special_tokens": False,
+    }
+    choice = ask(http, CHAT, body)["choices"][0]
+    end = tokens_of(http, "</think>")
+    assert choice["token_ids"][budget : budget + len(end)] == end
+    thought = http.post("/detokenize", json={"tokens": choice["token_ids"][:budget]}).json()["prompt"] if budget else ""
+    assert (choice["message"].get("reasoning_content") or "") == thought
+    assert choice["message"]["content"] and "think" not in choice["message"]["content"]
+    events = chat_events(http, body)
+    assert "".join(event["delta"].get("reasoning_content") or "" for event in events) == thought
+    assert "".join(event["delta"].get("content") or "" for event in events) == choice["message"]["content"]
+    free = ask(http, CHAT, body | {"thinking_token_budget": -1})["choices"][0]
+    assert free["token_ids"][budget : budget + len(end)] != end
+
+
+def test_a_processor_that_is_allowed_gets_the_requests_arguments(http: httpx2.Client) -> None:
+    body = FRANCE | {"logits_processors": [PROCESSOR], "vllm_xargs": {"only": tokens_of(http, " Rome")[0]}}
+    assert text_of(ask(http, COMPLETION, body | {"max_tokens": 2, "temperature": 1})) == " Rome Rome"
+    answer = http.post(COMPLETION, json=body | {"logits_processors": ["os:abort"]})
+    assert answer.status_code == 400 and "--allowed-logits-processors" in answer.json()["error"]["message"]
