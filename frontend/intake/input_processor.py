@@ -272,8 +272,9 @@ class InputProcessor:
         return self._processor_paths.index(path)
 
     def _thought_markers(self, params: SamplingParams) -> list[bytes]:
-        """The tokens that begin and end a thought, if those between are to be counted."""
-        if params.thinking_token_budget is None:
+        """The tokens that begin and end a thought, if those between are to be counted. Where structured_outputs hold,
+        from the first token on, there is no thought."""
+        if params.thinking_token_budget is None or params.structured_outputs is not None:
             return []
         if self._tokenizer is None:
             raise RequestError(

@@ -97,6 +97,12 @@ def test_a_thought_ends_when_its_budget_is_used_up(http: httpx2.Client, budget: 
     assert free["token_ids"][budget : budget + len(end)] != end
 
 
+def test_a_budget_for_thoughts_does_not_break_a_schema(http: httpx2.Client) -> None:
+    schema = {"type": "object", "properties": {"a": {"const": "<think>" * 9}}, "required": ["a"]}
+    answer = ask(http, COMPLETION, FRANCE | {"guided_json": schema, "thinking_token_budget": 3, "max_tokens": 200})
+    assert json.loads(text_of(answer)) == {"a": "<think>" * 9}
+
+
 def test_a_processor_that_is_allowed_gets_the_requests_arguments(http: httpx2.Client) -> None:
     body = FRANCE | {"logits_processors": [PROCESSOR], "vllm_xargs": {"only": tokens_of(http, " Rome")[0]}}
     assert text_of(ask(http, COMPLETION, body | {"max_tokens": 2, "temperature": 1})) == " Rome Rome"
