@@ -30,9 +30,8 @@ from ..openai.forms.defaults import with_defaults
 from ..openai.forms.errors import HttpError, json_response, refusal_kind
 from ..openai.forms.response_body import ResponsesRequest, chat_request
 from ..openai.forms.schema import ChatRequest, CompletionRequest, EmbeddingRequest
-from ..openai.forms.text import has_markers
-from ..openai.forms.tools import ParserName, find_parser
 from ..openai.local_engine import LocalEngine
+from ..openai.parsers.names import find_reasoning_parser, find_tool_parser
 from ..openai.responses import ResponseCreation
 from ..requests.engine_metrics import EngineMetrics
 from ..requests.frontend import Frontend
@@ -56,9 +55,9 @@ class OpenAIEndpoints:
         self._spec, self._model = spec, spec.served_model_name
         template = "" if engine.inputs.chat_template is None else engine.inputs.chat_template.source
         parser = spec.config.tool_call_parser
-        self._tool_parser: ParserName = find_parser(template) if parser == "auto" else parser
+        self._tool_parser = find_tool_parser(template) if parser == "auto" else parser
         reasoning = spec.config.reasoning_parser
-        self._has_reasoning = has_markers(template) if reasoning == "auto" else reasoning == "think"
+        self._reasoning_parser = find_reasoning_parser(template) if reasoning == "auto" else reasoning
 
     @contextlib.contextmanager
     def _refusals(self) -> Iterator[None]:
@@ -98,7 +97,7 @@ class OpenAIEndpoints:
         return Completion(self._engine, parsed, self._model)
 
     async def _chat(self, parsed: ParsedBody[ChatRequest]) -> ChatCompletion:
-        return await ChatCompletion.start(self._engine, parsed, self._model, self._tool_parser, self._has_reasoning)
+        return await ChatCompletion.start(self._engine, parsed, self._model, self._tool_parser, self._reasoning_parser)
 
     async def _respond(self, parsed: ParsedBody[ResponsesRequest]) -> ResponseCreation:
         chat = ParsedBody(chat_request(parsed.body), parsed.inputs)

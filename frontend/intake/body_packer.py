@@ -17,7 +17,7 @@ from ...ipc.messages.intake import BodyInput, BodyRead
 from ..openai.forms.messages import chat_input
 from ..openai.forms.response_body import ResponsesRequest, chat_request
 from ..openai.forms.schema import ChatRequest, CompletionRequest, DetokenizeRequest, EmbeddingRequest, TokenizeRequest
-from ..openai.forms.text import ends_inside
+from ..openai.parsers.thoughts import ends_inside
 from ..text.prompt_limits import PromptLimits
 from .body_error import BodyError
 from .body_parser import ParsedBody

@@ -21,7 +21,7 @@ from ...ipc.messages.core import EngineCoreRequest
 from ...ipc.pooling_params import PoolingParams
 from ...ipc.sampling_params import MAX_CHILDREN, SamplingParams, child_seed
 from ..client.prompts import check_text
-from ..openai.forms.text import CLOSING, OPENING
+from ..openai.parsers.thoughts import MARKERS
 from ..text.chat_template import MODEL_FORM, ChatTemplate
 from ..text.prompt_limits import PromptLimits
 from ..text.tokenizer import Tokenizer
@@ -280,7 +280,7 @@ class InputProcessor:
             raise RequestError(
                 "this model has no tokenizer, so that no thought is found: leave thinking_token_budget out"
             )
-        markers = [encode_ids(self._tokenizer.encode(text, add_special_tokens=False)) for text in (OPENING, CLOSING)]
+        markers = [encode_ids(self._tokenizer.encode(text, add_special_tokens=False)) for text in MARKERS["think"]]
         for marker in markers:
             self._check_ids(marker, "thinking_token_budget")
         return markers

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Iterator
-from functools import reduce
 
 import msgspec
 
@@ -19,9 +18,11 @@ from .forms.messages import shows_tools
 from .forms.params import chat_max_tokens, sampling_params, structured_outputs, under_its_own_name
 from .forms.prompts import answer_id
 from .forms.schema import ChatRequest, NamedTool
-from .forms.text import AnswerStyle, AnswerText, Piece
-from .forms.tools import ParserName, forcing_schema
+from .forms.text import AnswerStyle, AnswerText
 from .local_engine import LocalEngine, Run
+from .parsers.forced import forcing_schema
+from .parsers.names import shows_special_tokens
+from .parsers.parts import Arguments, CallBegin, Content, Part, Thought, whole_calls
 
 _UNSAID: JsonObject = {"refusal": None, "annotations": None, "audio": None, "function_call": None}  # OpenAI has these
 
@@ -42,8 +43,8 @@ class ChatCompletion(Answers):
         engine: LocalEngine,
         parsed: ParsedBody[ChatRequest],
         model: str,
-        tool_parser: ParserName,
-        has_reasoning: bool,
+        tool_parser: str,
+        reasoning_parser: str,
     ) -> ChatCompletion:
         """Check everything and make the prompt; nothing runs yet."""
         body = parsed.body
@@ -64,6 +65,9 @@ class ChatCompletion(Answers):
         if chat_max_tokens(body) is None:
             params = params.replace(max_tokens=None)  # to the end of the model's length
         has_tools = shows_tools(body)
+        tool_parser = tool_parser if has_tools else "none"
+        if forced is None and shows_special_tokens(tool_parser, reasoning_parser):
+            params = params.replace(skip_special_tokens=False)
         template = engine.inputs.chat_template
         if has_tools and forced is None and template is not None and "tools" not in template.source:
             raise RequestError(
@@ -72,10 +76,11 @@ class ChatCompletion(Answers):
             )
         prompt = await engine.chat_prompt(parsed, engine.inputs.may_be_long(params))
         style = AnswerStyle(
-            tool_parser=tool_parser if has_tools else "none",
+            tool_parser=tool_parser,
+            reasoning_parser=reasoning_parser,
+            schemas={tool.function.name: tool.function.schema for tool in body.tools or ()},
             is_forced=forced is not None,
             forced_name=body.tool_choice.function.name if isinstance(body.tool_choice, NamedTool) else None,
-            has_reasoning=has_reasoning and forced is None,
             is_inside_thought=prompt.is_inside_thought,
             max_calls=1 if body.parallel_tool_calls is False else None,
         )
@@ -101,30 +106,45 @@ class ChatCompletion(Answers):
         return {"prompt_token_ids": decode_ids(prompt.prompt_token_ids).tolist()}
 
     def _choices(self, run: Run) -> list[_Choice]:
-        return [_Choice(index, self._body, self._style) for index in range(run.num_choices)]
+        return [_Choice(index, self._body, self._style, run) for index in range(run.num_choices)]
 
-    async def pieces(self, run: Run) -> AsyncGenerator[list[tuple[Piece, Delta]], None]:
-        """The only answer of an entered run, read piece by piece."""
+    async def parts(self, run: Run) -> AsyncGenerator[list[tuple[list[Part], Delta]], None]:
+        """The only answer of an entered run, as it comes."""
         text = AnswerText(self._style)
         async for news in run.news():
-            yield [(text.read(delta), delta) for _, delta in news]
+            read = [(text.read(delta), delta) for _, delta in news]
+            run.num_thought_tokens = text.num_thought_tokens
+            yield read
 
 
 class _Choice(Choice):
-    def __init__(self, index: int, body: ChatRequest, style: AnswerStyle) -> None:
+    def __init__(self, index: int, body: ChatRequest, style: AnswerStyle, run: Run) -> None:
         super().__init__()
         self._index = index
         self._body = body
+        self._run = run
         self._text = AnswerText(style)
+        self._is_forced = style.is_forced
+        self._parts: list[Part] = []
         self.is_plain = self._text.is_plain and not body.logprobs
 
+    def add(self, delta: Delta) -> None:
+        super().add(delta)
+        self._parts += self._read(delta)
+
+    def _read(self, delta: Delta) -> list[Part]:
+        num_before = self._text.num_thought_tokens
+        parts = self._text.read(delta)
+        self._run.num_thought_tokens += self._text.num_thought_tokens - num_before
+        return parts
+
     def build(self) -> JsonObject:
-        texts = ["".join(self.texts)] if self._text.is_plain else self.texts
-        piece = reduce(Piece.joined, [*map(self._text.append, texts), self._text.finish()])
-        message: JsonObject = {"role": "assistant", "content": piece.content, **_UNSAID, **self._thought(piece)}
-        if piece.calls:
-            message["tool_calls"] = [call.to_json() for call in piece.calls]
-            message["content"] = piece.content.strip() or None
+        content, calls = whole_calls(self._parts)
+        message: JsonObject = {"role": "assistant", "content": content, **_UNSAID, **self._thought(self._parts)}
+        if calls:
+            message["tool_calls"] = [call.to_json() for call in calls]
+        if calls or self._is_forced:
+            message["content"] = content.strip() or None
         logprobs = [each for delta in self.with_logprobs for each in self._logprobs(delta)]
         choice: JsonObject = {
             "index": self._index,
@@ -140,15 +160,12 @@ class _Choice(Choice):
     def chunks(self, delta: Delta) -> list[JsonObject]:
         """Mostly one chunk; with the begin or the end, another."""
         chunks = [] if self.has_begun else [self._chunk({"role": "assistant", "content": ""})]
-        piece = self._text.read(delta)
-        message = self._thought(piece)
-        if piece.content:
-            message["content"] = piece.content
-        if piece.calls:
-            first = self._text.num_calls - len(piece.calls)
-            message["tool_calls"] = [
-                {"index": first + position} | call.to_json() for position, call in enumerate(piece.calls)
-            ]
+        parts = self._read(delta)
+        message = self._thought(parts)
+        if content := "".join(part.text for part in parts if isinstance(part, Content)):
+            message["content"] = content
+        if calls := self._call_deltas(parts):
+            message["tool_calls"] = calls
         chunk = self._chunk(message)
         has_more = False
         if self._body.logprobs:
@@ -166,9 +183,27 @@ class _Choice(Choice):
     def _logprobs(self, delta: Delta) -> list[JsonObject]:
         return chat_logprobs(delta, with_ids=bool(self._body.return_tokens_as_token_ids))
 
-    def _thought(self, piece: Piece) -> JsonObject:
-        shows = piece.reasoning and self._body.include_reasoning is not False
-        return {"reasoning_content": piece.reasoning} if shows else {}
+    def _call_deltas(self, parts: list[Part]) -> list[JsonObject]:
+        """One for each call that the parts begin or go on with: the name comes first, then its arguments."""
+        deltas: list[JsonObject] = []
+        index = self._text.num_calls - sum(isinstance(part, CallBegin) for part in parts) - 1
+        for part in parts:
+            if isinstance(part, CallBegin):
+                index += 1
+                function = {"name": part.name, "arguments": ""}
+                deltas.append({"index": index, "id": part.id, "type": "function", "function": function})
+            elif isinstance(part, Arguments):
+                if not deltas or deltas[-1]["index"] != index:
+                    function = {"arguments": ""}
+                    deltas.append({"index": index, "function": function})
+                function["arguments"] += part.text
+        return deltas
+
+    def _thought(self, parts: list[Part]) -> JsonObject:
+        """Under vLLM's name and under the older one."""
+        thought = "".join(part.text for part in parts if isinstance(part, Thought))
+        shows = thought and self._body.include_reasoning is not False
+        return {"reasoning": thought, "reasoning_content": thought} if shows else {}
 
     def _end(self, last: Delta) -> JsonObject:
         return {"finish_reason": self._text.finish_reason(last), "stop_reason": last.stop_reason}

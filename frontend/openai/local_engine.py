@@ -33,7 +33,7 @@ from ..requests.frontend import Frontend
 from .body_reader import BodyReader, in_background
 from .forms.messages import chat_input
 from .forms.schema import ChatRequest, TokenizeRequest
-from .forms.text import ends_inside
+from .parsers.thoughts import ends_inside
 from .slices import SLICE_S
 
 RUNS_PER_GROUP = 32
@@ -53,6 +53,7 @@ class Run:
         self._waiter: asyncio.Future[None] | None = None
         self._num_cached = [0] * num_prompts
         self.num_completion_tokens = 0
+        self.num_thought_tokens = 0  # of those; chats count them
         self._prompts: list[Accepted | None] = [None] * num_prompts
 
     def put(self, position: int, update: Accepted | Delta) -> bool:
@@ -105,6 +106,7 @@ class Run:
             "completion_tokens": self.num_completion_tokens,
             "total_tokens": num_prompt + self.num_completion_tokens,
             "prompt_tokens_details": {"cached_tokens": sum(self._num_cached)},
+            "completion_tokens_details": {"reasoning_tokens": self.num_thought_tokens},
         }
 
 

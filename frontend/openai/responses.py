@@ -1,6 +1,6 @@
 """/v1/responses: OpenAI's newer form of a chat, made of the same parts: input items in, output items out.
 
-A request is rewritten as a chat; its answer's pieces become items (reasoning, message, function calls), each opened,
+A request is rewritten as a chat; its answer's parts become items (reasoning, message, function calls), each opened,
 filled and closed by events. Nothing is stored: a conversation goes on by sending its items again.
 """
 
@@ -52,14 +52,14 @@ class ResponseCreation:
         with self._chat.run() as run:
             begun = False
             finish_reason: str | None = None
-            async for pieces in self._chat.pieces(run):
+            async for read in self._chat.parts(run):
                 if not begun:
                     begun = True
                     yield "response.created", {"response": self._response("in_progress", [], None)}
                     yield "response.in_progress", {"response": self._response("in_progress", [], None)}
-                for piece, delta in pieces:
+                for parts, delta in read:
                     finish_reason = delta.finish_reason or finish_reason
-                    for event in writer.write(piece, chat_logprobs(delta, with_ids=with_ids)):
+                    for event in writer.write(parts, chat_logprobs(delta, with_ids=with_ids)):
                         yield event
             for event in writer.close():
                 yield event
@@ -102,6 +102,6 @@ def _usage(usage: JsonObject) -> JsonObject:
         "input_tokens": usage["prompt_tokens"],
         "input_tokens_details": usage["prompt_tokens_details"],
         "output_tokens": usage["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": usage["completion_tokens_details"],
         "total_tokens": usage["total_tokens"],
     }

@@ -150,11 +150,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         str | None, _logging("URL of an OpenTelemetry collector for spans; none: as OTEL_EXPORTER_OTLP_ENDPOINT says")
     ] = None
     tool_call_parser: Annotated[
-        Literal["auto", "hermes", "llama", "none"],
+        Literal["auto", "hermes", "llama", "mistral", "pythonic", "qwen3_coder", "openai", "none"],
         _answers("how answers write tool calls; auto: as the template shows"),
     ] = "auto"
     reasoning_parser: Annotated[
-        Literal["auto", "think", "none"], _answers("split <think> from answers; auto: if the template has it")
+        Literal["auto", "think", "mistral", "seed_oss", "granite", "gpt_oss", "none"],
+        _answers("how answers mark thoughts, which are told apart; auto: as the template shows"),
     ] = "auto"
     key_file: Annotated[str | None, _clients("keys made by `engine-launch keygen`: who may use a tcp:// address")] = (
         None

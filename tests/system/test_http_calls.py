@@ -102,3 +102,70 @@ def test_a_forced_call_wins_over_a_response_format(http: httpx2.Client, client: 
     assert item.type == "function_call"
     body = {"messages": QUESTION, "structured_outputs": {"choice": ["a"]}, "tools": tools, "tool_choice": "required"}
     assert http.post("/v1/chat/completions", json=body).status_code == 400
+
+
+WORDS = {"type": "object", "properties": {"w": {"type": "string", "minLength": 300}}, "required": ["w"]}
+ONE = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
+
+
+def test_a_function_without_parameters_gets_no_arguments(http: httpx2.Client) -> None:
+    for function_ in ({"name": "now"}, {"name": "now", "parameters": {"type": "object", "properties": {}}}):
+        tools = [{"type": "function", "function": function_}]
+        choice = ask(http, tools=tools, tool_choice={"type": "function", "function": {"name": "now"}})
+        (call,) = choice["message"]["tool_calls"]
+        assert json.loads(call["function"]["arguments"]) == {}
+        assert choice["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+def test_forced_calls_stream_as_they_come_and_are_torn_by_a_limit(client: openai.OpenAI, choice: Any) -> None:
+    fields: Any = {
+        "tools": [function("f", WORDS)],
+        "tool_choice": choice,
+        "max_tokens": 60,
+        "temperature": 1,
+        "seed": 3,
+    }
+    chunks = list(
+        client.chat.completions.create(model="tokenloom-demo", messages=QUESTION, stream=True, **fields)  # type: ignore[call-overload]
+    )
+    calls = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
+    assert [(calls[0].index, calls[0].type, calls[0].function.name)] == [(0, "function", "f")]
+    assert calls[0].id and not any(call.id or call.function.name for call in calls[1:])
+    assert len(calls) > 5, "they come piece by piece"
+    assert "".join(call.function.arguments for call in calls).lstrip().startswith('{"w"')
+    assert not any(chunk.choices[0].delta.content for chunk in chunks)
+    assert chunks[-1].choices[0].finish_reason == "length"
+    whole = client.chat.completions.create(model="tokenloom-demo", messages=QUESTION, **fields).choices[0]  # type: ignore[call-overload]
+    assert (whole.message.tool_calls, whole.message.content, whole.finish_reason) == (None, None, "length")
+
+
+def test_an_answer_cut_by_a_limit_keeps_its_complete_calls(http: httpx2.Client) -> None:
+    tools = [function("f", ONE)]
+    choice = ask(http, tools=tools, tool_choice="required", max_tokens=70, ignore_eos=True, logit_bias={})
+    calls = choice["message"]["tool_calls"]
+    assert calls and all(json.loads(call["function"]["arguments"]) == {"a": 1} for call in calls)
+    assert choice["message"]["content"] is None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_streams_its_calls_and_tells_of_a_torn_one(client: openai.OpenAI, stream: bool) -> None:
+    tools: Any = [{"type": "function", "name": "f", "parameters": WORDS}]
+    fields: Any = {"tools": tools, "tool_choice": "required", "max_output_tokens": 60, "stream": stream}
+    response: Any = client.responses.create(model="tokenloom-demo", input="Hi", **fields)
+    if stream:
+        events = list(response)
+        deltas = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+        assert len(deltas) > 5
+        (done,) = [event for event in events if event.type == "response.function_call_arguments.done"]
+        assert done.arguments == "".join(deltas)
+        response = events[-1].response
+    (call,) = response.output
+    assert (response.status, call.status, call.name) == ("incomplete", "incomplete", "f")
+    assert call.arguments.lstrip().startswith('{"w"')
+
+
+def test_usage_counts_tokens_of_thought(client: openai.OpenAI) -> None:
+    usage = client.chat.completions.create(model="tokenloom-demo", messages=QUESTION, max_tokens=4).usage  # type: ignore[arg-type]
+    assert usage is not None and usage.completion_tokens_details is not None
+    assert usage.completion_tokens_details.reasoning_tokens == 0

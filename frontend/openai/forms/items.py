@@ -1,6 +1,6 @@
-"""ItemWriter: the pieces of an answer → the output items of /v1/responses and the events that build them.
+"""ItemWriter: the parts of an answer → the output items of /v1/responses and the events that build them.
 
-One item is open at most: reasoning until content comes, a message until a call comes or the end.
+One item is open at most: reasoning until content comes, a message until a call comes, a call until its end.
 """
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ....ipc.codec import JsonObject
-from .text import Piece
-from .tools import ToolUse
+from ..parsers.parts import Arguments, CallBegin, CallEnd, Content, Part, Thought, is_json
 
 Event = tuple[str, JsonObject]  # type, fields
 _TEXT_EVENTS = {"message": "response.output_text", "reasoning": "response.reasoning_text"}  # by kind of item
@@ -21,28 +20,37 @@ class ItemWriter:
     def __init__(self, unique: str) -> None:
         """`unique` makes the items' ids unlike those of other answers."""
         self._unique = unique
-        self._kind = ""  # of the open item: reasoning, message or nothing
-        self._text = ""
+        self._kind = ""  # of the open item: reasoning, message, call or nothing
+        self._text = ""  # its arguments, if it is a call
+        self._call: JsonObject = {}  # the open one
         self._logprobs: list[JsonObject] = []  # of the open message
         self._new_logprobs: list[JsonObject] = []  # of tokens whose text may be held back
         self.items: list[JsonObject] = []
 
-    def write(self, piece: Piece, logprobs: Sequence[JsonObject] = ()) -> Iterator[Event]:
-        """`logprobs`: of the tokens that brought the piece; only a message keeps them."""
+    def write(self, parts: Sequence[Part], logprobs: Sequence[JsonObject] = ()) -> Iterator[Event]:
+        """`logprobs`: of the tokens that brought the parts; only a message keeps them."""
         self._new_logprobs += logprobs
-        if piece.reasoning:
-            yield from self._append("reasoning", piece.reasoning)
-        if (piece.reasoning or piece.calls) and not piece.content:
+        if parts and not any(isinstance(part, Content) for part in parts):
             self._new_logprobs = []
-        if piece.content and (piece.content.strip() or self._kind == "message"):
-            yield from self._append("message", piece.content)
-        for call in piece.calls:
-            yield from self.close()
-            yield from self._call(call)
+        for part in parts:
+            if isinstance(part, Thought):
+                yield from self._append("reasoning", part.text)
+            elif isinstance(part, Content) and (part.text.strip() or self._kind == "message"):
+                yield from self._append("message", part.text)
+            elif isinstance(part, CallBegin):
+                yield from self._begin(part)
+            elif isinstance(part, Arguments):
+                self._text += part.text
+                yield "response.function_call_arguments.delta", {**self._call_where(), "delta": part.text}
+            elif isinstance(part, CallEnd):
+                yield from self.close()
 
     def close(self) -> Iterator[Event]:
         """Close the open item, if there is one."""
         if not self._kind:
+            return
+        if self._kind == "call":
+            yield from self._end()
             return
         more = self._take_logprobs()
         item, where, event = self._item("completed"), self._where(), _TEXT_EVENTS[self._kind]
@@ -74,23 +82,31 @@ class ItemWriter:
         self._logprobs = [*self._logprobs, *taken]
         return {"logprobs": taken}
 
-    def _call(self, call: ToolUse) -> Iterator[Event]:
-        where: JsonObject = {"item_id": f"fc_{call.id.removeprefix('call_')}", "output_index": len(self.items)}
-        item: JsonObject = {
+    def _begin(self, call: CallBegin) -> Iterator[Event]:
+        yield from self.close()
+        self._kind = "call"
+        self._call = {
             "type": "function_call",
-            "id": where["item_id"],
+            "id": f"fc_{call.id.removeprefix('call_')}",
             "call_id": call.id,
             "name": call.name,
             "arguments": "",
             "status": "in_progress",
         }
-        yield "response.output_item.added", {"output_index": len(self.items), "item": item}
-        yield "response.function_call_arguments.delta", {**where, "delta": call.arguments}
-        done = {**where, "name": call.name, "arguments": call.arguments}
+        yield "response.output_item.added", {"output_index": len(self.items), "item": self._call}
+
+    def _end(self) -> Iterator[Event]:
+        """Of the open call, whose arguments may be torn."""
+        status = "completed" if is_json(self._text) else "incomplete"
+        item = self._call | {"arguments": self._text, "status": status}
+        done = {**self._call_where(), "name": item["name"], "arguments": self._text}
         yield "response.function_call_arguments.done", done
-        whole = item | {"arguments": call.arguments, "status": "completed"}
-        yield "response.output_item.done", {"output_index": len(self.items), "item": whole}
-        self.items.append(whole)
+        yield "response.output_item.done", {"output_index": len(self.items), "item": item}
+        self.items.append(item)
+        self._kind = self._text = ""
+
+    def _call_where(self) -> JsonObject:
+        return {"item_id": self._call["id"], "output_index": len(self.items)}
 
     def _where(self) -> JsonObject:
         prefix = "msg" if self._kind == "message" else "rs"

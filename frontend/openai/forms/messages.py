@@ -70,7 +70,7 @@ def _turn(position: int, message: Message) -> ChatMessage:
     text, thought = content_of(f"{where}.content", message.content)
     optional = {name: getattr(message, name) for name in ("name", "reasoning_content", "tool_call_id")}
     more: JsonObject = {name: value for name, value in optional.items() if value is not None}
-    if thought is not None:
+    if (thought := message.reasoning or thought) is not None:
         more.setdefault("reasoning_content", thought)
     if message.tool_calls:
         more["tool_calls"] = [

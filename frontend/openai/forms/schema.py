@@ -204,7 +204,8 @@ class Message(Sent, frozen=True, kw_only=True):
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
-    reasoning_content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None  # the older name
     refusal: str | None = None
     annotations: list[JsonObject] | None = None
     audio: JsonObject | None = None

@@ -31,3 +31,9 @@ def test_arguments_come_as_text_or_objects_and_torn_ones_count_as_none(given: ob
         assert turn.more["tool_calls"] == [
             {"id": "c", "type": "function", "function": {"name": "f", "arguments": expected}}
         ]
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_thoughts_come_back_under_either_name(name: str) -> None:
+    chat = msgspec.convert({"messages": [{"role": "assistant", "content": "x", name: "why"}]}, ChatRequest)
+    assert chat_input(chat).turns[0].more == {"reasoning_content": "why"}

@@ -1,0 +1,68 @@
+"""gpt-oss: messages of channels, <|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>….
+
+Analysis is thought; commentary to=functions.NAME is a call of that function; all else is content.
+"""
+
+from __future__ import annotations
+
+import re
+
+from .parts import Arguments, CallBegin, CallEnd, Content, MarkedText, Part, Thought
+
+START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
+ENDS = ("<|end|>", "<|return|>", "<|call|>")
+_CHANNEL = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
+_FUNCTION = re.compile(r"to=functions\.([\w.-]+)")
+
+
+class HarmonyParser:
+    """Text before the first header is content: so an answer without channels is, such as JSON of a schema."""
+
+    def __init__(self, *, has_calls: bool) -> None:
+        """`has_calls`: else calls are content."""
+        self._has_calls = has_calls
+        self._text = MarkedText()
+        self._header: str | None = None  # as long as one comes
+        self._kind: type[Thought | Content | Arguments] = Content
+        self._raw: list[str] = []  # of the open call
+
+    def append(self, text: str) -> list[Part]:
+        self._text.held += text
+        parts: list[Part] = []
+        while True:
+            if self._header is not None:
+                before, marker = self._text.until(MESSAGE)
+                self._header += before
+                if not marker:
+                    return parts
+                parts += self._begin(self._header)
+                self._header = None
+            else:
+                before, marker = self._text.until(START, CHANNEL, *ENDS)
+                parts += [self._kind(before)] if before else []
+                if self._kind is Arguments:
+                    self._raw.append(before)
+                if not marker:
+                    return parts
+                parts += self._end()
+                self._header = None if marker in ENDS else marker
+
+    def finish(self) -> list[Part]:
+        """A header that is torn has no text."""
+        held = self._text.take() if self._header is None else ""
+        parts: list[Part] = [self._kind(held)] if held else []
+        return [*parts, *self._end()]
+
+    def _begin(self, header: str) -> list[Part]:
+        function, channel = _FUNCTION.search(header), _CHANNEL.search(header)
+        if function is not None and self._has_calls:
+            self._kind, self._raw = Arguments, [header, MESSAGE]
+            return [CallBegin(function[1])]
+        is_thought = channel is not None and channel[1] == "analysis"
+        self._kind = Thought if is_thought else Content
+        return []
+
+    def _end(self) -> list[Part]:
+        ended: list[Part] = [CallEnd("".join(self._raw))] if self._kind is Arguments else []
+        self._kind = Content
+        return ended

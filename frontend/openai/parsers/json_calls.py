@@ -1,0 +1,169 @@
+"""Calls that are written as JSON objects: {"name": …, "arguments": {…}}, one or several, read as they come."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from .parts import Arguments, CallBegin, CallEnd, Part, call, content
+
+_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+_OUTSIDE, _IN_TEXT = re.compile(r'["\[\]{}<]'), re.compile(r'["\\]')
+
+
+class JsonEnd:
+    """Finds the end of a JSON object or list whose text comes in pieces. `is_over`: it was found, or there is what no
+    JSON has."""
+
+    def __init__(self, depth: int = 0) -> None:
+        self._depth = depth
+        self._is_in_text = self._is_escaped = False
+        self.is_over = False
+
+    def append(self, text: str) -> int:
+        """How many characters of `text` are the object's."""
+        position = int(self._is_escaped and bool(text))
+        self._is_escaped = self._is_escaped and not text
+        while (found := (_IN_TEXT if self._is_in_text else _OUTSIDE).search(text, position)) is not None:
+            position, sign = found.end(), found[0]
+            if sign == '"':
+                self._is_in_text = not self._is_in_text
+            elif self._is_in_text:
+                self._is_escaped = position == len(text)
+                position += 1
+            elif sign == "<":
+                self.is_over = True
+                return position - 1
+            else:
+                self._depth += 1 if sign in "{[" else -1
+                if self._depth <= 0:
+                    self.is_over = True
+                    return position
+        return len(text)
+
+
+class CallObject:
+    """Reads one call. Where the name does not stand before the arguments it is read as a whole.
+
+    When `is_over`, `rest` is the text after it; unless it `is_call`, that is all of its text."""
+
+    def __init__(self, before: str = "") -> None:
+        """`before` is what stood before it and belongs to it."""
+        self._before = before
+        self._head = ""
+        self._raw: list[str] = []
+        self._whole = JsonEnd()
+        self._arguments: JsonEnd | None = None
+        self._tail = JsonEnd(depth=1)
+        self.is_over = False
+        self.is_call = False
+        self.rest = ""
+
+    def append(self, text: str) -> list[Part]:
+        return self._go_on(text) if self.is_call else self._begin(text)
+
+    def finish(self) -> list[Part]:
+        """The text ends before the object does."""
+        if self.is_over:
+            return []
+        return [self._end()] if self.is_call else content(self._before + self._head)
+
+    def _begin(self, text: str) -> list[Part]:
+        self._head += text
+        if (head := _HEAD.match(self._head)) is not None and (name := _text_of(head[1])) is not None:
+            self.is_call, self._arguments = True, JsonEnd()
+            self._raw.append(head[0])
+            return [CallBegin(name), *self._go_on(self._head[head.end() :])]
+        begun = self._head.lstrip()
+        if begun and begun[0] != "{":
+            self.is_over, self.rest = True, self._head
+            return []
+        end = len(self._head) - len(text) + self._whole.append(text)
+        if not self._whole.is_over:
+            return []
+        self.is_over = True
+        found = read_call(self._head[:end])
+        if found is None:
+            self.rest = self._head
+            return []
+        self.is_call, self.rest = True, self._head[end:]
+        return call(*found, raw=self._before + self._head[:end])
+
+    def _go_on(self, text: str) -> list[Part]:
+        parts: list[Part] = []
+        if self._arguments is not None:
+            end = self._arguments.append(text)
+            parts += [Arguments(text[:end])] if end else []
+            self._raw.append(text[:end])
+            text = text[end:]
+            if not self._arguments.is_over:
+                return parts
+            self._arguments = None
+        end = self._tail.append(text)
+        self._raw.append(text[:end])
+        if self._tail.is_over:
+            self.is_over, self.rest = True, text[end:]
+            parts.append(self._end())
+        return parts
+
+    def _end(self) -> CallEnd:
+        return CallEnd(self._before + "".join(self._raw))
+
+
+class CallList:
+    """Reads calls with nothing but `between` before, between and after them. Once there is something else it `is_over`,
+    `rest` is that, and `before` what stands between it and the last call."""
+
+    def __init__(self, between: str, before: str = "") -> None:
+        """`before` is what stood before the list and belongs to it."""
+        self._between = between
+        self._call: CallObject | None = None
+        self._has_calls = False
+        self.before = before
+        self.is_over = False
+        self.rest = ""
+
+    def append(self, text: str) -> list[Part]:
+        parts: list[Part] = []
+        while text:
+            if self._call is None:
+                begun = text.lstrip(self._between)
+                self.before += text[: len(text) - len(begun)]
+                if not begun:
+                    break
+                self._call, text = CallObject(self.before), begun
+            parts += self._call.append(text)
+            if not self._call.is_over:
+                break
+            text = self._call.rest
+            if not self._call.is_call:
+                self.is_over, self.rest = True, text
+                break
+            self._call, self.before, self._has_calls = None, "", True
+        return parts
+
+    def finish(self) -> list[Part]:
+        if self._call is not None:
+            return self._call.finish()
+        return [] if self._has_calls else content(self.before)
+
+
+def read_call(text: str) -> tuple[str, str] | None:
+    """The name and arguments of the call that `text` is, in whichever of the spellings."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return None
+    arguments = value.get("arguments", value.get("parameters", {}))
+    if isinstance(arguments, str):
+        return value["name"], arguments
+    return (value["name"], json.dumps(arguments, ensure_ascii=False)) if isinstance(arguments, dict) else None
+
+
+def _text_of(quoted: str) -> str | None:
+    try:
+        return str(json.loads(quoted))
+    except ValueError:
+        return None

@@ -1,0 +1,67 @@
+"""Which parsers there are, by the names of --tool-call-parser and --reasoning-parser, and which a template asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from ....ipc.codec import JsonObject
+from .harmony import CHANNEL, HarmonyParser
+from .hermes import OPENING, HermesParser
+from .llama import LlamaParser
+from .mistral import MARKER, MistralParser
+from .parts import Parser
+from .pythonic import START, PythonicParser
+from .qwen3_coder import FUNCTION, Qwen3CoderParser
+from .thoughts import MARKERS, ThoughtParser
+
+Schemas: TypeAlias = Mapping[str, JsonObject]  # of the arguments, by name of the tool
+TOOL_PARSERS: dict[str, Callable[[Schemas], Parser]] = {
+    "hermes": lambda _: HermesParser(),
+    "llama": lambda _: LlamaParser(),
+    "mistral": lambda _: MistralParser(),
+    "pythonic": lambda _: PythonicParser(),
+    "qwen3_coder": Qwen3CoderParser,
+    "openai": lambda _: HarmonyParser(has_calls=True),
+}
+HARMONY = "gpt_oss"
+_SPECIAL = frozenset(("mistral", "openai", HARMONY))  # their markers are special tokens, which texts leave out
+_TOOL_SIGNS = (  # in this order: what a template holds, and the form of calls that it shows
+    (CHANNEL, "openai"),
+    (MARKER, "mistral"),
+    (FUNCTION, "qwen3_coder"),
+    (OPENING, "hermes"),
+    (START, "pythonic"),
+    ("[func_name1(", "pythonic"),
+)
+
+
+def find_tool_parser(template: str) -> str:
+    """The form that a chat template shows its model; none if it says nothing of tools."""
+    named = next((name for sign, name in _TOOL_SIGNS if sign in template), None)
+    if named is not None or "tools" not in template:
+        return named or "none"
+    return "llama" if "parameters" in template or "python_tag" in template else "hermes"
+
+
+def find_reasoning_parser(template: str) -> str:
+    if CHANNEL in template:
+        return HARMONY
+    named = (name for name, markers in MARKERS.items() if any(each in template for each in markers))
+    return next(named, "none")
+
+
+def shows_special_tokens(tool_parser: str, reasoning_parser: str) -> bool:
+    """Whether the text must hold special tokens for these to read it."""
+    return not _SPECIAL.isdisjoint((tool_parser, reasoning_parser))
+
+
+def new_parsers(tool_parser: str, reasoning_parser: str, schemas: Schemas, *, is_inside_thought: bool) -> list[Parser]:
+    """What the text of an answer goes through; each but the first reads the content of the one before."""
+    has_calls = tool_parser != "none"
+    if reasoning_parser == HARMONY or tool_parser == "openai":
+        return [HarmonyParser(has_calls=has_calls)]
+    parsers: list[Parser] = []
+    if reasoning_parser != "none":
+        parsers.append(ThoughtParser(reasoning_parser, is_open=is_inside_thought))
+    return [*parsers, TOOL_PARSERS[tool_parser](schemas)] if has_calls else parsers

@@ -1,0 +1,73 @@
+"""Llama 3.2 and 4, Olmo 3: the whole answer is a list of Python's calls, [f(a=1), g(b="x")], read when it is whole."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+
+from .parts import Part, call, content
+
+START, END = "<|python_start|>", "<|python_end|>"
+_BEGIN = re.compile(r"\[\s*(?:[A-Za-z_][\w.]*\s*)?(?:\(|$)")
+_NAMES = {"true": True, "false": False, "null": None}
+
+
+class PythonicParser:
+    """The answer is calls if it begins as such a list, and is one; else it is content."""
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._is_content = False
+
+    def append(self, text: str) -> list[Part]:
+        if self._is_content:
+            return content(text)
+        self._held += text
+        begun = self._held.lstrip()
+        if begun.startswith(START):
+            begun = begun.removeprefix(START).lstrip()
+        elif START.startswith(begun):
+            return []
+        if not begun or _BEGIN.match(begun):
+            return []
+        self._is_content = True
+        return content(self._held)
+
+    def finish(self) -> list[Part]:
+        if self._is_content:
+            return []
+        bare = self._held.strip().removeprefix(START).removesuffix(END).strip()
+        try:
+            calls = _read(bare)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return content(self._held)
+        return [part for name, arguments in calls for part in call(name, arguments, "")]
+
+
+def _read(text: str) -> list[tuple[str, str]]:
+    """Names and arguments; ValueError for what is no list of calls with named arguments."""
+    listed = ast.parse(text, mode="eval").body
+    if not isinstance(listed, ast.List) or not listed.elts:
+        raise ValueError(text)
+    calls: list[tuple[str, str]] = []
+    for each in listed.elts:
+        if not isinstance(each, ast.Call) or each.args or not isinstance(each.func, ast.Name | ast.Attribute):
+            raise ValueError(text)
+        arguments = {str(keyword.arg): _value(keyword.value) for keyword in each.keywords if keyword.arg}
+        calls.append((ast.unparse(each.func), json.dumps(arguments, ensure_ascii=False)))
+    return calls
+
+
+def _value(node: ast.expr) -> object:
+    if isinstance(node, ast.Name) and node.id in _NAMES:
+        return _NAMES[node.id]
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_value(each) for each in node.elts]
+    if isinstance(node, ast.Dict):
+        pairs = zip(node.keys, node.values, strict=True)
+        return {str(ast.literal_eval(key)): _value(value) for key, value in pairs if key}
+    value = ast.literal_eval(node)
+    if not isinstance(value, str | int | float | bool | None):
+        raise ValueError(f"{type(value).__name__} has no form in JSON")
+    return value

@@ -1,0 +1,109 @@
+"""Qwen 3 Coder: <tool_call><function=NAME><parameter=KEY>VALUE</parameter>…</function></tool_call>.
+
+Values are bare text; the tool's schema says which of them are strings. Arguments come parameter by parameter.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from ....ipc.codec import JsonObject
+from .parts import Arguments, CallBegin, CallEnd, MarkedText, Part, content
+
+OPENING, CLOSING = "<tool_call>", "</tool_call>"
+FUNCTION, END_FUNCTION = "<function=", "</function>"
+PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
+_MARKERS: dict[str, tuple[str, ...]] = {  # by where the text stands: what ends it
+    "outside": (OPENING, FUNCTION),
+    "opened": (FUNCTION, CLOSING),
+    "name": (">",),
+    "parameters": (PARAMETER, END_FUNCTION),
+    "key": (">",),
+    "value": (END_PARAMETER, PARAMETER, END_FUNCTION),
+    "closing": (CLOSING, OPENING, FUNCTION),
+}
+_NEXT = {  # where it stands after a marker
+    OPENING: "opened",
+    CLOSING: "outside",
+    FUNCTION: "name",
+    PARAMETER: "key",
+    END_PARAMETER: "parameters",
+    END_FUNCTION: "closing",
+}
+
+
+class Qwen3CoderParser:
+    """Owns what stands between two markers until the second has come, but for content."""
+
+    def __init__(self, schemas: Mapping[str, JsonObject]) -> None:
+        """`schemas`: of the arguments, by name of the tool."""
+        self._schemas = schemas
+        self._text = MarkedText()
+        self._place = "outside"
+        self._before = ""  # the text since the last marker
+        self._raw = ""  # since the call's first marker
+        self._name = self._key = ""
+        self._num_parameters = 0
+
+    def append(self, text: str) -> list[Part]:
+        self._text.held += text
+        parts: list[Part] = []
+        marker = "?"
+        while marker:
+            before, marker = self._text.until(*_MARKERS[self._place])
+            if self._place == "outside":
+                parts += content(before)
+                self._raw = marker
+            else:
+                self._before += before
+                self._raw += before + marker
+            if marker:
+                before, self._before = self._before, ""
+                parts += self._move(before, marker)
+        return parts
+
+    def finish(self) -> list[Part]:
+        """A call that is torn ends with its raw text."""
+        raw = self._raw + self._text.take()
+        if self._place == "outside":
+            return content(raw)
+        if self._place == "closing":
+            return content(raw.rpartition(END_FUNCTION)[2].strip())
+        is_call = self._place not in ("opened", "name")
+        return [CallEnd(raw)] if is_call else content(raw)
+
+    def _move(self, before: str, marker: str) -> list[Part]:
+        """Take a marker and the text before it."""
+        place, self._place = self._place, _NEXT.get(marker, "")
+        if place == "name":
+            self._name, self._num_parameters, self._place = before.strip(), 0, "parameters"
+            return [CallBegin(self._name), Arguments("{")]
+        if place == "key":
+            self._key, self._place = before.strip(), "value"
+            return []
+        if place == "opened" and marker == CLOSING:
+            return content(self._raw)
+        parts = [self._argument(before)] if place == "value" else []
+        if marker == END_FUNCTION:
+            return [*parts, Arguments("}"), CallEnd(self._raw)]
+        if place == "closing":
+            self._raw = marker
+        return parts
+
+    def _argument(self, text: str) -> Part:
+        text = text.removeprefix("\n").removesuffix("\n")
+        value = json.dumps(self._value(text), ensure_ascii=False)
+        comma = ", " if self._num_parameters else ""
+        self._num_parameters += 1
+        return Arguments(f"{comma}{json.dumps(self._key, ensure_ascii=False)}: {value}")
+
+    def _value(self, text: str) -> object:
+        properties = self._schemas.get(self._name, {}).get("properties")
+        schema = properties.get(self._key) if isinstance(properties, dict) else None
+        if not isinstance(schema, dict) or schema.get("type") == "string":
+            return text
+        try:
+            return json.loads({"True": "true", "False": "false", "None": "null"}.get(text.strip(), text))
+        except (ValueError, RecursionError):
+            return text

@@ -1,0 +1,58 @@
+"""What a model thought and what it says, where markers stand around the thought."""
+
+from __future__ import annotations
+
+from .parts import MarkedText, Part, Thought, content
+
+MARKERS = {  # by name of --reasoning-parser
+    "think": ("<think>", "</think>"),
+    "mistral": ("[THINK]", "[/THINK]"),
+    "seed_oss": ("<seed:think>", "</seed:think>"),
+    "granite": ("Here is my thought process:", "Here is my response:"),
+}
+
+
+class ThoughtParser:
+    """A thought at the begin, if there is one, and content: with some models the template has opened the thought."""
+
+    def __init__(self, name: str, *, is_open: bool) -> None:
+        """`is_open`: the prompt ends inside a thought."""
+        self._opening, self._closing = MARKERS[name]
+        self._is_open = is_open
+        self._is_over = self._has_content = False  # the thought has ended: the rest is content
+        self._text = MarkedText()
+
+    def append(self, text: str) -> list[Part]:
+        if self._is_over:
+            return self._say(text)
+        self._text.held += text
+        if not self._is_open:
+            begun = self._text.held.lstrip()  # white space before the opening marker is no content
+            if self._opening.startswith(begun[: len(self._opening)]) and len(begun) < len(self._opening):
+                return []
+            self._is_open = begun.startswith(self._opening)
+            if not self._is_open:
+                self._is_over = self._has_content = True
+                return content(self._text.take())
+            self._text.held = begun.removeprefix(self._opening)
+        thought, marker = self._text.until(self._closing)
+        parts: list[Part] = [Thought(thought)] if thought else []
+        if marker:
+            self._is_over = True
+            parts += self._say(self._text.take())
+        return parts
+
+    def finish(self) -> list[Part]:
+        held = self._text.take()
+        return [Thought(held)] if held and self._is_open else content(held)
+
+    def _say(self, text: str) -> list[Part]:
+        """Without the line breaks between thought and content."""
+        text = text if self._has_content else text.lstrip("\n")
+        self._has_content |= bool(text)
+        return content(text)
+
+
+def ends_inside(prompt: str) -> bool:
+    """Whether a prompt leaves a thought open."""
+    return any(prompt.rfind(opening) > prompt.rfind(closing) for opening, closing in MARKERS.values())

@@ -1,0 +1,91 @@
+"""Thought is told apart from content, however the text is cut, and its tokens are counted."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenloom.frontend.openai.forms.text import AnswerStyle, AnswerText
+from tokenloom.frontend.openai.parsers.parts import Content, Thought
+from tokenloom.frontend.openai.parsers.thoughts import MARKERS, ThoughtParser, ends_inside
+from tokenloom.ipc.codec import encode_ids
+from tokenloom.ipc.messages.base import FinishReason
+from tokenloom.ipc.messages.client import Delta
+from tokenloom.tests.frontend.openai.parsers.cuts import cut, parse, same_however_it_is_cut
+
+PLACES = st.lists(st.integers(0, 100), max_size=6)
+
+
+@given(st.sampled_from(sorted(MARKERS)), st.booleans(), PLACES)
+def test_thought_is_what_stands_between_the_markers(name: str, is_open: bool, places: list[int]) -> None:
+    opening, closing = MARKERS[name]
+    text = (
+        "" if is_open else f"\n{opening}"
+    ) + f"why < not{closing[:-2]}{closing}\n\nso: {opening} is text now{closing}"
+    thought, content, _ = parse(ThoughtParser(name, is_open=is_open), cut(text, places))
+    assert (thought, content) == (f"why < not{closing[:-2]}", f"so: {opening} is text now{closing}")
+
+
+@given(st.text(alphabet="<think>/ a\n", max_size=30), PLACES, st.booleans())
+def test_cuts_change_nothing_for_thoughts(text: str, places: list[int], is_open: bool) -> None:
+    same_however_it_is_cut(lambda: ThoughtParser("think", is_open=is_open), text, places)
+
+
+def test_an_answer_without_thoughts_is_content() -> None:
+    assert parse(ThoughtParser("think", is_open=False), [" pl", "ain"])[:2] == ("", " plain")
+    assert parse(ThoughtParser("think", is_open=True), ["never ", "closed"])[:2] == ("never closed", "")
+
+
+def test_a_prompt_may_end_inside_a_thought() -> None:
+    assert ends_inside("<think>\n") and not ends_inside("<think></think>\n") and not ends_inside("")
+    assert ends_inside("[/THINK][THINK]")
+
+
+def answer_text(**changes: object) -> AnswerText:
+    style = {"tool_parser": "hermes", "reasoning_parser": "think", "schemas": {}, "is_forced": False}
+    style |= {"forced_name": None, "is_inside_thought": False, "max_calls": None}
+    return AnswerText(AnswerStyle(**style | changes))  # type: ignore[arg-type]
+
+
+def delta(text: str, num_tokens: int, finish_reason: FinishReason | None = None) -> Delta:
+    return Delta(
+        request_id="r",
+        index=0,
+        start=0,
+        token_ids=encode_ids(range(num_tokens)),
+        text=text,
+        finish_reason=finish_reason,
+    )
+
+
+@pytest.mark.parametrize(
+    ("deltas", "expected"),
+    [
+        ([("<think>", 1), ("one", 1), (" two <", 2), ("/think>", 1), ("\n\nHi", 2)], 4),
+        ([("<think>one two</think>abc", 10)], 8),
+        ([("plain", 3), (" text", 2)], 0),
+        ([("<think>never", 5)], 5),
+    ],
+)
+def test_tokens_of_thought_are_counted(deltas: list[tuple[str, int]], expected: int) -> None:
+    text = answer_text()
+    for position, (each, count) in enumerate(deltas):
+        text.read(delta(each, count, "stop" if position == len(deltas) - 1 else None))
+    assert text.num_thought_tokens == expected
+
+
+def test_a_call_may_follow_a_thought_and_one_beyond_the_limit_is_dropped() -> None:
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    text = answer_text(max_calls=1)
+    last = delta(f"<think>why</think>Well. {call}{call}", 20, "stop")
+    kinds = [type(part).__name__ for part in text.read(last)]
+    assert kinds == ["Thought", "Content", "CallBegin", "Arguments", "CallEnd"]
+    assert text.finish_reason(last) == "tool_calls"
+
+
+def test_a_named_call_ends_with_stop() -> None:
+    text = answer_text(is_forced=True, forced_name="f")
+    last = delta("{}", 1, "stop")
+    assert not any(isinstance(part, Content | Thought) for part in text.read(last))
+    assert text.finish_reason(last) == "stop"

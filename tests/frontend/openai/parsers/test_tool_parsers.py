@@ -1,0 +1,242 @@
+"""Calls come out of a text the same however it is cut into pieces, as they come, and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tokenloom.frontend.openai.parsers.harmony import HarmonyParser
+from tokenloom.frontend.openai.parsers.hermes import HermesParser
+from tokenloom.frontend.openai.parsers.llama import LlamaParser
+from tokenloom.frontend.openai.parsers.mistral import MistralParser
+from tokenloom.frontend.openai.parsers.names import TOOL_PARSERS, find_reasoning_parser, find_tool_parser
+from tokenloom.frontend.openai.parsers.parts import Arguments, CallBegin, Parser, held_back
+from tokenloom.frontend.openai.parsers.pythonic import PythonicParser
+from tokenloom.frontend.openai.parsers.qwen3_coder import Qwen3CoderParser
+from tokenloom.ipc.codec import JsonObject
+from tokenloom.tests.frontend.openai.parsers.cuts import parse, same_however_it_is_cut
+
+SCHEMAS: dict[str, JsonObject] = {
+    "add": {"properties": {"a": {"type": "integer"}, "s": {"type": "string"}, "l": {"type": "array"}}}
+}
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+CODER = (
+    "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n"
+    "<parameter=s>\n2\nx\n</parameter>\n</function>\n</tool_call>"
+)
+TWO = '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]'
+TO_F = "<|start|>assistant to=functions.f<|channel|>commentary json<|message|>{}<|call|>"
+HARMONY = (
+    "<|channel|>analysis<|message|>Let me see.<|end|><|start|>assistant<|channel|>commentary to=functions.add "
+    '<|constrain|>json<|message|>{"a": 1}<|call|>'
+)
+PIECES = {
+    "hermes": [
+        CALL,
+        "plain ",
+        "<tool",
+        "_call>",
+        "</tool_call>",
+        "{",
+        "<",
+        '{"name": 1}',
+        "<tool_call>x</tool_call>",
+        "\n",
+    ],
+    "llama": [
+        '{"name": "add", "parameters": {"a": 1}}',
+        "; ",
+        "{",
+        '"',
+        "<|python_tag|>",
+        "<|py",
+        '{"a": {"b": 2}}',
+        "\\",
+    ],
+    "mistral": [
+        "[TOOL_CALLS]",
+        '[{"name": "add", "arguments": {"a": 1}}]',
+        'add{"a": "}"}',
+        "add[ARGS]{}",
+        "[TOOL",
+        " x",
+        "{",
+    ],
+    "pythonic": ["[", "add(a=1)", ", ", "add(s='x', l=[1, true])", "]", "<|python_start|>", "<|python_end|>", "x"],
+    "qwen3_coder": [
+        CODER,
+        "<tool_call>",
+        "<function=add>",
+        "<parameter=a>",
+        "1",
+        "</parameter>",
+        "</function>",
+        "</tool_call>",
+        "x<",
+    ],
+    "openai": [
+        HARMONY,
+        "<|channel|>",
+        "final<|message|>",
+        "<|end|>",
+        "<|start|>assistant",
+        "analysis",
+        "x",
+        "to=functions.f",
+        "<|",
+    ],
+}
+
+
+def new_parser(name: str) -> Parser:
+    return TOOL_PARSERS[name](SCHEMAS)
+
+
+@pytest.mark.parametrize("name", TOOL_PARSERS)
+@given(st.data())
+def test_cuts_change_nothing(name: str, data: st.DataObject) -> None:
+    text = "".join(data.draw(st.lists(st.sampled_from(PIECES[name]), max_size=6)))
+    same_however_it_is_cut(lambda: new_parser(name), text, data.draw(st.lists(st.integers(0, 10_000), max_size=8)))
+
+
+@example(CALL * 2 + "{")
+@example(CALL + "\n<tool_call>x</tool_call>")
+@given(st.text(alphabet='<tol_cal>/{}" ab', max_size=40))
+def test_hermes_is_the_same_letter_by_letter(text: str) -> None:
+    same_however_it_is_cut(HermesParser, text, range(len(text)))
+
+
+@pytest.mark.parametrize("name", [name for name in TOOL_PARSERS if name != "openai"])
+@given(text=st.text(alphabet="<tol_cal>/{}[]TOLCAS|()= ab", max_size=40))
+def test_text_without_a_call_is_content_unchanged(name: str, text: str) -> None:
+    assert parse(new_parser(name), list(text))[1:] == (text, [])
+
+
+@pytest.mark.parametrize(
+    ("parser", "text", "calls"),
+    [
+        (HermesParser, f"Let me see.\n{CALL}\n{CALL.replace('1', '2')}", [("add", {"a": 1}), ("add", {"a": 2})]),
+        (
+            HermesParser,
+            '<tool_call>{"arguments": {"a": "</tool_call>"}, "name": "f"}</tool_call>',
+            [("f", {"a": "</tool_call>"})],
+        ),
+        (
+            HermesParser,
+            '<tool_call>{"name": "f", "arguments": {"a": "</tool_call>\\""}}',
+            [("f", {"a": '</tool_call>"'})],
+        ),
+        (HermesParser, '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', [("f", {"a": 1})]),
+        (
+            LlamaParser,
+            '{"name": "f", "parameters": {"x": "é"}}; {"name": "g", "parameters": {}}',
+            [("f", {"x": "é"}), ("g", {})],
+        ),
+        (LlamaParser, '\n<|python_tag|>{"name": "f", "parameters": {"x": [1, "]"]}}', [("f", {"x": [1, "]"]})]),
+        (MistralParser, TWO, [("f", {"a": 1}), ("g", {})]),
+        (
+            MistralParser,
+            'Well.[TOOL_CALLS]f[ARGS]{"a": {}}[TOOL_CALLS]g{"b": "{"}',
+            [("f", {"a": {}}), ("g", {"b": "{"})],
+        ),
+        (MistralParser, '[TOOL_CALLS]f[CALL_ID]abc123[ARGS]{"a": 1}', [("f", {"a": 1})]),
+        (
+            PythonicParser,
+            "[f(a=1, b='x', c=[true, None], d={'e': -2.5}), g.h()]",
+            [("f", {"a": 1, "b": "x", "c": [True, None], "d": {"e": -2.5}}), ("g.h", {})],
+        ),
+        (PythonicParser, "<|python_start|>[f(a='é')]<|python_end|>", [("f", {"a": "é"})]),
+        (lambda: Qwen3CoderParser(SCHEMAS), f"Hm. {CODER}\n{CODER}", [("add", {"a": 1, "s": "2\nx"})] * 2),
+        (
+            lambda: Qwen3CoderParser(SCHEMAS),
+            "<function=add><parameter=l>[1]<parameter=a>True</function>",
+            [("add", {"l": [1], "a": True})],
+        ),
+        (lambda: Qwen3CoderParser(SCHEMAS), "<tool_call><function=now></function></tool_call>", [("now", {})]),
+        (lambda: HarmonyParser(has_calls=True), HARMONY, [("add", {"a": 1})]),
+        (lambda: HarmonyParser(has_calls=True), TO_F, [("f", {})]),
+    ],
+)
+def test_each_form_is_read(parser: Callable[[], Parser], text: str, calls: list[tuple[str, object]]) -> None:
+    for pieces in ([text], list(text)):
+        _, content, found = parse(parser(), pieces)
+        assert found == calls
+        assert not any(sign in content for sign in "<[{")
+
+
+@pytest.mark.parametrize(
+    ("parser", "text"),
+    [
+        (HermesParser, '<tool_call>{"name": "f", "arguments": {"a": [1, 2'),
+        (HermesParser, '<tool_call>{"name": "f", "arguments": {"a": }}</tool_call>'),
+        (HermesParser, "<tool_call>x</tool_call>"),
+        (LlamaParser, '{"name": "f", "parameters": {"a": '),
+        (LlamaParser, '{"a": 1}'),
+        (LlamaParser, '<|python_tag|>{"a": 1} and so'),
+        (MistralParser, '[TOOL_CALLS]f[ARGS]{"a": '),
+        (MistralParser, "[TOOL_CALLS] of several words"),
+        (PythonicParser, "[f(a=1), g(b="),
+        (PythonicParser, "[f(a=open)]"),
+        (PythonicParser, "[f(1)]"),
+        (lambda: Qwen3CoderParser(SCHEMAS), CODER[:60]),
+        (lambda: Qwen3CoderParser(SCHEMAS), "<tool_call>x</tool_call>"),
+    ],
+)
+def test_what_is_torn_or_no_call_is_content(parser: Callable[[], Parser], text: str) -> None:
+    for pieces in ([text], list(text)):
+        assert parse(parser(), pieces) == ("", text, [])
+
+
+def test_arguments_come_as_they_are_written() -> None:
+    texts = {
+        "hermes": '<tool_call>{"name": "f", "arguments": {"a": ["x',
+        "llama": '{"name": "f", "parameters": {"a": ["x',
+        "mistral": '[TOOL_CALLS]f{"a": ["x',
+        "openai": '<|channel|>commentary to=functions.f<|message|>{"a": ["x',
+    }
+    for name, text in texts.items():
+        parts = new_parser(name).append(text)
+        assert [type(part) for part in parts] == [CallBegin, Arguments], name
+        assert isinstance(last := parts[-1], Arguments) and last.text == '{"a": ["x'
+    coder = new_parser("qwen3_coder").append("<function=add><parameter=a>1</parameter><parameter=s>begun")
+    assert "".join(part.text for part in coder if isinstance(part, Arguments)) == '{"a": 1'
+
+
+def test_harmony_tells_thought_content_and_calls_apart() -> None:
+    text = HARMONY.replace("<|call|>", "<|end|>") + "<|start|>assistant<|channel|>final<|message|>3<|return|>"
+    assert parse(HarmonyParser(has_calls=True), list(text)) == ("Let me see.", "3", [("add", {"a": 1})])
+    assert parse(HarmonyParser(has_calls=False), [text]) == ("Let me see.", '{"a": 1}3', [])
+    assert parse(HarmonyParser(has_calls=True), ['{"a": 1}']) == ("", '{"a": 1}', []), "an answer without channels"
+
+
+def test_a_deep_object_is_read_as_it_comes() -> None:
+    value: object = 1
+    for _ in range(300):
+        value = {"a": [value]}
+    text = json.dumps({"name": "f", "arguments": value})
+    assert parse(LlamaParser(), list(text))[2] == [("f", value)]
+
+
+@pytest.mark.parametrize(
+    ("template", "tools", "reasoning"),
+    [
+        ("{% if tools %}<tool_call>{% endif %}", "hermes", "none"),
+        ("{% if tools %}<tool_call><function=name>{% endif %}<think></think>", "qwen3_coder", "think"),
+        ('{% if tools %}{"name": …, "parameters": …}{% endif %}', "llama", "none"),
+        ("{% if tools %}[AVAILABLE_TOOLS][TOOL_CALLS]{% endif %}[THINK][/THINK]", "mistral", "mistral"),
+        ("{% if tools %}[func_name1(params_name1=params_value1)]{% endif %}", "pythonic", "none"),
+        ("<|start|>assistant<|channel|>{{ tools }}", "openai", "gpt_oss"),
+        ("{{ messages }}", "none", "none"),
+    ],
+)
+def test_the_template_says_how_answers_are_written(template: str, tools: str, reasoning: str) -> None:
+    assert (find_tool_parser(template), find_reasoning_parser(template)) == (tools, reasoning)
+
+
+def test_markers_at_an_end() -> None:
+    assert held_back("ab</thi", "</think>") == 5
+    assert held_back("ab", "</think>") == 0
