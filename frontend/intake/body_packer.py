@@ -122,10 +122,10 @@ def _rest(body: LargeBody) -> bytes:
 
 
 def _num_values(body: LargeBody) -> tuple[str, int]:
-    """The values in all fields, counted up to MAX_VALUES and a few; and the field that the last of them is in."""
+    """The values in all fields that are given, counted up to MAX_VALUES and a few; and the field that the last of them is in."""
     num_values, name = 0, ""
     for name in body.__struct_fields__:
-        stack: list[object] = [getattr(body, name)]
+        stack: list[object] = [value for value in (getattr(body, name),) if value is not None]
         while stack and num_values <= MAX_VALUES:
             value = stack.pop()
             num_values += 1

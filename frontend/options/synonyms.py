@@ -21,6 +21,9 @@ TOOL_PARSERS = {  # a name of --tool-call-parser: the parser of answers in this 
     "llama3_json": "llama",
     "llama4_json": "llama",
     "qwen3_json": "hermes",
+    "llama4_pythonic": "pythonic",
+    "olmo3": "pythonic",
+    "qwen3_xml": "qwen3_coder",
 }
 _THINK = ("deepseek_r1", "glm45", "glm47", "holo2", "kimi_k2", "mimo", "minimax_m2", "nemotron_v3", "olmo3", "qwen3")
 REASONING_PARSERS = dict.fromkeys(_THINK, "think")  # a name of --reasoning-parser: the parser of such answers
@@ -31,6 +34,6 @@ VALUES: dict[str, Mapping[Any, Any]] = {  # by option: what is taken for another
     "quantization": {"awq_marlin": "awq", "gptq_marlin": "gptq", "fbgemm_fp8": "fp8"},
     "hf_token": {True: None},  # the key that the hub's own command has stored
     "tool_call_parser": TOOL_PARSERS,
-    "reasoning_parser": {"": "auto", **REASONING_PARSERS},
+    "reasoning_parser": {"": "auto", "openai_gptoss": "gpt_oss", **REASONING_PARSERS},
 }
 COMMA_LISTS = ("cors_origins", "allowed_logits_processors")  # options with commas that may be given as lists

@@ -19,7 +19,8 @@ TAKEN_FLAGS = """
 --host 0.0.0.0|--port 8000|--uds /run/vllm.sock|--api-key sk-1|--root-path /llm|--allowed-origins ["*"]
 --allowed-methods ["*"]|--allowed-headers ["*"]|--uvicorn-log-level warning|--disable-uvicorn-access-log
 --ssl-cert-reqs 0|--enable-ssl-refresh|--enable-auto-tool-choice|--tool-call-parser hermes
---tool-call-parser llama3_json|--tool-call-parser llama4_json|--reasoning-parser qwen3
+--tool-call-parser llama3_json|--tool-call-parser llama4_pythonic|--tool-call-parser qwen3_xml
+--reasoning-parser openai_gptoss|--reasoning-parser qwen3
 --reasoning-parser deepseek_r1|--reasoning-parser glm45|--chat-template ./template.jinja
 --chat-template-content-format auto|--response-role assistant|--return-tokens-as-token-ids
 --enable-force-include-usage|--enable-prompt-tokens-details|--enable-server-load-tracking
@@ -63,7 +64,7 @@ REFUSED_FLAGS = """
 --response-role bot|--chat-template-content-format openai
 --structured-outputs-config {"disable_any_whitespace": true}|--rope-scaling {"a": 1}|--disable-sliding-window
 --model-impl transformers|--config-format mistral|--kv-cache-dtype fp8_e5m2|--tool-call-parser granite
---reasoning-parser granite|--quantization bitsandbytes|--kv-offloading-size 4|--allow-credentials
+--reasoning-parser hunyuan_a13b|--quantization bitsandbytes|--kv-offloading-size 4|--allow-credentials
 """
 KEYWORDS: dict[str, object] = {  # of LLM, with what scripts give; below those that are refused
     "tokenizer": "t", "tokenizer_mode": "auto", "skip_tokenizer_init": False, "trust_remote_code": True,
