@@ -122,7 +122,7 @@ def _rest(body: LargeBody) -> bytes:
 
 
 def _num_values(body: LargeBody) -> tuple[str, int]:
-    """The values in all fields that are given, counted up to MAX_VALUES and a few; and the field that the last of them is in."""
+    """The values in the fields that are given, counted up to MAX_VALUES and a few; and the field of the last."""
     num_values, name = 0, ""
     for name in body.__struct_fields__:
         stack: list[object] = [value for value in (getattr(body, name),) if value is not None]
