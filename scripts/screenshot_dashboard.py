@@ -1,4 +1,4 @@
-"""Pictures of the dashboard of an engine under load: both themes, a desktop's width and a phone's.
+"""Pictures of the dashboard of an engine under load and of its chat: both themes, a desktop's width and a phone's.
 
     scripts/screenshot_dashboard.py OUT_FOLDER [--seconds 20]
 
@@ -27,6 +27,8 @@ from tokenloom.scripts.engine_process import Engine
 from tokenloom.scripts.load_http import Load
 
 VIEWS = [("desktop", 1280, 1920, False), ("phone", 390, 2760, True)]
+CHAT_SIZE = (900, 520)
+QUESTIONS = ("What is the capital of Peru?", "And what is the capital of Norway?")
 PATIENCE_S = 30.0
 NUM_STREAMS = 12
 BUSY_S = 3600.0  # longer than the pictures take
@@ -112,6 +114,19 @@ class Browser:
         os.close(self._out)
 
 
+def chat_picture(browser: Browser, url: str) -> bytes:
+    """Of a short conversation."""
+    browser.resize(*CHAT_SIZE, False)
+    browser.call("Page.navigate", url=url)
+    time.sleep(1.0)
+    browser.evaluate("document.getElementById('temperature').value = '0'")
+    for question in QUESTIONS:
+        browser.evaluate(f"document.getElementById('message').value = {json.dumps(question)}")
+        browser.evaluate("document.getElementById('send').click()")
+        time.sleep(2.0)
+    return browser.picture(*CHAT_SIZE, False)
+
+
 def find_chromium() -> str | None:
     return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -140,6 +155,9 @@ def main() -> int:
                 path = arguments.folder / f"dashboard-{name}-{theme}.png"
                 path.write_bytes(browser.picture(width, height, is_phone))
                 print(path)
+            path = arguments.folder / f"chat-{theme}.png"
+            path.write_bytes(chat_picture(browser, f"{engine.url}/chat?theme={theme}"))
+            print(path)
         browser.close()
     return 0
 

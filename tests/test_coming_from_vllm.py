@@ -10,6 +10,8 @@ import pytest
 
 from tokenloom import LLM, SamplingParams
 from tokenloom.frontend.options.arguments import add_engine_arguments
+from tokenloom.frontend.options.foreign import IGNORED, REFUSED
+from tokenloom.frontend.options.synonyms import NAMES, VALUES
 from tokenloom.ipc.config.engine_config import EngineConfig
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -77,3 +79,25 @@ def test_a_flag_of_the_same_name_is_a_field_of_the_configuration() -> None:
     flags = names(listed)
     assert len(flags) > 30 and flags <= known_flags()
     assert {flag[2:].replace("-", "_") for flag in flags} <= set(EngineConfig.__struct_fields__)
+
+
+def flag(name: str) -> str:
+    return ("-" if len(name) < 4 else "--") + name.replace("_", "-")
+
+
+@pytest.mark.parametrize("table", [IGNORED, REFUSED], ids=["ignored", "refused"])
+def test_a_flag_without_meaning_stands_under_its_reason(table: dict[str, str]) -> None:
+    listed = dict(re.findall(r"^\| ([^`|\n]+) \| (`-[^|]+) \|$", section("Flags and keywords of `LLM`"), re.MULTILINE))
+    for reason, words in table.items():
+        assert names(listed.pop(reason)) == {flag(re.split(r"[?*=]", word)[0]) for word in words.split()}, reason
+    other = REFUSED if table is IGNORED else IGNORED
+    assert listed.keys() == other.keys(), "no reason is listed that the program does not have"
+
+
+def test_other_names_and_values_are_those_that_the_program_takes() -> None:
+    text = section("Flags and keywords of `LLM`")
+    pairs = dict(re.findall(r"^\| `(-[^`]+)` \| `(--[^`]+)` \|$", text, re.MULTILINE))
+    assert pairs == {flag(name): flag(meant) for name, meant in NAMES.items() if name != "address"}
+    rows = re.findall(r"^\| `(--[^`]+)` \| (`[^|]+) \| ([^|]+) \|$", text, re.MULTILINE)
+    values = {option: {str(value) for value in taken if value not in (True, "")} for option, taken in VALUES.items()}
+    assert {row[0]: names(row[1]) for row in rows} == {flag(option): taken for option, taken in values.items() if taken}

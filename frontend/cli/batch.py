@@ -39,7 +39,7 @@ DESCRIPTION = (
 )
 EXAMPLES = [
     "in.jsonl out.jsonl",
-    "in.jsonl out.jsonl --model ./Qwen3-0.6B",
+    "in.jsonl out.jsonl --model Qwen/Qwen3-0.6B",
     "in.jsonl out.jsonl --url http://10.0.0.7:8000",
 ]
 PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/responses")

@@ -23,7 +23,7 @@ from ..client.client import Client
 from .attach import add_engine_choice, add_sampling, open_engine, sampling_of
 
 DESCRIPTION = "Talk with the model. /help lists the commands; Ctrl-C stops an answer, Ctrl-D leaves."
-EXAMPLES = ["", "--address tcp://10.0.0.7:5555 --key-file engine.key", "--model ./Qwen3-0.6B --system 'Be brief.'"]
+EXAMPLES = ["", "--address tcp://10.0.0.7:5555 --key-file engine.key", "--model Qwen/Qwen3-0.6B --system 'Be brief.'"]
 HISTORY_FILE = Path("~/.cache/tokenloom/chat_history").expanduser()
 MAX_HISTORY_LINES = 2000
 

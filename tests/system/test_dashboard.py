@@ -323,5 +323,6 @@ def contrast(browser: Browser, selector: str) -> float:
 
 def test_the_pictures_in_the_documents_are_there() -> None:
     folder = Path(__file__).parents[2] / "docs" / "dashboards" / "pictures"
-    for name in ("desktop-light", "desktop-dark", "phone-light", "phone-dark"):
-        assert (folder / f"dashboard-{name}.png").read_bytes()[:4] == b"\x89PNG"
+    shown = ("dashboard-desktop", "dashboard-phone", "chat")
+    for name in (f"{page}-{theme}.png" for page in shown for theme in ("light", "dark")):
+        assert (folder / name).read_bytes()[:4] == b"\x89PNG"
