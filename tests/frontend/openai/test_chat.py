@@ -1,0 +1,47 @@
+"""What a chat asks of the engine for the sake of its parsers."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from tokenloom.frontend.intake.body_parser import ParsedBody
+from tokenloom.frontend.openai.chat import ChatCompletion
+from tokenloom.frontend.openai.forms.schema import ChatRequest
+from tokenloom.ipc.messages.intake import BodyInput
+
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+
+
+class Engine:
+    """A LocalEngine as far as a chat starts."""
+
+    inputs = SimpleNamespace(chat_template=None, may_be_long=lambda params: False)
+
+    async def chat_prompt(self, parsed: object, may_be_long: bool) -> BodyInput:
+        return BodyInput(token_ids=b"", is_of_chat=True)
+
+
+@pytest.mark.parametrize(
+    ("tool_parser", "reasoning_parser", "fields", "shows"),
+    [
+        ("mistral", "none", {"tools": TOOLS}, True),
+        ("mistral", "none", {}, False),
+        ("mistral", "none", {"tools": TOOLS, "tool_choice": "required"}, False),
+        ("none", "gpt_oss", {}, True),
+        ("none", "gpt_oss", {"skip_special_tokens": True}, True),
+        ("hermes", "think", {"tools": TOOLS}, False),
+    ],
+)
+def test_markers_that_are_special_tokens_are_in_the_text(
+    tool_parser: str, reasoning_parser: str, fields: dict[str, object], shows: bool
+) -> None:
+    body = msgspec.convert({"messages": [{"role": "user", "content": "x"}]} | fields, ChatRequest)
+    engine: Any = Engine()
+    chat = asyncio.run(ChatCompletion.start(engine, ParsedBody(body, []), "m", tool_parser, reasoning_parser))
+    (submit,) = chat._submits
+    assert submit.params.skip_special_tokens is not shows

@@ -1,0 +1,77 @@
+"""Thoughts and free calls over HTTP, in a form that a model of the world writes: a grammar makes the demo write it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from tokenloom.tests.system.http_engine import DEADLINE_S, QUESTION
+from tokenloom.tests.system.launched import LaunchedEngine
+
+TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {{ message.reasoning_content }}{{ message.content }}"
+    "{% for call in message.tool_calls %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}\n"
+    "{% endfor %}{{ tools | tojson }}assistant: {# <think> </think> #}"
+)
+TOOLS: Any = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+ARGUMENTS = {"city": "Lima, the capital of Peru", "days": [1, 2, 3]}
+TEXT = (
+    "<think>The capital of Peru is Lima.</think>\n\nLet me see."
+    f'<tool_call>\n{{"name": "f", "arguments": {json.dumps(ARGUMENTS)}}}\n</tool_call>'
+)
+BODY: Any = {"model": "tokenloom-demo", "tools": TOOLS, "extra_body": {"structured_outputs": {"choice": [TEXT]}}}
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+    folder = tmp_path_factory.mktemp("parsers")
+    (folder / "template.jinja").write_text(TEMPLATE, encoding="utf-8")
+    with LaunchedEngine(folder, "--http", "0", "--chat-template", str(folder / "template.jinja")) as engine:
+        url = f"{engine.wait_http()}/v1"
+        with openai.OpenAI(base_url=url, api_key="-", max_retries=0, timeout=DEADLINE_S) as client:
+            yield client
+
+
+def test_a_thought_content_and_a_call_are_told_apart_and_can_be_sent_back(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(messages=QUESTION, **BODY)
+    choice = answer.choices[0]
+    assert choice.message.content == "Let me see."
+    extra = choice.message.model_extra
+    assert extra is not None and extra["reasoning"] == extra["reasoning_content"] == "The capital of Peru is Lima."
+    (call,) = choice.message.tool_calls or ()
+    assert call.type == "function" and call.function.name == "f"
+    assert json.loads(call.function.arguments) == ARGUMENTS
+    assert choice.finish_reason == "tool_calls"
+    assert answer.usage is not None and answer.usage.completion_tokens_details is not None
+    assert 5 < (answer.usage.completion_tokens_details.reasoning_tokens or 0) < answer.usage.completion_tokens - 20
+    turns: Any = [*QUESTION, choice.message, {"role": "tool", "tool_call_id": call.id, "content": "sunny"}]
+    assert client.chat.completions.create(messages=turns, **BODY).choices[0].message.tool_calls
+
+
+def test_a_stream_brings_the_same_piece_by_piece(client: openai.OpenAI) -> None:
+    chunks = client.chat.completions.create(messages=QUESTION, stream=True, **BODY)
+    deltas = [chunk.choices[0].delta for chunk in chunks]
+    assert "".join((delta.model_extra or {}).get("reasoning", "") for delta in deltas) == "The capital of Peru is Lima."
+    assert "".join(delta.content or "" for delta in deltas) == "Let me see."
+    calls = [call for delta in deltas for call in delta.tool_calls or ()]
+    assert [call.function.name for call in calls if call.function.name] == ["f"]
+    assert json.loads("".join(call.function.arguments for call in calls)) == ARGUMENTS
+
+
+def test_a_call_that_is_cut_is_content_of_a_whole_answer(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(messages=QUESTION, **BODY)
+    limit = (whole.usage.completion_tokens if whole.usage else 0) - 12
+    choice = client.chat.completions.create(messages=QUESTION, max_tokens=limit, **BODY).choices[0]
+    assert choice.finish_reason == "length" and choice.message.tool_calls is None
+    assert (choice.message.content or "").startswith('Let me see.<tool_call>\n{"name": "f", "arguments": {"city"')
+
+
+def test_a_response_has_the_items_in_the_order_of_the_text(client: openai.OpenAI) -> None:
+    tools: Any = [{"type": "function", "name": "f", "parameters": {"type": "object"}}]
+    response = client.responses.create(model="tokenloom-demo", input="Hi", tools=tools, extra_body=BODY["extra_body"])
+    assert [item.type for item in response.output] == ["reasoning", "message", "function_call"]
+    assert response.usage is not None and response.usage.output_tokens_details.reasoning_tokens > 5
