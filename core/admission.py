@@ -89,6 +89,7 @@ class Admission:
             bad_words=message.bad_words,
             logits_processors=message.logits_processors,
             thought_markers=message.thought_markers,
+            thought_end=message.thought_end,
             private_root=root,
             pooling=message.pooling,
         )

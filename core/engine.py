@@ -285,7 +285,8 @@ class EngineCore:
         entry = self.scheduler.ledger.oldest
         if entry is not None and entry.step > self._masked_step and entry.batch.grammar_ids:
             self._masked_step = entry.step
-            self._grammars.want_masks(entry.batch.grammar_ids)
+            if not self._grammars.want_masks(entry.batch.grammar_ids):
+                self._send_masks([])
         if self._grammars.has_news:
             self._grammars.flush(self._clock.now)
 

@@ -54,6 +54,7 @@ class Request:
     bad_words: list[bytes] = field(default_factory=list)  # int32: the tokens of each
     logits_processors: list[int] = field(default_factory=list)
     thought_markers: list[bytes] = field(default_factory=list)  # int32: what begins a thought, and what ends it
+    thought_end: bytes = b""  # int32: its grammar holds after these tokens
     pooling: PoolingParams | None = None  # embed the prompt: it ends when all of it is computed
     num_prompt_logprobs: int = ALL_KNOWN  # prompt tokens, the first included, whose logprobs need not be told any more
     private_root: bytes | None = None  # of its block keys: shared with its siblings alone

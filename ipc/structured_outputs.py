@@ -34,6 +34,7 @@ class StructuredOutputsParams(
     regex: str | None = None  # the whole answer matches it; syntax of Rust's regex crate
     choice: list[str] | None = None  # the answer is one of these
     grammar: str | None = None  # Lark, or EBNF as llama.cpp writes it (GBNF)
+    includes_thought: bool = False  # not only what follows a thought that the prompt has opened
 
     def __post_init__(self) -> None:
         if isinstance(self.json, dict):

@@ -34,6 +34,7 @@ from ...ipc.messages.grammar import (
 )
 from ...ipc.sampling_params import SamplingParams
 from ..request import Ids, Request
+from .thought import OpenThought, tokens_after
 
 WAITS_FOR_GRAMMAR = "grammar"
 NUM_COMPILERS = 2  # grammars that are compiled at once
@@ -77,6 +78,7 @@ class Place(Enum):
 @dataclass(eq=False)
 class _Entry:
     request: Request
+    thought: OpenThought  # until it is over the grammar does not hold
     place: Place = Place.QUEUED
     has_begun: bool = False  # was ready once: its request does not wait any more
     is_proven: bool = False  # has been compiled before, here or for an earlier core: it will be again
@@ -140,7 +142,8 @@ class Grammars:
         """The request waits until its grammar is ready."""
         request.grammar_id, self._next_id = self._next_id, self._next_id + 1
         request.waits_for.add(WAITS_FOR_GRAMMAR)
-        self._entry_by_id[request.grammar_id] = _Entry(request, is_proven=request.num_output_tokens > 0)
+        thought = OpenThought(request.thought_end, self._output_tokens(request).tobytes())
+        self._entry_by_id[request.grammar_id] = _Entry(request, thought, is_proven=request.num_output_tokens > 0)
         self._queue.append(request.grammar_id)
         self._open_queued(now)
 
@@ -158,6 +161,9 @@ class Grammars:
         self._is_host_waiting |= not are_forced
         for grammar_id, token_id in tokens:
             entry = self._entry_by_id.get(grammar_id)
+            if entry is not None and not entry.thought.is_over:
+                entry.thought.append(token_id)
+                continue
             if entry is None or entry.place is Place.QUEUED:  # it will be opened with all tokens
                 continue
             entry.num_losses = 0
@@ -166,10 +172,15 @@ class Grammars:
             else:
                 entry.late_tokens.append(token_id)
 
-    def want_masks(self, grammar_ids: Iterable[int]) -> None:
-        """Ask, with the next `flush`, for the masks of these answers' next tokens; they come once, in the news."""
-        self._serial += 1
-        self._fill = _Fill(self._serial, list(grammar_ids))
+    def want_masks(self, grammar_ids: Iterable[int]) -> bool:
+        """Ask, with the next `flush`, for the masks of these answers' next tokens; they come once, in the news. False
+        if no grammar holds there yet."""
+        entries = ((grammar_id, self._entry_by_id.get(grammar_id)) for grammar_id in grammar_ids)
+        held = [grammar_id for grammar_id, entry in entries if entry is None or entry.thought.is_over]
+        if held:
+            self._serial += 1
+            self._fill = _Fill(self._serial, held)
+        return bool(held)
 
     def forget_masks(self) -> None:
         """The step that the masks were for is lost."""
@@ -383,7 +394,7 @@ class Grammars:
     def _open(self, grammar_id: int, entry: _Entry, now: float) -> None:
         params = entry.request.params.structured_outputs
         assert params is not None, "only requests with a grammar come here"
-        tokens = self._output_tokens(entry.request).tobytes()
+        tokens = tokens_after(entry.request.thought_end, self._output_tokens(entry.request).tobytes())
         self._host.send(OpenGrammar(grammar_id=grammar_id, kind=params.kind, text=params.text, token_ids=tokens))
         entry.place = Place.OPENING
         self._deadline_by_opening[grammar_id] = now + (self._timeout_s if self._is_host_up else START_TIMEOUT_S)

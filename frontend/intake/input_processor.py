@@ -21,6 +21,7 @@ from ...ipc.messages.core import EngineCoreRequest
 from ...ipc.pooling_params import PoolingParams
 from ...ipc.sampling_params import MAX_CHILDREN, SamplingParams, child_seed
 from ..client.prompts import check_text
+from ..openai.parsers.names import find_reasoning_parser
 from ..openai.parsers.thoughts import MARKERS
 from ..text.chat_template import MODEL_FORM, ChatTemplate
 from ..text.prompt_limits import PromptLimits
@@ -30,6 +31,7 @@ MAX_DETOKENIZED = 1 << 20  # tokens at once
 MAX_NAMED_IDS = 32  # bad token ids in one error
 MAX_STOP_CHARACTERS = 4096  # of all stop strings of a request together
 MAX_STEP_LOGPROBS = 6 << 20  # of a prompt's tokens in one step: with 8 bytes each they go in a message of 64 MiB
+MAX_OPENING_TOKENS = 16  # of the marker that opens a thought and the white space after it
 MAX_LOGPROBS = 32 << 20  # of an answer, or of a prompt: they may wait for their reader together
 
 
@@ -59,6 +61,10 @@ class InputProcessor:
         self._tokenizer = tokenizer
         self.limits = PromptLimits.of(spec, None if tokenizer is None else tokenizer.max_bytes_per_token)
         self.chat_template = chat_template
+        parser: str = spec.config.reasoning_parser
+        if parser == "auto":
+            parser = "none" if chat_template is None else find_reasoning_parser(chat_template.source)
+        self._has_thoughts, self._markers = parser in MARKERS, MARKERS.get(parser, MARKERS["think"])
         eos_token_id = None if tokenizer is None else tokenizer.eos_token_id
         fallback = () if eos_token_id is None else (eos_token_id,)
         self.eos_token_ids = frozenset(spec.model.eos_token_ids or fallback)
@@ -160,6 +166,7 @@ class InputProcessor:
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         params = self._with_logprobs(params, num_prompt_tokens, max_tokens)
         eos_token_ids = frozenset() if params.ignore_eos else self.eos_token_ids
+        thought_end = self._thought_end(params, prompt.token_ids)
         core = EngineCoreRequest(
             children=[],
             prompt_token_ids=prompt.token_ids,
@@ -171,7 +178,8 @@ class InputProcessor:
             attempt=submit.attempt,
             bad_words=self._bad_words(params),
             logits_processors=[self._processor_place(path) for path in params.logits_processors or ()],
-            thought_markers=self._thought_markers(params),
+            thought_markers=self._thought_markers(params, thought_end),
+            thought_end=thought_end,
         )
         return ProcessedRequest(prompt=prompt, children=self._children(submit, max_tokens), core=core)
 
@@ -271,19 +279,32 @@ class InputProcessor:
             )
         return self._processor_paths.index(path)
 
-    def _thought_markers(self, params: SamplingParams) -> list[bytes]:
+    def _thought_end(self, params: SamplingParams, prompt_token_ids: bytes) -> bytes:
+        """The tokens after which structured_outputs hold: those that end the thought which the prompt's end opens."""
+        structured = params.structured_outputs
+        if structured is None or structured.includes_thought or self._tokenizer is None or not self._has_thoughts:
+            return b""
+        opening, closing = self._markers
+        tail = decode_ids(prompt_token_ids[-4 * MAX_OPENING_TOKENS :])
+        if not self._tokenizer.decode(tail, skip_special_tokens=False).rstrip().endswith(opening):
+            return b""
+        return self._marker(self._tokenizer, closing)
+
+    def _thought_markers(self, params: SamplingParams, thought_end: bytes) -> list[bytes]:
         """The tokens that begin and end a thought, if those between are to be counted. Where structured_outputs hold,
         from the first token on, there is no thought."""
-        if params.thinking_token_budget is None or params.structured_outputs is not None:
+        if params.thinking_token_budget is None or (params.structured_outputs is not None and not thought_end):
             return []
         if self._tokenizer is None:
             raise RequestError(
                 "this model has no tokenizer, so that no thought is found: leave thinking_token_budget out"
             )
-        markers = [encode_ids(self._tokenizer.encode(text, add_special_tokens=False)) for text in MARKERS["think"]]
-        for marker in markers:
-            self._check_ids(marker, "thinking_token_budget")
-        return markers
+        return [self._marker(self._tokenizer, text) for text in self._markers]
+
+    def _marker(self, tokenizer: Tokenizer, text: str) -> bytes:
+        marker = encode_ids(tokenizer.encode(text, add_special_tokens=False))
+        self._check_ids(marker, "the marker of a thought")
+        return marker
 
     def wait_s(self, params: SamplingParams) -> float:
         """How long a request may wait until its tokens are known, as its own timeouts say."""

@@ -54,7 +54,7 @@ class ChatCompletion(Answers):
         if body.top_logprobs and not body.logprobs:
             raise RequestError("top_logprobs needs logprobs to be true")
         with under_its_own_name("tools"):
-            constraint = None if forced is None else StructuredOutputsParams(json=forced)
+            constraint = None if forced is None else StructuredOutputsParams(json=forced, includes_thought=True)
         with under_its_own_name("top_logprobs", r"logprobs\b"):
             params = sampling_params(
                 body,

@@ -48,6 +48,7 @@ class EngineCoreRequest(Message, frozen=True, kw_only=True, tag="request"):
     bad_words: list[bytes] = []  # int32: the tokens of each
     logits_processors: list[int] = []  # their places in --allowed-logits-processors
     thought_markers: list[bytes] = []  # int32: the tokens that begin and end a thought, for thinking_token_budget
+    thought_end: bytes = b""  # int32: tokens of the answer after which its grammar holds; none: from the first on
     num_prompt_logprobs: int = 0  # prompt tokens, the first included, whose logprobs are known already
 
     @property

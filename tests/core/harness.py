@@ -129,6 +129,7 @@ class Harness:
         outputs: list[int] | None = None,
         attempt: int = 0,
         pooling: PoolingParams | None = None,
+        thought_end: bytes = b"",
         **params: object,
     ) -> None:
         self.clock += 1.0
@@ -147,6 +148,7 @@ class Harness:
             arrival_time=self.clock,
             attempt=attempt,
             pooling=pooling,
+            thought_end=thought_end,
         )
         self.core.add_request(owner_of(key), self.requests[key])
 

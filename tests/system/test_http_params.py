@@ -97,6 +97,29 @@ def test_a_thought_ends_when_its_budget_is_used_up(http: httpx2.Client, budget: 
     assert free["token_ids"][budget : budget + len(end)] != end
 
 
+@pytest.mark.parametrize("budget", [6, 0])
+def test_structured_outputs_follow_the_thought_that_the_template_opens(http: httpx2.Client, budget: int) -> None:
+    schema = {"type": "object", "properties": {"a": {"const": "<think>x"}}, "required": ["a"]}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    body = QUESTION | {"response_format": form, "thinking_token_budget": budget, "return_token_ids": True}
+    body |= {"max_tokens": 120, "skip_special_tokens": False, "ignore_eos": True}
+    choice = ask(http, CHAT, body)["choices"][0]
+    end = tokens_of(http, "</think>")
+    assert choice["token_ids"][budget : budget + len(end)] == end
+    assert json.loads(choice["message"]["content"]) == {"a": "<think>x"}
+    events = chat_events(http, body)
+    assert "".join(event["delta"].get("content") or "" for event in events) == choice["message"]["content"]
+    thought = "".join(event["delta"].get("reasoning_content") or "" for event in events)
+    assert thought == (choice["message"].get("reasoning_content") or "")
+
+
+def test_a_forced_call_is_not_preceded_by_a_thought(http: httpx2.Client) -> None:
+    function = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}}
+    body = QUESTION | {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}
+    (call,) = ask(http, CHAT, body | {"parallel_tool_calls": False})["choices"][0]["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"a": 1}
+
+
 def test_a_budget_for_thoughts_does_not_break_a_schema(http: httpx2.Client) -> None:
     schema = {"type": "object", "properties": {"a": {"const": "<think>" * 9}}, "required": ["a"]}
     answer = ask(http, COMPLETION, FRANCE | {"guided_json": schema, "thinking_token_budget": 3, "max_tokens": 200})

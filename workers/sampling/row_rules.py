@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...ipc.errors import ProtocolError
 from ...ipc.messages.workers import NewRow, RowSampling
-from .thinking import ThinkingBudget
+from .thinking import ThinkingBudget, places_after
 from .token_counts import TokenCounts
 
 I64 = npt.NDArray[np.int64]
@@ -75,7 +75,10 @@ class RowRules:
         self.thinking: ThinkingBudget | None = None
         if sampling.thought_markers:
             begin, end = (ids_in(frame, vocab_size).tolist() for frame in sampling.thought_markers)
-            self.thinking = ThinkingBudget(sampling.thinking_token_budget, begin, end, tokens)
+            is_over = sampling.thinks_once and len(places_after(outputs, end)) > 0
+            thinking = ThinkingBudget(sampling.thinking_token_budget, begin, end, tokens)
+            self.thinking = None if is_over else thinking
+        self._thinks_once = sampling.thinks_once
         if len(self.bias_ids) != len(self.bias_values):
             raise ProtocolError(f"row {new_row.row} has {len(self.bias_ids)} bias ids, {len(self.bias_values)} values")
 
@@ -85,7 +88,9 @@ class RowRules:
         if self.counts is not None:
             self.counts.append(token_id)
         if self.thinking is not None:
-            self.thinking.append(token_id)
+            has_ended = self.thinking.append(token_id)
+            if has_ended and self._thinks_once:
+                self.thinking = None
 
     def banned(self) -> I64:
         """Ids that must not come next: bad words that they would complete, ends of the answer before min_tokens."""

@@ -19,22 +19,22 @@ class ThinkingBudget:
     def __init__(self, budget: int, begin: list[int], end: list[int], tokens: npt.NDArray[np.int32]) -> None:
         """`tokens` are the row's so far."""
         self._budget, self._begin, self._end = budget, begin, end
-        last_end = max(_places_after(tokens, end), default=0)
-        begun_at = _places_after(tokens[last_end:], begin)
+        last_end = max(places_after(tokens, end), default=0)
+        begun_at = places_after(tokens[last_end:], begin)
         self._num_thought = len(tokens) - last_end - int(begun_at[0]) if len(begun_at) else None
         self._num_recent = max(len(begin), len(end))
         self._recent: list[int] = tokens[-self._num_recent :].tolist()
 
-    def append(self, token_id: int) -> None:
-        """One more token of the row."""
+    def append(self, token_id: int) -> bool:
+        """One more token of the row; whether it ends a thought."""
         self._recent.append(token_id)
         del self._recent[: -self._num_recent]
         if self._num_thought is None:
             self._num_thought = 0 if self._recent[-len(self._begin) :] == self._begin else None
-        else:
-            self._num_thought += 1
-            if self._recent[-len(self._end) :] == self._end:
-                self._num_thought = None
+            return False
+        has_ended = self._recent[-len(self._end) :] == self._end
+        self._num_thought = None if has_ended else self._num_thought + 1
+        return has_ended
 
     def forced(self) -> int | None:
         """The only token that may come next; None if the thought may go on, or there is none."""
@@ -44,7 +44,7 @@ class ThinkingBudget:
         return self._end[next(begun, 0)]
 
 
-def _places_after(tokens: npt.NDArray[np.int32], marker: list[int]) -> I64:
+def places_after(tokens: npt.NDArray[np.int32], marker: list[int]) -> I64:
     """Where the tokens stand that follow a marker, in order."""
     num_places = max(len(tokens) - len(marker) + 1, 0)
     is_here = np.ones(num_places, np.bool_)

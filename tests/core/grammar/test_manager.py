@@ -12,6 +12,8 @@ import pytest
 from tokenloom.core.grammar.manager import MAX_LOSSES
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.errors import ProtocolError
+from tokenloom.ipc.messages.grammar import AdvanceGrammars
+from tokenloom.tests.core.fake_worker import expected_tokens
 from tokenloom.tests.core.grammar.grammar_harness import GrammarHarness, expected_with_grammar
 from tokenloom.tests.core.harness import Harness, prompt_of
 
@@ -287,3 +289,38 @@ def test_workers_are_not_blamed_for_a_mask_that_is_late() -> None:
     assert while_waiting == (None, False) and with_mask == (False, None)
     harness.run()
     harness.check(0)
+
+
+@pytest.mark.parametrize("loss", ["none", "host", "core", "worker"])
+@pytest.mark.parametrize("width", [1, 2])
+def test_a_grammar_holds_from_after_the_thought_whatever_is_lost(width: int, loss: str) -> None:
+    prompt, text, num_free = [1, 2, 3], "7,20", 9
+    free = expected_tokens(prompt, 0, 40, [])
+    thought = free[:num_free]
+    expected, reason = expected_with_grammar(text, prompt + thought, 0, 40 - num_free, [])
+    assert expected != free[num_free:][: len(expected)], "the grammar changes nothing"
+    for at in range(2, num_free + 6):
+        harness = GrammarHarness(block_size=4)
+        harness.ask(0, prompt, 40, text, thought_end=encode_ids(thought[-width:]))
+        while harness.core.num_requests:
+            harness.turn()
+            if len(harness.tokens[0]) == at and harness.core.num_requests:
+                at = -1
+                if loss == "host":
+                    harness.grammars.die()
+                elif loss == "core":
+                    harness.lose_core(0)
+                elif loss == "worker":
+                    harness.lose_worker()
+        harness.run()
+        assert (harness.tokens[0], harness.finished[0].reason) == (thought + expected, reason)
+
+
+def test_a_thought_asks_the_host_for_nothing() -> None:
+    harness = GrammarHarness(block_size=4)
+    harness.ask(0, [1, 2, 3], 40, "7,20", thought_end=encode_ids([996]))
+    harness.turn()
+    sent = []
+    harness.grammars.send = sent.append  # type: ignore[method-assign]
+    harness.run()
+    assert len(harness.tokens[0]) == 40 and not [each for each in sent if isinstance(each, AdvanceGrammars)]

@@ -172,3 +172,27 @@ def test_a_budget_for_thoughts_names_the_tokens_of_their_markers() -> None:
     assert process(inputs).thought_markers == []
     with pytest.raises(RequestError, match="no tokenizer"):
         process(InputProcessor(new_spec(), None, None), SamplingParams(thinking_token_budget=4))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "parser", "fields", "is_awaited"),
+    [
+        ("Why?<think>", "think", {}, True),
+        ("Why?<think>\n\n", "think", {}, True),
+        ("Why?[THINK]", "mistral", {}, True),
+        ("Why?<think>\n", "mistral", {}, False),
+        ("Why?<think>", "none", {}, False),
+        ("Why?<think>", "auto", {}, False),  # the template knows no thoughts
+        ("What is <think> for?", "think", {}, False),
+        ("Why?<think></think>", "think", {}, False),
+        ("Why?<think>", "think", {"includes_thought": True}, False),
+    ],
+)
+def test_structured_outputs_wait_for_the_end_of_a_thought_that_the_prompts_end_opens(
+    prompt: str, parser: str, fields: dict[str, object], is_awaited: bool
+) -> None:
+    inputs = new_inputs(config=EngineConfig(reasoning_parser=parser))  # type: ignore[arg-type]
+    params = SamplingParams(structured_outputs={"regex": "a", **fields}, thinking_token_budget=3)  # type: ignore[arg-type]
+    core = process(inputs, params, prompt=prompt)
+    assert bool(core.thought_end) == is_awaited and core.thought_end == (core.thought_markers or [b""])[-1]
+    assert process(inputs, prompt=prompt).thought_end == b""
