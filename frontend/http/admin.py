@@ -17,6 +17,7 @@ from ..openai.body_reader import check_model
 from ..openai.forms.errors import HttpError, encode_json, json_response
 from ..openai.forms.schema import AbortRequest, DetokenizeRequest, TokenizeRequest
 from ..openai.local_engine import LocalEngine
+from ..openai.slices import in_slices
 from ..requests.frontend import Frontend
 from .endpoint import Endpoint
 
@@ -76,11 +77,13 @@ class AdminEndpoints:
         if parsed.body.messages is not None or parsed.inputs[0].is_of_chat:
             token_ids = (await self._engine.chat_prompt(parsed)).token_ids or b""
         else:
-            token_ids = await self._engine.text_tokens(parsed.inputs[0], parsed.body.add_special_tokens)
+            token_ids = await self._engine.text_tokens(parsed.inputs[0], parsed.body.add_special_tokens is not False)
         start = b'{"count":%d,"max_model_len":%d,"tokens":[' % (num_ids(token_ids), self._spec.max_model_len)
-        return Response(
-            b"".join([start, *[piece async for piece in _json_pieces(token_ids)], b"]}"]), media_type="application/json"
-        )
+        pieces, names = [piece async for piece in _json_pieces(token_ids)], b""
+        if parsed.body.return_token_strs:
+            token_strs = await in_slices(map(self._engine.inputs.token_string, decode_ids(token_ids)))
+            names = b',"token_strs":' + encode_json(token_strs)
+        return Response(b"".join([start, *pieces, b"]", names, b"}"]), media_type="application/json")
 
     async def detokenize(self, request: Request) -> Response:
         parsed = await self._engine.bodies.read(request, DetokenizeRequest, self._spec.model_names)

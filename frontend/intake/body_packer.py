@@ -64,10 +64,12 @@ class BodyPacker:
         """The prompt of a chat. Its text stays here, but for whether it ends inside a thought."""
         truncate_prompt_tokens = body.truncate_prompt_tokens if isinstance(body, ChatRequest) else None
         is_cut = self._limits.truncates(truncate_prompt_tokens)
-        chat = chat_input(body)
-        prompt = self._new_inputs().tokenize(None, None, chat.turns, form=chat.form, may_be_long=is_cut)
+        chat, inputs = chat_input(body), self._new_inputs()
+        inputs.check_template(chat.form)
+        prompt = inputs.tokenize(None, None, chat.turns, form=chat.form, may_be_long=is_cut)
         token_ids = self._fitting(prompt.token_ids, is_cut, body)
-        return BodyInput(token_ids=token_ids, is_of_chat=True, is_inside_thought=ends_inside(prompt.text or ""))
+        is_inside = ends_inside(prompt.text or "")
+        return BodyInput(text=chat.echoed, token_ids=token_ids, is_of_chat=True, is_inside_thought=is_inside)
 
     def _input(self, given: BodyInput, body: LargeBody) -> BodyInput:
         is_cut = self._limits.truncates(getattr(body, "truncate_prompt_tokens", None))

@@ -70,6 +70,7 @@ class InputProcessor:
         self.eos_token_ids = frozenset(spec.model.eos_token_ids or fallback)
         self._max_logprobs, self._max_step_tokens = spec.max_logprobs, spec.max_num_batched_tokens
         self._processor_paths = [path.strip() for path in (spec.config.allowed_logits_processors or "").split(",")]
+        self._trusts_templates = spec.config.trust_request_chat_template
         self._seeds = random.Random(spec.config.seed)
 
     # ── prompts ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -101,9 +102,21 @@ class InputProcessor:
         if token_ids is not None:
             return Prompt(token_ids, None)
         if chat is not None:
-            text = self._template(form or MODEL_FORM).render(chat, form or MODEL_FORM)
-            return self.encode(text, add_special_tokens=False, may_be_long=may_be_long)  # the template writes its own
+            form = form or MODEL_FORM
+            text = self._template(form).render(chat, form)
+            return self.encode(text, form.add_special_tokens, may_be_long=may_be_long)
         return self.encode(check_text(prompt or ""), add_special_tokens, may_be_long=may_be_long)
+
+    def check_template(self, form: ChatForm) -> None:
+        """RequestError for a template of a caller over HTTP, unless the operator allows these."""
+        if form.template is not None and not self._trusts_templates:
+            raise RequestError(
+                "chat_template is not taken from requests: leave it out, or start with --trust-request-chat-template"
+            )
+
+    def token_string(self, token_id: int) -> str:
+        """A token as the vocabulary has it."""
+        return self._text_tokenizer().token_string(token_id)
 
     def may_be_long(self, params: SamplingParams) -> bool:
         """Whether a prompt of any length fits, since truncate_prompt_tokens cuts it."""

@@ -32,8 +32,12 @@ class ChatCompletion(Answers):
 
     kind, chunk_kind, tells_empty = "chat.completion", "chat.completion.chunk", False
 
-    def __init__(self, engine: LocalEngine, body: ChatRequest, model: str, submit: Submit, style: AnswerStyle) -> None:
+    def __init__(
+        self, engine: LocalEngine, body: ChatRequest, model: str, submit: Submit, style: AnswerStyle, echoed: str
+    ) -> None:
+        """`echoed`: what answers begin with."""
         super().__init__(engine, body, model, submit.request_id, [submit])
+        self._echoed = echoed
         self._body = body
         self._style = style
 
@@ -69,7 +73,8 @@ class ChatCompletion(Answers):
         if forced is None and shows_special_tokens(tool_parser, reasoning_parser):
             params = params.replace(skip_special_tokens=False)
         template = engine.inputs.chat_template
-        if has_tools and forced is None and template is not None and "tools" not in template.source:
+        source = body.chat_template or (None if template is None else template.source)
+        if has_tools and forced is None and source is not None and "tools" not in source:
             raise RequestError(
                 "tools cannot be shown to this model, whose chat template has no place for them: use tool_choice "
                 "required or a named function, or start with --chat-template FILE"
@@ -87,7 +92,7 @@ class ChatCompletion(Answers):
         submit = Submit(
             request_id=answer_id("chatcmpl", body.request_id), params=params, prompt_token_ids=prompt.token_ids
         )
-        return cls(engine, body, model, submit, style)
+        return cls(engine, body, model, submit, style, prompt.text or "")
 
     @contextlib.contextmanager
     def run(self) -> Iterator[Run]:
@@ -106,7 +111,7 @@ class ChatCompletion(Answers):
         return {"prompt_token_ids": decode_ids(prompt.prompt_token_ids).tolist()}
 
     def _choices(self, run: Run) -> list[_Choice]:
-        return [_Choice(index, self._body, self._style, run) for index in range(run.num_choices)]
+        return [_Choice(index, self._body, self._style, self._echoed, run) for index in range(run.num_choices)]
 
     async def parts(self, run: Run) -> AsyncGenerator[list[tuple[list[Part], Delta]], None]:
         """The only answer of an entered run, as it comes."""
@@ -118,8 +123,9 @@ class ChatCompletion(Answers):
 
 
 class _Choice(Choice):
-    def __init__(self, index: int, body: ChatRequest, style: AnswerStyle, run: Run) -> None:
+    def __init__(self, index: int, body: ChatRequest, style: AnswerStyle, echoed: str, run: Run) -> None:
         super().__init__()
+        self._echoed = echoed
         self._index = index
         self._body = body
         self._run = run
@@ -139,7 +145,7 @@ class _Choice(Choice):
         return parts
 
     def build(self) -> JsonObject:
-        content, calls = whole_calls(self._parts)
+        content, calls = whole_calls([Content(self._echoed), *self._parts])
         message: JsonObject = {"role": "assistant", "content": content, **_UNSAID, **self._thought(self._parts)}
         if calls:
             message["tool_calls"] = [call.to_json() for call in calls]
@@ -160,6 +166,8 @@ class _Choice(Choice):
     def chunks(self, delta: Delta) -> list[JsonObject]:
         """Mostly one chunk; with the begin or the end, another."""
         chunks = [] if self.has_begun else [self._chunk({"role": "assistant", "content": ""})]
+        if self._echoed and not self.has_begun:
+            chunks.append(self.text_chunk(self._echoed))
         parts = self._read(delta)
         message = self._thought(parts)
         if content := "".join(part.text for part in parts if isinstance(part, Content)):

@@ -133,6 +133,7 @@ class LocalEngine:
         if parsed.inputs:
             return parsed.inputs[0]
         chat = chat_input(parsed.body)
+        self.inputs.check_template(chat.form)
 
         def start(then: Then[Prompt]) -> BackgroundJob | None:
             return self._frontend.prompts.read(
@@ -140,7 +141,8 @@ class LocalEngine:
             )
 
         prompt = await in_background(self._frontend.background, start)
-        return BodyInput(token_ids=prompt.token_ids, is_of_chat=True, is_inside_thought=ends_inside(prompt.text or ""))
+        ids, is_inside = prompt.token_ids, ends_inside(prompt.text or "")
+        return BodyInput(text=chat.echoed, token_ids=ids, is_of_chat=True, is_inside_thought=is_inside)
 
     async def text_tokens(self, given: BodyInput, add_special_tokens: bool) -> bytes:
         """The tokens of a text, in whose place they may stand already."""

@@ -61,8 +61,7 @@ IGNORED = {
     "kv_cache_metrics? kv_cache_metrics_sample custom_histogram_buckets enable_mfu_metrics? "
     "enable_layerwise_nvtx_tracing? enable_logging_iteration_details? profiler_config",
     "it is always so": "enable_prompt_tokens_details? enable_request_id_headers? enable_server_load_tracking? "
-    "disable_fastapi_docs? enable_offline_docs? disable_frontend_multiprocessing? "
-    "trust_request_chat_template?",
+    "disable_fastapi_docs? enable_offline_docs? disable_frontend_multiprocessing?",
     "one frontend serves all connections": "api_server_count asc",
     "CORS allows GET and POST with any header": "allowed_methods allowed_headers",
     "certificates are read at the start": "enable_ssl_refresh?",

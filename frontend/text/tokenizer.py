@@ -88,6 +88,11 @@ class Tokenizer:
         """The text of `token_ids` as a whole; bytes that are not UTF-8 become U+FFFD."""
         return self._decode(token_ids, skip_special_tokens)
 
+    def token_string(self, token_id: int) -> str:
+        """A token as the vocabulary has it, or its text where there is no knowing."""
+        known = None if self.backend is None else self.backend.id_to_token(token_id)
+        return self.decode([token_id], skip_special_tokens=False) if known is None else str(known)
+
     @cached_property
     def max_bytes_per_token(self) -> int | None:
         """The most bytes of a text that one token stands for; None if there is no certain limit."""

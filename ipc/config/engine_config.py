@@ -141,6 +141,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = None
     cors_origins: Annotated[str | None, _http("web origins that may call, with commas between; *: any")] = None
     max_body_bytes: Annotated[int, _http("largest HTTP body that is read")] = 32 << 20
+    trust_request_chat_template: Annotated[
+        bool, _http("let HTTP requests bring a chat_template of their own, which runs in a sandbox")
+    ] = False
     strict_fields: Annotated[
         bool, _http("refuse unknown fields of HTTP bodies instead of ignoring them with a warning header")
     ] = False

@@ -42,6 +42,7 @@ class ChatForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     template: str | None = None  # Jinja, in place of the model's own
     variables: JsonObject = {}  # that it may use: tools, documents, add_generation_prompt and whatever else it knows
+    add_special_tokens: bool = False  # which the checkpoint puts around texts, beside those that the template writes
     is_continued: bool = False  # the answer goes on with the text of the last turn, which nothing follows then
 
 

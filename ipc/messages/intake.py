@@ -32,7 +32,8 @@ IntakeQuestion: TypeAlias = ReadBody | ReadPrompt
 
 
 class BodyInput(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A prompt of an HTTP body, or the tokens to detokenize: text, token ids, or a text with its token ids."""
+    """A prompt of an HTTP body, or the tokens to detokenize: text, token ids, or a text with its token ids. Of a chat
+    the text is what its answers begin with."""
 
     text: str | None = None
     token_ids: bytes | None = None

@@ -14,6 +14,7 @@ OTHER_FIELDS += ("stream_options", "prompt_logprobs")
 LANGUAGES = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 LANGUAGES += ("response_format", "text", "tools", "tool_choice")
 MODEL = ("model", "stop_token_ids", "allowed_token_ids", "logit_bias", "dimensions", "chat_template_kwargs")
+MODEL += ("chat_template", "continue_final_message")
 TIME = ("timeout_s", "queue_timeout_s")
 LEFT_OUT = frozenset(OTHER_FIELDS + LANGUAGES + MODEL + TIME)
 SHORT = {

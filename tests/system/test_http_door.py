@@ -30,17 +30,8 @@ LONG = {"prompt": "The capital of France is", "max_tokens": 1900, "ignore_eos": 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LaunchedEngine]:
     folder = tmp_path_factory.mktemp("door")
-    options = (
-        "--http",
-        "0",
-        "--uds",
-        str(folder / "http.sock"),
-        "--root-path",
-        ROOT,
-        "--access-log",
-        "all",
-        "--strict-fields",
-    )
+    options = ("--http", "0", "--uds", str(folder / "http.sock"), "--root-path", ROOT, "--access-log", "all")
+    options += ("--strict-fields", "--trust-request-chat-template")
     with LaunchedEngine(folder, *options) as engine:
         engine.wait_ready()
         yield engine
@@ -215,3 +206,15 @@ def test_strict_fields_are_refused_by_name(http: httpx2.Client) -> None:
         error = answer.json()["error"]
         assert (answer.status_code, error["param"], error["code"]) == (400, "temprature", "unknown_field")
     assert http.get("/openapi.json").json()["components"]["schemas"]["ChatRequest"]["additionalProperties"] is False
+
+
+def test_a_request_may_bring_its_template_where_the_operator_allows_it(http: httpx2.Client) -> None:
+    template = "{{ documents[0].text }} and {{ messages[0].content }}"
+    body = {"messages": [{"role": "user", "content": "Peru"}], "chat_template": template, "max_tokens": 1}
+    body |= {"documents": [{"text": "France"}], "return_token_ids": True}
+    for padding in (b"", b" " * SMALL_BYTES):
+        answer = http.post("/v1/chat/completions", content=padding + json.dumps(body).encode()).json()
+        assert "error" not in answer, answer
+        assert http.post("/detokenize", json={"tokens": answer["prompt_token_ids"]}).json() == {
+            "prompt": "France and Peru"
+        }

@@ -17,14 +17,17 @@ from .schema import ChatRequest, Message, TextPart, TokenizeRequest, Tool
 
 _TEXTS = ("text", "input_text", "output_text", "refusal")
 _THOUGHTS = ("thinking", "redacted_thinking", "reasoning", "reasoning_text")
-_RESERVED = frozenset(("messages", "tools", "documents", "add_generation_prompt"))
+_RESERVED = frozenset(
+    ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template")
+)
 
 
 class ChatInput(NamedTuple):
-    """What a chat template gets."""
+    """What a chat template gets; and the text of the last turn, if answers are to begin with it."""
 
     turns: list[ChatMessage]
     form: ChatForm
+    echoed: str | None = None
 
 
 def chat_input(body: ChatRequest | TokenizeRequest) -> ChatInput:
@@ -41,8 +44,23 @@ def chat_input(body: ChatRequest | TokenizeRequest) -> ChatInput:
         variables.setdefault("reasoning_effort", body.reasoning_effort)
     if body.tools and shows_tools(body):
         variables["tools"] = tools_for_template(body.tools)
-    variables["add_generation_prompt"] = body.add_generation_prompt is not False
-    return ChatInput(turns, ChatForm(variables=variables))
+    is_continued, begins_turn = bool(body.continue_final_message), body.add_generation_prompt
+    if is_continued and begins_turn:
+        raise RequestError("continue_final_message cannot go with add_generation_prompt, which begins a turn: give one")
+    variables["add_generation_prompt"] = not is_continued if begins_turn is None else begins_turn
+    echoed = None
+    if isinstance(body, ChatRequest):
+        if body.documents is not None:
+            variables["documents"] = body.documents
+        if body.echo and (not variables["add_generation_prompt"] or turns[-1].role == "assistant"):
+            echoed = turns[-1].content
+    form = ChatForm(
+        template=body.chat_template,
+        variables=variables,
+        add_special_tokens=bool(body.add_special_tokens),
+        is_continued=is_continued,
+    )
+    return ChatInput(turns, form, echoed)
 
 
 def shows_tools(body: ChatRequest | TokenizeRequest) -> bool:

@@ -281,6 +281,11 @@ class ChatRequest(Conversation, frozen=True, kw_only=True):
     web_search_options: JsonObject | None = None
     # beyond OpenAI
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    echo: bool | None = None  # answers begin with the last message, if it is one of theirs
+    add_special_tokens: bool | None = None
+    chat_template: str | None = None
+    documents: list[JsonObject] | None = None
 
 
 class TokenizeRequest(Body, frozen=True, kw_only=True):
@@ -290,8 +295,11 @@ class TokenizeRequest(Body, frozen=True, kw_only=True):
     prompt: Text | None = None
     messages: Annotated[list[Message], items(1)] | None = None
     tools: list[Tool] | None = None
-    add_special_tokens: bool = True
-    add_generation_prompt: bool = True
+    add_special_tokens: bool | None = None  # null: with a text, but not with a chat
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    return_token_strs: bool | None = None
+    chat_template: str | None = None
     chat_template_kwargs: JsonObject | None = None
 
 

@@ -1,0 +1,86 @@
+"""How the messages of a chat become its prompt is the request's to say."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx2
+
+from tokenloom.tests.system.http_engine import QUESTION
+
+CHAT, TOKENIZE = "/v1/chat/completions", "/tokenize"
+BEGUN = [*QUESTION, {"role": "assistant", "content": "The capital of Peru"}]
+GREEDY = {"temperature": 0}
+CONTINUED = {"messages": BEGUN, "continue_final_message": True}
+
+
+def ask(http: httpx2.Client, path: str, body: dict[str, Any]) -> Any:
+    answer = http.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def tokens(http: httpx2.Client, **body: object) -> list[int]:
+    return list(ask(http, TOKENIZE, body)["tokens"])
+
+
+def error(http: httpx2.Client, path: str, body: dict[str, Any]) -> Any:
+    answer = http.post(path, json=body)
+    assert answer.status_code == 400, answer.text
+    return answer.json()["error"]
+
+
+def test_an_answer_continues_the_last_message(http: httpx2.Client) -> None:
+    def content(**more: object) -> str:
+        return str(ask(http, CHAT, CONTINUED | GREEDY | more)["choices"][0]["message"]["content"])
+
+    assert content() == " is Lima."
+    assert content(echo=True) == "The capital of Peru is Lima."
+    assert content(add_generation_prompt=False) == " is Lima."
+
+
+def test_a_stream_echoes_before_its_text(http: httpx2.Client) -> None:
+    lines = http.post(CHAT, json=CONTINUED | GREEDY | {"echo": True, "stream": True}).text.splitlines()
+    chunks = [json.loads(line[6:])["choices"][0]["delta"] for line in lines if line.startswith("data: {")]
+    assert [chunk.get("content") for chunk in chunks][:2] == ["", "The capital of Peru"]
+    assert "".join(chunk.get("content", "") for chunk in chunks) == "The capital of Peru is Lima."
+
+
+def test_an_echo_needs_a_last_message_of_the_answers_role(http: httpx2.Client) -> None:
+    (choice,) = ask(http, CHAT, {"messages": QUESTION, "echo": True, "max_tokens": 1} | GREEDY)["choices"]
+    assert choice["message"]["content"] == "The"
+
+
+def test_a_turn_is_not_both_continued_and_begun(http: httpx2.Client) -> None:
+    for path in (CHAT, TOKENIZE):
+        found = error(http, path, CONTINUED | {"add_generation_prompt": True})
+        assert "begins a turn" in found["message"] and found["param"] == "continue_final_message"
+
+
+def test_the_prompt_is_what_tokenize_says(http: httpx2.Client) -> None:
+    for fields in (CONTINUED, {"messages": BEGUN}, {"messages": QUESTION, "add_special_tokens": True}):
+        made = ask(http, CHAT, fields | GREEDY | {"max_tokens": 1, "return_token_ids": True})
+        assert made["prompt_token_ids"] == tokens(http, **fields)
+    plain, special = tokens(http, messages=QUESTION), tokens(http, messages=QUESTION, add_special_tokens=True)
+    assert special[1:] == plain and special[0] == tokens(http, prompt="x")[0]
+    assert len(tokens(http, prompt="x", add_special_tokens=False)) == 1
+
+
+def test_tokens_come_with_their_names(http: httpx2.Client) -> None:
+    answer = ask(http, TOKENIZE, {"prompt": "The capital", "return_token_strs": True})
+    assert answer["token_strs"] == ["<|bos|>", "The", "\u0120capital"] and len(answer["tokens"]) == answer["count"] == 3
+    assert "token_strs" not in ask(http, TOKENIZE, {"prompt": "The capital"})
+
+
+def test_a_template_is_not_taken_from_requests(http: httpx2.Client) -> None:
+    for path in (CHAT, TOKENIZE):
+        found = error(http, path, {"messages": QUESTION, "chat_template": "{{ messages }}"})
+        assert found["param"] == "chat_template" and "--trust-request-chat-template" in found["message"]
+    found = error(http, CHAT, {"messages": QUESTION, "chat_template_kwargs": {"chat_template": "x"}})
+    assert "use the fields" in found["message"]
+
+
+def test_documents_reach_the_template_under_their_own_name(http: httpx2.Client) -> None:
+    answer = http.post(CHAT, json={"messages": QUESTION, "max_tokens": 1, "documents": [{"title": "a", "text": "b"}]})
+    assert answer.status_code == 200 and "warning" not in answer.headers
