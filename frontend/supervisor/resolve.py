@@ -133,5 +133,6 @@ def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     if config.max_model_len > longest:
         raise ConfigError(
             f"--max-model-len {config.max_model_len} is above the model's max_position_embeddings {longest}: lower it"
+            + (", or give a model: without one the small demo is served" if config.model in (None, "demo") else "")
         )
     return config.max_model_len

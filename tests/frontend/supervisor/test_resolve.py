@@ -46,7 +46,7 @@ def test_a_checkpoint_that_cannot_be_served_is_refused(tmp_path: Path, change: d
 
 
 def test_a_length_beyond_the_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--max-model-len 1000000 is above .* lower it"):
+    with pytest.raises(ConfigError, match=r"--max-model-len 1000000 is above .* lower it, or give a model: without"):
         resolve(EngineConfig(max_model_len=1_000_000, device="cpu"), RunDirectory(tmp_path))
 
 
