@@ -53,6 +53,9 @@ class ThoughtParser:
         return content(text)
 
 
-def ends_inside(prompt: str) -> bool:
-    """Whether a prompt leaves a thought open."""
-    return any(prompt.rfind(opening) > prompt.rfind(closing) for opening, closing in MARKERS.values())
+def ends_inside(prompt: str, *, is_continued: bool = False) -> bool:
+    """Whether a template has opened a thought for the answer, with nothing after the marker; or, where the answer goes
+    on with the last turn, whether that turn has. A marker in a user's text opens none."""
+    if is_continued:
+        return any(prompt.rfind(opening) > prompt.rfind(closing) for opening, closing in MARKERS.values())
+    return prompt.rstrip().endswith(tuple(opening for opening, _ in MARKERS.values()))

@@ -40,6 +40,9 @@ def test_an_answer_without_thoughts_is_content() -> None:
 def test_a_prompt_may_end_inside_a_thought() -> None:
     assert ends_inside("<think>\n") and not ends_inside("<think></think>\n") and not ends_inside("")
     assert ends_inside("[/THINK][THINK]")
+    assert not ends_inside("user: what is <think>?\nassistant: "), "a user wrote it"
+    assert ends_inside("assistant: <think>so far", is_continued=True)
+    assert not ends_inside("assistant: <think>so</think> far", is_continued=True)
 
 
 def answer_text(**changes: object) -> AnswerText:
