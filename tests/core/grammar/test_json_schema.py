@@ -210,6 +210,11 @@ def test_what_says_otherwise_or_nothing_stays_open(schema: Schema, value: object
             {"2026-02-28": 1},
             {"x": 1},
         ),
+        (
+            {"type": "object", "propertyNames": {"format": "date-time"}, "additionalProperties": DIGIT},
+            {"2026-02-28T23:59:00Z": 1},
+            {"2026-02-28": 1},
+        ),
         (record(a=WORD) | {"dependentRequired": {"a": ["b"]}}, {"a": "", "b": 0}, {"a": ""}),
         (X_NEEDS_B, {"k": "x", "b": 1}, {"k": "x"}),
         (X_NEEDS_B, {"k": "y"}, {"k": "z"}),
