@@ -13,6 +13,7 @@ from ...ipc.errors import RequestError
 
 _BACKTICKED = re.compile(r"`([^`]+)`")
 _FIELD = re.compile(r"at `\$\.?([^`]*)`|missing required field `([^`]*)`")
+_KIND = re.compile(r"Invalid enum value '(.*)' - at `\$\.(tools|input)(\[\d+\])\.type`")
 _TOKENS = re.compile(rb'"([^"\\]*(?:\\.[^"\\]*)*)"|([\[{])|([\]}])', re.DOTALL)
 
 KEY_OF = "a key of "
@@ -47,6 +48,10 @@ def invalid_body(error: Exception, raw: bytes | bytearray) -> BodyError:
             field, position = place
             text = f"{field} holds a lone surrogate at character {position}: give valid Unicode"
             return BodyError(text, param=re.split(r"[.\[]", field.removeprefix(KEY_OF))[0])
+    if (kind := _KIND.search(message)) is not None:
+        field = kind.group(2)
+        text = f"{field}{kind.group(3)} is of type {kind.group(1)!r:.80}, which is not served: leave it out"
+        return BodyError(text, param=field)
     found = _FIELD.search(message)
     return BodyError(message, param=found.group(1) or found.group(2) if found else None)
 

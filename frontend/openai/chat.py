@@ -14,7 +14,7 @@ from ...ipc.structured_outputs import StructuredOutputsParams
 from ..intake.body_parser import ParsedBody
 from .answers import Answers, Choice
 from .forms.logprobs import chat_logprobs, prompt_logprob_dicts
-from .forms.messages import shows_tools
+from .forms.messages import shows_tools, with_allowed_tools
 from .forms.params import chat_max_tokens, sampling_params, structured_outputs, under_its_own_name
 from .forms.prompts import answer_id
 from .forms.schema import ChatRequest, NamedTool
@@ -51,7 +51,7 @@ class ChatCompletion(Answers):
         reasoning_parser: str,
     ) -> ChatCompletion:
         """Check everything and make the prompt; nothing runs yet."""
-        body = parsed.body
+        body = with_allowed_tools(parsed.body)
         forced = _forced_tools(body)
         if forced is not None and structured_outputs(msgspec.structs.replace(body, response_format=None)) is not None:
             raise RequestError("tool_choice forces a call while structured_outputs wants something else: give one")

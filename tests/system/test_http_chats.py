@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import httpx2
+import pytest
 
 from tokenloom.tests.system.http_engine import QUESTION
 
@@ -84,3 +85,49 @@ def test_a_template_is_not_taken_from_requests(http: httpx2.Client) -> None:
 def test_documents_reach_the_template_under_their_own_name(http: httpx2.Client) -> None:
     answer = http.post(CHAT, json={"messages": QUESTION, "max_tokens": 1, "documents": [{"title": "a", "text": "b"}]})
     assert answer.status_code == 200 and "warning" not in answer.headers
+
+
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("add", "sub")]
+
+
+def allowing(path: str, mode: str, name: str = "sub") -> dict[str, Any]:
+    """A body whose tool_choice allows one of two tools."""
+    if path == CHAT:
+        names = [{"type": "function", "function": {"name": name}}]
+        choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": names}}
+        return {"messages": QUESTION, "tools": TOOLS, "tool_choice": choice} | GREEDY
+    tools = [{"type": "function", **tool["function"]} for tool in TOOLS]  # type: ignore[dict-item]
+    choice = {"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": name}]}
+    return {"input": QUESTION[0]["content"], "tools": tools, "tool_choice": choice} | GREEDY
+
+
+@pytest.mark.parametrize("name", ["add", "sub"])
+def test_a_forced_call_is_of_an_allowed_tool(http: httpx2.Client, name: str) -> None:
+    more = {"parallel_tool_calls": False}
+    (choice,) = ask(http, CHAT, allowing(CHAT, "required", name) | more | {"max_tokens": 60})["choices"]
+    assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == [name]
+    body = allowing("/v1/responses", "required", name) | more | {"max_output_tokens": 60}
+    answer = ask(http, "/v1/responses", body)
+    assert [item["name"] for item in answer["output"]] == [name]
+    assert answer["tool_choice"]["type"] == "allowed_tools"
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses"])
+def test_a_tool_that_is_not_there_is_not_allowed(http: httpx2.Client, path: str) -> None:
+    found = error(http, path, allowing(path, "auto", "mul"))
+    assert (found["message"], found["param"]) == ("tool_choice allows mul; tools has add, sub", "tool_choice")
+
+
+@pytest.mark.parametrize("kind", ["web_search", "mcp", "code_interpreter", "custom"])
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses"])
+def test_a_tool_of_another_type_is_refused_by_name(http: httpx2.Client, path: str, kind: str) -> None:
+    body = {"messages": QUESTION} if path == CHAT else {"input": "x"}
+    found = error(http, path, body | {"tools": [*([TOOLS[0]] if path == CHAT else []), {"type": kind, kind: {}}]})
+    place = "tools[1]" if path == CHAT else "tools[0]"
+    assert found["message"] == f"{place} is of type '{kind}', which is not served: leave it out"
+    assert found["param"] == "tools"
+
+
+def test_an_item_of_another_type_is_refused_by_name(http: httpx2.Client) -> None:
+    found = error(http, "/v1/responses", {"input": [{"type": "web_search_call", "id": "ws_1"}]})
+    assert found["message"].startswith("input[0] is of type 'web_search_call'") and found["param"] == "input"

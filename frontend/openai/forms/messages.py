@@ -13,7 +13,7 @@ import msgspec
 from ....ipc.codec import JsonObject
 from ....ipc.errors import RequestError
 from ....ipc.messages.client import ChatForm, ChatMessage
-from .schema import ChatRequest, Message, TextPart, TokenizeRequest, Tool
+from .schema import ChatRequest, Message, NamedTool, TextPart, TokenizeRequest, Tool
 
 _TEXTS = ("text", "input_text", "output_text", "refusal")
 _THOUGHTS = ("thinking", "redacted_thinking", "reasoning", "reasoning_text")
@@ -32,6 +32,8 @@ class ChatInput(NamedTuple):
 
 def chat_input(body: ChatRequest | TokenizeRequest) -> ChatInput:
     """The turns of a chat, and how they become a prompt."""
+    if isinstance(body, ChatRequest):
+        body = with_allowed_tools(body)
     turns = [_turn(position, message) for position, message in enumerate(body.messages or ())]
     if not turns:
         raise RequestError("messages is empty: give at least one")
@@ -61,6 +63,25 @@ def chat_input(body: ChatRequest | TokenizeRequest) -> ChatInput:
         is_continued=is_continued,
     )
     return ChatInput(turns, form, echoed)
+
+
+def with_allowed_tools(body: ChatRequest) -> ChatRequest:
+    """`body` with those of its tools alone that its tool_choice allows, and with the mode of that choice."""
+    choice = body.tool_choice
+    if not isinstance(choice, NamedTool):
+        return body
+    if choice.type == "function":
+        if not choice.function.name:
+            raise RequestError("tool_choice has no function.name: name one of tools")
+        return body
+    allowed = () if choice.allowed_tools is None else choice.allowed_tools.tools
+    names, tools = {each.function.name for each in allowed}, body.tools or []
+    kept = [tool for tool in tools if tool.function.name in names]
+    if not kept or names - {tool.function.name for tool in kept}:
+        given = ", ".join(tool.function.name for tool in tools)
+        raise RequestError(f"tool_choice allows {', '.join(sorted(names)) or 'nothing'}; tools has {given or 'none'}")
+    assert choice.allowed_tools is not None, "it allows what is kept"
+    return msgspec.structs.replace(body, tools=kept, tool_choice=choice.allowed_tools.mode)
 
 
 def shows_tools(body: ChatRequest | TokenizeRequest) -> bool:

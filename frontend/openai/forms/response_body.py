@@ -10,6 +10,8 @@ from ....ipc.sampling_params import LENGTH
 from .messages import content_of
 from .params import refuse_unserved
 from .schema import (
+    AllowedTool,
+    AllowedTools,
     Body,
     ChatRequest,
     Conversation,
@@ -53,6 +55,21 @@ class ResponseToolName(NamedFunction, frozen=True, kw_only=True):
     type: Literal["function"]
 
 
+class ResponseToolChoice(Body, frozen=True, kw_only=True, omit_defaults=True):
+    """The function that must be called, or those that may be."""
+
+    type: Literal["function", "allowed_tools"]
+    name: str = ""
+    mode: Literal["auto", "required"] = "auto"
+    tools: list[ResponseToolName] | None = None
+
+    def to_chat(self) -> NamedTool:
+        """As a chat has it."""
+        allowed = [AllowedTool(type="function", function=NamedFunction(name=each.name)) for each in self.tools or ()]
+        lists = AllowedTools(mode=self.mode, tools=allowed) if self.type == "allowed_tools" else None
+        return NamedTool(type=self.type, function=NamedFunction(name=self.name), allowed_tools=lists)
+
+
 class TextFormat(JsonSchemaFormat, frozen=True, kw_only=True):
     type: Literal["text", "json_object", "json_schema"]
 
@@ -86,7 +103,7 @@ class ResponsesRequest(Conversation, frozen=True, kw_only=True):
     max_output_tokens: int | None = None
     max_tool_calls: int | None = None  # of tools that run on the server, of which there are none
     tools: list[ResponseTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ResponseToolName | None = None
+    tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     include: list[str] | None = None
@@ -116,9 +133,7 @@ def chat_request(body: ResponsesRequest) -> ChatRequest:
         messages=_messages(body),
         max_completion_tokens=body.max_output_tokens,
         tools=tools or None,
-        tool_choice=NamedTool(type="function", function=NamedFunction(name=choice.name))
-        if isinstance(choice, ResponseToolName)
-        else choice,
+        tool_choice=choice.to_chat() if isinstance(choice, ResponseToolChoice) else choice,
         logprobs=bool(body.top_logprobs) or LOGPROBS in (body.include or ()),
         reasoning_effort=None if body.reasoning is None else body.reasoning.effort,
     )

@@ -233,9 +233,24 @@ class NamedFunction(Body, frozen=True, kw_only=True):
     name: str
 
 
-class NamedTool(Body, frozen=True, kw_only=True):
+class AllowedTool(Body, frozen=True, kw_only=True):
     type: Literal["function"]
     function: NamedFunction
+
+
+class AllowedTools(Body, frozen=True, kw_only=True):
+    """Which of the tools may be called, and whether one must be."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[AllowedTool], items(1)]
+
+
+class NamedTool(Body, frozen=True, kw_only=True):
+    """The function that must be called, or those that may be."""
+
+    type: Literal["function", "allowed_tools"]
+    function: NamedFunction = NamedFunction(name="")
+    allowed_tools: AllowedTools | None = None
 
 
 class Conversation(Generation, frozen=True, kw_only=True):
