@@ -94,6 +94,7 @@ class FakeService:
 
     def __init__(self) -> None:
         self.run_id = "run-1"
+        self.defaults: dict[str, int | float] = {}  # of SamplingParams, as Info tells them
         self.version = PROTOCOL_VERSION
         self.is_mute = False  # says nothing at all
         self.is_paused = False  # makes no tokens
@@ -196,6 +197,7 @@ class FakeService:
         else:
             reply = Info(
                 query_id=query_id,
+                default_sampling_params=self.defaults,
                 version="0",
                 run_id=self.run_id,
                 model="fake",

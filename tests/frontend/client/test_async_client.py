@@ -13,6 +13,7 @@ import pytest
 from tokenloom.frontend.client.async_client import AsyncClient
 from tokenloom.frontend.client.outputs import RequestOutput
 from tokenloom.ipc.errors import EngineDead, RequestError
+from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.tests.frontend.fake_frontend import DEADLINE_S, FORBIDDEN, FakeFrontend, expected_text, greedy
 
 
@@ -41,6 +42,18 @@ async def test_outputs_are_cumulative_and_the_last_one_is_finished(fake: FakeFro
     assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
     assert texts[-1] == expected_text("p", 40)
     assert outputs[-1].request_id == "mine"
+
+
+@with_client
+async def test_requests_without_parameters_get_the_engines_defaults(fake: FakeFrontend, client: AsyncClient) -> None:
+    fake.set(defaults={"temperature": 0.25, "max_tokens": 3})
+    assert await client.get_default_sampling_params() == SamplingParams(temperature=0.25, max_tokens=3)
+    outputs = [output async for output in client.generate("a", priority=7)]
+    assert len(outputs[-1].outputs[0].token_ids) == 3
+    async for output in client.chat([{"role": "user", "content": "b"}]):
+        assert len(output.outputs[0].token_ids) <= 3
+    first, second = (submit.params for submit in fake.do(lambda service: service.submits))
+    assert (first.temperature, first.priority, second.temperature) == (0.25, 7, 0.25)
 
 
 @with_client

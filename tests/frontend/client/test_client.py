@@ -16,6 +16,7 @@ import pytest
 from tokenloom.frontend.client.client import Client
 from tokenloom.ipc.errors import EngineDead, ProtocolError, RequestError
 from tokenloom.ipc.messages.client import ChatMessage, Submit
+from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.tests.frontend.fake_frontend import DEADLINE_S, FORBIDDEN, FakeFrontend, expected_text, greedy
 
 
@@ -55,6 +56,19 @@ def test_parameters_are_one_for_all_or_one_each_or_the_defaults(client: Client) 
     assert len(client.generate("a", use_tqdm=False)[0].outputs[0].token_ids) == 16
     with pytest.raises(RequestError, match="1 SamplingParams for 2 prompts"):
         client.generate(["a", "b"], [greedy()], use_tqdm=False)
+
+
+def test_requests_without_parameters_get_the_engines_defaults(fake: FakeFrontend, client: Client) -> None:
+    fake.set(defaults={"temperature": 0.25, "max_tokens": 3})
+    params = client.get_default_sampling_params()
+    assert params == SamplingParams(temperature=0.25, max_tokens=3)
+    params.max_tokens = 9  # a copy of its own
+    lengths = [len(output.outputs[0].token_ids) for output in client.generate(["a", "b"], use_tqdm=False)]
+    lengths.append(len(client.chat([{"role": "user", "content": "c"}], use_tqdm=False)[0].outputs[0].token_ids))
+    lengths.append(len(client.submit("d").result(DEADLINE_S).outputs[0].token_ids))
+    assert lengths == [3] * 4 and "".join(client.stream("e")).count("<") == 3
+    assert {submit.params.temperature for submit in fake.do(lambda service: service.submits)} == {0.25}
+    assert len(client.generate("f", SamplingParams(max_tokens=5), use_tqdm=False)[0].outputs[0].token_ids) == 5
 
 
 def test_parameters_are_checked_and_copied_when_they_are_submitted(client: Client) -> None:
