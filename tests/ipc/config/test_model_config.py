@@ -183,3 +183,16 @@ def test_damaged_file_is_told(content: str, tmp_path: Path) -> None:
 def test_missing_file_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"config\.json does not exist: --model must name a folder"):
         ModelConfig.load(tmp_path)
+
+
+def test_fields_may_be_replaced_before_they_are_read(tmp_path: Path) -> None:
+    plain = read(tmp_path, {"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}})
+    assert (plain.rope.kind, plain.rope.theta) == ("default", 5e5)
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    for name in ("rope_scaling", "rope_parameters"):
+        model = ModelConfig.load(tmp_path, {name: yarn, "max_position_embeddings": 256})
+        assert (model.rope.kind, model.rope.theta, model.max_position_embeddings) == ("yarn", 5e5, 256)
+    assert ModelConfig.load(tmp_path, {"rope_theta": 7.0}).rope.theta == 7.0
+    assert ModelConfig.load(tmp_path, {"rope_scaling": {**yarn, "rope_theta": 9.0}}).rope.theta == 9.0
+    with pytest.raises(ConfigError, match="architecture Odd is not supported"):
+        ModelConfig.load(tmp_path, {"architectures": ["Odd"]})
