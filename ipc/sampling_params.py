@@ -97,9 +97,14 @@ class SamplingParams(
     length_penalty: float = 1.0
     early_stopping: bool = False
     flat_logprobs: bool = False
+    output_text_buffer_length: int = 0
+    prompt_logprob_start: None = None
+    prompt_logprob_token_ids: None = None
     repetition_detection: None = None
     routed_experts_prompt_start: int = 0
     skip_clone: bool = False
+    stream_interval: int | None = None
+    trace_decode_token_ids: None = None
     watermarking: bool | None = None
     _real_n: int | None = None
 
@@ -277,9 +282,14 @@ _HARMLESS: dict[str, tuple[tuple[object, ...], str]] = {  # values that ask for 
     "length_penalty": ((1.0,), _BEAMS),
     "early_stopping": ((False,), _BEAMS),
     "flat_logprobs": ((False,), "logprobs come as one dict for each token"),
+    "output_text_buffer_length": ((0,), "text is held back only for stop strings"),
+    "prompt_logprob_start": ((None,), "prompt_logprobs scores the whole prompt"),
+    "prompt_logprob_token_ids": ((None,), "use prompt_logprobs"),
     "repetition_detection": ((None,), "use stop, max_tokens or a penalty"),
     "routed_experts_prompt_start": ((0,), "routing of experts is not told"),
     "skip_clone": ((False, True), "give True or False"),
+    "stream_interval": ((None, 1), "every token is streamed as soon as it can be"),
+    "trace_decode_token_ids": ((None,), "use allowed_token_ids or structured_outputs"),
     "watermarking": ((None, False), "no watermark is set"),
     "_real_n": ((None,), "give n"),
 }

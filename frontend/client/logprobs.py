@@ -15,7 +15,7 @@ class Logprob(msgspec.Struct, frozen=True):
     made."""
 
     logprob: float
-    rank: int | None
+    rank: int | None = None
     decoded_token: str | None = None
 
 

@@ -150,7 +150,10 @@ class InputProcessor:
             position, bad = next(
                 (i, token_id) for i, token_id in enumerate(token_ids) if not 0 <= token_id < self._vocab_size
             )
-            raise RequestError(f"{name}[{position}] is {bad}, the model's ids are 0 to {self._vocab_size - 1}")
+            raise RequestError(
+                f"{name}[{position}] is {bad}, which is out of vocabulary: the model's ids are 0 to "
+                f"{self._vocab_size - 1}"
+            )
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -69,6 +69,9 @@ BAD = [
     ({"use_beam_search": True}, "LLM.beam_search"),
     ({"length_penalty": 0.5}, "LLM.beam_search"),
     ({"flat_logprobs": True}, "one dict for each token"),
+    ({"stream_interval": 5}, "stream_interval is 5, which is not offered"),
+    ({"trace_decode_token_ids": [5]}, "use allowed_token_ids"),
+    ({"prompt_logprob_token_ids": [[5]]}, "use prompt_logprobs"),
     ({"repetition_detection": {"max_pattern_size": 3}}, "repetition_detection"),
     ({"_real_n": 2}, "give n"),
     ({"guided_decoding": {"regex": "a"}, "structured_outputs": {"regex": "a"}}, "former name"),
@@ -135,6 +138,11 @@ NAMES_OF_VLLM: dict[str, object] = {
     "thinking_token_budget": 9,
     "logprob_token_ids": [3],
     "repetition_detection": None,
+    "output_text_buffer_length": 0,
+    "prompt_logprob_start": None,
+    "prompt_logprob_token_ids": None,
+    "stream_interval": 1,
+    "trace_decode_token_ids": None,
     "skip_reading_prefix_cache": True,
     "routed_experts_prompt_start": 0,
     "_real_n": None,
@@ -148,7 +156,7 @@ def test_all_parameters_of_vllm_are_taken() -> None:
         for name, value in NAMES_OF_VLLM.items()
         if SamplingParams(**{other: NAMES_OF_VLLM[other] for other in together.get(name, ())}, **{name: value})  # type: ignore[arg-type]
     ]
-    assert len(taken) == len(NAMES_OF_VLLM) == 41
+    assert len(taken) == len(NAMES_OF_VLLM) == 46
 
 
 def test_a_checked_copy_is_not_reached_by_later_changes() -> None:

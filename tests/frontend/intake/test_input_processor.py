@@ -89,7 +89,7 @@ def test_a_resumed_request_keeps_its_children_and_its_arrival() -> None:
         ({"prompt_token_ids": b"\1\0\0"}, "3 bytes"),
         (
             {"prompt_token_ids": encode_ids([1, 2, 1000])},
-            r"prompt_token_ids\[2\] is 1000, the model's ids are 0 to 999",
+            r"prompt_token_ids\[2\] is 1000, which is out of vocabulary: the model's ids are 0 to 999",
         ),
         ({"prompt_token_ids": encode_ids([-1])}, r"prompt_token_ids\[0\] is -1"),
         (

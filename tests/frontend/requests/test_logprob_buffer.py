@@ -87,3 +87,7 @@ def test_the_caller_gets_one_dict_per_token_with_the_token_first_and_its_text() 
         ids[2]: Logprob(-0.75, 3, text[ids[2]]),
     }
     assert list(first) == [ids[1], ids[0], ids[2]] and list(second) == [ids[2], ids[0], ids[1]]
+
+
+def test_a_logprob_may_be_made_of_its_number_alone() -> None:
+    assert Logprob(-0.1) == Logprob(-0.1, None, None)
