@@ -1,20 +1,16 @@
-"""Clients that people already use, unpatched, against one engine; each where it is installed, the rest is skipped.
+"""Benchmarks that people already use, unpatched, against one engine; each where it is installed, the rest is skipped.
 
-openai, Python      tests/system/test_http_openai.py
-openai, JavaScript  npm ci --prefix tests/clients
-LangChain           pip install -c constraints.txt -e '.[clients]'
 vllm bench serve    TOKENLOOM_VLLM_PYTHON: the Python of an environment with vLLM (0.32.0 was tried)
 guidellm            TOKENLOOM_GUIDELLM: its command, in an environment of its own (0.8.1 was tried)
+
+Libraries: test_client_libraries.py.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
-import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,9 +21,7 @@ import pytest
 from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
 from tokenloom.tests.system.launched import LaunchedEngine
 
-CLIENTS = Path(__file__).parents[1] / "clients"
 DEADLINE_S = 200.0
-LIMA = "The capital of Peru is Lima."
 NUM_REQUESTS = 20
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -66,46 +60,6 @@ def program_at(variable: str) -> str:
     if program is None:
         pytest.skip(f"{variable} is not set")
     return program
-
-
-@pytest.mark.skipif(
-    shutil.which("node") is None or not (CLIENTS / "node_modules" / "openai").is_dir(),
-    reason="openai for node is missing",
-)
-def test_openai_for_javascript(url: str) -> None:
-    seen = json.loads(run("node", str(CLIENTS / "openai_client.mjs"), url))
-    assert seen == {
-        "model": "tokenloom-demo",
-        "completion": " Lima.",
-        "chat": LIMA,
-        "streamed": LIMA,
-        "completion_tokens": 8,
-        "helper": LIMA,
-        "parsed": {"city": "Lima"},
-        "call": ["find", {"city": "Lima"}],
-        "response": LIMA,
-        "response_streamed": LIMA,
-        "errors": [["NotFoundError", "model"], ["BadRequestError", "temperature"], ["BadRequestError", "foo"]],
-    }
-
-
-@pytest.mark.skipif(importlib.util.find_spec("langchain_openai") is None, reason="langchain-openai is missing")
-@pytest.mark.usefixtures("all_answered")
-def test_langchains_chat_model(url: str) -> None:
-    seen = json.loads(run(sys.executable, str(CLIENTS / "langchain_client.py"), url))
-    assert seen == {
-        "answer": "Lima",
-        "finish": "stop",
-        "usage": 4,
-        "streamed": LIMA,
-        "streamed_usage": 8,
-        "batch": [LIMA, "The capital of Chile is Santiago."],
-        "chain": "The capital of Norway is Oslo.",
-        "awaited": LIMA,
-        "structured": "Lima",
-        "call": ["weather", ["city"]],
-        "responses": LIMA,
-    }
 
 
 @pytest.mark.usefixtures("all_answered")

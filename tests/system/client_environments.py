@@ -1,0 +1,78 @@
+"""Environments of other people's clients: one for each, made at its first use and kept in the user's cache.
+
+The versions are those of tests/clients: a line of requirements.txt for each client of Python, package-lock.json for
+JavaScript's. They are apart from each other and from .venv, since each wants versions of its own of the same packages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CLIENTS = Path(__file__).parents[1] / "clients"
+HOME = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "tokenloom-clients"
+INSTALL_S = 600.0
+NO_INDEX = ("connection broken by", "Temporary failure", "Name or service not known", "ENOTFOUND", "EAI_AGAIN",
+            "ECONNREFUSED", "ETIMEDOUT", "Failed to establish a new connection", "Network is unreachable")  # fmt: skip
+
+
+def python_of(client: str) -> str:
+    """The Python of an environment with `client`, the name of a line in requirements.txt."""
+    lines = (CLIENTS / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    (requirements,) = (line for line in lines if line.split("==")[0].split("[")[0] == client)
+    folder = HOME / _name(client, requirements + sys.version)
+    python = folder / "bin" / "python"
+    if not _is_done(folder):
+        _install([sys.executable, "-m", "venv", str(folder)], folder)
+        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        _install([*pip, *requirements.split()], folder)
+        _done(folder)
+    return str(python)
+
+
+def node_folder() -> Path:
+    """A folder with tests/clients/*.mjs beside the packages of its package-lock.json."""
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        pytest.skip("node and npm are not installed")
+    folder = HOME / _name("node", (CLIENTS / "package-lock.json").read_text(encoding="utf-8"))
+    if not _is_done(folder):
+        folder.mkdir(parents=True)
+        for name in ("package.json", "package-lock.json"):
+            shutil.copy(CLIENTS / name, folder)
+        _install(["npm", "ci", "--no-audit", "--no-fund", "--prefix", str(folder)], folder)
+        _done(folder)
+    for script in CLIENTS.glob("*.mjs"):
+        shutil.copy(script, folder)
+    return folder
+
+
+def _name(client: str, wanted: str) -> str:
+    return f"{client}-{hashlib.sha256(wanted.encode()).hexdigest()[:12]}"
+
+
+def _is_done(folder: Path) -> bool:
+    """Whether nothing is left to install; what an interrupted installation left is removed."""
+    if (folder / "done").exists():
+        return True
+    shutil.rmtree(folder, ignore_errors=True)
+    return False
+
+
+def _done(folder: Path) -> None:
+    (folder / "done").touch()
+
+
+def _install(command: list[str], folder: Path) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S)
+    if done.returncode != 0:
+        shutil.rmtree(folder, ignore_errors=True)
+        said = done.stdout + done.stderr
+        if any(sign in said for sign in NO_INDEX):
+            pytest.skip(f"the package index cannot be reached: {said.strip().splitlines()[-1]}")
+        pytest.fail(f"{' '.join(command)} failed: {said[-3000:]}")

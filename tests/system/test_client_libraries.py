@@ -1,0 +1,188 @@
+"""Libraries that people already call servers with, unpatched and at their latest versions, against one engine.
+
+Each script of tests/clients asks for answers of which only one is possible, so that the demo model gives them, and
+prints what its library made of them: tools forced and free, nested structures, second turns that send back what came,
+answers that are cut, prompts that are too long. A failed test prints the bytes of every request and answer.
+Their packages are installed at first use (client_environments.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tokenloom.tests.system.client_environments import CLIENTS, node_folder, python_of
+from tokenloom.tests.system.launched import LaunchedEngine
+from tokenloom.tests.system.recording_proxy import RecordingProxy
+
+DEADLINE_S = 200.0
+LIMA = "The capital of Peru is Lima."
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # with the installation
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("libraries")
+    with LaunchedEngine(folder, "--http", "0", "--chat-template", str(CLIENTS / "tools.jinja")) as engine:
+        yield engine.wait_http()
+
+
+def seen_by(url: str, *command: str) -> dict[str, object]:
+    """The JSON object that a script prints last, which gets the URL after its name."""
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    environment.pop("PYTHONPATH", None)
+    with RecordingProxy(url) as proxy:
+        program, script, *more = command
+        done = subprocess.run(
+            [program, script, proxy.url, *more],
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            cwd=Path(script).parent,
+            env=environment,
+        )
+        print(proxy.report())
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_openai_for_python(url: str) -> None:
+    seen = seen_by(url, python_of("openai"), str(CLIENTS / "openai_client.py"))
+    assert seen == {
+        "required": [[True], "tool_calls", None, "length"],
+        "named": [True],
+        "allowed": [True],
+        "streamed": [[True], True, "length"],
+        "free": "length",
+        "tools_but_none": [True, None],
+        "parsed": [True, "length"],
+        "parsed_stream": True,
+        "cut": ["length", None, True],
+        "cut_named": ["length", None, True],
+        "cut_stream": ["length", ""],
+        "cut_after_a_call": [True, None],
+        "too_long": ["context_length_exceeded"] * 3,
+        "response_call": [[True], True, True],
+        "response_stream": [[True], True],
+        "response_parsed": True,
+        "response_cut": ["incomplete", "max_output_tokens"],
+    }
+
+
+@pytest.mark.parametrize("provider", ["hosted_vllm", "openai"])
+def test_litellm(url: str, provider: str) -> None:
+    seen = seen_by(url, python_of("litellm"), str(CLIENTS / "litellm_client.py"), provider)
+    assert seen == {
+        "plain": "length",
+        "required": [[True], "tool_calls", "length"],
+        "streamed": [[True], "length"],
+        "structured": True,
+        "cut": ["length", "stop"],
+        "too_long": ["ContextWindowExceededError"] * 2,
+    }
+
+
+def test_langchains_chat_model(url: str) -> None:
+    seen = seen_by(url, python_of("langchain-openai"), str(CLIENTS / "langchain_client.py"))
+    assert seen == {
+        "talk": [True, "stop", True, ["AIMessage", "AIMessage"]],
+        "streamed": [True, True],
+        "batch": 2,
+        "chain": True,
+        "awaited": True,
+        "structured": [True, True],
+        "called": [[[True], "AIMessage"]] * 2,
+        "called_in_a_stream": [[True], [True]],
+        "cut": ["AIMessage", "AIMessage"],
+        "too_long": ["OpenAIContextOverflowError"] * 2,
+    }
+
+
+@pytest.mark.parametrize("model", ["OpenAIChatModel", "OpenAIResponsesModel"])
+def test_pydantic_ai(url: str, model: str) -> None:
+    seen = seen_by(url, python_of("pydantic-ai-slim"), str(CLIENTS / "pydantic_ai_client.py"), model)
+    assert seen == {
+        "talk": [True, True],
+        "called": [True, True],
+        "structured": [True, True],
+        "streamed": [True, True],
+        "cut": "UnexpectedModelBehavior",  # its word for an answer that max_tokens ended before any call
+        "too_long": "ModelRequestRejectedError",
+    }
+
+
+def test_instructor(url: str) -> None:
+    seen = seen_by(url, python_of("instructor"), str(CLIENTS / "instructor_client.py"))
+    assert seen == {
+        "modes": [True, True, True],
+        "partial": [True, True, True],
+        "responses": True,
+        "second_turn": [True, True],
+        "cut": ["IncompleteOutputException"] * 3,
+        "too_long": "InstructorRetryException",
+    }
+
+
+def test_llama_indexs_openai_like(url: str) -> None:
+    seen = seen_by(url, python_of("llama-index-llms-openai-like"), str(CLIENTS / "llama_index_client.py"))
+    assert seen == {
+        "talk": [True, True],
+        "structured": [True, True],
+        "called": [[True], "ChatResponse"],
+        "called_in_a_stream": [True],
+        "cut": ["length", None],
+        "too_long": "BadRequestError",
+    }
+
+
+@pytest.mark.parametrize("model", ["OpenAIChatCompletionsModel", "OpenAIResponsesModel"])
+def test_openai_agents(url: str, model: str) -> None:
+    seen = seen_by(url, python_of("openai-agents"), str(CLIENTS / "agents_client.py"), model)
+    assert seen == {
+        "talk": [True, True],
+        "typed": [True, True],
+        "called": ["found", True],
+        "goes_on_after_a_call": True,
+        "cut": "incomplete" if "Responses" in model else True,
+        "too_long": "BadRequestError",
+    }
+
+
+def test_openai_for_javascript(url: str) -> None:
+    seen = seen_by(url, "node", str(node_folder() / "openai_client.mjs"))
+    assert seen == {
+        "model": "tokenloom-demo",
+        "completion": " Lima.",
+        "chat": LIMA,
+        "streamed": LIMA,
+        "completion_tokens": 8,
+        "helper": LIMA,
+        "parsed": {"city": "Lima"},
+        "call": ["find", {"city": "Lima"}],
+        "response": LIMA,
+        "response_streamed": LIMA,
+        "errors": [["NotFoundError", "model"], ["BadRequestError", "temperature"]],
+    }
+
+
+@pytest.mark.parametrize("provider", ["compatible", "chat", "responses"])
+def test_vercels_ai_sdk(url: str, provider: str) -> None:
+    seen = seen_by(url, "node", str(node_folder() / "ai_sdk_client.mjs"), provider)
+    assert seen == {
+        "talk": [True, True, True],
+        "streamed": [True, True],
+        "structured": True,
+        "structured_stream": True,
+        "called": [True, "found", True],
+        "called_in_a_stream": [True, True, True],
+        "cut": [True, ""],
+        "cut_stream": ["Lima", ""],
+        "too_long": ["AI_APICallError", 400, "context_length_exceeded"],
+    }
