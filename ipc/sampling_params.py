@@ -23,9 +23,24 @@ MAX_LOGITS_PROCESSORS = 8
 MAX_SALT_CHARACTERS = 1024
 MAX_LOGPROB_TOKEN_IDS = 128
 MAX_EXTRA_ARGS_BYTES = 1 << 16  # as JSON
+MAX_PATTERN_SIZE, MAX_PATTERNS = 256, 128  # of repetition_detection: each token is compared with so many
 _LISTS = (list, tuple, set, frozenset)  # what may be given for a list
 
 OutputKind: TypeAlias = Literal["cumulative", "delta", "final_only"]
+
+
+class RepetitionDetectionParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """An answer ends with finish_reason repetition once its last tokens are `min_count` times the same pattern."""
+
+    max_pattern_size: int = 0  # tokens of the longest pattern; 0: none is looked for
+    min_pattern_size: int = 0  # of the shortest; 0 is 1
+    min_count: int = 0  # ≥ 2
+
+    def __post_init__(self) -> None:
+        Range(int, 0, MAX_PATTERN_SIZE).check("repetition_detection.max_pattern_size", self.max_pattern_size)
+        Range(int, 0, self.max_pattern_size).check("repetition_detection.min_pattern_size", self.min_pattern_size)
+        if self.max_pattern_size:
+            Range(int, 2, MAX_PATTERNS).check("repetition_detection.min_count", self.min_count)
 
 
 class SamplingParams(
@@ -89,10 +104,11 @@ class SamplingParams(
     queue_timeout_s: float | None = None  # > 0: the same for a request that has not begun to run
     cache_salt: str | None = None  # prefixes are shared only among requests of the same salt
     skip_reading_prefix_cache: bool | None = None  # compute the prompt even where the prefix cache has it
+    repetition_detection: RepetitionDetectionParams | None = None  # end an answer that repeats itself; or a dict
     extra_args: dict[str, object] | None = None  # JSON, for those logits_processors that take it
     structured_outputs: StructuredOutputsParams | None = None  # what the text must conform to; or a dict of its fields
     guided_decoding: StructuredOutputsParams | None = None  # former name of structured_outputs, into which it goes
-    # Names that vLLM's users write; only values that ask for nothing are taken (_HARMLESS).
+    # Names that vLLM's users write, without effect; of some only values that ask for nothing are taken (_HARMLESS).
     use_beam_search: bool = False
     length_penalty: float = 1.0
     early_stopping: bool = False
@@ -100,7 +116,6 @@ class SamplingParams(
     output_text_buffer_length: int = 0
     prompt_logprob_start: None = None
     prompt_logprob_token_ids: None = None
-    repetition_detection: None = None
     routed_experts_prompt_start: int = 0
     skip_clone: bool = False
     stream_interval: int | None = None
@@ -124,6 +139,8 @@ class SamplingParams(
                 f"best_of is {self.best_of} and n is {self.n}: choosing among more answers than are returned is not "
                 "offered; ask for n answers with logprobs=0 and choose by cumulative_logprob"
             )
+        if self._real_n is not None and self._real_n != self.n:
+            raise RequestError(f"_real_n is {self._real_n} and n is {self.n}: give n alone")
         if self.output_kind not in ("cumulative", "delta", "final_only"):
             raise RequestError(f"output_kind must be cumulative, delta or final_only, got {self.output_kind!r}")
         salt = self.cache_salt
@@ -135,6 +152,12 @@ class SamplingParams(
             self.thinking_token_budget = None
         if self.extra_args is not None:
             self.extra_args = _json_copy("extra_args", self.extra_args)
+        if self.repetition_detection is not None:
+            try:  # vLLM's own will do
+                found = msgspec.convert(self.repetition_detection, RepetitionDetectionParams, from_attributes=True)
+            except msgspec.ValidationError as error:
+                raise RequestError(str(error.__cause__ or f"repetition_detection: {error}")) from None
+            self.repetition_detection = found
         if self.guided_decoding is not None:
             if self.structured_outputs is not None:
                 raise RequestError("guided_decoding is the former name of structured_outputs: give the latter alone")
@@ -268,6 +291,7 @@ RANGES = {
     "logprobs": Range(int, -1, _MAX_INT),
     "prompt_logprobs": Range(int, -1, _MAX_INT),
     "thinking_token_budget": Range(int, -1, _MAX_INT),
+    "routed_experts_prompt_start": Range(int, 0, _MAX_INT),
 }
 _OPTIONAL = {  # None is a value
     *("seed", "max_tokens", "logprobs", "prompt_logprobs", "timeout_s", "queue_timeout_s", "thinking_token_budget"),
@@ -285,13 +309,10 @@ _HARMLESS: dict[str, tuple[tuple[object, ...], str]] = {  # values that ask for 
     "output_text_buffer_length": ((0,), "text is held back only for stop strings"),
     "prompt_logprob_start": ((None,), "prompt_logprobs scores the whole prompt"),
     "prompt_logprob_token_ids": ((None,), "use prompt_logprobs"),
-    "repetition_detection": ((None,), "use stop, max_tokens or a penalty"),
-    "routed_experts_prompt_start": ((0,), "routing of experts is not told"),
     "skip_clone": ((False, True), "give True or False"),
     "stream_interval": ((None, 1), "every token is streamed as soon as it can be"),
     "trace_decode_token_ids": ((None,), "use allowed_token_ids or structured_outputs"),
     "watermarking": ((None, False), "no watermark is set"),
-    "_real_n": ((None,), "give n"),
 }
 
 

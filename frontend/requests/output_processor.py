@@ -20,6 +20,7 @@ from ...ipc.errors import ErrorInfo, ProtocolError
 from ...ipc.messages.base import BulkArray, FinishReason
 from ...ipc.messages.client import Child, Delta, RequestMetrics, Submit
 from ...ipc.messages.core import CoreChild, EngineCoreOutputs, EngineCoreRequest, Finished
+from ...ipc.sampling_params import RepetitionDetectionParams
 from ..intake.background import BackgroundJob
 from ..intake.input_processor import ProcessedRequest
 from ..text.detokenizer import Detokenizer, DetokenizerFactory
@@ -27,6 +28,7 @@ from ..text.stop_strings import StopChecker
 from ..text.token_texts import TokenTexts
 from .client_session import ClientSession
 from .logprob_buffer import LogprobBuffer, LogprobRun, runs_of
+from .repetition import repeats
 
 
 class RequestState:
@@ -99,6 +101,7 @@ class Answer:
     _stop_checker: StopChecker | None
     _texts: TokenTexts | None
     _logprobs: LogprobBuffer
+    _repetition: RepetitionDetectionParams | None
     token_ids: array[int] = field(default_factory=lambda: array("i"))
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
@@ -141,6 +144,11 @@ class Answer:
         if not self._first_token_time:
             self._first_token_time = now
         detokenizer = self._detokenizer
+        if self._repetition is not None and len(token_ids) > 1:
+            for token_id in token_ids:
+                if self.finish_reason is None:
+                    self.append(len(self.token_ids), [token_id], now)
+            return True
         for token_id in token_ids:  # the path of every token
             self.token_ids.append(token_id)
             if detokenizer is None:
@@ -155,6 +163,9 @@ class Answer:
                 if self.finish_reason is not None:
                     self.finished_time = now
                     break
+        if self._repetition is not None and self._may_stop and repeats(self.token_ids, self._repetition):
+            self.finish("repetition", now)
+            self.stop_reason = self.stop_reason or "repetition_detected"
         return True
 
     @property
@@ -282,6 +293,7 @@ class OutputProcessor:
             _stop_checker=StopChecker(stops, params.include_stop_str_in_output) if stops else None,
             _texts=self._texts if params.detokenize else None,
             _logprobs=LogprobBuffer(0, are_named=bool(params.logprob_token_ids)),
+            _repetition=params.repetition_detection,
         )
 
     def remove(self, request: RequestState) -> list[int]:

@@ -15,7 +15,7 @@ from ..errors import ErrorInfo
 PROTOCOL_VERSION = 1
 EngineAction: TypeAlias = Literal["pause", "resume", "reload", "sleep", "wake_up", "reset_prefix_cache"]
 MemoryTag: TypeAlias = Literal["weights", "kv_cache"]  # what a worker's memory is for
-FinishReason: TypeAlias = Literal["stop", "length", "abort", "timeout", "error"]
+FinishReason: TypeAlias = Literal["stop", "length", "repetition", "abort", "timeout", "error"]
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import msgspec
@@ -9,7 +10,7 @@ import pytest
 
 from tokenloom.ipc.errors import RequestError
 from tokenloom.ipc.pooling_params import PoolingParams
-from tokenloom.ipc.sampling_params import SamplingParams, child_seed
+from tokenloom.ipc.sampling_params import RepetitionDetectionParams, SamplingParams, child_seed
 
 BAD = [
     ({"temperature": -0.1}, r"\[0, 100\]"),
@@ -72,8 +73,11 @@ BAD = [
     ({"stream_interval": 5}, "stream_interval is 5, which is not offered"),
     ({"trace_decode_token_ids": [5]}, "use allowed_token_ids"),
     ({"prompt_logprob_token_ids": [[5]]}, "use prompt_logprobs"),
-    ({"repetition_detection": {"max_pattern_size": 3}}, "repetition_detection"),
-    ({"_real_n": 2}, "give n"),
+    ({"repetition_detection": {"max_pattern_size": 3}}, r"min_count must be in \[2, 128\]"),
+    ({"repetition_detection": {"max_pattern_size": 257, "min_count": 2}}, "max_pattern_size"),
+    ({"repetition_detection": {"max_pattern_size": 2, "min_pattern_size": 3, "min_count": 2}}, "min_pattern_size"),
+    ({"repetition_detection": 3}, "repetition_detection: Expected"),
+    ({"_real_n": 2}, "give n alone"),
     ({"guided_decoding": {"regex": "a"}, "structured_outputs": {"regex": "a"}}, "former name"),
     ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
     ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
@@ -137,15 +141,15 @@ NAMES_OF_VLLM: dict[str, object] = {
     "early_stopping": False,
     "thinking_token_budget": 9,
     "logprob_token_ids": [3],
-    "repetition_detection": None,
     "output_text_buffer_length": 0,
     "prompt_logprob_start": None,
     "prompt_logprob_token_ids": None,
     "stream_interval": 1,
     "trace_decode_token_ids": None,
+    "repetition_detection": {"max_pattern_size": 5, "min_count": 3},
     "skip_reading_prefix_cache": True,
-    "routed_experts_prompt_start": 0,
-    "_real_n": None,
+    "routed_experts_prompt_start": 7,
+    "_real_n": 1,
 }
 
 
@@ -230,3 +234,14 @@ def test_values_at_the_edge_are_taken(fields: dict[str, object]) -> None:
 )
 def test_the_seeds_of_answers_follow_each_other_within_64_bits(seed: int, index: int, expected: int) -> None:
     assert child_seed(seed, index) == expected
+
+
+def test_a_repetition_may_be_described_by_any_object_with_the_fields() -> None:
+    @dataclasses.dataclass
+    class OfVllm:
+        max_pattern_size: int = 4
+        min_pattern_size: int = 2
+        min_count: int = 3
+
+    found = SamplingParams(repetition_detection=OfVllm()).repetition_detection  # type: ignore[arg-type]
+    assert found == RepetitionDetectionParams(max_pattern_size=4, min_pattern_size=2, min_count=3)

@@ -131,3 +131,13 @@ def test_a_processor_that_is_allowed_gets_the_requests_arguments(http: httpx2.Cl
     assert text_of(ask(http, COMPLETION, body | {"max_tokens": 2, "temperature": 1})) == " Rome Rome"
     answer = http.post(COMPLETION, json=body | {"logits_processors": ["os:abort"]})
     assert answer.status_code == 400 and "--allowed-logits-processors" in answer.json()["error"]["message"]
+
+
+def test_an_answer_that_repeats_itself_ends(http: httpx2.Client) -> None:
+    body = FRANCE | {"allowed_token_ids": [300], "max_tokens": 20, "return_token_ids": True}
+    body["repetition_detection"] = {"max_pattern_size": 2, "min_count": 5}
+    (choice,) = ask(http, COMPLETION, body)["choices"]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("repetition", "repetition_detected")
+    assert choice["token_ids"] == [300] * 5
+    answer = http.post(COMPLETION, json=body | {"repetition_detection": {"max_pattern_size": 2}})
+    assert answer.status_code == 400 and "repetition_detection.min_count" in answer.json()["error"]["message"]

@@ -221,3 +221,18 @@ def test_a_prompt_is_scored_without_an_answer(folder: Path, oracle: LogprobOracl
                 assert (list(answer.token_ids), answer.text, answer.finish_reason) == ([], "", "length")
                 assert answer.logprobs == [] and answer.cumulative_logprob == 0
                 check_output(oracle, output, 0, 2)
+
+
+@pytest.mark.parametrize("detokenize", [True, False])
+def test_an_answer_that_repeats_itself_ends_at_the_token_that_shows_it(folder: Path, detokenize: bool) -> None:
+    params = SamplingParams(max_tokens=60, ignore_eos=True, logprobs=1, detokenize=detokenize, temperature=0)
+    params.repetition_detection = {"max_pattern_size": 3, "min_count": 4}  # type: ignore[assignment]
+    params.allowed_token_ids, params.logit_bias, params.n = [65, 66], {65: -100.0}, 2
+    with open_llm(folder) as llm:
+        (output,) = llm.generate([[1, 2, 3]], params, use_tqdm=False)
+        params.min_tokens = 10
+        (late,) = llm.generate([[1, 2, 3]], params, use_tqdm=False)
+    for answer, count in ((output.outputs[0], 4), (output.outputs[1], 4), (late.outputs[0], 10)):
+        assert answer.token_ids == [66] * count and len(answer.logprobs or ()) == count
+        assert (answer.finish_reason, answer.stop_reason) == ("repetition", "repetition_detected")
+        assert answer.text == "B" * count * detokenize

@@ -138,6 +138,7 @@ class Generation(Scheduled, frozen=True, kw_only=True):
     bad_words: Annotated[list[Word], items(0, MAX_BAD_WORDS)] | None = None
     logits_processors: Annotated[list[Word], items(0, MAX_LOGITS_PROCESSORS)] | None = None
     vllm_xargs: JsonObject | None = None  # for these
+    repetition_detection: JsonObject | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None  # tokens of logprobs are written token_id:ID
     structured_outputs: JsonObject | None = None

@@ -27,7 +27,7 @@ from tokenloom.ipc.messages.client import (
     Submit,
 )
 from tokenloom.ipc.pooling_params import PoolingParams
-from tokenloom.ipc.sampling_params import SamplingParams
+from tokenloom.ipc.sampling_params import RepetitionDetectionParams, SamplingParams
 from tokenloom.ipc.sockets import MAX_CLIENT_MESSAGE_BYTES
 from tokenloom.ipc.structured_outputs import StructuredOutputsParams
 
@@ -39,6 +39,7 @@ STRUCTS: dict[str, Any] = {
     "child": Child,
     "params": SamplingParams,
     "structured_outputs": StructuredOutputsParams,
+    "repetition_detection": RepetitionDetectionParams,
     "pooling": PoolingParams,
     "bulk_array": BulkArray,
     "delta": Delta,
