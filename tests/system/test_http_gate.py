@@ -33,7 +33,7 @@ def test_what_is_refused_before_the_engine_knows_of_it_is_counted_by_cause(http:
 
     for kind, path, body, key in (
         ("body", "completions", b"{", KEY),
-        ("body", "chat/completions", b'{"messages": [], "tempurature": 1}', KEY),
+        ("body", "chat/completions", b'{"messages": 7, "tempurature": 1}', KEY),
         ("request", "completions", b'{"prompt": "x", "temperature": -1}', KEY),
         ("request", "embeddings", b'{"input": []}', KEY),
         ("model", "responses", b'{"model": "other", "input": "x"}', KEY),
