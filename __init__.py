@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .frontend.client.async_client import AsyncClient
     from .frontend.client.client import Client
+    from .frontend.client.offline.beam_search import BeamSearchOutput, BeamSearchSequence
     from .frontend.client.outputs import CompletionOutput, EmbeddingOutput, EmbeddingRequestOutput, RequestOutput
     from .frontend.llm import LLM, AsyncLLM
+    from .ipc.beam_search_params import BeamSearchParams
     from .ipc.errors import (
         ConfigError,
         Draining,
@@ -39,6 +41,9 @@ _HOME_BY_NAME = {
     "RequestMetrics": "ipc.messages.client",
     "EmbeddingRequestOutput": "frontend.client.outputs",
     "EmbeddingOutput": "frontend.client.outputs",
+    "BeamSearchParams": "ipc.beam_search_params",
+    "BeamSearchOutput": "frontend.client.offline.beam_search",
+    "BeamSearchSequence": "frontend.client.offline.beam_search",
     "SamplingParams": "ipc.sampling_params",
     "PoolingParams": "ipc.pooling_params",
     "StructuredOutputsParams": "ipc.structured_outputs",
@@ -57,6 +62,9 @@ __all__ = [
     "LLM",
     "AsyncClient",
     "AsyncLLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "Client",
     "CompletionOutput",
     "ConfigError",

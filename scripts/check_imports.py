@@ -67,6 +67,7 @@ FOLDERS = {
     "frontend": Folder(IPC, _parties("msgspec zmq")),
     "frontend/cli": Folder(_frontend("client embedded options"), _CLIENT | _parties("shtab")),
     "frontend/client": Folder(("ipc", "ipc/messages", "ipc/process"), _CLIENT),
+    "frontend/client/offline": Folder(("ipc", "ipc/messages"), _CLIENT | _parties("transformers")),
     "frontend/embedded": Folder(
         (*_frontend("client requests supervisor text"), "core", "core/grammar", "core/links", "workers"),
         _parties("msgspec zmq"),

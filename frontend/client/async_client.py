@@ -16,6 +16,7 @@ from typing import TypeVar, Unpack
 
 import msgspec
 
+from ...ipc.beam_search_params import BeamSearchParams
 from ...ipc.codec import decode_ids
 from ...ipc.messages.base import MemoryTag
 from ...ipc.messages.client import (
@@ -47,6 +48,8 @@ from .base_client import (
     wake_up_query,
 )
 from .call_options import CallOptions, ChatOptions, UnservedOptions, chat_form, check_options, with_priority
+from .offline.beam_search import BeamSearch, BeamSearchOutput
+from .offline.tokenizer import TheirTokenizer, load_tokenizer
 from .outputs import EmbeddingRequestOutput, RequestOutput, to_embedding
 from .prompts import Chat, Prompt, check_chat, check_params, check_token_ids
 from .protocol import Answer, ReplyType, check_reply
@@ -106,14 +109,32 @@ class AsyncClient(Attachment):
         (submit,) = self._embed_submits(
             [prompt], pooling_params, request_id, truncate_prompt_tokens, priority, timeout_s
         )
-        async with aclosing(self._run(submit)) as outputs:
-            return await anext(to_embedding(output) async for output in outputs if output.finished)
+        return to_embedding(await self._run_to_end(submit))
+
+    async def beam_search(
+        self, prompt: Prompt, params: BeamSearchParams, **options: Unpack[UnservedOptions]
+    ) -> BeamSearchOutput:
+        """As Client.beam_search, of one prompt."""
+        check_options("beam_search", options, UnservedOptions)
+        submit, info = self._submit_of(prompt, SamplingParams()), await self.info()
+        token_ids = decode_ids(submit.prompt_token_ids or b"").tolist() or await self.tokenize(submit.prompt or "")
+        search = BeamSearch([token_ids], params, info)
+        while requests := search.requests():
+            submits = [self._submit_of(each, search.sampling_params) for each in requests]
+            search.take(await asyncio.gather(*map(self._run_to_end, submits)))
+        for beam, shown in search.finish():
+            beam.text = await self.detokenize(shown) if info.tokenizer_folder else None
+        return search.outputs[0]
 
     async def abort(self, request_id: str) -> None:
         """End a request: whoever waits for it gets what there is, with finish_reason abort."""
         self._channel.abort(request_id)
 
     # ── questions ──
+
+    async def get_tokenizer(self) -> TheirTokenizer:
+        """As Client.get_tokenizer."""
+        return await asyncio.to_thread(load_tokenizer, await self.info())
 
     async def tokenize(self, prompt: str | Chat) -> list[int]:
         """The token ids that the engine would compute for a text or a chat."""
@@ -206,6 +227,10 @@ class AsyncClient(Attachment):
         finally:
             if not stream.is_finished:
                 self._channel.cancel(submit.request_id)
+
+    async def _run_to_end(self, submit: Submit) -> RequestOutput:
+        async with aclosing(self._run(submit)) as outputs:
+            return await anext(output async for output in outputs if output.finished)
 
     async def _ask(self, make_query: Callable[..., Query], reply_type: type[ReplyType]) -> ReplyType:
         future: Future[Answer] = Future()

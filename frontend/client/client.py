@@ -9,6 +9,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TypeVar, Unpack
 
+from ...ipc.beam_search_params import BeamSearchParams
 from ...ipc.codec import decode_ids
 from ...ipc.errors import RequestError, TokenloomError
 from ...ipc.messages.base import MemoryTag
@@ -42,6 +43,8 @@ from .base_client import (
 )
 from .batch import Batch
 from .call_options import CallOptions, ChatOptions, UnservedOptions, chat_form, check_options, with_priority
+from .offline.beam_search import BeamSearch, BeamSearchOutput
+from .offline.tokenizer import TheirTokenizer, load_tokenizer
 from .open_request import Update
 from .outputs import EmbeddingRequestOutput, OutputBuilder, RequestOutput, to_embedding
 from .prompts import Chat, Prompt, check_chat, check_params, check_token_ids, list_chats, list_params, list_prompts
@@ -105,6 +108,28 @@ class Client(Attachment):
         submits = self._embed_submits(listed, pooling_params, None, truncate_prompt_tokens, priority, timeout_s)
         return [to_embedding(output) for output in self._run(submits, use_tqdm)]
 
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        use_tqdm: bool = False,
+        concurrency_limit: int | None = None,  # the engine schedules what it can hold, whatever this is
+        **options: Unpack[UnservedOptions],
+    ) -> list[BeamSearchOutput]:
+        """The likeliest continuations of all prompts that a search of `beam_width` finds."""
+        check_options("beam_search", options, UnservedOptions)
+        submits, info = [self._submit_of(prompt, SamplingParams()) for prompt in list_prompts(prompts)], self.info()
+        token_ids = [
+            decode_ids(submit.prompt_token_ids or b"").tolist() or self.tokenize(submit.prompt or "")
+            for submit in submits
+        ]
+        search = BeamSearch(token_ids, params, info)
+        while requests := search.requests():
+            search.take(self.generate(requests, search.sampling_params, use_tqdm))
+        for beam, shown in search.finish():
+            beam.text = self.detokenize(shown) if info.tokenizer_folder else None
+        return search.outputs
+
     def submit(
         self, prompt: Prompt | Chat, sampling_params: SamplingParams | None = None, *, request_id: str | None = None
     ) -> Future[RequestOutput]:
@@ -130,6 +155,10 @@ class Client(Attachment):
         self._channel.abort(request_id)
 
     # ── questions ──
+
+    def get_tokenizer(self) -> TheirTokenizer:
+        """transformers' tokenizer of the model, with the engine's chat template, where its files can be read."""
+        return load_tokenizer(self.info())
 
     def tokenize(self, prompt: str | Chat) -> list[int]:
         """The token ids that the engine would compute for a text or a chat."""

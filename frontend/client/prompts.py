@@ -158,7 +158,9 @@ def _check_turn(position: int, turn: Turn) -> ChatMessage:
     else:
         raise RequestError(f"message {position} of the chat must be {{'role': …, 'content': …}}, got {turn!r:.80}")
     if calls := more.get("tool_calls"):
-        more = more | {"tool_calls": [_with_object(position, call) for call in _listed(calls)]}
+        more = more | {
+            "tool_calls": [_with_object(position, call) for call in (calls if isinstance(calls, list) else [calls])]
+        }
         content = content or ""
     if isinstance(content, Sequence) and not isinstance(content, str):
         content = "\n".join(_part_text(position, part) for part in content)
@@ -166,10 +168,6 @@ def _check_turn(position: int, turn: Turn) -> ChatMessage:
         raise RequestError(f"message {position} of the chat needs text for role and content, got {turn!r:.80}")
     _check_encodable(f"message {position} of the chat", role + content)
     return ChatMessage(role, content, more)
-
-
-def _listed(calls: object) -> Sequence[object]:
-    return calls if isinstance(calls, Sequence) else [calls]
 
 
 def _with_object(position: int, call: object) -> object:

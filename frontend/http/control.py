@@ -42,10 +42,6 @@ class ReloadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: str
 
 
-class ResetRequest(msgspec.Struct, frozen=True):
-    """Whatever vLLM's clients say more: running requests do not hinder it."""
-
-
 class LogLevelRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The least level that is logged, by every process."""
 
@@ -64,17 +60,10 @@ class ControlEndpoints:
             Endpoint("/pause", self.pause, "Begin nothing new until /resume", PauseRequest),
             Endpoint("/resume", self.resume, "Go on after a pause", ResumeRequest),
             Endpoint("/reload", self.reload, "Take the weights of another checkpoint", ReloadRequest),
-            Endpoint(
-                "/sleep",
-                self.sleep,
-                "Give memory back until /wake_up; level 1 or 2 and mode in the query",
-                ResumeRequest,
-            ),
+            Endpoint("/sleep", self.sleep, "Give memory back until /wake_up: ?level=1 or 2", ResumeRequest),
             Endpoint("/wake_up", self.wake_up, "Take it again, all or the tags in the query", ResumeRequest),
             Endpoint("/is_sleeping", self.is_sleeping, "Whether memory has been given back"),
-            Endpoint(
-                "/reset_prefix_cache", self.reset_prefix_cache, "Find nothing of what is cached now", ResetRequest
-            ),
+            Endpoint("/reset_prefix_cache", self.reset_cache, "Find nothing of what is cached now", ResumeRequest),
             Endpoint("/log_level", self.log_level, "The least level that is logged"),
             Endpoint("/log_level", self.set_log_level, "Change it", LogLevelRequest),
         ]
@@ -110,8 +99,8 @@ class ControlEndpoints:
     async def is_sleeping(self, request: Request) -> Response:
         return json_response({"is_sleeping": self._frontend.health().is_asleep})
 
-    async def reset_prefix_cache(self, request: Request) -> Response:
-        await self._read(request, ResetRequest)
+    async def reset_cache(self, request: Request) -> Response:
+        await self._read(request, ResumeRequest)
         await self._engine.control(Control(query_id=0, action="reset_prefix_cache"))
         return json_response({"success": True})
 

@@ -73,6 +73,10 @@ class InputProcessor:
         self._trusts_templates = spec.config.trust_request_chat_template
         self._seeds = random.Random(spec.config.seed)
 
+    @property
+    def has_tokenizer(self) -> bool:
+        return self._tokenizer is not None
+
     # ── prompts ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def encode(self, text: str, add_special_tokens: bool, *, may_be_long: bool = False) -> Prompt:

@@ -118,6 +118,8 @@ class QueryProcessor:
             device=spec.device,
             kernels=self._metrics.kernels,
             default_sampling_params=spec.default_sampling_params,
+            tokenizer_folder=spec.tokenizer_folder if self._inputs.has_tokenizer else "",
+            chat_template="" if self._inputs.chat_template is None else self._inputs.chat_template.source,
         )
 
 

@@ -1,7 +1,4 @@
-"""Holdings: what every worker of the group holds in memory, for those that take the place of others.
-
-While it changes, rank by rank, nobody knows what a worker holds; what is certain is from before.
-"""
+"""Holdings: what every worker holds in memory, for those that take its place; while it changes, what is from before."""
 
 from __future__ import annotations
 

@@ -237,6 +237,8 @@ class Info(Message, frozen=True, kw_only=True, tag="info_is"):
     device: str = ""
     kernels: str = ""  # what computes, for people: "C kernels, AVX2, prebuilt", "plain torch: " and the reason
     default_sampling_params: dict[str, int | float] = {}  # of requests that say nothing, by names of SamplingParams
+    tokenizer_folder: str = ""  # on the engine's machine; empty: none
+    chat_template: str = ""  # Jinja; empty: none
 
 
 class Done(Message, frozen=True, kw_only=True, tag="done"):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 import transformers
 
-from tokenloom import LLM, RequestError, SamplingParams
+from tokenloom import LLM, AsyncClient, BeamSearchParams, RequestError, SamplingParams
 from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
@@ -17,7 +19,7 @@ CHAT = [{"role": "user", "content": "What is the capital of Peru?"}, {"role": "a
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(DEMO_FOLDER, num_threads=1, device="cpu", num_kv_blocks=512) as llm:
+    with LLM(DEMO_FOLDER, num_threads=1, device="cpu", dtype="float32", num_kv_blocks=512) as llm:
         yield llm
 
 
@@ -48,3 +50,134 @@ def test_a_template_that_fails_is_the_request_s_error(llm: LLM) -> None:
         llm.chat(CHAT, GREEDY, use_tqdm=False, chat_template="{% for %}")
     with pytest.raises(RequestError, match="contradict"):
         llm.chat(CHAT, GREEDY, use_tqdm=False, continue_final_message=True, add_generation_prompt=True)
+
+
+# ── the tokenizer ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_tokenizer_is_transformers_own_and_that_of_the_engine(llm: LLM, theirs: Any) -> None:
+    tokenizer = llm.get_tokenizer()
+    for text in ("The capital of France is", " 漢字 <|end|>\n", "x"):
+        assert tokenizer.encode(text) == llm.tokenize(text) == theirs.encode(text)
+        assert tokenizer.decode(tokenizer.encode(text)) == llm.detokenize(llm.tokenize(text))
+    assert tokenizer.apply_chat_template(CHAT, tokenize=False) == theirs.apply_chat_template(CHAT, tokenize=False)
+    assert tokenizer.eos_token_id in llm.info().eos_token_ids
+    tokenizer.chat_template = "mine"
+    assert llm.get_tokenizer().chat_template == theirs.chat_template
+
+
+# ── beam search ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+TEXTS = ["The capital of France is", "A dog", "The capital of Peru is Lima. The capital of Italy is Rome. The capital"]
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(str(DEMO_FOLDER), dtype=torch.float32).eval()
+
+
+def expected_beams(
+    model: Any, prompt: list[int], params: BeamSearchParams, ends: list[int]
+) -> list[tuple[list[int], float]]:
+    """Every continuation of every open beam, scored by a whole run of transformers' model; the best first."""
+
+    def score(beam: tuple[list[int], float]) -> float:
+        length = len(beam[0]) - (not params.ignore_eos and beam[0][-1] in ends)
+        return beam[1] / length**params.length_penalty
+
+    beams, ended = [(prompt, 0.0)], []
+    for _ in range(params.max_tokens):
+        longer = []
+        for tokens, total in beams:
+            with torch.no_grad():
+                logprobs = model(torch.tensor([tokens])).logits[0, -1].log_softmax(-1)
+            best = logprobs.topk(2 * params.beam_width)
+            longer += [
+                ([*tokens, i], total + v) for i, v in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            ]
+        is_end = [not params.ignore_eos and tokens[-1] in ends for tokens, _ in longer]
+        ended += [beam for beam, ends_here in zip(longer, is_end, strict=True) if ends_here]
+        going = [beam for beam, ends_here in zip(longer, is_end, strict=True) if not ends_here]
+        beams = sorted(going, key=score, reverse=True)[: params.beam_width]
+    return sorted(ended + beams, key=score, reverse=True)[: params.beam_width]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        BeamSearchParams(beam_width=3, max_tokens=12),
+        BeamSearchParams(beam_width=2, max_tokens=20, length_penalty=0.2, include_stop_str_in_output=True),
+        BeamSearchParams(beam_width=4, max_tokens=6, ignore_eos=True),
+    ],
+    ids=["plain", "short", "endless"],
+)
+def test_beams_are_those_of_a_search_with_transformers(llm: LLM, model: Any, params: BeamSearchParams) -> None:
+    ends = llm.info().eos_token_ids
+    prompts = [llm.tokenize(TEXTS[0]), TEXTS[1], {"prompt": TEXTS[2]}]
+    num_ended = 0
+    for text, output in zip(TEXTS, llm.beam_search(prompts, params), strict=True):
+        expected = expected_beams(model, llm.tokenize(text), params, ends)
+        assert [beam.tokens for beam in output.sequences] == [tokens for tokens, _ in expected]
+        assert [beam.cum_logprob for beam in output.sequences] == pytest.approx(
+            [total for _, total in expected], abs=1e-3
+        )
+        for beam in output.sequences:
+            has_ended = not params.ignore_eos and beam.tokens[-1] in ends
+            hidden = has_ended and not params.include_stop_str_in_output
+            assert (beam.finish_reason == "stop") == has_ended and len(beam.logprobs) == len(beam.tokens) - len(
+                llm.tokenize(text)
+            )
+            assert beam.text == llm.detokenize(beam.tokens[: len(beam.tokens) - hidden])
+            num_ended += has_ended
+    assert bool(num_ended) != params.ignore_eos
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_beams_without_a_length_penalty_are_those_of_transformers_generate(llm: LLM, model: Any, text: str) -> None:
+    theirs = model.generate(
+        torch.tensor([llm.tokenize(text)]), num_beams=4, num_return_sequences=4, max_new_tokens=8, do_sample=False,
+        length_penalty=0.0, pad_token_id=3, output_scores=True, return_dict_in_generate=True,
+    )  # fmt: skip
+    (output,) = llm.beam_search(text, BeamSearchParams(beam_width=4, max_tokens=8, length_penalty=0.0))
+    expected = [[token_id for token_id in tokens if token_id != 3] for tokens in theirs.sequences.tolist()]
+    assert [beam.tokens for beam in output.sequences] == expected
+    totals = [beam.cum_logprob for beam in output.sequences]
+    assert totals == pytest.approx(theirs.sequences_scores.tolist(), abs=1e-3)
+
+
+def test_beams_find_what_they_share_in_the_prefix_cache(llm: LLM) -> None:
+    prompt, computed_tokens = [5 + i % 90 for i in range(320)], []
+    llm.reset_prefix_cache()
+    run = llm.generate
+
+    def counted(prompts: Any, *arguments: Any, **options: Any) -> Any:
+        outputs = run(prompts, *arguments, **options)
+        computed_tokens.extend(len(each.prompt_token_ids) - each.num_cached_tokens for each in outputs)
+        return outputs
+
+    llm.generate = counted  # type: ignore[method-assign]
+    try:
+        llm.beam_search([prompt], BeamSearchParams(beam_width=3, max_tokens=10, ignore_eos=True))
+    finally:
+        del llm.generate
+    assert computed_tokens[0] == 320 and max(computed_tokens[1:]) <= 32, "a block of its own and a partial one"
+
+
+def test_a_search_in_an_event_loop_finds_the_same(llm: LLM) -> None:
+    params = BeamSearchParams(beam_width=3, max_tokens=6)
+
+    async def search() -> Any:
+        async with AsyncClient(llm._channel.address) as client:
+            return await client.beam_search(TEXTS[0], params)
+
+    (output,) = llm.beam_search(TEXTS[0], params)
+    assert asyncio.run(asyncio.wait_for(search(), 60)) == output
+
+
+def test_a_search_that_cannot_be_is_refused_before_it_begins(llm: LLM) -> None:
+    with pytest.raises(RequestError, match=r"beam_width must be an integer|beam_width must be in \[1"):
+        BeamSearchParams(beam_width=0, max_tokens=5)
+    with pytest.raises(RequestError, match="max_tokens is 5000, max_model_len is"):
+        llm.beam_search("x", BeamSearchParams(beam_width=2, max_tokens=5000))
+    with pytest.raises(RequestError, match="lora_request"):
+        llm.beam_search("x", BeamSearchParams(beam_width=2, max_tokens=5), lora_request=object())  # type: ignore[typeddict-item]

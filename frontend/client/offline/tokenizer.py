@@ -1,0 +1,26 @@
+"""The engine's tokenizer in the caller's program: transformers' own object, which is imported only here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from ....ipc.errors import RequestError
+from ....ipc.messages.client import Info
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+TheirTokenizer: TypeAlias = "PreTrainedTokenizerBase"
+
+
+def load_tokenizer(info: Info) -> TheirTokenizer:
+    """From the folder that the engine reads, with the chat template that it uses; errors are transformers' own."""
+    folder = info.tokenizer_folder
+    if not folder or not Path(folder).is_dir():
+        raise RequestError(f"the engine's tokenizer ({folder or 'none'}) is not here: use tokenize() and detokenize()")
+    from transformers import AutoTokenizer  # takes seconds
+
+    tokenizer: TheirTokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = info.chat_template or tokenizer.chat_template
+    return tokenizer
