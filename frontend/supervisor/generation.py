@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from ...ipc.config.engine_config import EngineConfig
 from ...ipc.config.model_config import read_json
 from ...ipc.errors import ConfigError, RequestError
 from ...ipc.sampling_params import SamplingParams
+
+logger = logging.getLogger("tokenloom.supervisor")
 
 FILE = "generation_config.json"
 NAMES = {  # of SamplingParams, by the file's name for it
@@ -34,6 +37,9 @@ def default_sampling_params(config: EngineConfig, folder: Path) -> dict[str, int
     file = folder / FILE
     reads_file = config.generation_config != "vllm" and file.is_file()
     params = _params(read_json(file) if reads_file else {}, str(file))
+    if params:
+        told = ", ".join(f"{name} {value}" for name, value in params.items())
+        logger.info("defaults of %s: %s; --generation-config vllm takes the engine's own", file, told)
     given = config.override_generation_config or {}
     unknown = [name for name in given if name not in NAMES]
     if unknown:

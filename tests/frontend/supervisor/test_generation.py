@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from pathlib import Path
 
@@ -38,9 +39,14 @@ def spec_of(model: Path | None, **options: object) -> EngineSpec:
     return resolve(config, RunDirectory(Path("/nowhere")))
 
 
-def test_the_file_of_the_model_gives_the_defaults_and_overrides_win(model: Path) -> None:
-    assert spec_of(None).default_sampling_params == {}
-    assert spec_of(model).default_sampling_params == OF_FILE
+def test_the_file_of_the_model_gives_the_defaults_and_overrides_win(
+    model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "tokenloom.supervisor"):
+        assert spec_of(None).default_sampling_params == {} and not caplog.messages
+        assert spec_of(model).default_sampling_params == OF_FILE
+    (line,) = caplog.messages
+    assert "temperature 0.6, top_p 0.95, max_tokens 7; --generation-config vllm" in line
     changed = spec_of(model, override_generation_config={"temperature": 0.0, "top_k": 5})
     assert changed.default_sampling_params == OF_FILE | {"temperature": 0.0, "top_k": 5}
 
