@@ -24,6 +24,9 @@ BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 SMALL_BYTES = 128 << 10  # of a body that the loop decodes: 16 ms for the worst of them, a list of lists of one token
 
 
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError)
+
+
 class ParsedBody(NamedTuple, Generic[BodyT]):
     """A body and its prompts, or the tokens to detokenize; none for a chat whose messages are in `body`."""
 
@@ -42,7 +45,10 @@ def parse_body(
     except BodyError as error:
         if is_strict or error.code != UNKNOWN_FIELD or not issubclass(body_type, Body):
             raise
-        known, ignored = without_unknown(raw, body_type)
+        try:
+            known, ignored = without_unknown(raw, body_type)
+        except _UNREADABLE as broken:  # behind the unknown field
+            raise invalid_body(broken, raw) from None
         parsed = _parse(known, body_type, limits)
         return ParsedBody(parsed.body, parsed.inputs, ignored)
 
@@ -50,7 +56,7 @@ def parse_body(
 def _parse(raw: bytes | bytearray, body_type: type[BodyT], limits: PromptLimits) -> ParsedBody[BodyT]:
     try:
         body = msgspec.json.decode(raw, type=body_type)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
+    except _UNREADABLE as error:
         if isinstance(error.__cause__, RequestError):
             raise error.__cause__ from None
         raise invalid_body(error, raw) from None

@@ -55,3 +55,11 @@ def test_no_more_are_named_than_a_header_has_room_for() -> None:
 def test_an_order_with_an_unknown_field_is_refused() -> None:
     with pytest.raises(BodyError, match="unknown field `mod`"):
         parse_body(b'{"mod": "wait"}', PauseRequest, LIMITS)
+
+
+@pytest.mark.parametrize("broken", [b"]", b"", b'"\xff"}', b'"\\ud800"}', b"[" * 100_000])
+def test_what_is_broken_behind_an_unknown_field_is_the_bodys_error(broken: bytes) -> None:
+    with pytest.raises(BodyError):
+        parse_body(b'{"messages": [], "nope": 1, "user": ' + broken, ChatRequest, LIMITS)
+    with pytest.raises(BodyError):
+        parse_body(b'{"messages": [], "nope": ' + broken + b"]", ChatRequest, LIMITS)
