@@ -52,7 +52,6 @@ def test_logprobs_of_prompts_and_answers_are_those_of_transformers(
     [
         ("plain", {}),
         ("chunked", SCHEDULES["chunked"]),
-        pytest.param("two ranks", {"in_process": False, "tensor_parallel_size": 2}, marks=pytest.mark.slow),
     ],
 )
 def test_logprobs_of_all_tokens_and_of_named_ones_are_those_of_transformers(
