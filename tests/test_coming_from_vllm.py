@@ -56,7 +56,7 @@ def test_an_endpoint_is_served_if_the_page_says_so() -> None:
 
 def test_a_parameter_is_taken_if_the_page_says_so() -> None:
     starts = ("Taken:", "Of these,", "Refused by name:", "Of our own:")
-    paragraphs = section("`SamplingParams`").split("\n\n")
+    paragraphs = section("`SamplingParams`").strip().split("\n\n")
     taken, harmless, refused, ours = (
         "".join(each for each in paragraphs if each.startswith(start)) for start in starts
     )
