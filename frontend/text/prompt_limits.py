@@ -67,8 +67,8 @@ class PromptLimits(msgspec.Struct, frozen=True):
 
     def _too_long(self, what: str) -> RequestError:
         return RequestError(
-            f"this model's {TOO_LONG} {self.max_model_len} tokens, but the prompt has {what}: shorten the prompt or "
-            "raise --max-model-len"
+            f"the prompt is too long: this model's {TOO_LONG} {self.max_model_len} tokens, but the prompt has {what}: "
+            "shorten the prompt or raise --max-model-len"
         )
 
     def truncates(self, truncate_prompt_tokens: int | None) -> bool:

@@ -65,7 +65,7 @@ def cut() -> object:
     settings = ModelSettings(**FORCED, max_tokens=16)
     try:
         return after(Runner.run_sync(agent(tools=[find], model_settings=settings), QUESTION, max_turns=3))
-    except agents.ModelBehaviorError:  # its answer to the event response.incomplete, whoever sends that
+    except agents.ModelBehaviorError:  # of an answer that ends with max_tokens before any call
         return "incomplete"
 
 

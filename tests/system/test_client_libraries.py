@@ -113,8 +113,8 @@ def test_pydantic_ai(url: str, model: str) -> None:
         "called": [True, True],
         "structured": [True, True],
         "streamed": [True, True],
-        "cut": "UnexpectedModelBehavior",  # its word for an answer that max_tokens ended before any call
-        "too_long": "ModelRequestRejectedError",
+        "cut": "OutputTokenLimitExceeded",
+        "too_long": "ModelContextWindowExceededError",
     }
 
 
@@ -150,7 +150,7 @@ def test_openai_agents(url: str, model: str) -> None:
         "typed": [True, True],
         "called": ["found", True],
         "goes_on_after_a_call": True,
-        "cut": "incomplete" if "Responses" in model else True,
+        "cut": "incomplete",
         "too_long": "BadRequestError",
     }
 

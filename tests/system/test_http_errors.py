@@ -89,6 +89,7 @@ def test_a_prompt_that_is_too_long_is_recognized_as_that(
     error = answer.json()["error"]
     assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
     assert "maximum context length is 2048 tokens" in error["message"]
+    assert "prompt is too long" in error["message"]  # by which LangChain knows it
 
 
 @pytest.mark.parametrize(
