@@ -25,14 +25,17 @@ from ...ipc.messages.client import (
     Done,
     GetHealth,
     GetInfo,
+    GetMetrics,
     Health,
     Info,
+    Metrics,
     PauseMode,
     Query,
     Submit,
     Text,
     TokenIds,
 )
+from ...ipc.messages.metrics import Metric
 from ...ipc.pooling_params import PoolingParams
 from ...ipc.process.log import LogLevel
 from ...ipc.sampling_params import SamplingParams
@@ -150,6 +153,10 @@ class AsyncClient(Attachment):
     async def info(self) -> Info:
         """What the engine serves: model, sizes, version."""
         return await self._ask(GetInfo, Info)
+
+    async def get_metrics(self) -> list[Metric]:
+        """As Client.get_metrics."""
+        return (await self._ask(GetMetrics, Metrics)).metrics
 
     async def get_default_sampling_params(self) -> SamplingParams:
         """As Client.get_default_sampling_params."""

@@ -20,14 +20,17 @@ from ...ipc.messages.client import (
     Done,
     GetHealth,
     GetInfo,
+    GetMetrics,
     Health,
     Info,
+    Metrics,
     PauseMode,
     Query,
     Submit,
     Text,
     TokenIds,
 )
+from ...ipc.messages.metrics import Metric
 from ...ipc.pooling_params import PoolingParams
 from ...ipc.process.log import LogLevel
 from ...ipc.sampling_params import SamplingParams
@@ -174,6 +177,10 @@ class Client(Attachment):
     def info(self) -> Info:
         """What the engine serves: model, sizes, version."""
         return self._ask(GetInfo, Info)
+
+    def get_metrics(self) -> list[Metric]:
+        """Counters, gauges and histograms of the engine under their names on /metrics."""
+        return self._ask(GetMetrics, Metrics).metrics
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What requests without parameters get: the checkpoint's own defaults, or what the operator chose."""

@@ -123,10 +123,7 @@ class AdminEndpoints:
 
     async def metrics(self, request: Request) -> Response:
         """What Prometheus scrapes; open to all, as its scrapers expect."""
-        metrics = self._frontend.metrics
-        for event, count in self._frontend.counts.items():
-            metrics.events.raise_to(count, event)
-        return Response(metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(self._frontend.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def version(self, request: Request) -> Response:
         return json_response({"version": tokenloom_version()})

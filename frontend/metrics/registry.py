@@ -10,6 +10,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
+from ...ipc.messages import metrics as messages
+
 Labels = tuple[tuple[str, str], ...]  # (name, value)
 
 
@@ -112,11 +114,15 @@ class Histogram:
             found.append(total)
         return found
 
-    def samples(self) -> list[tuple[str, Labels, float]]:
+    @property
+    def buckets(self) -> dict[str, int]:
+        """`cumulative` by bound."""
         names = [*(_number(bound) for bound in self._bounds), "+Inf"]
+        return dict(zip(names, self.cumulative, strict=True))
+
+    def samples(self) -> list[tuple[str, Labels, float]]:
         buckets: list[tuple[str, Labels, float]] = [
-            (f"{self.name}_bucket", (("le", bound),), count)
-            for bound, count in zip(names, self.cumulative, strict=True)
+            (f"{self.name}_bucket", (("le", bound),), count) for bound, count in self.buckets.items()
         ]
         return [*buckets, (f"{self.name}_sum", (), self.sum), (f"{self.name}_count", (), self.count)]
 
@@ -143,6 +149,23 @@ class Registry:
                 written = ",".join(f'{key}="{_escape(text)}"' for key, text in (*self._labels, *labels))
                 lines.append(f"{self._prefix}{sample}{{{written}}} {_number(value)}")
         return "\n".join(lines) + "\n"
+
+    def read(self) -> list[messages.Metric]:
+        """The same as values."""
+        found: list[messages.Metric] = []
+        for metric in self.metrics:
+            name = self._prefix + metric.name
+            if isinstance(metric, Histogram):
+                found.append(
+                    messages.Histogram(
+                        name=name, labels=dict(self._labels), count=metric.count, sum=metric.sum, buckets=metric.buckets
+                    )
+                )
+                continue
+            form = messages.Counter if isinstance(metric, Counter) else messages.Gauge
+            for _, labels, value in metric.samples():
+                found.append(form(name=name, labels=dict(self._labels + labels), value=value))
+        return found
 
 
 def _number(value: float) -> str:

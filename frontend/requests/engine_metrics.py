@@ -18,6 +18,7 @@ from itertools import islice
 
 from ...ipc.codec import JsonObject, num_ids
 from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.messages import metrics as messages
 from ...ipc.messages.core import Started
 from ...ipc.messages.supervisor import Progress
 from ..metrics.registry import Counter, Gauge, Histogram, Info, Metric, Registry
@@ -43,9 +44,10 @@ class EngineMetrics:
         spec: EngineSpec,
         queue_depths: Callable[[], Mapping[str, float]] = dict,
         tracing: Tracing | None = None,
+        counts: Mapping[str, int] | None = None,
     ) -> None:
         """`queue_depths`: by socket of the frontend, messages sent that their receiver has not answered. `tracing`
-        makes spans of the answers that end."""
+        makes spans of the answers that end. `counts`: of the frontend's other events, by name."""
         self.prompt_tokens = Counter("prompt_tokens_total", "Prompt tokens of answers that have started.")
         self.prompt_tokens_by_source = Counter(
             "prompt_tokens_by_source_total", "The same by where their KV came from.", ["source"]
@@ -89,6 +91,7 @@ class EngineMetrics:
             "request_num_preemptions", "Preemptions of ended answers.", (0, 1, 2, 3, 4, 5, 10, 20)
         )
         self.rejections = Counter("admission_rejections_total", "Requests that the queue had no room for.", ["reason"])
+        self._counts = {} if counts is None else counts
         self._queue_depths = queue_depths
         self._tracing = tracing
         self.progress = Progress(step=0, step_age_s=0.0, num_running=0, num_waiting=0)
@@ -315,4 +318,13 @@ class EngineMetrics:
         return total - known if total >= known else total
 
     def render(self) -> str:
+        self._take_counts()
         return self.registry.render()
+
+    def read(self) -> list[messages.Metric]:
+        self._take_counts()
+        return self.registry.read()
+
+    def _take_counts(self) -> None:
+        for event, count in self._counts.items():
+            self.events.raise_to(count, event)

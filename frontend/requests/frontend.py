@@ -93,7 +93,7 @@ class Frontend:
         self._core = CoreLink(spec, self.outbox)
         self._controls = ControlRelay(spec, self._core, self.background, self.outbox)
         self._tracing = new_tracing(spec)
-        self.metrics = EngineMetrics(spec, self._queue_depths, self._tracing)
+        self.metrics = EngineMetrics(spec, self._queue_depths, self._tracing, self.counts)
         self._awake_clock = AwakeClock(PING_INTERVAL_S, monotonic)  # looked at in each turn
         self._queries = QueryProcessor(
             spec, self.inputs, self.prompts, self._core, self.metrics, self._awake_clock.look

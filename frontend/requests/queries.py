@@ -15,8 +15,10 @@ from ...ipc.messages.client import (
     Detokenize,
     GetHealth,
     GetInfo,
+    GetMetrics,
     Health,
     Info,
+    Metrics,
     QueryFailed,
     Reply,
     Text,
@@ -59,13 +61,15 @@ class QueryProcessor:
         self._metrics.on_progress(progress)
 
     def answer(
-        self, query: Tokenize | Detokenize | GetHealth | GetInfo, owner: str, send: Callable[[Reply], None]
+        self, query: Tokenize | Detokenize | GetHealth | GetInfo | GetMetrics, owner: str, send: Callable[[Reply], None]
     ) -> None:
         """Answer `owner` at once, or later where the work is long."""
         if isinstance(query, GetHealth):
             send(self.health(query.query_id))
         elif isinstance(query, GetInfo):
             send(self._info(query.query_id))
+        elif isinstance(query, GetMetrics):
+            send(Metrics(query_id=query.query_id, metrics=self._metrics.read()))
         elif isinstance(query, Tokenize):
             self._tokenize(query, owner, send)
         else:

@@ -24,6 +24,7 @@ from .base import (
     Unknown,
     Welcome,
 )
+from .metrics import Metric
 
 ControlAction: TypeAlias = EngineAction | Literal["log_level"]
 PauseMode: TypeAlias = Literal["keep", "wait", "abort"]  # running requests stop and stay, finish first, or end
@@ -104,6 +105,10 @@ class GetInfo(Message, frozen=True, kw_only=True, tag="info"):
     query_id: int
 
 
+class GetMetrics(Message, frozen=True, kw_only=True, tag="get_metrics"):
+    query_id: int
+
+
 class Control(Message, frozen=True, kw_only=True, tag="control"):
     """Pause, resume, reload weights of the same architecture in place, give memory back and take it again, empty the
     prefix cache, or log more or less; answered by Done when it is so."""
@@ -117,7 +122,7 @@ class Control(Message, frozen=True, kw_only=True, tag="control"):
     level: LogLevel = "info"  # for log_level: the least that every process logs
 
 
-Query: TypeAlias = Tokenize | Detokenize | GetHealth | GetInfo | Control  # each has one Reply of its query_id
+Query: TypeAlias = Tokenize | Detokenize | GetHealth | GetInfo | GetMetrics | Control  # each has one Reply
 ClientMessage: TypeAlias = Hello | Submit | Abort | Credit | Ping | Query
 CREDIT_WINDOW = 128  # Deltas messages in flight to one client
 
@@ -241,6 +246,11 @@ class Info(Message, frozen=True, kw_only=True, tag="info_is"):
     chat_template: str = ""  # Jinja; empty: none
 
 
+class Metrics(Message, frozen=True, kw_only=True, tag="metrics_are"):
+    query_id: int
+    metrics: list[Metric]
+
+
 class Done(Message, frozen=True, kw_only=True, tag="done"):
     """Answers Control."""
 
@@ -252,5 +262,5 @@ class QueryFailed(Message, frozen=True, kw_only=True, tag="query_failed"):
     error: ErrorInfo
 
 
-Reply: TypeAlias = TokenIds | Text | Health | Info | Done | QueryFailed
+Reply: TypeAlias = TokenIds | Text | Health | Info | Metrics | Done | QueryFailed
 FrontendMessage: TypeAlias = Welcome | Refused | Unknown | Accepted | Deltas | Pong | Reply

@@ -26,6 +26,7 @@ from tokenloom.ipc.messages.client import (
     RequestMetrics,
     Submit,
 )
+from tokenloom.ipc.messages.metrics import Counter, Gauge, Histogram
 from tokenloom.ipc.pooling_params import PoolingParams
 from tokenloom.ipc.sampling_params import RepetitionDetectionParams, SamplingParams
 from tokenloom.ipc.sockets import MAX_CLIENT_MESSAGE_BYTES
@@ -46,6 +47,9 @@ STRUCTS: dict[str, Any] = {
     "logprobs": Logprobs,
     "metrics": RequestMetrics,
     "error": ErrorInfo,
+    "counter": Counter,
+    "gauge": Gauge,
+    "histogram": Histogram,
 }
 
 

@@ -18,6 +18,7 @@ from tokenloom.frontend.requests.frontend import Frontend
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ErrorInfo
+from tokenloom.ipc.messages import metrics as messages
 from tokenloom.ipc.messages.base import PROTOCOL_VERSION, Welcome
 from tokenloom.ipc.messages.client import Abort, Submit
 from tokenloom.ipc.messages.core import EngineCoreOutputs, EngineCoreRequest, Finished, Started
@@ -256,3 +257,30 @@ def test_sums_hold_for_any_traffic_whoever_ends_the_answers() -> None:
         "timeout",
         "error",
     }
+
+
+def test_metrics_are_read_as_they_are_rendered() -> None:
+    metrics = new_metrics()
+    metrics.queue.observe(0.5)
+    metrics.refused.add(3, "size")
+    families = text_string_to_metric_families(metrics.render())
+    rendered = [(each.name, each.labels, each.value) for family in families for each in family.samples]
+    read: list[tuple[str, dict[str, str], float]] = []
+    for metric in metrics.read():
+        name, labels = metric.name, metric.labels
+        if isinstance(metric, messages.Histogram):
+            read += [(f"{name}_bucket", labels | {"le": bound}, count) for bound, count in metric.buckets.items()]
+            read += [(f"{name}_sum", labels, metric.sum), (f"{name}_count", labels, metric.count)]
+        else:
+            assert isinstance(metric, messages.Counter) == name.endswith("_total")
+            read.append((name, labels, metric.value))
+    clock = "tokenloom_step_age_seconds"
+    without_clock = [[each for each in found if each[0] != clock] for found in (read, rendered)]
+    bounds = [
+        [
+            (name, labels | ({"le": str(float(labels["le"]))} if "le" in labels else {}), value)
+            for name, labels, value in found
+        ]
+        for found in without_clock
+    ]
+    assert sorted(bounds[0], key=str) == sorted(bounds[1], key=str)

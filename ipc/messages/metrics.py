@@ -1,0 +1,35 @@
+"""Metrics of an engine as a program reads them: one struct for each family of labels, named as on /metrics."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+
+class _Metric(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    labels: dict[str, str]
+
+
+class Counter(_Metric, frozen=True, kw_only=True, tag="counter"):
+    """A total that only grows."""
+
+    value: float
+
+
+class Gauge(_Metric, frozen=True, kw_only=True, tag="gauge"):
+    """A value of now."""
+
+    value: float
+
+
+class Histogram(_Metric, frozen=True, kw_only=True, tag="histogram"):
+    """Counts of observations at or below each bound; the bound +Inf has all of them."""
+
+    count: int
+    sum: float
+    buckets: dict[str, int]
+
+
+Metric: TypeAlias = Counter | Gauge | Histogram
