@@ -11,12 +11,14 @@ import sys
 import time
 import types
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from tokenloom.ipc.codec import decode_ids
 from tokenloom.ipc.config.engine_spec import EngineSpec
+from tokenloom.ipc.messages.base import Holding, MemoryTag
 from tokenloom.ipc.messages.supervisor import Measured, Phase
 from tokenloom.ipc.messages.workers import ModelRunnerOutput, SchedulerOutput
 from tokenloom.ipc.process.title import set_title
@@ -38,12 +40,12 @@ class NullWorker:
         self._num_known = np.zeros(spec.config.max_num_seqs, np.int64)
         self._num_computed = np.zeros(spec.config.max_num_seqs, np.int64)
 
-    def load(self, folder: Path | None = None) -> list[Phase]:
+    def load(self, folder: Path | None = None, asleep: Sequence[MemoryTag] = ()) -> list[Phase]:
         """There is nothing to load; the title tells whoever measures that no model is running."""
         set_title(f"tokenloom null worker {self._rank}")
         return []
 
-    def reload(self, folder: Path) -> None:
+    def hold(self, holding: Holding) -> None:
         self.reset()
 
     def measure(self) -> Measured:
