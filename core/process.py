@@ -30,6 +30,7 @@ from ..ipc.messages.supervisor import (
     WorkersDown,
     WorkersUp,
 )
+from ..ipc.messages.workers import ReloadWeights
 from ..ipc.process import log
 from ..ipc.process.awake_clock import AwakeClock
 from ..ipc.process.faults import maybe_fail
@@ -112,7 +113,7 @@ class CoreProcess:
             clock=self._clock,
             asleep=self._asleep,
         )
-        self._desk = ControlDesk(self._engine, self._frontends.answer, self._ask_to_reload)
+        self._desk = ControlDesk(self._engine, self._frontends.answer, self._ask_to_reload, self._profile)
         self._supervisor.tell(Phase(name="workers joined", duration_s=time.monotonic() - begun))
         self._supervisor.tell(Ready())
         if failure is not None:
@@ -136,7 +137,7 @@ class CoreProcess:
             waits.append(deadline - time.time())
         limits = [self._engine.next_grammar_deadline]
         if self._workers is not None:
-            limits += [self._engine.overdue_at, self._workers.reload_overdue_at]
+            limits += [self._engine.overdue_at, self._workers.order_overdue_at]
         waits += [self._clock.patience_s(limit) for limit in limits if limit is not None]
         return max(int(min(waits) * 1000) + 1, 0) if waits else None
 
@@ -178,12 +179,17 @@ class CoreProcess:
         """`now`: by the clock, before the results were taken in."""
         if self._workers is None:
             return
-        overdue_at, reload_overdue_at = self._engine.overdue_at, self._workers.reload_overdue_at
+        overdue_at, order_overdue_at = self._engine.overdue_at, self._workers.order_overdue_at
         if overdue_at is not None and now > overdue_at:
             raise EngineDead(f"the workers hang: no step has ended for {self._engine.step_age_s:.1f} s")
-        if reload_overdue_at is not None and now > reload_overdue_at:
-            limit_s = self._spec.config.start_timeout_s
-            raise EngineDead(f"the workers hang: other weights were not read within --start-timeout-s {limit_s:g} s")
+        if order_overdue_at is not None and now > order_overdue_at:
+            limit = f"within --start-timeout-s {self._spec.config.start_timeout_s:g} s"
+            what = (
+                "other weights were not read"
+                if isinstance(self._workers.order, ReloadWeights)
+                else "a profile was not made"
+            )
+            raise EngineDead(f"the workers hang: {what} {limit}")
 
     def _ask_to_reload(self, holding: Holding) -> None:
         """The control desk's order. From the supervisor's answer on, workers whose core dies are replaced with it."""
@@ -195,9 +201,16 @@ class CoreProcess:
         if self._workers is not None and self._workers.generation == order.generation:
             self._workers.reload(self._engine.scheduler.take_step(), order.holding)
 
+    def _profile(self, records: bool) -> None:
+        assert self._workers is not None, "the desk goes on only with workers"
+        self._workers.profile(self._engine.scheduler.take_step(), records)
+
     def _go_on_with_controls(self) -> None:
-        if self._workers is not None and self._workers.take_reloaded():
+        done = None if self._workers is None else self._workers.take_done()
+        if self._workers is not None and isinstance(done, ReloadWeights):
             self._supervisor.tell(Reloaded(generation=self._workers.generation))
+        elif self._workers is not None and done is not None:
+            self._desk.on_profiled(self._workers.order_error)
         if self._workers is not None and self._desk.has_orders:
             self._frontends.send_outputs(self._engine)  # what ended before an order is done is told before that
             self._desk.tick()

@@ -25,7 +25,7 @@ from tokenloom.scripts.engine_process import Engine
 
 STRIKE_S = 3.0  # longest wait for a process to pass the point where a fault is injected
 RELOAD_S = 60.0  # longest reload, with what is replaced meanwhile
-NOT_PASSED = ("worker.load", "worker.reload", "intake.read")  # by the requests of these runs
+NOT_PASSED = ("worker.load", "worker.reload", "worker.profile", "intake.read")  # by the requests of these runs
 
 
 @dataclass(frozen=True)

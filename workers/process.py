@@ -42,6 +42,7 @@ from ..ipc.messages.workers import (
     ControlAck,
     CoreToWorker,
     ProbeAck,
+    Profile,
     ReloadWeights,
     Resend,
     SchedulerOutput,
@@ -199,8 +200,11 @@ class WorkerProcess:
             return self._execute(worker, message)
         if verdict is Verdict.EXECUTE and isinstance(message, ReloadWeights):
             return self._reload(worker, message)
+        if verdict is Verdict.EXECUTE and isinstance(message, Profile):
+            self._profile(worker, message)
         if verdict is Verdict.RESET:
             worker.reset()
+            worker.recorder.drop()
         if verdict in (Verdict.RESET, Verdict.ACKNOWLEDGE):
             self._push(ProbeAck(rank=self._rank, core_epoch=message.core_epoch, generation=self._generation))
         elif verdict is Verdict.RESEND:
@@ -247,10 +251,16 @@ class WorkerProcess:
         except Exception as error:
             self._report(error, order.step, "reload")
             return False
-        self._push(
-            ControlAck(rank=self._rank, step=order.step, core_epoch=order.core_epoch, generation=self._generation)
-        )
+        self._acknowledge(order)
         return True
+
+    def _profile(self, worker: Worker, order: Profile) -> None:
+        maybe_fail("worker.profile", self._rank)
+        self._acknowledge(order, worker.recorder.switch(order.records))
+
+    def _acknowledge(self, order: ReloadWeights | Profile, error: str = "") -> None:
+        place = {"step": order.step, "core_epoch": order.core_epoch, "generation": self._generation}
+        self._push(ControlAck(rank=self._rank, error=error, **place))
 
     def _report(self, error: Exception, step: int, phase: str) -> None:
         """Tell the core that this rank cannot go on."""

@@ -45,6 +45,7 @@ from .sampling.logits_rules import load_processors
 from .sampling.row_rules import LogitsProcessor
 from .sampling.sampler import Sampler, select_sampler
 from .sampling.token_mask import MaskSource, no_mask
+from .trace_recorder import TraceRecorder
 from .weights.readahead import drop_pages
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class Worker:
         self._processors: list[LogitsProcessor] = []
         self._kernels = ""  # what computes, for people
         self._spare_folder = Path(spec.run_directory) / "kernels"  # for what is compiled, if there is no other place
+        self.recorder = TraceRecorder(spec.profile_folder, rank, self._device)
         self._started: deque[tuple[SchedulerOutput, float]] = deque()  # steps that are not finished, when they began
         self._last_finish = 0.0
 
@@ -187,7 +189,8 @@ class Worker:
         """
         assert self._runner is not None, "initialize comes before execute"
         begun = time.monotonic()
-        tokens = self._runner.start(output, receive_mask, finish_all)
+        with self.recorder.step(output.step):
+            tokens = self._runner.start(output, receive_mask, finish_all)
         self._started.append((output, begun))
         return tokens
 

@@ -1,9 +1,10 @@
-"""ControlDesk: pause, resume, reload, sleep, wake up and an empty prefix cache, one after the other.
+"""ControlDesk: pause, resume, reload, sleep, wake up, an empty prefix cache and profiles, one after the other.
 
 A pause is done when nothing is in flight; a reload pauses, lets every rank read the new weights in the numbered stream
 of steps, and makes all that was computed or cached before void. To fall asleep and to wake up are reloads, too: of
 nothing, and of what was there. Requests stay: they go on from their tokens. The end of each is what the supervisor says
-of it, who names what new workers hold.
+of it, who names what new workers hold. A profile is the workers': it begins and ends between two steps, and is lost
+with one of them or with the core.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from ...ipc.errors import InternalError, error_info
+from ...ipc.errors import InternalError, RequestError, TokenloomError, error_info
 from ...ipc.messages.base import Holding, MemoryTag
 from ...ipc.messages.core import ControlDone, EngineControl
 from ..engine import EngineCore
@@ -21,14 +22,19 @@ _ALL: list[MemoryTag] = ["weights", "kv_cache"]
 
 class ControlDesk:
     """At most one order is under way. `tick` is called once a turn; `reload` makes all ranks hold what it
-    is given."""
+    is given, `profile` lets them begin a record (True) or write it down."""
 
     def __init__(
-        self, engine: EngineCore, reply: Callable[[int, ControlDone], None], reload: Callable[[Holding], None]
+        self,
+        engine: EngineCore,
+        reply: Callable[[int, ControlDone], None],
+        reload: Callable[[Holding], None],
+        profile: Callable[[bool], None],
     ) -> None:
-        self._engine, self._reply, self._reload = engine, reply, reload
+        self._engine, self._reply, self._reload, self._profile = engine, reply, reload, profile
         self._orders: deque[tuple[int, EngineControl]] = deque()
-        self._is_reloading = False
+        self._is_at_work = False  # the workers are
+        self._is_recording = False  # they are, too
         self._num_losses = 0  # of workers, by the order that is under way
         self._was_paused = False
 
@@ -45,7 +51,7 @@ class ControlDesk:
         elif order.action == "reset_prefix_cache":
             self._engine.reset_prefix_cache()
         elif order.action != "wake_up":  # before it, no step runs anyway
-            self._engine.pause("keep" if order.action == "reload" else order.mode)
+            self._engine.pause(order.mode if order.action in ("pause", "sleep") else "keep")
 
     @property
     def has_orders(self) -> bool:
@@ -53,17 +59,19 @@ class ControlDesk:
 
     def tick(self) -> None:
         """Go on with the orders as far as the engine is quiet. There are workers."""
-        while self._orders and not self._is_reloading:
+        while self._orders and not self._is_at_work:
             _, order = self._orders[0]
-            if order.action in ("pause", "reload", "sleep") and not self._engine.is_quiet:
+            if order.action not in ("resume", "wake_up", "reset_prefix_cache") and not self._engine.is_quiet:
                 return
             asleep = self._asleep_after(order)
             if order.action == "reload" or asleep != self._engine.asleep:
-                self._is_reloading = True
+                self._is_at_work = True
                 self._engine.forget_computed()
                 self._reload(Holding(model_folder=order.model_folder, asleep=asleep, drops_pages=order.sleep_level > 1))
+            elif order.action in ("start_profile", "stop_profile"):
+                self._go_on_with_profile(records=order.action == "start_profile")
             elif order.action == "sleep":
-                self._end_reload(None)
+                self._end_pause(None)
             else:
                 self._finish()
 
@@ -77,32 +85,51 @@ class ControlDesk:
 
     def on_reloaded(self) -> None:
         """Every rank holds what it shall, and so will those that take their place."""
-        if self._is_reloading:
+        if self._is_at_work:
             self._engine.asleep = self._asleep_after(self._orders[0][1])
-            self._end_reload(None)
+            self._end_pause(None)
+
+    def _go_on_with_profile(self, *, records: bool) -> None:
+        if records != self._is_recording:
+            self._is_at_work = True
+            self._profile(records)
+        elif records:
+            self._end_pause(RequestError("a profile is running already: stop_profile ends it"))
+        else:
+            lost = "it ends, too, with a worker or the core that is replaced"
+            self._end_pause(RequestError(f"no profile is running: start_profile begins one; {lost}"))
+
+    def on_profiled(self, error: str) -> None:
+        """Every rank records, or has written down what it has recorded; if not, `error` says why."""
+        action = self._orders[0][1].action
+        self._is_recording = action == "start_profile" and not error
+        self._end_pause(InternalError(f"{action} failed: {error}") if error else None)
 
     def on_workers_lost(self, reason: str) -> None:
         """The group ended; the next one holds what was held before. To fall asleep or to wake up is tried once more."""
-        if not self._is_reloading:
+        self._is_recording = False
+        if not self._is_at_work:
             return
         action = self._orders[0][1].action
         self._num_losses += 1
         if action == "reload":
             what = "the workers ended while they read the new weights, the old ones stay"
+        elif action in ("start_profile", "stop_profile"):
+            what = f"{action} failed, no profile is running: the workers ended"
         elif self._num_losses < 2:
-            self._is_reloading = False
+            self._is_at_work = False
             return
         else:
             what = f"{action} failed twice and nothing has changed: the workers ended"
-        self._end_reload(InternalError(f"{what}: {reason}"))
+        self._end_pause(InternalError(f"{what}: {reason}"))
 
-    def _end_reload(self, error: InternalError | None) -> None:
-        self._is_reloading = False
+    def _end_pause(self, error: TokenloomError | None) -> None:
+        self._is_at_work = False
         if not self._was_paused:
             self._engine.resume()
         self._finish(error)
 
-    def _finish(self, error: InternalError | None = None) -> None:
+    def _finish(self, error: TokenloomError | None = None) -> None:
         owner, order = self._orders.popleft()
         self._reply(owner, ControlDone(control_id=order.control_id, error=None if error is None else error_info(error)))
         if self._orders:

@@ -21,6 +21,7 @@ from ...ipc.messages.workers import (
     ModelRunnerOutput,
     Probe,
     ProbeAck,
+    Profile,
     ReloadWeights,
     Resend,
     SchedulerOutput,
@@ -59,9 +60,11 @@ class WorkerGroup:
         self.results.bind(spec.address(f"results-{generation}"))
         self._decoder: Decoder[WorkerToCore] = Decoder(WorkerToCore)
         self._unanswered: deque[tuple[int, bytes]] = deque(maxlen=MAX_UNANSWERED)
-        self._reload_timeout_s = spec.config.start_timeout_s
-        self._unreloaded: set[int] | None = None  # ranks that are still reading other weights; None: no reload
-        self.reload_overdue_at: float | None = None  # by the clock: when they hang
+        self._order_timeout_s = spec.config.start_timeout_s
+        self.order: ReloadWeights | Profile | None = None  # which ranks still carry out
+        self._unacknowledged: set[int] = set()  # those ranks
+        self.order_error = ""  # of the last order, by a rank that goes on nevertheless
+        self.order_overdue_at: float | None = None  # by the clock: when they hang
         self.num_dropped = 0  # stale or malformed frames
 
     def probe(self, timeout_s: float, while_waiting: Callable[[], None]) -> None:
@@ -87,21 +90,27 @@ class WorkerGroup:
         self._publisher.send(frame)
 
     def reload(self, step: int, holding: Holding) -> None:
-        """Let every rank hold other weights or none, as step `step` of the stream; `take_reloaded`: all do."""
-        message = ReloadWeights(step=step, core_epoch=self._core_epoch, generation=self.generation, holding=holding)
-        self._unreloaded = set(range(self.size))
-        self.reload_overdue_at = self._clock.now + self._reload_timeout_s
-        frame = encode(message)
-        self._unanswered.append((step, frame))
+        """Let every rank hold other weights or none, as step `step` of the stream; `take_done`: all do."""
+        self._give(ReloadWeights(step=step, core_epoch=self._core_epoch, generation=self.generation, holding=holding))
+
+    def profile(self, step: int, records: bool) -> None:
+        """Let every rank begin a record of what it does or write it down, likewise."""
+        self._give(Profile(step=step, core_epoch=self._core_epoch, generation=self.generation, records=records))
+
+    def _give(self, order: ReloadWeights | Profile) -> None:
+        self.order, self._unacknowledged, self.order_error = order, set(range(self.size)), ""
+        self.order_overdue_at = self._clock.now + self._order_timeout_s
+        frame = encode(order)
+        self._unanswered.append((order.step, frame))
         self._publisher.send(frame)
 
-    def take_reloaded(self) -> bool:
-        """True once, when the last rank has acknowledged a reload."""
-        if self._unreloaded is None or self._unreloaded:
-            return False
-        self._unreloaded = self.reload_overdue_at = None
+    def take_done(self) -> ReloadWeights | Profile | None:
+        """The order, once, when the last rank has acknowledged it."""
+        if self.order is None or self._unacknowledged:
+            return None
+        order, self.order, self.order_overdue_at = self.order, None, None
         self._unanswered.clear()
-        return True
+        return order
 
     def receive(self) -> Iterator[ModelRunnerOutput]:
         """All results that have come. A WorkerError raises EngineDead; a gap is mended by sending again."""
@@ -111,8 +120,9 @@ class WorkerGroup:
                     self._unanswered.popleft()
                 yield message
             elif isinstance(message, ControlAck):
-                if self._unreloaded is not None:
-                    self._unreloaded.discard(message.rank)
+                self._unacknowledged.discard(message.rank)
+                if message.error:
+                    self.order_error = f"worker {message.rank}: {message.error}"
             elif isinstance(message, Resend):
                 self._resend(message)
             elif isinstance(message, WorkerError):

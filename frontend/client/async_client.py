@@ -190,6 +190,14 @@ class AsyncClient(Attachment):
         await self._ask(partial(Control, action="reset_prefix_cache"), Done)
         return True
 
+    async def start_profile(self) -> None:
+        """As Client.start_profile."""
+        await self._ask(partial(Control, action="start_profile"), Done)
+
+    async def stop_profile(self) -> None:
+        """As Client.stop_profile."""
+        await self._ask(partial(Control, action="stop_profile"), Done)
+
     async def set_log_level(self, level: LogLevel) -> None:
         """As Client.set_log_level."""
         await self._ask(log_level_query(level), Done)

@@ -220,6 +220,15 @@ class Client(Attachment):
         self._ask(partial(Control, action="reset_prefix_cache"), Done)
         return True
 
+    def start_profile(self) -> None:
+        """Have every worker record what torch does, until `stop_profile`. RequestError if one is running already."""
+        self._ask(partial(Control, action="start_profile"), Done)
+
+    def stop_profile(self) -> None:
+        """Have each write its Chrome trace into the engine's `profile_dir`; returns when it is there. RequestError
+        without `start_profile`, or if a worker or the core was replaced since."""
+        self._ask(partial(Control, action="stop_profile"), Done)
+
     def set_log_level(self, level: LogLevel) -> None:
         """Have every process of the engine, those that are started later too, log what is at least this bad."""
         self._ask(log_level_query(level), Done)

@@ -20,7 +20,7 @@ from ...ipc.config.engine_config import EngineConfig
 from ...ipc.errors import ConfigError
 from ...ipc.messages.base import PROTOCOL_VERSION, Hello, Holding, Ping, Pong, Welcome
 from ...ipc.messages.client import ClientMessage, FrontendMessage
-from ...ipc.messages.core import AbortRequests, EngineControl, EngineCoreRequest, FrontendToCore
+from ...ipc.messages.core import AbortRequests, ControlDone, EngineControl, EngineCoreRequest, FrontendToCore
 from ...ipc.messages.supervisor import Initialize, StartPhases
 from ...ipc.messages.workers import SchedulerOutput, TokenMask
 from ...ipc.process import log
@@ -76,7 +76,7 @@ class InProcessEngine:
             num_blocks = measured.max_blocks
             self._worker.initialize(num_blocks)
             self._core = EngineCore(self.spec, num_blocks, self._steps, GrammarLocalHost(self.spec))
-            self._desk = ControlDesk(self._core, lambda _, done: self._frontend.on_core_message(done), self._reload)
+            self._desk = ControlDesk(self._core, self._answer, self._reload, self._profile)
             self._is_reloaded = False
             folder = Path(self.spec.tokenizer_folder)
             tokenizer = Tokenizer.load(folder, config.trust_remote_code)
@@ -145,6 +145,12 @@ class InProcessEngine:
         self._core.scheduler.take_step()
         self._worker.hold(holding)
         self._is_reloaded = True
+
+    def _answer(self, _: int, done: ControlDone) -> None:
+        self._frontend.on_core_message(done)
+
+    def _profile(self, records: bool) -> None:
+        self._desk.on_profiled(self._worker.recorder.switch(records))
 
     def _go_on_with_controls(self) -> None:
         self._desk.tick()

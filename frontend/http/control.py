@@ -1,4 +1,4 @@
-"""ControlEndpoints: pause, reload, sleep, prefix cache and log level over HTTP, with the errors of the library's calls.
+"""ControlEndpoints: the orders of the library's calls over HTTP, with the same errors.
 
 Only for who holds the key. Without a key they are for this machine alone: for callers of a unix socket, or of a port
 of the loopback, and then not for web pages, which a browser lets post to any address.
@@ -64,6 +64,8 @@ class ControlEndpoints:
             Endpoint("/wake_up", self.wake_up, "Take it again, all or the tags in the query", ResumeRequest),
             Endpoint("/is_sleeping", self.is_sleeping, "Whether memory has been given back"),
             Endpoint("/reset_prefix_cache", self.reset_cache, "Find nothing of what is cached now", ResumeRequest),
+            Endpoint("/start_profile", self.start_profile, "Record what the workers do", ResumeRequest),
+            Endpoint("/stop_profile", self.stop_profile, "Write a Chrome trace for each", ResumeRequest),
             Endpoint("/log_level", self.log_level, "The least level that is logged"),
             Endpoint("/log_level", self.set_log_level, "Change it", LogLevelRequest),
         ]
@@ -103,6 +105,16 @@ class ControlEndpoints:
         await self._read(request, ResumeRequest)
         await self._engine.control(Control(query_id=0, action="reset_prefix_cache"))
         return json_response({"success": True})
+
+    async def start_profile(self, request: Request) -> Response:
+        await self._read(request, ResumeRequest)
+        await self._engine.control(Control(query_id=0, action="start_profile"))
+        return json_response({"profiling": True})
+
+    async def stop_profile(self, request: Request) -> Response:
+        await self._read(request, ResumeRequest)
+        await self._engine.control(Control(query_id=0, action="stop_profile"))
+        return json_response({"profiling": False})
 
     async def log_level(self, request: Request) -> Response:
         self._check(request)

@@ -174,6 +174,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     start_timeout_s: Annotated[float, _limits("longest start, weights included, and longest reload")] = 600.0
     drain_timeout_s: Annotated[float, _limits("how long running requests may finish after SIGTERM")] = 30.0
     disable_log_stats: Annotated[bool, _logging("no stats line every 10 s")] = False
+    profile_dir: Annotated[
+        str | None, _logging("folder for the traces of start_profile; none: `profiles` in the run directory")
+    ] = None
     log_level: Annotated[LogLevel, _logging("least level that is logged")] = "info"
 
     @property

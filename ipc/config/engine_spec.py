@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -77,6 +78,11 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     def address(self, name: str) -> str:
         """The ipc endpoint `name` in the run directory: control, core, workers-G, results-G."""
         return f"ipc://{self.run_directory}/{name}.sock"
+
+    @property
+    def profile_folder(self) -> Path:
+        """Where traces are written."""
+        return Path(self.config.profile_dir or Path(self.run_directory) / "profiles").absolute()
 
     def environment(self) -> dict[str, str]:
         """This process's environment for a child that calls `from_environment`. Names of files are UTF-8 to the child,

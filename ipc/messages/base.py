@@ -13,7 +13,9 @@ import msgspec
 from ..errors import ErrorInfo
 
 PROTOCOL_VERSION = 1
-EngineAction: TypeAlias = Literal["pause", "resume", "reload", "sleep", "wake_up", "reset_prefix_cache"]
+EngineAction: TypeAlias = Literal[
+    "pause", "resume", "reload", "sleep", "wake_up", "reset_prefix_cache", "start_profile", "stop_profile"
+]
 MemoryTag: TypeAlias = Literal["weights", "kv_cache"]  # what a worker's memory is for
 FinishReason: TypeAlias = Literal["stop", "length", "repetition", "abort", "timeout", "error"]
 

@@ -111,7 +111,7 @@ class GetMetrics(Message, frozen=True, kw_only=True, tag="get_metrics"):
 
 class Control(Message, frozen=True, kw_only=True, tag="control"):
     """Pause, resume, reload weights of the same architecture in place, give memory back and take it again, empty the
-    prefix cache, or log more or less; answered by Done when it is so."""
+    prefix cache, record traces of the workers, or log more or less; answered by Done when it is so."""
 
     query_id: int
     action: ControlAction

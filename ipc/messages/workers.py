@@ -89,6 +89,16 @@ class ReloadWeights(Message, frozen=True, kw_only=True, tag="reload_weights"):
     holding: Holding
 
 
+class Profile(Message, frozen=True, kw_only=True, tag="profile"):
+    """Takes the place of a step: every rank begins to record its operations, or writes the record to a file, and says
+    ControlAck."""
+
+    step: int
+    core_epoch: int
+    generation: int
+    records: bool
+
+
 class Probe(Message, frozen=True, kw_only=True, tag="probe"):
     """Sent until every rank has answered: PUB drops what is sent before a SUB has joined."""
 
@@ -96,7 +106,7 @@ class Probe(Message, frozen=True, kw_only=True, tag="probe"):
     generation: int
 
 
-CoreToWorker: TypeAlias = SchedulerOutput | TokenMask | ReloadWeights | Probe
+CoreToWorker: TypeAlias = SchedulerOutput | TokenMask | ReloadWeights | Profile | Probe
 
 
 class ProbeAck(Message, frozen=True, kw_only=True, tag="probe_ack"):
@@ -110,6 +120,7 @@ class ControlAck(Message, frozen=True, kw_only=True, tag="control_ack"):
     step: int
     core_epoch: int
     generation: int
+    error: str = ""  # why a Profile failed, which ends nothing
 
 
 class ModelRunnerOutput(Message, frozen=True, kw_only=True, tag="result"):

@@ -164,6 +164,8 @@ def test_without_a_key_no_web_page_gives_orders(http: httpx2.Client) -> None:
         ("POST", "/resume"),
         ("POST", "/reload"),
         ("POST", "/sleep"),
+        ("POST", "/start_profile"),
+        ("POST", "/stop_profile"),
         ("GET", "/log_level"),
     ):
         refused = http.request(method, path, headers={"origin": "https://evil.example"}, json={})

@@ -1,0 +1,186 @@
+"""start_profile and stop_profile on whole engines: traces of each rank, of the steps between them; what ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from tokenloom import LLM, AsyncClient, Client, InternalError, RequestError, SamplingParams
+from tokenloom.ipc.process.faults import inject
+from tokenloom.scripts.engine_process import Engine
+
+RECOVERY_S = 60.0
+OPTIONS = ["--device", "cpu", "--num-threads", "1", "--num-kv-blocks", "256", "--http", "0"]
+PROMPT = [5 + i % 90 for i in range(40)]
+SHORT = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+NUM_LONG = 30
+LONG = SHORT.replace(max_tokens=NUM_LONG)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("traces") / "made" / "at need"
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    options = [*OPTIONS, "--tensor-parallel-size", "2", "--profile-dir", str(folder)]
+    with Engine(tmp_path_factory.mktemp("run"), options) as engine:
+        engine.wait_ready()
+        yield engine
+        engine.processes()
+        assert engine.stop() == 0 and not engine.leftovers()
+
+
+@pytest.fixture
+def client(engine: Engine) -> Iterator[Client]:
+    with Client(engine.address, reconnect_timeout_s=RECOVERY_S) as client:
+        yield client
+
+
+def answer(client: Client, params: SamplingParams = SHORT) -> list[int]:
+    return client.generate(PROMPT, params, use_tqdm=False)[0].outputs[0].token_ids
+
+
+def take_traces(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """The events of each trace in `folder` by its rank; the files are gone then, and there are no others."""
+    found = {}
+    for path in sorted(folder.iterdir()):
+        rank, _, kind = path.name.split(".", 2)
+        assert kind == "pt.trace.json" and rank not in found
+        found[rank] = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+        path.unlink()
+    return found
+
+
+def steps(events: list[dict[str, Any]]) -> list[int]:
+    names = [str(event["name"]) for event in events if event.get("cat") == "user_annotation"]
+    return sorted(int(name.removeprefix("step ")) for name in names if name.startswith("step "))
+
+
+def has_torch(events: list[dict[str, Any]]) -> bool:
+    return any(event["name"].startswith("aten::") for event in events)
+
+
+def refuse_to_stop(client: Client) -> None:
+    with pytest.raises(RequestError, match="no profile is running: start_profile begins one"):
+        client.stop_profile()
+
+
+def test_each_rank_writes_a_trace_of_the_steps_between_the_orders(engine: Engine, client: Client, folder: Path) -> None:
+    refuse_to_stop(client)
+    expected = answer(client)
+    client.start_profile()
+    with pytest.raises(RequestError, match="a profile is running already: stop_profile ends it"):
+        client.start_profile()
+    assert answer(client) == expected
+    client.stop_profile()
+    assert answer(client) == expected and not client.health().is_paused
+    refuse_to_stop(client)
+    traces = take_traces(folder)
+    assert list(traces) == ["rank-0", "rank-1"] and all(map(has_torch, traces.values()))
+    numbers = steps(traces["rank-0"])
+    assert numbers == steps(traces["rank-1"]) == list(range(numbers[0], numbers[-1] + 1))
+    assert 8 <= len(numbers) <= 9 < numbers[0]  # one may be sent before the end is known; as many came before
+    assert f"profile written to {folder}/rank-1." in engine.errors.read_text(encoding="utf-8")
+
+
+def test_over_http_a_running_request_is_seen_and_goes_on(engine: Engine, client: Client, folder: Path) -> None:
+    expected = answer(client, LONG)
+    with httpx2.Client(base_url=engine.url, timeout=RECOVERY_S) as http:
+        assert http.post("/start_profile").json() == {"profiling": True}
+        future = client.submit(PROMPT, LONG)
+        assert engine.inject("worker.forward", "delay 0.3", 0, RECOVERY_S)
+        assert http.post("/stop_profile").json() == {"profiling": False}
+        refused = http.post("/stop_profile")
+        assert refused.status_code == 400 and "no profile is running" in refused.json()["error"]["message"]
+    assert future.result(RECOVERY_S).outputs[0].token_ids == expected
+    assert all(0 < len(steps(events)) < NUM_LONG for events in take_traces(folder).values())
+
+
+def test_the_asynchronous_client_gives_the_orders_too(engine: Engine, folder: Path) -> None:
+    async def run() -> None:
+        async with AsyncClient(engine.address) as client:
+            await client.start_profile()
+            await client.stop_profile()
+            with pytest.raises(RequestError, match="no profile is running"):
+                await client.stop_profile()
+
+    asyncio.run(run())
+    assert len(take_traces(folder)) == 2
+
+
+def test_a_folder_that_cannot_be_written_to_fails_the_order_alone(client: Client, folder: Path) -> None:
+    before = client.health().num_restarts
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.rmdir()
+    folder.write_text("in the way", encoding="utf-8")
+    with pytest.raises(InternalError, match=r"start_profile failed: worker [01]: FileExistsError"):
+        client.start_profile()
+    folder.unlink()
+    refuse_to_stop(client)
+    client.start_profile()
+    folder.rmdir()
+    with pytest.raises(InternalError, match=r"stop_profile failed: worker [01]: "):
+        client.stop_profile()
+    refuse_to_stop(client)
+    assert client.health().num_restarts == before
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("role", ["core", "worker 1"])
+def test_a_profile_ends_with_a_worker_or_the_core_and_requests_go_on(
+    engine: Engine, client: Client, folder: Path, role: str
+) -> None:
+    expected = answer(client, LONG)
+    client.start_profile()
+    future = client.submit(PROMPT, LONG)
+    assert engine.inject("worker.forward", "delay 0.3", 0, RECOVERY_S)
+    engine.child(role).kill()
+    assert future.result(RECOVERY_S).outputs[0].token_ids == expected
+    refuse_to_stop(client)
+    if role != "core":  # whose workers stay, and go on to record
+        return
+    assert "the profile ends unwritten" in engine.errors.read_text(encoding="utf-8")
+    client.start_profile()
+    answer(client)
+    client.stop_profile()
+    assert [len(steps(events)) < 20 for events in take_traces(folder).values()] == [True, True]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("is_stopping", [False, True])
+def test_a_worker_that_ends_at_the_order_fails_it(engine: Engine, client: Client, is_stopping: bool) -> None:
+    if is_stopping:
+        client.start_profile()
+    future = client.submit(PROMPT, LONG)
+    inject(engine.faults, "worker.profile", "delay 5", 1)
+    with ThreadPoolExecutor(1) as pool:
+        order = pool.submit(client.stop_profile if is_stopping else client.start_profile)
+        assert engine.wait_struck("worker.profile", 1, RECOVERY_S)
+        engine.child("worker 1").kill()
+        with pytest.raises(InternalError, match="_profile failed, no profile is running: the workers ended"):
+            order.result(RECOVERY_S)
+    assert len(future.result(RECOVERY_S).outputs[0].token_ids) == NUM_LONG
+    refuse_to_stop(client)
+
+
+def test_in_process_it_writes_into_the_run_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with LLM(in_process=True, num_threads=1, device="cpu", num_kv_blocks=64) as llm:
+        refuse_to_stop(llm)
+        llm.start_profile()
+        expected = answer(llm)
+        llm.stop_profile()
+        (folder,) = tmp_path.glob("tokenloom/*/profiles")
+        (events,) = take_traces(folder).values()
+        assert has_torch(events) and 8 <= len(steps(events)) <= 9
+        assert answer(llm) == expected

@@ -1,0 +1,67 @@
+"""TraceRecorder: what torch does on a rank between two orders, as a Chrome trace for Perfetto or chrome://tracing."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+logger = logging.getLogger("tokenloom.worker")
+
+
+class TraceRecorder:
+    """At most one record at a time, kept in memory until it is written. It is of the thread that switches it on."""
+
+    def __init__(self, folder: Path, rank: int, device: torch.device) -> None:
+        self._folder, self._rank = folder, rank
+        self._activities = [ProfilerActivity.CPU]
+        if device.type == "cuda":
+            self._activities.append(ProfilerActivity.CUDA)
+        self._profile: profile | None = None
+
+    def switch(self, records: bool) -> str:
+        """Begin a record, or end it and write it down; why that failed, if it did."""
+        try:
+            self._begin() if records else self._write()
+        except Exception as error:
+            logger.exception("the profile failed")
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    def step(self, number: int) -> AbstractContextManager[object]:
+        """What runs in it stands under `step NUMBER` in the trace: kernels of ours are no operations of torch."""
+        return nullcontext() if self._profile is None else record_function(f"step {number}")
+
+    def drop(self) -> None:
+        """End a record that nobody will ask for."""
+        if self._profile is not None:
+            record, self._profile = self._profile, None
+            record.stop()
+            logger.warning("the profile ends unwritten: its core was replaced")
+
+    def _begin(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)  # before, so that hours of work are not lost for a bad folder
+        record = profile(activities=self._activities)
+        record.start()
+        self._profile = record
+        logger.info("profile begun, for a trace in %s", self._folder)
+
+    def _write(self) -> None:
+        record, self._profile = self._profile, None
+        assert record is not None, "the core knows of none"
+        record.stop()
+        now = time.time()
+        stamp = f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}-{int(now * 1000) % 1000:03d}"
+        path = self._folder / f"rank-{self._rank}.{stamp}.pt.trace.json"
+        unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")
+        try:
+            record.export_chrome_trace(str(unfinished))
+            unfinished.replace(path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+        logger.info("profile written to %s, %.1f MB", path, path.stat().st_size / 1e6)
