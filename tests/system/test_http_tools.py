@@ -76,7 +76,8 @@ def test_every_panel_shows_something_in_a_prometheus_that_scrapes_the_engine(url
 
 
 OPTIONS = ("--max-examples", "60", "--request-timeout", "100")  # an answer may be as long as the model's length
-OPTIONS += ("--exclude-path-regex", "^/(pause|resume|reload|log_level)$")  # in a pause nothing is answered
+ORDERS = "pause|resume|reload|log_level|sleep|wake_up|start_profile|stop_profile"  # asleep, it answers nothing
+OPTIONS += ("--exclude-path-regex", f"^/({ORDERS})$")
 SCHEMATHESIS = Path(sys.executable).parent / "schemathesis"
 
 
