@@ -49,7 +49,7 @@ class AdminEndpoints:
             Endpoint("/version", self.version, "The version"),
             Endpoint("/metrics", self.metrics, "For Prometheus", media_type="text/plain"),
             Endpoint("/ping", self.health, "As /health, for SageMaker"),
-            Endpoint("/ping", self.health, body_type=AnyBody),
+            Endpoint("/ping", self.health, "The same", AnyBody, needs_body=False),
             Endpoint("/load", self.load, "How many requests are open"),
         ]
 

@@ -56,7 +56,7 @@ class ControlEndpoints:
         self._has_key = spec.config.api_key is not None
 
     def endpoints(self) -> list[Endpoint]:
-        return [
+        endpoints = [
             Endpoint("/pause", self.pause, "Begin nothing new until /resume", PauseRequest),
             Endpoint("/resume", self.resume, "Go on after a pause", ResumeRequest),
             Endpoint("/reload", self.reload, "Take the weights of another checkpoint", ReloadRequest),
@@ -69,6 +69,7 @@ class ControlEndpoints:
             Endpoint("/log_level", self.log_level, "The least level that is logged"),
             Endpoint("/log_level", self.set_log_level, "Change it", LogLevelRequest),
         ]
+        return [each._replace(needs_body=_needs_body(each.body_type)) for each in endpoints]
 
     async def pause(self, request: Request) -> Response:
         order = await self._read(request, PauseRequest)
@@ -128,8 +129,7 @@ class ControlEndpoints:
     async def _read(self, request: Request, order_type: type[OrderT]) -> OrderT:
         """The order of who may give one. No body at all is an order without details."""
         self._check(request)
-        needs_body = any(each.required for each in msgspec.structs.fields(order_type))
-        if not needs_body and not await request.body():
+        if not _needs_body(order_type) and not await request.body():
             return order_type()
         return (await self._engine.bodies.read(request, order_type)).body
 
@@ -142,3 +142,7 @@ class ControlEndpoints:
         if LOCAL not in request.scope:
             message = "without --api-key orders are taken on 127.0.0.1 and unix sockets alone: give the engine a key"
             raise HttpError(403, message)
+
+
+def _needs_body(order_type: type[msgspec.Struct] | None) -> bool:
+    return order_type is not None and any(each.required for each in msgspec.structs.fields(order_type))

@@ -22,6 +22,7 @@ class Endpoint(NamedTuple):
     summary: str = ""  # none: not listed in /openapi.json
     body_type: type[msgspec.Struct] | None = None
     media_type: str = "application/json"
+    needs_body: bool = True  # of a POST
 
     @property
     def may_stream(self) -> bool:

@@ -58,10 +58,8 @@ def document(endpoints: Iterable[Endpoint], spec: EngineSpec) -> JsonObject:
         if each.body_type is not None:
             paths.setdefault(each.path, {})["post"] = _post(each, schema_by_body[each.body_type])
             continue
-        is_open = each.path in OPEN_PATHS
-        answers = _responses({each.media_type: {}}, ("503",) if is_open else ("401", "503"))
-        operation: JsonObject = {"summary": each.summary, "responses": answers}
-        paths.setdefault(each.path, {})["get"] = operation | ({"security": []} if is_open else {})
+        answers = _responses({each.media_type: {}}, _errors(each, ("401", "503")))
+        paths.setdefault(each.path, {})["get"] = {"summary": each.summary, "responses": answers} | _security(each)
     made: JsonObject = {
         "openapi": "3.1.0",
         "info": {"title": "tokenloom", "version": tokenloom_version()},
@@ -114,9 +112,17 @@ def _post(endpoint: Endpoint, schema: JsonObject) -> JsonObject:
         content["text/event-stream"] = {}
     return {
         "summary": endpoint.summary,
-        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
-        "responses": _responses(content, tuple(_ERRORS)),
-    }
+        "requestBody": {"required": endpoint.needs_body, "content": {"application/json": {"schema": schema}}},
+        "responses": _responses(content, _errors(endpoint, tuple(_ERRORS))),
+    } | _security(endpoint)
+
+
+def _errors(endpoint: Endpoint, statuses: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(each for each in statuses if each != "401" or endpoint.path not in OPEN_PATHS)
+
+
+def _security(endpoint: Endpoint) -> JsonObject:
+    return {"security": []} if endpoint.path in OPEN_PATHS else {}
 
 
 def _responses(content: JsonObject, errors: tuple[str, ...]) -> JsonObject:
