@@ -1,0 +1,101 @@
+"""Holds the prose of the tree: free relatives per 1,000 words of docstrings and comments in each room.
+
+"what", "who", "whose" and "whom" are counted because a sentence that leans on them has usually lost its noun. The count is
+a ratchet, not the aim: `--sample N` prints N docstrings with their signatures alone, drawn by a fixed seed, for a reader
+who does not know the code to say what each of them does.
+Exit code 1 and one line for each room above its limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import random
+import re
+import sys
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LIMITS = {"frontend": 16.6, "core": 15.0, "workers": 16.5, "kernels": 10.0, "ipc": 14.2, "tests": 18.7, "scripts": 11.5}
+RELATIVES = re.compile(r"\b(?:what|who|whose|whom)\b", re.IGNORECASE)
+WORD = re.compile(r"[A-Za-z][A-Za-z'’-]*")
+C_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
+Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def docstrings(source: str) -> Iterator[tuple[Documented, str]]:
+    """Each module, class and function that has a docstring, with it."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, Documented) and (text := ast.get_docstring(node)):
+            yield node, text
+
+
+def prose(path: Path) -> str:
+    """All docstrings and comments of a Python file, all comments of a C file."""
+    source = path.read_text(encoding="utf-8")
+    if path.suffix != ".py":
+        return " ".join(C_COMMENT.findall(source))
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    comments = [token.string for token in tokens if token.type == tokenize.COMMENT]
+    return " ".join([text for _, text in docstrings(source)] + comments)
+
+
+def files(room: str) -> list[Path]:
+    """The Python and C files of a room, in a fixed order."""
+    return sorted(path for path in (ROOT / room).rglob("*") if path.suffix in (".py", ".c", ".h"))
+
+
+def share(paths: list[Path]) -> float:
+    """Free relatives per 1,000 words of prose."""
+    text = " ".join(map(prose, paths))
+    return 1000 * len(RELATIVES.findall(text)) / max(len(WORD.findall(text)), 1)
+
+
+def signature(node: Documented) -> str:
+    """The first line of a definition without its body."""
+    if isinstance(node, ast.Module):
+        return "module"
+    if isinstance(node, ast.ClassDef):
+        return f"class {node.name}({', '.join(map(ast.unparse, node.bases))})"
+    returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+    return f"def {node.name}({ast.unparse(node.args)}){returns}"
+
+
+def sample(number: int, seed: int) -> Iterator[str]:
+    """`number` docstrings of the product's rooms, with file, line and signature."""
+    found = [
+        (path.relative_to(ROOT), node, text)
+        for room in ("frontend", "core", "workers", "kernels", "ipc")
+        for path in files(room)
+        if path.suffix == ".py"
+        for node, text in docstrings(path.read_text(encoding="utf-8"))
+    ]
+    for path, node, text in random.Random(seed).sample(found, number):
+        yield f"{path}:{getattr(node, 'lineno', 1)}\n  {signature(node)}\n  {text}\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sample", type=int, metavar="N", help="print N docstrings and end")
+    parser.add_argument("--seed", type=int, default=18, help="of the sample (default: %(default)s)")
+    parser.add_argument("--files", metavar="ROOM", help="print the share of each file of a room, worst last, and end")
+    arguments = parser.parse_args()
+    if arguments.sample:
+        print("\n".join(sample(arguments.sample, arguments.seed)))
+        return 0
+    if arguments.files:
+        for value, path in sorted((share([path]), path) for path in files(arguments.files)):
+            print(f"{value:6.1f} {path.relative_to(ROOT)}")
+        return 0
+    shares = {room: share(files(room)) for room in LIMITS}
+    print(", ".join(f"{room} {value:.1f}" for room, value in shares.items()), "free relatives per 1,000 words of prose")
+    offences = [f"{room}: {value:.1f}, at most {LIMITS[room]}" for room, value in shares.items() if value > LIMITS[room]]
+    print("\n".join(offences), end="\n" if offences else "", file=sys.stderr)
+    return 1 if offences else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
