@@ -1,8 +1,8 @@
 """Holds the prose of the tree: free relatives per 1,000 words of docstrings and comments in each room.
 
-"what", "who", "whose" and "whom" are counted because a sentence that leans on them has usually lost its noun. The count is
-a ratchet, not the aim: `--sample N` prints N docstrings with their signatures alone, drawn by a fixed seed, for a reader
-who does not know the code to say what each of them does.
+"what", "who", "whose" and "whom" are counted because a sentence that leans on them has usually lost its noun. The
+count is a ratchet, not the aim: `--sample N` prints N docstrings with their signatures alone, drawn by a fixed seed,
+for a reader who does not know the code to say what each of them does.
 Exit code 1 and one line for each room above its limit.
 """
 
@@ -91,8 +91,10 @@ def main() -> int:
             print(f"{value:6.1f} {path.relative_to(ROOT)}")
         return 0
     shares = {room: share(files(room)) for room in LIMITS}
-    print(", ".join(f"{room} {value:.1f}" for room, value in shares.items()), "free relatives per 1,000 words of prose")
-    offences = [f"{room}: {value:.1f}, at most {LIMITS[room]}" for room, value in shares.items() if value > LIMITS[room]]
+    print(", ".join(f"{room} {value:.1f}" for room, value in shares.items()), "free relatives per 1,000 words")
+    offences = [
+        f"{room}: {value:.1f}, at most {LIMITS[room]}" for room, value in shares.items() if value > LIMITS[room]
+    ]
     print("\n".join(offences), end="\n" if offences else "", file=sys.stderr)
     return 1 if offences else 0
 
