@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from operator import attrgetter
 from typing import ClassVar
 
-from ...ipc.codec import JsonObject
+from ...ipc.codec import JsonObject, num_ids
 from ...ipc.messages.client import Delta, Logprobs, Submit
 from .events import DONE, TextEvents, event
 from .forms.errors import encode_json
@@ -24,7 +24,7 @@ _UNUSED: JsonObject = {"service_tier": None, "system_fingerprint": None, "kv_tra
 
 
 class Choice(ABC):
-    """One answer: take the `chunks` of each of its deltas, or `add` all of them and `build` it."""
+    """One answer: take its `opening` and the `chunk` of each of its deltas, or `add` all of them and `build` it."""
 
     is_plain: bool  # after its first chunk it brings text alone, until its end
     has_begun = False  # whether there was a chunk
@@ -54,8 +54,13 @@ class Choice(ABC):
     @abstractmethod
     def build(self) -> JsonObject: ...
 
+    def opening(self) -> list[JsonObject]:
+        """The chunks before those of its tokens."""
+        return []
+
     @abstractmethod
-    def chunks(self, delta: Delta) -> list[JsonObject]: ...
+    def chunk(self, delta: Delta) -> JsonObject | None:
+        """None where a delta brings nothing to see."""
 
     @abstractmethod
     def text_chunk(self, text: str) -> JsonObject:
@@ -115,6 +120,7 @@ class Answers(ABC):
             choices = await in_slices(self._choices(run))
             is_plain = not in_every and not self._has_token_ids and all(choice.is_plain for choice in choices)
             plain = await in_slices(self._text_events(choice, with_usage) for choice in choices) if is_plain else []
+            num_told = 0  # tokens of the answers
             async for news in run.news():
                 events = []
                 for index, delta in news:
@@ -123,9 +129,13 @@ class Answers(ABC):
                         if delta.text or self.tells_empty:
                             events.append(plain[index].event(delta.text))
                         continue
-                    usage = run.usage() if in_every else None
+                    counted = [(num_told, each) for each in ([] if choice.has_begun else choice.opening())]
+                    num_told += num_ids(delta.token_ids)
+                    if (chunk := choice.chunk(delta)) is not None:
+                        counted.append((num_told, chunk))
                     bodies = [
-                        self._envelope(self.chunk_kind, [each], usage, with_usage) for each in choice.chunks(delta)
+                        self._envelope(self.chunk_kind, [each], run.usage(count) if in_every else None, with_usage)
+                        for count, each in counted
                     ]
                     if bodies and not choice.has_begun:
                         bodies[0] |= self._at_start(run)

@@ -24,7 +24,7 @@ from .parsers.forced import forcing_schema
 from .parsers.names import shows_special_tokens
 from .parsers.parts import Arguments, CallBegin, Content, Part, Thought, whole_calls
 
-_UNSAID: JsonObject = {"refusal": None, "annotations": None, "audio": None, "function_call": None}  # OpenAI has these
+_UNSAID: JsonObject = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))  # vLLM's keys
 
 
 class ChatCompletion(Answers):
@@ -163,11 +163,11 @@ class _Choice(Choice):
             choice["token_ids"] = decode_ids(bytes(self.token_ids)).tolist()
         return choice
 
-    def chunks(self, delta: Delta) -> list[JsonObject]:
-        """Mostly one chunk; with the begin or the end, another."""
-        chunks = [] if self.has_begun else [self._chunk({"role": "assistant", "content": ""})]
-        if self._echoed and not self.has_begun:
-            chunks.append(self.text_chunk(self._echoed))
+    def opening(self) -> list[JsonObject]:
+        role = self._chunk({"role": "assistant", "content": ""})
+        return [role, self.text_chunk(self._echoed)] if self._echoed else [role]
+
+    def chunk(self, delta: Delta) -> JsonObject | None:
         parts = self._read(delta)
         message = self._thought(parts)
         if content := "".join(part.text for part in parts if isinstance(part, Content)):
@@ -182,11 +182,9 @@ class _Choice(Choice):
         if self._body.return_token_ids:
             chunk["token_ids"] = decode_ids(delta.token_ids).tolist()
             has_more = bool(delta.token_ids)
-        if message or has_more:
-            chunks.append(chunk)
         if delta.finish_reason is not None:
-            chunks.append(self._chunk({}) | self._end(delta))
-        return chunks
+            return chunk | self._end(delta)
+        return chunk if message or has_more else None
 
     def _logprobs(self, delta: Delta) -> list[JsonObject]:
         return chat_logprobs(delta, with_ids=bool(self._body.return_tokens_as_token_ids))

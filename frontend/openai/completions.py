@@ -76,9 +76,9 @@ class _Choice(Choice):
             choice["prompt_logprobs"] = prompt_logprob_dicts(prompt_logprobs, body.prompt_logprobs)
         return choice
 
-    def chunks(self, delta: Delta) -> list[JsonObject]:
+    def chunk(self, delta: Delta) -> JsonObject:
         text = delta.text if self.has_begun else self._echoed() + delta.text
-        return [self._chunk(text, delta, [delta.prompt_logprobs, delta.logprobs], delta.token_ids)]
+        return self._chunk(text, delta, [delta.prompt_logprobs, delta.logprobs], delta.token_ids)
 
     def _chunk(self, text: str, newest: Delta, logprobs: Sequence[Logprobs | None], token_ids: bytes) -> JsonObject:
         choice = self.text_chunk(text)

@@ -98,13 +98,14 @@ class Run:
         """Each prompt counted once whatever n is."""
         return sum(num_ids(each.prompt_token_ids) for each in self._prompts if each is not None)
 
-    def usage(self) -> JsonObject:
-        """Tokens of the prompts and of all answers so far."""
+    def usage(self, num_told: int | None = None) -> JsonObject:
+        """Tokens of the prompts, and of all answers so far or, while they are told one by one, those told."""
         num_prompt = self.num_prompt_tokens
+        num_completion = self.num_completion_tokens if num_told is None else num_told
         return {
             "prompt_tokens": num_prompt,
-            "completion_tokens": self.num_completion_tokens,
-            "total_tokens": num_prompt + self.num_completion_tokens,
+            "completion_tokens": num_completion,
+            "total_tokens": num_prompt + num_completion,
             "prompt_tokens_details": {"cached_tokens": sum(self._num_cached)},
             "completion_tokens_details": {"reasoning_tokens": self.num_thought_tokens},
         }

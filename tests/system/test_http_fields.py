@@ -176,7 +176,18 @@ def test_continuous_usage_stands_in_every_chunk_if_usage_is_asked_for(
         assert chunks and not any("usage" in chunk for chunk in chunks)
         return
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
-    assert counts == sorted(counts) and counts[-1] == (8 if path == CHAT else 3)
+    begin, num_tokens = (1, 8) if path == CHAT else (0, 3)  # a chat opens with the role, before any token
+    assert counts[:begin] == [0] * begin and counts[begin] > 0 and counts[-2:] == [num_tokens, num_tokens]
+    assert counts[begin:-1] == sorted(set(counts[begin:-1])), "every chunk with a choice brings tokens"
+
+
+def test_the_last_text_of_a_chat_comes_with_its_finish_reason(http: httpx2.Client) -> None:
+    body = QUESTION | {"stream": True, "max_tokens": 3, "ignore_eos": True}
+    lines = http.post(CHAT, json=body).text.splitlines()
+    role, *texts = [json.loads(line[6:])["choices"][0] for line in lines if line.startswith("data: {")]
+    assert role["delta"] == {"role": "assistant", "content": ""}
+    assert all(each["delta"]["content"] for each in texts)
+    assert [each["finish_reason"] for each in texts] == [None] * (len(texts) - 1) + ["length"]
 
 
 LET_THROUGH = {

@@ -72,6 +72,7 @@ def test_prompt_logprobs_are_by_token_id(http: httpx2.Client, n: int) -> None:
             assert own["logprob"] == pytest.approx(columns["token_logprobs"][place])
             assert {each["rank"] for each in by_id.values()} == {1, 2, 3, own["rank"]}
             assert len(columns["top_logprobs"][place]) <= 2
+            assert next(iter(columns["top_logprobs"][place])) == columns["tokens"][place]
 
 
 def test_a_chat_has_them_at_the_top(http: httpx2.Client) -> None:
@@ -106,7 +107,8 @@ def test_what_vllm_always_writes_is_there(http: httpx2.Client, path: str) -> Non
     holder = choice if path == COMPLETION else answer
     assert holder["prompt_logprobs"] is holder["prompt_token_ids"] is None
     if path == CHAT:
-        assert {"refusal", "annotations", "audio", "function_call"} <= choice["message"].keys()
+        names = ("refusal", "annotations", "audio", "function_call", "reasoning")
+        assert [choice["message"].get(name, name) for name in names] == [None] * 5
 
 
 def test_prompt_logprobs_are_not_streamed(http: httpx2.Client) -> None:

@@ -26,5 +26,5 @@ def with_defaults(body: BodyT, spec: EngineSpec) -> BodyT:
         defaults["return_tokens_as_token_ids"] = True
     given = {name: value for name, value in defaults.items() if getattr(body, name) is None}
     if spec.config.enable_force_include_usage and body.stream:
-        given["stream_options"] = msgspec.structs.replace(body.stream_options or StreamOptions(), include_usage=True)
+        given["stream_options"] = StreamOptions(include_usage=True, continuous_usage_stats=True)
     return msgspec.structs.replace(body, **given) if given else body

@@ -30,8 +30,8 @@ class CompletionLogprobs:
     def add(self, logprobs: Logprobs | None) -> None:
         for tokens in _rows(logprobs, self._with_ids):
             name, text, logprob = tokens[0]
-            top = {name: logprob for name, _, logprob in reversed(tokens[1:])}
-            self._add(name, text, logprob, top | {name: logprob})
+            top = {name: logprob for name, _, logprob in reversed(tokens[1:])}  # of one name: the likeliest
+            self._add(name, text, logprob, {name: logprob} | top | {name: logprob})
 
     def _add(self, name: str, text: str, logprob: float | None, top: dict[str, float] | None) -> None:
         self._rows.append((name, logprob, top, self._offset))
