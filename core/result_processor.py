@@ -63,7 +63,7 @@ class TokenIntake:
         finished: list[FinishedRequest] = []
         rows = batch.sampling_rows
         new_tokens = NewTokens(batch.labels, batch.start_frame(entry.number), output.token_ids)
-        if batch.version != self._rows.version or output.barred_rows:
+        if batch.version != self._rows.version or output.fully_masked_rows:
             rows, new_tokens, finished = self._take_changed(output, entry)
         if output.logprobs is not None or output.prompt_logprobs is not None:
             new_tokens = new_tokens._replace(
@@ -88,7 +88,7 @@ class TokenIntake:
         is_new = is_live & (state.num_tokens[rows] == ends)
         is_known = is_live & ~is_new
         self._check_forced(entry.step, rows[is_known], ends[is_known], token_ids[is_known])
-        is_barred = is_new & np.isin(rows, np.frombuffer(output.barred_rows, np.int32))
+        is_barred = is_new & np.isin(rows, np.frombuffer(output.fully_masked_rows, np.int32))
         barred = rows[is_barred].tolist()
         finished = [FinishedRequest(self._finish(row), "error", error=_NO_TOKEN) for row in barred]
         is_new &= ~is_barred

@@ -32,7 +32,7 @@ class AttentionMetadata:
 
 
 @dataclass(frozen=True, eq=False)
-class RowColumns:
+class BatchColumns:
     """What a device remembers of running rows from one decode step to the next."""
 
     last_tokens: Tensor  # [rows] int64: the next to be computed

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import fp8_cache
-from .contract import AttentionMetadata, DecoderWeights, FusedDecoder, PackedExperts, PackedLinear, RowColumns
+from .contract import AttentionMetadata, BatchColumns, DecoderWeights, FusedDecoder, PackedExperts, PackedLinear
 from .quantized import Weight, as_floats
 
 
@@ -78,7 +78,7 @@ class ReferenceOps:
         is_foreign = (rows < 0) | (rows >= weight.shape[0])
         return F.embedding(rows.masked_fill(is_foreign, 0), weight).masked_fill(is_foreign[:, None], 0)
 
-    def begin_step(self, token_ids: Tensor, rows: RowColumns, table: Tensor | PackedLinear, first_id: int) -> Tensor:
+    def begin_step(self, token_ids: Tensor, rows: BatchColumns, table: Tensor | PackedLinear, first_id: int) -> Tensor:
         """`embedding`, where token id −1 − r stands for the last token of row r."""
         last_tokens = rows.last_tokens[(-1 - token_ids).clamp(min=0)]
         return self.embedding(torch.where(token_ids < 0, last_tokens, token_ids), table, first_id)
@@ -86,7 +86,7 @@ class ReferenceOps:
     def begin_decode(
         self,
         row_ids: Tensor,
-        rows: RowColumns,
+        rows: BatchColumns,
         metadata: AttentionMetadata,
         block_size: int,
         table: Tensor | PackedLinear,

@@ -29,7 +29,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from ..kernels import fp8_cache
-from ..kernels.contract import AttentionMetadata, RowColumns
+from ..kernels.contract import AttentionMetadata, BatchColumns
 from ..kernels.gpu.compile import compiling
 from ..kernels.gpu.deterministic import DeterministicTritonOps
 from ..kernels.gpu.ops import TritonOps
@@ -115,7 +115,7 @@ def attend(
 def around_attention(ops: TritonOps, dtype: torch.dtype) -> None:
     """The small operations of a model and of a step."""
     metadata, ids = step(4, []), empty(4, dtype=torch.int64)
-    rows = RowColumns(empty(9, dtype=torch.int64), empty(9, dtype=torch.int32), empty((9, 64), dtype=torch.int32))
+    rows = BatchColumns(empty(9, dtype=torch.int64), empty(9, dtype=torch.int32), empty((9, 64), dtype=torch.int32))
     for width in (HIDDEN, 5 * HIDDEN):
         table = empty((256, width), dtype=dtype)
         ops.embedding(ids.int(), table, 0)

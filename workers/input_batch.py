@@ -19,10 +19,10 @@ import numpy.typing as npt
 
 from ..ipc.errors import ProtocolError
 from ..ipc.messages.workers import NewRow
-from .sampling.logits_rules import LogitsRules
-from .sampling.row_rules import LogitsProcessor, ids_in
+from .sampling.logits_processors import LogitsProcessors
+from .sampling.row_processors import CustomLogitsProcessor, ids_in
 from .sampling.sampling_columns import SamplingColumns
-from .step_layout import RowWishes, StepLayout
+from .step_layout import SamplingMetadata, StepLayout
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
@@ -78,7 +78,7 @@ class InputBatch:
         block_size: int,
         num_blocks: int,
         vocab_size: int = 1 << 31,
-        processors: Sequence[LogitsProcessor] = (),
+        processors: Sequence[CustomLogitsProcessor] = (),
     ) -> None:
         """`processors` are those that rows may name, by their places."""
         self._block_size = block_size
@@ -99,9 +99,9 @@ class InputBatch:
         self._layout: StepLayout | None = None
         self._layout_key = (b"", b"")
         self._tables: I32 | None = None
-        self._wishes: RowWishes | None = None
+        self._sampling_metadata: SamplingMetadata | None = None
         self._sampling = SamplingColumns.greedy(max_num_seqs)
-        self._rules = LogitsRules(vocab_size, processors)
+        self._rules = LogitsProcessors(vocab_size, processors)
         self._vocab_size = vocab_size
         self._num_logprobs: I32 = np.full(max_num_seqs, -1, np.int32)
         self._logprob_ids: dict[int, I64] = {}  # by row: of these tokens instead
@@ -116,15 +116,17 @@ class InputBatch:
         ids: list[int] = self._token_ids[row, : self._num_tokens[row]].tolist()
         return ids
 
-    def wishes(self, rows: I32) -> RowWishes:
+    def sampling_metadata(self, rows: I32) -> SamplingMetadata:
         """What these rows want of their next tokens."""
-        if self._wishes is None or self._wishes.rows is not rows:
+        if self._sampling_metadata is None or self._sampling_metadata.rows is not rows:
             num_logprobs = self._num_logprobs[rows]
             asking = np.flatnonzero(num_logprobs >= 0)
             wanted = zip(rows[asking].tolist(), num_logprobs[asking].tolist(), strict=True)
             others = [self._logprob_ids.get(row, count) for row, count in wanted]
-            self._wishes = RowWishes(rows, self._sampling.take(rows), self._rules.of(rows), asking, others)
-        return self._wishes
+            self._sampling_metadata = SamplingMetadata(
+                rows, self._sampling.take(rows), self._rules.of(rows), asking, others
+            )
+        return self._sampling_metadata
 
     def has_pooled(self, rows: I32) -> bool:
         """Whether any of these rows is embedded."""
@@ -266,12 +268,12 @@ class InputBatch:
         self._num_tokens[rows] += 1
         return ExpectedTokens(rows, positions, self._num_admissions[rows])
 
-    def learn_tokens(self, expected: ExpectedTokens, token_ids: I64) -> None:
+    def fill_tokens(self, expected: ExpectedTokens, token_ids: I64) -> None:
         """The tokens are known. What a row's next owner has written in the meantime stays."""
         is_same = self._num_admissions[expected.rows] == expected.admissions
         self._token_ids[expected.rows[is_same], expected.positions[is_same]] = token_ids[is_same]
 
-    def append_undrawn(self, appends: I32) -> None:
+    def append_forced(self, appends: I32) -> None:
         """Known tokens that were not sampled here. appends: for each row: row, n, n token ids."""
         start = 0
         while start < len(appends):
@@ -305,7 +307,7 @@ class InputBatch:
         return self._tables
 
     def _forget_step(self) -> None:
-        self._layout = self._tables = self._wishes = None
+        self._layout = self._tables = self._sampling_metadata = None
 
     def _slots(self, token_rows: I32, positions: I64) -> I64:
         blocks = positions // self._block_size

@@ -29,7 +29,7 @@ from ..ipc.process.faults import maybe_fail
 from .input_batch import ExpectedTokens, InputBatch, PromptSpan, StepInputs, ids_of
 from .model_step import Model, compute
 from .parallel import ParallelGroup
-from .sampling.logits_rules import apply_rules
+from .sampling.logits_processors import apply_processors
 from .sampling.logprobs import score_tokens
 from .sampling.pooler import Pooler
 from .sampling.sampler import Sampler
@@ -37,7 +37,7 @@ from .sampling.token_mask import MaskSource, apply_mask, no_mask
 
 if TYPE_CHECKING:
     from .device.device_runner import DeviceRunner
-    from .device.token_return import TokensInFlight
+    from .device.token_copy import PendingTokens
 
 LOGITS_BYTES = 48 << 20  # of one chunk of a prompt's logits; scoring takes as much again, and on a GPU twice that
 
@@ -53,7 +53,7 @@ class SampledTokens(NamedTuple):
     logprobs: LogprobColumns | None = None  # of those whose rows asked
     prompt_logprobs: LogprobColumns | None = None
     pooled: Sequence[Pooled] = ()
-    barred_rows: npt.NDArray[np.int32] = _NO_ROWS  # rules leave no token
+    fully_masked_rows: npt.NDArray[np.int32] = _NO_ROWS  # rules leave no token
 
 
 class _StartedStep(NamedTuple):
@@ -61,7 +61,7 @@ class _StartedStep(NamedTuple):
 
     rows: npt.NDArray[np.int32]
     expected: ExpectedTokens
-    tokens: TokensInFlight
+    tokens: PendingTokens
 
 
 def nothing_started() -> None:
@@ -105,7 +105,7 @@ class ModelRunner:
         output: SchedulerOutput,
         receive_mask: MaskSource = no_mask,
         finish_all: Callable[[], None] = nothing_started,
-    ) -> TokensInFlight | None:
+    ) -> PendingTokens | None:
         """Begin one step; what `finish` would wait for, if anything. ProtocolError if the rows do not allow it.
 
         `receive_mask` is called, on rank 0, once the logits of a step with a pending mask are made. `finish_all` is
@@ -135,7 +135,7 @@ class ModelRunner:
             return step
         self._enter("wait for the device")
         token_ids = step.tokens.take()
-        self._batch.learn_tokens(step.expected, token_ids)
+        self._batch.fill_tokens(step.expected, token_ids)
         self.stage = "idle"
         return SampledTokens(step.rows, token_ids)
 
@@ -161,12 +161,12 @@ class ModelRunner:
             self._on_device.clear()
 
     def _needs_no_host(self, inputs: StepInputs, output: SchedulerOutput) -> bool:
-        wishes = self._batch.wishes(inputs.rows)
+        sampling_metadata = self._batch.sampling_metadata(inputs.rows)
         return (
             not output.is_mask_pending
             and not self._batch.has_pooled(inputs.rows)
-            and not wishes.rules
-            and not len(wishes.asking)
+            and not sampling_metadata.rules
+            and not len(sampling_metadata.asking)
             and not self._batch.prompt_spans(inputs)
         )
 
@@ -176,9 +176,9 @@ class ModelRunner:
         inputs: StepInputs,
         rows: npt.NDArray[np.int32],
         counts: npt.NDArray[np.int32],
-    ) -> TokensInFlight:
+    ) -> PendingTokens:
         self._enter("start on the device")
-        tokens = device.start(inputs, self._batch.wishes(inputs.sampled_rows).sampling)
+        tokens = device.start(inputs, self._batch.sampling_metadata(inputs.sampled_rows).sampling)
         self._batch.advance(rows, counts)
         self.stage = "idle"
         expected = self._batch.expect_tokens(inputs.sampled_rows)
@@ -204,7 +204,7 @@ class ModelRunner:
     def _forward(self, inputs: StepInputs) -> tuple[Tensor, Tensor]:
         """As `compute`; a graph gives no hidden states, and runs where nothing is asked of them."""
         if self._on_device is not None and not self._batch.prompt_spans(inputs):
-            logits = self._on_device.decode_logits(inputs, self._batch.wishes(inputs.sampled_rows).sampling)
+            logits = self._on_device.decode_logits(inputs, self._batch.sampling_metadata(inputs.sampled_rows).sampling)
             if logits is not None:
                 return logits[:0], logits
         return compute(self._model, inputs, self._kv_cache)
@@ -225,7 +225,7 @@ class ModelRunner:
                 raise ProtocolError(f"block_appends holds {len(appends)} numbers, which make no triples")
             self._batch.append_blocks(appends.reshape(-1, 3))
         if output.token_appends:
-            self._batch.append_undrawn(ids_of(output.token_appends))
+            self._batch.append_forced(ids_of(output.token_appends))
 
     def _sample(self, hidden: Tensor, logits: Tensor, inputs: StepInputs, receive_mask: MaskSource) -> SampledTokens:
         """The token of each sampled row, on every rank, and what rank 0 was asked to tell about tokens.
@@ -256,16 +256,16 @@ class ModelRunner:
         logits: [s, vocab] float32, overwritten by rules.
         """
         rows = inputs.sampled_rows
-        wishes = self._batch.wishes(rows)
-        rules, asking = wishes.rules, wishes.asking
+        sampling_metadata = self._batch.sampling_metadata(rows)
+        rules, asking = sampling_metadata.rules, sampling_metadata.asking
         original = logits
         if rules or mask is not None:
             logits = self._copy(logits) if len(asking) else logits.contiguous()
         if mask is not None:
             apply_mask(logits, rows, mask)
         if rules:
-            apply_rules(logits, rules)
-        token_ids = self._sampler.sample(logits, wishes.sampling, inputs.sampled_positions)
+            apply_processors(logits, rules)
+        token_ids = self._sampler.sample(logits, sampling_metadata.sampling, inputs.sampled_positions)
         barred = _NO_ROWS
         if rules or mask is not None:
             drawn = logits.gather(1, torch.from_numpy(token_ids).to(logits.device)[:, None])[:, 0]
@@ -274,7 +274,7 @@ class ModelRunner:
             return token_ids, barred, None
         if len(asking) < len(rows):
             original = original[torch.from_numpy(asking).to(logits.device)]
-        scored = score_tokens(original, token_ids[asking], wishes.others)
+        scored = score_tokens(original, token_ids[asking], sampling_metadata.others)
         return token_ids, barred, scored.to_columns(rows[asking].tolist(), inputs.sampled_positions[asking].tolist())
 
     def _copy(self, logits: Tensor) -> Tensor:

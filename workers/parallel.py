@@ -1,4 +1,4 @@
-"""ParallelGroup: the ranks that share each layer, what part of a layer is whose, and how they talk.
+"""ParallelGroup: the ranks that shard each layer, what part of a layer is whose, and how they talk.
 
 gloo on the loopback device for CPUs, NCCL for GPUs, over torch.distributed; the ranks find each other through a file
 in the run directory. A group of one costs nothing and never touches torch.distributed.
@@ -63,7 +63,7 @@ class ParallelGroup:
 
     # ── what is whose ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def share(self, total: int, what: str) -> range:
+    def shard(self, total: int, what: str) -> range:
         """This rank's part of `total` things that must divide evenly."""
         if total % self.size:
             raise ConfigError(
@@ -71,10 +71,10 @@ class ParallelGroup:
             )
         return range(self.rank * (total // self.size), (self.rank + 1) * (total // self.size))
 
-    def share_kv_heads(self, num_kv_heads: int) -> range:
+    def shard_kv_heads(self, num_kv_heads: int) -> range:
         """The KV heads that this rank's query heads read: an even part, or one that several ranks hold."""
         if num_kv_heads % self.size == 0:
-            return self.share(num_kv_heads, "KV heads")
+            return self.shard(num_kv_heads, "KV heads")
         if self.size % num_kv_heads:
             raise ConfigError(
                 f"{num_kv_heads} KV heads and --tensor-parallel-size {self.size}: one must be a multiple of the other"
@@ -82,9 +82,9 @@ class ParallelGroup:
         head = self.rank * num_kv_heads // self.size
         return range(head, head + 1)
 
-    def share_vocab(self, vocab_size: int) -> range:
+    def shard_vocab(self, vocab_size: int) -> range:
         """This rank's token ids once the vocabulary is padded to a multiple of the ranks; the last may not exist."""
-        return self.share(-(-vocab_size // self.size) * self.size, "token ids")
+        return self.shard(-(-vocab_size // self.size) * self.size, "token ids")
 
     # ── how they talk ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -112,7 +112,7 @@ class ParallelGroup:
         return x
 
 
-class SilentGroup(ParallelGroup):
+class NullGroup(ParallelGroup):
     """What a rank computes with when it is not to meet the others: shapes are a group's, values are its own."""
 
     def all_reduce(self, x: Tensor) -> Tensor:

@@ -57,8 +57,8 @@ from ..ipc.process.signals import ignore_group_signals
 from ..ipc.process.title import set_title
 from ..ipc.sockets import new_socket
 from .cpu_threads import num_cpu_threads, prepare_openmp
-from .device.completion_watch import CompletionWatch
-from .step_sequencer import StepFence, Verdict
+from .device.completion_notifier import CompletionNotifier
+from .step_sequencer import StepSequencer, StreamAction
 from .weights.readahead import start_readahead
 
 if TYPE_CHECKING:
@@ -84,11 +84,11 @@ class WorkerProcess:
         self._model_folder, self._asleep = model_folder, asleep
         self._rank = rank
         self._generation = generation
-        self._fence = StepFence(generation)
+        self._sequencer = StepSequencer(generation)
         self._backlog: deque[CoreToWorker] = deque()  # came while a mask was waited for
         self._is_stopping = False
         self._told_at = 0.0  # how far the weights have been read; monotonic seconds
-        self._watch = CompletionWatch()
+        self._watch = CompletionNotifier()
         self._num_malformed = 0
         self._num_stale = 0
         self._context: zmq.Context[Socket] = zmq.Context()
@@ -135,7 +135,7 @@ class WorkerProcess:
 
         self._tell(Phase(name="import torch", duration_s=time.monotonic() - begun))
         worker = Worker(self._spec, self._rank, self._generation)
-        worker.on_piece, self._told_at = self._on_piece, time.monotonic()
+        worker.on_progress, self._told_at = self._on_progress, time.monotonic()
         for phase in worker.load(self._model_folder, self._asleep):
             self._tell(phase)
         begun = time.monotonic()
@@ -153,7 +153,7 @@ class WorkerProcess:
         self._tell(Ready())
         return worker
 
-    def _on_piece(self, num_done: int, num_all: int) -> None:
+    def _on_progress(self, num_done: int, num_all: int) -> None:
         """Tell now and then how far the weights have been read, which is a sign of life, too."""
         now = time.monotonic()
         if now - self._told_at >= PROGRESS_INTERVAL_S:
@@ -195,21 +195,21 @@ class WorkerProcess:
 
     def _obey(self, worker: Worker, message: CoreToWorker) -> bool:
         """Act on a message of the core. False if a step failed: this worker's state can no longer be trusted."""
-        verdict = self._fence.judge(message)
-        if verdict is Verdict.EXECUTE and isinstance(message, SchedulerOutput):
+        action = self._sequencer.classify(message)
+        if action is StreamAction.EXECUTE and isinstance(message, SchedulerOutput):
             return self._execute(worker, message)
-        if verdict is Verdict.EXECUTE and isinstance(message, ReloadWeights):
+        if action is StreamAction.EXECUTE and isinstance(message, ReloadWeights):
             return self._reload(worker, message)
-        if verdict is Verdict.EXECUTE and isinstance(message, Profile):
+        if action is StreamAction.EXECUTE and isinstance(message, Profile):
             self._profile(worker, message)
-        if verdict is Verdict.RESET:
+        if action is StreamAction.RESET:
             worker.reset()
             worker.recorder.drop()
-        if verdict in (Verdict.RESET, Verdict.ACKNOWLEDGE):
+        if action in (StreamAction.RESET, StreamAction.ACKNOWLEDGE):
             self._push(ProbeAck(rank=self._rank, core_epoch=message.core_epoch, generation=self._generation))
-        elif verdict is Verdict.RESEND:
-            self._push(Resend(rank=self._rank, generation=self._generation, from_step=self._fence.next_step))
-        elif verdict is Verdict.STALE:
+        elif action is StreamAction.RESEND:
+            self._push(Resend(rank=self._rank, generation=self._generation, from_step=self._sequencer.next_step))
+        elif action is StreamAction.STALE:
             self._num_stale += 1
         return True
 
@@ -280,10 +280,10 @@ class WorkerProcess:
                 self._is_stopping = True
             if self._steps not in ready or (message := self._receive_step()) is None:
                 continue
-            if isinstance(message, TokenMask) and self._fence.is_mask_of(step, message):
+            if isinstance(message, TokenMask) and self._sequencer.is_mask_of(step, message):
                 return message
             self._backlog.append(message)
-            if self._fence.has_replaced(step, message):
+            if self._sequencer.has_replaced(step, message):
                 return None
         return None
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .sampling.logprobs import Others
-from .sampling.row_rules import RowRules
+from .sampling.row_processors import RowProcessors
 from .sampling.sampling_columns import SamplingColumns
 
 I32 = npt.NDArray[np.int32]
@@ -61,11 +61,11 @@ class StepLayout:
 
 
 @dataclass(frozen=True, eq=False)
-class RowWishes:
+class SamplingMetadata:
     """What s rows want of their next tokens, from their admission on."""
 
     rows: I32  # [s]
     sampling: SamplingColumns
-    rules: dict[int, RowRules]  # by place; rows whose logits stay as they are are left out
+    rules: dict[int, RowProcessors]  # by place; rows whose logits stay as they are are left out
     asking: I64  # [a] places of those that want logprobs
     others: list[Others]  # [a] whose logprobs they want beside that of the sampled token

@@ -39,10 +39,10 @@ from .input_batch import InputBatch
 from .memory import KVCacheLimits, allocate_kv_cache, fit_on_cpu, fit_on_gpu
 from .model_runner import ModelRunner, nothing_started
 from .models.decoder import DecoderModel, load_model
-from .parallel import ParallelGroup, SilentGroup
+from .parallel import NullGroup, ParallelGroup
 from .profile import activation_bytes, dummy_step, largest_steps, run_dummy
-from .sampling.logits_rules import load_processors
-from .sampling.row_rules import LogitsProcessor
+from .sampling.logits_processors import load_processors
+from .sampling.row_processors import CustomLogitsProcessor
 from .sampling.sampler import Sampler, select_sampler
 from .sampling.token_mask import MaskSource, no_mask
 from .trace_recorder import TraceRecorder
@@ -50,8 +50,8 @@ from .weights.readahead import drop_pages
 
 if TYPE_CHECKING:
     from .device.device_runner import DeviceRunner
-    from .device.kernel_warmup import CompileAhead
-    from .device.token_return import TokensInFlight
+    from .device.kernel_warmup import KernelWarmup
+    from .device.token_copy import PendingTokens
 
 logger = logging.getLogger("tokenloom.worker")
 
@@ -82,8 +82,8 @@ class Worker:
         self._model: DecoderModel | None = None
         self._kv_cache: Tensor | None = None
         self._runner: ModelRunner | None = None
-        self.on_piece: Callable[[int, int], None] | None = None  # of the weights: how many were read, of how many
-        self._processors: list[LogitsProcessor] = []
+        self.on_progress: Callable[[int, int], None] | None = None  # of the weights: how many were read, of how many
+        self._processors: list[CustomLogitsProcessor] = []
         self._kernels = ""  # what computes, for people
         self._spare_folder = Path(spec.run_directory) / "kernels"  # for what is compiled, if there is no other place
         self.recorder = TraceRecorder(spec.profile_folder, rank, self._device)
@@ -115,7 +115,7 @@ class Worker:
         if "weights" in asleep:
             self._kernels = self._select_ops().kernels
             return
-        ahead = self._compile_ahead(self._folder) if self._samples_on_device else None
+        ahead = self._start_warmup(self._folder) if self._samples_on_device else None
         self._model = self._load_model(self._folder, self._spec.model, self._device, self._group)
         size = gib(self._model.weight_bytes)
         detail = f"{size} as {self._spec.dtype} on {self._device}, {self._kernels}"
@@ -182,7 +182,7 @@ class Worker:
         output: SchedulerOutput,
         receive_mask: MaskSource = no_mask,
         finish_all: Callable[[], None] = nothing_started,
-    ) -> TokensInFlight | None:
+    ) -> PendingTokens | None:
         """Begin one step, behind those that are started; see ModelRunner.start.
 
         `receive_mask` waits for the TokenMask of a step that says it is pending.
@@ -219,7 +219,7 @@ class Worker:
             rows=sampled.rows.tobytes(),
             counts=_ONE * len(sampled.rows),
             token_ids=sampled.token_ids.astype(np.int32).tobytes(),
-            barred_rows=sampled.barred_rows.tobytes(),
+            fully_masked_rows=sampled.fully_masked_rows.tobytes(),
             logprobs=sampled.logprobs,
             prompt_logprobs=sampled.prompt_logprobs,
             pooled=list(sampled.pooled),
@@ -234,10 +234,10 @@ class Worker:
             logger.warning("quantized weights have no kernels here: they take the memory of %s", self._spec.dtype)
         ops = self._select_ops()
         self._kernels = ops.kernels
-        on_piece = self.on_piece if device == self._device else None
+        on_progress = self.on_progress if device == self._device else None
         is_dummy = self._spec.config.load_format == "dummy" and folder == Path(self._spec.model_folder)  # not a reload
         length = self._spec.max_model_len
-        return load_model(folder, config, length, self._dtype, device, ops, group, on_piece, is_dummy=is_dummy)
+        return load_model(folder, config, length, self._dtype, device, ops, group, on_progress, is_dummy=is_dummy)
 
     def _select_ops(self) -> Ops:
         return select_ops(
@@ -289,18 +289,18 @@ class Worker:
         """Leave the group."""
         self._group.close()
 
-    def _compile_ahead(self, folder: Path) -> CompileAhead:
+    def _start_warmup(self, folder: Path) -> KernelWarmup:
         """Begin to compile what a model like that in `folder` launches."""
-        from .device.kernel_warmup import NOWHERE, CompileAhead, distinct_layers, launch_steps
+        from .device.kernel_warmup import META_DEVICE, KernelWarmup, distinct_layers, launch_steps
 
         def launch() -> None:
-            spec, group = self._spec, SilentGroup(self._rank, self._size)
-            model = self._load_model(folder, distinct_layers(spec.model), NOWHERE, group)
-            kv_cache = torch.empty(self._kv_shape(1, model), dtype=self._kv_dtype, device=NOWHERE)
+            spec, group = self._spec, NullGroup(self._rank, self._size)
+            model = self._load_model(folder, distinct_layers(spec.model), META_DEVICE, group)
+            kv_cache = torch.empty(self._kv_shape(1, model), dtype=self._kv_dtype, device=META_DEVICE)
             limits = (spec.config.max_num_seqs, spec.max_num_batched_tokens, spec.max_model_len)
             launch_steps(model, kv_cache, *limits, group, self._has_graphs)
 
-        return CompileAhead(launch, self._device)
+        return KernelWarmup(launch, self._device)
 
     def _make_device_runner(self, model: DecoderModel, kv_cache: Tensor) -> DeviceRunner | None:
         """What runs steps without the host in between; None where the host takes part in every step."""

@@ -135,7 +135,7 @@ class ModelRunnerOutput(Message, frozen=True, kw_only=True, tag="result"):
     execute_s: float = 0.0  # seconds that the step took on this rank
     logprobs: LogprobColumns | None = None  # of sampled tokens, for rows that asked; positions are not filled in
     prompt_logprobs: LogprobColumns | None = None
-    barred_rows: bytes = b""  # int32: their rules leave no token; what stands for them in token_ids is void
+    fully_masked_rows: bytes = b""  # int32: their rules leave no token; what stands for them in token_ids is void
     pooled: list[Pooled] = []  # of the rows whose prompts to embed end in this step
 
 

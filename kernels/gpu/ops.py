@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..contract import AttentionMetadata, PackedExperts, PackedLinear, RowColumns
+from ..contract import AttentionMetadata, BatchColumns, PackedExperts, PackedLinear
 from ..quantized import Weight
 from ..reference import PlainLinear, ReferenceOps, plain_table
 from .activation import silu_and_mul
@@ -78,13 +78,13 @@ class TritonOps(ReferenceOps):
     def embedding(self, token_ids: Tensor, table: Tensor | PackedLinear, first_id: int) -> Tensor:
         return embed_tokens(token_ids, None, plain_table(table), first_id)
 
-    def begin_step(self, token_ids: Tensor, rows: RowColumns, table: Tensor | PackedLinear, first_id: int) -> Tensor:
+    def begin_step(self, token_ids: Tensor, rows: BatchColumns, table: Tensor | PackedLinear, first_id: int) -> Tensor:
         return embed_tokens(token_ids, rows.last_tokens, plain_table(table), first_id)
 
     def begin_decode(
         self,
         row_ids: Tensor,
-        rows: RowColumns,
+        rows: BatchColumns,
         metadata: AttentionMetadata,
         block_size: int,
         table: Tensor | PackedLinear,

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..contract import AttentionMetadata, RowColumns
+from ..contract import AttentionMetadata, BatchColumns
 
 WIDTH_BLOCK = 1024  # elements of an embedding that a program copies
 TABLE_BLOCK = 256  # entries of a block table copied at once
@@ -119,7 +119,7 @@ def embed_tokens(token_ids: Tensor, last_tokens: Tensor | None, table: Tensor, f
 
 
 def begin_decode(
-    row_ids: Tensor, rows: RowColumns, metadata: AttentionMetadata, block_size: int, table: Tensor, first_id: int
+    row_ids: Tensor, rows: BatchColumns, metadata: AttentionMetadata, block_size: int, table: Tensor, first_id: int
 ) -> Tensor:
     """Ops.begin_decode with a plain, contiguous table."""
     num_ids, width = table.shape

@@ -17,7 +17,7 @@ from tokenloom.workers.input_batch import InputBatch
 from tokenloom.workers.model_runner import ModelRunner
 from tokenloom.workers.model_step import Model
 from tokenloom.workers.parallel import ParallelGroup
-from tokenloom.workers.sampling.row_rules import LogitsProcessor
+from tokenloom.workers.sampling.row_processors import CustomLogitsProcessor
 from tokenloom.workers.sampling.sampler import Sampler
 from tokenloom.workers.sampling.sampling_columns import SamplingColumns
 
@@ -25,7 +25,7 @@ MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS = 8, 64, 4, 129
 
 
 def new_runner(
-    model: Model | None = None, group: ParallelGroup | None = None, processors: Sequence[LogitsProcessor] = ()
+    model: Model | None = None, group: ParallelGroup | None = None, processors: Sequence[CustomLogitsProcessor] = ()
 ) -> ModelRunner:
     batch = InputBatch(MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS, VOCAB_SIZE, processors)
     kv_cache = torch.zeros(NUM_BLOCKS, 1, 2, 1, BLOCK_SIZE, 1)

@@ -102,13 +102,13 @@ def test_random_lives_of_rows_agree_with_plain_records(seed: int) -> None:
         else:  # a device samples them
             expected = batch.expect_tokens(ints(*sampling))
             assert [batch.token_ids(row)[-1] for row in sampling] == [-1 - row for row in sampling]
-            batch.learn_tokens(expected, sampled)
+            batch.fill_tokens(expected, sampled)
         for row in rows:
             records[row].num_computed = ends[row]
         for row, token in zip(sampling, sampled.tolist(), strict=True):
             records[row].tokens.append(token)
         undrawn = {row: [7, 8, 9] for row in sampling if len(records[row].tokens) < 40 and rng.random() < 0.1}
-        batch.append_undrawn(ints(*(value for row, ids in undrawn.items() for value in (row, len(ids), *ids))))
+        batch.append_forced(ints(*(value for row, ids in undrawn.items() for value in (row, len(ids), *ids))))
         for row, ids in undrawn.items():
             records[row].tokens += ids
         assert batch.num_active == len(records)
@@ -120,7 +120,7 @@ def test_a_row_takes_its_own_sampling_parameters() -> None:
     seed = 0xFEDCBA9876543210
     batch.admit(new_row(2, [1], sampling=RowSampling(temperature=0.5, top_k=3, top_p=0.9, min_p=0.1, seed=seed)))
     batch.admit(new_row(4, [1], sampling=RowSampling(temperature=0.0, seed=-1)))
-    columns = batch.wishes(ints(4, 2)).sampling
+    columns = batch.sampling_metadata(ints(4, 2)).sampling
     assert columns.temperature.tolist() == [0.0, 0.5]
     assert (columns.top_k[1], columns.top_p[1], columns.min_p[1]) == (3, 0.9, 0.1)
     assert columns.seeds.tolist() == [[0xFFFFFFFF, 0xFFFFFFFF], [0x76543210, 0xFEDCBA98]]
@@ -134,7 +134,7 @@ def test_what_is_kept_from_step_to_step_goes_with_its_row() -> None:
         batch.append_blocks(np.array([[2, 0, 1]], np.int32))
         inputs = batch.prepare(rows, ints(2))
         assert inputs.sampled_rows.tolist() == [2] and len(batch.prompt_spans(inputs)) == num_spans
-        assert batch.wishes(rows).sampling.temperature.tolist() == [np.float32(temperature)]
+        assert batch.sampling_metadata(rows).sampling.temperature.tolist() == [np.float32(temperature)]
         forget() if forget is not None else batch.free(rows)
         with pytest.raises(ProtocolError, match="not in use"):
             batch.prepare(rows, ints(1))
@@ -208,7 +208,7 @@ def test_blocks_that_do_not_exist_are_refused(append: list[int], reason: str) ->
 )
 def test_undrawn_tokens_that_cannot_be_are_refused(appends: list[int], reason: str) -> None:
     with pytest.raises(ProtocolError, match=reason):
-        started().append_undrawn(ints(*appends))
+        started().append_forced(ints(*appends))
 
 
 def test_a_table_takes_no_more_blocks_than_the_longest_request_needs() -> None:

@@ -1,4 +1,4 @@
-"""Ranks that share a model give the logits of one rank; what cannot be shared is refused; a dead rank is noticed."""
+"""Ranks that shard a model give the logits of one rank; what cannot be shared is refused; a dead rank is noticed."""
 
 from __future__ import annotations
 
@@ -112,15 +112,15 @@ def test_each_rank_holds_the_kv_heads_that_its_query_heads_read(size: int, num_k
     num_heads = 16
     for rank in range(size):
         group = ParallelGroup(rank, size)
-        read = {head * num_kv_heads // num_heads for head in group.share(num_heads, "attention heads")}
-        assert read == set(group.share_kv_heads(num_kv_heads))
+        read = {head * num_kv_heads // num_heads for head in group.shard(num_heads, "attention heads")}
+        assert read == set(group.shard_kv_heads(num_kv_heads))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
 def test_shares_of_the_vocabulary_cover_it_in_equal_parts(size: int) -> None:
-    shares = [ParallelGroup(rank, size).share_vocab(307) for rank in range(size)]
-    assert {len(share) for share in shares} == {-(-307 // size)}
-    assert [token_id for share in shares for token_id in share][:307] == list(range(307))
+    shards = [ParallelGroup(rank, size).shard_vocab(307) for rank in range(size)]
+    assert {len(shard) for shard in shards} == {-(-307 // size)}
+    assert [token_id for shard in shards for token_id in shard][:307] == list(range(307))
 
 
 @pytest.mark.parametrize(

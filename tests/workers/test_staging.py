@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tokenloom.workers.device.token_return import TokenReturn, TokensInFlight
+from tokenloom.workers.device.token_copy import AsyncTokenCopy, PendingTokens
 from tokenloom.workers.staging import Staging
 
 CPU = torch.device("cpu")
@@ -34,7 +34,7 @@ def test_arrays_of_any_kind_arrive_as_they_were_and_stay() -> None:
 
 
 def test_tokens_return_in_order_and_keep_nothing_of_a_later_step() -> None:
-    returned, sampled = TokenReturn(4, CPU), torch.zeros(4, dtype=torch.int64)
+    returned, sampled = AsyncTokenCopy(4, CPU), torch.zeros(4, dtype=torch.int64)
     flights = []
     for step in range(3):
         sampled.fill_(step)
@@ -56,8 +56,8 @@ def test_a_thread_that_waits_for_tokens_is_on_their_device(monkeypatch: pytest.M
             waited.append(getattr(chosen, "device", None))
 
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: setattr(chosen, "device", device))
-    flight = TokenReturn(2, CPU).send(torch.tensor([7]))
-    flight = TokensInFlight(flight._slot, Event(), 1, [])  # type: ignore[arg-type]
+    flight = AsyncTokenCopy(2, CPU).send(torch.tensor([7]))
+    flight = PendingTokens(flight._slot, Event(), 1, [])  # type: ignore[arg-type]
     thread = threading.Thread(target=flight.wait)
     thread.start()
     thread.join(timeout=20)

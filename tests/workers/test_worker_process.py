@@ -114,7 +114,7 @@ def test_the_process_gives_the_tokens_of_a_worker_in_this_process(
     core: WorkerHarness, checkpoint: Path, tmp_path: Path
 ) -> None:
     worker, progress = Worker(make_spec(checkpoint, tmp_path), rank=0, generation=0), list[tuple[int, int]]()
-    worker.on_piece = lambda num_read, num_all: progress.append((num_read, num_all))
+    worker.on_progress = lambda num_read, num_all: progress.append((num_read, num_all))
     assert [phase.name for phase in worker.load()] == ["load weights"]
     assert progress == [(num_read, len(progress)) for num_read in range(1, len(progress) + 1)]
     worker.initialize(worker.measure().max_blocks)

@@ -5,7 +5,7 @@
 
 A size is recorded when it is seen for the second time, common ones at start; until then the same kernels run one by
 one. Where the host takes part in the draw, another graph ends with the logits. Lengths, tokens and parameters are read
-on the device (DeviceRows), so a graph fits any rows. Ranks of a group meet inside the graph, by NCCL: they record the
+on the device (DeviceBatch), so a graph fits any rows. Ranks of a group meet inside the graph, by NCCL: they record the
 same sizes at the same steps and replay them in the same order. The largest size is recorded first: its memory is what
 all others find room in, where growing sizes would each add their own.
 
@@ -24,8 +24,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ...kernels.contract import AttentionMetadata, RowColumns
-from .device_rows import DeviceRows
+from ...kernels.contract import AttentionMetadata, BatchColumns
+from .device_batch import DeviceBatch
 
 SIZES_AT_START = (8, 4, 2, 1)  # after the largest
 NODE_BYTES = 10 << 10  # what the driver keeps on the device for each kernel of a graph (NVIDIA/cccl pull request 3768)
@@ -39,11 +39,11 @@ class Model(Protocol):
     """What a step computes; see DecoderModel for shapes."""
 
     def forward_mixed(
-        self, token_ids: Tensor, rows: RowColumns, metadata: AttentionMetadata, kv_cache: Tensor
+        self, token_ids: Tensor, rows: BatchColumns, metadata: AttentionMetadata, kv_cache: Tensor
     ) -> Tensor: ...
 
     def forward_decode(
-        self, row_ids: Tensor, rows: RowColumns, metadata: AttentionMetadata, kv_cache: Tensor
+        self, row_ids: Tensor, rows: BatchColumns, metadata: AttentionMetadata, kv_cache: Tensor
     ) -> Tensor: ...
 
     def compute_logits(self, hidden: Tensor) -> Tensor: ...
@@ -68,14 +68,14 @@ class CudaRecorder:
         """`step` must have run once before: what it compiles or allocates for good cannot be recorded."""
         graph = torch.cuda.CUDAGraph()
         # Of this thread alone: another waits for the tokens of the step before, which may go on.
-        with collector_at_rest(), torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with gc_paused(), torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             step()
         replay: Step = graph.replay
         return replay
 
 
 @contextmanager
-def collector_at_rest() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """What Python's collector finds may be a kernel or a graph, whose end no recording survives."""
     was_enabled = gc.isenabled()
     gc.disable()
@@ -148,7 +148,7 @@ class DecodeGraphs:
         self,
         model: Model,
         kv_cache: Tensor,
-        rows: DeviceRows,
+        rows: DeviceBatch,
         max_num_seqs: int,
         max_model_len: int,
         recorder: Recorder,

@@ -19,8 +19,8 @@ from ..parallel import ParallelGroup
 from ..sampling.sampling_columns import SamplingColumns
 from ..staging import Staging
 from .cuda_graphs import SIZES_AT_START, DecodeGraphs, Model, Recorder
-from .device_rows import DeviceRows
-from .token_return import TokenReturn, TokensInFlight
+from .device_batch import DeviceBatch
+from .token_copy import AsyncTokenCopy, PendingTokens
 
 
 class DeviceRunner:
@@ -40,9 +40,9 @@ class DeviceRunner:
         self._model = model
         self._kv_cache = kv_cache
         device, block_size = kv_cache.device, kv_cache.shape[4]
-        self._rows = DeviceRows(max_num_seqs, -(-max_model_len // block_size), block_size, device, group)
+        self._rows = DeviceBatch(max_num_seqs, -(-max_model_len // block_size), block_size, device, group)
         self._staging = Staging(device)
-        self._return = TokenReturn(max_num_seqs, device)
+        self._return = AsyncTokenCopy(max_num_seqs, device)
         self._graphs: DecodeGraphs | None = None
         if recorder is not None:
             self._graphs = DecodeGraphs(
@@ -57,7 +57,7 @@ class DeviceRunner:
         """All rows were freed."""
         self._rows.clear()
 
-    def start(self, inputs: StepInputs, columns: SamplingColumns) -> TokensInFlight:
+    def start(self, inputs: StepInputs, columns: SamplingColumns) -> PendingTokens:
         """Launch a step, in inference mode; columns: of inputs.sampled_rows, whose tokens come back."""
         return self._return.send(self.launch(inputs, columns))
 

@@ -1,4 +1,4 @@
-"""CompileAhead: a GPU's kernels are compiled and loaded in threads while the weights are read.
+"""KernelWarmup: a GPU's kernels are compiled and loaded in threads while the weights are read.
 
 What is compiled is what a start and common steps launch: a model of the same shapes, on tensors without memory, takes
 those steps. So there is no list of kernels to keep; one that is missing is compiled when it is first launched. Triton
@@ -24,7 +24,7 @@ from ...kernels.gpu.compile import Kernels, compiling, load, unfinished
 from ...kernels.gpu.sampling.logprobs import log_totals
 from ..model_step import compute
 from ..models.decoder import DecoderModel
-from ..parallel import SilentGroup
+from ..parallel import NullGroup
 from ..profile import dummy_step, largest_steps
 from ..sampling.sampling_columns import SamplingColumns
 from .cuda_graphs import Step
@@ -34,10 +34,10 @@ logger = logging.getLogger("tokenloom.worker")
 
 MAX_THREADS = 8
 
-NOWHERE = torch.device("meta")
+META_DEVICE = torch.device("meta")
 
 
-class CompileAhead:
+class KernelWarmup:
     """Begins when it is made. What goes wrong is logged and costs no more than the time that it would have saved."""
 
     def __init__(self, launch: Callable[[], None], device: torch.device) -> None:
@@ -82,7 +82,7 @@ class CompileAhead:
             torch.cuda.set_device(self._device)
 
 
-class AsItIs:
+class EagerRecorder:
     """Records nothing: a graph is the step itself."""
 
     def record(self, step: Step) -> Step:
@@ -109,12 +109,12 @@ def launch_steps(
     max_num_seqs: int,
     max_num_tokens: int,
     max_model_len: int,
-    group: SilentGroup,
+    group: NullGroup,
     has_graphs: bool,
 ) -> None:
     """The decode steps that are recorded at the start, the largest steps, prompts of 1, 2, 4, … tokens together, and
     what logprobs on the host take beside."""
-    recorder, block_size = AsItIs() if has_graphs else None, kv_cache.shape[4]
+    recorder, block_size = EagerRecorder() if has_graphs else None, kv_cache.shape[4]
     runner = DeviceRunner(model, kv_cache, max_num_seqs, max_model_len, group, recorder)
     most = min(max_num_tokens, max_num_seqs * max_model_len)
     prompts = [dummy_step(counts, counts, block_size) for counts in _doubling_prompts(most, max_model_len)]

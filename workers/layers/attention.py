@@ -26,17 +26,17 @@ class Attention:
         self.window = config.sliding_windows[layer]
         self.scale = config.head_dim**-0.5
         head_dim = self._head_dim = config.head_dim
-        heads = loader.group.share(config.num_heads, "attention heads")
-        kv_heads = loader.group.share_kv_heads(config.num_kv_heads)
+        heads = loader.group.shard(config.num_heads, "attention heads")
+        kv_heads = loader.group.shard_kv_heads(config.num_kv_heads)
         self._num_local_heads = len(heads) + 2 * len(kv_heads)  # of queries, of keys, of values
         projections = [
             Projection(f"{name}.q_proj", config.num_heads * head_dim, _elements(heads, head_dim)),
             Projection(f"{name}.k_proj", config.num_kv_heads * head_dim, _elements(kv_heads, head_dim)),
             Projection(f"{name}.v_proj", config.num_kv_heads * head_dim, _elements(kv_heads, head_dim)),
         ]
-        self.qkv = loader.columns(config.hidden_size, projections, config.has_qkv_bias)
-        output_shape, share = (config.hidden_size, config.num_heads * head_dim), _elements(heads, head_dim)
-        self.output = loader.rows(f"{name}.o_proj", output_shape, share, config.has_output_bias)
+        self.qkv = loader.column_parallel(config.hidden_size, projections, config.has_qkv_bias)
+        output_shape, shard = (config.hidden_size, config.num_heads * head_dim), _elements(heads, head_dim)
+        self.output = loader.row_parallel(f"{name}.o_proj", output_shape, shard, config.has_output_bias)
         self.norms: tuple[Tensor, Tensor] | None = None  # weights [D], of query heads and of key heads
         if config.has_qk_norm:
             self.norms = loader.vector(f"{name}.q_norm", head_dim), loader.vector(f"{name}.k_norm", head_dim)

@@ -14,10 +14,10 @@ class GatedMLP:
         self, loader: LayerLoader, name: str, hidden_size: int, intermediate_size: int, has_bias: bool
     ) -> None:
         self._ops, self._group = loader.ops, loader.group
-        share = loader.group.share(intermediate_size, "elements of intermediate_size")
-        projections = [Projection(f"{name}.{each}", intermediate_size, share) for each in ("gate_proj", "up_proj")]
-        self.gate_up = loader.columns(hidden_size, projections, has_bias, is_gated=True)
-        self.down = loader.rows(f"{name}.down_proj", (hidden_size, intermediate_size), share, has_bias)
+        shard = loader.group.shard(intermediate_size, "elements of intermediate_size")
+        projections = [Projection(f"{name}.{each}", intermediate_size, shard) for each in ("gate_proj", "up_proj")]
+        self.gate_up = loader.column_parallel(hidden_size, projections, has_bias, is_gated=True)
+        self.down = loader.row_parallel(f"{name}.down_proj", (hidden_size, intermediate_size), shard, has_bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._group.all_reduce(self._ops.linear(self._ops.linear(x, self.gate_up), self.down))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...ipc.config.model_config import ExpertsConfig
 from ...kernels.quantized import Weight
-from ..weights.checkpoint import Checkpoint, Piece
+from ..weights.checkpoint import Checkpoint, TensorSlice
 from ..weights.loader import LayerLoader
 from ..weights.quantized_weights import as_stored, load_matrix
 
@@ -27,13 +27,13 @@ class SparseMLP:
         self._config = config
         checkpoint = loader.checkpoint
         block, *matrices = MIXTRAL if f"{name}.{MIXTRAL[0]}.gate.weight" in checkpoint else QWEN
-        router = checkpoint.load(Piece(f"{name}.{block}.gate.weight", (config.num_experts, hidden_size)))
-        share = loader.group.share(config.intermediate_size, "elements of an expert's intermediate size")
+        router = checkpoint.load(TensorSlice(f"{name}.{block}.gate.weight", (config.num_experts, hidden_size)))
+        shard = loader.group.shard(config.intermediate_size, "elements of an expert's intermediate size")
         experts = f"{name}.{block}.experts"
         if f"{experts}.gate_up_proj" in checkpoint:
-            gate_up, down = _load_stacked(checkpoint, experts, hidden_size, config, share)
+            gate_up, down = _load_stacked(checkpoint, experts, hidden_size, config, shard)
         else:
-            gate_up, down = _load_each(checkpoint, experts, matrices, hidden_size, config, share)
+            gate_up, down = _load_each(checkpoint, experts, matrices, hidden_size, config, shard)
         self._router = loader.pack(router)
         self._experts = loader.pack_experts(gate_up, down)
 
@@ -45,30 +45,34 @@ class SparseMLP:
 
 
 def _load_each(
-    checkpoint: Checkpoint, experts: str, matrices: list[str], hidden_size: int, config: ExpertsConfig, share: range
+    checkpoint: Checkpoint, experts: str, matrices: list[str], hidden_size: int, config: ExpertsConfig, shard: range
 ) -> tuple[list[Weight], list[Weight]]:
     gate, up, down = matrices
     size, names = config.intermediate_size, [f"{experts}.{expert}" for expert in range(config.num_experts)]
     return (
         [
             load_matrix(
-                checkpoint, *(Piece(f"{name}.{matrix}.weight", (size, hidden_size), 0, share) for matrix in (gate, up))
+                checkpoint,
+                *(TensorSlice(f"{name}.{matrix}.weight", (size, hidden_size), 0, shard) for matrix in (gate, up)),
             )
             for name in names
         ],
-        [load_matrix(checkpoint, Piece(f"{name}.{down}.weight", (hidden_size, size), 1, share)) for name in names],
+        [
+            load_matrix(checkpoint, TensorSlice(f"{name}.{down}.weight", (hidden_size, size), 1, shard))
+            for name in names
+        ],
     )
 
 
 def _load_stacked(
-    checkpoint: Checkpoint, experts: str, hidden_size: int, config: ExpertsConfig, share: range
+    checkpoint: Checkpoint, experts: str, hidden_size: int, config: ExpertsConfig, shard: range
 ) -> tuple[list[Weight], list[Weight]]:
     """`experts`.gate_up_proj is [E, gates | ups, hidden_size], `experts`.down_proj [E, hidden_size, size]."""
     num_experts, size = config.num_experts, config.intermediate_size
     gate_up_shape = (num_experts, 2 * size, hidden_size)
-    gate = checkpoint.load(Piece(f"{experts}.gate_up_proj", gate_up_shape, 1, share))
-    ups = range(size + share.start, size + share.stop)
-    up = checkpoint.load(Piece(f"{experts}.gate_up_proj", gate_up_shape, 1, ups))
-    down = checkpoint.load(Piece(f"{experts}.down_proj", (num_experts, hidden_size, size), 2, share))
+    gate = checkpoint.load(TensorSlice(f"{experts}.gate_up_proj", gate_up_shape, 1, shard))
+    ups = range(size + shard.start, size + shard.stop)
+    up = checkpoint.load(TensorSlice(f"{experts}.gate_up_proj", gate_up_shape, 1, ups))
+    down = checkpoint.load(TensorSlice(f"{experts}.down_proj", (num_experts, hidden_size, size), 2, shard))
     gate_up = torch.cat((gate, up), dim=1)
     return [as_stored(checkpoint, each) for each in gate_up], [as_stored(checkpoint, each) for each in down]

@@ -14,7 +14,14 @@ import torch
 from torch import Tensor
 
 from ...ipc.config.model_config import ModelConfig
-from ...kernels.contract import AttentionMetadata, DecoderWeights, FusedDecoder, LayerWeights, PackedLinear, RowColumns
+from ...kernels.contract import (
+    AttentionMetadata,
+    BatchColumns,
+    DecoderWeights,
+    FusedDecoder,
+    LayerWeights,
+    PackedLinear,
+)
 from ...kernels.select import Ops
 from ..layers.attention import Attention
 from ..layers.mlp import GatedMLP
@@ -82,7 +89,7 @@ class DecoderModel:
         self._ops, self._group = loader.ops, loader.group
         self._eps, self._vocab_size = config.rms_norm_eps, config.vocab_size
         self.num_layers = config.num_layers
-        self.num_kv_heads_local = len(loader.group.share_kv_heads(config.num_kv_heads))  # what its KV cache holds
+        self.num_kv_heads_local = len(loader.group.shard_kv_heads(config.num_kv_heads))  # what its KV cache holds
         self.head_dim = config.head_dim
         vocabulary = (config.vocab_size, config.hidden_size)
         table = loader.vocabulary("model.embed_tokens", *vocabulary)
@@ -135,14 +142,14 @@ class DecoderModel:
         return hidden, self.compute_logits(hidden[chosen])
 
     def forward_mixed(
-        self, token_ids: Tensor, rows: RowColumns, metadata: AttentionMetadata, kv_cache: Tensor
+        self, token_ids: Tensor, rows: BatchColumns, metadata: AttentionMetadata, kv_cache: Tensor
     ) -> Tensor:
         """Hidden states as in `forward_logits`, where token id −1 − r stands for the last token of row r."""
         embedded = self._ops.begin_step(token_ids, rows, self._table, self._first_id)
         return self._run_layers(embedded, metadata, kv_cache)
 
     def forward_decode(
-        self, row_ids: Tensor, rows: RowColumns, metadata: AttentionMetadata, kv_cache: Tensor
+        self, row_ids: Tensor, rows: BatchColumns, metadata: AttentionMetadata, kv_cache: Tensor
     ) -> Tensor:
         """The same of the last tokens of rows [n], −1 = padding; fills in the metadata, see Ops.begin_decode."""
         block_size = kv_cache.shape[4]
@@ -174,18 +181,18 @@ def load_model(
     device: torch.device,
     ops: Ops,
     group: ParallelGroup,
-    on_piece: Callable[[int, int], None] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
     *,
     is_dummy: bool = False,
 ) -> DecoderModel:
     """Read this rank's shard of the checkpoint in `folder` onto `device` as `dtype`.
 
-    `on_piece` is called with each piece: how many were read, and of how many tensors. ConfigError if the checkpoint
+    `on_progress` is called with each tensor read: how many so far, and of how many. ConfigError if the checkpoint
     lacks a tensor, has one of another shape, is damaged, or does not divide by the group. `is_dummy`: random weights,
     and nothing is read.
     """
     rotary = RotaryEmbedding(config.rope, config.head_dim, config.max_position_embeddings, max_model_len, device)
     opened = DummyCheckpoint if is_dummy else Checkpoint
     with opened(folder, dtype, device, config.quantization) as checkpoint:
-        checkpoint.on_piece = on_piece or checkpoint.on_piece
+        checkpoint.on_progress = on_progress or checkpoint.on_progress
         return DecoderModel(LayerLoader(checkpoint, ops, group), config, rotary)

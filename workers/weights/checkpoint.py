@@ -24,22 +24,22 @@ FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Elements `share` along `axis` of the tensor `name`, whose whole shape must be `shape`.
+class TensorSlice:
+    """Elements `shard` along `axis` of the tensor `name`, whose whole shape must be `shape`.
 
-    A share that runs past the tensor's end is filled with zeros there (a padded vocabulary).
+    A shard that runs past the tensor's end is filled with zeros there (a padded vocabulary).
     """
 
     name: str
     shape: tuple[int, ...]
     axis: int = 0
-    share: range | None = None  # None: all of it
+    shard: range | None = None  # None: all of it
 
     @property
     def range(self) -> range:
         if not self.shape:
             return range(0)
-        return range(self.shape[self.axis]) if self.share is None else self.share
+        return range(self.shape[self.axis]) if self.shard is None else self.shard
 
     @property
     def part_shape(self) -> tuple[int, ...]:
@@ -63,8 +63,8 @@ class Checkpoint:
         self.dtype = dtype
         self.device = device
         self.quantization = quantization
-        self.on_piece: Callable[[int, int], None] = _nothing  # gets how many were read, and of how many tensors
-        self._num_pieces = 0
+        self.on_progress: Callable[[int, int], None] = _nothing  # gets how many were read, and of how many tensors
+        self._num_read = 0
         self._open_files: dict[Path, Any] = {}
         self._file_by_name = file_by_tensor(folder) if file_by_name is None else file_by_name
 
@@ -79,50 +79,50 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._file_by_name
 
-    def load(self, *pieces: Piece) -> Tensor:
-        """The pieces, one under the other along axis 0, as one new tensor."""
-        rows = [piece.part_shape[0] for piece in pieces]
-        parameter = torch.empty((sum(rows), *pieces[0].part_shape[1:]), dtype=self.dtype, device=self.device)
-        for piece, target in zip(pieces, torch.split(parameter, rows), strict=True):
-            self._read(piece, target)
+    def load(self, *slices: TensorSlice) -> Tensor:
+        """The slices, one under the other along axis 0, as one new tensor."""
+        rows = [wanted.part_shape[0] for wanted in slices]
+        parameter = torch.empty((sum(rows), *slices[0].part_shape[1:]), dtype=self.dtype, device=self.device)
+        for wanted, target in zip(slices, torch.split(parameter, rows), strict=True):
+            self._read(wanted, target)
         return parameter
 
-    def load_stored(self, piece: Piece, dtypes: Sequence[str], device: torch.device | None = None) -> Tensor:
-        """The piece in the dtype that it is stored in: one of `dtypes`, by safetensors' names. Its share exists.
+    def load_stored(self, wanted: TensorSlice, dtypes: Sequence[str], device: torch.device | None = None) -> Tensor:
+        """The slice in the dtype that it is stored in: one of `dtypes`, by safetensors' names. Its shard exists.
 
         `device`: if not the checkpoint's.
         """
-        index = (slice(None),) * piece.axis + (slice(piece.range.start, piece.range.stop),)
-        source = self._slice(piece, dtypes)
-        stored: Tensor = source[index] if piece.shape else source[...]
+        index = (slice(None),) * wanted.axis + (slice(wanted.range.start, wanted.range.stop),)
+        source = self._slice(wanted, dtypes)
+        stored: Tensor = source[index] if wanted.shape else source[...]
         return stored.to(device or self.device)
 
     def shape_of(self, name: str) -> tuple[int, ...]:
         return tuple(self._find(name)[1].get_shape())
 
-    def _read(self, piece: Piece, target: Tensor) -> None:
-        source = self._slice(piece, FLOAT_DTYPES)
-        start, stop = piece.range.start, min(piece.range.stop, piece.shape[piece.axis])
+    def _read(self, wanted: TensorSlice, target: Tensor) -> None:
+        source = self._slice(wanted, FLOAT_DTYPES)
+        start, stop = wanted.range.start, min(wanted.range.stop, wanted.shape[wanted.axis])
         num_real = max(0, stop - start)
         if num_real:
-            index = (slice(None),) * piece.axis + (slice(start, stop),)
-            target.narrow(piece.axis, 0, num_real).copy_(source[index])
-        target.narrow(piece.axis, num_real, len(piece.range) - num_real).zero_()
+            index = (slice(None),) * wanted.axis + (slice(start, stop),)
+            target.narrow(wanted.axis, 0, num_real).copy_(source[index])
+        target.narrow(wanted.axis, num_real, len(wanted.range) - num_real).zero_()
 
-    def _slice(self, piece: Piece, dtypes: Sequence[str]) -> Any:
+    def _slice(self, wanted: TensorSlice, dtypes: Sequence[str]) -> Any:
         """The tensor, checked, as safetensors' lazy slice."""
-        path, source = self._find(piece.name)
-        self._num_pieces += 1
-        self.on_piece(min(self._num_pieces, len(self._file_by_name)), len(self._file_by_name))
+        path, source = self._find(wanted.name)
+        self._num_read += 1
+        self.on_progress(min(self._num_read, len(self._file_by_name)), len(self._file_by_name))
         shape, dtype = tuple(source.get_shape()), source.get_dtype()
-        if shape != piece.shape:
+        if shape != wanted.shape:
             raise ConfigError(
-                f"{path}: tensor {piece.name} has shape {list(shape)}, config.json asks for {list(piece.shape)}: "
+                f"{path}: tensor {wanted.name} has shape {list(shape)}, config.json asks for {list(wanted.shape)}: "
                 "the two belong to different models"
             )
         if dtype not in dtypes:
             raise ConfigError(
-                f"{path}: tensor {piece.name} is {dtype}, only {', '.join(dtypes)} can be used here: config.json's "
+                f"{path}: tensor {wanted.name} is {dtype}, only {', '.join(dtypes)} can be used here: config.json's "
                 "quantization_config does not fit, or this tensor may not be quantized"
             )
         return source

@@ -1,6 +1,6 @@
 """DummyCheckpoint: random weights of any shape, where no weight files are needed: to measure, and to try shapes.
 
-A tensor's values depend on its name and the share of it alone, so that ranks that hold the same share hold the same.
+A tensor's values depend on its name and the shard of it alone, so that ranks that hold the same shard hold the same.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...ipc.config.quantization_config import QuantizationConfig
-from .checkpoint import Checkpoint, Piece
+from .checkpoint import Checkpoint, TensorSlice
 
 DEVIATION = 0.02  # of matrices, as models are initialized
 
@@ -25,14 +25,14 @@ class DummyCheckpoint(Checkpoint):
     ) -> None:
         super().__init__(folder, dtype, device, quantization, {})
 
-    def _read(self, piece: Piece, target: Tensor) -> None:
+    def _read(self, wanted: TensorSlice, target: Tensor) -> None:
         if target.device.type == "meta":
             return
-        if len(piece.shape) == 1:
-            target.fill_(0.0 if piece.name.endswith(".bias") else 1.0)
+        if len(wanted.shape) == 1:
+            target.fill_(0.0 if wanted.name.endswith(".bias") else 1.0)
             return
-        num_real = max(min(piece.range.stop, piece.shape[piece.axis]) - piece.range.start, 0)
+        num_real = max(min(wanted.range.stop, wanted.shape[wanted.axis]) - wanted.range.start, 0)
         generator = torch.Generator(target.device)
-        generator.manual_seed(zlib.crc32(f"{piece.name} {piece.axis} {piece.range}".encode()))
+        generator.manual_seed(zlib.crc32(f"{wanted.name} {wanted.axis} {wanted.range}".encode()))
         target.normal_(0.0, DEVIATION, generator=generator)
-        target.narrow(piece.axis, num_real, len(piece.range) - num_real).zero_()
+        target.narrow(wanted.axis, num_real, len(wanted.range) - num_real).zero_()

@@ -1,6 +1,6 @@
-"""LayerLoader: this rank's share of the parameters of layers, in the form that the kernels like best.
+"""LayerLoader: this rank's shard of the parameters of layers, in the form that the kernels like best.
 
-A matrix in a checkpoint is [out, in]. Ranks share linear layers by columns of what comes out, where nothing is
+A matrix in a checkpoint is [out, in]. Ranks shard linear layers by columns of what comes out, where nothing is
 exchanged, or by rows of what goes in, where the ranks' results are to be summed. Projections of the same input lie in
 one packed weight and cost one matmul.
 """
@@ -15,17 +15,17 @@ from ...kernels.contract import PackedExperts, PackedLinear
 from ...kernels.quantized import Weight
 from ...kernels.select import Ops
 from ..parallel import ParallelGroup
-from .checkpoint import Checkpoint, Piece
+from .checkpoint import Checkpoint, TensorSlice
 from .quantized_weights import load_matrix
 
 
 @dataclass(frozen=True)
 class Projection:
-    """One [num_outputs, in] matrix of a checkpoint, `name`.weight, of which this rank computes the outputs `share`."""
+    """One [num_outputs, in] matrix of a checkpoint, `name`.weight, of which this rank computes the outputs `shard`."""
 
     name: str
     num_outputs: int
-    share: range
+    shard: range
 
 
 class LayerLoader:
@@ -37,24 +37,24 @@ class LayerLoader:
         self.group = group
         self.num_bytes = 0
 
-    def columns(
+    def column_parallel(
         self, num_inputs: int, projections: list[Projection], has_bias: bool, is_gated: bool = False
     ) -> PackedLinear:
-        """x [T, in] → [T, sum of the projections' shares], side by side in their order.
+        """x [T, in] → [T, sum of the projections' shards], side by side in their order.
 
         `is_gated`: the second of two projections passes through the first, and half as many outputs are left.
         """
-        weights = (Piece(f"{p.name}.weight", (p.num_outputs, num_inputs), 0, p.share) for p in projections)
-        biases = (Piece(f"{p.name}.bias", (p.num_outputs,), 0, p.share) for p in projections)
+        weights = (TensorSlice(f"{p.name}.weight", (p.num_outputs, num_inputs), 0, p.shard) for p in projections)
+        biases = (TensorSlice(f"{p.name}.bias", (p.num_outputs,), 0, p.shard) for p in projections)
         bias = self.checkpoint.load(*biases) if has_bias else None
         return self.pack(load_matrix(self.checkpoint, *weights), bias, is_gated)
 
-    def rows(self, name: str, shape: tuple[int, int], share: range, has_bias: bool) -> PackedLinear:
-        """x [T, `share` of in] → [T, out], to be summed over ranks. `shape` is [out, in] of the whole matrix."""
-        weight = load_matrix(self.checkpoint, Piece(f"{name}.weight", shape, 1, share))
+    def row_parallel(self, name: str, shape: tuple[int, int], shard: range, has_bias: bool) -> PackedLinear:
+        """x [T, `shard` of in] → [T, out], to be summed over ranks. `shape` is [out, in] of the whole matrix."""
+        weight = load_matrix(self.checkpoint, TensorSlice(f"{name}.weight", shape, 1, shard))
         bias = None
         if has_bias and self.group.rank == 0:  # once in the sum
-            bias = self.checkpoint.load(Piece(f"{name}.bias", shape[:1]))
+            bias = self.checkpoint.load(TensorSlice(f"{name}.bias", shape[:1]))
         return self.pack(weight, bias)
 
     def pack(self, weight: Weight, bias: Tensor | None = None, is_gated: bool = False) -> PackedLinear:
@@ -69,12 +69,12 @@ class LayerLoader:
 
     def vector(self, name: str, size: int) -> Tensor:
         """`name`.weight [size], all of it on every rank."""
-        weight = self.checkpoint.load(Piece(f"{name}.weight", (size,)))
+        weight = self.checkpoint.load(TensorSlice(f"{name}.weight", (size,)))
         self.num_bytes += weight.nbytes
         return weight
 
     def vocabulary(self, name: str, vocab_size: int, hidden_size: int) -> Tensor:
         """This rank's rows of a [vocab_size, hidden_size] matrix, not counted in `num_bytes`; zeros where the padding
         of the vocabulary is."""
-        share = self.group.share_vocab(vocab_size)
-        return self.checkpoint.load(Piece(f"{name}.weight", (vocab_size, hidden_size), 0, share))
+        shard = self.group.shard_vocab(vocab_size)
+        return self.checkpoint.load(TensorSlice(f"{name}.weight", (vocab_size, hidden_size), 0, shard))

@@ -5,7 +5,7 @@
     gptq    qweight [in / 8, out] int32, qzeros [groups, out / 8] int32, scales [groups, out], g_idx [in] or none
     awq     qweight [in, out / 8] int32, qzeros [groups, out / 8] int32, scales [groups, out]; codes are interleaved
 
-An int32 holds eight codes, the first in its lowest bits. Knows which tensors make a matrix and how a rank's share of
+An int32 holds eight codes, the first in its lowest bits. Knows which tensors make a matrix and how a rank's shard of
 them is cut; knows no layer.
 """
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from ...ipc.config.quantization_config import QuantizationConfig
 from ...ipc.errors import ConfigError
 from ...kernels.quantized import QuantizedWeight, Weight, as_floats, concatenate, from_groups, quantize
-from .checkpoint import FLOAT_DTYPES, Checkpoint, Piece
+from .checkpoint import FLOAT_DTYPES, Checkpoint, TensorSlice
 
 HOST = torch.device("cpu")
 CODES_PER_WORD = 8  # of 4 bits in an int32
@@ -28,20 +28,23 @@ AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where in a word the code of each of eigh
 STORED_DTYPES = {"fp8": ("F8_E4M3",), "int8": ("I8",)}
 
 
-def load_matrix(checkpoint: Checkpoint, *pieces: Piece) -> Weight:
+def load_matrix(checkpoint: Checkpoint, *slices: TensorSlice) -> Weight:
     """Pieces of `NAME.weight` [out, in], one under the other. Those that are not quantized stay as they are."""
     config = checkpoint.quantization
     if config is None or config.layout == "on_load":
-        return as_stored(checkpoint, checkpoint.load(*pieces))
-    matrices = [_Matrix.of(piece) for piece in pieces]
+        return as_stored(checkpoint, checkpoint.load(*slices))
+    matrices = [_Matrix.of(wanted) for wanted in slices]
     parts = [_READERS[config.layout](checkpoint, config, matrix) for matrix in matrices]
     quantized = [part for part in parts if part is not None]
     if len(quantized) == len(parts):
         return concatenate(quantized)
     if not quantized:
-        return checkpoint.load(*pieces)
+        return checkpoint.load(*slices)
     return torch.cat(
-        [checkpoint.load(piece) if part is None else as_floats(part) for piece, part in zip(pieces, parts, strict=True)]
+        [
+            checkpoint.load(wanted) if part is None else as_floats(part)
+            for wanted, part in zip(slices, parts, strict=True)
+        ]
     )
 
 
@@ -65,14 +68,14 @@ class _Matrix:
     columns: range
 
     @classmethod
-    def of(cls, piece: Piece) -> _Matrix:
-        num_rows, num_columns = piece.shape
-        rows = piece.range if piece.axis == 0 else range(num_rows)
-        columns = piece.range if piece.axis == 1 else range(num_columns)
-        return cls(piece.name.removesuffix(".weight"), num_rows, num_columns, rows, columns)
+    def of(cls, wanted: TensorSlice) -> _Matrix:
+        num_rows, num_columns = wanted.shape
+        rows = wanted.range if wanted.axis == 0 else range(num_rows)
+        columns = wanted.range if wanted.axis == 1 else range(num_columns)
+        return cls(wanted.name.removesuffix(".weight"), num_rows, num_columns, rows, columns)
 
-    def piece(self, suffix: str, shape: tuple[int, ...], axis: int, share: range) -> Piece:
-        return Piece(f"{self.name}.{suffix}", shape, axis, share)
+    def wanted(self, suffix: str, shape: tuple[int, ...], axis: int, shard: range) -> TensorSlice:
+        return TensorSlice(f"{self.name}.{suffix}", shape, axis, shard)
 
 
 def _read_scaled(checkpoint: Checkpoint, config: QuantizationConfig, matrix: _Matrix) -> QuantizedWeight | None:
@@ -84,7 +87,7 @@ def _read_scaled(checkpoint: Checkpoint, config: QuantizationConfig, matrix: _Ma
         return None
     shape = (matrix.num_rows, matrix.num_columns)
     whole, part = (0, matrix.rows) if len(matrix.rows) < matrix.num_rows else (1, matrix.columns)
-    codes = checkpoint.load_stored(matrix.piece("weight", shape, whole, part), STORED_DTYPES[config.codes])
+    codes = checkpoint.load_stored(matrix.wanted("weight", shape, whole, part), STORED_DTYPES[config.codes])
     stored_shape = checkpoint.shape_of(f"{matrix.name}.{scale_name}")
     scales = _floats(checkpoint, f"{matrix.name}.{scale_name}", stored_shape)
     block_rows, block_columns = config.block or (1, matrix.num_columns)
@@ -109,10 +112,10 @@ def _read_packed(checkpoint: Checkpoint, config: QuantizationConfig, matrix: _Ma
     words = _aligned(matrix.columns)
     num_groups = _num_groups(config, matrix)
     if len(matrix.rows) < matrix.num_rows:
-        piece = matrix.piece("weight_packed", (matrix.num_rows, matrix.num_columns // CODES_PER_WORD), 0, matrix.rows)
+        wanted = matrix.wanted("weight_packed", (matrix.num_rows, matrix.num_columns // CODES_PER_WORD), 0, matrix.rows)
     else:
-        piece = matrix.piece("weight_packed", (matrix.num_rows, matrix.num_columns // CODES_PER_WORD), 1, words)
-    codes = _trim(_unpack(checkpoint.load_stored(piece, ("I32",))), matrix.columns)
+        wanted = matrix.wanted("weight_packed", (matrix.num_rows, matrix.num_columns // CODES_PER_WORD), 1, words)
+    codes = _trim(_unpack(checkpoint.load_stored(wanted, ("I32",))), matrix.columns)
     scales = _floats(checkpoint, f"{matrix.name}.weight_scale", (matrix.num_rows, num_groups))
     scales = scales[_indices(matrix.rows, scales.device)]
     zeros = torch.full_like(scales, 8, dtype=torch.uint8)
@@ -125,10 +128,10 @@ def _read_gptq(checkpoint: Checkpoint, config: QuantizationConfig, matrix: _Matr
         return None
     shape = (matrix.num_columns // CODES_PER_WORD, matrix.num_rows)
     if len(matrix.rows) < matrix.num_rows:
-        piece = matrix.piece("qweight", shape, 1, matrix.rows)
+        wanted = matrix.wanted("qweight", shape, 1, matrix.rows)
     else:
-        piece = matrix.piece("qweight", shape, 0, _aligned(matrix.columns))
-    codes = _trim(_unpack(checkpoint.load_stored(piece, ("I32",)).T), matrix.columns)
+        wanted = matrix.wanted("qweight", shape, 0, _aligned(matrix.columns))
+    codes = _trim(_unpack(checkpoint.load_stored(wanted, ("I32",)).T), matrix.columns)
     scales, zeros = _read_grid(checkpoint, config, matrix, range(CODES_PER_WORD))
     groups = _groups(checkpoint, config, matrix, "g_idx")
     return from_groups(codes, scales, zeros + config.zero_offset, groups, checkpoint.dtype)
@@ -139,10 +142,10 @@ def _read_awq(checkpoint: Checkpoint, config: QuantizationConfig, matrix: _Matri
         return None
     shape = (matrix.num_columns, matrix.num_rows // CODES_PER_WORD)
     if len(matrix.rows) < matrix.num_rows:
-        piece = matrix.piece("qweight", shape, 1, _aligned(matrix.rows))
+        wanted = matrix.wanted("qweight", shape, 1, _aligned(matrix.rows))
     else:
-        piece = matrix.piece("qweight", shape, 0, matrix.columns)
-    codes = _trim(_unpack(checkpoint.load_stored(piece, ("I32",)), AWQ_ORDER), matrix.rows).T
+        wanted = matrix.wanted("qweight", shape, 0, matrix.columns)
+    codes = _trim(_unpack(checkpoint.load_stored(wanted, ("I32",)), AWQ_ORDER), matrix.rows).T
     scales, zeros = _read_grid(checkpoint, config, matrix, AWQ_ORDER)
     return from_groups(codes, scales, zeros, _groups(checkpoint, config, matrix, "g_idx"), checkpoint.dtype)
 
@@ -153,8 +156,10 @@ def _read_grid(
     """Scales and zero points [rows, all groups] of the two layouts of [groups, out] tensors."""
     num_groups = _num_groups(config, matrix)
     zeros_shape = (num_groups, matrix.num_rows // CODES_PER_WORD)
-    stored = checkpoint.load_stored(matrix.piece("qzeros", zeros_shape, 1, _aligned(matrix.rows)), ("I32",))
-    scales = checkpoint.load_stored(matrix.piece("scales", (num_groups, matrix.num_rows), 1, matrix.rows), FLOAT_DTYPES)
+    stored = checkpoint.load_stored(matrix.wanted("qzeros", zeros_shape, 1, _aligned(matrix.rows)), ("I32",))
+    scales = checkpoint.load_stored(
+        matrix.wanted("scales", (num_groups, matrix.num_rows), 1, matrix.rows), FLOAT_DTYPES
+    )
     return scales.T, _trim(_unpack(stored, order), matrix.rows).T
 
 
@@ -163,9 +168,9 @@ def _num_groups(config: QuantizationConfig, matrix: _Matrix) -> int:
 
 
 def _groups(checkpoint: Checkpoint, config: QuantizationConfig, matrix: _Matrix, name: str) -> Tensor:
-    """The group of each input of the share, on the host: what the file says (act-order), else runs of its size."""
+    """The group of each input of the shard, on the host: what the file says (act-order), else runs of its size."""
     if f"{matrix.name}.{name}" in checkpoint:
-        stored = matrix.piece(name, (matrix.num_columns,), 0, matrix.columns)
+        stored = matrix.wanted(name, (matrix.num_columns,), 0, matrix.columns)
         return checkpoint.load_stored(stored, ("I32", "I64"), HOST).long()
     return _indices(matrix.columns, HOST) // (config.group_size or matrix.num_columns)
 
@@ -176,23 +181,23 @@ def _unpack(words: Tensor, order: range | tuple[int, ...] = range(CODES_PER_WORD
     return ((words[:, :, None] >> shifts) & 15).to(torch.uint8).flatten(1)
 
 
-def _aligned(share: range) -> range:
-    """The words that hold the codes `share`."""
-    return range(share.start // CODES_PER_WORD, -(-share.stop // CODES_PER_WORD))
+def _aligned(shard: range) -> range:
+    """The words that hold the codes `shard`."""
+    return range(shard.start // CODES_PER_WORD, -(-shard.stop // CODES_PER_WORD))
 
 
-def _trim(codes: Tensor, share: range) -> Tensor:
-    """Of the columns that `_aligned(share)` unpacks to, those of the share."""
-    start = share.start % CODES_PER_WORD
-    return codes[:, start : start + len(share)]
+def _trim(codes: Tensor, shard: range) -> Tensor:
+    """Of the columns that `_aligned(shard)` unpacks to, those of the shard."""
+    start = shard.start % CODES_PER_WORD
+    return codes[:, start : start + len(shard)]
 
 
 def _floats(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> Tensor:
-    return checkpoint.load_stored(Piece(name, shape), FLOAT_DTYPES)
+    return checkpoint.load_stored(TensorSlice(name, shape), FLOAT_DTYPES)
 
 
-def _indices(share: range, device: torch.device) -> Tensor:
-    return torch.arange(share.start, share.stop, device=device)
+def _indices(shard: range, device: torch.device) -> Tensor:
+    return torch.arange(shard.start, shard.stop, device=device)
 
 
 _READERS: dict[str, Callable[[Checkpoint, QuantizationConfig, _Matrix], QuantizedWeight | None]] = {

@@ -9,7 +9,7 @@ from dataclasses import fields
 import pytest
 import torch
 
-from tokenloom.kernels.contract import AttentionMetadata, RowColumns
+from tokenloom.kernels.contract import AttentionMetadata, BatchColumns
 from tokenloom.kernels.gpu.ops import TritonOps
 from tokenloom.kernels.reference import ReferenceOps
 
@@ -29,11 +29,11 @@ def random_table(rng: random.Random) -> tuple[torch.Tensor, int]:
     return torch.randn(num_ids, width).to(rng.choice([torch.float32, torch.float16])), rng.choice([0, 1, 50])
 
 
-def random_columns(rng: random.Random, num_ids: int, first_id: int, max_num_tokens: int, width: int) -> RowColumns:
+def random_columns(rng: random.Random, num_ids: int, first_id: int, max_num_tokens: int, width: int) -> BatchColumns:
     """Of rows that have computed nothing, one token, a block but one, up to all but one; some tokens of other ranks."""
     edges = [0, 1, 15, 16, 17, max_num_tokens - 1]
     computed = [rng.choice([*edges, rng.randrange(max_num_tokens)]) for _ in range(NUM_ROWS)]
-    return RowColumns(
+    return BatchColumns(
         last_tokens=torch.randint(0, first_id + 2 * num_ids, (NUM_ROWS,)),
         num_computed=torch.tensor(computed, dtype=torch.int32).clamp(max=max_num_tokens - 1),
         block_tables=torch.randint(1, 1 << 30, (NUM_ROWS, width), dtype=torch.int32),
@@ -54,8 +54,8 @@ def unwritten(num_rows: int, width: int) -> AttentionMetadata:
     )
 
 
-def copy(columns: RowColumns) -> RowColumns:
-    return RowColumns(*(getattr(columns, field.name).clone() for field in fields(columns)))
+def copy(columns: BatchColumns) -> BatchColumns:
+    return BatchColumns(*(getattr(columns, field.name).clone() for field in fields(columns)))
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -87,7 +87,7 @@ def test_a_decode_step_takes_each_rows_next_token_to_where_it_stands() -> None:
     table = torch.arange(10.0)[:, None]
     tables = torch.tensor([[7, 0, 0], [0, 0, 0], [9, 3, 0]], dtype=torch.int32)
     for ops in BOTH:
-        rows = RowColumns(torch.tensor([8, 1, 6]), torch.tensor([0, 2, 5], dtype=torch.int32), tables)
+        rows = BatchColumns(torch.tensor([8, 1, 6]), torch.tensor([0, 2, 5], dtype=torch.int32), tables)
         metadata = unwritten(3, 3)
         embedded = ops.begin_decode(torch.tensor([2, -1, 0]), rows, metadata, 4, table, 0)
         assert embedded.flatten().tolist() == [6, 0, 8]

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import GridExecutor
 
 import tokenloom.tests.kernels.gpu.interpreter  # noqa: F401
-from tokenloom.kernels.contract import AttentionMetadata, RowColumns
+from tokenloom.kernels.contract import AttentionMetadata, BatchColumns
 from tokenloom.kernels.gpu.ops import TritonOps
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.workers.history_model import VOCAB_SIZE, HistoryModel
@@ -53,14 +53,14 @@ class DeviceHistoryModel(HistoryModel):
     _table = torch.arange(VOCAB_SIZE, dtype=torch.float32)[:, None]
 
     def forward_mixed(
-        self, token_ids: Tensor, rows: RowColumns, metadata: AttentionMetadata, kv_cache: Tensor
+        self, token_ids: Tensor, rows: BatchColumns, metadata: AttentionMetadata, kv_cache: Tensor
     ) -> Tensor:
         # The interpreter would take a quarter of all time over each token of each prompt.
         embedded = ReferenceOps().begin_step(token_ids, rows, self._table, 0)
         return self.forward(embedded[:, 0].long(), metadata, kv_cache)
 
     def forward_decode(
-        self, row_ids: Tensor, rows: RowColumns, metadata: AttentionMetadata, kv_cache: Tensor
+        self, row_ids: Tensor, rows: BatchColumns, metadata: AttentionMetadata, kv_cache: Tensor
     ) -> Tensor:
         token_ids = self._ops.begin_decode(row_ids, rows, metadata, BLOCK_SIZE, self._table, 0)[:, 0].long()
         n = int((metadata.seq_lens > 0).sum())

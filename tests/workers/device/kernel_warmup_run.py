@@ -31,17 +31,23 @@ from tokenloom.kernels.gpu.ops import TritonOps
 from tokenloom.kernels.gpu.sampling.logprobs import log_totals
 from tokenloom.tests.kernels.gpu.loaded_nowhere import LoadedNowhere
 from tokenloom.workers.device.device_runner import DeviceRunner
-from tokenloom.workers.device.kernel_warmup import NOWHERE, AsItIs, CompileAhead, distinct_layers, launch_steps
+from tokenloom.workers.device.kernel_warmup import (
+    META_DEVICE,
+    EagerRecorder,
+    KernelWarmup,
+    distinct_layers,
+    launch_steps,
+)
 from tokenloom.workers.model_step import compute
 from tokenloom.workers.models.decoder import DecoderModel, load_model
-from tokenloom.workers.parallel import SilentGroup
+from tokenloom.workers.parallel import NullGroup
 from tokenloom.workers.profile import dummy_step
 from tokenloom.workers.sampling.sampling_columns import SamplingColumns
 
 ARCHITECTURE, BLOCK_SIZE, MAX_NUM_SEQS, MAX_NUM_TOKENS = 90, 16, 256, 2048
 MAX_MODEL_LEN = 40 if "short" in sys.argv else 1024
 HANGS = threading.Event()
-GROUP = SilentGroup(1, 2) if "shared" in sys.argv else SilentGroup()
+GROUP = NullGroup(1, 2) if "shared" in sys.argv else NullGroup()
 STEPS = (  # tokens and length of each row
     ([1, 1], [5, 900]),
     ([1] * 3, [17] * 3),
@@ -57,12 +63,12 @@ SHORT_STEPS = (([1] * 100, [7] * 100), ([30] * 6, [40] * 6))
 
 def load(folder: Path, config: ModelConfig) -> DecoderModel:
     ops = (DeterministicTritonOps if "deterministic" in sys.argv else TritonOps)(ARCHITECTURE)
-    return load_model(folder, config, MAX_MODEL_LEN, torch.bfloat16, NOWHERE, ops, GROUP)
+    return load_model(folder, config, MAX_MODEL_LEN, torch.bfloat16, META_DEVICE, ops, GROUP)
 
 
 def new_cache(model: DecoderModel, num_blocks: int) -> torch.Tensor:
     shape = (num_blocks, model.num_layers, 2, model.num_kv_heads_local, BLOCK_SIZE, model.head_dim)
-    return torch.empty(shape, dtype=torch.bfloat16, device=NOWHERE)
+    return torch.empty(shape, dtype=torch.bfloat16, device=META_DEVICE)
 
 
 def compile_or_hang(source: ASTSource, *arguments: object, **options: object) -> object:
@@ -83,7 +89,7 @@ def main(folder: Path) -> None:
 
     if "hanging" in sys.argv:
         triton.compiler.compile = compile_or_hang
-    ahead = CompileAhead(launch, NOWHERE)
+    ahead = KernelWarmup(launch, META_DEVICE)
     if "hanging" in sys.argv:
         HANGS.wait(120.0)  # a busy machine may not have come so far
     try:
@@ -97,7 +103,8 @@ def main(folder: Path) -> None:
     with torch.inference_mode(), ThreadPoolExecutor() as threads, compiling(threads):
         kv_cache = new_cache(model, 77)
         runners = [
-            DeviceRunner(model, kv_cache, MAX_NUM_SEQS, MAX_MODEL_LEN, GROUP, recorder) for recorder in (AsItIs(), None)
+            DeviceRunner(model, kv_cache, MAX_NUM_SEQS, MAX_MODEL_LEN, GROUP, recorder)
+            for recorder in (EagerRecorder(), None)
         ]
         for counts, lengths in SHORT_STEPS if "short" in sys.argv else STEPS:
             inputs = dummy_step(counts, lengths, BLOCK_SIZE)

@@ -32,7 +32,7 @@ from tokenloom.tests.workers.random_schedule import (
     new_row,
 )
 from tokenloom.tests.workers.test_parallel import run_ranks
-from tokenloom.workers.device.cuda_graphs import collector_at_rest, graph_bytes, padded_size
+from tokenloom.workers.device.cuda_graphs import gc_paused, graph_bytes, padded_size
 from tokenloom.workers.parallel import ParallelGroup
 
 pytestmark = [
@@ -297,7 +297,7 @@ def test_two_ranks_give_the_tokens_of_one_and_wait_for_nothing_but_each_other(tm
 
 def test_nothing_is_collected_while_a_graph_is_recorded_however_that_ends() -> None:
     assert gc.isenabled()
-    with pytest.raises(KeyError), collector_at_rest():
+    with pytest.raises(KeyError), gc_paused():
         assert not gc.isenabled()
         raise KeyError
     assert gc.isenabled()

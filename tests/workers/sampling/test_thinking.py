@@ -46,10 +46,10 @@ def test_every_thought_ends_in_time_and_a_row_that_is_cut_anywhere_goes_on_as_it
     rng, (begin, end), num_forced = np.random.default_rng(budget), markers, 0
     for _ in range(40):
         prompt = random_row(rng, markers, int(rng.integers(1, 12)))
-        wishes = random_row(rng, markers, 60)
+        sampling_metadata = random_row(rng, markers, 60)
         row = np.array([*prompt, *([0] * 60)], np.int32)
         thinking = ThinkingBudget(budget, begin, end, row[: len(prompt)])
-        for i, wish in enumerate(wishes, len(prompt)):
+        for i, wish in enumerate(sampling_metadata, len(prompt)):
             forced = thinking.forced()
             assert ThinkingBudget(budget, begin, end, row[:i]).forced() == forced
             num_forced += forced is not None

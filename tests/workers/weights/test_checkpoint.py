@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.tests.support.checkpoints import FAMILIES, tiny_checkpoint
 from tokenloom.tests.workers.paged_run import CPU, PagedRun, load
-from tokenloom.workers.weights.checkpoint import Checkpoint, Piece
+from tokenloom.workers.weights.checkpoint import Checkpoint, TensorSlice
 
 SHARDED = 40_000  # bytes: some ten files
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
@@ -52,9 +52,11 @@ def test_pieces_are_stacked_sliced_and_padded_with_zeros(tmp_path: Path) -> None
     save_file({"a": a, "b": b}, tmp_path / "model.safetensors")
     with open_checkpoint(tmp_path) as checkpoint:
         loaded = checkpoint.load(
-            Piece("a", (6, 4), 0, range(2, 5)), Piece("b", (5, 8), 1, range(4, 8)), Piece("a", (6, 4), 0, range(4, 8))
+            TensorSlice("a", (6, 4), 0, range(2, 5)),
+            TensorSlice("b", (5, 8), 1, range(4, 8)),
+            TensorSlice("a", (6, 4), 0, range(4, 8)),
         )
-        outside = checkpoint.load(Piece("a", (6, 4), 0, range(8, 10)))
+        outside = checkpoint.load(TensorSlice("a", (6, 4), 0, range(8, 10)))
     assert torch.equal(loaded, torch.cat((a[2:5], b[:, 4:8], a[4:], torch.zeros(2, 4))))
     assert torch.equal(outside, torch.zeros(2, 4))
 
@@ -66,7 +68,7 @@ def test_many_files_give_what_one_file_gives(tmp_path: Path) -> None:
     names = load_file(one / "model.safetensors")
     with open_checkpoint(many) as checkpoint:
         for name, tensor in names.items():
-            assert torch.equal(checkpoint.load(Piece(name, tuple(tensor.shape))), tensor)
+            assert torch.equal(checkpoint.load(TensorSlice(name, tuple(tensor.shape))), tensor)
 
 
 @pytest.mark.parametrize("stored", [torch.float64, torch.bfloat16, torch.float16])
@@ -74,7 +76,7 @@ def test_tensors_are_converted_to_the_dtype_that_is_asked_for(stored: torch.dtyp
     tensor = torch.randn(4, 4).to(stored)
     save_file({"a": tensor}, tmp_path / "model.safetensors")
     with open_checkpoint(tmp_path) as checkpoint:
-        loaded = checkpoint.load(Piece("a", (4, 4)))
+        loaded = checkpoint.load(TensorSlice("a", (4, 4)))
     assert loaded.dtype == torch.float32
     assert torch.equal(loaded, tensor.float())
 

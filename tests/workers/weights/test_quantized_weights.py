@@ -1,4 +1,4 @@
-"""Quantized checkpoints mean what their formats say: ours against numpy's unpacking, whole and cut into shares."""
+"""Quantized checkpoints mean what their formats say: ours against numpy's unpacking, whole and cut into shards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.quantized_checkpoints import FORMATS, quantized_pair
 from tokenloom.tests.workers.models.test_decoder import oracle, prompts_of, run_schedule, schedule
 from tokenloom.tests.workers.paged_run import CPU, PagedRun, load
-from tokenloom.workers.weights.checkpoint import Checkpoint, Piece
+from tokenloom.workers.weights.checkpoint import Checkpoint, TensorSlice
 from tokenloom.workers.weights.quantized_weights import load_matrix
 
 SHAPE = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16}
@@ -38,10 +38,10 @@ def test_matrices_are_what_their_codes_stand_for(form: str, tmp_path: Path) -> N
     names = [f"{LAYER}.self_attn.{name}_proj.weight" for name in "qkv"]
     with checkpoint:
         for name in [*names, f"{LAYER}.mlp.down_proj.weight"]:
-            weight = load_matrix(checkpoint, Piece(name, tuple(floats[name].shape)))
+            weight = load_matrix(checkpoint, TensorSlice(name, tuple(floats[name].shape)))
             assert isinstance(weight, QuantizedWeight) and weight.nbytes < 0.5 * floats[name].nbytes
             torch.testing.assert_close(weight.dequantize(), floats[name], atol=1e-7, rtol=1e-6)
-        fused = load_matrix(checkpoint, *(Piece(name, tuple(floats[name].shape)) for name in names))
+        fused = load_matrix(checkpoint, *(TensorSlice(name, tuple(floats[name].shape)) for name in names))
         assert isinstance(fused, QuantizedWeight)
         torch.testing.assert_close(
             fused.dequantize(), torch.cat([floats[name] for name in names]), atol=1e-7, rtol=1e-6
@@ -56,9 +56,9 @@ def test_a_rank_gets_its_share_wherever_groups_begin(form: str, num_ranks: int, 
         for name, axis in ((f"{LAYER}.mlp.up_proj.weight", 0), (f"{LAYER}.mlp.down_proj.weight", 1)):
             size = INNER // num_ranks
             for rank in range(num_ranks):
-                share = range(rank * size, (rank + 1) * size)
-                weight = load_matrix(checkpoint, Piece(name, tuple(floats[name].shape), axis, share))
-                expected = floats[name].narrow(axis, share.start, size)
+                shard = range(rank * size, (rank + 1) * size)
+                weight = load_matrix(checkpoint, TensorSlice(name, tuple(floats[name].shape), axis, shard))
+                expected = floats[name].narrow(axis, shard.start, size)
                 torch.testing.assert_close(as_floats(weight), expected, atol=1e-7, rtol=1e-6)
 
 
@@ -87,12 +87,12 @@ def test_matrices_that_are_not_quantized_stay_as_they_are(tmp_path: Path) -> Non
             del stored[f"{name}.{suffix}"]
         stored[f"{name}.weight"] = floats[f"{name}.weight"]
     save_file(stored, folder / "model.safetensors")
-    pieces = [Piece(f"{name}.weight", tuple(floats[f"{name}.weight"].shape)) for name in names]
+    slices = [TensorSlice(f"{name}.weight", tuple(floats[f"{name}.weight"].shape)) for name in names]
     with Checkpoint(folder, torch.float32, CPU, checkpoint.quantization) as edited:
-        plain, mixed = load_matrix(edited, *pieces[:2]), load_matrix(edited, *pieces)
+        plain, mixed = load_matrix(edited, *slices[:2]), load_matrix(edited, *slices)
     assert isinstance(plain, torch.Tensor) and isinstance(mixed, torch.Tensor)
-    assert torch.equal(plain, torch.cat([floats[piece.name] for piece in pieces[:2]]))
-    torch.testing.assert_close(mixed, torch.cat([floats[piece.name] for piece in pieces]))
+    assert torch.equal(plain, torch.cat([floats[wanted.name] for wanted in slices[:2]]))
+    torch.testing.assert_close(mixed, torch.cat([floats[wanted.name] for wanted in slices]))
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
@@ -111,7 +111,7 @@ def test_scales_of_other_blocks_are_told(tmp_path: Path) -> None:
     wrong = QuantizationConfig(layout="scaled", codes="fp8", block=(16, 16))
     message = r"q_proj.weight_scale_inv has shape \[2, 2\], blocks of 16 x 16 in \[96, 96\] ask for \[6, 6\]"
     with Checkpoint(quantized, torch.float32, CPU, wrong) as checkpoint, pytest.raises(ConfigError, match=message):
-        load_matrix(checkpoint, Piece(Q_PROJ, (96, 96)))
+        load_matrix(checkpoint, TensorSlice(Q_PROJ, (96, 96)))
 
 
 def test_codes_of_another_kind_are_told(tmp_path: Path) -> None:
@@ -119,4 +119,4 @@ def test_codes_of_another_kind_are_told(tmp_path: Path) -> None:
     wrong = QuantizationConfig(layout="scaled", codes="fp8")
     message = r"q_proj.weight is I8, only F8_E4M3 can be used here"
     with Checkpoint(quantized, torch.float32, CPU, wrong) as checkpoint, pytest.raises(ConfigError, match=message):
-        load_matrix(checkpoint, Piece(Q_PROJ, (96, 96)))
+        load_matrix(checkpoint, TensorSlice(Q_PROJ, (96, 96)))

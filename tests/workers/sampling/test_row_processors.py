@@ -14,8 +14,8 @@ from tokenloom.ipc.messages.workers import RowSampling
 from tokenloom.tests.support.sampling_reference import F64, Wanted, processed, scores
 from tokenloom.tests.workers.history_model import VOCAB_SIZE, logits_after
 from tokenloom.tests.workers.random_schedule import RandomSchedule, Request, frame, message, new_row, new_runner
-from tokenloom.workers.sampling.logits_rules import apply_rules, load_processors
-from tokenloom.workers.sampling.row_rules import RowRules
+from tokenloom.workers.sampling.logits_processors import apply_processors, load_processors
+from tokenloom.workers.sampling.row_processors import RowProcessors
 from tokenloom.workers.sampling.token_counts import TokenCounts
 
 
@@ -127,12 +127,12 @@ def test_every_logit_is_that_of_the_reference(name: str) -> None:
     ends = [[], [1, 2], [9, 2], [2], [7, 50], [1, 2, 1, 2]]  # of the output: what bad words look at
     histories = [(rng.integers(0, 30, 9).tolist(), [*rng.integers(0, 30, len(end)).tolist(), *end]) for end in ends]
     rules = {
-        i: RowRules(new_row(i, [*prompt, *outputs], 0, to_row(wanted), len(prompt)), [prefer_new], VOCAB_SIZE)
+        i: RowProcessors(new_row(i, [*prompt, *outputs], 0, to_row(wanted), len(prompt)), [prefer_new], VOCAB_SIZE)
         for i, (prompt, outputs) in enumerate(histories)
         if i != 4
     }
     found = torch.from_numpy(logits.copy())
-    apply_rules(found, rules)
+    apply_processors(found, rules)
     for i, (prompt, outputs) in enumerate(histories):
         expected = logits[i] if i == 4 else processed(logits[i].astype(np.float64), prompt, outputs, wanted)
         assert np.allclose(found[i].numpy(), expected, atol=1e-5)

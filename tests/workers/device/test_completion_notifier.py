@@ -5,17 +5,17 @@ from __future__ import annotations
 import select
 import threading
 
-from tokenloom.workers.device.completion_watch import CompletionWatch
+from tokenloom.workers.device.completion_notifier import CompletionNotifier
 
 DEADLINE_S = 20.0
 
 
-def is_readable(watch: CompletionWatch, timeout_s: float) -> bool:
+def is_readable(watch: CompletionNotifier, timeout_s: float) -> bool:
     return bool(select.select([watch.fd], [], [], timeout_s)[0])
 
 
 def test_the_descriptor_is_readable_when_what_was_waited_for_is_over() -> None:
-    watch, over = CompletionWatch(), threading.Event()
+    watch, over = CompletionNotifier(), threading.Event()
     watch.add(lambda: over.wait(DEADLINE_S) and None)
     assert not is_readable(watch, 0.05)
     over.set()
@@ -29,6 +29,6 @@ def test_a_wait_that_fails_is_an_end_too() -> None:
     def fail() -> None:
         raise RuntimeError("the device is gone")
 
-    watch = CompletionWatch()
+    watch = CompletionNotifier()
     watch.add(fail)
     assert is_readable(watch, DEADLINE_S)

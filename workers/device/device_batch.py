@@ -1,4 +1,4 @@
-"""DeviceRows: what a GPU remembers of the running rows, kept up to date by differences.
+"""DeviceBatch: what a GPU remembers of the running rows, kept up to date by differences.
 
 The host knows each row's last state on the device and sends what changed only: rows that came or ran elsewhere, blocks
 that were appended. Tokens that a step samples become the rows' last tokens without leaving the device.
@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ...kernels.contract import RowColumns
+from ...kernels.contract import BatchColumns
 from ...kernels.gpu.rows import write_rows
 from ...kernels.gpu.sampling.sampling import sample
 from ..input_batch import StepInputs
@@ -27,7 +27,7 @@ _NO_CELLS, _NO_BLOCKS = np.empty(0, np.int64), np.empty(0, np.int32)
 _UNKNOWN = -1  # tokens computed of a row that the device does not know
 
 
-class DeviceRows:
+class DeviceBatch:
     """Columns by row: what a step computes of (`columns`), and what its token is drawn by."""
 
     def __init__(
@@ -44,7 +44,7 @@ class DeviceRows:
         def zeros(dtype: torch.dtype, *shape: int) -> Tensor:
             return torch.zeros((max_num_seqs, *shape), dtype=dtype, device=device)
 
-        self.columns = RowColumns(zeros(torch.int64), zeros(torch.int32), zeros(torch.int32, max_blocks_per_row))
+        self.columns = BatchColumns(zeros(torch.int64), zeros(torch.int32), zeros(torch.int32, max_blocks_per_row))
         # temperature, top_k, top_p, min_p, seed
         self._drawing = (
             zeros(torch.float32),

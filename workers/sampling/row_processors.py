@@ -1,4 +1,4 @@
-"""RowRules: what one request wants done to its logits before a token is drawn.
+"""RowProcessors: what one request wants done to its logits before a token is drawn.
 
 Made from the row's parameters and tokens, so that a row that comes back after a preemption or a restart has the same
 rules; follows the output token by token.
@@ -26,10 +26,10 @@ F32 = npt.NDArray[np.float32]
 
 # (prompt token ids, output token ids, logits [vocab] float32) → logits [vocab]; may change its argument in place.
 # One with a parameter of the name extra_args gets the request's, by that name.
-LogitsProcessor: TypeAlias = Callable[..., Tensor]
+CustomLogitsProcessor: TypeAlias = Callable[..., Tensor]
 
 
-def has_rules(sampling: RowSampling) -> bool:
+def needs_processors(sampling: RowSampling) -> bool:
     """Whether a row's logits are changed by anything but temperature and filters."""
     return bool(
         sampling.presence_penalty
@@ -44,10 +44,10 @@ def has_rules(sampling: RowSampling) -> bool:
     )
 
 
-class RowRules:
+class RowProcessors:
     """Invariant: `outputs` are the row's output tokens, as `append` and the constructor were told them."""
 
-    def __init__(self, new_row: NewRow, processors: Sequence[LogitsProcessor], vocab_size: int) -> None:
+    def __init__(self, new_row: NewRow, processors: Sequence[CustomLogitsProcessor], vocab_size: int) -> None:
         sampling = new_row.sampling
         tokens = np.frombuffer(new_row.token_ids, np.int32)
         prompt, outputs = tokens[: new_row.num_prompt_tokens], tokens[new_row.num_prompt_tokens :]
@@ -110,7 +110,7 @@ class RowRules:
             logits.copy_(processor(self._prompt, self.outputs, logits))
 
 
-def _with_arguments(processor: LogitsProcessor, extra_args: dict[str, object]) -> LogitsProcessor:
+def _with_arguments(processor: CustomLogitsProcessor, extra_args: dict[str, object]) -> CustomLogitsProcessor:
     try:
         takes_them = "extra_args" in inspect.signature(processor).parameters
     except ValueError:  # it is not written in Python

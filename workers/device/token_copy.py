@@ -1,4 +1,4 @@
-"""TokenReturn: brings what a step sampled to the host on a stream of its own, so that the next step need not wait."""
+"""AsyncTokenCopy: copies the sampled tokens to the host on a stream of its own, so that the next step need not wait."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _Slot:
     on_host: Tensor
 
 
-class TokensInFlight:
+class PendingTokens:
     """The tokens of one step, on their way."""
 
     def __init__(self, slot: _Slot, event: torch.cuda.Event | None, num_tokens: int, free: list[_Slot]) -> None:
@@ -46,7 +46,7 @@ class TokensInFlight:
         return token_ids
 
 
-class TokenReturn:
+class AsyncTokenCopy:
     """Owns the stream and as many slots as there were ever steps in flight."""
 
     def __init__(self, max_num_seqs: int, device: torch.device) -> None:
@@ -55,7 +55,7 @@ class TokenReturn:
         self._free: list[_Slot] = []
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
-    def send(self, token_ids: Tensor) -> TokensInFlight:
+    def send(self, token_ids: Tensor) -> PendingTokens:
         """token_ids: [n] int64 on the device, which may be overwritten by what is launched after this."""
         slot = self._free.pop() if self._free else self._new_slot()
         num_tokens = len(token_ids)
@@ -70,7 +70,7 @@ class TokenReturn:
             with torch.cuda.stream(self._stream):
                 target.copy_(source, non_blocking=True)
                 event.record()
-        return TokensInFlight(slot, event, num_tokens, self._free)
+        return PendingTokens(slot, event, num_tokens, self._free)
 
     def _new_slot(self) -> _Slot:
         is_pinned = self._stream is not None

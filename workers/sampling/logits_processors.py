@@ -1,4 +1,4 @@
-"""LogitsRules: applies the rules of all rows of a step to their logits, in the order that SamplingParams documents.
+"""LogitsProcessors: changes the logits of all rows of a step, in the order that SamplingParams documents.
 
     allowed tokens → banned tokens (bad words, stops before min_tokens) → biases → processors → penalties → thoughts
 
@@ -18,22 +18,22 @@ from torch import Tensor
 
 from ...ipc.errors import ConfigError
 from ...ipc.messages.workers import NewRow
-from .row_rules import LogitsProcessor, RowRules, has_rules
+from .row_processors import CustomLogitsProcessor, RowProcessors, needs_processors
 
 I64 = npt.NDArray[np.int64]
 
 
-class LogitsRules:
+class LogitsProcessors:
     """Owns the rules by row, from admission until the row is freed."""
 
-    def __init__(self, vocab_size: int, processors: Sequence[LogitsProcessor] = ()) -> None:
+    def __init__(self, vocab_size: int, processors: Sequence[CustomLogitsProcessor] = ()) -> None:
         self._vocab_size = vocab_size
         self._processors = processors
-        self._rules_by_row: dict[int, RowRules] = {}
+        self._rules_by_row: dict[int, RowProcessors] = {}
 
     def admit(self, new_row: NewRow) -> None:
-        if has_rules(new_row.sampling):
-            self._rules_by_row[new_row.row] = RowRules(new_row, self._processors, self._vocab_size)
+        if needs_processors(new_row.sampling):
+            self._rules_by_row[new_row.row] = RowProcessors(new_row, self._processors, self._vocab_size)
 
     def free(self, rows: Sequence[int]) -> None:
         for row in rows:
@@ -50,7 +50,7 @@ class LogitsRules:
                 if rules is not None:
                     rules.append(token_id)
 
-    def of(self, rows: npt.NDArray[np.int32]) -> dict[int, RowRules]:
+    def of(self, rows: npt.NDArray[np.int32]) -> dict[int, RowProcessors]:
         """The rules of these rows by their place among them; rows without any are left out."""
         if not self._rules_by_row:
             return {}
@@ -58,7 +58,7 @@ class LogitsRules:
         return {i: rules for i, rules in found if rules is not None}
 
 
-def apply_rules(logits: Tensor, rules: dict[int, RowRules]) -> None:
+def apply_processors(logits: Tensor, rules: dict[int, RowProcessors]) -> None:
     """Change logits [n, vocab] float32, contiguous, in place; `rules` by row of it."""
     for i, row in rules.items():
         if len(row.allowed):
@@ -81,14 +81,14 @@ def _keep_only(logits: Tensor, allowed: I64) -> None:
     logits[index] = kept
 
 
-def _ban(logits: Tensor, rules: dict[int, RowRules]) -> None:
+def _ban(logits: Tensor, rules: dict[int, RowProcessors]) -> None:
     banned = {i: row.banned() for i, row in rules.items()}
     index = _flat_index(logits, banned)
     if index.numel():
         logits.view(-1).index_fill_(0, index, -torch.inf)
 
 
-def _add_biases(logits: Tensor, rules: dict[int, RowRules]) -> None:
+def _add_biases(logits: Tensor, rules: dict[int, RowProcessors]) -> None:
     biased = {i: row for i, row in rules.items() if len(row.bias_ids)}
     if biased:
         index = _flat_index(logits, {i: row.bias_ids for i, row in biased.items()})
@@ -96,7 +96,7 @@ def _add_biases(logits: Tensor, rules: dict[int, RowRules]) -> None:
         logits.view(-1).index_add_(0, index, values)
 
 
-def _penalize(logits: Tensor, rules: dict[int, RowRules]) -> None:
+def _penalize(logits: Tensor, rules: dict[int, RowProcessors]) -> None:
     if not rules:
         return
     counts = {i: row.counts for i, row in rules.items() if row.counts is not None}
@@ -123,12 +123,12 @@ def _flat_index(logits: Tensor, ids_by_row: dict[int, I64]) -> Tensor:
     return torch.from_numpy(np.concatenate(parts) if parts else np.empty(0, np.int64)).to(logits.device)
 
 
-def load_processors(paths: str | None) -> list[LogitsProcessor]:
+def load_processors(paths: str | None) -> list[CustomLogitsProcessor]:
     """The processors of --allowed-logits-processors: "module:function", separated by commas."""
     return [_load_processor(path.strip()) for path in (paths or "").split(",") if path.strip()]
 
 
-def _load_processor(path: str) -> LogitsProcessor:
+def _load_processor(path: str) -> CustomLogitsProcessor:
     module_name, _, name = path.partition(":")
     try:
         processor = getattr(importlib.import_module(module_name), name)
@@ -136,5 +136,5 @@ def _load_processor(path: str) -> LogitsProcessor:
         raise ConfigError(f"--allowed-logits-processors {path} cannot be imported: {error}") from None
     if not callable(processor):
         raise ConfigError(f"--allowed-logits-processors {path} is {type(processor).__name__}, not a function")
-    loaded: LogitsProcessor = processor
+    loaded: CustomLogitsProcessor = processor
     return loaded

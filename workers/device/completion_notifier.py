@@ -1,4 +1,4 @@
-"""CompletionWatch: a file descriptor that becomes readable when something a thread waited for is over.
+"""CompletionNotifier: a file descriptor that becomes readable when something a thread waited for is over.
 
 So that one poll waits for messages and for a device at once, and nothing spins.
 """
@@ -12,7 +12,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 
 
-class CompletionWatch:
+class CompletionNotifier:
     """Owns an eventfd, and the thread that waits from the first `add` on."""
 
     def __init__(self) -> None:
