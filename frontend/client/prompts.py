@@ -126,7 +126,7 @@ def check_token_ids(ids: object) -> bytes:
         bad = next((item for item in listed if not _is_integer(item) or not -(2**31) <= item < 2**31), None)
         raise RequestError(f"a prompt holds {bad!r:.80}, which is not a token id: {_FORMS}") from None
     if min(listed) < 0:
-        raise RequestError(f"a prompt holds token id {min(listed)}: ids begin at 0")
+        raise RequestError(f"a prompt holds token id {min(listed)}, which is out of vocabulary: ids begin at 0")
     if len(frame) > MAX_PROMPT_BYTES:
         raise RequestError(f"the prompt has {len(listed)} tokens, at most {MAX_PROMPT_BYTES // 4} can be sent")
     return frame

@@ -89,6 +89,8 @@ class OpenAIEndpoints:
             whole = await until_disconnect(request.receive, work.whole())
             if whole is None:
                 return Response(status_code=CLIENT_CLOSED_REQUEST)
+            if isinstance(whole, Response):
+                return whole
             return Response(whole, media_type="application/json")
 
         return Endpoint(path, answer, summary, body_type)
@@ -104,7 +106,7 @@ class OpenAIEndpoints:
         return ResponseCreation(parsed.body, self._model, await self._chat(chat))
 
     async def _embed(self, parsed: ParsedBody[EmbeddingRequest]) -> Embeddings:
-        return Embeddings(self._engine, parsed, self._model)
+        return await Embeddings.start(self._engine, parsed, self._model)
 
 
 def new_app(
@@ -138,5 +140,5 @@ def new_app(
         allow_origins=[origin.strip() for origin in spec.config.cors_origins.split(",") if origin.strip()],
         allow_methods=["GET", "POST"],
         allow_headers=["*"],
-        expose_headers=["x-request-id", "warning", *TraceContext._fields],
+        expose_headers=["x-request-id", "warning", "metadata", *TraceContext._fields],
     )

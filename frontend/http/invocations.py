@@ -1,7 +1,8 @@
 """Invocations: SageMaker's one path for everything that generates or embeds.
 
-The body's own fields name the endpoint that answers: `messages` a chat, `prompt` a completion, `input` an embedding.
-They are found in the first bytes of the body, so that a large one is still decoded where large ones are.
+The body's own fields name the endpoint that answers: `encoding_format` or `dimensions` an embedding, which may be of a
+chat; else `messages` a chat, `prompt` a completion, `input` an embedding. They are found in the body's first bytes,
+so that a large one is still decoded where large ones are.
 """
 
 from __future__ import annotations
@@ -18,13 +19,21 @@ from ..intake.body_parser import SMALL_BYTES
 from ..openai.forms.errors import HttpError
 from .endpoint import Endpoint
 
-PATH_BY_FIELD = {"messages": "/v1/chat/completions", "prompt": "/v1/completions", "input": "/v1/embeddings"}
+PATH_BY_FIELD = {  # in order: a chat to embed has messages too
+    "encoding_format": "/v1/embeddings",
+    "dimensions": "/v1/embeddings",
+    "messages": "/v1/chat/completions",
+    "prompt": "/v1/completions",
+    "input": "/v1/embeddings",
+}
 _TOKEN = re.compile(rb'"((?:[^"\\]|\\.)*)"(\s*:)?|[{}\[\]]')
 
 
 class Invocation(msgspec.Struct, frozen=True):
     """The fields that decide; all others are the chosen endpoint's."""
 
+    encoding_format: object = None
+    dimensions: object = None
     messages: object = None
     prompt: object = None
     input: object = None

@@ -25,12 +25,7 @@ _ERRORS = {
     "503": "Too busy, shutting down or restarting: ask again after Retry-After seconds",
 }
 _PARAMETERS = {"max_completion_tokens": "max_tokens", "max_output_tokens": "max_tokens", "top_logprobs": "logprobs"}
-_TOKENIZE_ONE: JsonObject = {  # of the two forms, the other one is null or left out
-    "oneOf": [
-        {"required": [this], "properties": {this: {"not": {"type": "null"}}, other: {"type": "null"}}}
-        for this, other in (("prompt", "messages"), ("messages", "prompt"))
-    ]
-}
+_OR_MESSAGES = {"TokenizeRequest": "prompt", "EmbeddingRequest": "input"}  # the other one is null or left out
 
 
 def document(endpoints: Iterable[Endpoint], spec: EngineSpec) -> JsonObject:
@@ -40,7 +35,11 @@ def document(endpoints: Iterable[Endpoint], spec: EngineSpec) -> JsonObject:
     (*schemas, _), components = msgspec.json.schema_components(
         [*bodies, ErrorBody], schema_hook=_anything, ref_template="#/components/schemas/{name}"
     )
-    components["TokenizeRequest"] |= _TOKENIZE_ONE
+    for title, field in _OR_MESSAGES.items():
+        components[title]["oneOf"] = [
+            {"required": [this], "properties": {this: {"not": {"type": "null"}}, other: {"type": "null"}}}
+            for this, other in ((field, "messages"), ("messages", field))
+        ]
     orders = {each.__name__ for each in bodies if not issubclass(each, Body)}
     not_served = {each.__name__: each.NOT_SERVED for each in bodies if issubclass(each, Body)}
     for title, component in components.items():

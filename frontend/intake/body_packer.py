@@ -53,18 +53,19 @@ class BodyPacker:
         body = parsed.body
         rest = _rest(body)
         if isinstance(body, ResponsesRequest):
-            inputs = [self._chat(chat_request(body))]
+            inputs = [self._chat(chat_request(body), body)]
+        elif isinstance(body, EmbeddingRequest) and body.messages is not None:
+            inputs = [self._chat(body.chat, body)]
         elif isinstance(body, ChatRequest) or (isinstance(body, TokenizeRequest) and body.messages is not None):
-            inputs = [self._chat(body)]
+            inputs = [self._chat(body, body)]
         else:
             inputs = [self._input(each, body) for each in parsed.inputs]
         return BodyRead(rest=rest, inputs=inputs, ignored=list(parsed.ignored))
 
-    def _chat(self, body: ChatRequest | TokenizeRequest) -> BodyInput:
-        """The prompt of a chat. Its text stays here, but for whether it ends inside a thought."""
-        truncate_prompt_tokens = body.truncate_prompt_tokens if isinstance(body, ChatRequest) else None
-        is_cut = self._limits.truncates(truncate_prompt_tokens)
-        chat, inputs = chat_input(body), self._new_inputs()
+    def _chat(self, of_body: ChatRequest | TokenizeRequest, body: LargeBody) -> BodyInput:
+        """The prompt of a body's chat. Its text stays here, but for whether it ends inside a thought."""
+        is_cut = self._limits.truncates(getattr(body, "truncate_prompt_tokens", None))
+        chat, inputs = chat_input(of_body), self._new_inputs()
         inputs.check_template(chat.form)
         prompt = inputs.tokenize(None, None, chat.turns, form=chat.form, may_be_long=is_cut)
         token_ids = self._fitting(prompt.token_ids, is_cut, body)
@@ -98,7 +99,9 @@ def _rest(body: LargeBody) -> bytes:
     """The body without its prompts, as JSON."""
     if isinstance(body, ChatRequest):
         bare: LargeBody = msgspec.structs.replace(body, messages=[])
-    elif isinstance(body, EmbeddingRequest | ResponsesRequest):
+    elif isinstance(body, EmbeddingRequest):
+        bare = msgspec.structs.replace(body, input=body.input and "", messages=body.messages and [])
+    elif isinstance(body, ResponsesRequest):
         bare = msgspec.structs.replace(body, input="")
     elif isinstance(body, CompletionRequest):
         bare = msgspec.structs.replace(body, prompt="")

@@ -67,11 +67,17 @@ def _inputs(body: msgspec.Struct, limits: PromptLimits) -> Iterator[BodyInput]:
     if isinstance(body, CompletionRequest):
         yield from body_inputs("prompt", body.prompt, limits, body.n)
     elif isinstance(body, EmbeddingRequest):
-        yield from body_inputs("input", body.input, limits)
+        _check_one("input", body.input, body.messages)
+        if body.input is not None:
+            yield from body_inputs("input", body.input, limits)
     elif isinstance(body, TokenizeRequest):
-        if (body.prompt is None) == (body.messages is None):
-            raise RequestError("prompt and messages: give exactly one")
+        _check_one("prompt", body.prompt, body.messages)
         if body.prompt is not None:
             yield BodyInput(text=check_text(body.prompt))
     elif isinstance(body, DetokenizeRequest) and body.tokens:
         yield BodyInput(token_ids=check_token_ids(body.tokens))
+
+
+def _check_one(field: str, given: object, messages: object) -> None:
+    if (given is None) == (messages is None):
+        raise RequestError(f"{field} must be given, or messages in its place: give exactly one")

@@ -1,12 +1,16 @@
-"""/v1/embeddings: texts or token ids in, one vector for each out."""
+"""/v1/embeddings: texts, token ids or a chat in, one vector for each out."""
 
 from __future__ import annotations
 
 import base64
+import json
+import time
+from array import array
+
+from starlette.responses import Response
 
 from ...ipc.codec import JsonObject
 from ...ipc.errors import RequestError
-from ...ipc.messages.base import BulkArray
 from ...ipc.pooling_params import PoolingParams
 from ..client.outputs import floats
 from ..intake.body_parser import ParsedBody
@@ -14,49 +18,85 @@ from .forms.errors import encode_json
 from .forms.params import given_params
 from .forms.prompts import answer_id, prompt_submits
 from .forms.schema import EmbeddingRequest
-from .local_engine import LocalEngine
+from .forms.vectors import packed
+from .local_engine import LocalEngine, Run
+from .slices import in_slices
+
+MAX_DESCRIBED = 512  # vectors in a header: clients take lines of 64 KiB
 
 
 class Embeddings:
-    """One request to the endpoint. `whole` is used once."""
+    """One request to the endpoint, made by `start`. `whole` is used once."""
 
     def __init__(self, engine: LocalEngine, parsed: ParsedBody[EmbeddingRequest], model: str) -> None:
         body = parsed.body
-        self._engine = engine
-        self._body = body
-        self._model = model
+        self._engine, self._body, self._model = engine, body, model
+        self._created = int(time.time())
         self._id = answer_id("embd", body.request_id)
-        params = given_params(body, max_tokens=1)
+        if body.encoding_format == "bytes" and len(parsed.inputs) > MAX_DESCRIBED:
+            raise RequestError(
+                f"encoding_format is bytes, whose header describes up to {MAX_DESCRIBED} vectors, and there are "
+                f"{len(parsed.inputs)}: use bytes_only or send several requests"
+            )
+        is_normal = body.normalize if body.use_activation is None else body.use_activation
         pooling = PoolingParams(
-            method=body.pooling or "last", normalize=body.normalize is not False, dimensions=body.dimensions
+            method=body.pooling or "last", normalize=is_normal is not False, dimensions=body.dimensions
         )
+        params = given_params(body, max_tokens=1)
         self._submits = prompt_submits(self._id, parsed.inputs, params, body.add_special_tokens, pooling)
 
-    async def whole(self) -> bytes:
-        with self._engine.run(self._submits) as run:
-            vectors: list[BulkArray | None] = [None] * run.num_choices
-            async for news in run.news():
-                for index, delta in news:
-                    vectors[index] = delta.embedding
-                    if delta.finish_reason is not None and delta.embedding is None:
-                        raise RequestError(
-                            f"input[{index}] cannot be embedded: its request ended with {delta.finish_reason}"
-                        )
-            answer: JsonObject = {
-                "id": self._id,
-                "object": "list",
-                "model": self._model,
-                "data": [
-                    {"object": "embedding", "index": index, "embedding": self._encoded(vector)}
-                    for index, vector in enumerate(vectors)
-                    if vector is not None
-                ],
-                "usage": run.usage(),
-            }
-            return encode_json(answer)
+    @classmethod
+    async def start(cls, engine: LocalEngine, parsed: ParsedBody[EmbeddingRequest], model: str) -> Embeddings:
+        """Check everything and make a chat's prompt; nothing runs yet."""
+        if parsed.body.messages is not None:
+            is_cut = engine.inputs.limits.truncates(parsed.body.truncate_prompt_tokens)
+            prompt = await engine.chat_prompt(ParsedBody(parsed.body.chat, parsed.inputs), is_cut)
+            parsed = parsed._replace(inputs=[prompt])
+        return cls(engine, parsed, model)
 
-    def _encoded(self, vector: BulkArray) -> str | list[float]:
-        """base64: of the numbers as little-endian float32."""
-        if self._body.encoding_format == "base64":
-            return base64.b64encode(vector.data).decode()
-        return floats(vector).tolist()
+    async def whole(self) -> bytes | Response:
+        with self._engine.run(self._submits) as run:
+            vectors = await vectors_of(run, "input")
+            if self._body.encoding_format in ("bytes", "bytes_only"):
+                return await self._as_bytes(vectors, run)
+            data = await in_slices(
+                {"object": "embedding", "index": index, "embedding": self._encoded(vector)}
+                for index, vector in enumerate(vectors)
+            )
+            return encode_json({**self._head(), "object": "list", "data": data, "usage": run.usage()})
+
+    def _head(self) -> JsonObject:
+        return {"id": self._id, "created": self._created, "model": self._model}
+
+    def _encoded(self, vector: array[float]) -> str | list[float]:
+        is_text = self._body.encoding_format == "base64"
+        return base64.b64encode(self._packed(vector)).decode() if is_text else vector.tolist()
+
+    def _packed(self, vector: array[float]) -> bytes:
+        return packed(vector, self._body.embed_dtype or "float32", self._body.endianness or "native")
+
+    async def _as_bytes(self, vectors: list[array[float]], run: Run) -> Response:
+        """The vectors one after the other; a header says where each is, unless the caller knows."""
+        pieces, end = await in_slices(map(self._packed, vectors)), 0
+        answer = Response(b"".join(pieces), media_type="application/octet-stream")
+        if self._body.encoding_format == "bytes":
+            data: list[JsonObject] = []
+            form = {"embed_dtype": self._body.embed_dtype or "float32", "endianness": self._body.endianness or "native"}
+            for index, (piece, vector) in enumerate(zip(pieces, vectors, strict=True)):
+                begin, end = end, end + len(piece)
+                data.append({"index": index, **form, "start": begin, "end": end, "shape": [len(vector)]})
+            usage = dict.fromkeys(("prompt_tokens", "total_tokens"), run.num_prompt_tokens)
+            answer.headers["metadata"] = json.dumps({**self._head(), "data": data, "usage": usage})
+        return answer
+
+
+async def vectors_of(run: Run, field: str) -> list[array[float]]:
+    """The vector of each prompt; RequestError, naming it as an item of `field`, if one has ended without."""
+    vectors: dict[int, array[float]] = {}
+    async for news in run.news():
+        for index, delta in news:
+            if delta.embedding is not None:
+                vectors[index] = floats(delta.embedding)
+            elif delta.finish_reason is not None:
+                raise RequestError(f"{field}[{index}] cannot be embedded: its request ended with {delta.finish_reason}")
+    return [vectors[index] for index in range(run.num_choices)]

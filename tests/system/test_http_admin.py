@@ -90,6 +90,8 @@ def test_sagemakers_paths_answer_as_health_and_as_the_endpoint_that_the_body_is_
     completion = http.post("/invocations", json={"prompt": "The capital", **tail}).json()
     assert completion["object"] == "text_completion"
     assert http.post("/invocations", json={"input": "Oslo"}).json()["data"][0]["embedding"]
+    embedded = http.post("/invocations", json={"messages": QUESTION, "encoding_format": "float"}).json()
+    assert len(embedded["data"][0]["embedding"]) == 256
     streamed = http.post("/invocations", json={"prompt": "The", "stream": True, **tail})
     assert streamed.headers["content-type"].startswith("text/event-stream") and "[DONE]" in streamed.text
     large = http.post("/invocations", content=b'{"prompt": "' + b"a " * 40_000 + b'"}')

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import base64
+import json
 import struct
 
 import httpx2
 import openai
 import pytest
+import torch
+
+from tokenloom.tests.system.http_engine import QUESTION
 
 TEXTS = ["The capital of France is", "The capital of Peru is", "one two three"]
 
@@ -48,6 +52,56 @@ def test_dimensions_keep_the_first_numbers_and_their_length_is_one(http: httpx2.
     assert cut == pytest.approx([x / length for x in whole[:8]], abs=1e-5)
 
 
+def test_a_chat_is_embedded_as_its_template_writes_it(http: httpx2.Client) -> None:
+    for more in ({}, {"add_generation_prompt": True}, {"add_special_tokens": True}):
+        chat = {"add_generation_prompt": False, "messages": QUESTION} | more
+        asked = {key: value for key, value in chat.items() if key != "add_special_tokens"}
+        ids = http.post("/tokenize", json=asked | {"add_special_tokens": bool(more.get("add_special_tokens"))}).json()
+        (vector,) = embed(http, messages=QUESTION, **more)
+        assert vector == pytest.approx(embed(http, input=ids["tokens"])[0], abs=1e-4)
+
+
+TORCH_TYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+}
+
+
+@pytest.mark.parametrize("dtype", TORCH_TYPES)
+@pytest.mark.parametrize("endianness", ["native", "big", "little"])
+def test_numbers_come_packed_as_they_are_asked_for(http: httpx2.Client, dtype: str, endianness: str) -> None:
+    body = {"input": TEXTS, "embed_dtype": dtype, "endianness": endianness, "cache_salt": dtype + endianness}
+    floats = torch.tensor(embed(http, **body), dtype=torch.float32).to(TORCH_TYPES[dtype])
+    codes = floats.view({4: torch.int32, 2: torch.int16, 1: torch.int8}[floats.itemsize]).numpy()
+    rows = [(row.byteswap() if endianness == "big" else row).tobytes() for row in codes]
+    assert [base64.b64decode(str(each)) for each in embed(http, **body, encoding_format="base64")] == rows
+    packed = http.post("/v1/embeddings", json=body | {"encoding_format": "bytes"})
+    metadata = json.loads(packed.headers["metadata"])
+    assert [packed.content[each["start"] : each["end"]] for each in metadata["data"]] == rows
+    assert {(each["embed_dtype"], each["endianness"], *each["shape"]) for each in metadata["data"]} == {
+        (dtype, endianness, 256)
+    }
+    assert metadata["usage"]["prompt_tokens"] == metadata["usage"]["total_tokens"] > 0
+    assert metadata["model"] == "tokenloom-demo" and metadata["id"].startswith("embd-") and metadata["created"] > 1e9
+    bare = http.post("/v1/embeddings", json=body | {"encoding_format": "bytes_only"})
+    assert bare.content == packed.content and "metadata" not in bare.headers
+    assert bare.headers["content-type"] == "application/octet-stream"
+
+
+def test_use_activation_is_normalize(http: httpx2.Client) -> None:
+    normal, raw = ({"input": "x", "use_activation": each} for each in (True, False))
+    assert embed(http, **normal) == embed(http, input="x") != embed(http, **raw)
+    assert embed(http, **raw) == embed(http, input="x", normalize=False)
+
+
+def test_an_id_below_zero_is_out_of_vocabulary(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="out of vocabulary"):
+        client.embeddings.create(model="tokenloom-demo", input=[-1])
+
+
 @pytest.mark.parametrize("truncation", [{}, {"truncate_prompt_tokens": -1}, {"truncate_prompt_tokens": 2048}])
 def test_a_prompt_may_fill_the_models_length(http: httpx2.Client, truncation: dict[str, int]) -> None:
     answer = http.post("/v1/embeddings", json={"input": [5] * (2100 if truncation else 2048)} | truncation)
@@ -58,7 +112,12 @@ def test_a_prompt_may_fill_the_models_length(http: httpx2.Client, truncation: di
     ("body", "status", "param"),
     [
         ({}, 400, "input"),
+        ({"input": "x", "messages": [{"role": "user", "content": "x"}]}, 400, "input"),
+        ({"messages": []}, 400, "messages"),
         ({"input": ""}, 400, "input"),
+        ({"input": ["x"] * 513, "encoding_format": "bytes"}, 400, "encoding_format"),
+        ({"input": "x", "embed_dtype": "float8"}, 400, "embed_dtype"),
+        ({"input": "x", "endianness": "middle"}, 400, "endianness"),
         ({"input": []}, 400, "input"),
         ({"input": [1, "x"]}, 400, "input"),
         ({"input": ["x"] * 2049}, 400, "input"),

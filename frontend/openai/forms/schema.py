@@ -164,18 +164,6 @@ class CompletionRequest(Generation, frozen=True, kw_only=True):
     add_special_tokens: bool | None = None
 
 
-class EmbeddingRequest(Scheduled, frozen=True, kw_only=True):
-    """POST /v1/embeddings."""
-
-    input: Prompts  # as prompt of a completion
-    encoding_format: Literal["float", "base64"] | None = None
-    dimensions: int | None = None
-    # beyond OpenAI
-    pooling: Literal["last", "mean"] | None = None
-    normalize: bool | None = None
-    add_special_tokens: bool | None = None
-
-
 class TextPart(Sent, frozen=True, kw_only=True):
     """A part of a message: text, or what must be refused by its type."""
 
@@ -317,6 +305,33 @@ class TokenizeRequest(Body, frozen=True, kw_only=True):
     return_token_strs: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: JsonObject | None = None
+
+
+class EmbeddingRequest(Scheduled, frozen=True, kw_only=True):
+    """POST /v1/embeddings: texts or token ids, or a chat."""
+
+    input: Prompts | None = None  # as prompt of a completion
+    encoding_format: Literal["float", "base64", "bytes", "bytes_only"] | None = None
+    dimensions: int | None = None
+    # beyond OpenAI
+    messages: Annotated[list[Message], items(1)] | None = None
+    embed_dtype: Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"] | None = None  # of packed numbers
+    endianness: Literal["native", "big", "little"] | None = None  # likewise
+    pooling: Literal["last", "mean"] | None = None
+    use_activation: bool | None = None
+    normalize: bool | None = None  # the older name
+    add_special_tokens: bool | None = None  # null: with texts, but not with a chat
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: JsonObject | None = None
+
+    @property
+    def chat(self) -> TokenizeRequest:
+        """The chat to embed, as one whose tokens are asked for. It begins no turn unless it says so."""
+        names = ("messages", "continue_final_message", "chat_template", "chat_template_kwargs", "add_special_tokens")
+        given = {name: getattr(self, name) for name in names}
+        return TokenizeRequest(**given, add_generation_prompt=bool(self.add_generation_prompt))
 
 
 class DetokenizeRequest(Body, frozen=True, kw_only=True):

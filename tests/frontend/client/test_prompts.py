@@ -59,7 +59,7 @@ def test_token_ids_travel_as_they_are(ids: object) -> None:
         ("", "empty"),
         ([], "no tokens"),
         ({"prompt_token_ids": []}, "no tokens"),
-        ([1, -2], "token id -2: ids begin at 0"),
+        ([1, -2], "token id -2, which is out of vocabulary: ids begin at 0"),
         ([1, 2**31], "2147483648"),
         ([1, 2.5], "2.5"),
         ([1, "a"], "'a'"),
