@@ -84,7 +84,7 @@ class DecoderWeights:
     norm: Tensor  # [hidden]
     head: PackedLinear
     eps: float  # of all norms
-    cos_sin: Tensor  # as in Ops.prepare_heads
+    cos_sin: Tensor  # as in Ops.qk_norm_rope_cache
     scale: float  # of attention scores
     num_heads: int
     num_kv_heads: int
@@ -95,8 +95,8 @@ class FusedDecoder(Protocol):
     """A whole decoder as one operation."""
 
     def __call__(
-        self, token_ids: Tensor, chosen: Tensor, metadata: AttentionMetadata, kv_cache: Tensor
+        self, token_ids: Tensor, logits_indices: Tensor, metadata: AttentionMetadata, kv_cache: Tensor
     ) -> tuple[Tensor, Tensor]:
         """token_ids [T] → hidden states [T, hidden] after the final norm, and float32 logits [c, out] of the tokens
-        `chosen` [c] int64; writes the step's keys and values. What is returned holds until the next call."""
+        `logits_indices` [c] int64; writes the step's keys and values. What is returned holds until the next call."""
         ...

@@ -22,44 +22,44 @@ INT8_MAX = 127.0
 class QuantizedWeight:
     """weight[o, i] = (code[o, i] - zeros[o, g]) * scales[o, g], where g is the group of input i.
 
-    codes: [out, in] int8 or float8_e4m3fn; or of 4 bits each, [out, in / 2] uint8: the low half of byte b is the code
+    qweight: [out, in] int8 or float8_e4m3fn; or of 4 bits each, [out, in / 2] uint8: the low half of byte b is the code
     of input b, its high half that of input in / 2 + b.
     """
 
-    codes: Tensor
+    qweight: Tensor
     scales: Tensor  # [out, num_groups], floating
-    zeros: Tensor | None  # [out, num_groups] uint8, of 4-bit codes alone
-    group_size: int  # without `groups`, the group of input i is i // group_size
-    groups: Tensor | None  # [in] int32: the group of each input, where they do not follow each other
+    zeros: Tensor | None  # [out, num_groups] uint8, of 4-bit qweight alone
+    group_size: int  # without `g_idx`, the group of input i is i // group_size
+    g_idx: Tensor | None  # [in] int32: the group of each input, where they do not follow each other
     dtype: torch.dtype  # what the products are computed in
 
     @property
     def is_packed(self) -> bool:
-        """Two codes to the byte."""
-        return self.codes.dtype == torch.uint8
+        """Two qweight to the byte."""
+        return self.qweight.dtype == torch.uint8
 
     @property
     def shape(self) -> tuple[int, int]:
         """(out, in)"""
-        return self.codes.shape[0], self.codes.shape[1] * (2 if self.is_packed else 1)
+        return self.qweight.shape[0], self.qweight.shape[1] * (2 if self.is_packed else 1)
 
     @property
     def nbytes(self) -> int:
-        return sum(t.nbytes for t in (self.codes, self.scales, self.zeros, self.groups) if t is not None)
+        return sum(t.nbytes for t in (self.qweight, self.scales, self.zeros, self.g_idx) if t is not None)
 
-    def group_of_inputs(self) -> Tensor:
+    def input_groups(self) -> Tensor:
         """[in] int64."""
-        if self.groups is not None:
-            return self.groups.long()
-        return torch.arange(self.shape[1], device=self.codes.device) // self.group_size
+        if self.g_idx is not None:
+            return self.g_idx.long()
+        return torch.arange(self.shape[1], device=self.qweight.device) // self.group_size
 
     def dequantize(self) -> Tensor:
         """[out, in] as `dtype`, rounded once."""
-        groups = self.group_of_inputs()
-        codes = (unpack_halves(self.codes) if self.is_packed else self.codes).float()
+        g_idx = self.input_groups()
+        qweight = (unpack_halves(self.qweight) if self.is_packed else self.qweight).float()
         if self.zeros is not None:
-            codes -= self.zeros.float()[:, groups]
-        return codes.mul_(self.scales.float()[:, groups]).to(self.dtype)
+            qweight -= self.zeros.float()[:, g_idx]
+        return qweight.mul_(self.scales.float()[:, g_idx]).to(self.dtype)
 
 
 Weight: TypeAlias = Tensor | QuantizedWeight  # [out, in]
@@ -79,56 +79,56 @@ def quantize(weight: Tensor, kind: Literal["int8", "fp8"]) -> QuantizedWeight:
     largest = INT8_MAX if kind == "int8" else E4M3_MAX
     scales = (wide.abs().amax(dim=1, keepdim=True) / largest).clamp(min=1e-12)
     scaled = (wide / scales).clamp(-largest, largest)
-    codes = scaled.round().to(torch.int8) if kind == "int8" else scaled.to(torch.float8_e4m3fn)
-    return QuantizedWeight(codes, scales, None, weight.shape[1], None, weight.dtype)
+    qweight = scaled.round().to(torch.int8) if kind == "int8" else scaled.to(torch.float8_e4m3fn)
+    return QuantizedWeight(qweight, scales, None, weight.shape[1], None, weight.dtype)
 
 
-def from_groups(
-    codes: Tensor, scales: Tensor, zeros: Tensor | None, groups: Tensor, dtype: torch.dtype
+def from_g_idx(
+    qweight: Tensor, scales: Tensor, zeros: Tensor | None, g_idx: Tensor, dtype: torch.dtype
 ) -> QuantizedWeight:
-    """Codes [out, in], one in each element, whose inputs belong to `groups` [in], a tensor on the host; drops scales
+    """Codes [out, in], one in each element, whose inputs belong to `g_idx` [in], a tensor on the host; drops scales
     that no input uses."""
-    used, groups = groups.unique(return_inverse=True)
+    used, g_idx = g_idx.unique(return_inverse=True)
     columns = used.to(scales.device)
     scales, zeros = scales[:, columns].contiguous(), None if zeros is None else zeros[:, columns].contiguous()
-    num_inputs, group_size = codes.shape[1], int((groups == 0).sum())
-    is_run = torch.equal(groups, torch.arange(num_inputs) // group_size)
-    codes = pack_halves(codes) if zeros is not None else codes.contiguous()
-    kept = None if is_run else groups.to(codes.device, torch.int32)
-    return QuantizedWeight(codes, scales, zeros, group_size, kept, dtype)
+    num_inputs, group_size = qweight.shape[1], int((g_idx == 0).sum())
+    is_run = torch.equal(g_idx, torch.arange(num_inputs) // group_size)
+    qweight = pack_halves(qweight) if zeros is not None else qweight.contiguous()
+    kept = None if is_run else g_idx.to(qweight.device, torch.int32)
+    return QuantizedWeight(qweight, scales, zeros, group_size, kept, dtype)
 
 
 def concatenate(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
-    """Matrices of the same inputs one under the other; where their groups differ, each is split by the others'."""
+    """Matrices of the same inputs one under the other; where their g_idx differ, each is split by the others'."""
     first = weights[0]
     if len(weights) == 1:
         return first
-    codes = torch.cat([_bytes(weight.codes) for weight in weights]).view(first.codes.dtype)
-    if all(weight.groups is None and weight.group_size == first.group_size for weight in weights):
-        scales, groups = [weight.scales for weight in weights], first.groups
+    qweight = torch.cat([_bytes(weight.qweight) for weight in weights]).view(first.qweight.dtype)
+    if all(weight.g_idx is None and weight.group_size == first.group_size for weight in weights):
+        scales, g_idx = [weight.scales for weight in weights], first.g_idx
         zeros = [weight.zeros for weight in weights]
     else:
-        combinations = torch.stack([weight.group_of_inputs() for weight in weights])
+        combinations = torch.stack([weight.input_groups() for weight in weights])
         combinations, inverse = combinations.unique(dim=1, return_inverse=True)
         chosen = list(zip(weights, combinations, strict=True))
-        scales, groups = [weight.scales[:, columns] for weight, columns in chosen], inverse.to(torch.int32)
+        scales, g_idx = [weight.scales[:, columns] for weight, columns in chosen], inverse.to(torch.int32)
         zeros = [None if weight.zeros is None else weight.zeros[:, columns] for weight, columns in chosen]
     present = [each for each in zeros if each is not None]
     return QuantizedWeight(
-        codes, torch.cat(scales), torch.cat(present) if present else None, first.group_size, groups, first.dtype
+        qweight, torch.cat(scales), torch.cat(present) if present else None, first.group_size, g_idx, first.dtype
     )
 
 
-def pack_halves(codes: Tensor) -> Tensor:
+def pack_halves(qweight: Tensor) -> Tensor:
     """Codes [out, in] below 16 → [out, in / 2] uint8; `in` is even."""
-    low, high = codes.to(torch.uint8).chunk(2, dim=1)
+    low, high = qweight.to(torch.uint8).chunk(2, dim=1)
     return low | high << 4
 
 
 def unpack_halves(packed: Tensor) -> Tensor:
-    """[out, in / 2] uint8 → codes [out, in] uint8."""
+    """[out, in / 2] uint8 → qweight [out, in] uint8."""
     return torch.cat((packed & 15, packed >> 4), dim=1)
 
 
-def _bytes(codes: Tensor) -> Tensor:
-    return codes.view(torch.uint8)  # torch does not concatenate e4m3 everywhere
+def _bytes(qweight: Tensor) -> Tensor:
+    return qweight.view(torch.uint8)  # torch does not concatenate e4m3 everywhere

@@ -45,7 +45,7 @@ class PlainLinear:
 
 
 @dataclass(frozen=True, eq=False)
-class SeparateExperts:
+class PlainExperts:
     """Two packed linears of each expert."""
 
     gate_up: list[PackedLinear]
@@ -132,21 +132,19 @@ class ReferenceOps:
 
     def pack_experts(self, gate_up: Sequence[Weight], down: Sequence[Weight]) -> PackedExperts:
         """Take, of each expert, a gated weight [2 n, hidden] and one [hidden, n] that leads back."""
-        return SeparateExperts(
+        return PlainExperts(
             [self.pack_linear(weight, None, is_gated=True) for weight in gate_up],
             [self.pack_linear(weight, None) for weight in down],
         )
 
-    def mix_experts(
-        self, x: Tensor, scores: Tensor, packed: PackedExperts, num_chosen: int, is_normalized: bool
-    ) -> Tensor:
-        """x [T, hidden] through the `num_chosen` experts of each token's highest scores [T, E]; their weighted sum.
+    def fused_moe(self, x: Tensor, scores: Tensor, packed: PackedExperts, top_k: int, is_normalized: bool) -> Tensor:
+        """x [T, hidden] through the `top_k` experts of each token's highest scores [T, E]; their weighted sum.
 
         The weights are the softmax of all scores in float32; `is_normalized`: divided by the sum of the chosen ones.
         A sum goes through the experts in the order of their numbers or of their scores, and is kept in float32.
         """
-        assert isinstance(packed, SeparateExperts)
-        weights, experts = route(scores, num_chosen, is_normalized)
+        assert isinstance(packed, PlainExperts)
+        weights, experts = route(scores, top_k, is_normalized)
         mixed = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         for expert in sorted(set(experts.flatten().tolist())):
             tokens, places = torch.where(experts == expert)
@@ -168,7 +166,7 @@ class ReferenceOps:
         gate, up = x.chunk(2, dim=-1)
         return F.silu(gate).mul_(up)
 
-    def prepare_heads(
+    def qk_norm_rope_cache(
         self,
         heads: Tensor,
         norms: tuple[Tensor, Tensor] | None,
@@ -258,14 +256,14 @@ def plain_table(table: Tensor | PackedLinear) -> Tensor:
     return weight
 
 
-def route(scores: Tensor, num_chosen: int, is_normalized: bool) -> tuple[Tensor, Tensor]:
-    """Weights [T, num_chosen] float32 and numbers of the experts with the highest scores [T, E], likeliest first; of
+def route(scores: Tensor, top_k: int, is_normalized: bool) -> tuple[Tensor, Tensor]:
+    """Weights [T, top_k] float32 and numbers of the experts with the highest scores [T, E], likeliest first; of
     equals the lower number first."""
     ranked, order = scores.softmax(dim=-1, dtype=torch.float32).sort(dim=-1, descending=True, stable=True)
-    weights, experts = ranked[:, :num_chosen], order[:, :num_chosen]
+    weights, experts = ranked[:, :top_k], order[:, :top_k]
     if is_normalized:
         total = weights[:, :1].clone()
-        for place in range(1, num_chosen):  # one by one: torch's sum may round by the number of rows
+        for place in range(1, top_k):  # one by one: torch's sum may round by the number of rows
             total += weights[:, place : place + 1]
         weights = weights / total
     return weights, experts

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import torch
 
-from .deterministic import DeterministicOps
+from .batch_invariant import BatchInvariantOps
 from .reference import ReferenceOps
 
 logger = logging.getLogger("tokenloom.kernels")
@@ -23,7 +23,7 @@ def select_ops(
     device: torch.device,
     dtype: torch.dtype,
     enforce_reference: bool = False,
-    is_deterministic: bool = False,
+    is_batch_invariant: bool = False,
     has_fp8_cache: bool = False,
     spare_folder: Path | None = None,
 ) -> Ops:
@@ -32,11 +32,11 @@ def select_ops(
     Says so in the log, with a warning if plain torch takes the place of kernels. `spare_folder`: where compiled kernels
     are kept if the user's cache folder cannot be used; made if need be.
     """
-    plain = DeterministicOps() if is_deterministic else ReferenceOps()
+    plain = BatchInvariantOps() if is_batch_invariant else ReferenceOps()
     if enforce_reference:
         plain.kernels = f"{plain.kernels}: --enforce-reference"
         return plain
-    ops = _fast_ops(device, dtype, is_deterministic, has_fp8_cache, spare_folder)
+    ops = _fast_ops(device, dtype, is_batch_invariant, has_fp8_cache, spare_folder)
     if isinstance(ops, str):
         plain.kernels = f"{plain.kernels}: {ops}"
         logger.warning("plain torch computes in place of the kernels, at half their speed or less: %s", ops)
@@ -46,19 +46,19 @@ def select_ops(
 
 
 def _fast_ops(
-    device: torch.device, dtype: torch.dtype, is_deterministic: bool, has_fp8_cache: bool, spare_folder: Path | None
+    device: torch.device, dtype: torch.dtype, is_batch_invariant: bool, has_fp8_cache: bool, spare_folder: Path | None
 ) -> Ops | str:
     """The kernels, or the reason why there are none."""
     if device.type == "cuda":
         from .gpu.load import gpu_obstacle, load_gpu_ops
 
-        return load_gpu_ops(device, is_deterministic) or gpu_obstacle(device)
+        return load_gpu_ops(device, is_batch_invariant) or gpu_obstacle(device)
     if has_fp8_cache:
         return "the kernels in C read no KV cache of fp8: leave out --kv-cache-dtype"
     from .cpu.compiler import Unavailable
     from .cpu.cpu_ops import load_cpu_ops
 
     try:
-        return load_cpu_ops(dtype, is_deterministic, spare_folder)
+        return load_cpu_ops(dtype, is_batch_invariant, spare_folder)
     except Unavailable as error:
         return str(error)

@@ -75,7 +75,7 @@ class Limits:
         """Weights that a step of so many tokens reads."""
         experts, num_weights = self._model.experts, float(self._dense_weights + self._head_weights)
         if experts is not None:
-            idle = (1 - experts.num_chosen / experts.num_experts) ** num_tokens
+            idle = (1 - experts.top_k / experts.num_experts) ** num_tokens
             num_weights += experts.num_experts * (1 - idle) * self._expert_weights
         return num_weights * self._item_bytes
 
@@ -88,8 +88,8 @@ class Limits:
         """Of a step: linears for `num_tokens`, the head for `num_sampled`, attention for query-key pairs."""
         model = self._model
         attention = 4 * num_pairs * model.num_heads * model.head_dim * model.num_layers
-        num_chosen = 0 if model.experts is None else model.experts.num_chosen
-        weights_per_token = self._dense_weights + num_chosen * self._expert_weights
+        top_k = 0 if model.experts is None else model.experts.top_k
+        weights_per_token = self._dense_weights + top_k * self._expert_weights
         return 2 * num_tokens * weights_per_token + 2 * num_sampled * self._head_weights + attention
 
     def seconds(self, workload: Workload, rates: Rates, budget: int) -> float:

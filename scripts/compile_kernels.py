@@ -30,8 +30,8 @@ from triton.backends.compiler import GPUTarget
 
 from ..kernels import fp8_cache
 from ..kernels.contract import AttentionMetadata, BatchColumns
+from ..kernels.gpu.batch_invariant import BatchInvariantTritonOps
 from ..kernels.gpu.compile import compiling
-from ..kernels.gpu.deterministic import DeterministicTritonOps
 from ..kernels.gpu.ops import TritonOps
 from ..kernels.gpu.rows import write_rows
 from ..kernels.gpu.sampling.logprobs import log_totals
@@ -108,7 +108,7 @@ def attend(
     norms = (empty(head_dim, dtype=dtype), empty(head_dim, dtype=dtype)) if has_norm else None
     width = head_dim + fp8_cache.SCALE_BYTES * has_fp8_cache
     cache = empty((9, 2, 2, NUM_KV_HEADS, BLOCK_SIZE, width), dtype=fp8_cache.DTYPE if has_fp8_cache else dtype)
-    query = ops.prepare_heads(heads, norms, 1e-6, empty((64, head_dim)), cache, 1, metadata)
+    query = ops.qk_norm_rope_cache(heads, norms, 1e-6, empty((64, head_dim)), cache, 1, metadata)
     ops.paged_attention(query, cache, 1, metadata, head_dim**-0.5, window)
 
 
@@ -162,7 +162,7 @@ def multiply(
         ops.linear(x, ops.pack_linear(make((INNER, HIDDEN)), None))
         return
     packed = ops.pack_experts([make((2 * INNER, HIDDEN))] * num_experts, [make((HIDDEN, INNER))] * num_experts)
-    ops.mix_experts(x, empty((num_rows, num_experts), dtype=dtype), packed, 8, True)
+    ops.fused_moe(x, empty((num_rows, num_experts), dtype=dtype), packed, 8, True)
 
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -193,18 +193,18 @@ _PRODUCTS = [  # element, kind, group size (0: all), whether groups are gathered
 
 def forms(architecture: int, is_quick: bool) -> Iterator[tuple[str, Callable[[], None]]]:
     """What common models do, by a word for it; `is_quick`: attention in one form and two products only."""
-    ops, uniform = TritonOps(architecture), DeterministicTritonOps(architecture)
+    ops, batch_invariant = TritonOps(architecture), BatchInvariantTritonOps(architecture)
     yield "bf16", partial(around_attention, ops, BF16)
     for dtype, head_dim, group, window in _ATTENTION[: 1 if is_quick else None]:
         label = f"{_name(dtype)} dim {head_dim} group {group}{' window' * (window is not None)}"
         yield label, partial(attend, ops, dtype, head_dim, group, window, False, has_norm=True)
-    yield "bf16 no norms uniform", partial(attend, uniform, BF16, 128, 2, None, False, has_norm=False)
+    yield "bf16 no norms batch_invariant", partial(attend, batch_invariant, BF16, 128, 2, None, False, has_norm=False)
     if architecture >= MIN_FP8_ARCHITECTURE:
         for dtype, head_dim, group, window in _FP8_ATTENTION[: 1 if is_quick else None]:
             label = f"{_name(dtype)} dim {head_dim} group {group} fp8 cache"
             yield label, partial(attend, ops, dtype, head_dim, group, window, True, has_norm=True)
     for dtype in (BF16, FP32):
-        yield _name(dtype), partial(multiply, uniform, dtype, "float", 0, False, 16, 0)
+        yield _name(dtype), partial(multiply, batch_invariant, dtype, "float", 0, False, 16, 0)
     for dtype, kind, group_size, is_gathered, num_rows, num_experts in _PRODUCTS[: 2 if is_quick else None]:
         label = f"{_name(dtype)} x {kind}{' gathered' * is_gathered}{' experts' * (num_experts > 0)}, {num_rows} rows"
         yield label, partial(multiply, ops, dtype, kind, group_size, is_gathered, num_rows, num_experts)

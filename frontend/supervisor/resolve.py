@@ -91,23 +91,23 @@ def check_parallel(model: ModelConfig, size: int) -> None:
 def _quantized(config: EngineConfig, model: ModelConfig) -> ModelConfig:
     asked, stored = config.quantization, model.quantization
     if stored is not None and asked != "none":
-        is_so = stored.layout in _STORED_AS.get(asked, ()) and (asked != "fp8" or stored.codes == "fp8")
+        is_so = stored.layout in _STORED_AS.get(asked, ()) and (asked != "fp8" or stored.weight_dtype == "fp8")
         if not is_so:
             how = "rounds matrices of floats, this" if asked in ("int8", "fp8") else "is not how this"
             raise ConfigError(
-                f"--quantization {asked} {how} checkpoint's are quantized already ({stored.codes}): leave it out"
+                f"--quantization {asked} {how} checkpoint's are quantized already ({stored.weight_dtype}): leave it out"
             )
     if config.load_format == "dummy" and stored is not None:
-        if stored.codes == "int4":
+        if stored.weight_dtype == "int4":
             raise ConfigError(
                 "--load-format dummy makes no codes of 4 bits: give --hf-overrides and 8 bits, or weights"
             )
-        asked = stored.codes
+        asked = stored.weight_dtype
     elif stored is not None or asked == "none":
         return model
     if asked not in ("int8", "fp8"):
         raise ConfigError(f"--quantization {asked}: the checkpoint's matrices are not quantized so: leave it out")
-    on_load = QuantizationConfig(layout="on_load", codes=asked)
+    on_load = QuantizationConfig(layout="on_load", weight_dtype=asked)
     return msgspec.structs.replace(model, quantization=on_load)
 
 

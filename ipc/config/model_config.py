@@ -58,7 +58,7 @@ class ExpertsConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Feed-forward blocks of which each token passes a few, chosen by a router."""
 
     num_experts: int
-    num_chosen: int  # experts that a token passes
+    top_k: int  # experts that a token passes
     intermediate_size: int  # of each expert
     is_normalized: bool  # the weights of the chosen are made to add up to 1
     layers: list[int]  # which layers have experts; the others have one block of the model's intermediate_size
@@ -223,14 +223,14 @@ def _experts(raw: dict[str, Any], architecture: str, path: Path) -> ExpertsConfi
         return None
     is_mixtral = architecture == "MixtralForCausalLM"
     name = "num_local_experts" if "num_local_experts" in raw else "num_experts"  # transformers writes the first for all
-    num_experts, num_chosen = _positive(raw, name, path), _positive(raw, "num_experts_per_tok", path)
-    if num_chosen > num_experts:
-        raise ConfigError(f"{path}: num_experts_per_tok {num_chosen} is above {name} {num_experts}")
+    num_experts, top_k = _positive(raw, name, path), _positive(raw, "num_experts_per_tok", path)
+    if top_k > num_experts:
+        raise ConfigError(f"{path}: num_experts_per_tok {top_k} is above {name} {num_experts}")
     step = 1 if is_mixtral else int(raw.get("decoder_sparse_step") or 1)
     dense = set() if is_mixtral else set(raw.get("mlp_only_layers") or ())
     return ExpertsConfig(
         num_experts=num_experts,
-        num_chosen=num_chosen,
+        top_k=top_k,
         intermediate_size=_positive(raw, "intermediate_size" if is_mixtral else "moe_intermediate_size", path),
         is_normalized=is_mixtral or bool(raw.get("norm_topk_prob")),
         layers=[i for i in range(raw["num_hidden_layers"]) if i not in dense and (i + 1) % step == 0],

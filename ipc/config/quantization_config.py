@@ -20,7 +20,7 @@ class QuantizationConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One form for all quantized matrices; which of them are, the tensors of the checkpoint show."""
 
     layout: Literal["on_load", "scaled", "awq", "gptq", "packed"]  # on_load: stored in full, rounded by us
-    codes: Literal["int8", "fp8", "int4"]
+    weight_dtype: Literal["int8", "fp8", "int4"]
     block: tuple[int, int] | None = None  # scaled: outputs and inputs of a scale; None: one per output or tensor
     group_size: int | None = None  # int4: inputs that share a scale; None: all
     zero_offset: int = 0  # gptq: what to add to stored zero points
@@ -68,7 +68,7 @@ def _awq(raw: dict[str, Any]) -> QuantizationConfig:
     version = str(raw.get("version", "gemm")).lower()
     if version != "gemm":
         raise _Unknown(f"version {version}")
-    return QuantizationConfig(layout="awq", codes="int4", group_size=_group_size(raw["group_size"]))
+    return QuantizationConfig(layout="awq", weight_dtype="int4", group_size=_group_size(raw["group_size"]))
 
 
 def _gptq(raw: dict[str, Any]) -> QuantizationConfig:
@@ -78,17 +78,17 @@ def _gptq(raw: dict[str, Any]) -> QuantizationConfig:
         raise _Unknown("settings of their own for some layers (dynamic)")
     offset = 1 if checkpoint_format == "gptq" else 0
     return QuantizationConfig(
-        layout="gptq", codes="int4", group_size=_group_size(raw["group_size"]), zero_offset=offset
+        layout="gptq", weight_dtype="int4", group_size=_group_size(raw["group_size"]), zero_offset=offset
     )
 
 
 def _fp8(raw: dict[str, Any]) -> QuantizationConfig:
     _expect(raw, "fmt", "e4m3", default="e4m3")
-    return QuantizationConfig(layout="scaled", codes="fp8", block=_block(raw.get("weight_block_size")))
+    return QuantizationConfig(layout="scaled", weight_dtype="fp8", block=_block(raw.get("weight_block_size")))
 
 
 def _fbgemm_fp8(raw: dict[str, Any]) -> QuantizationConfig:
-    return QuantizationConfig(layout="scaled", codes="fp8")
+    return QuantizationConfig(layout="scaled", weight_dtype="fp8")
 
 
 def _compressed_tensors(raw: dict[str, Any]) -> QuantizationConfig:
@@ -103,13 +103,15 @@ def _compressed_tensors(raw: dict[str, Any]) -> QuantizationConfig:
         raise _Unknown("zero points (symmetric false)")
     if (kind, bits) == ("int", 4) and strategy in ("channel", "group"):
         _expect(raw, "format", "pack-quantized")
-        return QuantizationConfig(layout="packed", codes="int4", group_size=_group_size(scheme.get("group_size")))
+        return QuantizationConfig(
+            layout="packed", weight_dtype="int4", group_size=_group_size(scheme.get("group_size"))
+        )
     if bits != 8 or kind not in ("int", "float"):
         raise _Unknown(f"{kind} of {bits} bits, strategy {strategy}")
     _expect(raw, "format", "float-quantized", "int-quantized", "naive-quantized")
     size = _group_size(scheme.get("group_size")) if strategy == "group" else None
     block = (1, size) if size is not None else _block(scheme.get("block_structure"))
-    return QuantizationConfig(layout="scaled", codes="int8" if kind == "int" else "fp8", block=block)
+    return QuantizationConfig(layout="scaled", weight_dtype="int8" if kind == "int" else "fp8", block=block)
 
 
 def _block(value: Any) -> tuple[int, int] | None:

@@ -169,10 +169,10 @@ static void weigh(Task *t, int64_t first, int64_t count, float scale, int64_t he
             sum = add16(sum, weight);
         }
         if (t->largest[row] != -INFINITY && t->largest[row] != largest) { /* what was summed before weighs less now */
-            Floats fade = exp2_16(fill16(t->largest[row] - largest));
-            t->sum[row] *= first_of(fade);
+            Floats alpha = exp2_16(fill16(t->largest[row] - largest));
+            t->sum[row] *= first_of(alpha);
             for (int64_t i = 0; i < round_up(head_dim, 32); i += 16)
-                store_floats(t->values[row] + i, multiply16(fade, load_floats(t->values[row] + i)));
+                store_floats(t->values[row] + i, multiply16(alpha, load_floats(t->values[row] + i)));
         }
         t->largest[row] = largest;
         t->sum[row] += sum_of(sum);
@@ -318,10 +318,10 @@ static void merge_partials(const AttentionPlan *plan, const AttentionTask *task,
         for (int64_t i = 0; i < task->num_partials; i++) {
             const float *partial = first + i * stride;
             if (partial[0] == -INFINITY && partial[1] == 0) continue;
-            Floats fade = exp2_16(fill16(partial[0] - largest));
-            sum += partial[1] * first_of(fade);
+            Floats alpha = exp2_16(fill16(partial[0] - largest));
+            sum += partial[1] * first_of(alpha);
             for (int64_t d = 0; d < round_up(plan->head_dim, 32); d += 16)
-                store_floats(values + d, multiply_add16(fade, load_floats(partial + 16 + d),
+                store_floats(values + d, multiply_add16(alpha, load_floats(partial + 16 + d),
                                                             load_floats(values + d)));
         }
         write_head(plan, out, task->token, task->first_head + row, values, sum);

@@ -28,7 +28,7 @@ typedef struct {
 struct AttentionPlan {
     StepRows rows;
     int64_t num_heads, num_kv_heads, head_dim, window;
-    int32_t is_deterministic;
+    int32_t is_batch_invariant;
     AttentionTask *tasks;
     int64_t num_tasks, capacity;
     float *partials; /* [num_partial_rows]: largest, sum, 14 unused, values in the order of load32 */

@@ -50,10 +50,10 @@ class _Plan:
 class CpuOps(ReferenceOps):
     """What has no kernel of its own here is the reference's. Not for two threads at once: it keeps scratch memory."""
 
-    def __init__(self, library: c.KernelLibrary, dtype: torch.dtype, is_deterministic: bool = False) -> None:
-        """`is_deterministic`: a token's bits are the same whatever it is computed together with."""
+    def __init__(self, library: c.KernelLibrary, dtype: torch.dtype, is_batch_invariant: bool = False) -> None:
+        """`is_batch_invariant`: a token's bits are the same whatever it is computed together with."""
         self._library = library
-        self._is_deterministic = is_deterministic
+        self._is_batch_invariant = is_batch_invariant
         self.dtype = dtype
         self._line = int(library.op_line())  # elements of 64 bytes
         self._memory = PackedMemory()
@@ -114,7 +114,7 @@ class CpuOps(ReferenceOps):
         self._norm(residual, _with_dense_rows(x), weight, eps, out)
         return out
 
-    def prepare_heads(
+    def qk_norm_rope_cache(
         self,
         heads: Tensor,
         norms: tuple[Tensor, Tensor] | None,
@@ -139,7 +139,7 @@ class CpuOps(ReferenceOps):
         )
         fused = c.Heads(heads.data_ptr(), heads.stride(0), num_tokens, num_heads, num_kv_heads, head_dim)
         cache = _cache_of(kv_cache, layer)
-        self._library.op_prepare_heads(byref(fused), byref(work), byref(cache), torch.get_num_threads())
+        self._library.op_qk_norm_rope_cache(byref(fused), byref(work), byref(cache), torch.get_num_threads())
         return heads[:, :num_heads]
 
     def paged_attention(
@@ -175,7 +175,7 @@ class CpuOps(ReferenceOps):
     def fuse_decoder(self, weights: DecoderWeights) -> FusedDecoder | None:
         if weights.head_dim > MAX_HEAD_DIM or weights.head_dim % 2:
             return None
-        return CpuDecoder(self._library, weights, self.dtype, self._is_deterministic)
+        return CpuDecoder(self._library, weights, self.dtype, self._is_batch_invariant)
 
     def _multiply(self, x: Tensor, packed: PackedLinear, kind: int, dtype: torch.dtype) -> Tensor:
         assert isinstance(packed, CpuLinear)
@@ -221,26 +221,26 @@ class CpuOps(ReferenceOps):
             if any(plan.metadata is not metadata for plan in self._plans.values()):
                 self._plans.clear()
             rows = c.step_rows(metadata)
-            address = self._library.make_attention_plan(byref(rows), *key, self._is_deterministic)
+            address = self._library.make_attention_plan(byref(rows), *key, self._is_batch_invariant)
             if address is None:
                 raise MemoryError(f"no memory for the attention plan of {len(metadata.seq_lens_host)} rows")
             plan = self._plans[key] = _Plan(self._library, address, metadata)
         return plan
 
 
-def load_cpu_ops(dtype: torch.dtype, is_deterministic: bool = False, spare_folder: Path | None = None) -> CpuOps:
+def load_cpu_ops(dtype: torch.dtype, is_batch_invariant: bool = False, spare_folder: Path | None = None) -> CpuOps:
     """The best operations for models of this dtype. `spare_folder`: as in `select_ops`. Raises Unavailable."""
     if dtype not in (torch.bfloat16, torch.float32):
         raise Unavailable(f"there are none for {str(dtype).removeprefix('torch.')}: give --dtype bfloat16")
     loaded = load_kernels(dtype == torch.bfloat16, spare_folder)
-    ops = CpuOps(loaded.library, dtype, is_deterministic)
+    ops = CpuOps(loaded.library, dtype, is_batch_invariant)
     ops.kernels = str(loaded)
     return ops
 
 
-def make_cpu_ops(dtype: torch.dtype, level: str, is_deterministic: bool = False) -> CpuOps:
+def make_cpu_ops(dtype: torch.dtype, level: str, is_batch_invariant: bool = False) -> CpuOps:
     """The operations for one of `instruction_levels()`, compiled if need be. Raises Unavailable."""
-    return CpuOps(load_level(level, dtype == torch.bfloat16).library, dtype, is_deterministic)
+    return CpuOps(load_level(level, dtype == torch.bfloat16).library, dtype, is_batch_invariant)
 
 
 def _with_dense_rows(x: Tensor) -> Tensor:

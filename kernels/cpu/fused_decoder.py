@@ -15,14 +15,14 @@ class CpuDecoder:
     """Owns the C description of the weights, keeps those alive, and memory for the largest step so far."""
 
     def __init__(
-        self, library: c.KernelLibrary, weights: DecoderWeights, dtype: torch.dtype, is_deterministic: bool
+        self, library: c.KernelLibrary, weights: DecoderWeights, dtype: torch.dtype, is_batch_invariant: bool
     ) -> None:
         self._library = library
         self._weights = weights
         self._dtype = dtype
         self._hidden_size = weights.norm.shape[0]
         self._layers = (c.Layer * len(weights.layers))(*map(_layer, weights.layers))
-        self._decoder = self._describe(weights, is_deterministic)
+        self._decoder = self._describe(weights, is_batch_invariant)
         self._elements_per_token = library.decoder_scratch(byref(self._decoder), 1)
         self._scratch = torch.empty(0, dtype=dtype)
         self._hidden = torch.empty((0, self._hidden_size), dtype=dtype)
@@ -30,13 +30,13 @@ class CpuDecoder:
         self._answer = self._hidden, self._logits  # of the last call; most calls have the shapes of the one before
 
     def __call__(
-        self, token_ids: Tensor, chosen: Tensor, metadata: AttentionMetadata, kv_cache: Tensor
+        self, token_ids: Tensor, logits_indices: Tensor, metadata: AttentionMetadata, kv_cache: Tensor
     ) -> tuple[Tensor, Tensor]:
-        num_tokens, num_chosen = token_ids.shape[0], chosen.shape[0]
+        num_tokens, num_logits = token_ids.shape[0], logits_indices.shape[0]
         if token_ids.dtype != torch.int32:
             token_ids = token_ids.int()
-        if self._answer[0].shape[0] != num_tokens or self._answer[1].shape[0] != num_chosen:
-            self._make_room(num_tokens, num_chosen)
+        if self._answer[0].shape[0] != num_tokens or self._answer[1].shape[0] != num_logits:
+            self._make_room(num_tokens, num_logits)
         step = c.Step(
             token_ids.data_ptr(),
             metadata.positions.data_ptr(),
@@ -46,8 +46,8 @@ class CpuDecoder:
             kv_cache.data_ptr(),
             kv_cache.shape[4],
             self._hidden.data_ptr(),
-            chosen.data_ptr(),
-            num_chosen,
+            logits_indices.data_ptr(),
+            num_logits,
             self._logits.data_ptr(),
         )
         result = self._library.decoder_step(
@@ -57,15 +57,15 @@ class CpuDecoder:
             raise MemoryError(f"no memory for the attention plan of {len(metadata.seq_lens_host)} rows")
         return self._answer
 
-    def _make_room(self, num_tokens: int, num_chosen: int) -> None:
+    def _make_room(self, num_tokens: int, num_logits: int) -> None:
         if self._hidden.shape[0] < num_tokens:
             self._hidden = torch.empty((num_tokens, self._hidden_size), dtype=self._dtype)
             self._scratch = torch.empty(num_tokens * self._elements_per_token, dtype=self._dtype)
-        if self._logits.shape[0] < num_chosen:
-            self._logits = torch.empty((num_chosen, self._logits.shape[1]))
-        self._answer = self._hidden[:num_tokens], self._logits[:num_chosen]
+        if self._logits.shape[0] < num_logits:
+            self._logits = torch.empty((num_logits, self._logits.shape[1]))
+        self._answer = self._hidden[:num_tokens], self._logits[:num_logits]
 
-    def _describe(self, weights: DecoderWeights, is_deterministic: bool) -> Structure:
+    def _describe(self, weights: DecoderWeights, is_batch_invariant: bool) -> Structure:
         table = weights.table
         return c.Decoder(
             layers=addressof(self._layers),
@@ -82,7 +82,7 @@ class CpuDecoder:
             table=table.data_ptr() if isinstance(table, Tensor) else None,
             num_ids=table.shape[0] if isinstance(table, Tensor) else table.out_features,
             head=addressof(_linear(weights.head)),
-            is_deterministic=is_deterministic,
+            is_batch_invariant=is_batch_invariant,
         )
 
 

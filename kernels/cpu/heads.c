@@ -59,7 +59,7 @@ static void prepare_head(const Heads *heads, const HeadWork *work, const Cache *
     }
 }
 
-void prepare_heads(const Heads *heads, const HeadWork *work, const Cache *cache, Team *team) {
+void qk_norm_rope_cache(const Heads *heads, const HeadWork *work, const Cache *cache, Team *team) {
     int64_t num_all = heads->num_heads + 2 * heads->num_kv_heads, total = heads->num_tokens * num_all;
     for (Range range; take_share(team, total, &range); finish_share(team, total))
         for (int64_t item = range.start; item < range.stop; item++)

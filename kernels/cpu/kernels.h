@@ -151,8 +151,8 @@ typedef struct {
     int32_t is_gated; /* the tiles of a pair hold gates and their ups: outputs are silu(gate) * up, 16 a pair */
 } Linear;
 
-/* Copy x [num_rows][num_columns], or its rows `chosen`, into a panel, whose padding becomes 0. */
-void fill_panel(const Rows *panel, const element *x, int64_t stride, const int64_t *chosen, int64_t num_rows,
+/* Copy x [num_rows][num_columns], or its rows `row_ids`, into a panel, whose padding becomes 0. */
+void fill_panel(const Rows *panel, const element *x, int64_t stride, const int64_t *row_ids, int64_t num_rows,
                 int64_t num_columns, Team *team);
 
 /* Rows of the weight as they were before packing, 0 for ids outside [first_id, first_id + num_outputs). */
@@ -211,7 +211,7 @@ typedef struct {
 } HeadWork;
 
 /* Normalize query and key heads, rotate them, write keys and values to the cache; queries stay in `heads`. */
-void prepare_heads(const Heads *heads, const HeadWork *work, const Cache *cache, Team *team);
+void qk_norm_rope_cache(const Heads *heads, const HeadWork *work, const Cache *cache, Team *team);
 
 /* ── attention.c ─────────────────────────────────────────────────────────────────────────────────────────────────── */
 
@@ -227,9 +227,9 @@ typedef struct {
 typedef struct AttentionPlan AttentionPlan;
 
 /* The work of one step for layers of one shape and window (0: none), cut into tasks. NULL without memory.
- * is_deterministic: a token's result has the same bits whatever else is in the step. */
+ * is_batch_invariant: a token's result has the same bits whatever else is in the step. */
 EXPORT AttentionPlan *make_attention_plan(const StepRows *rows, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
-                                   int64_t window, int32_t is_deterministic);
+                                   int64_t window, int32_t is_batch_invariant);
 EXPORT void free_attention_plan(AttentionPlan *plan);
 
 /* Causal attention: query heads at `query` ([token * stride + head * head_dim]) to `out` [num_tokens][heads * dim].

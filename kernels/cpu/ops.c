@@ -30,9 +30,9 @@ EXPORT void op_rms_norm(element *x, int64_t stride, const element *delta, int64_
     END_TEAM
 }
 
-EXPORT void op_prepare_heads(const Heads *heads, const HeadWork *work, const Cache *cache, int num_threads) {
+EXPORT void op_qk_norm_rope_cache(const Heads *heads, const HeadWork *work, const Cache *cache, int num_threads) {
     BEGIN_TEAM
-    prepare_heads(heads, work, cache, team);
+    qk_norm_rope_cache(heads, work, cache, team);
     END_TEAM
 }
 

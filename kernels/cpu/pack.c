@@ -76,9 +76,9 @@ static void fill_row(const Rows *panel, int64_t row, const element *from, int64_
         store_any(line, load_line(from, left));
 }
 
-void fill_panel(const Rows *panel, const element *x, int64_t stride, const int64_t *chosen, int64_t num_rows,
+void fill_panel(const Rows *panel, const element *x, int64_t stride, const int64_t *row_ids, int64_t num_rows,
                 int64_t num_columns, Team *team) {
     for (Range range; take_share(team, num_rows, &range); finish_share(team, num_rows))
         for (int64_t row = range.start; row < range.stop; row++)
-            fill_row(panel, row, x + (chosen ? chosen[row] : row) * stride, num_columns);
+            fill_row(panel, row, x + (row_ids ? row_ids[row] : row) * stride, num_columns);
 }

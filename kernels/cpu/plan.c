@@ -58,7 +58,7 @@ static bool add_row(AttentionPlan *plan, const StepRows *rows, int64_t row) {
     int64_t start = rows->query_starts[row], count = rows->query_starts[row + 1] - start;
     int64_t group = plan->num_heads / plan->num_kv_heads;
     int64_t block = max64(1, TASK_ROWS / group), most_heads = min64(group, TASK_ROWS);
-    if (plan->is_deterministic) block = 1;
+    if (plan->is_batch_invariant) block = 1;
     else if (count > 1 && has_prefill(plan->head_dim) && count * group > TASK_ROWS && group <= PREFILL_ROWS)
         block = PREFILL_ROWS / group, most_heads = group;
     int64_t num_blocks = divide_up(count, block);
@@ -73,7 +73,7 @@ static bool add_row(AttentionPlan *plan, const StepRows *rows, int64_t row) {
 }
 
 AttentionPlan *make_attention_plan(const StepRows *rows, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
-                                   int64_t window, int32_t is_deterministic) {
+                                   int64_t window, int32_t is_batch_invariant) {
     AttentionPlan *plan = calloc(1, sizeof *plan);
     if (plan == NULL) return NULL;
     plan->rows = *rows;
@@ -81,7 +81,7 @@ AttentionPlan *make_attention_plan(const StepRows *rows, int64_t num_heads, int6
     plan->num_kv_heads = num_kv_heads;
     plan->head_dim = head_dim;
     plan->window = window;
-    plan->is_deterministic = is_deterministic;
+    plan->is_batch_invariant = is_batch_invariant;
     bool is_whole = true;
     for (int64_t row = rows->num_rows - 1; row >= 0 && is_whole; row--) { /* prefill rows, the largest tasks, first */
         int64_t count = rows->query_starts[row + 1] - rows->query_starts[row];

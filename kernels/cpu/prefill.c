@@ -171,10 +171,10 @@ INLINE void weigh_row(Scratch *s, const Strip *strip, int64_t row, int64_t low, 
     }
     float sum = _mm512_reduce_add_ps(_mm512_add_ps(sum_a, sum_b));
     if (before != largest) { /* what was summed before weighs less now */
-        __m512 fade = exp2_16(_mm512_set1_ps(before - largest));
-        s->sum[index] *= _mm512_cvtss_f32(fade);
+        __m512 alpha = exp2_16(_mm512_set1_ps(before - largest));
+        s->sum[index] *= _mm512_cvtss_f32(alpha);
         for (int64_t i = 0; i < padded; i += 16)
-            _mm512_store_ps(s->sums[index] + i, _mm512_mul_ps(fade, _mm512_load_ps(s->sums[index] + i)));
+            _mm512_store_ps(s->sums[index] + i, _mm512_mul_ps(alpha, _mm512_load_ps(s->sums[index] + i)));
     }
     s->largest[index] = largest;
     s->sum[index] += sum;

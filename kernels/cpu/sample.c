@@ -57,7 +57,7 @@ static int64_t list_row(const float *logits, int64_t vocab_size, const Draw *dra
             Floats reach = multiply16(weights[i], scale);
             kept[i] &= at_least(reach, from_unsigned(bits[i]));
             Ints ids = add_words(fill_words((int)(first + 16 * i)), lane_numbers());
-            store_chosen_words(token_ids + count, kept[i], ids);
+            compress_store(token_ids + count, kept[i], ids);
             count += __builtin_popcount(kept[i]);
         }
     }

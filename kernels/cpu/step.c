@@ -23,7 +23,7 @@ typedef struct {
     const element *table; /* or as [vocabulary][hidden_size] */
     int64_t num_ids;
     const Linear *head;
-    int32_t is_deterministic; /* as in make_attention_plan */
+    int32_t is_batch_invariant; /* as in make_attention_plan */
 } Decoder;
 
 typedef struct {
@@ -34,9 +34,9 @@ typedef struct {
     element *kv_cache;
     int64_t block_size;
     element *hidden; /* [num_tokens][hidden_size]: where the hidden states after the final norm go */
-    const int64_t *chosen; /* [num_chosen]: of these tokens the logits are wanted */
-    int64_t num_chosen;
-    float *logits; /* [num_chosen][outputs of the head] */
+    const int64_t *logits_indices; /* [num_logits]: of these tokens the logits are wanted */
+    int64_t num_logits;
+    float *logits; /* [num_logits][outputs of the head] */
 } Step;
 
 /* Activations of a step, all in one piece of memory. */
@@ -107,7 +107,7 @@ static void run_layer(const Decoder *d, int64_t index, const Step *step, Attenti
     end_stage(team);
     linear(&layer->qkv, &a->normed, num_tokens, &to_qkv, team);
     end_stage(team);
-    prepare_heads(&heads, &work, &cache, team);
+    qk_norm_rope_cache(&heads, &work, &cache, team);
     end_stage(team);
     attend(plan, a->qkv, a->qkv_width, &cache, d->scale, &a->attended, team);
     end_stage(team);
@@ -132,7 +132,7 @@ static bool make_plans(const Decoder *d, const Step *step, AttentionPlan **plans
         if (plans[at] != NULL) continue;
         windows[at] = d->layers[i].window;
         plans[at] = make_attention_plan(&step->rows, d->num_heads, d->num_kv_heads, d->head_dim, windows[at],
-                                        d->is_deterministic);
+                                        d->is_batch_invariant);
         if (plans[at] == NULL) return false;
     }
     return true;
@@ -140,12 +140,12 @@ static bool make_plans(const Decoder *d, const Step *step, AttentionPlan **plans
 
 /* Logits of the chosen tokens. Their hidden states pass through the panel of normed ones, which nobody reads any more. */
 static void score(const Decoder *d, const Step *step, const Activations *a, Team *team) {
-    if (step->num_chosen == 0) return;
-    Rows panel = {a->normed.data, a->normed.stride, step->num_chosen};
+    if (step->num_logits == 0) return;
+    Rows panel = {a->normed.data, a->normed.stride, step->num_logits};
     Output to_logits = {STORE_FLOAT, {(element *)step->logits, d->head->num_outputs, 0}};
-    fill_panel(&panel, step->hidden, d->hidden_size, step->chosen, step->num_chosen, d->hidden_size, team);
+    fill_panel(&panel, step->hidden, d->hidden_size, step->logits_indices, step->num_logits, d->hidden_size, team);
     end_stage(team);
-    linear(d->head, &panel, step->num_chosen, &to_logits, team);
+    linear(d->head, &panel, step->num_logits, &to_logits, team);
 }
 
 /* Returns 0, or -1 without memory. */

@@ -117,7 +117,7 @@ INLINE Floats reciprocal16(Floats v) { return _mm512_rcp14_ps(v); } /* relative 
 INLINE float first_of(Floats v) { return _mm512_cvtss_f32(v); }
 INLINE float sum_of(Floats v) { return _mm512_reduce_add_ps(v); }
 INLINE float largest_of(Floats v) { return _mm512_reduce_max_ps(v); }
-INLINE void store_chosen_words(int32_t *p, Mask mask, Ints v) { _mm512_mask_compressstoreu_epi32(p, mask, v); }
+INLINE void compress_store(int32_t *p, Mask mask, Ints v) { _mm512_mask_compressstoreu_epi32(p, mask, v); }
 
 /* Quarters of 4 lanes: 0 and 1 of both, 2 and 3 of both, 0 and 2 of both, 1 and 3 of both. */
 INLINE Ints low_quarters(Ints a, Ints b) { return _mm512_shuffle_i32x4(a, b, 0x44); }
@@ -209,7 +209,7 @@ INLINE float largest_of(Floats v) {
     __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
-INLINE void store_chosen_words(int32_t *p, Mask mask, Ints v) {
+INLINE void compress_store(int32_t *p, Mask mask, Ints v) {
     int32_t words[16];
     memcpy(words, &v, sizeof words);
     for (unsigned left = mask; left; left &= left - 1) *p++ = words[__builtin_ctz(left)];

@@ -23,16 +23,16 @@ def gpu_obstacle(device: torch.device) -> str:
     return ""
 
 
-def load_gpu_ops(device: torch.device, is_deterministic: bool = False) -> TritonOps | None:
+def load_gpu_ops(device: torch.device, is_batch_invariant: bool = False) -> TritonOps | None:
     """The Triton kernels for `device`; None where they cannot run."""
     if gpu_obstacle(device):
         return None
     capability = torch.cuda.get_device_capability(device)
     architecture = 10 * capability[0] + capability[1]
-    if is_deterministic:
-        from .deterministic import DeterministicTritonOps
+    if is_batch_invariant:
+        from .batch_invariant import BatchInvariantTritonOps
 
-        return DeterministicTritonOps(architecture)
+        return BatchInvariantTritonOps(architecture)
     from .ops import TritonOps
 
     return TritonOps(architecture)

@@ -19,11 +19,11 @@ from ..quantized import Weight
 from ..reference import PlainLinear, ReferenceOps, plain_table
 from .activation import silu_and_mul
 from .attention.decode import decode_attention, plan_decode
-from .attention.heads import prepare_heads
+from .attention.heads import qk_norm_rope_cache
 from .attention.prefill import plan_prefill, prefill_attention
-from .linear.gemv import row_linear
+from .linear.gemv import gemv
 from .linear.matmul import Matrices, matmul
-from .linear.moe import TritonExperts, mix_experts
+from .linear.moe import TritonExperts, fused_moe
 from .norm import MAX_WIDTH, rms_norm
 from .step import begin_decode, embed_tokens
 from .table import DecodeShape, PrefillShape, decode_shape, prefill_shape
@@ -99,7 +99,7 @@ class TritonOps(ReferenceOps):
 
     def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
         if isinstance(packed, PlainLinear) and x.shape[0] == 1:
-            return row_linear(_with_dense_rows(x), packed.weight, packed.bias, packed.is_gated, x.dtype)
+            return gemv(_with_dense_rows(x), packed.weight, packed.bias, packed.is_gated, x.dtype)
         if not isinstance(packed, QuantizedLinear):
             return super().linear(x, packed)
         outputs = matmul(_with_dense_rows(x), packed.matrices, packed.bias, x.dtype)
@@ -107,17 +107,15 @@ class TritonOps(ReferenceOps):
 
     def logits(self, x: Tensor, packed: PackedLinear) -> Tensor:
         if isinstance(packed, PlainLinear) and x.shape[0] == 1:
-            return row_linear(_with_dense_rows(x), packed.weight, packed.bias, packed.is_gated, torch.float32)
+            return gemv(_with_dense_rows(x), packed.weight, packed.bias, packed.is_gated, torch.float32)
         return super().logits(x, packed)
 
     def pack_experts(self, gate_up: Sequence[Weight], down: Sequence[Weight]) -> PackedExperts:
         return TritonExperts(Matrices.pack(gate_up), Matrices.pack(down))
 
-    def mix_experts(
-        self, x: Tensor, scores: Tensor, packed: PackedExperts, num_chosen: int, is_normalized: bool
-    ) -> Tensor:
+    def fused_moe(self, x: Tensor, scores: Tensor, packed: PackedExperts, top_k: int, is_normalized: bool) -> Tensor:
         assert isinstance(packed, TritonExperts)
-        return mix_experts(_with_dense_rows(x), scores, packed, num_chosen, is_normalized)
+        return fused_moe(_with_dense_rows(x), scores, packed, top_k, is_normalized)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         if x.shape[-1] > MAX_WIDTH:
@@ -132,7 +130,7 @@ class TritonOps(ReferenceOps):
     def silu_and_mul(self, x: Tensor) -> Tensor:
         return silu_and_mul(x)
 
-    def prepare_heads(
+    def qk_norm_rope_cache(
         self,
         heads: Tensor,
         norms: tuple[Tensor, Tensor] | None,
@@ -142,7 +140,7 @@ class TritonOps(ReferenceOps):
         layer: int,
         metadata: AttentionMetadata,
     ) -> Tensor:
-        return prepare_heads(heads, norms, eps, cos_sin, kv_cache, layer, metadata.positions, metadata.slots)
+        return qk_norm_rope_cache(heads, norms, eps, cos_sin, kv_cache, layer, metadata.positions, metadata.slots)
 
     def paged_attention(
         self,

@@ -91,7 +91,7 @@ def test_deterministic_logits_have_the_same_bits_in_any_way(
     dtype: torch.dtype, family: str, device: torch.device, tmp_path: Path
 ) -> None:
     folder = tiny_checkpoint(tmp_path, family)
-    model = load(folder, dtype, device=device, ops=select_ops(device, dtype, is_deterministic=True))
+    model = load(folder, dtype, device=device, ops=select_ops(device, dtype, is_batch_invariant=True))
     rng = random.Random(0)
     tokens = [rng.randrange(200) for _ in range(300)]
     others = {f"o{i}": [rng.randrange(200) for _ in range(rng.randrange(1, 60))] for i in range(63)}
@@ -109,7 +109,7 @@ def test_deterministic_logits_have_the_same_bits_in_any_way(
 
 def load_exact(folder: Path, device: torch.device) -> DecoderModel:
     """No token depends on the size of a batch."""
-    ops = select_ops(device, torch.float32, is_deterministic=True)
+    ops = select_ops(device, torch.float32, is_batch_invariant=True)
     return load(folder, max_model_len=MAX_MODEL_LEN, device=device, ops=ops)
 
 

@@ -118,7 +118,7 @@ def test_heads_and_attention_agree_with_the_reference_over_random_schedules(
         cache, step = kv_cache.to(where, kind, copy=True), to_device(metadata, where)
         scales = None if norms is None else (norms[0].to(where, kind), norms[1].to(where, kind))
         copied = heads.to(where, kind, copy=True)
-        query = each.prepare_heads(copied, scales, EPS, cos_sin.to(where), cache, 1, step)
+        query = each.qk_norm_rope_cache(copied, scales, EPS, cos_sin.to(where), cache, 1, step)
         query = query.clone()
         results.append((query, each.paged_attention(query, cache, 1, step, head_dim**-0.5, window), cache))
     (query, attended, cache), (query_here, attended_here, cache_here) = results
@@ -147,7 +147,7 @@ def test_a_cache_of_8_bits_agrees_with_the_reference(
     for each, where, kind in ((ReferenceOps(), torch.device("cpu"), torch.float32), (ops, device, dtype)):
         cache, step = kv_cache.to(where, copy=True), to_device(metadata, where)
         copied = heads.to(where, kind, copy=True)
-        query = each.prepare_heads(copied, None, EPS, cos_sin.to(where), cache, 1, step).clone()
+        query = each.qk_norm_rope_cache(copied, None, EPS, cos_sin.to(where), cache, 1, step).clone()
         results.append((from_fp8(cache.cpu())[1:], each.paged_attention(query, cache, 1, step, head_dim**-0.5, None)))
     (stored, attended), (stored_here, attended_here) = results
     bound = torch.maximum(stored.abs() / 8, stored.abs().amax(-1, keepdim=True) / 448 / 512) * 1.02

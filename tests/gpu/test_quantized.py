@@ -75,8 +75,8 @@ def test_mixed_experts_agree_with_the_reference(form: str, dtype: torch.dtype, d
                 weights.append(quantized)
                 here.append([on_device(weight, device, dtype) for weight in quantized])
         packed = reference.pack_experts(*weights)
-        expected = reference.mix_experts(x.float(), scores.float(), packed, 6, True)
-        actual = ops.mix_experts(x.to(device), scores.to(device), ops.pack_experts(*here), 6, True)
+        expected = reference.fused_moe(x.float(), scores.float(), packed, 6, True)
+        actual = ops.fused_moe(x.to(device), scores.to(device), ops.pack_experts(*here), 6, True)
         assert_near(actual, expected, dtype)
 
 

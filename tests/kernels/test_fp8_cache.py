@@ -35,7 +35,7 @@ def test_attention_is_that_over_what_the_numbers_stand_for() -> None:
     cache = as_fp8(torch.randn(9, 2, 2, 2, block_size, 32))
     heads = torch.randn(9, 8, 32)
     cos_sin = torch.cat([torch.ones(64, 16), torch.zeros(64, 16)], dim=-1)
-    query = ops.prepare_heads(heads.clone(), None, 1e-6, cos_sin, cache, 1, metadata).clone()
+    query = ops.qk_norm_rope_cache(heads.clone(), None, 1e-6, cos_sin, cache, 1, metadata).clone()
     plain = from_fp8(cache)
     blocks, places = metadata.slots // block_size, metadata.slots % block_size
     for side in (0, 1):

@@ -9,7 +9,7 @@ import torch
 from tokenloom.kernels.quantized import (
     QuantizedWeight,
     concatenate,
-    from_groups,
+    from_g_idx,
     pack_halves,
     quantize,
     unpack_halves,
@@ -53,7 +53,7 @@ def random_weight(generator: torch.Generator, groups: torch.Tensor, num_out: int
     codes = torch.randint(0, 16, (num_out, num_in), generator=generator, dtype=torch.uint8)
     zeros = torch.randint(0, 17, (num_out, num_groups), generator=generator, dtype=torch.uint8)
     scales = torch.rand(num_out, num_groups, generator=generator)
-    return from_groups(codes, scales, zeros, groups, torch.float32)
+    return from_g_idx(codes, scales, zeros, groups, torch.float32)
 
 
 def test_matrices_of_unlike_groups_are_joined_without_loss() -> None:
@@ -63,13 +63,13 @@ def test_matrices_of_unlike_groups_are_joined_without_loss() -> None:
         weights = [random_weight(generator, groups) for groups in others]
         joined = concatenate(weights)
         assert torch.equal(joined.dequantize(), torch.cat([weight.dequantize() for weight in weights]))
-    assert concatenate([weights[0], random_weight(generator, runs)]).groups is None
+    assert concatenate([weights[0], random_weight(generator, runs)]).g_idx is None
     assert torch.equal(concatenate(weights[:1]).dequantize(), weights[0].dequantize())
 
 
 def test_unused_scales_are_dropped_and_runs_are_found() -> None:
     generator = torch.Generator().manual_seed(1)
     share = random_weight(generator, torch.arange(64, 96) // 16)
-    assert share.groups is None and share.group_size == 16 and share.scales.shape[1] == 2
+    assert share.g_idx is None and share.group_size == 16 and share.scales.shape[1] == 2
     cut = random_weight(generator, torch.arange(72, 96) // 16)
-    assert cut.groups is not None and cut.scales.shape[1] == 2
+    assert cut.g_idx is not None and cut.scales.shape[1] == 2

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tokenloom.kernels.deterministic import DeterministicOps
+from tokenloom.kernels.batch_invariant import BatchInvariantOps
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.workers.paged_run import make_metadata
 
@@ -53,8 +53,8 @@ def brute_force(
 
 
 @pytest.mark.parametrize("is_normalized", [False, True])
-@pytest.mark.parametrize(("num_experts", "num_chosen"), [(1, 1), (5, 2), (16, 16)])
-def test_experts_are_mixed_token_by_token(num_experts: int, num_chosen: int, is_normalized: bool) -> None:
+@pytest.mark.parametrize(("num_experts", "top_k"), [(1, 1), (5, 2), (16, 16)])
+def test_experts_are_mixed_token_by_token(num_experts: int, top_k: int, is_normalized: bool) -> None:
     torch.manual_seed(num_experts)
     x, scores = torch.randn(9, 24), torch.randn(9, num_experts)
     gate_up, down = torch.randn(num_experts, 14, 24), torch.randn(num_experts, 24, 7)
@@ -62,15 +62,15 @@ def test_experts_are_mixed_token_by_token(num_experts: int, num_chosen: int, is_
     for token, values in enumerate(x.double().numpy()):
         weights = np.exp(scores[token].double().numpy())
         weights /= weights.sum()
-        chosen = np.argsort(-weights)[:num_chosen]
+        chosen = np.argsort(-weights)[:top_k]
         for expert in chosen:
             gate, up = np.split(gate_up[expert].double().numpy() @ values, 2)
             answer = down[expert].double().numpy() @ (gate / (1 + np.exp(-gate)) * up)
             expected[token] += answer * weights[expert] / (weights[chosen].sum() if is_normalized else 1)
     ops = ReferenceOps()
-    mixed = ops.mix_experts(x, scores, ops.pack_experts(list(gate_up), list(down)), num_chosen, is_normalized)
+    mixed = ops.fused_moe(x, scores, ops.pack_experts(list(gate_up), list(down)), top_k, is_normalized)
     np.testing.assert_allclose(mixed.numpy(), expected, atol=1e-4)
-    assert ops.mix_experts(x[:0], scores[:0], ops.pack_experts(gate_up, down), 1, is_normalized).shape == (0, 24)
+    assert ops.fused_moe(x[:0], scores[:0], ops.pack_experts(gate_up, down), 1, is_normalized).shape == (0, 24)
 
 
 SCHEDULES = {
@@ -125,7 +125,7 @@ def test_paged_attention_holds_for_random_schedules(seed: int) -> None:
     metadata = make_metadata(rows, block_size)
     kv_cache = torch.randn(1500, 3, 2, num_kv_heads, block_size, 24)
     query = torch.randn(metadata.query_starts_host[-1], num_heads, 24)
-    ops = draw.choice([ReferenceOps, DeterministicOps])()
+    ops = draw.choice([ReferenceOps, BatchInvariantOps])()
     for layer in (0, 2):
         output = ops.paged_attention(query, kv_cache, layer, metadata, 0.3, window)
         np.testing.assert_allclose(output.numpy(), brute_force(query, kv_cache, layer, rows, 0.3, window), atol=2e-6)

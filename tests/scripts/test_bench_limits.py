@@ -37,7 +37,7 @@ def test_a_step_reads_the_experts_that_its_tokens_choose(tmp_path: Path) -> None
     limits = Limits(model, "float32")
     of_experts = sum(size for name, size in weights.items() if ".experts." in name)
     dense, num_experts = sum(weights.values()) - of_experts, model.experts.num_experts
-    chosen = of_experts * model.experts.num_chosen // num_experts
+    chosen = of_experts * model.experts.top_k // num_experts
     assert limits.read_bytes(1) == pytest.approx(4 * (dense + chosen))
     assert limits.read_bytes(1000) == pytest.approx(limits.weight_bytes)
     head = weights["model.embed_tokens.weight"]  # tied

@@ -50,10 +50,10 @@ class HistoryModel:
         return hidden
 
     def forward_logits(
-        self, token_ids: Tensor, chosen: Tensor, metadata: AttentionMetadata, kv_cache: Tensor
+        self, token_ids: Tensor, logits_indices: Tensor, metadata: AttentionMetadata, kv_cache: Tensor
     ) -> tuple[Tensor, Tensor]:
         hidden = self.forward(token_ids, metadata, kv_cache)
-        return hidden, self.compute_logits(hidden[chosen])
+        return hidden, self.compute_logits(hidden[logits_indices])
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         return _LOGITS[hidden[:, 0].long()]

@@ -30,7 +30,7 @@ def load(
 ) -> DecoderModel:
     config = ModelConfig.load(folder)
     if quantization is not None:
-        on_load = msgspec.convert({"layout": "on_load", "codes": quantization}, QuantizationConfig)
+        on_load = msgspec.convert({"layout": "on_load", "weight_dtype": quantization}, QuantizationConfig)
         config = msgspec.structs.replace(config, quantization=on_load)
     ops, group = ops or select_ops(device, dtype), group or ParallelGroup()
     return load_model(folder, config, max_model_len, dtype, device, ops, group)

@@ -44,7 +44,7 @@ class Attention:
     def __call__(self, x: Tensor, metadata: AttentionMetadata, kv_cache: Tensor) -> Tensor:
         # [T, query heads | key heads | value heads, head_dim]
         heads = self._ops.linear(x, self.qkv).view(x.shape[0], self._num_local_heads, self._head_dim)
-        query = self._ops.prepare_heads(
+        query = self._ops.qk_norm_rope_cache(
             heads, self.norms, self._eps, self._rotary.cos_sin, kv_cache, self._layer, metadata
         )
         attended = self._ops.paged_attention(query, kv_cache, self._layer, metadata, self.scale, self.window)

@@ -40,7 +40,7 @@ class SparseMLP:
     def __call__(self, x: Tensor) -> Tensor:
         scores = self._ops.linear(x, self._router)
         config = self._config
-        mixed = self._ops.mix_experts(x, scores, self._experts, config.num_chosen, config.is_normalized)
+        mixed = self._ops.fused_moe(x, scores, self._experts, config.top_k, config.is_normalized)
         return self._group.all_reduce(mixed)
 
 

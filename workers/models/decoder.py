@@ -126,20 +126,20 @@ class DecoderModel:
         return self._ops.fuse_decoder(decoder)
 
     def forward_logits(
-        self, token_ids: Tensor, chosen: Tensor, metadata: AttentionMetadata, kv_cache: Tensor
+        self, token_ids: Tensor, logits_indices: Tensor, metadata: AttentionMetadata, kv_cache: Tensor
     ) -> tuple[Tensor, Tensor]:
         """One step: token_ids [T] int → hidden states [T, hidden] after the final norm, and `compute_logits` of the
-        tokens `chosen` [c] int64. Writes the step's K/V. What it returns holds until the next call.
+        tokens `logits_indices` [c] int64. Writes the step's K/V. What it returns holds until the next call.
 
         kv_cache: [num_blocks, num_layers, 2, num_kv_heads_local, block_size, head_dim], the model's dtype, zeroed when
         it was made. T may be 0.
         """
         if self._fused is not None:
-            return self._fused(token_ids, chosen, metadata, kv_cache)
+            return self._fused(token_ids, logits_indices, metadata, kv_cache)
         hidden = self._run_layers(self._ops.embedding(token_ids, self._table, self._first_id), metadata, kv_cache)
-        if not len(chosen):
+        if not len(logits_indices):
             return hidden, torch.empty((0, self._vocab_size), device=hidden.device)
-        return hidden, self.compute_logits(hidden[chosen])
+        return hidden, self.compute_logits(hidden[logits_indices])
 
     def forward_mixed(
         self, token_ids: Tensor, rows: BatchColumns, metadata: AttentionMetadata, kv_cache: Tensor

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ...ipc.config.quantization_config import QuantizationConfig
 from ...ipc.errors import ConfigError
-from ...kernels.quantized import QuantizedWeight, Weight, as_floats, concatenate, from_groups, quantize
+from ...kernels.quantized import QuantizedWeight, Weight, as_floats, concatenate, from_g_idx, quantize
 from .checkpoint import FLOAT_DTYPES, Checkpoint, TensorSlice
 
 HOST = torch.device("cpu")
@@ -53,8 +53,8 @@ def as_stored(checkpoint: Checkpoint, weight: Tensor) -> Weight:
     config = checkpoint.quantization
     if config is None or config.layout != "on_load":
         return weight
-    assert config.codes != "int4"
-    return quantize(weight, config.codes)
+    assert config.weight_dtype != "int4"
+    return quantize(weight, config.weight_dtype)
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _read_scaled(checkpoint: Checkpoint, config: QuantizationConfig, matrix: _Ma
         return None
     shape = (matrix.num_rows, matrix.num_columns)
     whole, part = (0, matrix.rows) if len(matrix.rows) < matrix.num_rows else (1, matrix.columns)
-    codes = checkpoint.load_stored(matrix.wanted("weight", shape, whole, part), STORED_DTYPES[config.codes])
+    codes = checkpoint.load_stored(matrix.wanted("weight", shape, whole, part), STORED_DTYPES[config.weight_dtype])
     stored_shape = checkpoint.shape_of(f"{matrix.name}.{scale_name}")
     scales = _floats(checkpoint, f"{matrix.name}.{scale_name}", stored_shape)
     block_rows, block_columns = config.block or (1, matrix.num_columns)
@@ -103,7 +103,7 @@ def _read_scaled(checkpoint: Checkpoint, config: QuantizationConfig, matrix: _Ma
     else:
         scales = scales.reshape(num_blocks)
     rows = _indices(matrix.rows, codes.device) // block_rows
-    return from_groups(codes, scales[rows], None, _indices(matrix.columns, HOST) // block_columns, checkpoint.dtype)
+    return from_g_idx(codes, scales[rows], None, _indices(matrix.columns, HOST) // block_columns, checkpoint.dtype)
 
 
 def _read_packed(checkpoint: Checkpoint, config: QuantizationConfig, matrix: _Matrix) -> QuantizedWeight | None:
@@ -120,7 +120,7 @@ def _read_packed(checkpoint: Checkpoint, config: QuantizationConfig, matrix: _Ma
     scales = scales[_indices(matrix.rows, scales.device)]
     zeros = torch.full_like(scales, 8, dtype=torch.uint8)
     groups = _groups(checkpoint, config, matrix, "weight_g_idx")
-    return from_groups(codes, scales, zeros, groups, checkpoint.dtype)
+    return from_g_idx(codes, scales, zeros, groups, checkpoint.dtype)
 
 
 def _read_gptq(checkpoint: Checkpoint, config: QuantizationConfig, matrix: _Matrix) -> QuantizedWeight | None:
@@ -134,7 +134,7 @@ def _read_gptq(checkpoint: Checkpoint, config: QuantizationConfig, matrix: _Matr
     codes = _trim(_unpack(checkpoint.load_stored(wanted, ("I32",)).T), matrix.columns)
     scales, zeros = _read_grid(checkpoint, config, matrix, range(CODES_PER_WORD))
     groups = _groups(checkpoint, config, matrix, "g_idx")
-    return from_groups(codes, scales, zeros + config.zero_offset, groups, checkpoint.dtype)
+    return from_g_idx(codes, scales, zeros + config.zero_offset, groups, checkpoint.dtype)
 
 
 def _read_awq(checkpoint: Checkpoint, config: QuantizationConfig, matrix: _Matrix) -> QuantizedWeight | None:
@@ -147,7 +147,7 @@ def _read_awq(checkpoint: Checkpoint, config: QuantizationConfig, matrix: _Matri
         wanted = matrix.wanted("qweight", shape, 0, matrix.columns)
     codes = _trim(_unpack(checkpoint.load_stored(wanted, ("I32",)), AWQ_ORDER), matrix.rows).T
     scales, zeros = _read_grid(checkpoint, config, matrix, AWQ_ORDER)
-    return from_groups(codes, scales, zeros, _groups(checkpoint, config, matrix, "g_idx"), checkpoint.dtype)
+    return from_g_idx(codes, scales, zeros, _groups(checkpoint, config, matrix, "g_idx"), checkpoint.dtype)
 
 
 def _read_grid(

@@ -1,7 +1,7 @@
 """What decode and prefill attention share: one tile of keys met by a block of queries, in Triton.
 
-Online softmax in base 2 (Milakov & Gimelshein, arXiv 1805.02867; FlashAttention-2, arXiv 2307.08691): `peak` is the
-largest score so far, `total` the sum of 2^(score − peak), `acc` the weighted values, all float32. Keys are found
+Online softmax in base 2 (Milakov & Gimelshein, arXiv 1805.02867; FlashAttention-2, arXiv 2307.08691): `m_i` is the
+largest score so far, `l_i` the sum of 2^(score − m_i), `acc` the weighted values, all float32. Keys are found
 through the block table; offsets are 64 bits wide. Knows no grid.
 
     M  query rows of a program (tokens × query heads of one KV head)    TILE  keys met at once
@@ -62,8 +62,8 @@ def attend_tile(
     query,  # [M, DIM_PAD]
     positions,  # [M]
     acc,  # [M, DIM_PAD]
-    peak,  # [M]
-    total,  # [M]
+    m_i,  # [M]
+    l_i,  # [M]
     keys_base,  # of this layer and KV head in block 0
     values_base,
     scale_bases,  # likewise of both, in an fp8 cache
@@ -83,7 +83,7 @@ def attend_tile(
     HAS_CAP: tl.constexpr,
     IS_FP8: tl.constexpr,
 ):
-    """acc, peak and total after one more tile. Unmasked: every query sees every key of the tile."""
+    """acc, m_i and l_i after one more tile. Unmasked: every query sees every key of the tile."""
     dims = tl.arange(0, DIM_PAD)
     keys = start + tl.arange(0, TILE)
     blocks, places = key_places(table, start, end, BLOCK_SIZE, TILE)
@@ -104,10 +104,10 @@ def attend_tile(
         if HAS_WINDOW:
             is_seen = is_seen & (keys[None, :] > positions[:, None] - window)
         score = tl.where(is_seen, score, float("-inf"))
-    new_peak = tl.maximum(peak, tl.max(score, axis=1))
-    weight = tl.exp2(score - new_peak[:, None])
-    fade = tl.exp2(peak - new_peak)
-    total = total * fade + tl.sum(weight, axis=1)
+    m_new = tl.maximum(m_i, tl.max(score, axis=1))
+    weight = tl.exp2(score - m_new[:, None])
+    alpha = tl.exp2(m_i - m_new)
+    l_i = l_i * alpha + tl.sum(weight, axis=1)
     if IS_MASKED or HEAD_DIM != DIM_PAD:
         exists = (keys < end)[:, None] & (dims < HEAD_DIM)[None, :]
         value = tl.load(values_base + offsets, mask=exists, other=0.0)
@@ -117,13 +117,13 @@ def attend_tile(
         value_scale = tl.load(scale_bases[1] + scale_offsets, mask=keys < end, other=0.0)
         weight = weight * (value_scale * VALUE_LIFT)[None, :]
     weight = weight.to(query.dtype)
-    acc = tl.dot(weight, value.to(query.dtype), acc * fade[:, None], input_precision="ieee")
-    return acc, new_peak, total
+    acc = tl.dot(weight, value.to(query.dtype), acc * alpha[:, None], input_precision="ieee")
+    return acc, m_new, l_i
 
 
 @triton.jit
-def mean_value(acc, total, IS_FP8: tl.constexpr):
+def mean_value(acc, l_i, IS_FP8: tl.constexpr):
     """What the queries have attended to [M, DIM_PAD]; 0 of one that has met no key."""
     if IS_FP8:
-        total = total * VALUE_LIFT
-    return acc / tl.where(total == 0.0, 1.0, total)[:, None]
+        l_i = l_i * VALUE_LIFT
+    return acc / tl.where(l_i == 0.0, 1.0, l_i)[:, None]

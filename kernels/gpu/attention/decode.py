@@ -1,11 +1,11 @@
-"""Attention of rows with one query token over the paged cache: split into chunks of keys, then merged.
+"""Attention of rows with one query token over the paged cache: split into splits of keys, then merged.
 
 All query heads of a KV head are one program's rows, so that keys and values are read once. A row's keys are cut into
-at most MAX_CHUNKS chunks by its own length alone; a list of (row, chunk) made on the device, once per step, is shared
+at most MAX_SPLITS splits by its own length alone; a list of (row, split) made on the device, once per step, is shared
 out over a static grid. So one CUDA graph serves all lengths, long rows are spread over the chip, and a row's result
 depends on nothing but the row.
 
-    seq_lens → plan_kernel → items → decode_kernel → output of rows with one chunk, else partials → merge_kernel
+    seq_lens → plan_kernel → items → decode_kernel → output of rows with one split, else partials → merge_kernel
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
@@ -21,47 +21,47 @@ from ..launch import next_power_of_2
 from ..table import DecodeShape
 from .attention import LOG2_E, NO_SCORE, attend_tile, kernel_views, mean_value, tile_bases
 
-MAX_CHUNKS = 16  # of one row: bounds the partials
-PLAN_ROWS = 256  # of which a program that plans counts the chunks at once
+MAX_SPLITS = 16  # of one row: bounds the partials
+PLAN_ROWS = 256  # of which a program that plans counts the splits at once
 MAX_PROGRAMS = 2048  # over items and KV heads: some waves on any chip; more items are shared out among them
 
 
 @triton.jit
-def chunk_tiles(
-    length, window, TILE: tl.constexpr, MIN_TILES: tl.constexpr, CHUNKS: tl.constexpr, HAS_WINDOW: tl.constexpr
+def split_tiles(
+    length, window, TILE: tl.constexpr, MIN_TILES: tl.constexpr, NUM_SPLITS: tl.constexpr, HAS_WINDOW: tl.constexpr
 ):
-    """First tile that a row's last token sees, tiles from there on, tiles in each chunk; elementwise over lengths."""
+    """First tile that a row's last token sees, tiles from there on, tiles in each split; elementwise over lengths."""
     first = length * 0
     if HAS_WINDOW:
         first = tl.maximum(length - window, 0) // TILE
     num_tiles = (length + TILE - 1) // TILE - first
-    return first, num_tiles, tl.maximum((num_tiles + CHUNKS - 1) // CHUNKS, MIN_TILES)
+    return first, num_tiles, tl.maximum((num_tiles + NUM_SPLITS - 1) // NUM_SPLITS, MIN_TILES)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def plan_kernel(
     seq_lens,  # [R]
-    items,  # [1 + R * CHUNKS] int32: their number, then row * CHUNKS + chunk of each
+    items,  # [1 + R * NUM_SPLITS] int32: their number, then row * NUM_SPLITS + split of each
     num_rows,
     window,
     TILE: tl.constexpr,
     MIN_TILES: tl.constexpr,
-    CHUNKS: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """One program per row; each counts the chunks of the rows before it, some at once."""
+    """One program per row; each counts the splits of the rows before it, some at once."""
     row = tl.program_id(0)
     before, mine = row * 0, row * 0
     for start in range(0, row + 1, ROWS):
         rows = start + tl.arange(0, ROWS)
         lengths = tl.load(seq_lens + rows, mask=rows < num_rows, other=0)
-        _, num_tiles, tiles = chunk_tiles(lengths, window, TILE, MIN_TILES, CHUNKS, HAS_WINDOW)
+        _, num_tiles, tiles = split_tiles(lengths, window, TILE, MIN_TILES, NUM_SPLITS, HAS_WINDOW)
         counts = (num_tiles + tiles - 1) // tiles
         before += tl.sum(tl.where(rows < row, counts, 0), axis=0)
         mine += tl.sum(tl.where(rows == row, counts, 0), axis=0)
-    chunks = tl.arange(0, CHUNKS)
-    tl.store(items + 1 + before + chunks, row * CHUNKS + chunks, mask=chunks < mine)
+    splits = tl.arange(0, NUM_SPLITS)
+    tl.store(items + 1 + before + splits, row * NUM_SPLITS + splits, mask=splits < mine)
     if row == num_rows - 1:
         tl.store(items, before + mine)
 
@@ -75,8 +75,8 @@ def decode_kernel(
     seq_lens,
     items,
     output,  # [T, H, D] contiguous
-    partials,  # [R, H, CHUNKS, D] float32
-    partial_logs,  # [R, H, CHUNKS] float32: log2 of the sum of 2^score
+    partials,  # [R, H, NUM_SPLITS, D] float32
+    partial_logs,  # [R, H, NUM_SPLITS] float32: log2 of the sum of 2^score
     scale,
     cap,
     window,
@@ -92,7 +92,7 @@ def decode_kernel(
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
     MIN_TILES: tl.constexpr,
-    CHUNKS: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
     IS_FP8: tl.constexpr,
@@ -108,32 +108,32 @@ def decode_kernel(
     num_items = tl.load(items)
     for index in range(tl.program_id(0), num_items, tl.num_programs(0)):
         item = tl.load(items + 1 + index)
-        row = (item // CHUNKS).to(tl.int64)
-        chunk = item % CHUNKS
+        row = (item // NUM_SPLITS).to(tl.int64)
+        split = item % NUM_SPLITS
         length = tl.load(seq_lens + row)
-        first, num_tiles, tiles = chunk_tiles(length, window, TILE, MIN_TILES, CHUNKS, HAS_WINDOW)
-        start = (first + chunk * tiles) * TILE
+        first, num_tiles, tiles = split_tiles(length, window, TILE, MIN_TILES, NUM_SPLITS, HAS_WINDOW)
+        start = (first + split * tiles) * TILE
         stop = tl.minimum(start + tiles * TILE, length)
         q = tl.load(query + row * query_stride + heads[:, None] * HEAD_DIM + dims[None, :], mask=exists, other=0.0)
         positions = tl.full([GROUP_PAD], 0, tl.int32) + (length - 1)
         table = block_tables + row * table_stride
         acc = tl.zeros([GROUP_PAD, DIM_PAD], tl.float32)
-        peak = tl.full([GROUP_PAD], NO_SCORE, tl.float32)
-        total = tl.zeros([GROUP_PAD], tl.float32)
+        m_i = tl.full([GROUP_PAD], NO_SCORE, tl.float32)
+        l_i = tl.zeros([GROUP_PAD], tl.float32)
         # Each tile is masked: a last one apart, outside the pipeline, would wait for its keys from the begin.
         for tile_start in range(start, stop, TILE):
-            acc, peak, total = attend_tile(
-                q, positions, acc, peak, total, keys_base, values_base, scale_bases, table, tile_start, length, scale,
+            acc, m_i, l_i = attend_tile(
+                q, positions, acc, m_i, l_i, keys_base, values_base, scale_bases, table, tile_start, length, scale,
                 cap, window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True, HAS_WINDOW, HAS_CAP, IS_FP8,
             )  # fmt: skip
-        acc = mean_value(acc, total, IS_FP8)
+        acc = mean_value(acc, l_i, IS_FP8)
         at = row * (NUM_KV_HEADS * GROUP) + heads
         if num_tiles <= tiles:
             tl.store(output + at[:, None] * HEAD_DIM + dims[None, :], acc.to(output.dtype.element_ty), mask=exists)
         else:
-            slot = at * CHUNKS + chunk
+            slot = at * NUM_SPLITS + split
             tl.store(partials + slot[:, None] * HEAD_DIM + dims[None, :], acc, mask=exists)
-            tl.store(partial_logs + slot, peak + tl.log2(total), mask=members < GROUP)
+            tl.store(partial_logs + slot, m_i + tl.log2(l_i), mask=members < GROUP)
 
 
 @triton.jit
@@ -148,22 +148,24 @@ def merge_kernel(
     DIM_PAD: tl.constexpr,
     TILE: tl.constexpr,
     MIN_TILES: tl.constexpr,
-    CHUNKS: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
 ):
-    """One program per (row, query head): join the row's chunks; zeros for a row without tokens."""
+    """One program per (row, query head): join the row's splits; zeros for a row without tokens."""
     row = tl.program_id(0).to(tl.int64)
     at = row * NUM_HEADS + tl.program_id(1)
     length = tl.load(seq_lens + row)
-    _, num_tiles, tiles = chunk_tiles(length, window, TILE, MIN_TILES, CHUNKS, HAS_WINDOW)
-    num_chunks = (num_tiles + tiles - 1) // tiles
-    if num_chunks != 1:
+    _, num_tiles, tiles = split_tiles(length, window, TILE, MIN_TILES, NUM_SPLITS, HAS_WINDOW)
+    num_splits = (num_tiles + tiles - 1) // tiles
+    if num_splits != 1:
         dims = tl.arange(0, DIM_PAD)
-        chunks = tl.arange(0, CHUNKS)
-        logs = tl.load(partial_logs + at * CHUNKS + chunks, mask=chunks < num_chunks, other=NO_SCORE)
-        weights = tl.where(chunks < num_chunks, tl.exp2(logs - tl.max(logs, axis=0)), 0.0)
-        exists = (chunks < num_chunks)[:, None] & (dims < HEAD_DIM)[None, :]
-        rows = tl.load(partials + (at * CHUNKS + chunks)[:, None] * HEAD_DIM + dims[None, :], mask=exists, other=0.0)
+        splits = tl.arange(0, NUM_SPLITS)
+        logs = tl.load(partial_logs + at * NUM_SPLITS + splits, mask=splits < num_splits, other=NO_SCORE)
+        weights = tl.where(splits < num_splits, tl.exp2(logs - tl.max(logs, axis=0)), 0.0)
+        exists = (splits < num_splits)[:, None] & (dims < HEAD_DIM)[None, :]
+        rows = tl.load(
+            partials + (at * NUM_SPLITS + splits)[:, None] * HEAD_DIM + dims[None, :], mask=exists, other=0.0
+        )
         merged = tl.sum(rows * weights[:, None], axis=0) / tl.maximum(tl.sum(weights, axis=0), 1e-30)
         tl.store(output + at * HEAD_DIM + dims, merged.to(output.dtype.element_ty), mask=dims < HEAD_DIM)
 
@@ -171,7 +173,7 @@ def merge_kernel(
 def plan_decode(seq_lens: Tensor, sliding_window: int | None, shape: DecodeShape) -> Tensor:
     """The items of one step's decode rows, for all layers of this window. seq_lens: [R] int32 → [1 + R · 16] int32."""
     num_rows = seq_lens.shape[0]
-    items = torch.empty(1 + num_rows * MAX_CHUNKS, dtype=torch.int32, device=seq_lens.device)
+    items = torch.empty(1 + num_rows * MAX_SPLITS, dtype=torch.int32, device=seq_lens.device)
     plan_kernel[(num_rows,)](
         seq_lens,
         items,
@@ -179,7 +181,7 @@ def plan_decode(seq_lens: Tensor, sliding_window: int | None, shape: DecodeShape
         sliding_window or 0,
         TILE=shape.tile,
         MIN_TILES=shape.min_tiles,
-        CHUNKS=MAX_CHUNKS,
+        NUM_SPLITS=MAX_SPLITS,
         HAS_WINDOW=sliding_window is not None,
         ROWS=PLAN_ROWS,
         num_warps=4,
@@ -209,9 +211,9 @@ def decode_attention(
     group = num_heads // num_kv_heads
     layer_stride = 2 * num_kv_heads * block_size * width
     dim_pad = next_power_of_2(head_dim)
-    partials = torch.empty((num_rows, num_heads, MAX_CHUNKS, head_dim), dtype=torch.float32, device=query.device)
-    partial_logs = torch.empty((num_rows, num_heads, MAX_CHUNKS), dtype=torch.float32, device=query.device)
-    num_programs = min(num_rows * MAX_CHUNKS, max(1, MAX_PROGRAMS // num_kv_heads))
+    partials = torch.empty((num_rows, num_heads, MAX_SPLITS, head_dim), dtype=torch.float32, device=query.device)
+    partial_logs = torch.empty((num_rows, num_heads, MAX_SPLITS), dtype=torch.float32, device=query.device)
+    num_programs = min(num_rows * MAX_SPLITS, max(1, MAX_PROGRAMS // num_kv_heads))
     decode_kernel[(num_programs, num_kv_heads)](
         query,
         *kernel_views(kv_cache),
@@ -236,7 +238,7 @@ def decode_attention(
         BLOCK_SIZE=block_size,
         TILE=shape.tile,
         MIN_TILES=shape.min_tiles,
-        CHUNKS=MAX_CHUNKS,
+        NUM_SPLITS=MAX_SPLITS,
         HAS_WINDOW=sliding_window is not None,
         HAS_CAP=soft_cap is not None,
         IS_FP8=is_fp8(kv_cache),
@@ -254,7 +256,7 @@ def decode_attention(
         DIM_PAD=dim_pad,
         TILE=shape.tile,
         MIN_TILES=shape.min_tiles,
-        CHUNKS=MAX_CHUNKS,
+        NUM_SPLITS=MAX_SPLITS,
         HAS_WINDOW=sliding_window is not None,
         num_warps=2,
     )

@@ -45,7 +45,7 @@ def rotated_halves(
 
 
 @triton.jit
-def prepare_heads_kernel(
+def qk_norm_rope_cache_kernel(
     heads,  # [T, H + 2 * num_kv_heads, D], overwritten
     query_norm,
     key_norm,
@@ -117,7 +117,7 @@ def prepare_heads_kernel(
         tl.store(target + HALF, second.to(kv_cache.dtype.element_ty), mask=exists)
 
 
-def prepare_heads(
+def qk_norm_rope_cache(
     heads: Tensor,
     norms: tuple[Tensor, Tensor] | None,
     eps: float,
@@ -127,7 +127,7 @@ def prepare_heads(
     positions: Tensor,
     slots: Tensor,
 ) -> Tensor:
-    """Ops.prepare_heads; the answer is the query part of `heads`."""
+    """Ops.qk_norm_rope_cache; the answer is the query part of `heads`."""
     num_tokens, num_all_heads, head_dim = heads.shape
     _, num_layers, _, num_kv_heads, block_size, width = kv_cache.shape
     num_heads = num_all_heads - 2 * num_kv_heads
@@ -135,7 +135,7 @@ def prepare_heads(
     query_norm, key_norm = norms if norms is not None else (cos_sin, cos_sin)
     if num_tokens:
         grid = (num_tokens, -(-num_heads // _HEADS) + 2 * -(-num_kv_heads // _HEADS))
-        prepare_heads_kernel[grid](
+        qk_norm_rope_cache_kernel[grid](
             heads,
             query_norm,
             key_norm,

@@ -47,7 +47,7 @@ def prefill_kernel(
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
     IS_FP8: tl.constexpr,
-    IS_UNIFORM: tl.constexpr,
+    IS_BATCH_INVARIANT: tl.constexpr,
 ):
     TOKENS: tl.constexpr = BLOCK_M // GROUP  # of a tile; rows past TOKENS * GROUP are idle
     kv_head = tl.program_id(0) % NUM_KV_HEADS
@@ -73,33 +73,33 @@ def prefill_kernel(
     )
     table = block_tables + row * table_stride
     acc = tl.zeros([BLOCK_M, DIM_PAD], tl.float32)
-    peak = tl.full([BLOCK_M], NO_SCORE, tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
+    m_i = tl.full([BLOCK_M], NO_SCORE, tl.float32)
+    l_i = tl.zeros([BLOCK_M], tl.float32)
     diagonal = (offset + first + 1) // TILE * TILE  # keys before it are seen by every token, as far as windows reach
     body_start = first * 0
     if HAS_WINDOW:
         left = tl.maximum(offset + first - window + 1, 0) // TILE * TILE
         body_start = left
-        if not IS_UNIFORM:
+        if not IS_BATCH_INVARIANT:
             body_start = tl.minimum((tl.maximum(last - window + 1, 0) + TILE - 1) // TILE * TILE, diagonal)
         for start in range(left, body_start, TILE):
-            acc, peak, total = attend_tile(
-                q, positions, acc, peak, total, keys_base, values_base, scale_bases, table, start, end, scale,
+            acc, m_i, l_i = attend_tile(
+                q, positions, acc, m_i, l_i, keys_base, values_base, scale_bases, table, start, end, scale,
                 cap, window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True, HAS_WINDOW, HAS_CAP, IS_FP8,
             )  # fmt: skip
-    if IS_UNIFORM:  # all tiles in the last loop: which of them are masked depends on the tile's other queries
+    if IS_BATCH_INVARIANT:  # all tiles in the last loop: which of them are masked depends on the tile's other queries
         diagonal = body_start
     for start in range(body_start, diagonal, TILE):
-        acc, peak, total = attend_tile(
-            q, positions, acc, peak, total, keys_base, values_base, scale_bases, table, start, end, scale,
+        acc, m_i, l_i = attend_tile(
+            q, positions, acc, m_i, l_i, keys_base, values_base, scale_bases, table, start, end, scale,
             cap, window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, False, HAS_WINDOW, HAS_CAP, IS_FP8,
         )  # fmt: skip
     for start in range(diagonal, end, TILE):
-        acc, peak, total = attend_tile(
-            q, positions, acc, peak, total, keys_base, values_base, scale_bases, table, start, end, scale,
+        acc, m_i, l_i = attend_tile(
+            q, positions, acc, m_i, l_i, keys_base, values_base, scale_bases, table, start, end, scale,
             cap, window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True, HAS_WINDOW, HAS_CAP, IS_FP8,
         )  # fmt: skip
-    acc = mean_value(acc, total, IS_FP8)
+    acc = mean_value(acc, l_i, IS_FP8)
     at = global_tokens * (NUM_KV_HEADS * GROUP) + heads
     tl.store(output + at[:, None] * HEAD_DIM + dims[None, :], acc.to(output.dtype.element_ty), mask=exists)
 
@@ -130,11 +130,11 @@ def prefill_attention(
     sliding_window: int | None,
     shape: PrefillShape,
     soft_cap: float | None = None,
-    is_uniform: bool = False,
+    is_batch_invariant: bool = False,
 ) -> None:
     """Attention of the tokens in `tiles` (of plan_prefill); query and output are the whole step's [T, H, D].
 
-    `is_uniform`: a token's bits do not depend on the others of its tile.
+    `is_batch_invariant`: a token's bits do not depend on the others of its tile.
     """
     _, num_heads, head_dim = query.shape
     _, num_layers, _, num_kv_heads, block_size, width = kv_cache.shape
@@ -164,7 +164,7 @@ def prefill_attention(
         HAS_WINDOW=sliding_window is not None,
         HAS_CAP=soft_cap is not None,
         IS_FP8=is_fp8(kv_cache),
-        IS_UNIFORM=is_uniform,
+        IS_BATCH_INVARIANT=is_batch_invariant,
         num_warps=shape.num_warps,
         num_stages=shape.num_stages,
     )

@@ -41,7 +41,7 @@ def finished(total, bias, rows, is_row, HAS_BIAS: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["num_outputs"])
-def one_row_kernel(
+def gemv_kernel(
     x,  # [INPUTS]
     weight,  # [num_outputs, INPUTS]; if gated [2 * num_outputs, INPUTS], gates first
     bias,  # [num_outputs] or [2 * num_outputs]
@@ -72,7 +72,7 @@ def one_row_kernel(
     tl.store(output + columns, result.to(output.dtype.element_ty), mask=is_row)
 
 
-def row_linear(x: Tensor, weight: Tensor, bias: Tensor | None, is_gated: bool, dtype: torch.dtype) -> Tensor:
+def gemv(x: Tensor, weight: Tensor, bias: Tensor | None, is_gated: bool, dtype: torch.dtype) -> Tensor:
     """x [1, in], dense, times weight [out, in] plus bias: [1, out] of `dtype`, rounded to that of x before.
 
     `is_gated`: the first half of the outputs gates the second, as in silu_and_mul.
@@ -81,7 +81,7 @@ def row_linear(x: Tensor, weight: Tensor, bias: Tensor | None, is_gated: bool, d
     output = torch.empty((1, num_outputs), dtype=dtype, device=x.device)
     inner = min(MAX_INNER, next_power_of_2(num_inputs))
     outputs = WEIGHTS // inner // (2 if is_gated else 1)
-    one_row_kernel[(-(-num_outputs // outputs),)](
+    gemv_kernel[(-(-num_outputs // outputs),)](
         x,
         weight,
         weight if bias is None else bias,

@@ -1,8 +1,8 @@
-"""x times matrices in 8 or 4 bits, or times the matrix of each row's expert: one kernel, dequantising as it goes.
+"""Matrix products with int8, fp8 or int4 weights, and with one matrix per expert; dequantizes inside the kernel.
 
-A program makes [BLOCK_N outputs, BLOCK_M rows], the matrix being the left side of each product: codes become floats in
-registers, and a tensor core's 64 rows are filled by outputs even where there are few tokens. A row's sum goes through
-the inputs in one order, whatever the number of rows.
+A program computes a tile [BLOCK_N outputs, BLOCK_M rows]. The weight is the left operand: it is dequantized in
+registers, and outputs fill the 64 rows of a wgmma even if there are few tokens. Each output is summed over the inputs
+in one fixed order, which does not depend on the number of rows.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
@@ -20,28 +20,28 @@ from ...quantized import QuantizedWeight, Weight
 
 KINDS = {torch.int8: "int8", torch.float8_e4m3fn: "fp8", torch.uint8: "int4"}
 MIN_BLOCK_K = 16  # the least that tl.dot multiplies
-UNIFORM_ROWS = 64  # the number for which a product is launched whose rows must not depend on it
+BATCH_INVARIANT_ROWS = 64  # the batch size that selects the tile shape of batch-invariant products
 
 
 @dataclass(frozen=True, eq=False)
 class Matrices:
     """E matrices [out, in] of one form, one behind the other."""
 
-    codes: Tensor  # [E, out, in], 4-bit ones [E, out, in / 2]; "float": in the model's dtype
+    qweight: Tensor  # [E, out, in], 4-bit ones [E, out, in / 2]; "float": in the model's dtype
     kind: str  # int8, fp8, int4 or float
     scales: Tensor | None  # [E, out, num_groups]
     zeros: Tensor | None  # [E, out, num_groups] uint8
-    groups: Tensor | None  # [E, in] int32; None: input i is of group i // group_size
+    g_idx: Tensor | None  # [E, in] int32; None: input i is of group i // group_size
     group_size: int
     in_features: int
 
     @property
     def out_features(self) -> int:
-        return self.codes.shape[1]
+        return self.qweight.shape[1]
 
     @property
     def nbytes(self) -> int:
-        return sum(t.nbytes for t in (self.codes, self.scales, self.zeros, self.groups) if t is not None)
+        return sum(t.nbytes for t in (self.qweight, self.scales, self.zeros, self.g_idx) if t is not None)
 
     @classmethod
     def pack(cls, weights: Sequence[Weight]) -> Matrices:
@@ -51,24 +51,24 @@ class Matrices:
             plain = torch.stack([weight for weight in weights if isinstance(weight, Tensor)])
             return cls(plain, "float", None, None, None, first.shape[1], first.shape[1])
         quantized = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
-        codes = torch.stack([weight.codes.view(torch.uint8) for weight in quantized])
-        kind = KINDS[first.codes.dtype]
+        qweight = torch.stack([weight.qweight.view(torch.uint8) for weight in quantized])
+        kind = KINDS[first.qweight.dtype]
         if kind == "int8":
-            codes = codes.view(torch.int8)
-        is_even = all(weight.groups is None and weight.group_size == first.group_size for weight in quantized)
-        groups = None
+            qweight = qweight.view(torch.int8)
+        is_even = all(weight.g_idx is None and weight.group_size == first.group_size for weight in quantized)
+        g_idx = None
         if not is_even or not _fits_tiles(first):
-            groups = torch.stack([weight.group_of_inputs() for weight in quantized]).to(torch.int32)
+            g_idx = torch.stack([weight.input_groups() for weight in quantized]).to(torch.int32)
         num_groups = max(weight.scales.shape[1] for weight in quantized)
         scales = torch.stack([_widened(weight.scales, num_groups) for weight in quantized])
         zeros = None
         if first.zeros is not None:
             zeros = torch.stack([_widened(w.zeros, num_groups) for w in quantized if w.zeros is not None])
-        return cls(codes, kind, scales, zeros, groups, first.group_size, first.shape[1])
+        return cls(qweight, kind, scales, zeros, g_idx, first.group_size, first.shape[1])
 
 
 def _block_k(weight_bytes: int, group_size: int, num_groups: int) -> int:
-    """Inputs at once: 64, or 32 of float32, and never of two groups."""
+    """Inputs at once: 64, or 32 of float32, and never of two g_idx."""
     block = 32 if weight_bytes == 4 else 64
     while num_groups > 1 and block > MIN_BLOCK_K and group_size % block:
         block //= 2
@@ -76,10 +76,10 @@ def _block_k(weight_bytes: int, group_size: int, num_groups: int) -> int:
 
 
 def _fits_tiles(weight: QuantizedWeight) -> bool:
-    """Whether each tile of inputs lies in one group: the second half of 4-bit codes begins with a tile of its own."""
+    """Whether each tile of inputs lies in one group: the second half of 4-bit qweight begins with a tile of its own."""
     num_groups = weight.scales.shape[1]
     block = _block_k(weight.dtype.itemsize, weight.group_size, num_groups)
-    has_fit = weight.group_size % block == 0 and (not weight.is_packed or weight.codes.shape[1] % block == 0)
+    has_fit = weight.group_size % block == 0 and (not weight.is_packed or weight.qweight.shape[1] % block == 0)
     return num_groups == 1 or has_fit
 
 
@@ -88,13 +88,13 @@ def _widened(values: Tensor, num_groups: int) -> Tensor:
 
 
 @triton.jit
-def _floats_of(codes, dtype: tl.constexpr, KIND: tl.constexpr):
+def _floats_of(qweight, dtype: tl.constexpr, KIND: tl.constexpr):
     """Codes as floats; of e4m3 their 256th, which `_scale_of` makes up for."""
     if KIND == "fp8":
-        bits = codes.to(tl.uint16)
+        bits = qweight.to(tl.uint16)
         half = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)  # the exponent of float16 is biased by 8 more
         return half.to(tl.float16, bitcast=True).to(dtype)
-    return codes.to(dtype)
+    return qweight.to(dtype)
 
 
 @triton.jit
@@ -107,19 +107,19 @@ def _scale_of(scales, KIND: tl.constexpr):
 
 @triton.jit
 def _add_product(
-    total, codes, x_at, scales_at, zeros_at, groups_at, inputs, first, is_input, is_row, is_out,
+    total, qweight, x_at, scales_at, zeros_at, g_idx_at, inputs, first, is_input, is_row, is_out,
     NUM_GROUPS: tl.constexpr, GROUP_SIZE: tl.constexpr, KIND: tl.constexpr,
     HAS_ZEROS: tl.constexpr, IS_GATHERED: tl.constexpr,
 ):  # fmt: skip
-    """total [N, M] + the product of codes [N, K] and the `inputs` [K], from `first` on, of the rows at x_at [M]."""
+    """total [N, M] + the product of qweight [N, K] and the `inputs` [K], from `first` on, of the rows at x_at [M]."""
     values = tl.load(x_at[None, :] + inputs[:, None], mask=is_input[:, None] & is_row[None, :], other=0.0)
-    weight = _floats_of(codes, values.dtype, KIND)
+    weight = _floats_of(qweight, values.dtype, KIND)
     if IS_GATHERED:
-        groups = tl.load(groups_at + inputs, mask=is_input, other=0)
+        g_idx = tl.load(g_idx_at + inputs, mask=is_input, other=0)
         where = is_out[:, None] & is_input[None, :]
         if HAS_ZEROS:
-            weight -= tl.load(zeros_at[:, None] + groups[None, :], mask=where, other=0).to(values.dtype)
-        scale = _scale_of(tl.load(scales_at[:, None] + groups[None, :], mask=where, other=0.0), KIND)
+            weight -= tl.load(zeros_at[:, None] + g_idx[None, :], mask=where, other=0).to(values.dtype)
+        scale = _scale_of(tl.load(scales_at[:, None] + g_idx[None, :], mask=where, other=0.0), KIND)
         return tl.dot((weight.to(tl.float32) * scale).to(values.dtype), values, total, input_precision="ieee")
     if NUM_GROUPS == 1 and not HAS_ZEROS:  # the scale can wait
         return tl.dot(weight, values, total, input_precision="ieee")
@@ -133,10 +133,10 @@ def _add_product(
 @triton.jit(do_not_specialize=["num_rows"])
 def matmul_kernel(
     x,  # [*, IN], rows x_stride apart
-    codes,
+    qweight,
     scales,
     zeros,
-    groups,
+    g_idx,
     bias,  # [OUT]
     output,  # [*, OUT]
     rows,  # [E, num_rows] int32: the rows of the output that belong to each expert
@@ -148,7 +148,7 @@ def matmul_kernel(
     OUT: tl.constexpr,
     NUM_GROUPS: tl.constexpr,
     GROUP_SIZE: tl.constexpr,
-    NUM_CHOSEN: tl.constexpr,  # rows of the output made from one row of x
+    TOP_K: tl.constexpr,  # rows of the output made from one row of x
     KIND: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
     IS_GATHERED: tl.constexpr,
@@ -174,27 +174,27 @@ def matmul_kernel(
     outs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_out = outs < OUT
     matrix_rows = expert * OUT + outs
-    codes_at = codes + matrix_rows * WIDTH
+    qweight_at = qweight + matrix_rows * WIDTH
     scales_at, zeros_at = scales + matrix_rows * NUM_GROUPS, zeros + matrix_rows * NUM_GROUPS
-    groups_at = groups + expert * IN
-    x_at = x + (targets // NUM_CHOSEN) * x_stride
+    g_idx_at = g_idx + expert * IN
+    x_at = x + (targets // TOP_K) * x_stride
     total = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
     for start in range(0, WIDTH, BLOCK_K):
         inputs = start + tl.arange(0, BLOCK_K)
         is_input = inputs < WIDTH
-        loaded = tl.load(codes_at[:, None] + inputs[None, :], mask=is_out[:, None] & is_input[None, :], other=0)
+        loaded = tl.load(qweight_at[:, None] + inputs[None, :], mask=is_out[:, None] & is_input[None, :], other=0)
         if KIND == "int4":
             total = _add_product(
-                total, loaded & 15, x_at, scales_at, zeros_at, groups_at, inputs, start, is_input, is_row, is_out,
+                total, loaded & 15, x_at, scales_at, zeros_at, g_idx_at, inputs, start, is_input, is_row, is_out,
                 NUM_GROUPS, GROUP_SIZE, KIND, HAS_ZEROS, IS_GATHERED,
             )  # fmt: skip
             total = _add_product(
-                total, loaded >> 4, x_at, scales_at, zeros_at, groups_at, inputs + WIDTH, start + WIDTH, is_input,
+                total, loaded >> 4, x_at, scales_at, zeros_at, g_idx_at, inputs + WIDTH, start + WIDTH, is_input,
                 is_row, is_out, NUM_GROUPS, GROUP_SIZE, KIND, HAS_ZEROS, IS_GATHERED,
             )  # fmt: skip
         else:
             total = _add_product(
-                total, loaded, x_at, scales_at, zeros_at, groups_at, inputs, start, is_input, is_row, is_out,
+                total, loaded, x_at, scales_at, zeros_at, g_idx_at, inputs, start, is_input, is_row, is_out,
                 NUM_GROUPS, GROUP_SIZE, KIND, HAS_ZEROS, IS_GATHERED,
             )  # fmt: skip
     if KIND != "float" and NUM_GROUPS == 1 and not HAS_ZEROS and not IS_GATHERED:
@@ -209,12 +209,12 @@ def matmul_kernel(
 
 @dataclass(frozen=True, eq=False)
 class ExpertRows:
-    """Which rows of the output each expert makes; row r is made from row r // num_chosen of x."""
+    """Which rows of the output each expert makes; row r is made from row r // top_k of x."""
 
     rows: Tensor  # [E, num_tokens] int32
     counts: Tensor  # [E] int32
-    num_choices: int  # rows of the output
-    num_chosen: int
+    num_pairs: int  # rows of the output
+    top_k: int
 
 
 @dataclass(frozen=True)
@@ -243,29 +243,29 @@ def matmul(
     dtype: torch.dtype,
     experts: ExpertRows | None = None,
     row_scales: Tensor | None = None,
-    is_uniform: bool = False,
+    is_batch_invariant: bool = False,
 ) -> Tensor:
-    """x [T, in] times the only matrix, or each row times its expert's and its scale: [T or num_choices, out] `dtype`.
+    """Multiply x [T, in] by the only matrix, or each (token, expert) pair by its expert's matrix.
 
-    x has dense rows; with experts and as many rows as choices, row r of x makes row r of the output. `is_uniform`: a
-    row has the same bits whatever it is computed together with.
+    Returns [T or num_pairs, out] in `dtype`, each row times its `row_scales`. The rows of x are dense. With experts x
+    has one row per token, or one per pair. `is_batch_invariant`: a row's bits do not depend on the other rows.
     """
     num_rows, width = x.shape[0], matrices.out_features
-    num_targets = num_rows if experts is None else experts.num_choices
+    num_targets = num_rows if experts is None else experts.num_pairs
     output = torch.empty((num_targets, width), dtype=dtype, device=x.device)
     if not num_targets:
         return output
-    num_matrices, num_groups = matrices.codes.shape[0], 1 if matrices.scales is None else matrices.scales.shape[2]
+    num_matrices, num_groups = matrices.qweight.shape[0], 1 if matrices.scales is None else matrices.scales.shape[2]
     region = num_rows if experts is None else experts.rows.shape[1]
-    rows_each = UNIFORM_ROWS if is_uniform else -(-num_targets // num_matrices)
+    rows_each = BATCH_INVARIANT_ROWS if is_batch_invariant else -(-num_targets // num_matrices)
     shape = matmul_shape(rows_each, x.element_size(), matrices.group_size, num_groups)
     grid = (triton.cdiv(width, shape.block_n), triton.cdiv(region, shape.block_m), num_matrices)
     matmul_kernel[grid](
         x,
-        matrices.codes,
+        matrices.qweight,
         x if matrices.scales is None else matrices.scales,
         x if matrices.zeros is None else matrices.zeros,
-        x if matrices.groups is None else matrices.groups,
+        x if matrices.g_idx is None else matrices.g_idx,
         x if bias is None else bias,
         output,
         x if experts is None else experts.rows,
@@ -277,10 +277,10 @@ def matmul(
         OUT=width,
         NUM_GROUPS=num_groups,
         GROUP_SIZE=matrices.group_size,
-        NUM_CHOSEN=num_targets // num_rows,
+        TOP_K=num_targets // num_rows,
         KIND=matrices.kind,
         HAS_ZEROS=matrices.zeros is not None,
-        IS_GATHERED=matrices.groups is not None,
+        IS_GATHERED=matrices.g_idx is not None,
         HAS_BIAS=bias is not None,
         HAS_EXPERTS=experts is not None,
         IS_WEIGHTED=row_scales is not None,

@@ -1,4 +1,4 @@
-"""Experts on the device: choose them for each token, list each one's rows, and mix their answers.
+"""Experts on the device: choose them for each token, list each one's rows, and mix their expert_outputs.
 
 Six launches, with grids that depend on shapes alone: nothing is read back, so that a step can be captured in a CUDA
 graph. An expert's list is in the order of the tokens.
@@ -36,12 +36,12 @@ class TritonExperts:
 @triton.jit
 def route_kernel(
     scores,  # [T, E]
-    weights,  # [T, NUM_CHOSEN] float32
-    experts,  # [T, NUM_CHOSEN] int32
+    weights,  # [T, TOP_K] float32
+    experts,  # [T, TOP_K] int32
     NUM_EXPERTS: tl.constexpr,
     EXPERTS_PAD: tl.constexpr,
-    NUM_CHOSEN: tl.constexpr,
-    CHOSEN_PAD: tl.constexpr,
+    TOP_K: tl.constexpr,
+    TOP_K_PAD: tl.constexpr,
     IS_NORMALIZED: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
@@ -52,11 +52,11 @@ def route_kernel(
     values = tl.where(is_expert & (tl.abs(values) < float("inf")), values, -1e38)
     powers = tl.where(is_expert, tl.exp(values - tl.max(values, axis=0)), 0.0)
     left = tl.where(is_expert, powers / tl.sum(powers, axis=0), -1.0)
-    places = tl.arange(0, CHOSEN_PAD)
-    chosen_weights = tl.zeros((CHOSEN_PAD,), dtype=tl.float32)
-    chosen = tl.zeros((CHOSEN_PAD,), dtype=tl.int32)
+    places = tl.arange(0, TOP_K_PAD)
+    chosen_weights = tl.zeros((TOP_K_PAD,), dtype=tl.float32)
+    chosen = tl.zeros((TOP_K_PAD,), dtype=tl.int32)
     total = 0.0
-    for place in range(NUM_CHOSEN):
+    for place in range(TOP_K):
         best = tl.max(left, axis=0)
         number = tl.argmax(left, axis=0)
         chosen_weights = tl.where(places == place, best, chosen_weights)
@@ -65,19 +65,19 @@ def route_kernel(
         total += best
     if IS_NORMALIZED:
         chosen_weights = chosen_weights / total
-    exists = places < NUM_CHOSEN
-    tl.store(weights + token * NUM_CHOSEN + places, chosen_weights, mask=exists)
-    tl.store(experts + token * NUM_CHOSEN + places, chosen, mask=exists)
+    exists = places < TOP_K
+    tl.store(weights + token * TOP_K + places, chosen_weights, mask=exists)
+    tl.store(experts + token * TOP_K + places, chosen, mask=exists)
 
 
-@triton.jit(do_not_specialize=["num_tokens", "num_choices"])
-def list_rows_kernel(experts, rows, counts, num_tokens, num_choices, CHUNK: tl.constexpr):
+@triton.jit(do_not_specialize=["num_tokens", "num_pairs"])
+def list_rows_kernel(experts, rows, counts, num_tokens, num_pairs, CHUNK: tl.constexpr):
     """rows [E, num_tokens]: the choices that fell on this program's expert, in order; counts [E]."""
     expert = tl.program_id(0)
     count = 0
-    for start in range(0, num_choices, CHUNK):
+    for start in range(0, num_pairs, CHUNK):
         choices = start + tl.arange(0, CHUNK)
-        is_mine = tl.load(experts + choices, mask=choices < num_choices, other=-1) == expert
+        is_mine = tl.load(experts + choices, mask=choices < num_pairs, other=-1) == expert
         ones = is_mine.to(tl.int32)
         places = count + tl.cumsum(ones, axis=0) - ones
         tl.store(rows + expert.to(tl.int64) * num_tokens + places, choices, mask=is_mine)
@@ -86,27 +86,27 @@ def list_rows_kernel(experts, rows, counts, num_tokens, num_choices, CHUNK: tl.c
 
 
 @triton.jit
-def add_answers_kernel(
-    answers,  # [T * NUM_CHOSEN, WIDTH] float32
+def moe_sum_kernel(
+    expert_outputs,  # [T * TOP_K, WIDTH] float32
     output,  # [T, WIDTH]
     WIDTH: tl.constexpr,
-    NUM_CHOSEN: tl.constexpr,
+    TOP_K: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     exists = columns < WIDTH
     total = tl.zeros((BLOCK,), dtype=tl.float32)
-    for place in range(NUM_CHOSEN):
-        total += tl.load(answers + (token * NUM_CHOSEN + place) * WIDTH + columns, mask=exists, other=0.0)
+    for place in range(TOP_K):
+        total += tl.load(expert_outputs + (token * TOP_K + place) * WIDTH + columns, mask=exists, other=0.0)
     tl.store(output + token * WIDTH + columns, total.to(output.dtype.element_ty), mask=exists)
 
 
-def route(scores: Tensor, num_chosen: int, is_normalized: bool) -> tuple[Tensor, Tensor]:
-    """Weights [T, num_chosen] float32 and numbers (int32) of the experts with the highest scores [T, E]."""
+def route(scores: Tensor, top_k: int, is_normalized: bool) -> tuple[Tensor, Tensor]:
+    """Weights [T, top_k] float32 and numbers (int32) of the experts with the highest scores [T, E]."""
     num_tokens, num_experts = scores.shape
-    weights = torch.empty((num_tokens, num_chosen), dtype=torch.float32, device=scores.device)
-    experts = torch.empty((num_tokens, num_chosen), dtype=torch.int32, device=scores.device)
+    weights = torch.empty((num_tokens, top_k), dtype=torch.float32, device=scores.device)
+    experts = torch.empty((num_tokens, top_k), dtype=torch.int32, device=scores.device)
     if num_tokens:
         route_kernel[(num_tokens,)](
             scores,
@@ -114,8 +114,8 @@ def route(scores: Tensor, num_chosen: int, is_normalized: bool) -> tuple[Tensor,
             experts,
             NUM_EXPERTS=num_experts,
             EXPERTS_PAD=triton.next_power_of_2(num_experts),
-            NUM_CHOSEN=num_chosen,
-            CHOSEN_PAD=triton.next_power_of_2(num_chosen),
+            TOP_K=top_k,
+            TOP_K_PAD=triton.next_power_of_2(top_k),
             IS_NORMALIZED=is_normalized,
             num_warps=1,
         )
@@ -123,32 +123,32 @@ def route(scores: Tensor, num_chosen: int, is_normalized: bool) -> tuple[Tensor,
 
 
 def list_rows(experts: Tensor, num_experts: int) -> ExpertRows:
-    """experts: [T, num_chosen] int32, different ones for each token."""
-    num_tokens, num_chosen = experts.shape
+    """experts: [T, top_k] int32, different ones for each token."""
+    num_tokens, top_k = experts.shape
     rows = torch.empty((num_experts, num_tokens), dtype=torch.int32, device=experts.device)
     counts = torch.empty(num_experts, dtype=torch.int32, device=experts.device)
     if num_tokens:
         list_rows_kernel[(num_experts,)](experts, rows, counts, num_tokens, experts.numel(), CHUNK=CHUNK, num_warps=4)
-    return ExpertRows(rows, counts, experts.numel(), num_chosen)
+    return ExpertRows(rows, counts, experts.numel(), top_k)
 
 
-def add_answers(answers: Tensor, num_chosen: int, dtype: torch.dtype) -> Tensor:
-    """The sum of each token's answers, [T * num_chosen, n] float32, in their order: [T, n] `dtype`."""
-    num_tokens, width = answers.shape[0] // num_chosen, answers.shape[1]
-    output = torch.empty((num_tokens, width), dtype=dtype, device=answers.device)
+def moe_sum(expert_outputs: Tensor, top_k: int, dtype: torch.dtype) -> Tensor:
+    """The sum of each token's expert_outputs, [T * top_k, n] float32, in their order: [T, n] `dtype`."""
+    num_tokens, width = expert_outputs.shape[0] // top_k, expert_outputs.shape[1]
+    output = torch.empty((num_tokens, width), dtype=dtype, device=expert_outputs.device)
     if num_tokens:
-        add_answers_kernel[(num_tokens, triton.cdiv(width, WIDTH_BLOCK))](
-            answers, output, WIDTH=width, NUM_CHOSEN=num_chosen, BLOCK=WIDTH_BLOCK, num_warps=4
+        moe_sum_kernel[(num_tokens, triton.cdiv(width, WIDTH_BLOCK))](
+            expert_outputs, output, WIDTH=width, TOP_K=top_k, BLOCK=WIDTH_BLOCK, num_warps=4
         )
     return output
 
 
-def mix_experts(
-    x: Tensor, scores: Tensor, packed: TritonExperts, num_chosen: int, is_normalized: bool, is_uniform: bool = False
+def fused_moe(
+    x: Tensor, scores: Tensor, packed: TritonExperts, top_k: int, is_normalized: bool, is_batch_invariant: bool = False
 ) -> Tensor:
-    """Ops.mix_experts; each token's answers are added in the order of their scores. `is_uniform`: see matmul."""
-    weights, experts = route(scores, num_chosen, is_normalized)
-    lists = list_rows(experts, packed.gate_up.codes.shape[0])
-    inner = silu_and_mul(matmul(x, packed.gate_up, None, x.dtype, lists, is_uniform=is_uniform))
-    answers = matmul(inner, packed.down, None, torch.float32, lists, weights, is_uniform)
-    return add_answers(answers, num_chosen, x.dtype)
+    """Compute Ops.fused_moe; a token's expert outputs are added in the order of their scores."""
+    weights, experts = route(scores, top_k, is_normalized)
+    lists = list_rows(experts, packed.gate_up.qweight.shape[0])
+    inner = silu_and_mul(matmul(x, packed.gate_up, None, x.dtype, lists, is_batch_invariant=is_batch_invariant))
+    expert_outputs = matmul(inner, packed.down, None, torch.float32, lists, weights, is_batch_invariant)
+    return moe_sum(expert_outputs, top_k, x.dtype)

@@ -61,7 +61,7 @@ def test_a_name_that_is_no_folder_and_no_hub_id_is_refused(tmp_path: Path) -> No
 
 def test_a_quantized_checkpoint_is_not_quantized_again(tmp_path: Path) -> None:
     spec = resolve(EngineConfig(quantization="int8", device="cpu"), RunDirectory(tmp_path))
-    assert spec.model.quantization == QuantizationConfig(layout="on_load", codes="int8")
+    assert spec.model.quantization == QuantizationConfig(layout="on_load", weight_dtype="int8")
     config = json.loads((DEMO_FOLDER / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "fp8"}}))
     with pytest.raises(ConfigError, match=r"--quantization int8 .* quantized already \(fp8\): leave it out"):

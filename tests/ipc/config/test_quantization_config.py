@@ -27,33 +27,33 @@ def compressed(file_format: str = "int-quantized", **weights: object) -> dict[st
     [
         (
             {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "GEMM"},
-            QuantizationConfig(layout="awq", codes="int4", group_size=128),
+            QuantizationConfig(layout="awq", weight_dtype="int4", group_size=128),
         ),
         (
             {"quant_method": "gptq", "bits": 4, "group_size": -1, "desc_act": True},
-            QuantizationConfig(layout="gptq", codes="int4", zero_offset=1),
+            QuantizationConfig(layout="gptq", weight_dtype="int4", zero_offset=1),
         ),
         (
             {"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": "gptq_v2"},
-            QuantizationConfig(layout="gptq", codes="int4", group_size=32),
+            QuantizationConfig(layout="gptq", weight_dtype="int4", group_size=32),
         ),
         (
             {"quant_method": "fp8", "weight_block_size": [128, 64]},
-            QuantizationConfig(layout="scaled", codes="fp8", block=(128, 64)),
+            QuantizationConfig(layout="scaled", weight_dtype="fp8", block=(128, 64)),
         ),
-        ({"quant_method": "fbgemm_fp8"}, QuantizationConfig(layout="scaled", codes="fp8")),
-        (compressed(), QuantizationConfig(layout="scaled", codes="int8")),
+        ({"quant_method": "fbgemm_fp8"}, QuantizationConfig(layout="scaled", weight_dtype="fp8")),
+        (compressed(), QuantizationConfig(layout="scaled", weight_dtype="int8")),
         (
             compressed(strategy="group", group_size=64),
-            QuantizationConfig(layout="scaled", codes="int8", block=(1, 64)),
+            QuantizationConfig(layout="scaled", weight_dtype="int8", block=(1, 64)),
         ),
         (
             compressed("float-quantized", type="float", strategy="block", block_structure=[128, 128]),
-            QuantizationConfig(layout="scaled", codes="fp8", block=(128, 128)),
+            QuantizationConfig(layout="scaled", weight_dtype="fp8", block=(128, 128)),
         ),
         (
             compressed("pack-quantized", num_bits=4, strategy="group", group_size=128),
-            QuantizationConfig(layout="packed", codes="int4", group_size=128),
+            QuantizationConfig(layout="packed", weight_dtype="int4", group_size=128),
         ),
     ],
 )

@@ -141,9 +141,9 @@ def test_heads_are_prepared_as_by_the_reference(
     heads[5, -1, 3], heads[6, num_heads, 1] = torch.nan, torch.inf  # a value, a key
     kv_cache = torch.randn(8, 3, 2, num_kv_heads, block_size, head_dim, dtype=ops.dtype)
     exact_cache, exact_norms = kv_cache.float(), None if norms is None else (norms[0].float(), norms[1].float())
-    exact = ReferenceOps().prepare_heads(heads.float(), exact_norms, 1e-6, cos_sin, exact_cache, 1, metadata)
+    exact = ReferenceOps().qk_norm_rope_cache(heads.float(), exact_norms, 1e-6, cos_sin, exact_cache, 1, metadata)
     before = kv_cache.clone()
-    query = ops.prepare_heads(heads, norms, 1e-6, cos_sin, kv_cache, 1, metadata)
+    query = ops.qk_norm_rope_cache(heads, norms, 1e-6, cos_sin, kv_cache, 1, metadata)
     check(query, exact, atol=1e-5)
     check(kv_cache[1:], exact_cache[1:], atol=1e-5)
     assert kv_cache.isfinite().all()
@@ -217,7 +217,7 @@ def test_tokens_beyond_the_rows_and_empty_rows_get_zeros(ops: CpuOps) -> None:
 def test_step_without_tokens_is_legal(ops: CpuOps) -> None:
     metadata, kv_cache = make_metadata([], 8), torch.zeros(4, 1, 2, 1, 8, 8, dtype=ops.dtype)
     heads = torch.empty(0, 4, 8, dtype=ops.dtype)
-    query = ops.prepare_heads(heads, None, 1e-6, torch.zeros(1, 8), kv_cache, 0, metadata)
+    query = ops.qk_norm_rope_cache(heads, None, 1e-6, torch.zeros(1, 8), kv_cache, 0, metadata)
     assert ops.paged_attention(query, kv_cache, 0, metadata, 1.0, None).shape == (0, 2, 8)
     assert ops.linear(
         torch.empty(0, 8, dtype=ops.dtype), ops.pack_linear(torch.ones(5, 8, dtype=ops.dtype), None)
@@ -237,7 +237,7 @@ def test_a_poisoned_query_disturbs_no_other_token(ops: CpuOps) -> None:
 def test_deterministic_attention_gives_a_token_the_same_bits_in_any_chunk(
     kind: tuple[torch.dtype, str], seed: int
 ) -> None:
-    ops = make_cpu_ops(*kind, is_deterministic=True)
+    ops = make_cpu_ops(*kind, is_batch_invariant=True)
     query, kv_cache, metadata, window, rows, block_size = draw_attention(seed, ops.dtype)
     together = ops.paged_attention(query, kv_cache, 0, metadata, 0.1, window)
     for row, (computed, count, blocks) in enumerate(rows):

@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tokenloom.kernels.gpu.attention.decode import MAX_CHUNKS, PLAN_ROWS, decode_attention, plan_decode
+from tokenloom.kernels.gpu.attention.decode import MAX_SPLITS, PLAN_ROWS, decode_attention, plan_decode
 from tokenloom.kernels.gpu.attention.prefill import plan_prefill, prefill_attention
 from tokenloom.kernels.gpu.ops import TritonOps
 from tokenloom.kernels.gpu.table import DecodeShape, PrefillShape
@@ -132,8 +132,8 @@ def test_the_plan_lists_every_chunk_of_every_row_once(times: int) -> None:
     lengths = torch.tensor([1, 0, 32, 33, 100_000, 0, 64, 65] * times, dtype=torch.int32)
     shape = DecodeShape(tile=32, min_tiles=2, num_warps=4, num_stages=2)
     items = plan_decode(lengths, None, shape).tolist()
-    chunks = [1, 0, 1, 1, MAX_CHUNKS, 0, 1, 2] * times
-    wanted = [row * MAX_CHUNKS + chunk for row, count in enumerate(chunks) for chunk in range(count)]
+    chunks = [1, 0, 1, 1, MAX_SPLITS, 0, 1, 2] * times
+    wanted = [row * MAX_SPLITS + chunk for row, count in enumerate(chunks) for chunk in range(count)]
     assert items[0] == len(wanted)
     assert items[1 : 1 + len(wanted)] == wanted
 
@@ -180,7 +180,7 @@ def test_a_cache_may_have_more_elements_than_32_bits_count(has_fp8_cache: bool, 
     heads = torch.randn(near.metadata.query_starts_host[-1], 4 + 2 * 2, 64).half()
     results = []
     for step in (near, far):
-        query = ops.prepare_heads(heads.clone(), None, 1e-5, cos_sin, step.kv_cache, 1, step.metadata)
+        query = ops.qk_norm_rope_cache(heads.clone(), None, 1e-5, cos_sin, step.kv_cache, 1, step.metadata)
         results.append((query, ops.paged_attention(query, step.kv_cache, 1, step.metadata, step.scale, None)))
     (query, attended), (far_query, far_attended) = results
     assert torch.equal(far_query, query)

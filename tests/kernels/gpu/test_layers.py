@@ -113,7 +113,7 @@ def test_prepared_heads_and_stored_keys_are_the_references(seed: int) -> None:
     cos_sin = torch.randn(310, head_dim)
     caches = [step.kv_cache.clone(), step.kv_cache.clone()]
     queries = [
-        ops.prepare_heads(heads.clone(), norms, 1e-6, cos_sin, cache, 1, metadata)
+        ops.qk_norm_rope_cache(heads.clone(), norms, 1e-6, cos_sin, cache, 1, metadata)
         for ops, cache in zip((TritonOps(90), ReferenceOps()), caches, strict=True)
     ]
     check_close(*queries)
@@ -134,7 +134,7 @@ def test_keys_stored_in_8_bits_are_the_references(seed: int) -> None:
     cos_sin = torch.randn(310, head_dim)
     caches = [step.kv_cache.clone(), step.kv_cache.clone()]
     for ops, cache in zip((TritonOps(90), ReferenceOps()), caches, strict=True):
-        ops.prepare_heads(heads.clone(), None, 1e-6, cos_sin, cache, 1, step.metadata)
+        ops.qk_norm_rope_cache(heads.clone(), None, 1e-6, cos_sin, cache, 1, step.metadata)
     stored, wanted = (from_fp8(cache)[1:] for cache in caches)
     numbers, scales = (part[1:] for part in fp8_cache.parts(caches[1].flatten(-2), block_size))
     torch.testing.assert_close(fp8_cache.parts(caches[0].flatten(-2), block_size)[1][1:], scales, atol=0, rtol=2e-3)

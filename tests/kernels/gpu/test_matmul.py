@@ -16,7 +16,7 @@ import torch
 
 from tokenloom.kernels.gpu.linear.moe import CHUNK, list_rows, route
 from tokenloom.kernels.gpu.ops import TritonOps
-from tokenloom.kernels.quantized import QuantizedWeight, Weight, concatenate, from_groups, quantize
+from tokenloom.kernels.quantized import QuantizedWeight, Weight, concatenate, from_g_idx, quantize
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.kernels.reference import route as reference_route
 from tokenloom.tests.kernels.gpu.test_layers import seeds
@@ -51,13 +51,13 @@ def random_weight(rng: random.Random, form: str, num_out: int, num_in: int, dtyp
     if form.startswith("int4"):
         zeros = torch.randint(1, 17, scales.shape, dtype=torch.uint8)
         codes = torch.randint(0, 16, (num_out, num_in), dtype=torch.uint8)
-        return from_groups(codes, (scales / 8).half(), zeros, groups, dtype)
+        return from_g_idx(codes, (scales / 8).half(), zeros, groups, dtype)
     if form.startswith("int8"):
         codes = torch.randint(-127, 128, (num_out, num_in), dtype=torch.int8)
-        return from_groups(codes, scales / 127, None, groups, dtype)
+        return from_g_idx(codes, scales / 127, None, groups, dtype)
     codes = torch.randn(num_out, num_in).mul(90).clamp(-448, 448).to(torch.float8_e4m3fn)
     codes.view(torch.uint8)[0, 0] = 1  # the least there is, a subnormal
-    return from_groups(codes, scales / 90, None, groups, dtype)
+    return from_g_idx(codes, scales / 90, None, groups, dtype)
 
 
 def random_shape(rng: random.Random) -> tuple[int, int, int]:
@@ -93,7 +93,7 @@ def test_mixed_experts_are_the_references(seed: int, form: str) -> None:
     torch.manual_seed(rng.getrandbits(32))
     dtype = rng.choice(list(TOLERANCES))
     num_experts = rng.choice([1, 5, 8, 33])
-    num_chosen, is_normalized = rng.randint(1, min(num_experts, 8)), rng.random() < 0.5
+    top_k, is_normalized = rng.randint(1, min(num_experts, 8)), rng.random() < 0.5
     num_tokens, hidden, inner = rng.choice([0, 1, 5, 50, 90]), rng.choice([24, 64, 100]), rng.choice([10, 32, 56])
 
     def draw(num_out: int, num_in: int) -> Weight:
@@ -104,7 +104,7 @@ def test_mixed_experts_are_the_references(seed: int, form: str) -> None:
     gate_up, down = ([draw(*shape) for _ in range(num_experts)] for shape in ((2 * inner, hidden), (hidden, inner)))
     x, scores = torch.randn(num_tokens, hidden).to(dtype), torch.randn(num_tokens, num_experts).to(dtype)
     results = [
-        ops.mix_experts(x, scores, ops.pack_experts(gate_up, down), num_chosen, is_normalized)
+        ops.fused_moe(x, scores, ops.pack_experts(gate_up, down), top_k, is_normalized)
         for ops in (TritonOps(90), ReferenceOps())
     ]
     check_close(*results)
@@ -115,10 +115,10 @@ def test_experts_are_chosen_and_listed_as_the_scores_say(seed: int) -> None:
     rng = random.Random(seed)
     torch.manual_seed(seed)
     num_experts = rng.choice([1, 3, 8, 60, 128])
-    num_tokens, num_chosen = rng.choice([0, 1, 9, 150]), rng.randint(1, min(num_experts, 8))
+    num_tokens, top_k = rng.choice([0, 1, 9, 150]), rng.randint(1, min(num_experts, 8))
     scores = torch.randn(num_tokens, num_experts) * 3
-    weights, experts = route(scores, num_chosen, seed % 2 == 0)
-    wanted_weights, wanted = reference_route(scores, num_chosen, seed % 2 == 0)
+    weights, experts = route(scores, top_k, seed % 2 == 0)
+    wanted_weights, wanted = reference_route(scores, top_k, seed % 2 == 0)
     assert torch.equal(experts.long(), wanted)
     torch.testing.assert_close(weights, wanted_weights, atol=1e-6, rtol=1e-5)
     check_lists(experts, num_experts)

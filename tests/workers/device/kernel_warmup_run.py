@@ -25,8 +25,8 @@ if "alone" in sys.argv:
 
 from tokenloom.ipc.config.model_config import ModelConfig
 from tokenloom.ipc.errors import ConfigError
+from tokenloom.kernels.gpu.batch_invariant import BatchInvariantTritonOps
 from tokenloom.kernels.gpu.compile import compiling
-from tokenloom.kernels.gpu.deterministic import DeterministicTritonOps
 from tokenloom.kernels.gpu.ops import TritonOps
 from tokenloom.kernels.gpu.sampling.logprobs import log_totals
 from tokenloom.tests.kernels.gpu.loaded_nowhere import LoadedNowhere
@@ -62,7 +62,7 @@ SHORT_STEPS = (([1] * 100, [7] * 100), ([30] * 6, [40] * 6))
 
 
 def load(folder: Path, config: ModelConfig) -> DecoderModel:
-    ops = (DeterministicTritonOps if "deterministic" in sys.argv else TritonOps)(ARCHITECTURE)
+    ops = (BatchInvariantTritonOps if "deterministic" in sys.argv else TritonOps)(ARCHITECTURE)
     return load_model(folder, config, MAX_MODEL_LEN, torch.bfloat16, META_DEVICE, ops, GROUP)
 
 

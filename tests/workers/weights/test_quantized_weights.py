@@ -108,7 +108,7 @@ def test_quantizing_on_load_keeps_logits_near(kind: str, tmp_path: Path) -> None
 
 def test_scales_of_other_blocks_are_told(tmp_path: Path) -> None:
     quantized, _ = quantized_pair(tmp_path, "fp8, blocks", **SHAPE)
-    wrong = QuantizationConfig(layout="scaled", codes="fp8", block=(16, 16))
+    wrong = QuantizationConfig(layout="scaled", weight_dtype="fp8", block=(16, 16))
     message = r"q_proj.weight_scale_inv has shape \[2, 2\], blocks of 16 x 16 in \[96, 96\] ask for \[6, 6\]"
     with Checkpoint(quantized, torch.float32, CPU, wrong) as checkpoint, pytest.raises(ConfigError, match=message):
         load_matrix(checkpoint, TensorSlice(Q_PROJ, (96, 96)))
@@ -116,7 +116,7 @@ def test_scales_of_other_blocks_are_told(tmp_path: Path) -> None:
 
 def test_codes_of_another_kind_are_told(tmp_path: Path) -> None:
     quantized, _ = quantized_pair(tmp_path, "int8, channels", **SHAPE)
-    wrong = QuantizationConfig(layout="scaled", codes="fp8")
+    wrong = QuantizationConfig(layout="scaled", weight_dtype="fp8")
     message = r"q_proj.weight is I8, only F8_E4M3 can be used here"
     with Checkpoint(quantized, torch.float32, CPU, wrong) as checkpoint, pytest.raises(ConfigError, match=message):
         load_matrix(checkpoint, TensorSlice(Q_PROJ, (96, 96)))

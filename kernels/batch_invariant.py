@@ -1,4 +1,4 @@
-"""DeterministicOps: the reference with the same bits for a token whatever it is computed together with.
+"""BatchInvariantOps: the reference with the same bits for a token whatever it is computed together with.
 
 A matmul, a sum or an exponential may round differently with the shape that it runs in. Here each token goes through
 them alone, and attention takes one query at a time over its own context. So a token's result depends on its own history
@@ -17,7 +17,7 @@ from .contract import PackedLinear
 from .reference import ReferenceOps
 
 
-class DeterministicOps(ReferenceOps):
+class BatchInvariantOps(ReferenceOps):
     """For the CPU."""
 
     queries_at_once = 1

@@ -1,4 +1,4 @@
-"""DeterministicTritonOps: the kernels of a GPU with the same bits for a token whatever it is computed together with.
+"""BatchInvariantTritonOps: the kernels of a GPU with the same bits for a token whatever it is computed together with.
 
 Matrix products go through one shape of tile, those with experts' matrices as well. Attention treats a decode row as a
 prompt of one token and goes through all tiles of keys in order, each with its mask: what a mask hides adds exactly
@@ -15,22 +15,20 @@ from ..quantized import Weight
 from ..reference import PlainLinear, ReferenceOps
 from .attention.prefill import plan_prefill, prefill_attention
 from .linear.linear import linear
-from .linear.moe import TritonExperts, mix_experts
+from .linear.moe import TritonExperts, fused_moe
 from .ops import TritonOps
 from .table import PrefillShape, prefill_shape
 
 
-class DeterministicTritonOps(TritonOps):
+class BatchInvariantTritonOps(TritonOps):
     """Remembers the tiles of the last step's metadata only. Attention of a shape without a kernel is not its own."""
 
     def pack_linear(self, weight: Weight, bias: Tensor | None, is_gated: bool = False) -> PackedLinear:
         return ReferenceOps.pack_linear(self, weight, bias, is_gated)  # codes as the numbers that they stand for
 
-    def mix_experts(
-        self, x: Tensor, scores: Tensor, packed: PackedExperts, num_chosen: int, is_normalized: bool
-    ) -> Tensor:
+    def fused_moe(self, x: Tensor, scores: Tensor, packed: PackedExperts, top_k: int, is_normalized: bool) -> Tensor:
         assert isinstance(packed, TritonExperts)
-        return mix_experts(x, scores, packed, num_chosen, is_normalized, is_uniform=True)
+        return fused_moe(x, scores, packed, top_k, is_normalized, is_batch_invariant=True)
 
     def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
         assert isinstance(packed, PlainLinear)
@@ -56,7 +54,7 @@ class DeterministicTritonOps(TritonOps):
         tiles = self._all_tiles(metadata, group, shape)
         if tiles.shape[0]:
             prefill_attention(
-                query, kv_cache, layer, metadata, tiles, output, scale, sliding_window, shape, is_uniform=True
+                query, kv_cache, layer, metadata, tiles, output, scale, sliding_window, shape, is_batch_invariant=True
             )
         return output
 

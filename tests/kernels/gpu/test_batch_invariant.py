@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-from tokenloom.kernels.gpu.deterministic import DeterministicTritonOps
+from tokenloom.kernels.gpu.batch_invariant import BatchInvariantTritonOps
 from tokenloom.kernels.gpu.linear.linear import linear
 from tokenloom.kernels.gpu.sampling.logprobs import log_totals
 from tokenloom.kernels.quantized import quantize
@@ -61,13 +61,13 @@ def test_mixed_experts_are_the_references_and_tokens_stand_alone(form: Literal["
     gate_up, down = ([torch.randn(*shape) / 4 for _ in range(num_experts)] for shape in shapes)
     if form is not None:
         gate_up, down = ([quantize(weight, form) for weight in weights] for weights in (gate_up, down))
-    ops, reference = DeterministicTritonOps(90), ReferenceOps()
+    ops, reference = BatchInvariantTritonOps(90), ReferenceOps()
     packed = ops.pack_experts(gate_up, down)
-    together = ops.mix_experts(x, scores, packed, 3, True)
-    wanted = reference.mix_experts(x, scores, reference.pack_experts(gate_up, down), 3, True)
+    together = ops.fused_moe(x, scores, packed, 3, True)
+    wanted = reference.fused_moe(x, scores, reference.pack_experts(gate_up, down), 3, True)
     torch.testing.assert_close(together, wanted, atol=2e-5, rtol=2e-5)
     for rows in ([0], [69], [3, 50], list(range(17, 40))):
-        assert torch.equal(ops.mix_experts(x[rows], scores[rows], packed, 3, True), together[rows])
+        assert torch.equal(ops.fused_moe(x[rows], scores[rows], packed, 3, True), together[rows])
 
 
 def test_totals_are_torchs_and_rows_stand_alone() -> None:
@@ -109,7 +109,7 @@ def test_logits_have_the_same_bits_in_any_way(
     torch.set_num_threads(1)
     folder = tiny_checkpoint(tmp_path, family)
     tokens = np.random.default_rng(0).integers(0, 200, LENGTH).tolist()
-    model = load(folder, ops=DeterministicTritonOps(90))
+    model = load(folder, ops=BatchInvariantTritonOps(90))
     wanted = alone(PagedRun(model, BLOCK_SIZE), tokens)
     again = way(PagedRun(model, BLOCK_SIZE, seed=3), tokens)  # after a hit or preemption: chunked
     assert torch.equal(again, wanted)
