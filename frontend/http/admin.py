@@ -79,11 +79,11 @@ class AdminEndpoints:
         else:
             token_ids = await self._engine.text_tokens(parsed.inputs[0], parsed.body.add_special_tokens is not False)
         start = b'{"count":%d,"max_model_len":%d,"tokens":[' % (num_ids(token_ids), self._spec.max_model_len)
-        pieces, names = [piece async for piece in _json_pieces(token_ids)], b""
+        pieces, token_strs = [piece async for piece in _json_pieces(token_ids)], None
         if parsed.body.return_token_strs:
             token_strs = await in_slices(map(self._engine.inputs.token_string, decode_ids(token_ids)))
-            names = b',"token_strs":' + encode_json(token_strs)
-        return Response(b"".join([start, *pieces, b"]", names, b"}"]), media_type="application/json")
+        names = b'],"token_strs":' + encode_json(token_strs)
+        return Response(b"".join([start, *pieces, names, b"}"]), media_type="application/json")
 
     async def detokenize(self, request: Request) -> Response:
         parsed = await self._engine.bodies.read(request, DetokenizeRequest, self._spec.model_names)

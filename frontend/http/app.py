@@ -28,6 +28,7 @@ from ..openai.embeddings import Embeddings
 from ..openai.events import EventStream, until_disconnect
 from ..openai.forms.defaults import with_defaults
 from ..openai.forms.errors import HttpError, json_response, refusal_kind
+from ..openai.forms.params import about_prompt
 from ..openai.forms.response_body import ResponsesRequest, chat_request
 from ..openai.forms.schema import ChatRequest, CompletionRequest, EmbeddingRequest
 from ..openai.local_engine import LocalEngine
@@ -70,17 +71,22 @@ class OpenAIEndpoints:
 
     def endpoints(self) -> list[Endpoint]:
         return [
-            self._endpoint("/v1/completions", "Continue texts", CompletionRequest, self._complete),
-            self._endpoint("/v1/chat/completions", "The next turn of a chat", ChatRequest, self._chat),
-            self._endpoint("/v1/responses", "The next items of a conversation", ResponsesRequest, self._respond),
-            self._endpoint("/v1/embeddings", "The vectors of texts", EmbeddingRequest, self._embed),
+            self._endpoint("/v1/completions", "Continue texts", CompletionRequest, self._complete, "prompt"),
+            self._endpoint("/v1/chat/completions", "The next turn of a chat", ChatRequest, self._chat, "messages"),
+            self._endpoint("/v1/responses", "A conversation's next items", ResponsesRequest, self._respond, "input"),
+            self._endpoint("/v1/embeddings", "The vectors of texts", EmbeddingRequest, self._embed, "input"),
         ]
 
     def _endpoint(
-        self, path: str, summary: str, body_type: type[BodyT], start: Callable[[ParsedBody[BodyT]], Awaitable[Work]]
+        self,
+        path: str,
+        summary: str,
+        body_type: type[BodyT],
+        start: Callable[[ParsedBody[BodyT]], Awaitable[Work]],
+        prompt_field: str,
     ) -> Endpoint:
         async def answer(request: Request) -> Response:
-            with self._refusals():
+            with self._refusals(), about_prompt(prompt_field):
                 parsed = await self._engine.bodies.read(request, body_type, self._spec.model_names)
                 parsed = parsed._replace(body=with_defaults(parsed.body, self._spec))
                 work = await start(parsed)

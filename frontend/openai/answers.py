@@ -5,10 +5,10 @@ Knows no field of a choice: what is text, a message or a call is the endpoint's 
 
 from __future__ import annotations
 
+import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import ClassVar
 
@@ -16,6 +16,7 @@ from ...ipc.codec import JsonObject, num_ids
 from ...ipc.messages.client import Delta, Logprobs, Submit
 from .events import DONE, TextEvents, event
 from .forms.errors import encode_json
+from .forms.params import about_prompt
 from .forms.schema import Generation
 from .local_engine import LocalEngine, Run
 from .slices import in_slices
@@ -73,6 +74,7 @@ class Answers(ABC):
     stream_end = DONE
     kind: ClassVar[str]
     chunk_kind: ClassVar[str]
+    prompt_field: ClassVar[str]
     tells_empty: ClassVar[bool]  # whether tokens without text are an event
 
     def __init__(
@@ -86,8 +88,10 @@ class Answers(ABC):
         self._submits = submits
         self._created = int(time.time())
 
-    def run(self) -> AbstractContextManager[Run]:
-        return self._engine.run(self._submits)
+    @contextlib.contextmanager
+    def run(self) -> Iterator[Run]:
+        with about_prompt(self.prompt_field), self._engine.run(self._submits) as run:
+            yield run
 
     @abstractmethod
     def _choices(self, run: Run) -> Iterable[Choice]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Callable, Collection
 from typing import TypeVar
@@ -27,6 +28,8 @@ from .forms.errors import HttpError
 
 logger = logging.getLogger("tokenloom.http")
 T = TypeVar("T")
+
+_JSON = re.compile(r"application/([^/]+\+)?json")
 
 WARNING = "tokenloom.warning"  # in a scope: what a header of the answer is to say
 LOG_EVERY_S = 60.0  # at most one line about unknown fields
@@ -50,6 +53,9 @@ class BodyReader:
         coding = request.headers.get("content-encoding", "identity")
         if coding != "identity":
             raise HttpError(415, f"the body comes with content-encoding {coding:.40}: send it as it is")
+        media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if media_type and not _JSON.fullmatch(media_type):
+            raise HttpError(415, f"the body comes as {media_type:.80}: send JSON with content-type application/json")
         chunks, num_bytes = [], 0
         try:
             async for chunk in request.stream():

@@ -30,7 +30,7 @@ _UNSAID: JsonObject = dict.fromkeys(("refusal", "annotations", "audio", "functio
 class ChatCompletion(Answers):
     """One request to the endpoint, made by `start`."""
 
-    kind, chunk_kind, tells_empty = "chat.completion", "chat.completion.chunk", False
+    kind, chunk_kind, prompt_field, tells_empty = "chat.completion", "chat.completion.chunk", "messages", False
 
     def __init__(
         self, engine: LocalEngine, body: ChatRequest, model: str, submit: Submit, style: AnswerStyle, echoed: str

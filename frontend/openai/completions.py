@@ -19,7 +19,7 @@ from .local_engine import LocalEngine, Run
 class Completion(Answers):
     """One request to the endpoint."""
 
-    kind, chunk_kind, tells_empty = "text_completion", "text_completion", True
+    kind, chunk_kind, prompt_field, tells_empty = "text_completion", "text_completion", "prompt", True
 
     def __init__(self, engine: LocalEngine, parsed: ParsedBody[CompletionRequest], model: str) -> None:
         body = parsed.body

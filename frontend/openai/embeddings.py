@@ -15,7 +15,7 @@ from ...ipc.pooling_params import PoolingParams
 from ..client.outputs import floats
 from ..intake.body_parser import ParsedBody
 from .forms.errors import encode_json
-from .forms.params import given_params
+from .forms.params import about_prompt, given_params
 from .forms.prompts import answer_id, prompt_submits
 from .forms.schema import EmbeddingRequest
 from .forms.vectors import packed
@@ -50,12 +50,16 @@ class Embeddings:
         """Check everything and make a chat's prompt; nothing runs yet."""
         if parsed.body.messages is not None:
             is_cut = engine.inputs.limits.truncates(parsed.body.truncate_prompt_tokens)
-            prompt = await engine.chat_prompt(ParsedBody(parsed.body.chat, parsed.inputs), is_cut)
+            with about_prompt("messages"):
+                prompt = await engine.chat_prompt(ParsedBody(parsed.body.chat, parsed.inputs), is_cut)
             parsed = parsed._replace(inputs=[prompt])
         return cls(engine, parsed, model)
 
     async def whole(self) -> bytes | Response:
-        with self._engine.run(self._submits) as run:
+        with (
+            about_prompt("input" if self._body.messages is None else "messages"),
+            self._engine.run(self._submits) as run,
+        ):
             vectors = await vectors_of(run, "input")
             if self._body.encoding_format in ("bytes", "bytes_only"):
                 return await self._as_bytes(vectors, run)

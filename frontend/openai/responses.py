@@ -15,6 +15,7 @@ from .chat import ChatCompletion
 from .forms.errors import encode_json
 from .forms.items import ItemWriter
 from .forms.logprobs import chat_logprobs
+from .forms.params import under_its_own_name
 from .forms.response_body import ResponsesRequest
 
 _SHOWN = ("temperature", "top_p", "top_logprobs", "presence_penalty", "frequency_penalty", "max_tool_calls", "user")
@@ -49,7 +50,7 @@ class ResponseCreation:
     async def _progress(self) -> AsyncGenerator[tuple[str, JsonObject], None]:
         """Every event in order, as (type, its fields)."""
         writer, with_ids = ItemWriter(secrets.token_hex(12)), bool(self._body.return_tokens_as_token_ids)
-        with self._chat.run() as run:
+        with under_its_own_name("input", r"messages\b"), self._chat.run() as run:
             begun = False
             finish_reason: str | None = None
             async for read in self._chat.parts(run):

@@ -14,7 +14,8 @@ BAD_BODIES: list[tuple[str, dict[str, object], int, str | None]] = [
     ("wrong type", {"prompt": "x", "max_tokens": "many"}, 400, "max_tokens"),
     ("no prompt", {"max_tokens": 1}, 400, "prompt"),
     ("empty prompt", {"prompt": ""}, 400, None),
-    ("too long", {"prompt": [5] * 3000}, 400, None),
+    ("unknown token", {"prompt": [5000]}, 400, "prompt"),
+    ("negative token", {"prompt": [-1]}, 400, "prompt"),
     ("mixed prompts", {"prompt": [1, "two"]}, 400, "prompt"),
     ("not served", {"prompt": "x", "suffix": "y"}, 400, "suffix"),
     ("best_of", {"prompt": "x", "best_of": 3}, 400, "best_of"),
@@ -64,6 +65,22 @@ def test_a_compressed_body_is_told_to_be_sent_as_it_is(http: httpx2.Client) -> N
     assert answer.status_code == 415 and "content-encoding gzip" in answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("media_type", ["application/x-www-form-urlencoded", "text/plain; charset=utf-8", "text/json"])
+@pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])
+def test_a_body_that_says_it_is_no_json_is_refused(http: httpx2.Client, path: str, media_type: str) -> None:
+    answer = http.post(path, content=b'{"prompt": "x"}', headers={"content-type": media_type})
+    assert answer.status_code == 415 and "content-type application/json" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "media_type", [None, "application/json; charset=utf-8", "Application/JSON", "application/a+json"]
+)
+def test_a_body_of_json_is_read_whether_or_not_it_says_so(http: httpx2.Client, media_type: str | None) -> None:
+    headers = {} if media_type is None else {"content-type": media_type}
+    answer = http.post("/tokenize", content=b'{"prompt": "x"}', headers=headers)
+    assert answer.status_code == 200 and answer.json()["token_strs"] is None
+
+
 def test_tools_that_the_template_cannot_show_are_refused_unless_a_call_is_forced(http: httpx2.Client) -> None:
     tools = [{"type": "function", "function": {"name": "add"}}]
     answer = http.post("/v1/chat/completions", json={"messages": QUESTION, "tools": tools})
@@ -73,21 +90,25 @@ def test_tools_that_the_template_cannot_show_are_refused_unless_a_call_is_forced
 
 
 @pytest.mark.parametrize(
-    ("path", "body"),
+    ("path", "field", "prompt"),
     [
-        ("completions", {"prompt": [5] * 3000}),
-        ("completions", {"prompt": "hi " * 20_000}),
-        ("chat/completions", {"messages": [{"role": "user", "content": "hi " * 3000}]}),
-        ("responses", {"input": "hi " * 3000}),
-        ("embeddings", {"input": [5] * 2049}),
+        ("completions", "prompt", [5] * 3000),
+        ("completions", "prompt", "hi " * 20_000),
+        ("chat/completions", "messages", [{"role": "user", "content": "hi " * 3000}]),
+        ("chat/completions", "messages", [{"role": "user", "content": "hi " * 30_000}]),
+        ("responses", "input", "hi " * 3000),
+        ("embeddings", "input", [5] * 2049),
+        ("embeddings", "messages", [{"role": "user", "content": "hi " * 3000}]),
+        ("embeddings", "messages", [{"role": "user", "content": "hi " * 30_000}]),
     ],
 )
+@pytest.mark.parametrize("stream", [False, True])
 def test_a_prompt_that_is_too_long_is_recognized_as_that(
-    http: httpx2.Client, path: str, body: dict[str, object]
+    http: httpx2.Client, path: str, field: str, prompt: object, stream: bool
 ) -> None:
-    answer = http.post(f"/v1/{path}", json=body)
+    answer = http.post(f"/v1/{path}", json={field: prompt, "stream": stream})
     error = answer.json()["error"]
-    assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
+    assert (answer.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", field)
     assert "maximum context length is 2048 tokens" in error["message"]
     assert "prompt is too long" in error["message"]  # by which LangChain knows it
 

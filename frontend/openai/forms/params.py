@@ -98,6 +98,16 @@ def under_its_own_name(field: str, begin: str = r"structured_outputs\.\w+") -> I
         raise RequestError(re.sub(f"^{begin}", lambda _: field, str(error), count=1)) from None
 
 
+@contextlib.contextmanager
+def about_prompt(field: str) -> Iterator[None]:
+    """Have errors about the prompt begin with the field that it came in."""
+    with (
+        under_its_own_name(f"{field}: ", r"(?=(?:the|a) prompt\b)"),
+        under_its_own_name(field, r"prompt_token_ids\b"),
+    ):
+        yield
+
+
 def chat_max_tokens(body: ChatRequest) -> int | None:
     """The newer name wins; OpenAI counts reasoning too, as we do."""
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
