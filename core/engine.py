@@ -269,13 +269,13 @@ class EngineCore:
             self._quarantine.on_progress(self.scheduler.known_tokens())
         self._want_masks()
         now = time.monotonic()
-        num_new = num_ids(new_tokens.token_frame)
+        num_new = num_ids(new_tokens.token_ids)
         self.stats.on_step(len(batch.rows), batch.num_tokens, batch.num_prompt_tokens, num_new, output.execute_s, now)
         self.stats.host_s += now - begun_at
 
     def _tell_grammars(self, new: NewTokens, *, are_forced: bool = False) -> None:
-        if new.labels.has_grammar:
-            pairs = zip(new.labels.grammar_ids.tolist(), decode_ids(new.token_frame), strict=True)
+        if new.owners.has_grammar:
+            pairs = zip(new.owners.grammar_ids.tolist(), decode_ids(new.token_ids), strict=True)
             self._grammars.advance([pair for pair in pairs if pair[0]], are_forced=are_forced)
 
     # ── grammars ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -325,9 +325,9 @@ class EngineCore:
         to the step in flight, which samples it."""
         forced = [(mask.request, mask.forced) for mask in masks if len(mask.forced) > 1]
         if forced := [(request, token_ids) for request, token_ids in forced if may_jump(request.params)]:
-            new_tokens = self.scheduler.append_forced(forced)
-            self.stats.num_generated_tokens += num_ids(new_tokens.token_frame)
-            self._outbox.add_forced(new_tokens)
+            new_tokens = self.scheduler.append_jump_tokens(forced)
+            self.stats.num_generated_tokens += num_ids(new_tokens.token_ids)
+            self._outbox.add_jump_tokens(new_tokens)
             self._tell_grammars(new_tokens, are_forced=True)
 
     @property

@@ -19,8 +19,8 @@ from .request import Ids
 class LogprobTable:
     """n tokens; token i has widths[i] entries in the two flat columns."""
 
-    owners: Ids  # [n] frontend
-    keys: Ids  # [n]; rows until `label`
+    owners: Ids  # [n] frontend; rows until `label`
+    keys: Ids  # [n] request key; rows until `label`
     positions: Ids  # [n]
     widths: Ids  # [n]
     ranks: Ids  # [n]
@@ -40,6 +40,11 @@ class LogprobTable:
         if (widths < 1).any() or int(widths.sum()) != len(token_ids):
             raise ProtocolError(f"logprobs have {len(token_ids)} entries, their widths sum to {int(widths.sum())}")
         return cls(rows, rows, positions, widths, ranks, token_ids, logprobs)
+
+    @property
+    def rows(self) -> Ids:
+        """[n], before `label`"""
+        return self.keys
 
     def select(self, mask: npt.NDArray[np.bool_]) -> LogprobTable:
         """Those tokens alone. mask: [n]."""

@@ -60,7 +60,7 @@ class Outbox:
         if vector is not None:
             draft.pooled.append(Pooled(owner=finished.key, vector=vector))
 
-    def add_forced(self, tokens: NewTokens) -> None:
+    def add_jump_tokens(self, tokens: NewTokens) -> None:
         """Tokens ahead of the step that samples the first of them wait for what that step, or anything, has to tell."""
         was_due = self._is_due
         self.add_tokens(tokens)
@@ -75,13 +75,13 @@ class Outbox:
         if tokens.prompt_logprobs is not None:
             for owner, table in _by_owner(tokens.prompt_logprobs):
                 self._draft(owner).prompt_logprobs.append(table.to_columns())
-        labels = tokens.labels
-        frames = labels.key_frame, labels.count_frame, tokens.start_frame, tokens.token_frame
-        if labels.owner is not None:
-            self._draft(labels.owner).add(*frames)
+        of = tokens.owners
+        frames = of.keys, of.counts, tokens.starts, tokens.token_ids
+        if of.owner is not None:
+            self._draft(of.owner).add(*frames)
             return
-        for owner in np.unique(labels.owners).tolist():
-            mine = labels.owners == owner
+        for owner in np.unique(of.owners).tolist():
+            mine = of.owners == owner
             self._draft(owner).add(*(np.frombuffer(frame, np.int32)[mine].tobytes() for frame in frames))
 
     def drop(self, owner: int) -> None:

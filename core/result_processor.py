@@ -1,7 +1,8 @@
-"""What a step has brought, taken in: new tokens of rows that still belong to the same request, and who ends by them.
+"""Apply a step's result: append sampled tokens to rows whose request is unchanged, and finish the requests that stop.
 
-Tokens that a grammar forces are taken in before the step that samples the first of them is back; what that step then
-says of it must be the same. Knows no queue and no budget.
+A row brings any number of tokens; one token for each row of an unchanged batch is the fast path. Tokens that a grammar
+leaves no choice of (jump-forward tokens) are appended before the step that samples the first of them is back; its
+sampled token must be equal. Knows no queue and no budget.
 """
 
 from __future__ import annotations
@@ -10,18 +11,19 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from ..ipc.codec import decode_ids, num_ids
+from ..ipc.codec import num_ids
 from ..ipc.errors import ErrorInfo, ProtocolError, RequestError, error_info
 from ..ipc.messages.base import BulkArray, FinishReason
 from ..ipc.messages.core import LogprobColumns
 from ..ipc.messages.workers import ModelRunnerOutput
 from .logprob_table import LogprobTable
 from .request import Ids, Request, State
-from .scheduling.batch import Labels
+from .scheduling.batch import TokenOwners
 from .scheduling.ledger import LedgerEntry
 from .scheduling.rows import Rows
-from .scheduling.step_delta import Changes
+from .scheduling.step_delta import StepDelta
 
 _NO_TOKEN = error_info(
     RequestError(
@@ -32,12 +34,12 @@ _NO_TOKEN = error_info(
 
 
 class NewTokens(NamedTuple):
-    """New tokens in columns of equal length; those of one answer in their order."""
+    """New tokens as columns of equal length; the tokens of a request are in order."""
 
-    labels: Labels
-    start_frame: bytes  # int32: output index of each token
-    token_frame: bytes  # int32
-    logprobs: LogprobTable | None = None  # of those that asked
+    owners: TokenOwners
+    starts: bytes  # int32: output index of each token
+    token_ids: bytes  # int32
+    logprobs: LogprobTable | None = None  # of requests that asked for them
     prompt_logprobs: LogprobTable | None = None
 
 
@@ -48,68 +50,120 @@ class FinishedRequest(NamedTuple):
     error: ErrorInfo | None = None  # with reason "error"
 
 
-class TokenIntake:
-    """Writes into the scheduler's rows; `release` takes one that has ended off its row."""
+class _Columns(NamedTuple):
+    """Tokens by row, before any request is finished."""
 
-    def __init__(self, rows: Rows, changes: Changes, release: Callable[[Request], None]) -> None:
-        self._rows, self._changes, self._release = rows, changes, release
+    rows: npt.NDArray[np.integer]
+    positions: Ids  # in the request, its first prompt token is 0
+    token_ids: Ids
 
-    def take(self, output: ModelRunnerOutput, entry: LedgerEntry) -> tuple[NewTokens, list[FinishedRequest]]:
-        """The result of the step in `entry`. ProtocolError if it answers something else than was asked."""
-        batch = entry.batch
-        if output.rows != batch.sampling_frame or len(output.token_ids) != len(output.rows):
-            num_new, num_asked = num_ids(output.token_ids), len(batch.sampling_rows)
-            raise ProtocolError(f"step {output.step}: {num_new} rows were sampled, {num_asked} were asked for")
+    def select(self, mask: npt.NDArray[np.bool_]) -> _Columns:
+        return _Columns(self.rows[mask], self.positions[mask], self.token_ids[mask])
+
+
+class ResultProcessor:
+    """Writes into the scheduler's rows; `release` takes a finished request off its row."""
+
+    def __init__(self, rows: Rows, delta: StepDelta, release: Callable[[Request], None]) -> None:
+        self._rows, self._delta, self._release = rows, delta, release
+
+    def process(self, output: ModelRunnerOutput, entry: LedgerEntry) -> tuple[NewTokens, list[FinishedRequest]]:
+        """Apply the result of the step in `entry`. ProtocolError if the result does not fit the step."""
+        batch, state = entry.batch, self._rows
         finished: list[FinishedRequest] = []
-        rows = batch.sampling_rows
-        new_tokens = NewTokens(batch.labels, batch.start_frame(entry.number), output.token_ids)
-        if batch.version != self._rows.version or output.fully_masked_rows:
-            rows, new_tokens, finished = self._take_changed(output, entry)
+        owners, may_be_full = batch.owners, entry.number + 1 == batch.num_steps
+        is_plain = batch.version == state.version and output.rows == batch.sampled_frame
+        is_plain = is_plain and output.counts == owners.counts and not output.fully_masked_rows
+        if is_plain:  # one token for each row, and nothing has changed since the step was made
+            token_ids = _decode(output.token_ids, len(batch.sampled_rows), output.step)
+            new = _Columns(batch.sampled_rows, batch.sampled_ends + entry.number, token_ids)
+            reason_by_row = self._end_reasons(new, may_be_full=may_be_full)
+        else:
+            new = self._unknown_tokens(output, entry)
+            new, finished = self._finish_masked(new, output.fully_masked_rows)
+            new, reason_by_row = self._cut_at_ends(new)
+            owners = TokenOwners(state, new.rows)
+        new_tokens = NewTokens(owners, (new.positions - owners.num_prompt_tokens).tobytes(), new.token_ids.tobytes())
+        state.append(*new)
         if output.logprobs is not None or output.prompt_logprobs is not None:
             new_tokens = new_tokens._replace(
-                logprobs=self._labelled(output.logprobs, entry, is_of_prompt=False),
-                prompt_logprobs=self._labelled(output.prompt_logprobs, entry, is_of_prompt=True),
+                logprobs=self._output_logprobs(output.logprobs, entry, None if is_plain else new),
+                prompt_logprobs=self._prompt_logprobs(output.prompt_logprobs, entry),
             )
-        self._rows.append(rows, new_tokens.token_frame)
-        if output.pooled or batch.has_pooled:
+        if output.pooled or len(batch.pooled_rows):
             finished += self._finish_pooled(output, entry)
-        finished += self._finish_stopped(rows, new_tokens, may_be_full=entry.number + 1 == batch.num_steps)
+        finished += [FinishedRequest(self._finish(row), reason) for row, reason in reason_by_row.items()]
         return new_tokens, finished
 
-    def _take_changed(
-        self, output: ModelRunnerOutput, entry: LedgerEntry
-    ) -> tuple[Ids, NewTokens, list[FinishedRequest]]:
-        """The rows whose tokens count, those tokens, and who ends without one, when rows have come, gone or been given
-        tokens since the step was sent."""
+    def _unknown_tokens(self, output: ModelRunnerOutput, entry: LedgerEntry) -> _Columns:
+        """Tokens that follow the known ones of requests that still have their rows. A row brings any number of tokens;
+        tokens at known positions must be equal to the known ones. A row without a token computes its last one again."""
         batch, state = entry.batch, self._rows
-        rows, ends = batch.sampling_rows, batch.sampling_ends + entry.number
-        token_ids = np.frombuffer(output.token_ids, np.int32)
-        is_live = state.epoch[rows] == batch.epochs[batch.samples]
-        is_new = is_live & (state.num_tokens[rows] == ends)
-        is_known = is_live & ~is_new
-        self._check_forced(entry.step, rows[is_known], ends[is_known], token_ids[is_known])
-        is_barred = is_new & np.isin(rows, np.frombuffer(output.fully_masked_rows, np.int32))
-        barred = rows[is_barred].tolist()
-        finished = [FinishedRequest(self._finish(row), "error", error=_NO_TOKEN) for row in barred]
-        is_new &= ~is_barred
-        return rows[is_new], self._told(rows[is_new], ends[is_new], token_ids[is_new]), finished
+        rows = batch.sampled_rows
+        counts = _counts_of(output, rows)
+        is_live = state.epoch[rows] == batch.sampled_epochs
+        starts = batch.sampled_ends + entry.number - (state.num_rewound[rows] - batch.sampled_rewound)
+        num_known = state.num_tokens[rows]
+        is_next = is_live & (starts == num_known)
+        if (is_next & (counts < 0)).any():
+            raise ProtocolError(f"step {output.step}: no result for rows {rows[is_next & (counts < 0)].tolist()}")
+        state.rewind(rows[is_next & (counts == 0)])
+        counts = np.maximum(counts, 0)
+        token_ids = _decode(output.token_ids, int(counts.sum()), output.step)
+        index = np.repeat(np.arange(len(rows)), counts)
+        positions = starts[index] + (np.arange(len(index)) - (np.cumsum(counts) - counts)[index]).astype(np.int32)
+        is_new = is_live[index] & (positions >= num_known[index])
+        is_known = is_live[index] & ~is_new
+        known_rows = rows[index[is_known]]
+        is_other = state.tokens[known_rows, positions[is_known]] != token_ids[is_known]
+        if is_other.any():
+            others = known_rows[is_other].tolist()
+            raise ProtocolError(f"step {output.step}: rows {others} sampled a token that differs from the known one")
+        if (counts != 1).any():
+            state.version += 1
+        return _Columns(rows[index[is_new]], positions[is_new], token_ids[is_new])
 
-    def _told(self, rows: Ids, positions: Ids, token_ids: Ids) -> NewTokens:
-        """What frontends and grammars are told of tokens; `rows` may repeat."""
-        labels = Labels(self._rows, rows)
-        return NewTokens(labels, (positions - labels.num_prompt_tokens).tobytes(), token_ids.tobytes())
+    def _finish_masked(self, new: _Columns, masked_rows: bytes) -> tuple[_Columns, list[FinishedRequest]]:
+        """Finish the requests whose rules leave no token; returns the tokens of the others."""
+        is_masked = np.isin(new.rows, np.frombuffer(masked_rows, np.int32))
+        rows = np.unique(new.rows[is_masked]).tolist()
+        return new.select(~is_masked), [FinishedRequest(self._finish(row), "error", error=_NO_TOKEN) for row in rows]
 
-    def _check_forced(self, step: int, rows: Ids, positions: Ids, token_ids: Ids) -> None:
-        """ProtocolError if a row has sampled another token than the one that its grammar forced."""
-        known = self._rows.tokens[rows, positions]
-        if (known != token_ids).any():
-            raise ProtocolError(f"step {step}: {token_ids} were sampled, {known} were forced")
+    def _cut_at_ends(self, new: _Columns) -> tuple[_Columns, dict[int, FinishReason]]:
+        """Drop the tokens after the one that ends their request; returns the reasons by row, too."""
+        reason_by_row: dict[int, FinishReason] = {}
+        last = np.full(len(self._rows.epoch), len(new.rows))  # by row: index of the last token that counts
+        rows = new.rows.tolist()
+        for index, reason in sorted(self._index_reasons(new).items()):
+            if rows[index] not in reason_by_row:
+                reason_by_row[rows[index]], last[rows[index]] = reason, index
+        is_kept = np.arange(len(rows)) <= last[new.rows]
+        return new.select(is_kept), reason_by_row
 
-    def take_forced(self, forced: Iterable[tuple[Request, list[int]]]) -> NewTokens:
-        """Tokens that need no draw: the step in flight samples the first of them, a later one computes all. They stop
-        short of the one that ends the request. Of a request that has more in flight than that step none is taken."""
+    def _end_reasons(self, new: _Columns, *, may_be_full: bool) -> dict[int, FinishReason]:
+        """Why rows end with their tokens, of which each row has one."""
+        reasons = self._index_reasons(new, may_be_full=may_be_full)
+        return {int(new.rows[index]): reason for index, reason in reasons.items()} if reasons else {}
+
+    def _index_reasons(self, new: _Columns, *, may_be_full: bool = True) -> dict[int, FinishReason]:
+        """By index of a token: why it ends its request. `may_be_full`: a row may have reached its limit."""
+        reasons: dict[int, FinishReason] = {}
+        state = self._rows
+        if may_be_full:
+            is_full = new.positions + 1 >= state.token_limit[new.rows]
+            reasons = dict.fromkeys(np.flatnonzero(is_full).tolist(), "length")
+        if state.num_rows_by_stop_id:
+            token_ids = new.token_ids.tolist()
+            if not state.num_rows_by_stop_id.keys().isdisjoint(token_ids):
+                columns = zip(new.rows.tolist(), new.positions.tolist(), token_ids, strict=True)
+                reasons |= {index: "stop" for index, each in enumerate(columns) if state.is_stop(*each)}
+        return reasons
+
+    def append_jump_tokens(self, jumps: Iterable[tuple[Request, list[int]]]) -> NewTokens:
+        """Append tokens that need no sampling: the step in flight samples the first, and a later step computes all of
+        them. They stop before a stop token. A request with more than that step in flight gets none."""
         state, rows, positions, new_ids = self._rows, list[int](), list[int](), list[int]()
-        for request, token_ids in forced:
+        for request, token_ids in jumps:
             row = request.row
             if row < 0 or state.num_scheduled[row] != state.num_tokens[row]:
                 continue
@@ -117,57 +171,80 @@ class TokenIntake:
             stops = (i for i, token_id in enumerate(token_ids) if token_id in request.stop_token_ids)
             ids = token_ids[: min(next(stops, len(token_ids)), num_left - 1)]
             if len(ids) > 1:
-                state.extend(row, ids)
-                self._changes.force(row, ids[1:])
+                self._delta.append_tokens(row, ids[1:])
                 rows += [row] * len(ids)
                 positions += range(start, start + len(ids))
                 new_ids += ids
-        return self._told(*np.array([rows, positions, new_ids], np.int32))
+        new = _Columns(*np.array([rows, positions, new_ids], np.int32))
+        state.append(*new)
+        state.version += bool(rows)
+        owners = TokenOwners(state, new.rows)
+        return NewTokens(owners, (new.positions - owners.num_prompt_tokens).tobytes(), new.token_ids.tobytes())
 
-    def _labelled(self, columns: LogprobColumns | None, entry: LedgerEntry, is_of_prompt: bool) -> LogprobTable | None:
-        """Logprobs of rows that still belong to the same request, under its key."""
+    def _output_logprobs(
+        self, columns: LogprobColumns | None, entry: LedgerEntry, new: _Columns | None
+    ) -> LogprobTable | None:
+        """Logprobs of output tokens under their requests' keys; of the tokens in `new` alone, unless it is None."""
+        if (table := self._live_logprobs(columns, entry)) is None:
+            return None
+        if new is not None:
+            places = new.rows.astype(np.int64) << 32 | new.positions
+            table = table.select(np.isin(table.rows.astype(np.int64) << 32 | table.positions, places))
+        rows, state = table.rows, self._rows
+        return table.label(state.owner[rows], state.key[rows], table.positions - state.num_prompt_tokens[rows])
+
+    def _prompt_logprobs(self, columns: LogprobColumns | None, entry: LedgerEntry) -> LogprobTable | None:
+        """Logprobs of prompt tokens under their requests' keys; the requests note that they were delivered."""
+        if (table := self._live_logprobs(columns, entry)) is None:
+            return None
+        rows, state = table.rows, self._rows
+        for row in np.unique(rows).tolist():
+            state.request(row).note_prompt_logprobs(int(table.positions[rows == row].max()) + 1)
+        return table.label(state.owner[rows], state.key[rows], table.positions)
+
+    def _live_logprobs(self, columns: LogprobColumns | None, entry: LedgerEntry) -> LogprobTable | None:
+        """Logprobs of rows that still belong to the same request."""
         if columns is None:
             return None
-        table, state = LogprobTable.of(columns), self._rows
-        batch = entry.batch
-        index = np.searchsorted(batch.rows, table.keys)
-        if (index == len(batch.rows)).any() or (batch.rows[index] != table.keys).any():
+        table, batch = LogprobTable.of(columns), entry.batch
+        index = np.searchsorted(batch.rows, table.rows)
+        if (index == len(batch.rows)).any() or (batch.rows[index] != table.rows).any():
             raise ProtocolError(f"step {entry.step}: logprobs came for rows that were not in it")
-        table = table.select(state.epoch[table.keys] == batch.epochs[index])
-        rows, positions = table.keys, table.positions
-        if is_of_prompt:
-            for row in np.unique(rows).tolist():
-                state.request(row).note_prompt_logprobs(int(positions[rows == row].max()) + 1)
-        else:
-            positions = positions - state.num_prompt_tokens[rows]
-        return table.label(state.owner[rows], state.key[rows], positions)
+        return table.select(self._rows.epoch[table.rows] == batch.epochs[index])
 
     def _finish_pooled(self, output: ModelRunnerOutput, entry: LedgerEntry) -> list[FinishedRequest]:
-        """The prompts that the step has embedded, of requests that still have their rows."""
+        """Finish the requests whose prompts the step has embedded, if they still have their rows."""
         batch = entry.batch
-        rows, epochs = batch.rows[batch.pools].tolist(), batch.epochs[batch.pools].tolist()
+        rows, epochs = batch.pooled_rows.tolist(), batch.pooled_epochs.tolist()
         vector_by_row = {pooled.owner: pooled.vector for pooled in output.pooled}
         if vector_by_row.keys() != set(rows):
             raise ProtocolError(f"step {entry.step}: {len(vector_by_row)} rows were embedded, {len(rows)} had to be")
         live = [row for row, epoch in zip(rows, epochs, strict=True) if self._rows.epoch[row] == epoch]
         return [FinishedRequest(self._finish(row), "stop", vector_by_row[row]) for row in live]
 
-    def _finish_stopped(self, rows: Ids, new_tokens: NewTokens, *, may_be_full: bool) -> list[FinishedRequest]:
-        """new_tokens: the last of each row, just appended."""
-        reason_by_row: dict[int, FinishReason] = {}
-        state = self._rows
-        if may_be_full:
-            is_full = state.num_tokens[rows] >= state.token_limit[rows]
-            reason_by_row = dict.fromkeys(rows[is_full].tolist(), "length")
-        if state.num_rows_by_stop_id:
-            token_ids = decode_ids(new_tokens.token_frame)
-            if not state.num_rows_by_stop_id.keys().isdisjoint(token_ids):
-                last = zip(rows.tolist(), token_ids, strict=True)
-                reason_by_row |= {row: "stop" for row, token_id in last if state.is_stop(row, token_id)}
-        return [FinishedRequest(self._finish(row), reason) for row, reason in reason_by_row.items()]
-
     def _finish(self, row: int) -> Request:
         request = self._rows.request(row)
         self._release(request)
         request.move(State.FINISHED)
         return request
+
+
+def _counts_of(output: ModelRunnerOutput, asked_rows: npt.NDArray[np.intp]) -> Ids:
+    """[len(asked_rows)]: tokens of each row, -1 without a result. ProtocolError unless the rows were asked for."""
+    rows, counts = np.frombuffer(output.rows, np.int32), np.frombuffer(output.counts, np.int32)
+    index = np.searchsorted(asked_rows, rows)
+    is_asked = len(rows) == 0 or (index[-1] < len(asked_rows) and np.array_equal(asked_rows[index], rows))
+    if not is_asked or len(counts) != len(rows) or (counts < 0).any() or (np.diff(index) <= 0).any():
+        raise ProtocolError(
+            f"step {output.step}: rows {rows.tolist()} brought {counts.tolist()} tokens, {asked_rows.tolist()} were "
+            "asked for"
+        )
+    counts_of = np.full(len(asked_rows), -1, np.int32)
+    counts_of[index] = counts
+    return counts_of
+
+
+def _decode(token_ids: bytes, num_tokens: int, step: int) -> Ids:
+    if len(token_ids) != 4 * num_tokens:
+        raise ProtocolError(f"step {step}: {num_ids(token_ids)} tokens came, the counts say {num_tokens}")
+    return np.frombuffer(token_ids, np.int32)

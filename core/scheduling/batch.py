@@ -1,7 +1,8 @@
-"""Batch: the rows of one step, and what does not change of them while the same rows decode, step after step.
+"""Batch: the rows of one step, kept while the same rows decode step after step.
 
-A step of which every running row samples is followed by one of the same rows, each a token further, until a row comes,
-goes or is at its end. Such steps share one Batch; any other step has one of its own. Knows no queue and no pool.
+When every running row samples in a step, the next step computes the same rows, each one token further, until a row
+comes, goes or reaches its limit. All these steps share one Batch: making one takes 126 µs for 256 rows and 96 µs for 8,
+five times as long as the rest of a decode step. Any other step has a Batch of its own. Knows no queue and no pool.
 """
 
 from __future__ import annotations
@@ -14,23 +15,23 @@ from ..request import Ids
 from .rows import Rows
 
 
-class Labels:
-    """Whose tokens they are: columns of equal length, one entry per token; entries may repeat."""
+class TokenOwners:
+    """The request of each output token, as columns of equal length; a request may appear more than once."""
 
-    def __init__(self, state: Rows, rows: Ids) -> None:
-        self.owners, self.keys = state.owner[rows], state.key[rows]
+    def __init__(self, state: Rows, rows: npt.NDArray[np.integer]) -> None:
+        self.owners, keys = state.owner[rows], state.key[rows]
         self.num_prompt_tokens = state.num_prompt_tokens[rows]
         self.grammar_ids = state.grammar_id[rows]  # 0: no grammar
         self.has_grammar = bool(self.grammar_ids.any())
         self.owner = int(self.owners[0]) if len(rows) and (self.owners == self.owners[0]).all() else None  # of all
-        self.key_frame, self.count_frame = self.keys.tobytes(), encode_ids([1]) * len(rows)
+        self.keys, self.counts = keys.tobytes(), encode_ids([1]) * len(rows)  # int32
 
 
 class Batch:
-    """Invariant: a batch serves `num_steps` steps at most, and none after `state.version` has changed. Its rows are
-    ascending; in its step i (0 is the first) each ends i tokens after `ends`."""
+    """Invariant: a batch serves at most `num_steps` steps, and none after `state.version` has changed. Its rows are
+    ascending; in its step i (the first is 0) each row is computed up to the token at `ends + i`."""
 
-    def __init__(self, state: Rows, rows: Ids, counts: Ids) -> None:
+    def __init__(self, state: Rows, rows: npt.NDArray[np.intp], counts: Ids) -> None:
         """counts: how many tokens the first step computes of each row."""
         ends = state.num_scheduled[rows] + counts
         is_end, is_pooled = ends >= state.num_tokens[rows], state.is_pooled[rows]
@@ -39,46 +40,34 @@ class Batch:
         self.version = state.version
         self.num_sent = 0  # steps
         self.rows, self.ends, self.epochs = rows, ends, state.epoch[rows]
-        self.row_frame, self.count_frame = rows.tobytes(), counts.tobytes()
-        self.num_tokens = int(counts.sum())  # that its first step computes, all rows together
+        self.row_frame, self.count_frame = rows.astype(np.int32).tobytes(), counts.tobytes()
+        self.num_tokens = int(counts.sum())  # computed by the first step, all rows together
         self.num_prompt_tokens = int(counts[counts > 1].sum())  # of them, in chunks of more than one token
-        self.scores_prompts = bool((state.scores_prompt[rows] & is_prompt).any())  # whether logprobs of them are told
-        self.pools = is_end & is_pooled  # which rows to embed are computed to their end
-        self.has_pooled = bool(self.pools.any())
-        self.samples: npt.NDArray[np.bool_] = samples  # which rows' last known token is computed, but for those
-        self.num_steps, does_repeat = 1, bool(samples.all())
-        self.sampling_rows, self.sampling_ends, self.sampling_frame = rows, ends, self.row_frame
-        if not does_repeat:
-            self.sampling_rows, self.sampling_ends = rows[samples], ends[samples]
-            self.sampling_frame = self.sampling_rows.tobytes()
-        elif self.num_tokens == len(rows) == state.num_active and not self.scores_prompts:
+        self.scores_prompts = bool((state.scores_prompt[rows] & is_prompt).any())  # the step returns prompt logprobs
+        self.pooled_rows = rows[is_end & is_pooled]  # prompts to embed that the step computes to their end
+        self.pooled_epochs = self.epochs[is_end & is_pooled]
+        self.sampled_rows, self.sampled_ends = rows[samples], ends[samples]
+        self.sampled_epochs, self.sampled_rewound = self.epochs[samples], state.num_rewound[self.sampled_rows]
+        self.sampled_frame = self.sampled_rows.astype(np.int32).tobytes()
+        self.num_steps = 1
+        if samples.all() and self.num_tokens == len(rows) == state.num_active and not self.scores_prompts:
             self.num_steps = int((state.token_limit[rows] - ends).min())
-        self.labels = Labels(state, self.sampling_rows)
-        starts = self.sampling_ends - self.labels.num_prompt_tokens
-        # A column in one integer: 32 bits are a row, and one addition goes through all of them.
-        self._starts, self._ones = _integer(starts.tobytes()), _integer(self.labels.count_frame)
-        grammar_ids = self.labels.grammar_ids
-        self.grammar_ids: list[int] = grammar_ids[grammar_ids > 0].tolist() if self.labels.has_grammar else []
+        self.owners = TokenOwners(state, self.sampled_rows)
+        grammar_ids = self.owners.grammar_ids
+        self.grammar_ids: list[int] = grammar_ids[grammar_ids > 0].tolist() if self.owners.has_grammar else []
         self._block_size = state.block_size
-        self._phases: Ids | None = None  # of each row: the steps, modulo the block size, that begin a block
-        self._phase_set: frozenset[int] = frozenset()
-
-    def start_frame(self, number: int) -> bytes:
-        """int32, of each row that samples: the output index of the token that step `number` of the batch brings."""
-        return (self._starts + number * self._ones).to_bytes(len(self.labels.count_frame), "little")
+        self._block_ends = frozenset[int]()  # steps, modulo the block size, at which rows begin a block
+        self._block_end_by_row: Ids | None = None
 
     def repeats(self, state: Rows) -> bool:
         """Whether the next step may be one of this batch."""
         return self.version == state.version and self.num_sent < self.num_steps
 
-    def rows_at_block_end(self) -> Ids | None:
-        """Those whose next token is the first of a block, if there are any."""
-        if self._phases is None:
-            self._phases = (1 - self.ends) % self._block_size
-            self._phase_set = frozenset(self._phases.tolist())
-        phase = self.num_sent % self._block_size
-        return self.rows[self._phases == phase] if phase in self._phase_set else None
-
-
-def _integer(frame: bytes) -> int:
-    return int.from_bytes(frame, "little")
+    def rows_at_block_end(self) -> npt.NDArray[np.intp] | None:
+        """Rows whose next token is the first of a block; None if there are none. The set answers most steps: 0.2 µs,
+        a comparison of all rows takes 5 µs for 256."""
+        if self._block_end_by_row is None:
+            self._block_end_by_row = (1 - self.ends) % self._block_size
+            self._block_ends = frozenset(self._block_end_by_row.tolist())
+        step = self.num_sent % self._block_size
+        return self.rows[self._block_end_by_row == step] if step in self._block_ends else None

@@ -36,7 +36,7 @@ class StepLedger:
         self._entries.append(LedgerEntry(step, batch, batch.num_sent, published))
         batch.num_sent += 1
 
-    def settle(self, step: int) -> LedgerEntry:
+    def pop(self, step: int) -> LedgerEntry:
         """The entry that a result for `step` answers, taken off the ledger."""
         if not self._entries or self._entries[0].step != step:
             expected = self._entries[0].step if self._entries else "none"

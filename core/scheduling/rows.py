@@ -6,9 +6,6 @@ What every step touches is numpy here, so that a step costs the same Python for 
     num_scheduled  tokens whose computation has been sent, including steps in flight
     token_limit    most tokens it may have; the last of them is never computed
 
-What the steps of a batch bring to all its rows alike (batch.py), one token each, is gathered and written into the
-columns when they are next read, which most steps do not do.
-
 A row that has computed all known tokens samples one per step; the sample may still be in flight when the next step is
 scheduled, hence a row can always take max(num_tokens - num_scheduled, 1) tokens, up to its limit. A row to embed
 samples nothing, and its limit is one token past its prompt.
@@ -25,22 +22,23 @@ from ..request import Ids, Request
 
 
 class Rows:
-    """Column arrays of length max_num_seqs. `epoch[row]` changes whenever the row changes hands, `version` whenever any
-    row does, or gets tokens other than one by each step."""
+    """Column arrays of length max_num_seqs. `epoch[row]` changes with the row's request; `version` changes with any
+    row's request, and when a row gets other than one token in a step."""
 
     def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
         def column(dtype: type = np.int32) -> npt.NDArray[np.int32]:
             return np.zeros(max_num_seqs, dtype)
 
         self.block_size = block_size
-        self._tokens: Ids = np.zeros((max_num_seqs, max_model_len), np.int32)  # pages are touched as they fill
+        self.tokens: Ids = np.zeros((max_num_seqs, max_model_len), np.int32)  # memory is used as rows fill
         self.version = 0
         self.num_active = 0
         self.is_active: npt.NDArray[np.bool_] = np.zeros(max_num_seqs, np.bool_)
         self.epoch = column()
-        self._num_tokens = column()
+        self.num_tokens = column()
         self.num_prompt_tokens = column()
-        self._num_scheduled = column()
+        self.num_scheduled = column()
+        self.num_rewound = column()  # times that the row, in all its requests, computed a token again
         self.num_published = column()  # blocks of its table in the index
         self.token_limit = column()
         self.scores_prompt: npt.NDArray[np.bool_] = np.zeros(max_num_seqs, np.bool_)  # logprobs of it are wanted
@@ -52,25 +50,6 @@ class Rows:
         self.num_rows_by_stop_id: Counter[int] = Counter()  # only those that have any
         self.request_by_row: list[Request | None] = [None] * max_num_seqs
         self._free = list(range(max_num_seqs - 1, -1, -1))
-        self._new_rows = self._sent_rows = column()
-        self._new_frames: list[bytes] = []  # int32, a token for each of _new_rows
-        self._num_sent = 0  # tokens of each of _sent_rows
-
-    @property
-    def num_tokens(self) -> Ids:
-        self.write_tokens()
-        return self._num_tokens
-
-    @property
-    def tokens(self) -> Ids:
-        """[max_num_seqs, max_model_len]"""
-        self.write_tokens()
-        return self._tokens
-
-    @property
-    def num_scheduled(self) -> Ids:
-        self._write_scheduled()
-        return self._num_scheduled
 
     @property
     def has_free(self) -> bool:
@@ -131,43 +110,18 @@ class Rows:
         count[~self.is_active] = 0
         return count
 
-    def advance(self, rows: Ids) -> None:
-        """One more token of each of `rows` is sent to be computed."""
-        if rows is not self._sent_rows:
-            self._write_scheduled()
-            self._sent_rows = rows
-        self._num_sent += 1
+    def append(self, rows: npt.NDArray[np.integer], positions: Ids, token_ids: Ids) -> None:
+        """Write known tokens, one per entry; the entries of a row are in the order of their positions."""
+        self.tokens[rows, positions] = token_ids
+        self.num_tokens[rows] = positions + 1
 
-    def append(self, rows: Ids, token_frame: bytes) -> None:
-        """One more known token on each of `rows`."""
-        if rows is not self._new_rows:
-            self.write_tokens()
-            self._new_rows = rows
-        self._new_frames.append(token_frame)
+    def rewind(self, rows: npt.NDArray[np.integer]) -> None:
+        """Let each of `rows` compute its last token again. Results of steps in flight belong one position earlier."""
+        self.num_scheduled[rows] -= 1
+        self.num_rewound[rows] += 1
 
-    def _write_scheduled(self) -> None:
-        if self._num_sent:
-            self._num_scheduled[self._sent_rows] += self._num_sent
-            self._num_sent = 0
-
-    def write_tokens(self) -> None:
-        """Bring `tokens`, which requests hold rows of, up to date."""
-        if self._new_frames:
-            rows, frames, self._new_frames = self._new_rows, self._new_frames, []
-            token_ids = np.frombuffer(b"".join(frames), np.int32).reshape(len(frames), len(rows))
-            ends = self._num_tokens[rows]
-            self._tokens[rows, ends + np.arange(len(frames))[:, None]] = token_ids
-            self._num_tokens[rows] = ends + len(frames)
-
-    def extend(self, row: int, token_ids: list[int]) -> None:
-        """More known tokens on one row."""
-        end = int(self.num_tokens[row])
-        self.tokens[row, end : end + len(token_ids)] = token_ids
-        self.num_tokens[row] += len(token_ids)
-        self.version += 1
-
-    def is_stop(self, row: int, token_id: int) -> bool:
-        """Whether the row's last token, just appended, is one of its stop ids and may stop it."""
+    def is_stop(self, row: int, position: int, token_id: int) -> bool:
+        """Whether the token at `position` is one of the row's stop ids and may stop it."""
         request = self.request(row)
-        num_outputs = int(self.num_tokens[row]) - request.num_prompt_tokens
+        num_outputs = position + 1 - request.num_prompt_tokens
         return token_id in request.stop_token_ids and num_outputs >= request.params.min_tokens

@@ -15,13 +15,13 @@ import numpy.typing as npt
 from ...ipc.messages.workers import ModelRunnerOutput, SchedulerOutput
 from ..kv.manager import KVCacheManager
 from ..request import Ids, Request, State
-from ..result_processor import FinishedRequest, NewTokens, TokenIntake
+from ..result_processor import FinishedRequest, NewTokens, ResultProcessor
 from .batch import Batch
 from .ledger import LedgerEntry, StepLedger
 from .prefill_throttle import PrefillPacer
 from .prompt_group import Siblings
 from .rows import Rows
-from .step_delta import Changes
+from .step_delta import StepDelta
 from .waiting_queue import WaitingQueue
 
 MAX_OVERTAKES = 64  # admissions of later requests that one which does not fit lets pass
@@ -57,8 +57,8 @@ class Scheduler:
         self._max_chunk = long_prefill_token_threshold or max_num_batched_tokens // 4
         self.core_epoch, self.generation = core_epoch, generation
         self._is_held = is_held
-        self._changes = Changes()
-        self._intake = TokenIntake(self.rows, self._changes, self._release)
+        self._delta = StepDelta()
+        self._processor = ResultProcessor(self.rows, self._delta, self._release)
         self._counts: Ids = np.zeros(max_num_seqs, np.int32)  # tokens per row in the step being made
         self._batch: Batch | None = None  # of the last step
 
@@ -130,7 +130,7 @@ class Scheduler:
             self._preempt(request)
         self.ledger.clear()
         self.kv_cache.reset()
-        self._changes.clear()
+        self._delta.clear()
 
     def begin_generation(self, generation: int) -> None:
         """A new worker group, which has no rows, counts its steps from 1. `reset` came before."""
@@ -177,12 +177,11 @@ class Scheduler:
         oldest rows take blocks first."""
         state, size = self.rows, self.rows.block_size
         assert len(self.ledger) < 2, "what one step in flight samples lies behind those blocks: their tokens are known"
-        state.write_tokens()  # the keys of blocks are made of them
         for row in rows.tolist() if len(rows) <= self.kv_cache.pool.num_free else self._in_order(rows):
             request = state.request_by_row[row]
             if request is None:  # preempted by an older row of this loop
                 continue
-            num_blocks = len(request.block_ids)
+            num_blocks = int(state.num_scheduled[row]) // size
             self.kv_cache.publish(request, num_blocks)
             state.num_published[row] = num_blocks
             self._grow(request, num_blocks * size + 1)
@@ -225,7 +224,7 @@ class Scheduler:
             self._preempt(victim)
             if victim is request:
                 return False
-        self._changes.append_blocks(request.row, blocks)
+        self._delta.append_blocks(request.row, blocks)
         return True
 
     def _cheapest_behind(self, request: Request) -> Request | None:
@@ -252,7 +251,7 @@ class Scheduler:
         self.kv_cache.publish(request, num_sent // self.rows.block_size)
         self.rows.vacate(row)
         self.kv_cache.free(request)
-        self._changes.free(row)
+        self._delta.free(row)
 
     def _admit_waiting(self, budget: int) -> None:
         """Give rows to waiting requests while budget, rows and blocks last. One that does not fit is passed by, but
@@ -290,7 +289,7 @@ class Scheduler:
         request.num_overtakes = 0
         request.move(State.RUNNING)
         row = self.rows.occupy(request, num_computed)
-        self._changes.admit(request, num_computed)
+        self._delta.admit(request, num_computed)
         count = min(request.num_tokens - num_computed, budget, self._chunk_limit(request))
         has_room = self._grow(request, num_computed + count)
         assert has_room, "can_admit has counted the blocks"
@@ -299,10 +298,10 @@ class Scheduler:
 
     def _new_batch(self) -> Batch | None:
         """The rows and tokens that were chosen for this step; None if there are none."""
-        rows = np.flatnonzero(self._counts).astype(np.int32)
+        rows = np.flatnonzero(self._counts)
         return Batch(self.rows, rows, self._counts[rows]) if len(rows) else None
 
-    def _publish_full_blocks(self, rows: Ids) -> None:
+    def _publish_full_blocks(self, rows: npt.NDArray[np.intp]) -> None:
         """Index the blocks that are full of known tokens when all steps that were scheduled are done: later steps may
         read them."""
         state = self.rows
@@ -318,15 +317,13 @@ class Scheduler:
     def _commit(self, batch: Batch) -> SchedulerOutput:
         """Enter the batch's next step in the ledger and make its message."""
         self.num_steps += 1
-        if batch.num_sent:
-            self.rows.advance(batch.rows)
-        else:
-            self.rows.num_scheduled[batch.rows] = batch.ends
+        self.rows.num_scheduled[batch.rows] = batch.ends + batch.num_sent
+        if not batch.num_sent:
             self._publish_full_blocks(batch.rows)
             if self.siblings:
                 self._release_siblings()
         self.ledger.add(self.num_steps, batch, self.kv_cache.pool.take_unconfirmed())
-        return self._changes.take(self.num_steps, self.core_epoch, self.generation, batch)
+        return self._delta.take(self.num_steps, self.core_epoch, self.generation, batch)
 
     def _in_order(self, rows: npt.NDArray[np.integer]) -> list[int]:
         in_order: list[int] = rows[np.argsort(self.rows.order[rows], kind="stable")].tolist()
@@ -337,14 +334,14 @@ class Scheduler:
     def update_from_output(self, output: ModelRunnerOutput) -> tuple[LedgerEntry, NewTokens, list[FinishedRequest]]:
         """Append the sampled tokens of rows that still belong to the same request, and finish those that stop. Returns
         the step, too."""
-        entry = self.ledger.settle(output.step)
+        entry = self.ledger.pop(output.step)
         if entry.published:
             self.kv_cache.pool.confirm(entry.published)
-        return entry, *self._intake.take(output, entry)
+        return entry, *self._processor.process(output, entry)
 
-    def append_forced(self, forced: Iterable[tuple[Request, list[int]]]) -> NewTokens:
-        """Append tokens that need no draw, each request's after those it has; see TokenIntake.take_forced."""
-        return self._intake.take_forced(forced)
+    def append_jump_tokens(self, forced: Iterable[tuple[Request, list[int]]]) -> NewTokens:
+        """Append tokens that need no draw, each request's after those it has; see ResultProcessor.take_forced."""
+        return self._processor.append_jump_tokens(forced)
 
     # ── for tests ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -355,7 +352,8 @@ class Scheduler:
         for request in self.rows.requests():
             row, size = request.row, self.kv_cache.block_size
             assert request.state is State.RUNNING and self.rows.is_active[row]
-            assert len(request.block_ids) == self.kv_cache.num_blocks_for(int(self.rows.num_scheduled[row]))
+            num_spare = len(request.block_ids) - self.kv_cache.num_blocks_for(int(self.rows.num_scheduled[row]))
+            assert 0 <= num_spare <= 2, "a row rewinds by a token for each step in flight at most"
             assert self.rows.num_tokens[row] < self.rows.token_limit[row], "a full row must have finished"
             assert self.rows.num_scheduled[row] < self.rows.token_limit[row], "the last token is never computed"
             assert request.num_published * size <= self.rows.num_tokens[row], "an unknown token was published"

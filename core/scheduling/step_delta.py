@@ -17,7 +17,7 @@ from ..request import Request
 from .batch import Batch
 
 
-class Changes:
+class StepDelta:
     """Gathers until `take`, which empties it."""
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Changes:
         self._freed_rows: list[int] = []
         self._new_rows: list[NewRow] = []
         self._block_appends: list[int] = []  # flat triples: row, group, block
-        self._forced_by_row: dict[int, list[int]] = {}
+        self._tokens_by_row: dict[int, list[int]] = {}
 
     def admit(self, request: Request, num_computed_tokens: int) -> None:
         """The request has got its row, and the first blocks of its table hold that many tokens already."""
@@ -38,16 +38,16 @@ class Changes:
         for block in blocks:
             self._block_appends += (row, 0, block)
 
-    def force(self, row: int, token_ids: list[int]) -> None:
+    def append_tokens(self, row: int, token_ids: list[int]) -> None:
         """These tokens, at least one, follow what the row samples in the step that is in flight."""
-        self._forced_by_row[row] = token_ids
+        self._tokens_by_row[row] = token_ids
 
     def free(self, row: int) -> None:
         self._freed_rows.append(row)
         appends = self._block_appends
         kept = [i for i in range(0, len(appends), 3) if appends[i] != row]
         self._block_appends = [value for i in kept for value in appends[i : i + 3]]
-        self._forced_by_row.pop(row, None)
+        self._tokens_by_row.pop(row, None)
 
     def take(self, step: int, core_epoch: int, generation: int, batch: Batch) -> SchedulerOutput:
         """The message of the next step of `batch`, with all that has changed."""
@@ -59,14 +59,14 @@ class Changes:
             counts=batch.count_frame,
             is_mask_pending=bool(batch.grammar_ids),
         )
-        if self._freed_rows or self._new_rows or self._block_appends or self._forced_by_row:
-            forced = ((row, len(ids), *ids) for row, ids in self._forced_by_row.items())
+        if self._freed_rows or self._new_rows or self._block_appends or self._tokens_by_row:
+            appends = ((row, len(ids), *ids) for row, ids in self._tokens_by_row.items())
             output = replace(
                 output,
                 freed_rows=encode_ids(self._freed_rows),
                 new_rows=self._new_rows,
                 block_appends=encode_ids(self._block_appends),
-                token_appends=encode_ids(chain.from_iterable(forced)),
+                token_appends=encode_ids(chain.from_iterable(appends)),
             )
             self.clear()
         return output

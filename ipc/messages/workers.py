@@ -130,7 +130,7 @@ class ModelRunnerOutput(Message, frozen=True, kw_only=True, tag="result"):
     core_epoch: int
     generation: int
     rows: bytes  # int32
-    counts: bytes  # int32: tokens per row (1; more with speculation)
+    counts: bytes  # int32: tokens of each row; one without any computes its last known token again in its next step
     token_ids: bytes  # int32, flat
     execute_s: float = 0.0  # seconds that the step took on this rank
     logprobs: LogprobColumns | None = None  # of sampled tokens, for rows that asked; positions are not filled in

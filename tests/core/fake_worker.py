@@ -9,7 +9,7 @@ the seed, so any schedule must bring the same tokens as computing alone.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -86,6 +86,7 @@ class FakeWorker:
         self.mask: TokenMask | None = None  # of the oldest step that waits for one
         self.num_steps = 0
         self.num_computed_tokens = 0
+        self.num_new_tokens: Callable[[], int] = lambda: 1  # that a row without a mask brings when it samples
         self.step_s = self.token_s = 0.0  # that a step, and each token of it, says to have taken
 
     def send(self, message: SchedulerOutput | TokenMask) -> None:
@@ -125,21 +126,22 @@ class FakeWorker:
             (row_id, self._read(self.rows[row_id], count, masks.get(row_id)))
             for row_id, count in zip(rows, counts, strict=True)
         ]
-        sampled = [(row_id, token) for row_id, token in sampled if token is not None]
+        new = [(row_id, tokens) for row_id, tokens in sampled if tokens is not None]
         ended = [(row_id, row) for row_id, row in ((row_id, self.rows[row_id]) for row_id in rows) if row.is_at_its_end]
         pooled = [Pooled(owner=row_id, vector=fake_vector(row.tokens[row.pooled_from :])) for row_id, row in ended]
         return ModelRunnerOutput(
             step=output.step,
             core_epoch=output.core_epoch,
             generation=output.generation,
-            rows=encode_ids([row_id for row_id, _ in sampled]),
-            counts=encode_ids([1] * len(sampled)),
-            token_ids=encode_ids([token for _, token in sampled if token is not None]),
+            rows=encode_ids([row_id for row_id, _ in new]),
+            counts=encode_ids([len(tokens) for _, tokens in new]),
+            token_ids=encode_ids([token for _, tokens in new for token in tokens]),
             logprobs=_columns(
                 [
-                    (row_id, len(row.tokens) - 1, row.tokens[-1], row.seed)
-                    for row_id, row in ((row_id, self.rows[row_id]) for row_id, _ in sampled)
+                    (row_id, position, row.tokens[position], row.seed)
+                    for row_id, row, count in ((row_id, self.rows[row_id], len(tokens)) for row_id, tokens in new)
                     if row.sampling.num_logprobs >= 0
+                    for position in range(len(row.tokens) - count, len(row.tokens))
                 ]
             ),
             prompt_logprobs=_columns(told),
@@ -180,7 +182,8 @@ class FakeWorker:
         allowed = np.unpackbits(bits, axis=1, bitorder="little")
         return {row_id: np.flatnonzero(each).tolist() for row_id, each in zip(rows, allowed, strict=True)}
 
-    def _read(self, row: Row, count: int, allowed: list[int] | None) -> int | None:
+    def _read(self, row: Row, count: int, allowed: list[int] | None) -> list[int] | None:
+        """The new tokens of a row that samples; without any, the row computes its last token again."""
         end = row.num_computed + count
         for position in range(end):
             found = self.slots.get(self._slot(row, position))
@@ -189,9 +192,14 @@ class FakeWorker:
         self.num_computed_tokens += count
         if end < len(row.tokens) or row.pooling is not None:
             return None
-        token = next_token(row.tokens, row.seed)
-        row.tokens.append(token if allowed is None else masked_token(token, allowed))
-        return row.tokens[-1]
+        if allowed is not None:
+            row.tokens.append(masked_token(next_token(row.tokens, row.seed), allowed))
+            return row.tokens[-1:]
+        num_new = self.num_new_tokens()
+        for _ in range(num_new):
+            row.tokens.append(next_token(row.tokens, row.seed))
+        row.num_computed -= num_new == 0
+        return row.tokens[len(row.tokens) - num_new :]
 
     def _slot(self, row: Row, position: int) -> int:
         return row.blocks[position // self.block_size] * self.block_size + position % self.block_size

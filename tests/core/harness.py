@@ -39,9 +39,11 @@ class Harness:
         num_blocks: int = 64,
         record: Path | None = None,
         monotonic: Callable[[], float] = time.monotonic,
+        num_new_tokens: Callable[[], int] = lambda: 1,
         **options: object,
     ) -> None:
-        """`record` is the file of the core's BlockRecord, if it keeps one."""
+        """record: the file of the core's BlockRecord, if any. num_new_tokens: draws how many tokens a row brings."""
+        self.num_new_tokens = num_new_tokens
         self.awake_clock = AwakeClock(BEAT_S, monotonic)
         self.spec, self.num_blocks, self.record = make_spec(**options), num_blocks, record
         self.grammars = FakeGrammarHost()
@@ -62,6 +64,7 @@ class Harness:
 
     def renew_worker(self) -> None:
         self.worker = FakeWorker(self.num_blocks, self.spec.config.block_size, self.spec.max_num_batched_tokens)
+        self.worker.num_new_tokens = self.num_new_tokens
 
     def renew_core(self) -> None:
         record = None if self.record is None else BlockRecord(self.record, self.num_blocks, self.generation)

@@ -12,12 +12,21 @@ from tokenloom.tests.core.fake_worker import expected_tokens
 from tokenloom.tests.core.harness import Harness, prompt_of, random_sizes
 
 
-def run_random_operations(seed: int, num_operations: int, record: Path) -> None:
-    """Adds, aborts, resumes, answers late or early, losses of workers and cores, on pools of random sizes; invariants
-    after each operation."""
+def run_random_operations(seed: int, num_operations: int, record: Path, max_new_tokens: int = 1) -> None:
+    """Add, abort, resume, answer late or early, lose workers and cores, on pools of random sizes; check the invariants
+    after each operation. A row brings 0 … `max_new_tokens` tokens a step, or exactly one if that is 1."""
     rng = random.Random(seed)
     policy = rng.choice(["fcfs", "priority"])
-    harness = Harness(record=record, scheduling_policy=policy, **random_sizes(rng))  # type: ignore[arg-type]
+
+    def num_new_tokens() -> int:
+        return 1 if max_new_tokens == 1 else rng.randrange(max_new_tokens + 1)
+
+    harness = Harness(
+        record=record,
+        num_new_tokens=num_new_tokens,
+        scheduling_policy=policy,
+        **random_sizes(rng),  # type: ignore[arg-type]
+    )
     stems = [prompt_of(rng, 30) for _ in range(3)]
     key = 0
     for _ in range(num_operations):
@@ -51,8 +60,14 @@ def test_random_operations_keep_every_invariant(seed: int, tmp_path: Path) -> No
     run_random_operations(seed, 500, tmp_path / "blocks")
 
 
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("max_new_tokens", [2, 6])
+def test_rows_may_bring_any_number_of_tokens_in_a_step(seed: int, max_new_tokens: int, tmp_path: Path) -> None:
+    run_random_operations(seed, 400, tmp_path / "blocks", max_new_tokens)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_100_000_random_operations_keep_every_invariant(tmp_path: Path) -> None:
     for seed in range(100, 200):
-        run_random_operations(seed, 1000, tmp_path / f"blocks-{seed}")
+        run_random_operations(seed, 1000, tmp_path / f"blocks-{seed}", max_new_tokens=1 + seed % 4)

@@ -86,7 +86,7 @@ def test_a_worker_that_samples_another_token_than_the_forced_one_is_refused() ->
             harness.core.on_result(result)
             harness.take()
     assert result is not None
-    with pytest.raises(ProtocolError, match="were forced"):
+    with pytest.raises(ProtocolError, match="differs from the known one"):
         harness.core.on_result(msgspec.structs.replace(result, token_ids=encode_ids([1])))
 
 

@@ -1,0 +1,112 @@
+"""Results in which a row brings no token, or several."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tokenloom.ipc.codec import decode_ids, encode_ids
+from tokenloom.ipc.errors import ProtocolError
+from tokenloom.ipc.messages.workers import ModelRunnerOutput
+from tokenloom.tests.core.fake_worker import expected_tokens, fake_logprob
+from tokenloom.tests.core.harness import Harness
+
+
+@pytest.mark.parametrize("steps_in_flight", [1, 2])
+@pytest.mark.parametrize("num_new_tokens", [2, 3, 5, 16])
+def test_several_tokens_a_row_take_fewer_results_and_bring_the_same_text(
+    num_new_tokens: int, steps_in_flight: int
+) -> None:
+    harness = Harness(num_new_tokens=lambda: num_new_tokens, steps_in_flight=steps_in_flight, block_size=4)
+    for key in range(3):
+        harness.add(key, [1, 2, key], 30)
+    harness.run()
+    for key in range(3):
+        harness.check(key)
+    assert harness.worker.num_steps <= 3 + steps_in_flight * 30 / num_new_tokens
+
+
+def test_tokens_after_a_stop_id_or_the_limit_are_dropped() -> None:
+    stop = expected_tokens([1, 2, 3], 0, 10, [])[4:5]
+    harness = Harness(num_new_tokens=lambda: 7, block_size=4)
+    harness.add(0, [1, 2, 3], 20, stop=stop)
+    harness.add(1, [1, 2, 3], 5)
+    harness.run()
+    harness.check(0)
+    harness.check(1)
+    assert harness.finished[0].reason == "stop" and harness.finished[1].reason == "length"
+
+
+def test_a_stop_id_below_min_tokens_ends_nothing_within_a_result() -> None:
+    tokens = expected_tokens([1, 2, 3], 0, 10, [])
+    harness = Harness(num_new_tokens=lambda: 10, block_size=4)
+    harness.add(0, [1, 2, 3], 20, stop=tokens[1:2] + tokens[5:6], min_tokens=4)
+    harness.run()
+    assert harness.tokens[0] == tokens[:6]
+
+
+def test_a_row_without_a_token_computes_its_last_one_again_beside_rows_with_tokens() -> None:
+    counts = iter([1, 1, 0, 1, 0, 0, 1, 3])
+    harness = Harness(num_new_tokens=lambda: next(counts, 1), block_size=2, steps_in_flight=2)
+    harness.add(0, [1, 2, 3], 12)
+    harness.add(1, [4, 5, 6, 7], 12)
+    harness.run()
+    harness.check(0)
+    harness.check(1)
+
+
+def test_logprobs_come_for_the_tokens_that_count_and_no_others() -> None:
+    harness = Harness(num_new_tokens=lambda: 4, block_size=4, steps_in_flight=2)
+    harness.add(0, [1, 2, 3], 6, logprobs=1)
+    told: list[tuple[int, int, float]] = []
+    while harness.core.num_requests:
+        harness.core.step()
+        result = harness.worker.answer()
+        assert result is not None
+        harness.core.on_result(result)
+        for _, outputs in harness.core.take_outputs():
+            if outputs.logprobs is not None:
+                columns = outputs.logprobs
+                values = memoryview(columns.logprobs).cast("f")[::2]
+                ids, positions = decode_ids(columns.token_ids)[::2], decode_ids(columns.positions)
+                told += zip(positions, ids, values, strict=True)
+    tokens = expected_tokens([1, 2, 3], 0, 6, [])
+    assert told == [(index, token, fake_logprob(3 + index, token, 0)) for index, token in enumerate(tokens)]
+
+
+@pytest.mark.parametrize(
+    ("field", "ids", "message"),
+    [
+        ("rows", [0], "tokens, .* were asked for"),
+        ("rows", [1, 0], "asked for"),
+        ("rows", [0, 3], "asked for"),
+        ("counts", [1], "asked for"),
+        ("counts", [2, -1], "asked for"),
+        ("counts", [2, 2], "2 tokens came, the counts say 4"),
+        ("token_ids", [5], "1 tokens came, the counts say 2"),
+    ],
+)
+def test_a_result_that_does_not_fit_its_step_is_refused(field: str, ids: list[int], message: str) -> None:
+    with pytest.raises(ProtocolError, match=message):
+        _core_with(lambda result: msgspec.structs.replace(result, **{field: encode_ids(ids)}))
+
+
+def test_a_result_that_leaves_out_a_row_is_refused() -> None:
+    def without_row_1(result: ModelRunnerOutput) -> ModelRunnerOutput:
+        return msgspec.structs.replace(
+            result, rows=result.rows[:4], counts=result.counts[:4], token_ids=result.token_ids[:4]
+        )
+
+    with pytest.raises(ProtocolError, match=r"no result for rows \[1\]"):
+        _core_with(without_row_1)
+
+
+def _core_with(change: object) -> None:
+    """Two rows sample a token each; the core gets the changed result."""
+    harness = Harness(block_size=4)
+    harness.add(0, [1, 2, 3])
+    harness.add(1, [4, 5, 6])
+    harness.core.step()
+    result = harness.worker.answer()
+    assert result is not None and decode_ids(result.rows).tolist() == [0, 1] and callable(change)
+    harness.core.on_result(change(result))
