@@ -304,6 +304,13 @@ class Conversation:
         for request in list(self._requests.values()):
             with contextlib.suppress(Exception):  # a sink that fails must not keep the others waiting
                 self._finish(request, error)
+        self._answer_all(error)
+
+    def fail_queries(self, cause: ProtocolError) -> None:
+        """A message that cannot be read may have been the reply that a query waits for."""
+        self._answer_all(ProtocolError(f"the engine sent what this client cannot read ({cause}): match their versions"))
+
+    def _answer_all(self, error: TokenloomError) -> None:
         for query_id in list(self._queries):
             with contextlib.suppress(Exception):
                 self._answer(query_id, error)

@@ -186,7 +186,8 @@ class Connection(Channel):
             num_messages += 1
             try:
                 message = self._decoder.decode(frames[-1])
-            except ProtocolError:  # what is lost by it shows as a gap
+            except ProtocolError as error:  # what a request loses by it shows as a gap
+                self._conversation.fail_queries(error)
                 continue
             self._conversation.receive(message, now)
         return num_messages == MAX_MESSAGES_PER_TURN

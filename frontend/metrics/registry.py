@@ -164,7 +164,7 @@ class Registry:
                 continue
             form = messages.Counter if isinstance(metric, Counter) else messages.Gauge
             for _, labels, value in metric.samples():
-                found.append(form(name=name, labels=dict(self._labels + labels), value=value))
+                found.append(form(name=name, labels=dict(self._labels + labels), value=float(value)))  # a bool, too
         return found
 
 

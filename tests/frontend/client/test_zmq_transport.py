@@ -14,7 +14,7 @@ import pytest
 
 from tokenloom.frontend.client.client import Client
 from tokenloom.frontend.client.zmq_transport import Connection
-from tokenloom.ipc.errors import EngineDead, InternalError, RequestError
+from tokenloom.ipc.errors import EngineDead, InternalError, ProtocolError, RequestError
 from tokenloom.ipc.messages.client import CREDIT_WINDOW, Delta, Submit
 from tokenloom.ipc.sockets import MAX_CLIENT_MESSAGE_BYTES
 from tokenloom.tests.frontend.fake_frontend import DEADLINE_S, FakeFrontend, expected_text, greedy
@@ -77,6 +77,16 @@ def test_frames_that_are_no_messages_are_dropped(fake: FakeFrontend, client: Cli
     for frame in (b"", b"\xc1", b"garbage", os.urandom(1000), b"\x81\xa4type\xa4nope"):
         fake.say(frame)
     assert client.generate("p", greedy(), use_tqdm=False)[0].finished
+
+
+def test_a_question_whose_answer_cannot_be_read_says_so(fake: FakeFrontend, client: Client) -> None:
+    fake.set(is_mute=True)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(client.get_metrics)
+        fake.until(lambda service: service.seen["GetMetrics"] == 1)
+        fake.say(b"garbage")
+        with pytest.raises(ProtocolError, match="sent what this client cannot read"):
+            answer.result(DEADLINE_S)
 
 
 def test_tokens_that_come_twice_are_dropped_and_missing_ones_asked_for(fake: FakeFrontend, client: Client) -> None:

@@ -8,6 +8,7 @@ import re
 from bisect import bisect_left
 from pathlib import Path
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -266,7 +267,7 @@ def test_metrics_are_read_as_they_are_rendered() -> None:
     families = text_string_to_metric_families(metrics.render())
     rendered = [(each.name, each.labels, each.value) for family in families for each in family.samples]
     read: list[tuple[str, dict[str, str], float]] = []
-    for metric in metrics.read():
+    for metric in msgspec.msgpack.decode(msgspec.msgpack.encode(metrics.read()), type=list[messages.Metric]):
         name, labels = metric.name, metric.labels
         if isinstance(metric, messages.Histogram):
             read += [(f"{name}_bucket", labels | {"le": bound}, count) for bound, count in metric.buckets.items()]
