@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .frontend.client.async_client import AsyncClient
     from .frontend.client.client import Client
+    from .frontend.client.logprobs import FlatLogprobs
     from .frontend.client.offline.beam_search import BeamSearchOutput, BeamSearchSequence
     from .frontend.client.outputs import CompletionOutput, EmbeddingOutput, EmbeddingRequestOutput, RequestOutput
     from .frontend.llm import LLM, AsyncLLM
@@ -38,6 +39,7 @@ _HOME_BY_NAME = {
     "AsyncClient": "frontend.client.async_client",
     "RequestOutput": "frontend.client.outputs",
     "CompletionOutput": "frontend.client.outputs",
+    "FlatLogprobs": "frontend.client.logprobs",
     "RequestMetrics": "ipc.messages.client",
     "EmbeddingRequestOutput": "frontend.client.outputs",
     "EmbeddingOutput": "frontend.client.outputs",
@@ -72,6 +74,7 @@ __all__ = [
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
     "EngineDead",
+    "FlatLogprobs",
     "InternalError",
     "Overloaded",
     "PoolingParams",

@@ -67,7 +67,8 @@ class SamplingParams(
         8. temperature 0 takes the largest logit; else logits are divided by the temperature
         9. min_p, then top_k, then top_p leave out tokens; each looks at what the one before left
         10. thinking_token_budget: where it is used up, the end-of-thinking token is all that is left
-        11. the draw
+        11. trace_decode_token_ids: the next of them is all that is left
+        12. the draw
     """
 
     n: int = 1  # answers to make, 1 to MAX_CHILDREN; answer i draws with seed + i
@@ -96,6 +97,8 @@ class SamplingParams(
     logprobs: int | None = None  # ≥ 0: of each token, and of this many likeliest at its place; -1: of all tokens
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
     logprob_token_ids: list[int] | None = None  # of each token, and of these instead of the likeliest
+    flat_logprobs: bool = False  # logprobs come as FlatLogprobs, columns, in place of a dict for each token
+    trace_decode_token_ids: list[int] | None = None  # the answer, up to max_tokens, whatever would end or change it
     thinking_token_budget: int | None = None  # ≥ 0: tokens in a thought until its end is forced; -1: no limit
     truncate_prompt_tokens: int | None = None  # ≥ 1: the prompt's last so many; -1: leave room for max_tokens
     output_kind: OutputKind = "cumulative"  # of a stream's outputs: all so far, what is new, or one at the end
@@ -112,14 +115,12 @@ class SamplingParams(
     use_beam_search: bool = False
     length_penalty: float = 1.0
     early_stopping: bool = False
-    flat_logprobs: bool = False
     output_text_buffer_length: int = 0
     prompt_logprob_start: None = None
     prompt_logprob_token_ids: None = None
     routed_experts_prompt_start: int = 0
     skip_clone: bool = False
     stream_interval: int | None = None
-    trace_decode_token_ids: None = None
     watermarking: bool | None = None
     _real_n: int | None = None
 
@@ -164,6 +165,11 @@ class SamplingParams(
             self.structured_outputs, self.guided_decoding = self.guided_decoding, None
         if self.structured_outputs is not None:
             self.structured_outputs = StructuredOutputsParams.of(self.structured_outputs)
+        if self.trace_decode_token_ids is not None and (self.n != 1 or self.structured_outputs is not None):
+            raise RequestError(
+                f"trace_decode_token_ids requires n=1, got {self.n}, and is not supported with structured outputs: it "
+                "is the one answer that is made"
+            )
 
     def _check_strings(self) -> None:
         for name, strings, most in (
@@ -184,8 +190,9 @@ class SamplingParams(
             raise RequestError("stop needs the text, which detokenize=False leaves out: use stop_token_ids")
 
     def _check_token_ids(self) -> None:
-        if self.allowed_token_ids is not None and not self.allowed_token_ids:
-            raise RequestError("allowed_token_ids is empty, so that no token could come: name at least 1")
+        for name in ("allowed_token_ids", "trace_decode_token_ids"):
+            if getattr(self, name) is not None and not getattr(self, name):
+                raise RequestError(f"{name} is empty, so that no token could come: name at least 1")
         if not isinstance(self.logit_bias, dict | None):
             raise RequestError(f"logit_bias must be a dict of token ids and numbers, got {self.logit_bias!r:.80}")
         for name, token_ids, most in (
@@ -193,6 +200,7 @@ class SamplingParams(
             ("allowed_token_ids", self.allowed_token_ids or (), _MAX_INT),
             ("logit_bias", tuple(self.logit_bias or ()), MAX_LOGIT_BIASES),
             ("logprob_token_ids", self.logprob_token_ids or (), MAX_LOGPROB_TOKEN_IDS),
+            ("trace_decode_token_ids", self.trace_decode_token_ids or (), _MAX_INT),
         ):
             if not isinstance(token_ids, _LISTS):
                 raise RequestError(f"{name} must be a list of token ids, got {token_ids!r:.80}")
@@ -298,20 +306,18 @@ _OPTIONAL = {  # None is a value
 }
 _CONTAINERS = (
     *("logit_bias", "allowed_token_ids", "bad_words", "logits_processors", "stop", "stop_token_ids"),
-    "logprob_token_ids",
+    *("logprob_token_ids", "trace_decode_token_ids"),
 )
 _BEAMS = "it belongs to beam search, which is LLM.beam_search"
 _HARMLESS: dict[str, tuple[tuple[object, ...], str]] = {  # values that ask for nothing, and the mend for others
     "use_beam_search": ((False,), _BEAMS),
     "length_penalty": ((1.0,), _BEAMS),
     "early_stopping": ((False,), _BEAMS),
-    "flat_logprobs": ((False,), "logprobs come as one dict for each token"),
     "output_text_buffer_length": ((0,), "text is held back only for stop strings"),
     "prompt_logprob_start": ((None,), "prompt_logprobs scores the whole prompt"),
     "prompt_logprob_token_ids": ((None,), "use prompt_logprobs"),
     "skip_clone": ((False, True), "give True or False"),
     "stream_interval": ((None, 1), "every token is streamed as soon as it can be"),
-    "trace_decode_token_ids": ((None,), "use allowed_token_ids or structured_outputs"),
     "watermarking": ((None, False), "no watermark is set"),
 }
 

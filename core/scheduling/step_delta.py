@@ -101,6 +101,7 @@ def _new_row(request: Request, num_computed_tokens: int) -> NewRow:
             thought_markers=request.thought_markers,
             thinking_token_budget=params.thinking_token_budget or 0,
             thinks_once=bool(request.thought_end),
+            trace_token_ids=encode_ids(params.trace_decode_token_ids or ()),
             num_logprobs=-1 if params.num_logprobs is None else params.num_logprobs,
             logprob_token_ids=encode_ids(params.logprob_token_ids or ()),
             num_prompt_logprobs=params.prompt_logprobs if wants_prompt and params.prompt_logprobs is not None else -1,

@@ -6,6 +6,7 @@ Knows no socket and no thread. Names and meanings are vLLM's.
 from __future__ import annotations
 
 from array import array
+from typing import TypeVar
 
 import msgspec
 
@@ -13,9 +14,10 @@ from ...ipc.codec import decode_ids
 from ...ipc.errors import ProtocolError, RequestError, TokenloomError
 from ...ipc.messages.base import BulkArray, FinishReason
 from ...ipc.messages.client import Accepted, Delta, RequestMetrics, Submit
-from .logprobs import TokenLogprobs, unpack_logprobs
+from .logprobs import FlatLogprobs, TokenLogprobs, unpack_logprobs
 from .open_request import Update
 
+Token = TypeVar("Token", bound=TokenLogprobs | None)
 _SHOWN_IDS = 8
 _SHOWN_CHARACTERS = 120
 
@@ -29,7 +31,7 @@ class CompletionOutput(msgspec.Struct, kw_only=True):
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     cumulative_logprob: float | None = None  # of token_ids; None unless logprobs were asked for
-    logprobs: list[TokenLogprobs] | None = None  # one for each of token_ids
+    logprobs: list[TokenLogprobs] | FlatLogprobs | None = None  # one for each of token_ids
     lora_request: None = None  # as in vLLM; there are none
     routed_experts: None = None  # likewise
 
@@ -56,7 +58,7 @@ class RequestOutput(msgspec.Struct, kw_only=True):
     outputs: list[CompletionOutput]
     finished: bool
     num_cached_tokens: int = 0
-    prompt_logprobs: list[TokenLogprobs | None] | None = None  # one for each prompt token; the first has none
+    prompt_logprobs: list[TokenLogprobs | None] | FlatLogprobs | None = None  # of each prompt token; the first has none
     embedding: BulkArray | None = None  # of a prompt that was to be embedded
     metrics: RequestMetrics = RequestMetrics()
     lora_request: None = None  # as in vLLM, like those below; there are none
@@ -80,7 +82,9 @@ class OutputBuilder:
         self._request_id = submit.request_id
         self._prompt = submit.prompt
         self._prompt_token_ids = submit.prompt_token_ids or b""
-        self._answers = [_Answer(index, submit.params.num_logprobs is not None) for index in range(submit.params.n)]
+        self._is_flat = submit.params.flat_logprobs
+        has_logprobs = submit.params.num_logprobs is not None
+        self._answers = [_Answer(index, has_logprobs, self._is_flat) for index in range(submit.params.n)]
         wants_prompt = submit.params.prompt_logprobs is not None
         self._prompt_logprobs: list[TokenLogprobs | None] | None = [None] if wants_prompt else None
         self.output_kind = submit.params.output_kind
@@ -134,7 +138,7 @@ class OutputBuilder:
             outputs=outputs,
             finished=self.is_finished,
             num_cached_tokens=self._num_cached_tokens,
-            prompt_logprobs=None if self._prompt_logprobs is None else list(self._prompt_logprobs),
+            prompt_logprobs=_as_asked(self._prompt_logprobs, self._is_flat),
             embedding=self._embedding,
             metrics=self._metrics,
         )
@@ -143,8 +147,9 @@ class OutputBuilder:
 class _Answer:
     """One of the n answers: what has come, and how much of it `take_new` has shown."""
 
-    def __init__(self, index: int, has_logprobs: bool) -> None:
+    def __init__(self, index: int, has_logprobs: bool, is_flat: bool) -> None:
         self.index = index
+        self._is_flat = is_flat
         self.text = ""
         self.token_ids = array("i")
         self.logprobs: list[TokenLogprobs] | None = [] if has_logprobs else None
@@ -180,7 +185,7 @@ class _Answer:
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             cumulative_logprob=None if self.logprobs is None else self.cumulative_logprob,
-            logprobs=None if self.logprobs is None else self.logprobs[first_token:],
+            logprobs=_as_asked(self.logprobs, self._is_flat, first_token),
         )
 
     def take_new(self) -> CompletionOutput:
@@ -188,6 +193,13 @@ class _Answer:
         self._num_tokens_shown, self._num_characters_shown = len(self.token_ids), len(self.text)
         self._has_shown_finish = self.finish_reason is not None
         return new
+
+
+def _as_asked(tokens: list[Token] | None, is_flat: bool, start: int = 0) -> list[Token] | FlatLogprobs | None:
+    """A copy of the logprobs from token `start` on."""
+    if tokens is None:
+        return None
+    return FlatLogprobs(tokens[start:]) if is_flat else tokens[start:]
 
 
 def _short(text: str) -> str:

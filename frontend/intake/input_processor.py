@@ -181,6 +181,7 @@ class InputProcessor:
         params = self._with_timeout(params)
         self._check_stops(params)
         self._check_tokens(params)
+        params = _with_trace(params, room)
         if not math.isfinite(submit.arrival_time) or submit.arrival_time < 0:
             raise RequestError(f"arrival_time must be unix seconds or 0, got {submit.arrival_time}")
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
@@ -234,6 +235,7 @@ class InputProcessor:
             ("allowed_token_ids has {},", params.allowed_token_ids),
             ("stop_token_ids has {}, which never comes:", params.stop_token_ids),
             ("logprob_token_ids has {},", params.logprob_token_ids),
+            ("trace_decode_token_ids has {}, which are out-of-vocab:", params.trace_decode_token_ids),
         )
         for what, token_ids in named:
             bad = [str(token_id) for token_id in token_ids or () if token_id >= self._vocab_size]
@@ -368,6 +370,17 @@ class InputProcessor:
             if not -(2**63) <= child.seed < 2**64:
                 raise RequestError(f"children[{child.index}].seed is {child.seed}: it must fit in 64 bits")
         return submit.children
+
+
+def _with_trace(params: SamplingParams, room: int) -> SamplingParams:
+    """`params` with as much of the answer that is given, if one is, as has room; nothing else ends that answer."""
+    trace = params.trace_decode_token_ids
+    if trace is None:
+        return params
+    max_tokens = min(len(trace), room if params.max_tokens is None else params.max_tokens, room)
+    trace = trace[: max(max_tokens, 1)]
+    endless = {"min_tokens": 0, "ignore_eos": True, "stop": None, "stop_token_ids": None, "repetition_detection": None}
+    return params.replace(trace_decode_token_ids=trace, max_tokens=max_tokens, **endless)
 
 
 def _decode_ids(frame: bytes, name: str) -> Sequence[int]:

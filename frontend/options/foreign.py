@@ -61,7 +61,7 @@ IGNORED = {
     "kv_cache_metrics? kv_cache_metrics_sample custom_histogram_buckets enable_mfu_metrics? "
     "enable_layerwise_nvtx_tracing? enable_logging_iteration_details? profiler_config",
     "it is always so": "enable_prompt_tokens_details? enable_request_id_headers? enable_server_load_tracking? "
-    "disable_fastapi_docs? enable_offline_docs? disable_frontend_multiprocessing?",
+    "disable_fastapi_docs? enable_offline_docs? disable_frontend_multiprocessing? enable_trace_replay?",
     "one frontend serves all connections": "api_server_count asc",
     "CORS allows GET and POST with any header": "allowed_methods allowed_headers",
     "certificates are read at the start": "enable_ssl_refresh?",
@@ -99,7 +99,7 @@ REFUSED = {
     "template, roles and parts are those of the chat template": "response_role=assistant "
     "chat_template_content_format=auto|string",
     "answers carry no such thing": "enable_per_request_metrics? enable_return_routed_experts? return_sampling_mask? "
-    "tokens_only? enable_trace_replay? sse_keep_alive_interval=0 tool_strict_level=auto",
+    "tokens_only? sse_keep_alive_interval=0 tool_strict_level=auto",
     "there is one HTTP server": "grpc_port grpc? ssl_ciphers allow_credentials? enable_scale_out?",
     "the KV cache has one kind of numbers": "kv_cache_dtype_skip_layers*",
 }

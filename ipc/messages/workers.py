@@ -34,6 +34,7 @@ class RowSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     thought_markers: list[bytes] = []  # int32: the tokens that begin a thought and those that end it; or none
     thinking_token_budget: int = 0  # tokens between them, after which the end is forced
     thinks_once: bool = False  # what comes after the first thought has none
+    trace_token_ids: bytes = b""  # int32: the output tokens that come, whatever the logits are
     num_logprobs: int = -1  # likeliest tokens beside each sampled one; -1: no logprobs
     logprob_token_ids: bytes = b""  # int32: beside each sampled token these instead; as many as num_logprobs
     num_prompt_logprobs: int = -1  # the same for the prompt's tokens

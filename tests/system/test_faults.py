@@ -266,6 +266,22 @@ def test_a_budget_for_thoughts_holds_over_the_loss_of_any_process(engine: Engine
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", ["frontend", "core", "worker 0"])
+def test_an_answer_given_in_advance_goes_on_after_the_loss_of_any_process(engine: Engine, name: str) -> None:
+    trace = [300 + i * 7 % 900 for i in range(160)]
+    params = SamplingParams(max_tokens=None, trace_decode_token_ids=trace)
+    with Client(engine.address, reconnect_timeout_s=RECOVERY_S) as client:
+        num_restarts, expected = client.health().num_restarts, client.detokenize(trace)
+        pieces = client.stream(PROMPT, params)
+        text = "".join(next(pieces) for _ in range(10))
+        process = engine.find(name)
+        assert process is not None
+        process.kill()
+        assert text + "".join(pieces) == expected
+        wait_health(client, num_restarts + 1)
+
+
+@pytest.mark.timeout(120)
 def test_a_worker_that_stands_still_when_a_new_core_comes_is_replaced(engine: Engine) -> None:
     with Client(engine.address) as client:
         calm = client.generate(PROMPT, GREEDY, use_tqdm=False)[0]

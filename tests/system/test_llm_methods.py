@@ -181,3 +181,9 @@ def test_a_search_that_cannot_be_is_refused_before_it_begins(llm: LLM) -> None:
         llm.beam_search("x", BeamSearchParams(beam_width=2, max_tokens=5000))
     with pytest.raises(RequestError, match="lora_request"):
         llm.beam_search("x", BeamSearchParams(beam_width=2, max_tokens=5), lora_request=object())  # type: ignore[typeddict-item]
+
+
+def test_metrics_are_values(llm: LLM) -> None:
+    llm.generate("x", SamplingParams(max_tokens=3, ignore_eos=True), use_tqdm=False)
+    value_by_name = {metric.name: getattr(metric, "value", None) for metric in llm.get_metrics()}
+    assert value_by_name["tokenloom_engine_up"] == 1.0 and (value_by_name["tokenloom_generation_tokens_total"] or 0) >= 3

@@ -1,6 +1,6 @@
 """LogitsProcessors: changes the logits of all rows of a step, in the order that SamplingParams documents.
 
-    allowed tokens → banned tokens (bad words, stops before min_tokens) → biases → processors → penalties → thoughts
+    allowed tokens → banned tokens (bad words, stops before min_tokens) → biases → processors → penalties → forced ones
 
 Rows without rules cost nothing. What touches single tokens is gathered over all rows, computed at once and put back,
 on whatever device the logits are.
@@ -69,7 +69,7 @@ def apply_processors(logits: Tensor, rules: dict[int, RowProcessors]) -> None:
         row.process(logits[i])
     _penalize(logits, {i: row for i, row in rules.items() if row.counts is not None})
     for i, row in rules.items():
-        if row.thinking is not None and (token_id := row.thinking.forced()) is not None:
+        if (token_id := row.forced()) is not None:
             logits[i].fill_(-torch.inf)
             logits[i, token_id] = 0.0
 

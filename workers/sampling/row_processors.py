@@ -41,6 +41,7 @@ def needs_processors(sampling: RowSampling) -> bool:
         or (sampling.min_tokens and sampling.stop_token_ids)
         or sampling.logits_processors
         or sampling.thought_markers
+        or sampling.trace_token_ids
     )
 
 
@@ -79,6 +80,7 @@ class RowProcessors:
             thinking = ThinkingBudget(sampling.thinking_token_budget, begin, end, tokens)
             self.thinking = None if is_over else thinking
         self._thinks_once = sampling.thinks_once
+        self._trace: list[int] = ids_in(sampling.trace_token_ids, vocab_size).tolist()
         if len(self.bias_ids) != len(self.bias_values):
             raise ProtocolError(f"row {new_row.row} has {len(self.bias_ids)} bias ids, {len(self.bias_values)} values")
 
@@ -103,6 +105,12 @@ class RowProcessors:
         if len(self.outputs) < self._min_tokens:
             banned.append(self._stop_ids)
         return np.concatenate(banned)
+
+    def forced(self) -> int | None:
+        """The only token that may come next; None if there is a choice."""
+        if len(self.outputs) < len(self._trace):
+            return self._trace[len(self.outputs)]
+        return None if self.thinking is None else self.thinking.forced()
 
     def process(self, logits: Tensor) -> None:
         """Run the operator's own processors over the row's logits [vocab], in place."""
