@@ -80,6 +80,7 @@ class EngineCore:
             core_epoch=core_epoch,
             generation=generation,
             is_held=self._is_held,
+            preempts_for_waiting=config.scheduling_policy == "priority",
         )
         self._admission = Admission(spec, self.scheduler.kv_cache, self.scheduler.waiting, self.stats)
         self._grammars = Grammars(grammar_host, config.grammar_timeout_s, self.scheduler.output_tokens)

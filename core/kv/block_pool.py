@@ -99,6 +99,10 @@ class BlockPool:
     def is_referenced(self, block: int) -> bool:
         return self._ref_count[block] > 0
 
+    def is_exclusive(self, block: int) -> bool:
+        """Whether exactly one request references the block."""
+        return self._ref_count[block] == 1
+
     def sample(self, count: int) -> bytes:
         """The states of at most `count` blocks, evenly spread: 0 empty, 1 free with content that can be found, 2 used
         by one request, 3 by several."""

@@ -51,11 +51,16 @@ class KVCacheManager:
             blocks.append(block)
         return blocks
 
-    def can_admit(self, request: Request, computed: list[int], num_reserved: int) -> bool:
-        """Whether the pool can hold all known tokens of the request beside `num_reserved` blocks for others."""
+    def num_missing(self, request: Request, computed: list[int], num_reserved: int) -> int:
+        """Blocks that the pool lacks to hold all known tokens of the request beside `num_reserved` blocks for others;
+        0 or less: it fits."""
         num_idle_hits = sum(not self.pool.is_referenced(block) for block in computed)
         num_new = self.num_blocks_for(request.num_tokens) - len(computed)
-        return num_new + num_idle_hits + num_reserved <= self.pool.num_free
+        return num_new + num_idle_hits + num_reserved - self.pool.num_free
+
+    def num_freed_by(self, request: Request, kept: list[int]) -> int:
+        """Blocks that become free with `request`, but for those in `kept`."""
+        return sum(self.pool.is_exclusive(block) for block in set(request.block_ids).difference(kept))
 
     def take_computed(self, request: Request, computed: list[int]) -> None:
         """Start the request's table with the blocks found by get_computed_blocks."""

@@ -46,7 +46,7 @@ class Rows:
         self.is_pooled: npt.NDArray[np.bool_] = np.zeros(max_num_seqs, np.bool_)
         self.owner = column()
         self.key = column()
-        self.order: npt.NDArray[np.float64] = np.zeros(max_num_seqs, np.float64)
+        self.order: npt.NDArray[np.float64] = np.full(max_num_seqs, -np.inf)
         self.num_rows_by_stop_id: Counter[int] = Counter()  # only those that have any
         self.request_by_row: list[Request | None] = [None] * max_num_seqs
         self._free = list(range(max_num_seqs - 1, -1, -1))
@@ -92,7 +92,7 @@ class Rows:
         request.tokens = self.tokens[row, : request.num_tokens].copy()
         request.row = -1
         self.request_by_row[row] = None
-        self.is_active[row] = False
+        self.is_active[row], self.order[row] = False, -np.inf
         self.epoch[row] += 1
         self.num_active -= 1
         self.version += 1

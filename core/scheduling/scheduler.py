@@ -26,6 +26,7 @@ from .waiting_queue import WaitingQueue
 
 MAX_OVERTAKES = 64  # admissions of later requests that one which does not fit lets pass
 MAX_SKIPS_PER_STEP = 8  # requests that do not fit, looked at in one step
+MAX_VICTIMS_PER_STEP = 8  # running requests that are preempted for waiting ones in one step
 
 
 class Scheduler:
@@ -42,8 +43,10 @@ class Scheduler:
         core_epoch: int,
         generation: int,
         is_held: Callable[[Request], bool],
+        preempts_for_waiting: bool = False,
     ) -> None:
-        """`is_held` names waiting requests that must not run now."""
+        """is_held: whether a waiting request must not run now. preempts_for_waiting: a new request may take the place
+        of running ones behind it."""
         self.kv_cache = kv_cache
         self.waiting = WaitingQueue()
         self.siblings = Siblings()
@@ -57,6 +60,7 @@ class Scheduler:
         self._max_chunk = long_prefill_token_threshold or max_num_batched_tokens // 4
         self.core_epoch, self.generation = core_epoch, generation
         self._is_held = is_held
+        self._max_victims = MAX_VICTIMS_PER_STEP if preempts_for_waiting else 0
         self._delta = StepDelta()
         self._processor = ResultProcessor(self.rows, self._delta, self._release)
         self._counts: Ids = np.zeros(max_num_seqs, np.int32)  # tokens per row in the step being made
@@ -231,8 +235,12 @@ class Scheduler:
         """Of the running requests behind `request` in order: the lowest priority, then the fewest computed tokens.
         Never one ahead of it, so the first in order always makes progress."""
         behind = [other for other in self.rows.requests() if (other.order, other.key) > (request.order, request.key)]
-        scheduled = self.rows.num_scheduled
-        return min(behind, key=lambda other: (-other.priority, scheduled[other.row], -other.order), default=None)
+        return min(behind, key=self._cost, default=None)
+
+    def _cost(self, request: Request) -> tuple[int, int, float]:
+        """Sorts running requests by the cost of preempting them: the lowest priority first, then the fewest computed
+        tokens, then the last in order."""
+        return -request.priority, int(self.rows.num_scheduled[request.row]), -request.order
 
     def _preempt(self, request: Request) -> None:
         """Back to the queue; what it computed is recomputed from its tokens, or found in the prefix cache."""
@@ -258,14 +266,22 @@ class Scheduler:
         not more than MAX_OVERTAKES times."""
         skipped: list[Request] = []
         held: list[Request] = []
-        while budget > 0 and self.rows.has_free and len(skipped) < MAX_SKIPS_PER_STEP:
+        num_victims = 0
+        while budget > 0 and len(skipped) < MAX_SKIPS_PER_STEP:
+            if not self.rows.has_free and num_victims == self._max_victims:
+                break
             request = self.waiting.pop()
             if request is None:
                 break
             if self._is_held(request):
                 held.append(request)
                 continue
-            count = self._admit(request, budget)
+            victims = self._victims(request, self._max_victims - num_victims)
+            num_victims += len(victims)
+            for victim in victims:
+                budget += int(self._counts[victim.row])
+                self._preempt(victim)
+            count = self._admit(request, budget) if self.rows.has_free else 0
             if count:
                 budget -= count
                 for passed in skipped:
@@ -277,10 +293,31 @@ class Scheduler:
         for request in skipped + held:
             self.waiting.add(request)
 
+    def _victims(self, request: Request, limit: int) -> list[Request]:
+        """The running requests to preempt so that `request` gets a row and blocks: at most `limit`, cheapest first, all
+        strictly behind it in order; none if it fits without, or not even then.
+
+        Only a request that has never run takes the place of others. So each request does it once at most, and requests
+        that preempt one another in turn are impossible."""
+        if not limit or request.num_cached_tokens >= 0 or request.order >= self.rows.order.max():
+            return []
+        computed = self.kv_cache.get_computed_blocks(request)
+        num_missing = self.kv_cache.num_missing(request, computed, self.rows.num_active)
+        has_row = self.rows.has_free
+        victims: list[Request] = []
+        behind = [other for other in self.rows.requests() if other.order > request.order]
+        for victim in sorted(behind, key=self._cost)[:limit]:
+            if has_row and num_missing <= 0:
+                break
+            victims.append(victim)
+            num_missing -= self.kv_cache.num_freed_by(victim, computed) + 1  # and the block that it might grow by
+            has_row = True
+        return victims if has_row and num_missing <= 0 else []
+
     def _admit(self, request: Request, budget: int) -> int:
         """Move one waiting request to a row; returns the tokens it computes in this step, 0 when it does not fit."""
         computed = self.kv_cache.get_computed_blocks(request)
-        if not self.kv_cache.can_admit(request, computed, self.rows.num_active):  # which may grow by a block each
+        if self.kv_cache.num_missing(request, computed, self.rows.num_active) > 0:  # which may grow by a block each
             return 0
         self.kv_cache.take_computed(request, computed)
         num_computed = len(computed) * self.kv_cache.block_size
@@ -292,7 +329,7 @@ class Scheduler:
         self._delta.admit(request, num_computed)
         count = min(request.num_tokens - num_computed, budget, self._chunk_limit(request))
         has_room = self._grow(request, num_computed + count)
-        assert has_room, "can_admit has counted the blocks"
+        assert has_room, "num_missing has counted the blocks"
         self._counts[row] = count
         return count
 

@@ -82,7 +82,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Literal["auto", "fp8"], _memory("numbers of the KV cache; auto: the model's; fp8: e4m3 with scales")
     ] = "auto"
     enable_prefix_caching: Annotated[bool, _memory("share KV blocks of equal prefixes")] = True
-    scheduling_policy: Annotated[Literal["fcfs", "priority"], _scheduling("who runs first")] = "fcfs"
+    scheduling_policy: Annotated[
+        Literal["fcfs", "priority"],
+        _scheduling("order of requests; priority: a new one may preempt those behind it"),
+    ] = "fcfs"
     steps_in_flight: Annotated[int, _scheduling("steps sent ahead of their results: 1 or 2")] = 2
     max_waiting_requests: Annotated[
         int, _limits("answers that may wait, a quarter of them to one request; beyond: Overloaded")
