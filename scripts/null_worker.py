@@ -29,7 +29,7 @@ FIRST_BYTE, NUM_BYTES = 32, 95  # printable ASCII
 
 
 class NullWorker:
-    """Stands in for workers.worker.Worker. Knows of each row only how many tokens it has and has computed."""
+    """Stands in for workers.worker.Worker and its runner. Knows only the token counts of each row."""
 
     class recorder:  # noqa: N801, an attribute of the same name as a worker's, without torch
         """Records nothing."""
@@ -43,7 +43,7 @@ class NullWorker:
             return "this worker computes nothing"
 
     def __init__(self, spec: EngineSpec, rank: int = 0, generation: int = 0) -> None:
-        self.stage = "idle"
+        self.stage, self.runner = "idle", self
         self._rank = rank
         self._answers: deque[ModelRunnerOutput] = deque()
         self._step_s = float(os.environ.get("NULL_WORKER_STEP_MS", "0")) / 1000

@@ -1,11 +1,11 @@
-"""InputBatch: what a worker remembers of the running requests, one row each, from admission to finish.
+"""InputBatch: a worker's state of the running requests, one row each, from admission until the row is freed.
 
-Tables and columns are numpy arrays indexed by row, so that a step costs the same few array operations for 1 row as
-for 256; Python runs only for rows that come, go or grow. The tokens that a step samples are appended here and feed
-the next step without a round trip to the core.
+Tables and columns are numpy arrays indexed by row, so a step costs the same few array operations for 1 row as for 256;
+Python loops only over rows that are admitted, freed or given blocks. Sampled tokens are appended here and feed the next
+step without a round trip to the core.
 
-Trusts no message: a row, block or count that the state does not allow raises ProtocolError before anything is
-written, since a wrong slot would silently spoil another request's cache.
+Trusts no message: a row, block or count that the state does not allow raises ProtocolError before anything is written,
+because a wrong slot would silently corrupt another request's KV cache.
 """
 
 from __future__ import annotations
@@ -29,46 +29,46 @@ I64 = npt.NDArray[np.int64]
 
 
 class StepInputs(NamedTuple):
-    """One step, ready to be computed: n rows in compute order (those with one token first), T tokens."""
+    """The arrays of one step: n rows in compute order (rows with one token first), T tokens."""
 
     rows: I32  # [n]
-    token_ids: I32  # [T]; −1 − row: the token that this row sampled last, which only the device knows
+    token_ids: I32  # [T]; −1 − row stands for the last sampled token of the row, which only the device knows
     positions: I64  # [T] index of each token in its row
     slots: I64  # [T] block_id * block_size + offset
     query_starts: I32  # [n + 1] tokens of row r are [query_starts[r], query_starts[r + 1])
     seq_lens: I32  # [n] context of each row, this step's tokens included
     block_tables: I32  # [n, blocks of the longest row]; 0 past a row's last block
     num_decode_rows: int  # rows with exactly one token
-    sampled_rows: I32  # [s] rows that sample: their last known token is computed here; in the order of the message
-    sampled_positions: I64  # [s] where the token that each of them samples will stand
-    sampled_tokens: I64  # [s] index into the T tokens of each one's last
+    sampled_rows: I32  # [s] rows whose last known token is computed here, in the order of the message
+    sampled_positions: I64  # [s] position of the token that each samples
+    sampled_tokens: I64  # [s] index into the T tokens of each row's last
 
 
 @dataclass(frozen=True)
 class PromptSpan:
-    """Prompt tokens of one row whose logprobs this step can tell: each is judged by the hidden state before it."""
+    """Prompt tokens of one row that this step scores, each with the hidden state of the token before it."""
 
     row: int
-    num_top: int  # how many of the likeliest beside each
-    first_token: int  # index into the T tokens of the one before the first
-    first_position: int  # of the first in the prompt
+    num_top: int  # most likely tokens to return beside each
+    first_token: int  # index into the T tokens of the token before the first
+    first_position: int  # of the first token, in the prompt
     token_ids: I32  # [m]
 
 
 @dataclass(frozen=True)
 class ExpectedTokens:
-    """Places of tokens that a device has sampled and the host not seen: each the last of its row when it was made."""
+    """Where the tokens that a device samples belong, until the host receives them."""
 
     rows: I32  # [n]
     positions: I64  # [n]
-    admissions: I64  # [n] of which admission to the row, counted from the start
+    admissions: I64  # [n] how often the row had been admitted: a later request may own it by then
 
 
 class InputBatch:
-    """The rows of one worker. Invariant: num_computed_tokens < num_tokens for each active row between two steps, but
-    for one that was embedded and is not freed yet.
+    """Owns the rows of one worker.
 
-    A token that the host expects stands as −1 − row until it is known.
+    Invariant: between two steps num_computed_tokens < num_tokens for each active row, except for a pooled row that is
+    not freed yet. A token that the host does not know yet is stored as −1 − row.
     """
 
     def __init__(
@@ -80,11 +80,11 @@ class InputBatch:
         vocab_size: int = 1 << 31,
         processors: Sequence[CustomLogitsProcessor] = (),
     ) -> None:
-        """`processors` are those that rows may name, by their places."""
+        """`processors` are the operator's own; rows select them by index."""
         self._block_size = block_size
         self._num_blocks = num_blocks
         max_blocks_per_row = -(-max_model_len // block_size)
-        # Pages are touched as rows fill them. One more token: the last one sampled is never computed.
+        # The last sampled token of the longest row is stored, too, though never computed.
         self._token_ids: I32 = np.zeros((max_num_seqs, max_model_len + 1), np.int32)
         self._block_ids: I32 = np.zeros((max_num_seqs, max_blocks_per_row), np.int32)
         self._is_active = np.zeros(max_num_seqs, np.bool_)
@@ -94,57 +94,52 @@ class InputBatch:
         self._num_computed_tokens: I64 = np.zeros(max_num_seqs, np.int64)
         self._num_prompt_tokens: I64 = np.zeros(max_num_seqs, np.int64)
         self._num_blocks_of_row: I64 = np.zeros(max_num_seqs, np.int64)
-        self._num_slots: I64 = np.zeros(max_num_seqs, np.int64)  # tokens that it has blocks for
-        # Of the step before, while no row goes; the tables while none grows, either.
+        self._num_slots: I64 = np.zeros(max_num_seqs, np.int64)  # tokens that its blocks hold
+        # Cached from the step before until a row is freed; the tables also until a row gets blocks.
         self._layout: StepLayout | None = None
         self._layout_key = (b"", b"")
         self._tables: I32 | None = None
         self._sampling_metadata: SamplingMetadata | None = None
         self._sampling = SamplingColumns.greedy(max_num_seqs)
-        self._rules = LogitsProcessors(vocab_size, processors)
+        self._processors = LogitsProcessors(vocab_size, processors)
         self._vocab_size = vocab_size
         self._num_logprobs: I32 = np.full(max_num_seqs, -1, np.int32)
-        self._logprob_ids: dict[int, I64] = {}  # by row: of these tokens instead
-        self._prompt_logprobs: dict[int, tuple[int, int]] = {}  # row: how many likeliest, the first token
+        self._logprob_ids: dict[int, I64] = {}  # by row: score these tokens, not the most likely ones
+        self._prompt_logprobs: dict[int, tuple[int, int]] = {}  # by row: number of most likely tokens, first position
 
     @property
     def num_active(self) -> int:
         return int(np.count_nonzero(self._is_active))
 
     def token_ids(self, row: int) -> list[int]:
-        """Prompt and outputs of an active row."""
+        """Return prompt and output of an active row."""
         ids: list[int] = self._token_ids[row, : self._num_tokens[row]].tolist()
         return ids
 
     def sampling_metadata(self, rows: I32) -> SamplingMetadata:
-        """What these rows want of their next tokens."""
+        """Return the sampling parameters of these rows; cached by the identity of `rows`."""
         if self._sampling_metadata is None or self._sampling_metadata.rows is not rows:
             num_logprobs = self._num_logprobs[rows]
-            asking = np.flatnonzero(num_logprobs >= 0)
-            wanted = zip(rows[asking].tolist(), num_logprobs[asking].tolist(), strict=True)
-            others = [self._logprob_ids.get(row, count) for row, count in wanted]
-            self._sampling_metadata = SamplingMetadata(
-                rows, self._sampling.take(rows), self._rules.of(rows), asking, others
-            )
+            indices = np.flatnonzero(num_logprobs >= 0)
+            wanted = zip(rows[indices].tolist(), num_logprobs[indices].tolist(), strict=True)
+            targets = [self._logprob_ids.get(row, count) for row, count in wanted]
+            sampling, processors = self._sampling.take(rows), self._processors.of(rows)
+            self._sampling_metadata = SamplingMetadata(rows, sampling, processors, indices, targets)
         return self._sampling_metadata
 
-    def has_pooled(self, rows: I32) -> bool:
-        """Whether any of these rows is embedded."""
-        return bool(self._is_pooled[rows].any())
-
-    def prompt_spans(self, inputs: StepInputs) -> list[PromptSpan]:
-        """The prompt tokens of this step whose logprobs are wanted. Rows that want none cost nothing."""
+    def prompt_spans(self, layout: StepLayout) -> list[PromptSpan]:
+        """Return the prompt tokens that the step scores, before `advance`. Free if no row wants prompt logprobs."""
         if not self._prompt_logprobs:
             return []
         spans = []
-        for i, row in enumerate(inputs.rows.tolist()):
+        for i, row in enumerate(layout.rows.tolist()):
             if row in self._prompt_logprobs:
                 num_top, start = self._prompt_logprobs[row]
-                end = int(inputs.seq_lens[i])
-                begin = end - int(inputs.query_starts[i + 1] - inputs.query_starts[i])
+                begin = int(self._num_computed_tokens[row])
+                end = begin + int(layout.counts[i])
                 first, last = max(begin + 1, start), min(end + 1, int(self._num_prompt_tokens[row]))
                 if first < last:
-                    index = int(inputs.query_starts[i]) + first - 1 - begin
+                    index = int(layout.query_starts[i]) + first - 1 - begin
                     spans.append(PromptSpan(row, num_top, index, first, self._token_ids[row, first:last].copy()))
         return spans
 
@@ -152,7 +147,7 @@ class InputBatch:
         """Forget all rows."""
         self._forget_step()
         self._is_active[:] = False
-        self._rules.clear()
+        self._processors.clear()
         self._prompt_logprobs.clear()
 
     def free(self, rows: I32) -> None:
@@ -162,12 +157,12 @@ class InputBatch:
         self._check_active(rows, "freed")
         self._forget_step()
         self._is_active[rows] = False
-        self._rules.free(rows.tolist())
+        self._processors.free(rows.tolist())
         for row in rows.tolist():
             self._prompt_logprobs.pop(row, None)
 
     def admit(self, new_row: NewRow) -> None:
-        """Start or resume a request on a free row. Its blocks follow in `append_blocks`."""
+        """Start or resume a request on a free row; `append_blocks` brings its blocks."""
         row, token_ids = new_row.row, ids_of(new_row.token_ids)
         if not 0 <= row < len(self._is_active):
             raise ProtocolError(f"row {row} is admitted, rows are [0, {len(self._is_active)})")
@@ -178,7 +173,7 @@ class InputBatch:
                 f"row {row} is admitted with {len(token_ids)} tokens, {new_row.num_computed_tokens} of them computed: "
                 f"it must have one to compute and at most {self._token_ids.shape[1] - 1} in all"
             )
-        self._rules.admit(new_row)
+        self._processors.admit(new_row)
         self._is_active[row] = True
         self._num_admissions[row] += 1
         self._is_pooled[row] = new_row.pooling is not None
@@ -186,7 +181,7 @@ class InputBatch:
         self._num_tokens[row] = len(token_ids)
         self._num_computed_tokens[row] = new_row.num_computed_tokens
         self._num_prompt_tokens[row] = new_row.num_prompt_tokens
-        self._block_ids[row, : self._num_blocks_of_row[row]] = 0  # what a former request left
+        self._block_ids[row, : self._num_blocks_of_row[row]] = 0  # clears the block ids of the request before
         self._num_blocks_of_row[row] = self._num_slots[row] = 0
         self._sampling.put(row, new_row.sampling)
         self._num_logprobs[row] = new_row.sampling.num_logprobs
@@ -197,7 +192,7 @@ class InputBatch:
             self._prompt_logprobs[row] = new_row.sampling.num_prompt_logprobs, new_row.sampling.prompt_logprobs_start
 
     def append_blocks(self, appends: I32) -> None:
-        """Append block ids to the tables of rows. appends: [m, 3] row, KV group, block id; in table order per row."""
+        """Append blocks to block tables. appends: [m, 3] row, KV group, block id; in table order for each row."""
         if len(appends) == 0:
             return
         rows, groups, block_ids = appends.T
@@ -221,22 +216,34 @@ class InputBatch:
         self._num_slots[rows] = np.minimum(ends[rows] * self._block_size, self._token_ids.shape[1] - 1)
         self._tables = None
 
-    def prepare(self, rows: I32, counts: I32) -> StepInputs:
-        """What it takes to compute the next `counts[i]` tokens of each `rows[i]`; changes nothing. At least one row."""
-        layout = self._layout_of(rows, counts)
+    def layout(self, rows: I32, counts: I32) -> StepLayout:
+        """Return the layout of a step that computes the next `counts[i]` tokens of each `rows[i]`; at least one row."""
+        key = rows.tobytes(), counts.tobytes()
+        if self._layout is None or self._layout_key != key:
+            self._check_active(rows, "scheduled")
+            if len(rows) != len(counts) or counts.min() < 1 or len(set(rows.tolist())) != len(rows):
+                raise ProtocolError(
+                    f"{len(rows)} rows are scheduled with {len(counts)} counts: each once, at least 1 token"
+                )
+            self._layout, self._layout_key = StepLayout.of(rows, counts, ~self._is_pooled[rows]), key
+            self._tables = None
+        return self._layout
+
+    def prepare(self, layout: StepLayout) -> StepInputs:
+        """Return the inputs of the step; change nothing."""
         computed, num_tokens = self._num_computed_tokens[layout.rows], self._num_tokens[layout.rows]
         seq_lens = computed + layout.counts
         self._check_ends(layout.rows, seq_lens, num_tokens)
         token_rows, positions = layout.tokens(computed)
         sampled_rows, sampled_positions, sampled_tokens = layout.rows, num_tokens, layout.last_tokens
         is_sampled = seq_lens == num_tokens
-        if layout.are_drawn is not None:
-            is_sampled &= layout.are_drawn
-        if layout.places is not None or not is_sampled.all():
-            places = np.arange(len(rows)) if layout.places is None else layout.places
-            places = places[is_sampled[places]]
-            sampled_rows, sampled_positions = layout.rows[places], num_tokens[places]
-            sampled_tokens = layout.last_tokens[places]
+        if layout.can_sample is not None:
+            is_sampled &= layout.can_sample
+        if layout.message_order is not None or not is_sampled.all():
+            order = np.arange(len(layout.rows)) if layout.message_order is None else layout.message_order
+            order = order[is_sampled[order]]
+            sampled_rows, sampled_positions = layout.rows[order], num_tokens[order]
+            sampled_tokens = layout.last_tokens[order]
         return StepInputs(
             rows=layout.rows,
             token_ids=self._token_ids[token_rows, positions],
@@ -251,30 +258,30 @@ class InputBatch:
             sampled_tokens=sampled_tokens,
         )
 
-    def advance(self, rows: I32, counts: I32) -> None:
-        """These tokens are computed."""
-        self._num_computed_tokens[rows] += counts
+    def advance(self, layout: StepLayout) -> None:
+        """Count the step's tokens as computed."""
+        self._num_computed_tokens[layout.rows] += layout.counts
 
     def append_tokens(self, rows: I32, token_ids: I64) -> None:
-        """Each row's sampled token becomes its last known one."""
+        """Append the sampled token of each row."""
         self._token_ids[rows, self._num_tokens[rows]] = token_ids
         self._num_tokens[rows] += 1
-        self._rules.append(rows, token_ids)
+        self._processors.append(rows, token_ids)
 
     def expect_tokens(self, rows: I32) -> ExpectedTokens:
-        """Each row, none of which has rules, gets a last token that the host learns later."""
+        """Append a token to each row that the device samples and `fill_tokens` fills in. No row has processors."""
         positions = self._num_tokens[rows]
         self._token_ids[rows, positions] = -1 - rows
         self._num_tokens[rows] += 1
         return ExpectedTokens(rows, positions, self._num_admissions[rows])
 
     def fill_tokens(self, expected: ExpectedTokens, token_ids: I64) -> None:
-        """The tokens are known. What a row's next owner has written in the meantime stays."""
+        """Fill in the tokens, except in rows that were admitted again in the meantime."""
         is_same = self._num_admissions[expected.rows] == expected.admissions
         self._token_ids[expected.rows[is_same], expected.positions[is_same]] = token_ids[is_same]
 
     def append_forced(self, appends: I32) -> None:
-        """Known tokens that were not sampled here. appends: for each row: row, n, n token ids."""
+        """Append tokens that the core forced without sampling. appends: for each row: row, n, n token ids."""
         start = 0
         while start < len(appends):
             row, count = appends[start : start + 2].tolist() if start + 2 <= len(appends) else (-1, 0)
@@ -288,18 +295,6 @@ class InputBatch:
             for i in range(count):
                 self.append_tokens(rows, token_ids[i : i + 1].astype(np.int64))
             start += 2 + count
-
-    def _layout_of(self, rows: I32, counts: I32) -> StepLayout:
-        key = rows.tobytes(), counts.tobytes()
-        if self._layout is None or self._layout_key != key:
-            self._check_active(rows, "scheduled")
-            if len(rows) != len(counts) or counts.min() < 1 or len(set(rows.tolist())) != len(rows):
-                raise ProtocolError(
-                    f"{len(rows)} rows are scheduled with {len(counts)} counts: each once, at least 1 token"
-                )
-            self._layout, self._layout_key = StepLayout.of(rows, counts, ~self._is_pooled[rows]), key
-            self._tables = None
-        return self._layout
 
     def _tables_of(self, layout: StepLayout) -> I32:
         if self._tables is None:
@@ -326,14 +321,14 @@ class InputBatch:
         num_slots = self._num_slots[rows]
         if (ends <= np.minimum(num_tokens, num_slots)).all():
             return
-        for limits, what in ((num_tokens, "known tokens"), (num_slots, "slots")):
+        for limits, unit in ((num_tokens, "known tokens"), (num_slots, "slots")):
             i = int((ends - limits).argmax())
             if ends[i] > limits[i]:
-                raise ProtocolError(f"row {rows[i]} is scheduled up to token {ends[i]}, it has {limits[i]} {what}")
+                raise ProtocolError(f"row {rows[i]} is scheduled up to token {ends[i]}, it has {limits[i]} {unit}")
 
 
 def ids_of(frame: bytes) -> I32:
-    """An id frame as a read-only array."""
+    """Decode a frame of ids as a read-only array."""
     if len(frame) % 4:
         raise ProtocolError(f"an id frame has {len(frame)} bytes, which is not a multiple of 4")
     return np.frombuffer(frame, np.int32)

@@ -1,20 +1,22 @@
-"""The ModelRunner: one step from SchedulerOutput to sampled tokens.
+"""ModelRunner: runs steps, from a SchedulerOutput to a ModelRunnerOutput.
 
-    apply changes → prepare inputs → forward → logits of last tokens → mask, rules → Sampler → row state
+    apply changes → prepare inputs → forward → logits of last tokens → mask, processors → Sampler → rows
                                              ↘ hidden states of prompts, chunk by chunk → logits → logprobs
-                                             ↘ hidden states of prompts to embed → Pooler → vectors
+                                             ↘ hidden states of pooled prompts → Pooler → vectors
 
-A step is started and later finished. On a GPU, a step that needs no host to sample runs in a DeviceRunner, and the next
-may be started before it is finished; any other is computed when it is started, after all before it are finished.
+A step is started and later finished. On a GPU, a DeviceRunner runs the steps that sample without the host, and the next
+step may start before such a step is finished. Any other step waits for all earlier ones and is computed when it starts.
 
-Knows the model as a Protocol and the rows as InputBatch; knows no socket, no step number and no epoch. Every rank of a
-group runs the same steps: rank 0 samples and broadcasts the ids, so that row state is equal on all.
+Knows the model as a Protocol and the rows as an InputBatch; knows no socket and does not check the order of steps.
+Every rank of a group runs the same steps: rank 0 samples and broadcasts the ids, so that rows are equal on all ranks.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -22,9 +24,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ..ipc.codec import encode_ids
 from ..ipc.errors import ProtocolError
 from ..ipc.messages.core import LogprobColumns, Pooled
-from ..ipc.messages.workers import SchedulerOutput, TokenMask
+from ..ipc.messages.workers import ModelRunnerOutput, SchedulerOutput, TokenMask
 from ..ipc.process.faults import maybe_fail
 from .input_batch import ExpectedTokens, InputBatch, PromptSpan, StepInputs, ids_of
 from .model_step import Model, compute
@@ -34,6 +37,7 @@ from .sampling.logprobs import score_tokens
 from .sampling.pooler import Pooler
 from .sampling.sampler import Sampler
 from .sampling.token_mask import MaskSource, apply_mask, no_mask
+from .step_layout import StepLayout
 
 if TYPE_CHECKING:
     from .device.device_runner import DeviceRunner
@@ -41,35 +45,40 @@ if TYPE_CHECKING:
 
 LOGITS_BYTES = 48 << 20  # of one chunk of a prompt's logits; scoring takes as much again, and on a GPU twice that
 
-
 _NO_ROWS = np.empty(0, np.int32)
+_ONE = encode_ids([1])
 
 
-class SampledTokens(NamedTuple):
-    """What a step sampled; rows in the order of its message."""
+class _SampledTokens(NamedTuple):
+    """The tokens of a step, rows in the order of its message, and everything else that rank 0 reports about them."""
 
     rows: npt.NDArray[np.int32]  # [s]
     token_ids: npt.NDArray[np.int64]  # [s]
-    logprobs: LogprobColumns | None = None  # of those whose rows asked
+    logprobs: LogprobColumns | None = None  # of the rows that asked for them
     prompt_logprobs: LogprobColumns | None = None
     pooled: Sequence[Pooled] = ()
-    fully_masked_rows: npt.NDArray[np.int32] = _NO_ROWS  # rules leave no token
+    fully_masked_rows: npt.NDArray[np.int32] = _NO_ROWS  # mask and processors leave no token
+
+
+class _DeviceTokens(NamedTuple):
+    """The tokens of a step that the device samples and the host does not know yet."""
+
+    expected: ExpectedTokens
+    pending: PendingTokens
 
 
 class _StartedStep(NamedTuple):
-    """A step whose tokens are on their way from the device."""
-
-    rows: npt.NDArray[np.int32]
-    expected: ExpectedTokens
-    tokens: PendingTokens
+    step: SchedulerOutput
+    start_time: float
+    tokens: _SampledTokens | _DeviceTokens
 
 
-def nothing_started() -> None:
-    """For who finishes each step before the next is started."""
+def no_earlier_steps() -> None:
+    """Stand for `finish_all` of a caller that finishes each step before it starts the next."""
 
 
 class ModelRunner:
-    """Owns the rows and runs the model over its KV cache. `stage` says what it does, for the report of an error."""
+    """Owns the rows and the started steps. `stage` names the current stage of a step, for error reports."""
 
     def __init__(
         self,
@@ -78,213 +87,238 @@ class ModelRunner:
         kv_cache: Tensor,
         group: ParallelGroup,
         vocab_size: int = 1 << 17,
-        on_device: DeviceRunner | None = None,
+        device_runner: DeviceRunner | None = None,
         sampler: Sampler | None = None,
+        trace: Callable[[int], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        """`on_device` runs the steps whose rows want no more than a token drawn; None: as any."""
+        """`device_runner` runs the steps that sample without the host. `trace(n)` surrounds the start of step n."""
         self._model = model
-        self._on_device = on_device
-        self._started: deque[_StartedStep | SampledTokens] = deque()
-        self._vocab_size = vocab_size  # bounds what a chunk of a prompt's logits takes
+        self._device_runner = device_runner
+        self._started: deque[_StartedStep] = deque()
+        self._last_finish = 0.0
+        self._vocab_size = vocab_size  # bounds the memory of a chunk of a prompt's logits
         self._batch = batch
         self._kv_cache = kv_cache
         self._group = group
         self._sampler = sampler or Sampler()
+        self._trace = trace
         self._scratch = torch.empty(0, device=kv_cache.device)
         self._pooler = Pooler()
         self.stage = "idle"
 
-    def execute_model(self, output: SchedulerOutput, receive_mask: MaskSource = no_mask) -> SampledTokens:
-        """Run one step, when none is started; one without rows only applies its changes."""
-        self.start(output, receive_mask)
+    def execute(self, step: SchedulerOutput, receive_mask: MaskSource = no_mask) -> ModelRunnerOutput:
+        """Start and finish one step while no other is started."""
+        self.start(step, receive_mask)
         return self.finish()
 
-    @torch.inference_mode()
     def start(
         self,
-        output: SchedulerOutput,
+        step: SchedulerOutput,
         receive_mask: MaskSource = no_mask,
-        finish_all: Callable[[], None] = nothing_started,
+        finish_all: Callable[[], None] = no_earlier_steps,
     ) -> PendingTokens | None:
-        """Begin one step; what `finish` would wait for, if anything. ProtocolError if the rows do not allow it.
+        """Begin one step; return the tokens that `finish` would wait for, if any. ProtocolError if the rows forbid it.
 
-        `receive_mask` is called, on rank 0, once the logits of a step with a pending mask are made. `finish_all` is
-        called before a step that cannot be started behind others; it finishes them.
+        `receive_mask` waits for the TokenMask of a step that says it is pending; rank 0 calls it once the logits exist.
+        `finish_all` finishes all earlier steps; it is called before a step that the host samples.
         """
-        self._enter("update rows")
-        self._apply_changes(output)
-        rows, counts = ids_of(output.rows), ids_of(output.counts)
-        if len(rows) == 0:
-            self._started.append(SampledTokens(_NO_ROWS, np.empty(0, np.int64)))
-            return None
-        self._enter("prepare inputs")
-        inputs = self._batch.prepare(rows, counts)
-        if self._on_device is not None and self._needs_no_host(inputs, output):
-            return self._start_on_device(self._on_device, inputs, rows, counts)
-        finish_all()
-        assert not self._started, "a step that is computed here follows finished ones"
-        if self._on_device is not None:
-            inputs = self._batch.prepare(rows, counts)  # with the tokens that are known now
-        self._started.append(self._compute(inputs, rows, counts, receive_mask if output.is_mask_pending else no_mask))
-        return None
+        start_time = time.monotonic()
+        with self._trace(step.step):
+            tokens = self._run(step, receive_mask, finish_all)
+        self._started.append(_StartedStep(step, start_time, tokens))
+        return tokens.pending if isinstance(tokens, _DeviceTokens) else None
 
-    def finish(self) -> SampledTokens:
-        """What the first step that is started and not finished has sampled; waits for it."""
-        step = self._started.popleft()
-        if isinstance(step, SampledTokens):
-            return step
-        self._enter("wait for the device")
-        token_ids = step.tokens.take()
-        self._batch.fill_tokens(step.expected, token_ids)
-        self.stage = "idle"
-        return SampledTokens(step.rows, token_ids)
+    def finish(self) -> ModelRunnerOutput:
+        """Wait for the oldest started step and return its result. Only that of rank 0 has logprobs and vectors."""
+        step, start_time, tokens = self._started[0]
+        if isinstance(tokens, _DeviceTokens):
+            tokens = self._receive_tokens(tokens)
+        self._started.popleft()
+        # Time beside the step before does not count.
+        start_time, self._last_finish = max(start_time, self._last_finish), time.monotonic()
+        return ModelRunnerOutput(
+            step=step.step,
+            core_epoch=step.core_epoch,
+            generation=step.generation,
+            rows=tokens.rows.tobytes(),
+            counts=_ONE * len(tokens.rows),
+            token_ids=tokens.token_ids.astype(np.int32).tobytes(),
+            fully_masked_rows=tokens.fully_masked_rows.tobytes(),
+            logprobs=tokens.logprobs,
+            prompt_logprobs=tokens.prompt_logprobs,
+            pooled=list(tokens.pooled),
+            execute_s=self._last_finish - start_time,
+        )
 
     @property
     def is_next_done(self) -> bool:
-        """Whether a step is started, and `finish` would not wait for it."""
+        """Whether a step is started and `finish` would not wait for it."""
         if not self._started:
             return False
-        step = self._started[0]
-        return isinstance(step, SampledTokens) or step.tokens.is_here
+        tokens = self._started[0].tokens
+        return isinstance(tokens, _SampledTokens) or tokens.pending.is_here
+
+    @property
+    def unfinished_step(self) -> int | None:
+        """The number of the oldest started step."""
+        return self._started[0].step.step if self._started else None
+
+    def clear(self) -> None:
+        """Forget all rows and the steps started for them."""
+        while self._started:
+            self.finish()
+        self._batch.clear()
+        self._pooler.clear()
+        if self._device_runner is not None:
+            self._device_runner.clear()
 
     def _enter(self, stage: str) -> None:
         self.stage = stage
         maybe_fail(f"worker.{stage}", self._group.rank)
 
-    def clear(self) -> None:
-        """Forget all rows and what was started for them."""
-        while self._started:
-            self.finish()
-        self._batch.clear()
-        self._pooler.clear()
-        if self._on_device is not None:
-            self._on_device.clear()
+    # ── one step ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _needs_no_host(self, inputs: StepInputs, output: SchedulerOutput) -> bool:
-        sampling_metadata = self._batch.sampling_metadata(inputs.rows)
-        return (
-            not output.is_mask_pending
-            and not self._batch.has_pooled(inputs.rows)
-            and not sampling_metadata.rules
-            and not len(sampling_metadata.asking)
-            and not self._batch.prompt_spans(inputs)
-        )
-
-    def _start_on_device(
-        self,
-        device: DeviceRunner,
-        inputs: StepInputs,
-        rows: npt.NDArray[np.int32],
-        counts: npt.NDArray[np.int32],
-    ) -> PendingTokens:
-        self._enter("start on the device")
-        tokens = device.start(inputs, self._batch.sampling_metadata(inputs.sampled_rows).sampling)
-        self._batch.advance(rows, counts)
-        self.stage = "idle"
-        expected = self._batch.expect_tokens(inputs.sampled_rows)
-        self._started.append(_StartedStep(inputs.sampled_rows, expected, tokens))
-        return tokens
-
-    def _compute(
-        self,
-        inputs: StepInputs,
-        rows: npt.NDArray[np.int32],
-        counts: npt.NDArray[np.int32],
-        receive_mask: MaskSource,
-    ) -> SampledTokens:
+    @torch.inference_mode()
+    def _run(
+        self, step: SchedulerOutput, receive_mask: MaskSource, finish_all: Callable[[], None]
+    ) -> _SampledTokens | _DeviceTokens:
+        """Apply the step's changes and compute its tokens, on the host or, without a wait, on the device."""
+        self._enter("update rows")
+        self._apply_changes(step)
+        rows, counts = ids_of(step.rows), ids_of(step.counts)
+        if len(rows) == 0:
+            return _SampledTokens(_NO_ROWS, np.empty(0, np.int64))
+        self._enter("prepare inputs")
+        layout = self._batch.layout(rows, counts)
+        spans = self._batch.prompt_spans(layout)
+        if self._device_runner is not None and not self._needs_host(step, layout, spans):
+            return self._start_on_device(self._device_runner, self._batch.prepare(layout), layout)
+        finish_all()
+        assert not self._started, "the host samples only after all earlier steps are finished"
+        inputs = self._batch.prepare(layout)
         self._enter("forward")
-        hidden, logits = self._forward(inputs)
-        self._batch.advance(rows, counts)
+        hidden, logits = self._forward(inputs, has_spans=bool(spans))
+        self._batch.advance(layout)
         self._enter("sample")
-        sampled = self._sample(hidden, logits, inputs, receive_mask)
+        sampled = self._sample(hidden, logits, inputs, spans, receive_mask if step.is_mask_pending else no_mask)
         self._batch.append_tokens(inputs.sampled_rows, sampled.token_ids)
         self.stage = "idle"
         return sampled
 
-    def _forward(self, inputs: StepInputs) -> tuple[Tensor, Tensor]:
-        """As `compute`; a graph gives no hidden states, and runs where nothing is asked of them."""
-        if self._on_device is not None and not self._batch.prompt_spans(inputs):
-            logits = self._on_device.decode_logits(inputs, self._batch.sampling_metadata(inputs.sampled_rows).sampling)
+    def _apply_changes(self, step: SchedulerOutput) -> None:
+        if step.freed_rows:
+            freed = ids_of(step.freed_rows)
+            self._batch.free(freed)
+            self._pooler.free(freed)
+            if self._device_runner is not None:
+                self._device_runner.forget(freed)
+        for new_row in step.new_rows:
+            self._batch.admit(new_row)
+            self._pooler.admit(new_row)
+        if step.block_appends:
+            appends = ids_of(step.block_appends)
+            if len(appends) % 3:
+                raise ProtocolError(f"block_appends holds {len(appends)} numbers, which make no triples")
+            self._batch.append_blocks(appends.reshape(-1, 3))
+        if step.token_appends:
+            self._batch.append_forced(ids_of(step.token_appends))
+
+    def _needs_host(self, step: SchedulerOutput, layout: StepLayout, spans: list[PromptSpan]) -> bool:
+        """Whether a row of the step has a mask, processors, logprobs or pooling."""
+        sampling = self._batch.sampling_metadata(layout.rows)
+        return bool(
+            step.is_mask_pending
+            or layout.can_sample is not None
+            or sampling.processors
+            or len(sampling.logprob_indices)
+            or spans
+        )
+
+    def _start_on_device(self, device: DeviceRunner, inputs: StepInputs, layout: StepLayout) -> _DeviceTokens:
+        self._enter("start on the device")
+        pending = device.start(inputs, self._batch.sampling_metadata(inputs.sampled_rows).sampling)
+        self._batch.advance(layout)
+        self.stage = "idle"
+        return _DeviceTokens(self._batch.expect_tokens(inputs.sampled_rows), pending)
+
+    def _receive_tokens(self, tokens: _DeviceTokens) -> _SampledTokens:
+        """Wait for the tokens that the device samples and write them to their rows."""
+        self._enter("wait for the device")
+        token_ids = tokens.pending.take()
+        self._batch.fill_tokens(tokens.expected, token_ids)
+        self.stage = "idle"
+        return _SampledTokens(tokens.expected.rows, token_ids)
+
+    def _forward(self, inputs: StepInputs, has_spans: bool) -> tuple[Tensor, Tensor]:
+        """Return the same as `compute`; a graph, for steps without prompt spans, gives no hidden states."""
+        if self._device_runner is not None and not has_spans:
+            sampling = self._batch.sampling_metadata(inputs.sampled_rows).sampling
+            logits = self._device_runner.decode_logits(inputs, sampling)
             if logits is not None:
                 return logits[:0], logits
         return compute(self._model, inputs, self._kv_cache)
 
-    def _apply_changes(self, output: SchedulerOutput) -> None:
-        if output.freed_rows:
-            freed = ids_of(output.freed_rows)
-            self._batch.free(freed)
-            self._pooler.free(freed)
-            if self._on_device is not None:
-                self._on_device.forget(freed)
-        for new_row in output.new_rows:
-            self._batch.admit(new_row)
-            self._pooler.admit(new_row)
-        if output.block_appends:
-            appends = ids_of(output.block_appends)
-            if len(appends) % 3:
-                raise ProtocolError(f"block_appends holds {len(appends)} numbers, which make no triples")
-            self._batch.append_blocks(appends.reshape(-1, 3))
-        if output.token_appends:
-            self._batch.append_forced(ids_of(output.token_appends))
-
-    def _sample(self, hidden: Tensor, logits: Tensor, inputs: StepInputs, receive_mask: MaskSource) -> SampledTokens:
-        """The token of each sampled row, on every rank, and what rank 0 was asked to tell about tokens.
+    def _sample(
+        self, hidden: Tensor, logits: Tensor, inputs: StepInputs, spans: list[PromptSpan], receive_mask: MaskSource
+    ) -> _SampledTokens:
+        """Return the token of each sampled row, equal on every rank; on rank 0 also logprobs and vectors.
 
         hidden: [T, hidden_size]; logits: [s, vocab] float32 on rank 0.
         """
-        parts = [part for span in self._batch.prompt_spans(inputs) for part in self._score_prompt(hidden, span)]
-        prompt_logprobs, rows = LogprobColumns.join(parts), inputs.sampled_rows
+        prompt_logprobs = LogprobColumns.join([part for span in spans for part in self._score_prompt(hidden, span)])
+        rows = inputs.sampled_rows
         pooled = self._pooler.pool(hidden, inputs) if self._group.rank == 0 else []
         if len(rows) == 0:
-            return SampledTokens(rows, np.empty(0, np.int64), None, prompt_logprobs, pooled)
-        token_ids, barred, logprobs = np.empty(len(rows), np.int64), _NO_ROWS, None
+            return _SampledTokens(rows, np.empty(0, np.int64), None, prompt_logprobs, pooled)
+        token_ids, masked_rows, logprobs = np.empty(len(rows), np.int64), _NO_ROWS, None
         if self._group.rank == 0:
             self._enter("wait for mask")
             mask = receive_mask()
             self._enter("sample")
-            token_ids, barred, logprobs = self._draw(logits, inputs, mask)
+            token_ids, masked_rows, logprobs = self._draw(logits, inputs, mask)
         if self._group.size > 1:
             shared = self._group.broadcast(torch.from_numpy(token_ids).to(hidden.device))
             token_ids = shared.cpu().numpy()
-        return SampledTokens(rows, token_ids, logprobs, prompt_logprobs, pooled, barred)
+        return _SampledTokens(rows, token_ids, logprobs, prompt_logprobs, pooled, masked_rows)
 
     def _draw(
         self, logits: Tensor, inputs: StepInputs, mask: TokenMask | None
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], LogprobColumns | None]:
-        """Tokens of rank 0, rows whose rules leave none, and the logprobs that rows asked for.
+        """Return the tokens, the fully masked rows and the requested logprobs of rank 0.
 
-        logits: [s, vocab] float32, overwritten by rules.
+        logits: [s, vocab] float32; mask and processors overwrite them.
         """
         rows = inputs.sampled_rows
-        sampling_metadata = self._batch.sampling_metadata(rows)
-        rules, asking = sampling_metadata.rules, sampling_metadata.asking
+        metadata = self._batch.sampling_metadata(rows)
+        processors, indices = metadata.processors, metadata.logprob_indices
         original = logits
-        if rules or mask is not None:
-            logits = self._copy(logits) if len(asking) else logits.contiguous()
+        if processors or mask is not None:
+            logits = self._copy(logits) if len(indices) else logits.contiguous()
         if mask is not None:
             apply_mask(logits, rows, mask)
-        if rules:
-            apply_processors(logits, rules)
-        token_ids = self._sampler.sample(logits, sampling_metadata.sampling, inputs.sampled_positions)
-        barred = _NO_ROWS
-        if rules or mask is not None:
+        if processors:
+            apply_processors(logits, processors)
+        token_ids = self._sampler.sample(logits, metadata.sampling, inputs.sampled_positions)
+        masked_rows = _NO_ROWS
+        if processors or mask is not None:
             drawn = logits.gather(1, torch.from_numpy(token_ids).to(logits.device)[:, None])[:, 0]
-            barred = rows[drawn.isneginf().cpu().numpy()]
-        if not len(asking):
-            return token_ids, barred, None
-        if len(asking) < len(rows):
-            original = original[torch.from_numpy(asking).to(logits.device)]
-        scored = score_tokens(original, token_ids[asking], sampling_metadata.others)
-        return token_ids, barred, scored.to_columns(rows[asking].tolist(), inputs.sampled_positions[asking].tolist())
+            masked_rows = rows[drawn.isneginf().cpu().numpy()]
+        if not len(indices):
+            return token_ids, masked_rows, None
+        if len(indices) < len(rows):
+            original = original[torch.from_numpy(indices).to(logits.device)]
+        positions = inputs.sampled_positions[indices].tolist()
+        scored = score_tokens(original, token_ids[indices], metadata.logprob_targets)
+        return token_ids, masked_rows, scored.to_columns(rows[indices].tolist(), positions)
 
     def _copy(self, logits: Tensor) -> Tensor:
-        """A copy in memory that is kept from step to step: fresh pages cost more than the copying."""
+        """Copy logits to memory that is reused from step to step: fresh pages cost more than the copy."""
         if self._scratch.numel() < logits.numel():
             self._scratch = torch.empty(logits.numel(), dtype=logits.dtype, device=logits.device)
         return self._scratch[: logits.numel()].view(logits.shape).copy_(logits)
 
     def _score_prompt(self, hidden: Tensor, span: PromptSpan) -> Iterator[LogprobColumns]:
-        """Logprobs of a prompt's tokens in chunks of bounded memory; every rank takes part, rank 0 has the answer."""
+        """Yield logprobs of a prompt's tokens in chunks of bounded memory. Every rank computes; rank 0 yields."""
         num_rows = max(1, LOGITS_BYTES // (4 * self._vocab_size))
         for start in range(0, len(span.token_ids), num_rows):
             token_ids = span.token_ids[start : start + num_rows].astype(np.int64)

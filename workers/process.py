@@ -1,10 +1,11 @@
 """The worker process: python -m tokenloom.workers.process --spec JSON --rank R --generation G
 
-    hello → import torch → load → measured → (initialize) → ready → probes and steps until Stop
+    hello → import torch → load → measured → (initialize) → ready → turns until Stop
 
-The supervisor speaks on the control socket, the core in one numbered stream; results and errors go back by PUSH. The
-loop blocks until something comes and computes in the same thread, so nothing of ours wakes during a step. torch is
-imported late: the hello and the pages of the checkpoint do not wait for it.
+The supervisor sends orders on the control socket; the core publishes one numbered stream of steps and receives results
+and errors by PUSH. The loop blocks until a message or a finished step arrives and computes in the same thread, so
+nothing else of this process wakes during a step. torch is imported late, so that the hello and the read-ahead of the
+checkpoint do not wait for the import.
 
 Exit codes: 0 after Stop, 2 for a configuration that cannot be served, 1 for a fault.
 """
@@ -62,6 +63,7 @@ from .step_sequencer import StepSequencer, StreamAction
 from .weights.readahead import start_readahead
 
 if TYPE_CHECKING:
+    from .model_runner import ModelRunner
     from .worker import Worker
 
 logger = logging.getLogger("tokenloom.worker")
@@ -69,13 +71,21 @@ logger = logging.getLogger("tokenloom.worker")
 EXIT_FAULT = 1
 EXIT_CONFIG = 2
 PROGRESS_INTERVAL_S = 2.0
-LAST_WORDS_MS = 1000  # how long a process that ends waits for its messages to leave
+LINGER_MS = 1000  # how long a closing process waits for its last messages to leave
 
 Socket = zmq.Socket[bytes]
 
 
+class StepFailedError(Exception):
+    """A step or order of the core failed on this rank. The cause is chained."""
+
+    def __init__(self, step: int, stage: str) -> None:
+        super().__init__(f"step {step} failed at {stage}")
+        self.step, self.stage = step, stage
+
+
 class WorkerProcess:
-    """Owns the sockets and the order of things; the work is the Worker's."""
+    """Owns the sockets and the order of messages. The Worker does the work."""
 
     def __init__(
         self, spec: EngineSpec, rank: int, generation: int, model_folder: Path, asleep: list[MemoryTag]
@@ -85,10 +95,10 @@ class WorkerProcess:
         self._rank = rank
         self._generation = generation
         self._sequencer = StepSequencer(generation)
-        self._backlog: deque[CoreToWorker] = deque()  # came while a mask was waited for
+        self._backlog: deque[CoreToWorker] = deque()  # messages of the core that are not handled yet
         self._is_stopping = False
-        self._told_at = 0.0  # how far the weights have been read; monotonic seconds
-        self._watch = CompletionNotifier()
+        self._progress_time = 0.0  # monotonic seconds, of the last progress message
+        self._notifier = CompletionNotifier()
         self._num_malformed = 0
         self._num_stale = 0
         self._context: zmq.Context[Socket] = zmq.Context()
@@ -96,69 +106,74 @@ class WorkerProcess:
         self._control.connect(spec.address("control"))
         self._steps = new_socket(self._context, zmq.SUB)
         self._results = new_socket(self._context, zmq.PUSH)
+        self._poller = zmq.Poller()
+        for source in (self._control, self._steps, self._notifier.fd):
+            self._poller.register(source, zmq.POLLIN)
         self._control_decoder: Decoder[SupervisorToChild] = Decoder(SupervisorToChild)
         self._step_decoder: Decoder[CoreToWorker] = Decoder(CoreToWorker)
 
     def run(self) -> int:
-        """The whole life; returns the exit code."""
+        """Start a worker and serve until Stop or a fault; return the exit code."""
         try:
             worker = self._start()
         except Exception as error:
-            self._tell(Failed(error=error_info(error)))
-            logger.debug("cannot start", exc_info=True)  # the supervisor says why in one line
+            self._send_to_supervisor(Failed(error=error_info(error)))
+            logger.debug("cannot start", exc_info=True)  # the supervisor logs the reason in one line
             return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAULT
         try:
             return 0 if worker is None else self._serve(worker)
         except Exception as error:
             logger.exception("cannot go on")
-            self._tell(Failed(error=error_info(error)))
+            self._send_to_supervisor(Failed(error=error_info(error)))
             return EXIT_FAULT
         finally:
             logger.info("stops; dropped %d malformed and %d stale frames", self._num_malformed, self._num_stale)
 
     def close(self) -> None:
-        """Give what was sent last a moment to leave."""
-        self._control.close(LAST_WORDS_MS)
-        self._results.close(LAST_WORDS_MS)
+        """Close the sockets; the last messages have a moment to leave."""
+        self._control.close(LINGER_MS)
+        self._results.close(LINGER_MS)
         self._steps.close()
         self._context.term()
 
     # ── start ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _start(self) -> Worker | None:
-        """A worker that is ready for steps; None if the supervisor says Stop before."""
-        self._tell(self._spec.hello)
+        """Return a worker that is ready for steps, or None if Stop arrives first."""
+        self._send_to_supervisor(self._spec.hello)
         if "weights" not in self._asleep:
             start_readahead(self._model_folder)
-        begun = time.monotonic()
+        start_time = time.monotonic()
         from .worker import Worker
 
-        self._tell(Phase(name="import torch", duration_s=time.monotonic() - begun))
+        self._send_to_supervisor(Phase(name="import torch", duration_s=time.monotonic() - start_time))
         worker = Worker(self._spec, self._rank, self._generation)
-        worker.on_progress, self._told_at = self._on_progress, time.monotonic()
+        worker.on_progress, self._progress_time = self._on_progress, time.monotonic()
         for phase in worker.load(self._model_folder, self._asleep):
-            self._tell(phase)
-        begun = time.monotonic()
+            self._send_to_supervisor(phase)
+        start_time = time.monotonic()
         measured = worker.measure()
-        self._tell(Phase(name="measure memory", duration_s=time.monotonic() - begun, detail=measured.device))
-        self._tell(measured)
+        duration_s = time.monotonic() - start_time
+        self._send_to_supervisor(Phase(name="measure memory", duration_s=duration_s, detail=measured.device))
+        self._send_to_supervisor(measured)
         num_blocks = self._wait_for_size()
         if num_blocks is None:
             return None
-        begun = time.monotonic()
+        start_time = time.monotonic()
         worker.initialize(num_blocks)
-        self._tell(Phase(name="allocate KV cache", duration_s=time.monotonic() - begun))
+        self._send_to_supervisor(Phase(name="allocate KV cache", duration_s=time.monotonic() - start_time))
         self._steps.connect(self._spec.address(f"workers-{self._generation}"))
         self._results.connect(self._spec.address(f"results-{self._generation}"))
-        self._tell(Ready())
+        self._send_to_supervisor(Ready())
         return worker
 
     def _on_progress(self, num_done: int, num_all: int) -> None:
-        """Tell now and then how far the weights have been read, which is a sign of life, too."""
+        """Send the number of tensors read, at most every PROGRESS_INTERVAL_S; this is also a sign of life."""
         now = time.monotonic()
-        if now - self._told_at >= PROGRESS_INTERVAL_S:
-            self._told_at = now
-            self._tell(PhaseProgress(name="load weights", num_done=num_done, num_all=num_all, unit="tensors"))
+        if now - self._progress_time >= PROGRESS_INTERVAL_S:
+            self._progress_time = now
+            progress = PhaseProgress(name="load weights", num_done=num_done, num_all=num_all, unit="tensors")
+            self._send_to_supervisor(progress)
 
     def _wait_for_size(self) -> int | None:
         """Block until Initialize brings the number of KV blocks; None for Stop."""
@@ -172,116 +187,118 @@ class WorkerProcess:
     # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _serve(self, worker: Worker) -> int:
-        poller = zmq.Poller()
-        poller.register(self._control, zmq.POLLIN)
-        poller.register(self._steps, zmq.POLLIN)
-        poller.register(self._watch.fd, zmq.POLLIN)
-        while True:
-            while self._backlog:
-                if not self._obey(worker, self._backlog.popleft()):
-                    return EXIT_FAULT
-            if self._is_stopping:
-                worker.close()
-                return 0
-            ready = dict(poller.poll())
-            if self._control in ready and isinstance(self._receive_control(zmq.NOBLOCK), Stop):
-                self._is_stopping = True
-            if self._watch.fd in ready:
-                self._watch.clear()
-                if not self._answer(worker):
-                    return EXIT_FAULT
-            if self._steps in ready and (message := self._receive_step()) is not None:
-                self._backlog.append(message)
+        """Take turns until Stop or a failed step; return the exit code."""
+        try:
+            while self._backlog or not self._is_stopping:
+                self._turn(worker)
+        except StepFailedError as failure:
+            self._report(failure)
+            return EXIT_FAULT  # the rows of this rank can no longer be trusted
+        worker.close()
+        return 0
 
-    def _obey(self, worker: Worker, message: CoreToWorker) -> bool:
-        """Act on a message of the core. False if a step failed: this worker's state can no longer be trusted."""
+    def _turn(self, worker: Worker) -> None:
+        """Handle the core's next message, or wait for one; then send the results that are ready."""
+        if self._backlog:
+            self._handle(worker, self._backlog.popleft())
+        elif (message := self._receive()) is not None:
+            self._backlog.append(message)
+        self._send_results(worker)
+
+    def _receive(self) -> CoreToWorker | None:
+        """Block until a message or a finished step arrives; return the core's message, if one came."""
+        ready = dict(self._poller.poll())
+        if self._control in ready and isinstance(self._receive_control(zmq.NOBLOCK), Stop):
+            self._is_stopping = True
+        if self._notifier.fd in ready:
+            self._notifier.clear()
+        return self._receive_step() if self._steps in ready else None
+
+    def _handle(self, worker: Worker, message: CoreToWorker) -> None:
         action = self._sequencer.classify(message)
         if action is StreamAction.EXECUTE and isinstance(message, SchedulerOutput):
-            return self._execute(worker, message)
-        if action is StreamAction.EXECUTE and isinstance(message, ReloadWeights):
-            return self._reload(worker, message)
-        if action is StreamAction.EXECUTE and isinstance(message, Profile):
-            self._profile(worker, message)
+            self._execute(worker, message)
+        elif action is StreamAction.EXECUTE and isinstance(message, ReloadWeights):
+            self._reload(worker, message)
+        elif action is StreamAction.EXECUTE and isinstance(message, Profile):
+            maybe_fail("worker.profile", self._rank)
+            self._acknowledge(message, worker.recorder.switch(message.records))
         if action is StreamAction.RESET:
             worker.reset()
             worker.recorder.drop()
         if action in (StreamAction.RESET, StreamAction.ACKNOWLEDGE):
-            self._push(ProbeAck(rank=self._rank, core_epoch=message.core_epoch, generation=self._generation))
+            self._send_to_core(ProbeAck(rank=self._rank, core_epoch=message.core_epoch, generation=self._generation))
         elif action is StreamAction.RESEND:
-            self._push(Resend(rank=self._rank, generation=self._generation, from_step=self._sequencer.next_step))
+            next_step = self._sequencer.next_step
+            self._send_to_core(Resend(rank=self._rank, generation=self._generation, from_step=next_step))
         elif action is StreamAction.STALE:
             self._num_stale += 1
-        return True
 
-    def _execute(self, worker: Worker, step: SchedulerOutput) -> bool:
-        """Start a step, and answer all that are done. It may be started while the one before still runs."""
+    def _execute(self, worker: Worker, step: SchedulerOutput) -> None:
+        """Start a step, perhaps while earlier ones still run on the device."""
+        runner = worker.runner
+        assert runner is not None, "initialize comes before steps"
         try:
-            tokens = worker.start(step, lambda: self._wait_for_mask(step), lambda: self._finish_all(worker))
+            tokens = runner.start(step, lambda: self._wait_for_mask(step), lambda: self._finish_all(runner))
         except Exception as error:
-            self._report(error, step.step, worker.stage)
-            return False
+            raise StepFailedError(step.step, runner.stage) from error
         if tokens is not None:
-            self._watch.add(tokens.wait)
-        return self._answer(worker)
+            self._notifier.add(tokens.wait)
 
-    def _answer(self, worker: Worker) -> bool:
-        """Answer what is done. False if a step failed on the device."""
+    def _send_results(self, worker: Worker) -> None:
+        """Send the results of the finished steps."""
+        runner = worker.runner
+        if runner is None:
+            return
         try:
-            while worker.is_next_done:
-                self._finish(worker)
+            while runner.is_next_done:
+                self._finish_step(runner)
         except Exception as error:
-            self._report(error, worker.unfinished_step or 0, worker.stage)
-            return False
-        return True
+            raise StepFailedError(runner.unfinished_step or 0, runner.stage) from error
 
-    def _finish_all(self, worker: Worker) -> None:
-        while worker.unfinished_step is not None:
-            self._finish(worker)
+    def _finish_all(self, runner: ModelRunner) -> None:
+        while runner.unfinished_step is not None:
+            self._finish_step(runner)
 
-    def _finish(self, worker: Worker) -> None:
-        result = worker.finish()
+    def _finish_step(self, runner: ModelRunner) -> None:
+        result = runner.finish()
         maybe_fail("worker.send", self._rank)
-        if result is not None:
-            self._push(result)
+        if self._rank == 0:
+            self._send_to_core(result)
 
-    def _reload(self, worker: Worker, order: ReloadWeights) -> bool:
+    def _reload(self, worker: Worker, order: ReloadWeights) -> None:
         try:
             maybe_fail("worker.reload", self._rank)
             worker.hold(order.holding)
         except Exception as error:
-            self._report(error, order.step, "reload")
-            return False
+            raise StepFailedError(order.step, "reload") from error
         self._acknowledge(order)
-        return True
-
-    def _profile(self, worker: Worker, order: Profile) -> None:
-        maybe_fail("worker.profile", self._rank)
-        self._acknowledge(order, worker.recorder.switch(order.records))
 
     def _acknowledge(self, order: ReloadWeights | Profile, error: str = "") -> None:
         place = {"step": order.step, "core_epoch": order.core_epoch, "generation": self._generation}
-        self._push(ControlAck(rank=self._rank, error=error, **place))
+        self._send_to_core(ControlAck(rank=self._rank, error=error, **place))
 
-    def _report(self, error: Exception, step: int, phase: str) -> None:
-        """Tell the core that this rank cannot go on."""
-        message = f"{type(error).__name__}: {error}"
-        logger.exception("step %d failed at %s: %s", step, phase, message)
-        self._push(WorkerError(rank=self._rank, generation=self._generation, step=step, phase=phase, message=message))
+    def _report(self, failure: StepFailedError) -> None:
+        """Send the core the cause of a failed step."""
+        cause, step, stage = failure.__cause__, failure.step, failure.stage
+        message = f"{type(cause).__name__}: {cause}"
+        logger.error("step %d failed at %s: %s", step, stage, message, exc_info=cause)
+        self._send_to_core(
+            WorkerError(rank=self._rank, generation=self._generation, step=step, phase=stage, message=message)
+        )
 
     def _wait_for_mask(self, step: SchedulerOutput) -> TokenMask | None:
-        """The mask that `step` samples by. None when its result is not wanted any more: the core was replaced, or this
-        process is to stop; then the step still ends, so that other ranks are not left waiting for its tokens."""
-        poller = zmq.Poller()
-        poller.register(self._control, zmq.POLLIN)
-        poller.register(self._steps, zmq.POLLIN)
+        """Receive until the mask of `step` arrives; keep other messages in the backlog.
+
+        None if nobody needs the result any more, because the core was replaced or this process is to stop. The step
+        still ends then, so that other ranks do not wait for its tokens.
+        """
         while not self._is_stopping:
-            ready = dict(poller.poll())
-            if self._control in ready and isinstance(self._receive_control(zmq.NOBLOCK), Stop):
-                self._is_stopping = True
-            if self._steps not in ready or (message := self._receive_step()) is None:
-                continue
+            message = self._receive()
             if isinstance(message, TokenMask) and self._sequencer.is_mask_of(step, message):
                 return message
+            if message is None:
+                continue
             self._backlog.append(message)
             if self._sequencer.has_replaced(step, message):
                 return None
@@ -289,14 +306,14 @@ class WorkerProcess:
 
     # ── frames ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _tell(self, message: ChildToSupervisor) -> None:
+    def _send_to_supervisor(self, message: ChildToSupervisor) -> None:
         self._control.send(encode(message))
 
-    def _push(self, message: WorkerToCore) -> None:
+    def _send_to_core(self, message: WorkerToCore) -> None:
         self._results.send(encode(message))
 
     def _receive_control(self, flags: int) -> SupervisorToChild | None:
-        """The supervisor's next message; None for a malformed one."""
+        """Return the supervisor's next message, or None for a malformed one."""
         frames = self._control.recv_multipart(flags)
         try:
             message = self._control_decoder.decode(frames[-1])
@@ -308,7 +325,7 @@ class WorkerProcess:
         return message
 
     def _receive_step(self) -> CoreToWorker | None:
-        """The core's next message; None for a malformed one."""
+        """Return the core's next message, or None for a malformed one."""
         frames = self._steps.recv_multipart(zmq.NOBLOCK)
         try:
             return self._step_decoder.decode(frames[-1])
@@ -327,8 +344,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="tokenloom worker", description="One rank of an engine; started by it.")
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--generation", type=int, required=True)
-    parser.add_argument("--model-folder", help="where the weights are, if they were reloaded from elsewhere")
-    parser.add_argument("--asleep", nargs="*", default=[], help="what is not held in memory before it is woken")
+    parser.add_argument("--model-folder", help="folder of the weights, if they were reloaded from another one")
+    parser.add_argument("--asleep", nargs="*", default=[], help="memory that stays empty until it is woken")
     options = parser.parse_args(arguments)
     set_title(f"tokenloom worker {options.rank}")
     start_lifeline()
@@ -347,4 +364,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 if __name__ == "__main__":
     exit_code = main()
     sys.stderr.flush()
-    os._exit(exit_code)  # an interpreter's end waits for peers of the group that may be gone
+    os._exit(exit_code)  # the interpreter's exit would wait for ranks of the group that may be gone

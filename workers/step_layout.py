@@ -1,6 +1,7 @@
-"""What a step's inputs owe to which rows it computes and to how many tokens of each, whatever tokens these are.
+"""The part of a step's inputs that depends only on the rows and their token counts, not on the tokens.
 
-Most steps compute the rows of the step before, one token each: what is here is made once for all of them.
+Most steps compute the same rows as the step before, one token each, so both classes are cached while the batch is
+unchanged.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .sampling.logprobs import Others
+from .sampling.logprobs import LogprobTargets
 from .sampling.row_processors import RowProcessors
 from .sampling.sampling_columns import SamplingColumns
 
@@ -20,40 +21,40 @@ I64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class StepLayout:
-    """n rows in compute order (those with one token first), T tokens."""
+    """n rows in compute order (rows with one token first), T tokens."""
 
     rows: I32  # [n]
     counts: I32  # [n] tokens of each
-    places: I64 | None  # [n] where the rows stand in compute order, in the order of the message; None: as there
+    message_order: I64 | None  # [n] index in compute order of each row of the message; None: the orders are equal
     query_starts: I32  # [n + 1] tokens of row r are [query_starts[r], query_starts[r + 1])
     last_tokens: I64  # [n] index into the T tokens of each row's last
     num_decode_rows: int  # rows with exactly one token
-    are_drawn: npt.NDArray[np.bool_] | None  # [n] rows that are not embedded; None: all
+    can_sample: npt.NDArray[np.bool_] | None  # [n] rows that sample, as pooled ones do not; None: all
 
     @classmethod
-    def of(cls, rows: I32, counts: I32, are_drawn: npt.NDArray[np.bool_]) -> StepLayout:
-        """All [n] in the order of the message."""
+    def of(cls, rows: I32, counts: I32, can_sample: npt.NDArray[np.bool_]) -> StepLayout:
+        """Make the layout; all arguments are [n] in the order of the message."""
         is_decode = counts == 1
         num_decode_rows = int(np.count_nonzero(is_decode))
-        places = None
+        message_order = None
         if num_decode_rows < len(rows):
             order = np.argsort(~is_decode, kind="stable")
-            places = np.argsort(order)
-            rows, counts, are_drawn = rows[order], counts[order], are_drawn[order]
+            message_order = np.argsort(order)
+            rows, counts, can_sample = rows[order], counts[order], can_sample[order]
         query_starts = np.zeros(len(rows) + 1, np.int32)
         np.cumsum(counts, out=query_starts[1:])
         return cls(
             rows=rows,
             counts=counts,
-            places=places,
+            message_order=message_order,
             query_starts=query_starts,
             last_tokens=query_starts[1:].astype(np.int64) - 1,
             num_decode_rows=num_decode_rows,
-            are_drawn=None if are_drawn.all() else are_drawn,
+            can_sample=None if can_sample.all() else can_sample,
         )
 
     def tokens(self, firsts: I64) -> tuple[I32, I64]:
-        """Row and position of each of the T tokens. firsts: [n] position of each row's first."""
+        """Return row and position of each of the T tokens. firsts: [n] position of each row's first token."""
         if self.num_decode_rows == len(self.rows):
             return self.rows, firsts
         spread = np.repeat(firsts - self.query_starts[:-1], self.counts)
@@ -62,10 +63,10 @@ class StepLayout:
 
 @dataclass(frozen=True, eq=False)
 class SamplingMetadata:
-    """What s rows want of their next tokens, from their admission on."""
+    """How the next tokens of s rows are sampled; fixed from their admission on."""
 
     rows: I32  # [s]
     sampling: SamplingColumns
-    rules: dict[int, RowProcessors]  # by place; rows whose logits stay as they are are left out
-    asking: I64  # [a] places of those that want logprobs
-    others: list[Others]  # [a] whose logprobs they want beside that of the sampled token
+    processors: dict[int, RowProcessors]  # by index of the row; rows whose logits stay unchanged are left out
+    logprob_indices: I64  # [l] indices of the rows that want logprobs
+    logprob_targets: list[LogprobTargets]  # [l] tokens to score beside each sampled one

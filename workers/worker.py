@@ -12,22 +12,18 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from ..ipc.codec import encode_ids
 from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.config.model_config import ModelConfig
 from ..ipc.messages.base import Holding, MemoryTag
 from ..ipc.messages.supervisor import Measured, Phase
-from ..ipc.messages.workers import ModelRunnerOutput, SchedulerOutput
 from ..ipc.process.faults import maybe_fail
 from ..ipc.process.machine_memory import gib
 from ..ipc.process.malloc import trim_heap
@@ -37,28 +33,25 @@ from .cpu_threads import num_cpu_threads
 from .device_check import check_gpu, check_options, select_gpu
 from .input_batch import InputBatch
 from .memory import KVCacheLimits, allocate_kv_cache, fit_on_cpu, fit_on_gpu
-from .model_runner import ModelRunner, nothing_started
+from .model_runner import ModelRunner
 from .models.decoder import DecoderModel, load_model
 from .parallel import NullGroup, ParallelGroup
 from .profile import activation_bytes, dummy_step, largest_steps, run_dummy
 from .sampling.logits_processors import load_processors
 from .sampling.row_processors import CustomLogitsProcessor
 from .sampling.sampler import Sampler, select_sampler
-from .sampling.token_mask import MaskSource, no_mask
 from .trace_recorder import TraceRecorder
 from .weights.readahead import drop_pages
 
 if TYPE_CHECKING:
     from .device.device_runner import DeviceRunner
     from .device.kernel_warmup import KernelWarmup
-    from .device.token_copy import PendingTokens
 
 logger = logging.getLogger("tokenloom.worker")
 
 COMPILE_SHARE = 0.8  # of the longest start; what hangs is named before the supervisor's patience ends
 MAX_BLOCKS = 2**31 - 1  # more than any pool has
 
-_ONE = encode_ids([1])
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -81,19 +74,12 @@ class Worker:
         self._num_blocks = 0
         self._model: DecoderModel | None = None
         self._kv_cache: Tensor | None = None
-        self._runner: ModelRunner | None = None
+        self.runner: ModelRunner | None = None  # while weights and KV cache are there
         self.on_progress: Callable[[int, int], None] | None = None  # of the weights: how many were read, of how many
         self._processors: list[CustomLogitsProcessor] = []
         self._kernels = ""  # what computes, for people
         self._spare_folder = Path(spec.run_directory) / "kernels"  # for what is compiled, if there is no other place
         self.recorder = TraceRecorder(spec.profile_folder, rank, self._device)
-        self._started: deque[tuple[SchedulerOutput, float]] = deque()  # steps that are not finished, when they began
-        self._last_finish = 0.0
-
-    @property
-    def stage(self) -> str:
-        """What a step is at, for the report of an error."""
-        return "idle" if self._runner is None else self._runner.stage
 
     def load(self, folder: Path | None = None, asleep: Sequence[MemoryTag] = ()) -> Iterator[Phase]:
         """Join the group and read the weights, from `folder` if not the spec's; yields each phase when it is over. What
@@ -157,7 +143,7 @@ class Worker:
             return
         self._kv_cache = allocate_kv_cache(self._kv_shape(num_blocks), self._kv_dtype, self._device)
         run_dummy(self._model, dummy_step([1], [1], self._spec.config.block_size), self._kv_cache, self._sampler)
-        self._runner = self._make_runner(self._model, self._kv_cache)
+        self.runner = self._make_runner(self._model, self._kv_cache)
 
     def _make_runner(self, model: DecoderModel, kv_cache: Tensor) -> ModelRunner:
         config, vocab_size = self._spec.config, self._spec.model.vocab_size
@@ -169,62 +155,9 @@ class Worker:
             vocab_size,
             self._processors,
         )
-        on_device = self._make_device_runner(model, kv_cache)
-        return ModelRunner(model, batch, kv_cache, self._group, vocab_size, on_device, self._sampler)
-
-    def execute(self, output: SchedulerOutput, receive_mask: MaskSource = no_mask) -> ModelRunnerOutput | None:
-        """Run one step, when none is started. Rank 0 returns what it sampled, the others None."""
-        self.start(output, receive_mask)
-        return self.finish()
-
-    def start(
-        self,
-        output: SchedulerOutput,
-        receive_mask: MaskSource = no_mask,
-        finish_all: Callable[[], None] = nothing_started,
-    ) -> PendingTokens | None:
-        """Begin one step, behind those that are started; see ModelRunner.start.
-
-        `receive_mask` waits for the TokenMask of a step that says it is pending.
-        """
-        assert self._runner is not None, "initialize comes before execute"
-        begun = time.monotonic()
-        with self.recorder.step(output.step):
-            tokens = self._runner.start(output, receive_mask, finish_all)
-        self._started.append((output, begun))
-        return tokens
-
-    @property
-    def is_next_done(self) -> bool:
-        """Whether a step is started, and `finish` would not wait for it."""
-        return self._runner is not None and self._runner.is_next_done
-
-    @property
-    def unfinished_step(self) -> int | None:
-        """The number of the first step that is started and not finished."""
-        return self._started[0][0].step if self._started else None
-
-    def finish(self) -> ModelRunnerOutput | None:
-        """What the first step that is started and not finished has sampled, on rank 0; the others return None."""
-        assert self._runner is not None, "initialize comes before execute"
-        sampled = self._runner.finish()
-        output, begun = self._started.popleft()
-        begun, self._last_finish = max(begun, self._last_finish), time.monotonic()
-        if self._rank != 0:
-            return None
-        return ModelRunnerOutput(
-            step=output.step,
-            core_epoch=output.core_epoch,
-            generation=output.generation,
-            rows=sampled.rows.tobytes(),
-            counts=_ONE * len(sampled.rows),
-            token_ids=sampled.token_ids.astype(np.int32).tobytes(),
-            fully_masked_rows=sampled.fully_masked_rows.tobytes(),
-            logprobs=sampled.logprobs,
-            prompt_logprobs=sampled.prompt_logprobs,
-            pooled=list(sampled.pooled),
-            execute_s=self._last_finish - begun,  # what was beside the step before does not count
-        )
+        device_runner = self._make_device_runner(model, kv_cache)
+        trace = self.recorder.step
+        return ModelRunner(model, batch, kv_cache, self._group, vocab_size, device_runner, self._sampler, trace)
 
     def _load_model(
         self, folder: Path, config: ModelConfig, device: torch.device, group: ParallelGroup
@@ -255,7 +188,7 @@ class Worker:
         assert self._num_blocks, "initialize comes before hold"
         self.reset()
         self._asleep = holding.asleep
-        self._runner = None
+        self.runner = None
         if holding.model_folder or "weights" in holding.asleep:
             self._model = None
         if "kv_cache" in holding.asleep:
@@ -269,7 +202,7 @@ class Worker:
         if self._kv_cache is None:
             self.initialize(self._num_blocks)
         elif self._model is not None:
-            self._runner = self._make_runner(self._model, self._kv_cache)
+            self.runner = self._make_runner(self._model, self._kv_cache)
 
     def _give_back(self) -> None:
         """What is free goes back to the machine."""
@@ -281,9 +214,8 @@ class Worker:
 
     def reset(self) -> None:
         """Forget all rows: a new core knows none of them."""
-        self._started.clear()
-        if self._runner is not None:
-            self._runner.clear()
+        if self.runner is not None:
+            self.runner.clear()
 
     def close(self) -> None:
         """Leave the group."""

@@ -113,9 +113,8 @@ class InProcessEngine:
         self._core.step()
         self._core.take_grammars()
         if self._steps.waiting:
-            result = self._worker.execute(self._steps.waiting.popleft(), self._steps.take_mask)
-            assert result is not None, "rank 0 answers every step"
-            self._core.on_result(result)
+            assert self._worker.runner is not None, "the core sends no steps to a worker that is asleep"
+            self._core.on_result(self._worker.runner.execute(self._steps.waiting.popleft(), self._steps.take_mask))
         for _, outputs in self._core.take_outputs():
             self._frontend.on_core_message(outputs)
         progress = self._core.progress(time.monotonic())

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from tokenloom.ipc.messages.workers import NewRow, RowSampling, SchedulerOutput
+from tokenloom.ipc.messages.core import LogprobColumns
+from tokenloom.ipc.messages.workers import ModelRunnerOutput, NewRow, RowSampling, SchedulerOutput
 from tokenloom.tests.workers.history_model import VOCAB_SIZE, HistoryModel, logits_after
 from tokenloom.workers.input_batch import InputBatch
 from tokenloom.workers.model_runner import ModelRunner
@@ -68,6 +70,24 @@ def message(
         block_appends=frame(*appends or []),
         token_appends=frame(*undrawn or []),
     )
+
+
+class Sampled(NamedTuple):
+    """A ModelRunnerOutput with rows and tokens as lists."""
+
+    rows: list[int]
+    token_ids: list[int]
+    logprobs: LogprobColumns | None
+    prompt_logprobs: LogprobColumns | None
+
+
+def sampled_by(output: ModelRunnerOutput) -> Sampled:
+    rows, token_ids = (np.frombuffer(column, np.int32).tolist() for column in (output.rows, output.token_ids))
+    return Sampled(rows, token_ids, output.logprobs, output.prompt_logprobs)
+
+
+def execute(runner: ModelRunner, step: SchedulerOutput) -> Sampled:
+    return sampled_by(runner.execute(step))
 
 
 def expected_tokens(prompt: list[int], sampling: RowSampling, count: int) -> list[int]:
@@ -161,8 +181,8 @@ class RandomSchedule:
         for _ in range(3000):
             if not self.open:
                 return
-            sampled = runner.execute_model(self.step())
-            self.take(sampled.rows.tolist(), sampled.token_ids.tolist())
+            sampled = execute(runner, self.step())
+            self.take(sampled.rows, sampled.token_ids)
         raise AssertionError("the requests do not finish")
 
     def check(self) -> None:

@@ -47,7 +47,7 @@ def grow(batch: InputBatch, records: dict[int, Record], rng: np.random.Generator
 
 def check_step(batch: InputBatch, records: dict[int, Record], rows: list[int], counts: list[int]) -> list[int]:
     """Compare one step with the records; returns the rows that sample."""
-    inputs = batch.prepare(ints(*rows), ints(*counts))
+    inputs = batch.prepare(batch.layout(ints(*rows), ints(*counts)))
     pairs = list(zip(rows, counts, strict=True))
     ordered = [pair for pair in pairs if pair[1] == 1] + [pair for pair in pairs if pair[1] != 1]
     assert inputs.num_decode_rows == sum(count == 1 for count in counts)
@@ -95,7 +95,7 @@ def test_random_lives_of_rows_agree_with_plain_records(seed: int) -> None:
         ends = {row: records[row].num_computed + count for row, count in zip(rows, counts, strict=True)}
         grow(batch, records, rng, ends)
         sampling = check_step(batch, records, rows, counts)
-        batch.advance(ints(*rows), ints(*counts))
+        batch.advance(batch.layout(ints(*rows), ints(*counts)))
         sampled = rng.integers(0, 1000, len(sampling))
         if rng.random() < 0.5:
             batch.append_tokens(ints(*sampling), sampled)
@@ -132,12 +132,12 @@ def test_what_is_kept_from_step_to_step_goes_with_its_row() -> None:
         sampling = RowSampling(temperature=temperature, num_prompt_logprobs=num_spans - 1)
         batch.admit(new_row(2, [1, 2], sampling=sampling))
         batch.append_blocks(np.array([[2, 0, 1]], np.int32))
-        inputs = batch.prepare(rows, ints(2))
-        assert inputs.sampled_rows.tolist() == [2] and len(batch.prompt_spans(inputs)) == num_spans
+        layout = batch.layout(rows, ints(2))
+        assert batch.prepare(layout).sampled_rows.tolist() == [2] and len(batch.prompt_spans(layout)) == num_spans
         assert batch.sampling_metadata(rows).sampling.temperature.tolist() == [np.float32(temperature)]
         forget() if forget is not None else batch.free(rows)
         with pytest.raises(ProtocolError, match="not in use"):
-            batch.prepare(rows, ints(1))
+            batch.layout(rows, ints(1))
 
 
 def test_a_freed_row_leaves_nothing_in_the_next_ones_table() -> None:
@@ -149,7 +149,8 @@ def test_a_freed_row_leaves_nothing_in_the_next_ones_table() -> None:
     batch.append_blocks(np.array([[0, 0, 99]], np.int32))
     batch.admit(new_row(1, list(range(20))))
     batch.append_blocks(np.array([[1, 0, 20 + i] for i in range(5)], np.int32))
-    assert batch.prepare(ints(0, 1), ints(3, 20)).block_tables.tolist() == [[99, 0, 0, 0, 0], [20, 21, 22, 23, 24]]
+    tables = batch.prepare(batch.layout(ints(0, 1), ints(3, 20))).block_tables
+    assert tables.tolist() == [[99, 0, 0, 0, 0], [20, 21, 22, 23, 24]]
 
 
 def started() -> InputBatch:
@@ -176,7 +177,8 @@ def started() -> InputBatch:
 )
 def test_a_step_that_the_rows_do_not_allow_raises(rows: list[int], counts: list[int], reason: str) -> None:
     with pytest.raises(ProtocolError, match=reason):
-        started().prepare(ints(*rows), ints(*counts))
+        batch = started()
+        batch.prepare(batch.layout(ints(*rows), ints(*counts)))
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from tokenloom.tests.workers.history_model import VOCAB_SIZE, HistoryModel
 from tokenloom.tests.workers.random_schedule import (
     BLOCK_SIZE,
     RandomSchedule,
+    execute,
     expected_tokens,
     message,
     new_row,
@@ -33,72 +34,68 @@ def test_tokens_do_not_depend_on_chunks_batches_or_preemption(seed: int) -> None
 def test_tokens_that_were_not_drawn_are_computed_together_and_the_next_is_drawn_after_them() -> None:
     runner, sampling = new_runner(), RowSampling(temperature=0.9, seed=5, repetition_penalty=1.5)
     blocks = [each for block in range(1, 9) for each in (3, 0, block)]
-    first = runner.execute_model(message([3], [3], new_rows=[new_row(3, [7, 8, 9], 0, sampling)], appends=blocks))
+    first = execute(runner, message([3], [3], new_rows=[new_row(3, [7, 8, 9], 0, sampling)], appends=blocks))
     history, undrawn = [7, 8, 9, int(first.token_ids[0])], [4, 4, 11]
-    second = runner.execute_model(message([3], [4], undrawn=[3, 3, *undrawn]))
+    second = execute(runner, message([3], [4], undrawn=[3, 3, *undrawn]))
     alone = new_runner()
     row = new_row(0, [*history, *undrawn], 0, sampling, num_prompt=3)
-    expected = alone.execute_model(message([0], [7], new_rows=[row], appends=[0, 0, 1, 0, 0, 2]))
-    assert second.token_ids.tolist() == expected.token_ids.tolist()
+    expected = execute(alone, message([0], [7], new_rows=[row], appends=[0, 0, 1, 0, 0, 2]))
+    assert second.token_ids == expected.token_ids
 
 
 def test_the_next_step_uses_the_sampled_token_without_being_told_it() -> None:
     runner = new_runner()
     prompt = [5, 6, 7]
-    tokens = runner.execute_model(
-        message([0], [3], new_rows=[new_row(0, prompt)], appends=[0, 0, 9])
-    ).token_ids.tolist()
+    tokens = execute(runner, message([0], [3], new_rows=[new_row(0, prompt)], appends=[0, 0, 9])).token_ids
     for step in range(5):
         appends = [0, 0, 20 + step] if (3 + step) % BLOCK_SIZE == 0 else []
-        tokens += runner.execute_model(message([0], [1], appends=appends)).token_ids.tolist()
+        tokens += execute(runner, message([0], [1], appends=appends)).token_ids
     assert tokens == expected_tokens(prompt, RowSampling(temperature=0.0), 6)
 
 
 def test_cached_blocks_are_read_and_not_computed_again() -> None:
     runner = new_runner()
     prompt = list(range(10))
-    runner.execute_model(message([0], [10], new_rows=[new_row(0, prompt)], appends=[0, 0, 3, 0, 0, 4, 0, 0, 5]))
+    execute(runner, message([0], [10], new_rows=[new_row(0, prompt)], appends=[0, 0, 3, 0, 0, 4, 0, 0, 5]))
     other = [*prompt[:8], 77, 78]
     appends = [1, 0, 3, 1, 0, 4, 1, 0, 6]
-    answer = runner.execute_model(message([1], [2], new_rows=[new_row(1, other, computed=8)], appends=appends))
-    assert answer.token_ids.tolist() == expected_tokens(other, RowSampling(temperature=0.0), 1)
+    answer = execute(runner, message([1], [2], new_rows=[new_row(1, other, computed=8)], appends=appends))
+    assert answer.token_ids == expected_tokens(other, RowSampling(temperature=0.0), 1)
 
 
 def test_results_keep_the_order_of_the_message_and_leave_out_rows_that_do_not_sample() -> None:
     runner = new_runner()
     new_rows = [new_row(row, [row] * 4) for row in range(4)]
     appends = [value for row in range(4) for value in (row, 0, row + 1)]
-    runner.execute_model(message([0, 1, 2, 3], [3, 1, 3, 2], new_rows=new_rows, appends=appends))
-    answer = runner.execute_model(message([1, 3, 0, 2], [3, 1, 1, 1]))
-    assert answer.rows.tolist() == [1, 0, 2]
-    assert answer.token_ids.tolist() == [
-        expected_tokens([row] * 4, RowSampling(temperature=0.0), 1)[0] for row in (1, 0, 2)
-    ]
+    execute(runner, message([0, 1, 2, 3], [3, 1, 3, 2], new_rows=new_rows, appends=appends))
+    answer = execute(runner, message([1, 3, 0, 2], [3, 1, 1, 1]))
+    assert answer.rows == [1, 0, 2]
+    assert answer.token_ids == [expected_tokens([row] * 4, RowSampling(temperature=0.0), 1)[0] for row in (1, 0, 2)]
 
 
 def test_a_step_without_rows_applies_its_changes() -> None:
     runner = new_runner()
-    assert len(runner.execute_model(message()).rows) == 0
-    assert len(runner.execute_model(message(new_rows=[new_row(3, [1, 2])], appends=[3, 0, 8])).rows) == 0
-    assert runner.execute_model(message([3], [2])).rows.tolist() == [3]
-    assert len(runner.execute_model(message(freed=[3])).rows) == 0
+    assert len(execute(runner, message()).rows) == 0
+    assert len(execute(runner, message(new_rows=[new_row(3, [1, 2])], appends=[3, 0, 8])).rows) == 0
+    assert execute(runner, message([3], [2])).rows == [3]
+    assert len(execute(runner, message(freed=[3])).rows) == 0
     with pytest.raises(ProtocolError, match="not in use"):
-        runner.execute_model(message([3], [1]))
+        execute(runner, message([3], [1]))
 
 
 def test_an_error_names_the_stage_it_came_from() -> None:
     runner = new_runner()
     with pytest.raises(ProtocolError):
-        runner.execute_model(message(freed=[1]))
+        execute(runner, message(freed=[1]))
     assert runner.stage == "update rows"
     with pytest.raises(ProtocolError):
-        runner.execute_model(message([1], [1]))
+        execute(runner, message([1], [1]))
     assert runner.stage == "prepare inputs"
 
 
 def test_a_ragged_frame_of_blocks_is_refused() -> None:
     with pytest.raises(ProtocolError, match="triples"):
-        new_runner().execute_model(message(new_rows=[new_row(0, [1])], appends=[0, 0, 1, 0]))
+        execute(new_runner(), message(new_rows=[new_row(0, [1])], appends=[0, 0, 1, 0]))
 
 
 class ThreadGroup(ParallelGroup):
@@ -130,7 +127,7 @@ def test_every_rank_knows_the_tokens_that_rank_0_drew() -> None:
 
     def run(rank: int) -> None:
         for step in steps:
-            runners[rank].execute_model(step)
+            runners[rank].execute(step)
 
     threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(2)]
     for thread in threads:

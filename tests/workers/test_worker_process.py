@@ -8,14 +8,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tokenloom.ipc.messages.base import Hello
 from tokenloom.ipc.messages.supervisor import Failed, Measured, Phase
 from tokenloom.ipc.messages.workers import Probe, ProbeAck, Resend, RowSampling, WorkerError
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
-from tokenloom.tests.workers.random_schedule import new_row
+from tokenloom.tests.workers.random_schedule import execute, new_row
 from tokenloom.tests.workers.worker_harness import GENERATION, WorkerHarness, make_spec
 from tokenloom.workers.worker import Worker
 
@@ -119,9 +118,8 @@ def test_the_process_gives_the_tokens_of_a_worker_in_this_process(
     assert progress == [(num_read, len(progress)) for num_read in range(1, len(progress) + 1)]
     worker.initialize(worker.measure().max_blocks)
     step = core.next_step([1], [len(PROMPT)], [new_row(1, PROMPT)], [1, 0, 1, 1, 0, 2])
-    result = worker.execute(step)
-    assert result is not None
-    assert np.frombuffer(result.token_ids, np.int32).tolist() == core.execute(step)
+    assert worker.runner is not None
+    assert execute(worker.runner, step).token_ids == core.execute(step)
 
 
 def test_start_tells_who_it_is_what_it_did_and_what_it_measured_then_stop_ends_it(fresh: WorkerHarness) -> None:

@@ -21,7 +21,7 @@ from .candidates import largest_ids
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 F32 = npt.NDArray[np.float32]
-Others: TypeAlias = int | I64  # beside a token: so many of the likeliest, or these tokens
+LogprobTargets: TypeAlias = int | I64  # beside a token: so many of the likeliest, or these tokens
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class TokenLogprobs:
         )
 
 
-def score_tokens(logits: Tensor, token_ids: I64, others: Sequence[Others]) -> TokenLogprobs:
+def score_tokens(logits: Tensor, token_ids: I64, others: Sequence[LogprobTargets]) -> TokenLogprobs:
     """logits: [n, vocab] float32, left unchanged. token_ids, others: [n]."""
     scored = TokenLogprobs([], [], [])
     if logits.device.type == "cpu":
@@ -62,7 +62,7 @@ def _add(scored: TokenLogprobs, row: tuple[int, I64, F32]) -> None:
     scored.logprobs.append(row[2])
 
 
-def _score_row(logits: F32, scratch: F32, token_id: int, others: Others) -> tuple[int, I64, F32]:
+def _score_row(logits: F32, scratch: F32, token_id: int, others: LogprobTargets) -> tuple[int, I64, F32]:
     """logits: [vocab]; scratch: [vocab], overwritten."""
     k = min(others, len(logits)) if isinstance(others, int) else 0
     ids = _ordered(largest_ids(logits, max(k, 1)), logits)
@@ -89,7 +89,7 @@ def _ordered(token_ids: I64, logits: F32) -> I64:
     return token_ids[np.lexsort((token_ids, -logits[token_ids]))]
 
 
-def _score_on_device(logits: Tensor, token_ids: I64, others: Sequence[Others], scored: TokenLogprobs) -> None:
+def _score_on_device(logits: Tensor, token_ids: I64, others: Sequence[LogprobTargets], scored: TokenLogprobs) -> None:
     from ...kernels.gpu.sampling.logprobs import log_totals
 
     index = torch.from_numpy(token_ids).to(logits.device)[:, None]

@@ -15,7 +15,7 @@ from tokenloom.ipc.messages.workers import RowSampling
 from tokenloom.kernels.gpu.ops import TritonOps
 from tokenloom.tests.workers.device.fake_device import Again, NoWaiting, new_runner
 from tokenloom.tests.workers.paged_run import CPU, load
-from tokenloom.tests.workers.random_schedule import BLOCK_SIZE, NUM_BLOCKS, message, new_row
+from tokenloom.tests.workers.random_schedule import BLOCK_SIZE, NUM_BLOCKS, message, new_row, sampled_by
 from tokenloom.workers.parallel import ParallelGroup
 
 TIMEOUT_S = 200.0
@@ -54,8 +54,8 @@ def drive(model_folder: Path, group: ParallelGroup) -> dict[str, list[int]]:
     started: list[dict[int, int]] = []  # of each step that is not finished, as they were then
 
     def finish() -> None:
-        sampled, owners = runner.finish(), started.pop(0)
-        for row, token in zip(sampled.rows.tolist(), sampled.token_ids.tolist(), strict=True):
+        sampled, owners = sampled_by(runner.finish()), started.pop(0)
+        for row, token in zip(sampled.rows, sampled.token_ids, strict=True):
             outputs.setdefault(str(owners[row]), []).append(token)
 
     def finish_all() -> None:

@@ -86,8 +86,8 @@ def new_runner(
     runs, group = model or DeviceHistoryModel(), group or ParallelGroup()
     if kv_cache is None:
         kv_cache = torch.zeros(NUM_BLOCKS, 1, 2, 1, BLOCK_SIZE, 1)
-    on_device = DeviceRunner(runs, kv_cache, MAX_NUM_SEQS, MAX_MODEL_LEN, group, recorder, sizes_at_start=(1,))
-    return ModelRunner(runs, batch, kv_cache, group, on_device=on_device)
+    device_runner = DeviceRunner(runs, kv_cache, MAX_NUM_SEQS, MAX_MODEL_LEN, group, recorder, sizes_at_start=(1,))
+    return ModelRunner(runs, batch, kv_cache, group, device_runner=device_runner)
 
 
 class NoWaiting(TorchFunctionMode):

@@ -27,9 +27,11 @@ from tokenloom.tests.workers.random_schedule import (
     NUM_BLOCKS,
     RandomSchedule,
     Request,
+    execute,
     expected_tokens,
     message,
     new_row,
+    sampled_by,
 )
 from tokenloom.tests.workers.test_parallel import run_ranks
 from tokenloom.workers.device.cuda_graphs import gc_paused, graph_bytes, padded_size
@@ -61,11 +63,11 @@ def test_a_row_that_another_request_takes_over_keeps_nothing_of_the_first() -> N
         freed = [0] if seed == 4 else []
         appends = [value for i in range(-(-size // BLOCK_SIZE)) for value in (0, 0, first_block + i)]
         step = message([0], [size], freed, [new_row(0, prompt, sampling=sampling)], appends)
-        tokens = runner.execute_model(step).token_ids.tolist()
+        tokens = execute(runner, step).token_ids
         for position in range(size, size + 4):
             block, offset = divmod(position, BLOCK_SIZE)
             appends = [] if offset else [0, 0, first_block + block]
-            tokens += runner.execute_model(message([0], [1], appends=appends)).token_ids.tolist()
+            tokens += execute(runner, message([0], [1], appends=appends)).token_ids
         assert tokens == expected_tokens(prompt, sampling, 5)
     assert recorder.num_replays == 8
 
@@ -78,8 +80,8 @@ def test_a_runner_that_is_dropped_lets_go_of_its_model_and_another_takes_its_cac
         model = DeviceHistoryModel()
         models.append(weakref.ref(model))
         runner = new_runner(Again(), model, kv_cache)
-        tokens = runner.execute_model(message([0], [3], [], [new_row(0, prompt)], [0, 0, 9, 0, 0, 10]))
-        drawn = tokens.token_ids.tolist() + [runner.execute_model(message([0], [1])).token_ids[0] for _ in range(3)]
+        tokens = execute(runner, message([0], [3], [], [new_row(0, prompt)], [0, 0, 9, 0, 0, 10]))
+        drawn = tokens.token_ids + [execute(runner, message([0], [1])).token_ids[0] for _ in range(3)]
         assert drawn == expected_tokens(prompt, RowSampling(temperature=0.0), 4)
         del runner, model
         gc.collect()
@@ -154,8 +156,8 @@ def test_tokens_do_not_depend_on_steps_in_flight(seed: int, num_requests: int, h
     for _ in range(3000):
         while len(schedule.in_flight) < 2:
             runner.start(schedule.start())
-        sampled = runner.finish()
-        schedule.finish(sampled.rows.tolist(), sampled.token_ids.tolist())
+        sampled = sampled_by(runner.finish())
+        schedule.finish(sampled.rows, sampled.token_ids)
         if schedule.is_over:
             break
     schedule.check()
@@ -172,8 +174,8 @@ def test_a_step_that_the_host_takes_part_in_waits_for_those_in_flight() -> None:
         nonlocal unfinished
         while unfinished:
             unfinished -= 1
-            sampled = runner.finish()
-            for row, token in zip(sampled.rows.tolist(), sampled.token_ids.tolist(), strict=True):
+            sampled = sampled_by(runner.finish())
+            for row, token in zip(sampled.rows, sampled.token_ids, strict=True):
                 tokens[row].append(token)
 
     for rows, counts, added, blocks in (
@@ -204,8 +206,8 @@ def test_decode_steps_whose_tokens_the_host_draws_are_graphs_too() -> None:
         counts, added, appends = [1] * len(rows), [], []
         if number == 0:
             counts, added, appends = [3, 2], new_rows, blocks
-        sampled = runner.execute_model(message(rows, counts, [], added, appends))
-        for row, token in zip(sampled.rows.tolist(), sampled.token_ids.tolist(), strict=True):
+        sampled = execute(runner, message(rows, counts, [], added, appends))
+        for row, token in zip(sampled.rows, sampled.token_ids, strict=True):
             tokens[row].append(token)
         assert (sampled.logprobs is not None) == (1 in rows)
     for row in (0, 1):
@@ -221,10 +223,10 @@ def test_a_token_that_comes_late_does_not_touch_the_rows_next_owner() -> None:
     prompt = [70, 71, 72, 73, 74, 75]
     runner.start(message([0], [3], [], [new_row(0, [5, 6, 7])], [0, 0, 9]))
     runner.start(message([0], [2], [0], [new_row(0, prompt)], [0, 0, 11, 0, 0, 12]))
-    assert runner.finish().rows.tolist() == [0]
-    assert runner.finish().rows.tolist() == []
-    tokens = runner.execute_model(message([0], [4])).token_ids.tolist()
-    tokens += runner.execute_model(message([0], [1])).token_ids.tolist()
+    assert sampled_by(runner.finish()).rows == [0]
+    assert sampled_by(runner.finish()).rows == []
+    tokens = execute(runner, message([0], [4])).token_ids
+    tokens += execute(runner, message([0], [1])).token_ids
     assert tokens == expected_tokens(prompt, RowSampling(temperature=0.0), 2)
 
 
@@ -245,7 +247,7 @@ def test_starting_a_step_never_waits_for_the_device(tmp_path: Path) -> None:
             runner.start(step)
     with pytest.raises(AssertionError, match="item"), NoWaiting():
         torch.zeros(1).item()
-    assert [runner.finish().rows.tolist() for _ in steps] == [[0], [0, 1], [0, 1], [1]]
+    assert [sampled_by(runner.finish()).rows for _ in steps] == [[0], [0, 1], [0, 1], [1]]
 
 
 def test_a_decode_step_has_one_launch_before_its_layers_and_one_after(tmp_path: Path) -> None:
@@ -263,7 +265,7 @@ def test_a_decode_step_has_one_launch_before_its_layers_and_one_after(tmp_path: 
     assert not {"index_put_", "scatter_", "fill_"} & set(mixed.counts)
     runner.finish()
     for _ in range(2):  # a graph of the size
-        runner.execute_model(message([0], [1]))
+        execute(runner, message([0], [1]))
     with Launches() as launches:
         runner.start(message([0], [1]))
     per_layer = ("rms_norm_kernel", "qk_norm_rope_cache_kernel", "decode_kernel", "merge_kernel")
@@ -276,7 +278,7 @@ def test_a_decode_step_has_one_launch_before_its_layers_and_one_after(tmp_path: 
     runner.finish()
     known = [new_row(row, [8, 9, row], computed=2) for row in range(3, 7)]
     for _ in range(2):
-        runner.execute_model(message([0], [1]))  # to the end of its blocks
+        execute(runner, message([0], [1]))  # to the end of its blocks
     with Launches() as changing:
         blocks = [value for row in (0, 3, 4, 5, 6) for value in (row, 0, 13 + row)]
         runner.start(message([0, 3, 4, 5, 6], [1] * 5, [1, 2], known, blocks))

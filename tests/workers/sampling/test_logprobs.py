@@ -12,14 +12,14 @@ from torch import Tensor
 
 from tokenloom.ipc.messages.workers import RowSampling
 from tokenloom.tests.workers.history_model import VOCAB_SIZE, logits_after
-from tokenloom.tests.workers.random_schedule import message, new_row, new_runner
+from tokenloom.tests.workers.random_schedule import execute, message, new_row, new_runner
 from tokenloom.workers import model_runner
-from tokenloom.workers.sampling.logprobs import Others, TokenLogprobs, _score_on_device, score_tokens
+from tokenloom.workers.sampling.logprobs import LogprobTargets, TokenLogprobs, _score_on_device, score_tokens
 
 F64 = npt.NDArray[np.float64]
 
 
-def on_device(logits: Tensor, token_ids: npt.NDArray[np.int64], others: Sequence[Others]) -> TokenLogprobs:
+def on_device(logits: Tensor, token_ids: npt.NDArray[np.int64], others: Sequence[LogprobTargets]) -> TokenLogprobs:
     scored = TokenLogprobs([], [], [])
     _score_on_device(logits, token_ids, others, scored)
     return scored
@@ -79,7 +79,7 @@ def test_prompts_are_scored_from_where_they_are_wanted_whatever_the_chunks(
     for first in range(0, 17, chunk):
         count = min(chunk, 17 - first)
         news = {"new_rows": [new_row(0, prompt, 0, scored)], "appends": appends} if first == 0 else {}
-        columns = runner.execute_model(message([0], [count], **news)).prompt_logprobs  # type: ignore[arg-type]
+        columns = execute(runner, message([0], [count], **news)).prompt_logprobs  # type: ignore[arg-type]
         if columns is not None:
             positions = np.frombuffer(columns.positions, np.int32)
             ids = np.frombuffer(columns.token_ids, np.int32).reshape(-1, 4)

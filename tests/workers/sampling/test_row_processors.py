@@ -13,7 +13,15 @@ from tokenloom.ipc.errors import ConfigError, ProtocolError
 from tokenloom.ipc.messages.workers import RowSampling
 from tokenloom.tests.support.sampling_reference import F64, Wanted, processed, scores
 from tokenloom.tests.workers.history_model import VOCAB_SIZE, logits_after
-from tokenloom.tests.workers.random_schedule import RandomSchedule, Request, frame, message, new_row, new_runner
+from tokenloom.tests.workers.random_schedule import (
+    RandomSchedule,
+    Request,
+    execute,
+    frame,
+    message,
+    new_row,
+    new_runner,
+)
 from tokenloom.workers.sampling.logits_processors import apply_processors, load_processors
 from tokenloom.workers.sampling.row_processors import RowProcessors
 from tokenloom.workers.sampling.token_counts import TokenCounts
@@ -172,7 +180,7 @@ def test_counts_follow_the_output_and_grow() -> None:
 )
 def test_a_row_whose_parameters_make_no_sense_is_refused(sampling: RowSampling, what: str) -> None:
     with pytest.raises(ProtocolError, match=what):
-        new_runner().execute_model(message(new_rows=[new_row(0, [1], 0, sampling)]))
+        execute(new_runner(), message(new_rows=[new_row(0, [1], 0, sampling)]))
 
 
 @pytest.mark.parametrize("path", ["no_such_module:function", "math:nothing", "math:pi", "math"])
@@ -197,8 +205,8 @@ def test_a_processor_that_takes_extra_args_gets_those_of_its_request() -> None:
         for row, extra_args in enumerate([{"only": 17, "other": None}, {}, {"only": 40}])
     ]
     appends = [value for row in range(3) for value in (row, 0, row + 1)]
-    sampled = runner.execute_model(message([0, 1, 2], [1, 1, 1], new_rows=rows, appends=appends))
-    assert sampled.token_ids.tolist() == [17, 3, 40]
+    sampled = execute(runner, message([0, 1, 2], [1, 1, 1], new_rows=rows, appends=appends))
+    assert sampled.token_ids == [17, 3, 40]
 
 
 def test_processors_are_loaded_in_the_operators_order() -> None:
