@@ -33,7 +33,7 @@ from .input_batch import ExpectedTokens, InputBatch, PromptSpan, StepInputs, ids
 from .model_step import Model, compute
 from .parallel import ParallelGroup
 from .sampling.logits_processors import apply_processors
-from .sampling.logprobs import score_tokens
+from .sampling.logprobs import score_tokens, to_columns
 from .sampling.pooler import Pooler
 from .sampling.sampler import Sampler
 from .sampling.token_mask import MaskSource, apply_mask, no_mask
@@ -309,7 +309,7 @@ class ModelRunner:
             original = original[torch.from_numpy(indices).to(logits.device)]
         positions = inputs.sampled_positions[indices].tolist()
         scored = score_tokens(original, token_ids[indices], metadata.logprob_targets)
-        return token_ids, masked_rows, scored.to_columns(rows[indices].tolist(), positions)
+        return token_ids, masked_rows, to_columns(scored, rows[indices].tolist(), positions)
 
     def _copy(self, logits: Tensor) -> Tensor:
         """Copy logits to memory that is reused from step to step: fresh pages cost more than the copy."""
@@ -328,4 +328,4 @@ class ModelRunner:
                 scored = score_tokens(logits, token_ids, [span.num_top] * len(token_ids))
                 first_position = span.first_position + start
                 positions = range(first_position, first_position + len(token_ids))
-                yield scored.to_columns([span.row] * len(token_ids), positions)
+                yield to_columns(scored, [span.row] * len(token_ids), positions)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -14,15 +14,13 @@ from tokenloom.ipc.messages.workers import RowSampling
 from tokenloom.tests.workers.history_model import VOCAB_SIZE, logits_after
 from tokenloom.tests.workers.random_schedule import execute, message, new_row, new_runner
 from tokenloom.workers import model_runner
-from tokenloom.workers.sampling.logprobs import LogprobTargets, TokenLogprobs, _score_on_device, score_tokens
+from tokenloom.workers.sampling.logprobs import LogprobTargets, ScoredToken, _score_on_device, score_tokens
 
 F64 = npt.NDArray[np.float64]
 
 
-def on_device(logits: Tensor, token_ids: npt.NDArray[np.int64], others: Sequence[LogprobTargets]) -> TokenLogprobs:
-    scored = TokenLogprobs([], [], [])
-    _score_on_device(logits, token_ids, others, scored)
-    return scored
+def on_device(logits: Tensor, token_ids: npt.NDArray[np.int64], targets: Sequence[LogprobTargets]) -> list[ScoredToken]:
+    return list(_score_on_device(logits, token_ids, targets))
 
 
 def expected(logits: F64, token_id: int, k: int) -> tuple[int, list[int], F64]:
@@ -35,7 +33,7 @@ def expected(logits: F64, token_id: int, k: int) -> tuple[int, list[int], F64]:
 
 @pytest.mark.parametrize("score", [score_tokens, on_device], ids=["host", "device"])
 @pytest.mark.parametrize("vocab_size", [7, 1000, 9001])
-def test_scores_are_those_of_a_sort(vocab_size: int, score: type[TokenLogprobs]) -> None:
+def test_scores_are_those_of_a_sort(vocab_size: int, score: Callable[..., list[ScoredToken]]) -> None:
     rng = np.random.default_rng(vocab_size)
     logits = rng.normal(0, 4, (40, vocab_size)).astype(np.float32)
     logits[20:] = logits[20:].round(1 if score is score_tokens else 3)  # topk of a device may choose among ties
@@ -43,7 +41,7 @@ def test_scores_are_those_of_a_sort(vocab_size: int, score: type[TokenLogprobs])
     token_ids = np.where(rng.random(40) < 0.5, logits.argmax(-1), rng.integers(vocab_size // 2, vocab_size, 40))
     others = rng.choice([0, 1, 5, 20, vocab_size], 40).tolist()
     others[::4] = [rng.integers(vocab_size // 2, vocab_size, 3) for _ in range(10)]
-    scored = score(torch.from_numpy(logits), token_ids, others)  # type: ignore[call-arg]
+    scored = score(torch.from_numpy(logits), token_ids, others)
     for i, (token_id, wanted) in enumerate(zip(token_ids.tolist(), others, strict=True)):
         k = min(wanted, vocab_size) if isinstance(wanted, int) else vocab_size
         rank, ids, logprobs = expected(logits[i].astype(np.float64), token_id, k)
@@ -51,18 +49,18 @@ def test_scores_are_those_of_a_sort(vocab_size: int, score: type[TokenLogprobs])
             by_id = dict(zip(ids, logprobs.tolist(), strict=True))
             ids = [token_id, *wanted.tolist()]
             logprobs = np.array([by_id[each] for each in ids])
-        assert scored.ranks[i] == rank
-        assert scored.ids[i].tolist() == ids
-        assert np.allclose(scored.logprobs[i], logprobs, atol=2e-5, rtol=1e-6)
+        assert scored[i].rank == rank
+        assert scored[i].ids.tolist() == ids
+        assert np.allclose(scored[i].logprobs, logprobs, atol=2e-5, rtol=1e-6)
 
 
 def test_a_row_without_a_distribution_has_logprobs_without_a_number() -> None:
     logits = torch.zeros(4, 50)
     logits[0, 3], logits[1, 7], logits[2] = torch.nan, torch.inf, -torch.inf
     scored = score_tokens(logits, np.array([3, 7, 0, 4]), [5, np.arange(5), 0, 5])
-    for logprobs, ids, num_top in zip(scored.logprobs[:3], scored.ids, (5, 5, 0), strict=False):
+    for (_, ids, logprobs), num_top in zip(scored[:3], (5, 5, 0), strict=True):
         assert np.isnan(logprobs).all() and len(logprobs) == len(ids) == num_top + 1
-    assert np.allclose(scored.logprobs[3], -np.log(50))
+    assert np.allclose(scored[3].logprobs, -np.log(50))
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 5, 17])
