@@ -27,6 +27,7 @@ MAX_PATTERN_SIZE, MAX_PATTERNS = 256, 128  # of repetition_detection: each token
 _LISTS = (list, tuple, set, frozenset)  # what may be given for a list
 
 OutputKind: TypeAlias = Literal["cumulative", "delta", "final_only"]
+CutSide: TypeAlias = Literal["left", "right"]
 
 
 class RepetitionDetectionParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -101,6 +102,7 @@ class SamplingParams(
     trace_decode_token_ids: list[int] | None = None  # the answer, up to max_tokens, whatever would end or change it
     thinking_token_budget: int | None = None  # ≥ 0: tokens in a thought until its end is forced; -1: no limit
     truncate_prompt_tokens: int | None = None  # ≥ 1: the prompt's last so many; -1: leave room for max_tokens
+    truncation_side: CutSide | None = None  # that is cut off; right: the first so many are kept. None: left
     output_kind: OutputKind = "cumulative"  # of a stream's outputs: all so far, what is new, or one at the end
     priority: int = 0  # lower runs first, with --scheduling-policy priority
     timeout_s: float | None = None  # > 0: end with finish_reason timeout this long after arrival

@@ -14,9 +14,17 @@ import msgspec
 
 from ...ipc.codec import num_ids
 from ...ipc.messages.intake import BodyInput, BodyRead
+from ...ipc.sampling_params import CutSide
 from ..openai.forms.messages import chat_input
 from ..openai.forms.response_body import ResponsesRequest, chat_request
-from ..openai.forms.schema import ChatRequest, CompletionRequest, DetokenizeRequest, EmbeddingRequest, TokenizeRequest
+from ..openai.forms.schema import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    Scheduled,
+    TokenizeRequest,
+)
 from ..openai.parsers.thoughts import ends_inside
 from ..text.prompt_limits import PromptLimits
 from .body_error import BodyError
@@ -64,35 +72,38 @@ class BodyPacker:
 
     def _chat(self, of_body: ChatRequest | TokenizeRequest, body: LargeBody) -> BodyInput:
         """The prompt of a body's chat. Its text stays here, but for whether it ends inside a thought."""
-        is_cut = self._limits.truncates(getattr(body, "truncate_prompt_tokens", None))
+        cut_side = self._cut_side(body)
         chat, inputs = chat_input(of_body), self._new_inputs()
         inputs.check_template(chat.form)
-        prompt = inputs.tokenize(None, None, chat.turns, form=chat.form, may_be_long=is_cut)
-        token_ids = self._fitting(prompt.token_ids, is_cut, body)
+        prompt = inputs.tokenize(None, None, chat.turns, form=chat.form, cut_side=cut_side)
+        token_ids = self._fitting(prompt.token_ids, cut_side, body)
         is_inside = ends_inside(prompt.text or "")
         return BodyInput(text=chat.echoed, token_ids=token_ids, is_of_chat=True, is_inside_thought=is_inside)
 
     def _input(self, given: BodyInput, body: LargeBody) -> BodyInput:
-        is_cut = self._limits.truncates(getattr(body, "truncate_prompt_tokens", None))
+        cut_side = self._cut_side(body)
         token_ids, text = given.token_ids, given.text
         if text is not None:
-            if not is_cut:
+            if cut_side is None:
                 self._limits.check_text(text)
             if len(text) <= LONG_CHARACTERS:
                 return given
             adds = getattr(body, "add_special_tokens", None) is not False
-            token_ids = self._new_inputs().encode(text, adds, may_be_long=is_cut).token_ids
+            token_ids = self._new_inputs().encode(text, adds, cut_side=cut_side).token_ids
         assert token_ids is not None
-        token_ids = self._fitting(token_ids, is_cut, body)
+        token_ids = self._fitting(token_ids, cut_side, body)
         return BodyInput(text=text if getattr(body, "echo", None) else None, token_ids=token_ids)
 
-    def _fitting(self, token_ids: bytes, is_cut: bool, body: LargeBody) -> bytes:
+    def _cut_side(self, body: LargeBody) -> CutSide | None:
+        if not isinstance(body, Scheduled):
+            return None
+        return self._limits.cut_side(body.truncate_prompt_tokens, body.truncation_side)
+
+    def _fitting(self, token_ids: bytes, cut_side: CutSide | None, body: LargeBody) -> bytes:
         """`token_ids`, or all that a truncation may keep of them."""
-        if is_cut:
-            return self._limits.tail(token_ids)
-        if not isinstance(body, TokenizeRequest | DetokenizeRequest):
+        if cut_side is None and isinstance(body, Scheduled):
             self._limits.check_length(num_ids(token_ids), is_answered=not isinstance(body, EmbeddingRequest))
-        return token_ids
+        return self._limits.kept(token_ids, cut_side)
 
 
 def _rest(body: LargeBody) -> bytes:

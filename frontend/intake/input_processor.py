@@ -19,7 +19,7 @@ from ...ipc.errors import ProtocolError, RequestError
 from ...ipc.messages.client import ChatForm, ChatMessage, Child, Submit
 from ...ipc.messages.core import EngineCoreRequest
 from ...ipc.pooling_params import PoolingParams
-from ...ipc.sampling_params import MAX_CHILDREN, SamplingParams, child_seed
+from ...ipc.sampling_params import MAX_CHILDREN, CutSide, SamplingParams, child_seed
 from ..client.prompts import check_text
 from ..openai.parsers.names import find_reasoning_parser
 from ..openai.parsers.thoughts import MARKERS
@@ -79,12 +79,12 @@ class InputProcessor:
 
     # ── prompts ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def encode(self, text: str, add_special_tokens: bool, *, may_be_long: bool = False) -> Prompt:
+    def encode(self, text: str, add_special_tokens: bool, *, cut_side: CutSide | None = None) -> Prompt:
         """The prompt of a text, with or without what the checkpoint puts around one. RequestError if it is certain
-        not to fit max_model_len, unless it `may_be_long`: then the beginning of its tokens is to be cut off."""
+        not to fit max_model_len, unless it is to be cut off at one side."""
         tokenizer, needed = self._text_tokenizer(), text
-        if may_be_long:
-            needed = tokenizer.tail(text, self._max_model_len)
+        if cut_side is not None:
+            needed = tokenizer.kept(text, self._max_model_len, cut_side)
         else:
             self.limits.check_text(text)
         return Prompt(encode_ids(tokenizer.encode(needed, add_special_tokens=add_special_tokens)), text)
@@ -97,7 +97,7 @@ class InputProcessor:
         *,
         form: ChatForm | None = None,
         add_special_tokens: bool = True,
-        may_be_long: bool = False,
+        cut_side: CutSide | None = None,
     ) -> Prompt:
         """The prompt's tokens. Exactly one of the three is given; `form` is of the chat."""
         num_given = sum(each is not None for each in (prompt, token_ids, chat))
@@ -108,8 +108,8 @@ class InputProcessor:
         if chat is not None:
             form = form or MODEL_FORM
             text = self._template(form).render(chat, form)
-            return self.encode(text, form.add_special_tokens, may_be_long=may_be_long)
-        return self.encode(check_text(prompt or ""), add_special_tokens, may_be_long=may_be_long)
+            return self.encode(text, form.add_special_tokens, cut_side=cut_side)
+        return self.encode(check_text(prompt or ""), add_special_tokens, cut_side=cut_side)
 
     def check_template(self, form: ChatForm) -> None:
         """RequestError for a template of a caller over HTTP, unless the operator allows these."""
@@ -122,9 +122,9 @@ class InputProcessor:
         """A token as the vocabulary has it."""
         return self._text_tokenizer().token_string(token_id)
 
-    def may_be_long(self, params: SamplingParams) -> bool:
-        """Whether a prompt of any length fits, since truncate_prompt_tokens cuts it."""
-        return self.limits.truncates(params.truncate_prompt_tokens)
+    def cut_side(self, params: SamplingParams) -> CutSide | None:
+        """The side at which truncate_prompt_tokens cuts a prompt of any length; None: it may not be too long."""
+        return self.limits.cut_side(params.truncate_prompt_tokens, params.truncation_side)
 
     def detokenize(self, token_ids: bytes) -> str:
         """The text of `token_ids`, special tokens included."""
@@ -213,6 +213,7 @@ class InputProcessor:
         return SamplingParams(
             max_tokens=1,
             truncate_prompt_tokens=params.truncate_prompt_tokens,
+            truncation_side=params.truncation_side,
             priority=params.priority,
             timeout_s=params.timeout_s,
             queue_timeout_s=params.queue_timeout_s,
@@ -220,13 +221,15 @@ class InputProcessor:
         )
 
     def _truncated(self, prompt: Prompt, params: SamplingParams, num_reserved: int) -> Prompt:
-        """The prompt's last tokens, as truncate_prompt_tokens asks; -1 leaves room for `num_reserved`."""
+        """The prompt's last or first tokens, as truncate_prompt_tokens asks; -1 leaves room for `num_reserved`."""
         if params.truncate_prompt_tokens is None:
             return prompt
         num_kept = params.truncate_prompt_tokens
         if num_kept == -1:
             num_kept = max(self._max_model_len - num_reserved, 1)
-        return Prompt(prompt.token_ids[-4 * num_kept :], prompt.text)
+        is_begin = params.truncation_side == "right"
+        kept = prompt.token_ids[: 4 * num_kept] if is_begin else prompt.token_ids[-4 * num_kept :]
+        return Prompt(kept, prompt.text)
 
     def _check_tokens(self, params: SamplingParams) -> None:
         """That parameters name tokens of this model."""

@@ -75,7 +75,7 @@ class IntakeProcess:
             return NotRead(message=f"the request's {len(body)} bytes need more than {limit} GiB to be read: send less")
 
     def _read_prompt(self, question: ReadPrompt, limits: PromptLimits) -> PromptRead:
-        if question.prompt is not None and not question.may_be_long:
+        if question.prompt is not None and question.cut_side is None:
             limits.check_text(question.prompt)  # before the tokenizer is loaded
         prompt = self._inputs.tokenize(
             question.prompt,
@@ -83,9 +83,9 @@ class IntakeProcess:
             question.chat,
             form=question.chat_form,
             add_special_tokens=question.add_special_tokens,
-            may_be_long=question.may_be_long,
+            cut_side=question.cut_side,
         )
-        token_ids = limits.tail(prompt.token_ids) if question.may_be_long else prompt.token_ids
+        token_ids = limits.kept(prompt.token_ids, question.cut_side)
         has_text = question.chat is not None and len(prompt.text or "") <= MAX_TEXT_CHARACTERS
         return PromptRead(token_ids=token_ids, text=prompt.text if has_text else None)
 

@@ -15,6 +15,7 @@ from ...ipc.codec import num_ids
 from ...ipc.errors import RequestError
 from ...ipc.messages.client import ChatForm, ChatMessage
 from ...ipc.messages.intake import IntakeAnswer, NotRead, PromptRead, ReadPrompt
+from ...ipc.sampling_params import CutSide
 from .background import WAIT_S, Background, BackgroundJob, Then
 from .input_processor import InputProcessor, Prompt
 
@@ -39,17 +40,17 @@ class PromptReader:
         *,
         form: ChatForm | None = None,
         add_special_tokens: bool = True,
-        may_be_long: bool = False,
+        cut_side: CutSide | None = None,
         owner: str = "",
         wait_s: float = WAIT_S,
     ) -> BackgroundJob | None:
-        """The tokens of a prompt; of `may_be_long`, all that may be kept of them. Exactly one of the three is given;
+        """The tokens of a prompt, or with `cut_side` all of them that may be kept. Exactly one of the three is given;
         `form` is of the chat."""
         num_characters = characters_of(prompt, chat, form)
         is_foreign = chat is not None and form is not None and form.template is not None
         is_whole = token_ids is None and (prompt is None or chat is None)
         if is_whole and (is_foreign or num_characters > LONG_CHARACTERS):
-            if prompt is not None and not may_be_long:
+            if prompt is not None and cut_side is None:
                 try:
                     self._inputs.limits.check_characters(len(prompt))  # which costs nothing
                 except RequestError as error:
@@ -60,7 +61,7 @@ class PromptReader:
                 chat=chat,
                 chat_form=form,
                 add_special_tokens=add_special_tokens,
-                may_be_long=may_be_long,
+                cut_side=cut_side,
                 max_bytes_per_token=self._inputs.limits.max_bytes_per_token,
             )
             return self._background.ask(
@@ -74,7 +75,7 @@ class PromptReader:
             )
         return self._background.run(
             lambda: self._inputs.tokenize(
-                prompt, token_ids, chat, form=form, add_special_tokens=add_special_tokens, may_be_long=may_be_long
+                prompt, token_ids, chat, form=form, add_special_tokens=add_special_tokens, cut_side=cut_side
             ),
             then,
             is_long=num_characters > SHORT_CHARACTERS,

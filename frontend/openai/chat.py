@@ -79,7 +79,7 @@ class ChatCompletion(Answers):
                 "tools cannot be shown to this model, whose chat template has no place for them: use tool_choice "
                 "required or a named function, or start with --chat-template FILE"
             )
-        prompt = await engine.chat_prompt(parsed, engine.inputs.may_be_long(params))
+        prompt = await engine.chat_prompt(parsed, engine.inputs.cut_side(params))
         style = AnswerStyle(
             tool_parser=tool_parser,
             reasoning_parser=reasoning_parser,

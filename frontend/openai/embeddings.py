@@ -49,9 +49,9 @@ class Embeddings:
     async def start(cls, engine: LocalEngine, parsed: ParsedBody[EmbeddingRequest], model: str) -> Embeddings:
         """Check everything and make a chat's prompt; nothing runs yet."""
         if parsed.body.messages is not None:
-            is_cut = engine.inputs.limits.truncates(parsed.body.truncate_prompt_tokens)
+            cut_side = engine.inputs.limits.cut_side(parsed.body.truncate_prompt_tokens, parsed.body.truncation_side)
             with about_prompt("messages"):
-                prompt = await engine.chat_prompt(ParsedBody(parsed.body.chat, parsed.inputs), is_cut)
+                prompt = await engine.chat_prompt(ParsedBody(parsed.body.chat, parsed.inputs), cut_side)
             parsed = parsed._replace(inputs=[prompt])
         return cls(engine, parsed, model)
 

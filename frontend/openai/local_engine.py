@@ -24,6 +24,7 @@ from ...ipc.codec import JsonObject, num_ids
 from ...ipc.errors import ErrorInfo, RequestError
 from ...ipc.messages.client import Abort, Accepted, Control, Delta, Deltas, Done, FrontendMessage, QueryFailed, Submit
 from ...ipc.messages.intake import BodyInput
+from ...ipc.sampling_params import CutSide
 from ..intake.background import BackgroundJob, Then
 from ..intake.body_parser import ParsedBody
 from ..intake.input_processor import Prompt
@@ -128,7 +129,7 @@ class LocalEngine:
         self._to_do: deque[Callable[[], None]] = deque()  # submits and ends; not empty: `_do_some` is due
 
     async def chat_prompt(
-        self, parsed: ParsedBody[ChatRequest] | ParsedBody[TokenizeRequest], may_be_long: bool = False
+        self, parsed: ParsedBody[ChatRequest] | ParsedBody[TokenizeRequest], cut_side: CutSide | None = None
     ) -> BodyInput:
         """The prompt of a chat: made here, in a thread if it is long, or by the intake process with a large body."""
         if parsed.inputs:
@@ -138,7 +139,7 @@ class LocalEngine:
 
         def start(then: Then[Prompt]) -> BackgroundJob | None:
             return self._frontend.prompts.read(
-                None, None, chat.turns, then, form=chat.form, may_be_long=may_be_long, owner=secrets.token_hex(8)
+                None, None, chat.turns, then, form=chat.form, cut_side=cut_side, owner=secrets.token_hex(8)
             )
 
         prompt = await in_background(self._frontend.background, start)

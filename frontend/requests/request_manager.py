@@ -93,7 +93,7 @@ class RequestDesk:
             lambda prompt: self._start(request, prompt, now + wait_s),
             form=submit.chat_form,
             add_special_tokens=submit.add_special_tokens,
-            may_be_long=self._inputs.may_be_long(submit.params),
+            cut_side=self._inputs.cut_side(submit.params),
             owner=request.session.owner_of(submit.request_id),
             wait_s=wait_s,
         )

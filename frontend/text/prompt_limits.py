@@ -10,6 +10,7 @@ import msgspec
 from ...ipc.codec import num_ids
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import RequestError
+from ...ipc.sampling_params import CutSide
 
 TOO_LONG = "maximum context length is"  # by which clients of OpenAI and vLLM recognize a prompt that is too long
 
@@ -71,10 +72,13 @@ class PromptLimits(msgspec.Struct, frozen=True):
             "shorten the prompt or raise --max-model-len"
         )
 
-    def truncates(self, truncate_prompt_tokens: int | None) -> bool:
-        """Whether this parameter makes a prompt of any length fit."""
-        return truncate_prompt_tokens is not None and truncate_prompt_tokens <= self.max_model_len
+    def cut_side(self, truncate_prompt_tokens: int | None, side: CutSide | None) -> CutSide | None:
+        """The side at which these parameters cut a prompt of any length so that it fits; None: they do not."""
+        cuts = truncate_prompt_tokens is not None and truncate_prompt_tokens <= self.max_model_len
+        return (side or "left") if cuts else None
 
-    def tail(self, token_ids: bytes) -> bytes:
+    def kept(self, token_ids: bytes, cut_side: CutSide | None) -> bytes:
         """All that a truncation may keep of a prompt."""
-        return token_ids[-4 * self.max_model_len :] if num_ids(token_ids) > self.max_model_len else token_ids
+        if cut_side is None or num_ids(token_ids) <= self.max_model_len:
+            return token_ids
+        return token_ids[: 4 * self.max_model_len] if cut_side == "right" else token_ids[-4 * self.max_model_len :]

@@ -19,7 +19,8 @@ import tokenizers
 from ...ipc.codec import JsonObject
 from ...ipc.config.model_config import read_json
 from ...ipc.errors import ConfigError, RequestError
-from .text_tail import TextTail
+from ...ipc.sampling_params import CutSide
+from .text_cut import TextCut
 from .token_bytes import max_bytes_per_token
 
 LONG_CHARACTERS = LONG_TOKENS = 4096  # from here on Python's lock is given up, which would slow down shorter ones
@@ -98,14 +99,15 @@ class Tokenizer:
         """The most bytes of a text that one token stands for; None if there is no certain limit."""
         return None if self.backend is None else max_bytes_per_token(self.backend)
 
-    def tail(self, text: str, num_tokens: int) -> str:
-        """An end of `text` that has the same last `num_tokens` tokens, as short as it is certain; or all of it."""
-        return text if self._tail is None else self._tail.cut(text, num_tokens)
+    def kept(self, text: str, num_tokens: int, cut_side: CutSide) -> str:
+        """What is left of `text` where that side is cut off: it has the same last, or first, `num_tokens` tokens and is
+        as short as that is certain; or all of it."""
+        return text if self._cut is None else self._cut.kept(text, num_tokens, cut_side)
 
     @cached_property
-    def _tail(self) -> TextTail | None:
+    def _cut(self) -> TextCut | None:
         most = self.max_bytes_per_token
-        return None if self.backend is None or most is None else TextTail(self.backend, most)
+        return None if self.backend is None or most is None else TextCut(self.backend, most)
 
     @cached_property
     def special_tokens(self) -> dict[str, str]:

@@ -6,6 +6,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from ..sampling_params import CutSide
 from .base import Message
 from .client import ChatForm, ChatMessage
 
@@ -24,7 +25,7 @@ class ReadPrompt(Message, frozen=True, kw_only=True, tag="read_prompt"):
     chat: list[ChatMessage] | None = None
     chat_form: ChatForm | None = None
     add_special_tokens: bool = True
-    may_be_long: bool = False  # beyond max_model_len, since its beginning is to be cut off
+    cut_side: CutSide | None = None  # of a prompt that may be longer than max_model_len, since this side is cut off
     max_bytes_per_token: int | None = None  # as in PromptLimits
 
 

@@ -141,3 +141,32 @@ def test_an_answer_that_repeats_itself_ends(http: httpx2.Client) -> None:
     assert choice["token_ids"] == [300] * 5
     answer = http.post(COMPLETION, json=body | {"repetition_detection": {"max_pattern_size": 2}})
     assert answer.status_code == 400 and "repetition_detection.min_count" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("num_words", [4, 3000, 20_000])  # a prompt that fits, one too long, one for the intake process
+def test_the_side_that_is_cut_off_is_the_callers_choice(http: httpx2.Client, num_words: int) -> None:
+    text = " ".join(["one", *["two"] * num_words, "three"])
+    chat = {"messages": [{"role": "user", "content": text}]}
+    begins = {
+        "prompt": (text, ask(http, "/tokenize", {"prompt": "one two two two"})["tokens"]),
+        "messages": (chat["messages"], ask(http, "/tokenize", chat)["tokens"] if num_words == 4 else None),
+    }
+    for path, field in ((COMPLETION, "prompt"), (CHAT, "messages")):
+        prompt, begin = begins[field]
+        kept: dict[str | None, list[int]] = {}
+        for side in ("left", "right", None):
+            body = {field: prompt, "truncate_prompt_tokens": 4, "truncation_side": side, "max_tokens": 1}
+            answer = ask(http, path, body | {"return_token_ids": True})
+            kept[side] = (answer if path == CHAT else answer["choices"][0])["prompt_token_ids"]
+        assert [len(each) for each in kept.values()] == [4] * 3
+        assert kept[None] == kept["left"] != kept["right"]
+        assert begin is None or kept["right"] == begin[:4]
+    body = {"input": text, "truncate_prompt_tokens": 4}
+    left, right, same = (
+        ask(http, "/v1/embeddings", each | body)["data"][0]["embedding"]
+        for each in ({"truncation_side": "left"}, {"truncation_side": "right"}, {"truncation_side": None})
+    )
+    exact = ask(http, "/v1/embeddings", {"input": begins["prompt"][1][:4]})["data"][0]["embedding"]
+    assert left == same and right == pytest.approx(exact, abs=1e-4) and left != pytest.approx(exact, abs=1e-4)
+    wrong = http.post(COMPLETION, json=FRANCE | {"truncation_side": "both"})
+    assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "truncation_side"

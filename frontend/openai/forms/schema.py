@@ -98,6 +98,7 @@ class Scheduled(Body, frozen=True, kw_only=True):
     user: str | None = None
     # beyond OpenAI
     truncate_prompt_tokens: Truncation | None = None
+    truncation_side: Literal["left", "right"] | None = None
     priority: int | None = None
     timeout_s: float | None = None
     queue_timeout_s: float | None = None

@@ -63,7 +63,7 @@ def host() -> Iterator[IntakeHost]:
 
 
 def read(host: IntakeHost, text: str = TEXT) -> PromptRead:
-    answer = host.ask(ReadPrompt(prompt=text, may_be_long=True))
+    answer = host.ask(ReadPrompt(prompt=text, cut_side="left"))
     assert isinstance(answer, PromptRead)
     return answer
 

@@ -20,9 +20,9 @@ TOOLS = [{"type": "function", "function": {"name": "f"}}]
 class Engine:
     """A LocalEngine as far as a chat starts."""
 
-    inputs = SimpleNamespace(chat_template=None, may_be_long=lambda params: False)
+    inputs = SimpleNamespace(chat_template=None, cut_side=lambda params: None)
 
-    async def chat_prompt(self, parsed: object, may_be_long: bool) -> BodyInput:
+    async def chat_prompt(self, parsed: object, cut_side: str | None) -> BodyInput:
         return BodyInput(token_ids=b"", is_of_chat=True)
 
 

@@ -13,7 +13,9 @@ from tokenizers import AddedToken, normalizers, pre_tokenizers
 
 from tokenloom.frontend.text.prompt_limits import PromptLimits
 from tokenloom.frontend.text.tokenizer import Tokenizer
+from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.errors import RequestError
+from tokenloom.ipc.sampling_params import CutSide
 from tokenloom.tests.frontend.text.samples import SENTENCES, backend_json, new_tokenizer
 
 Backend = tokenizers.Tokenizer
@@ -104,5 +106,10 @@ def test_a_text_is_refused_exactly_where_its_tokens_cannot_fit() -> None:
 def test_a_prompt_is_cut_by_a_truncation_alone_that_makes_it_fit() -> None:
     limits = PromptLimits(max_model_len=100, max_answers=1, max_tokens=1000)
     truncations = (None, -1, 1, 99, 100, 2**31 - 1)
-    assert [limits.truncates(each) for each in truncations] == [False, True, True, True, True, False]
-    assert limits.tail(bytes(4 * 99)) == bytes(4 * 99) and len(limits.tail(bytes(4 * 101))) == 4 * 100
+    sides: tuple[tuple[CutSide | None, CutSide], ...] = ((None, "left"), ("left", "left"), ("right", "right"))
+    for side, cut in sides:
+        assert [limits.cut_side(each, side) for each in truncations] == [None, cut, cut, cut, cut, None]
+    ids = [encode_ids(range(count)) for count in (99, 101)]
+    assert [limits.kept(ids[0], cut) for _, cut in sides] == [ids[0]] * 3 and limits.kept(ids[1], None) == ids[1]
+    assert limits.kept(ids[1], "left") == encode_ids(range(1, 101))
+    assert limits.kept(ids[1], "right") == encode_ids(range(100))

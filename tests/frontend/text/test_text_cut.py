@@ -1,4 +1,4 @@
-"""The end of a text that is tokenized in its place has the same last tokens."""
+"""The side of a text that is tokenized in its place has the same tokens."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
 from tokenloom.frontend.text.tokenizer import Tokenizer
+from tokenloom.ipc.sampling_params import CutSide
 from tokenloom.tests.frontend.text.samples import SENTENCES, new_tokenizer
 
 NUM_TOKENS = 300
@@ -25,20 +26,22 @@ def long_text(seed: int) -> str:
 
 
 @pytest.mark.parametrize("tokenizer", [load_demo(), new_tokenizer("byte_fallback")], ids=["byte level", "fallback"])
-def test_the_end_of_a_long_text_has_the_same_last_tokens(tokenizer: Tokenizer) -> None:
+def test_the_sides_of_a_long_text_have_the_same_tokens(tokenizer: Tokenizer) -> None:
     for seed in range(4):
         text = long_text(seed) + SENTENCES[seed][:seed]
-        end = tokenizer.tail(text, NUM_TOKENS)
-        assert text.endswith(end) and len(end) < len(text) / 4
+        end, begin = tokenizer.kept(text, NUM_TOKENS, "left"), tokenizer.kept(text, NUM_TOKENS, "right")
+        assert text.endswith(end) and text.startswith(begin) and max(len(end), len(begin)) < len(text) / 4
         assert tokenizer.encode(end)[-NUM_TOKENS:] == tokenizer.encode(text)[-NUM_TOKENS:]
+        assert tokenizer.encode(begin)[:NUM_TOKENS] == tokenizer.encode(text)[:NUM_TOKENS]
 
 
+@pytest.mark.parametrize("cut_side", ["left", "right"])
 @pytest.mark.parametrize("text", ["x" * 200_000, "1 2 3 " * 40_000, "a\n" * 100_000, "a b " * 100], ids=len)
-def test_a_text_without_a_certain_place_is_not_cut(text: str) -> None:
-    assert load_demo().tail(text, NUM_TOKENS) == text
+def test_a_text_without_a_certain_place_is_not_cut(text: str, cut_side: CutSide) -> None:
+    assert load_demo().kept(text, NUM_TOKENS, cut_side) == text
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "unigram", "word_piece"])
 def test_a_tokenizer_whose_tokens_reach_over_spaces_or_drop_text_cuts_nothing(kind: str) -> None:
     text = long_text(0)  # the first kind has the added token "two words"
-    assert new_tokenizer(kind).tail(text, NUM_TOKENS) == text
+    assert new_tokenizer(kind).kept(text, NUM_TOKENS, "left") == text
