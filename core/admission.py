@@ -11,7 +11,7 @@ from ..ipc.messages.base import FinishReason
 from ..ipc.messages.core import EngineCoreRequest
 from .kv.manager import KVCacheManager
 from .request import Request
-from .scheduling.policy import order_of
+from .scheduling.policy import sort_key_of
 from .scheduling.waiting_queue import WaitingQueue
 from .stats import CoreStats
 
@@ -67,13 +67,13 @@ class Admission:
                 "raise --num-kv-blocks"
             )
 
-    def request_of(self, owner: int, message: EngineCoreRequest, index: int, root: bytes | None) -> Request:
+    def request_of(self, frontend_id: int, message: EngineCoreRequest, index: int, root: bytes | None) -> Request:
         """One of the answers of a message that was checked; `root` as in Request."""
         child, params = message.children[index], message.params
         priority = params.priority if self._config.scheduling_policy == "priority" else 0
         prompt, outputs = (np.frombuffer(ids, np.int32) for ids in (message.prompt_token_ids, child.output_token_ids))
         request = Request(
-            owner=owner,
+            frontend_id=frontend_id,
             key=child.key,
             attempt=message.attempt,
             params=params,
@@ -83,14 +83,14 @@ class Admission:
             stop_token_ids=message.stop_token_ids,
             arrival_time=message.arrival_time,
             priority=priority,
-            order=order_of(priority, message.arrival_time),
+            sort_key=sort_key_of(priority, message.arrival_time),
             tokens=np.concatenate([prompt, outputs]),
             num_tokens=len(prompt) + len(outputs),
             bad_words=message.bad_words,
             logits_processors=message.logits_processors,
             thought_markers=message.thought_markers,
             thought_end=message.thought_end,
-            private_root=root,
+            cache_root=root,
             pooling=message.pooling,
         )
         if index == 0 and params.prompt_logprobs is not None:

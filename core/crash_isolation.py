@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from .request import Request, State
 
 CRASHES_TO_SUSPECT = 2
-CRASHES_TO_CONVICT = 3
+CRASHES_TO_FAIL = 3
 
 
 @dataclass
@@ -22,23 +22,23 @@ class _Record:
     num_crashes: int = 0  # losses in a row without a new token between
 
 
-class Quarantine:
+class CrashIsolation:
     """Invariant: while anyone is on trial, all others are held; nobody is to be while nobody is."""
 
     def __init__(self) -> None:
         self._record_by_request: dict[Request, _Record] = {}
-        self._on_trial: list[Request] = []
-        self._next_trials: list[list[Request]] = []
+        self._suspects: list[Request] = []
+        self._next_suspects: list[list[Request]] = []
 
     def is_held(self, request: Request) -> bool:
         """Whether it must not be admitted to a row now."""
-        self._begin_next_trial()
-        return bool(self._on_trial) and request not in self._on_trial
+        self._take_next_suspects()
+        return bool(self._suspects) and request not in self._suspects
 
     @property
-    def has_trial(self) -> bool:
+    def has_suspects(self) -> bool:
         """Whether anyone is on trial."""
-        return bool(self._on_trial)
+        return bool(self._suspects)
 
     @property
     def is_watching(self) -> bool:
@@ -50,17 +50,17 @@ class Quarantine:
         to end, once it is certain."""
         num_crashes = max((self._note(*each) for each in num_tokens_of.items()), default=0)
         in_step = list(num_tokens_of)
-        if len(in_step) == 1 and num_crashes >= CRASHES_TO_CONVICT:
+        if len(in_step) == 1 and num_crashes >= CRASHES_TO_FAIL:
             return in_step[0]
         if num_crashes >= CRASHES_TO_SUSPECT:
-            self._halve(in_step)
+            self._bisect(in_step)
         return None
 
-    def _halve(self, accused: list[Request]) -> None:
-        rest = [request for request in self._on_trial if request not in accused]
+    def _bisect(self, accused: list[Request]) -> None:
+        rest = [request for request in self._suspects if request not in accused]
         middle = (len(accused) + 1) // 2
-        self._next_trials += [rest, accused[middle:]]
-        self._on_trial = accused[:middle]
+        self._next_suspects += [rest, accused[middle:]]
+        self._suspects = accused[:middle]
 
     def _note(self, request: Request, num_tokens: int) -> int:
         """One more loss of this request; returns how many there were without a new token between."""
@@ -73,19 +73,19 @@ class Quarantine:
         for request in list(self._record_by_request):
             if self._has_got_on(request, num_tokens_of):
                 del self._record_by_request[request]
-        self._on_trial = [request for request in self._on_trial if request in self._record_by_request]
-        self._begin_next_trial()
+        self._suspects = [request for request in self._suspects if request in self._record_by_request]
+        self._take_next_suspects()
 
     def _has_got_on(self, request: Request, num_tokens_of: dict[Request, int]) -> bool:
         if request.state is State.FINISHED:
             return True
         return num_tokens_of.get(request, 0) > self._record_by_request[request].num_tokens
 
-    def _begin_next_trial(self) -> None:
+    def _take_next_suspects(self) -> None:
         """Who has ended stands trial no more; when nobody is left, the half that was put off last comes."""
-        self._on_trial = _unfinished(self._on_trial)
-        while not self._on_trial and self._next_trials:
-            self._on_trial = _unfinished(self._next_trials.pop())
+        self._suspects = _unfinished(self._suspects)
+        while not self._suspects and self._next_suspects:
+            self._suspects = _unfinished(self._next_suspects.pop())
 
 
 def _unfinished(requests: list[Request]) -> list[Request]:

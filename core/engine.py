@@ -1,6 +1,6 @@
 """EngineCore: requests in, steps out, results in, outputs out. The core without its sockets.
 
-Owns the scheduler and the table of requests. Frontends are numbers here (`owner`); workers are an Executor.
+Owns the scheduler and the table of requests. Frontends are numbers here (`frontend_id`); workers are an Executor.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ..ipc.messages.supervisor import Progress
 from ..ipc.messages.workers import ModelRunnerOutput, SchedulerOutput, TokenMask
 from ..ipc.process.awake_clock import AwakeClock
 from .admission import Admission, reason_to_stop
-from .crash_isolation import CRASHES_TO_CONVICT, Quarantine
+from .crash_isolation import CRASHES_TO_FAIL, CrashIsolation
 from .deadlines import Deadlines
-from .grammar.manager import GrammarHost, Grammars, RequestMask, may_jump
-from .hang_detector import StepWatch
+from .grammar.manager import GrammarHost, GrammarManager, RequestMask, may_jump
+from .hang_detector import HangDetector
 from .kv.block_hash import random_namespace
 from .kv.block_record import BlockRecord
 from .kv.manager import KVCacheManager
@@ -57,7 +57,7 @@ class EngineCore:
         clock: AwakeClock | None = None,
         asleep: list[MemoryTag] | None = None,
     ) -> None:
-        """`record` is of the blocks of this generation; `clock` is looked at by the owner too; `asleep` is what the
+        """record: of the blocks of this generation. clock: the caller reads it, too. asleep: tags of memory that the
         workers do not hold."""
         config = spec.config
         self._config = config
@@ -66,8 +66,8 @@ class EngineCore:
         self._pause_mode: PauseMode | None = None
         self.asleep: list[MemoryTag] = asleep or []  # of the workers' memory; no step runs until all is awake
         self._deadlines = Deadlines()
-        self._quarantine = Quarantine()
-        self._step_watch = StepWatch(config.step_timeout_s)
+        self._crash_isolation = CrashIsolation()
+        self._hang_detector = HangDetector(config.step_timeout_s)
         self._clock = clock or AwakeClock(BEAT_S)
         self._request_by_id: dict[tuple[int, int], Request] = {}
         self.stats = CoreStats()
@@ -83,7 +83,7 @@ class EngineCore:
             preempts_for_waiting=config.scheduling_policy == "priority",
         )
         self._admission = Admission(spec, self.scheduler.kv_cache, self.scheduler.waiting, self.stats)
-        self._grammars = Grammars(grammar_host, config.grammar_timeout_s, self.scheduler.output_tokens)
+        self._grammars = GrammarManager(grammar_host, config.grammar_timeout_s, self.scheduler.output_tokens)
         self._masked_step = 0  # the last step whose masks were asked for
         # by the clock: when the oldest step in flight began to be awaited, or was excused last
         self._step_begun_at = self._clock.now
@@ -92,35 +92,35 @@ class EngineCore:
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def add_request(self, owner: int, message: EngineCoreRequest) -> None:
+    def add_request(self, frontend_id: int, message: EngineCoreRequest) -> None:
         """Accept a request, or answer it with its error. A resubmission (it has tokens) is never refused for load."""
         first = message.children[0].key
-        known = self._request_by_id.get((owner, first))
+        known = self._request_by_id.get((frontend_id, first))
         if known is not None and known.attempt >= message.attempt:
-            self._outbox.accept(owner, first)
+            self._outbox.accept(frontend_id, first)
             return
         try:
             self._admission.check(message)
         except TokenloomError as error:
             for child in message.children:
-                self._outbox.finish(owner, Finished(key=child.key, reason="error", error=error_info(error)))
+                self._outbox.finish(frontend_id, Finished(key=child.key, reason="error", error=error_info(error)))
             return
         is_alone = message.params.skip_reading_prefix_cache or not self._config.enable_prefix_caching
         is_private = len(message.children) > 1 and is_alone
         root = random_namespace() if is_private else None
-        requests = [self._admission.request_of(owner, message, i, root) for i in range(len(message.children))]
+        requests = [self._admission.request_of(frontend_id, message, i, root) for i in range(len(message.children))]
         if added := [request for request in requests if self._note(request)]:
             self.scheduler.add_requests(added)
-        self._outbox.accept(owner, first)
+        self._outbox.accept(frontend_id, first)
 
     def _note(self, request: Request) -> bool:
         """Enter one answer of a request in place of an earlier attempt; False if it is at its end already."""
-        place = request.owner, request.key
+        place = request.frontend_id, request.key
         if (stale := self._request_by_id.pop(place, None)) is not None:
             self.scheduler.abort(stale)
             self._grammars.drop(stale)
         if (reason := reason_to_stop(request)) is not None:
-            self._outbox.finish(request.owner, Finished(key=request.key, reason=reason))
+            self._outbox.finish(request.frontend_id, Finished(key=request.key, reason=reason))
             return False
         self._request_by_id[place] = request
         self._deadlines.add(request)
@@ -128,10 +128,10 @@ class EngineCore:
             self._grammars.add(request, self._clock.now)
         return True
 
-    def abort(self, owner: int, keys: list[int]) -> None:
+    def abort(self, frontend_id: int, keys: list[int]) -> None:
         """End requests; unknown keys have finished already and are answered by that."""
         for key in keys:
-            request = self._request_by_id.get((owner, key))
+            request = self._request_by_id.get((frontend_id, key))
             if request is not None:
                 self._end(request, "abort")
 
@@ -146,18 +146,18 @@ class EngineCore:
         return self._deadlines.next
 
     def _end(self, request: Request, reason: FinishReason, error: ErrorInfo | None = None) -> None:
-        del self._request_by_id[request.owner, request.key]
+        del self._request_by_id[request.frontend_id, request.key]
         self.scheduler.abort(request)
         self._finish(request, reason, error)
 
-    def drop_owner(self, owner: int) -> int:
+    def drop_frontend(self, frontend_id: int) -> int:
         """A frontend is gone: end all that it owned; returns how many."""
-        requests = [request for (of, _), request in self._request_by_id.items() if of == owner]
+        requests = [request for (of, _), request in self._request_by_id.items() if of == frontend_id]
         for request in requests:
-            del self._request_by_id[owner, request.key]
+            del self._request_by_id[frontend_id, request.key]
             self.scheduler.abort(request)
             self._grammars.drop(request)
-        self._outbox.drop(owner)
+        self._outbox.drop(frontend_id)
         return len(requests)
 
     def _finish(
@@ -168,7 +168,7 @@ class EngineCore:
         vector: BulkArray | None = None,
     ) -> None:
         finished = Finished(key=request.key, reason=reason, num_preemptions=request.num_preemptions, error=error)
-        self._outbox.finish(request.owner, finished, vector)
+        self._outbox.finish(request.frontend_id, finished, vector)
         self._grammars.drop(request)
 
     # ── pause and resume ─────────────────────────────────────────────────────────────────────────────────────────
@@ -209,11 +209,11 @@ class EngineCore:
             request.block_keys = []
 
     def _reset_scheduler(self) -> None:
-        self.scheduler.reset(shares_prompts=not self._quarantine.has_trial)  # who stands trial waits for nobody
+        self.scheduler.reset(shares_prompts=not self._crash_isolation.has_suspects)  # who stands trial waits for nobody
 
     def _is_held(self, request: Request) -> bool:
         is_new = request.num_cached_tokens < 0
-        return self._quarantine.is_held(request) or (self._pause_mode == "wait" and is_new)
+        return self._crash_isolation.is_held(request) or (self._pause_mode == "wait" and is_new)
 
     @property
     def num_requests(self) -> int:
@@ -249,7 +249,7 @@ class EngineCore:
             request = self.scheduler.rows.request(new_row.row)
             if request.num_preemptions == 0:
                 started = Started(key=request.key, num_cached_tokens=request.num_cached_tokens)
-                self._outbox.start(request.owner, started)
+                self._outbox.start(request.frontend_id, started)
 
     def on_result(self, output: ModelRunnerOutput) -> None:
         """Take in what a step brought."""
@@ -257,27 +257,27 @@ class EngineCore:
         entry, new_tokens, finished = self.scheduler.update_from_output(output)
         batch = entry.batch
         if entry.step > self._last_untimed_step:
-            self._step_watch.on_step(batch.num_tokens, output.execute_s, scores_prompts=batch.scores_prompts)
+            self._hang_detector.on_step(batch.num_tokens, output.execute_s, scores_prompts=batch.scores_prompts)
             num_decodes = batch.num_tokens - batch.num_prompt_tokens
-            self.scheduler.pacer.on_step(num_decodes, batch.num_prompt_tokens, output.execute_s)
+            self.scheduler.prefill_throttle.on_step(num_decodes, batch.num_prompt_tokens, output.execute_s)
         self._step_begun_at, self._num_excuses = self._clock.now, 0
         self._outbox.add_tokens(new_tokens)
         for done in finished:
-            del self._request_by_id[done.request.owner, done.request.key]
+            del self._request_by_id[done.request.frontend_id, done.request.key]
             self._finish(done.request, done.reason, done.error, done.vector)
         self._tell_grammars(new_tokens)
-        if self._quarantine.is_watching:
-            self._quarantine.on_progress(self.scheduler.known_tokens())
+        if self._crash_isolation.is_watching:
+            self._crash_isolation.on_progress(self.scheduler.known_tokens())
         self._want_masks()
         now = time.monotonic()
         num_new = num_ids(new_tokens.token_ids)
         self.stats.on_step(len(batch.rows), batch.num_tokens, batch.num_prompt_tokens, num_new, output.execute_s, now)
         self.stats.host_s += now - begun_at
 
-    def _tell_grammars(self, new: NewTokens, *, are_forced: bool = False) -> None:
-        if new.owners.has_grammar:
-            pairs = zip(new.owners.grammar_ids.tolist(), decode_ids(new.token_ids), strict=True)
-            self._grammars.advance([pair for pair in pairs if pair[0]], are_forced=are_forced)
+    def _tell_grammars(self, new: NewTokens, *, are_jump_tokens: bool = False) -> None:
+        if new.token_owners.has_grammar:
+            pairs = zip(new.token_owners.grammar_ids.tolist(), decode_ids(new.token_ids), strict=True)
+            self._grammars.advance([pair for pair in pairs if pair[0]], are_jump_tokens=are_jump_tokens)
 
     # ── grammars ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -304,7 +304,7 @@ class EngineCore:
                 self._end(request, "error", error)
         if news.masks is not None:
             self._send_masks(news.masks)
-            self._take_forced(news.masks)
+            self._append_jump_tokens(news.masks)
         self._grammars.flush(self._clock.now)
 
     def _send_masks(self, masks: list[RequestMask]) -> None:
@@ -321,15 +321,15 @@ class EngineCore:
             )
         )
 
-    def _take_forced(self, masks: list[RequestMask]) -> None:
+    def _append_jump_tokens(self, masks: list[RequestMask]) -> None:
         """Append what grammars leave no choice of, so that the next step computes it together. One token alone is left
         to the step in flight, which samples it."""
-        forced = [(mask.request, mask.forced) for mask in masks if len(mask.forced) > 1]
+        forced = [(mask.request, mask.jump_tokens) for mask in masks if len(mask.jump_tokens) > 1]
         if forced := [(request, token_ids) for request, token_ids in forced if may_jump(request.params)]:
             new_tokens = self.scheduler.append_jump_tokens(forced)
             self.stats.num_generated_tokens += num_ids(new_tokens.token_ids)
             self._outbox.add_jump_tokens(new_tokens)
-            self._tell_grammars(new_tokens, are_forced=True)
+            self._tell_grammars(new_tokens, are_jump_tokens=True)
 
     @property
     def _awaits_masks(self) -> bool:
@@ -350,7 +350,7 @@ class EngineCore:
         entry = self.scheduler.ledger.oldest
         if entry is None or self._grammars.is_awaiting_masks:
             return None
-        limit_s = self._step_watch.limit_s(entry.batch.num_tokens, scores_prompts=entry.batch.scores_prompts)
+        limit_s = self._hang_detector.limit_s(entry.batch.num_tokens, scores_prompts=entry.batch.scores_prompts)
         return self._step_begun_at + limit_s
 
     @property
@@ -369,11 +369,11 @@ class EngineCore:
     def lose_workers(self, reason: str) -> None:
         """Steps in flight are lost with the workers: every running request waits again with nothing computed, except
         one that has proved to kill them."""
-        culprit = self._quarantine.on_loss(self.scheduler.known_tokens_in_oldest_step())
+        culprit = self._crash_isolation.on_loss(self.scheduler.known_tokens_in_oldest_step())
         self._reset_scheduler()
         self._grammars.forget_masks()
         if culprit is not None:
-            message = f"this request has ended the workers {CRASHES_TO_CONVICT} times and was given up; last: {reason}"
+            message = f"this request has ended the workers {CRASHES_TO_FAIL} times and was given up; last: {reason}"
             self._end(culprit, "error", error_info(InternalError(message)))
 
     def gain_workers(self, executor: Executor, generation: int) -> None:

@@ -12,7 +12,7 @@ MIN_LIMIT_S = 5.0
 FIRST_LIMIT_S = 120.0  # nothing is known yet
 
 
-class StepWatch:
+class HangDetector:
     """Seconds in, seconds out. `fixed_s` is the operator's own limit, if any."""
 
     def __init__(self, fixed_s: float | None = None) -> None:

@@ -19,7 +19,7 @@ from .request import Ids
 class LogprobTable:
     """n tokens; token i has widths[i] entries in the two flat columns."""
 
-    owners: Ids  # [n] frontend; rows until `label`
+    frontend_ids: Ids  # [n] frontend; rows until `label`
     keys: Ids  # [n] request key; rows until `label`
     positions: Ids  # [n]
     widths: Ids  # [n]
@@ -52,7 +52,7 @@ class LogprobTable:
             return self
         entries = np.repeat(mask, self.widths)
         return LogprobTable(
-            self.owners[mask],
+            self.frontend_ids[mask],
             self.keys[mask],
             self.positions[mask],
             self.widths[mask],
@@ -61,9 +61,9 @@ class LogprobTable:
             self.logprobs[entries],
         )
 
-    def label(self, owners: Ids, keys: Ids, positions: Ids) -> LogprobTable:
+    def label(self, frontend_ids: Ids, keys: Ids, positions: Ids) -> LogprobTable:
         """The same tokens, known to the frontends by these. Each [n]."""
-        return LogprobTable(owners, keys, positions, self.widths, self.ranks, self.token_ids, self.logprobs)
+        return LogprobTable(frontend_ids, keys, positions, self.widths, self.ranks, self.token_ids, self.logprobs)
 
     def to_columns(self) -> LogprobColumns:
         """What a frontend gets."""

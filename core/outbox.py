@@ -1,6 +1,6 @@
 """What the core has to tell each frontend, gathered over one turn and sent as one message.
 
-Columns come in as arrays that may mix frontends; here they are parted by owner.
+Columns come in as arrays that may mix frontends; here they are parted by frontend_id.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ class _Draft:
 
 
 class Outbox:
-    """Drafts by owner; `take` empties it."""
+    """Drafts by frontend_id; `take` empties it."""
 
     def __init__(self) -> None:
-        self._draft_by_owner: dict[int, _Draft] = {}
+        self._draft_by_frontend: dict[int, _Draft] = {}
         self._is_due = False  # there is more than tokens that may wait
 
-    def _draft(self, owner: int) -> _Draft:
+    def _draft(self, frontend_id: int) -> _Draft:
         self._is_due = True
-        return self._draft_by_owner.setdefault(owner, _Draft())
+        return self._draft_by_frontend.setdefault(frontend_id, _Draft())
 
-    def accept(self, owner: int, key: int) -> None:
-        self._draft(owner).accepted.append(key)
+    def accept(self, frontend_id: int, key: int) -> None:
+        self._draft(frontend_id).accepted.append(key)
 
-    def start(self, owner: int, started: Started) -> None:
-        self._draft(owner).started.append(started)
+    def start(self, frontend_id: int, started: Started) -> None:
+        self._draft(frontend_id).started.append(started)
 
-    def finish(self, owner: int, finished: Finished, vector: BulkArray | None = None) -> None:
-        draft = self._draft(owner)
+    def finish(self, frontend_id: int, finished: Finished, vector: BulkArray | None = None) -> None:
+        draft = self._draft(frontend_id)
         draft.finished.append(finished)
         if vector is not None:
             draft.pooled.append(Pooled(owner=finished.key, vector=vector))
@@ -70,36 +70,36 @@ class Outbox:
         """What a step has brought, if only a sign that it is over."""
         self._is_due = True
         if tokens.logprobs is not None:
-            for owner, table in _by_owner(tokens.logprobs):
-                self._draft(owner).logprobs.append(table.to_columns())
+            for frontend_id, table in _by_frontend(tokens.logprobs):
+                self._draft(frontend_id).logprobs.append(table.to_columns())
         if tokens.prompt_logprobs is not None:
-            for owner, table in _by_owner(tokens.prompt_logprobs):
-                self._draft(owner).prompt_logprobs.append(table.to_columns())
-        of = tokens.owners
+            for frontend_id, table in _by_frontend(tokens.prompt_logprobs):
+                self._draft(frontend_id).prompt_logprobs.append(table.to_columns())
+        of = tokens.token_owners
         frames = of.keys, of.counts, tokens.starts, tokens.token_ids
-        if of.owner is not None:
-            self._draft(of.owner).add(*frames)
+        if of.frontend_id is not None:
+            self._draft(of.frontend_id).add(*frames)
             return
-        for owner in np.unique(of.owners).tolist():
-            mine = of.owners == owner
-            self._draft(owner).add(*(np.frombuffer(frame, np.int32)[mine].tobytes() for frame in frames))
+        for frontend_id in np.unique(of.frontend_ids).tolist():
+            mine = of.frontend_ids == frontend_id
+            self._draft(frontend_id).add(*(np.frombuffer(frame, np.int32)[mine].tobytes() for frame in frames))
 
-    def drop(self, owner: int) -> None:
+    def drop(self, frontend_id: int) -> None:
         """The frontend is gone."""
-        self._draft_by_owner.pop(owner, None)
+        self._draft_by_frontend.pop(frontend_id, None)
 
     def take(self) -> list[tuple[int, EngineCoreOutputs]]:
         """One message per frontend that has news."""
         if not self._is_due:
             return []
         self._is_due = False
-        drafts, self._draft_by_owner = self._draft_by_owner, {}
-        return [(owner, _message(draft)) for owner, draft in drafts.items()]
+        drafts, self._draft_by_frontend = self._draft_by_frontend, {}
+        return [(frontend_id, _message(draft)) for frontend_id, draft in drafts.items()]
 
 
-def _by_owner(table: LogprobTable) -> Iterator[tuple[int, LogprobTable]]:
-    for owner in np.unique(table.owners).tolist():
-        yield owner, table.select(table.owners == owner)
+def _by_frontend(table: LogprobTable) -> Iterator[tuple[int, LogprobTable]]:
+    for frontend_id in np.unique(table.frontend_ids).tolist():
+        yield frontend_id, table.select(table.frontend_ids == frontend_id)
 
 
 def _message(draft: _Draft) -> EngineCoreOutputs:

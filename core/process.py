@@ -42,7 +42,7 @@ from .engine import BEAT_S, EngineCore
 from .grammar.process_host import GrammarProcessHost
 from .hang_detector import FIRST_LIMIT_S
 from .kv.block_record import BlockRecord
-from .links.control_queue import ControlDesk
+from .links.control_queue import ControlQueue
 from .links.frontend_port import FrontendPort
 from .links.supervisor_link import SupervisorLink
 from .links.worker_group import WorkerGroup
@@ -56,7 +56,7 @@ class CoreProcess:
     """Owns the sockets; `run` serves until the supervisor says Stop."""
 
     _engine: EngineCore  # both from Initialize on
-    _desk: ControlDesk
+    _controls: ControlQueue
 
     def __init__(self, spec: EngineSpec, core_epoch: int, generation: int, asleep: list[MemoryTag]) -> None:
         self._spec, self._core_epoch, self._asleep = spec, core_epoch, asleep
@@ -113,7 +113,7 @@ class CoreProcess:
             clock=self._clock,
             asleep=self._asleep,
         )
-        self._desk = ControlDesk(self._engine, self._frontends.answer, self._ask_to_reload, self._profile)
+        self._controls = ControlQueue(self._engine, self._frontends.answer, self._ask_to_reload, self._profile)
         self._supervisor.tell(Phase(name="workers joined", duration_s=time.monotonic() - begun))
         self._supervisor.tell(Ready())
         if failure is not None:
@@ -150,7 +150,7 @@ class CoreProcess:
                 self._num_gaps = self._clock.num_gaps
                 self._engine.on_suspended()
             self._take_results()
-            self._frontends.receive(self._engine, self._desk)
+            self._frontends.receive(self._engine, self._controls)
             self._take_orders()
             self._engine.take_grammars()
             self._engine.expire(time.time())
@@ -192,8 +192,8 @@ class CoreProcess:
             raise EngineDead(f"the workers hang: {what} {limit}")
 
     def _ask_to_reload(self, holding: Holding) -> None:
-        """The control desk's order. From the supervisor's answer on, workers whose core dies are replaced with it."""
-        assert self._workers is not None, "the desk goes on only with workers"
+        """Announce a reload. Once the supervisor has answered, it replaces the workers together with a dead core."""
+        assert self._workers is not None, "controls are processed only with workers"
         self._supervisor.tell(Reloading(generation=self._workers.generation, holding=holding))
 
     def _reload(self, order: Reloading) -> None:
@@ -202,7 +202,7 @@ class CoreProcess:
             self._workers.reload(self._engine.scheduler.take_step(), order.holding)
 
     def _profile(self, records: bool) -> None:
-        assert self._workers is not None, "the desk goes on only with workers"
+        assert self._workers is not None, "controls are processed only with workers"
         self._workers.profile(self._engine.scheduler.take_step(), records)
 
     def _go_on_with_controls(self) -> None:
@@ -210,10 +210,10 @@ class CoreProcess:
         if self._workers is not None and isinstance(done, ReloadWeights):
             self._supervisor.tell(Reloaded(generation=self._workers.generation))
         elif self._workers is not None and done is not None:
-            self._desk.on_profiled(self._workers.order_error)
-        if self._workers is not None and self._desk.has_orders:
+            self._controls.on_profiled(self._workers.order_error)
+        if self._workers is not None and self._controls.has_orders:
             self._frontends.send_outputs(self._engine)  # what ended before an order is done is told before that
-            self._desk.tick()
+            self._controls.tick()
 
     def _lose_workers(self, reason: str) -> None:
         """The group is of no use any more: every running request waits for the next group."""
@@ -233,7 +233,7 @@ class CoreProcess:
             self._workers = None
             self._engine.lose_workers(message.reason)
         if self._workers is None:
-            self._desk.on_workers_lost(message.reason)  # had it known of a Reloaded, it would have said so before
+            self._controls.on_workers_lost(message.reason)  # had it known of a Reloaded, it would have said so before
 
     def _gain_workers(self, generation: int) -> None:
         if self._workers is not None:
@@ -260,7 +260,7 @@ class CoreProcess:
             elif isinstance(message, Reloading):
                 self._reload(message)
             elif isinstance(message, Reloaded):
-                self._desk.on_reloaded()
+                self._controls.on_reloaded()
 
     def _report_progress(self) -> None:
         engine, now = self._engine, time.monotonic()

@@ -38,7 +38,7 @@ LEGAL_MOVES = {
 class Request:
     """`tokens[:num_tokens]` are prompt and outputs so far; while it runs, `tokens` is its row of the token table."""
 
-    owner: int  # the frontend connection that submitted it
+    frontend_id: int  # the frontend connection that submitted it
     key: int  # that frontend's number for it
     attempt: int
     params: SamplingParams
@@ -48,7 +48,7 @@ class Request:
     stop_token_ids: list[int]
     arrival_time: float  # unix seconds
     priority: int  # 0 for all under fcfs
-    order: float  # the policy's: lower runs first
+    sort_key: float  # the policy's: lower runs first
     tokens: Ids
     num_tokens: int
     bad_words: list[bytes] = field(default_factory=list)  # int32: the tokens of each
@@ -57,18 +57,18 @@ class Request:
     thought_end: bytes = b""  # int32: its grammar holds after these tokens
     pooling: PoolingParams | None = None  # embed the prompt: it ends when all of it is computed
     num_prompt_logprobs: int = ALL_KNOWN  # prompt tokens, the first included, whose logprobs need not be told any more
-    private_root: bytes | None = None  # of its block keys: shared with its siblings alone
-    family: int = 0  # equal for answers that share a prompt (scheduling/prompt_group.py); 0: none do
+    cache_root: bytes | None = None  # of its block keys: shared with its prompt_groups alone
+    prompt_group: int = 0  # equal for answers that share a prompt (scheduling/prompt_group.py); 0: none do
     grammar_id: int = 0  # its place in its grammar (grammar/manager.py); 0: it has none
     waits_for: set[str] = field(default_factory=set)  # it is not admitted before this is empty
     state: State = State.WAITING
     row: int = -1
     block_ids: list[int] = field(default_factory=list)
     block_keys: list[bytes] = field(default_factory=list)  # of its first blocks, made as they are needed
-    num_published: int = 0  # blocks of its table that are in the index
+    num_cached_blocks: int = 0  # blocks of its table that are in the index
     num_cached_tokens: int = -1  # found in the prefix cache when it began, 0 if it was resumed; -1: not admitted yet
     num_preemptions: int = 0
-    num_overtakes: int = 0  # admissions of others since it could not be placed
+    num_skips: int = 0  # admissions of others since it could not be placed
 
     def move(self, state: State) -> None:
         """Change state; an illegal move raises and changes nothing."""

@@ -36,7 +36,7 @@ _NO_TOKEN = error_info(
 class NewTokens(NamedTuple):
     """New tokens as columns of equal length; the tokens of a request are in order."""
 
-    owners: TokenOwners
+    token_owners: TokenOwners
     starts: bytes  # int32: output index of each token
     token_ids: bytes  # int32
     logprobs: LogprobTable | None = None  # of requests that asked for them
@@ -71,9 +71,9 @@ class ResultProcessor:
         """Apply the result of the step in `entry`. ProtocolError if the result does not fit the step."""
         batch, state = entry.batch, self._rows
         finished: list[FinishedRequest] = []
-        owners, may_be_full = batch.owners, entry.number + 1 == batch.num_steps
+        token_owners, may_be_full = batch.token_owners, entry.number + 1 == batch.num_steps
         is_plain = batch.version == state.version and output.rows == batch.sampled_frame
-        is_plain = is_plain and output.counts == owners.counts and not output.fully_masked_rows
+        is_plain = is_plain and output.counts == token_owners.counts and not output.fully_masked_rows
         if is_plain:  # one token for each row, and nothing has changed since the step was made
             token_ids = _decode(output.token_ids, len(batch.sampled_rows), output.step)
             new = _Columns(batch.sampled_rows, batch.sampled_ends + entry.number, token_ids)
@@ -82,8 +82,10 @@ class ResultProcessor:
             new = self._unknown_tokens(output, entry)
             new, finished = self._finish_masked(new, output.fully_masked_rows)
             new, reason_by_row = self._cut_at_ends(new)
-            owners = TokenOwners(state, new.rows)
-        new_tokens = NewTokens(owners, (new.positions - owners.num_prompt_tokens).tobytes(), new.token_ids.tobytes())
+            token_owners = TokenOwners(state, new.rows)
+        new_tokens = NewTokens(
+            token_owners, (new.positions - token_owners.num_prompt_tokens).tobytes(), new.token_ids.tobytes()
+        )
         state.append(*new)
         if output.logprobs is not None or output.prompt_logprobs is not None:
             new_tokens = new_tokens._replace(
@@ -178,8 +180,10 @@ class ResultProcessor:
         new = _Columns(*np.array([rows, positions, new_ids], np.int32))
         state.append(*new)
         state.version += bool(rows)
-        owners = TokenOwners(state, new.rows)
-        return NewTokens(owners, (new.positions - owners.num_prompt_tokens).tobytes(), new.token_ids.tobytes())
+        token_owners = TokenOwners(state, new.rows)
+        return NewTokens(
+            token_owners, (new.positions - token_owners.num_prompt_tokens).tobytes(), new.token_ids.tobytes()
+        )
 
     def _output_logprobs(
         self, columns: LogprobColumns | None, entry: LedgerEntry, new: _Columns | None
@@ -191,7 +195,9 @@ class ResultProcessor:
             places = new.rows.astype(np.int64) << 32 | new.positions
             table = table.select(np.isin(table.rows.astype(np.int64) << 32 | table.positions, places))
         rows, state = table.rows, self._rows
-        return table.label(state.owner[rows], state.key[rows], table.positions - state.num_prompt_tokens[rows])
+        return table.label(
+            state.frontend_id[rows], state.request_key[rows], table.positions - state.num_prompt_tokens[rows]
+        )
 
     def _prompt_logprobs(self, columns: LogprobColumns | None, entry: LedgerEntry) -> LogprobTable | None:
         """Logprobs of prompt tokens under their requests' keys; the requests note that they were delivered."""
@@ -200,7 +206,7 @@ class ResultProcessor:
         rows, state = table.rows, self._rows
         for row in np.unique(rows).tolist():
             state.request(row).note_prompt_logprobs(int(table.positions[rows == row].max()) + 1)
-        return table.label(state.owner[rows], state.key[rows], table.positions)
+        return table.label(state.frontend_id[rows], state.request_key[rows], table.positions)
 
     def _live_logprobs(self, columns: LogprobColumns | None, entry: LedgerEntry) -> LogprobTable | None:
         """Logprobs of rows that still belong to the same request."""
@@ -227,6 +233,11 @@ class ResultProcessor:
         self._release(request)
         request.move(State.FINISHED)
         return request
+
+
+def _new_tokens(token_owners: TokenOwners, new: _Columns) -> NewTokens:
+    starts = new.positions - token_owners.num_prompt_tokens
+    return NewTokens(token_owners, starts.tobytes(), new.token_ids.tobytes())
 
 
 def _counts_of(output: ModelRunnerOutput, asked_rows: npt.NDArray[np.intp]) -> Ids:

@@ -13,7 +13,7 @@ from .compiler import Matcher, Words
 MAX_AHEAD = 64  # forced tokens told at once: what bounds the time of one look ahead
 
 
-class AnswerGrammar:
+class GrammarCursor:
     """Owns the matcher. Invariant: it stands after the answer's tokens and `ahead`."""
 
     def __init__(self, matcher: Matcher, vocab_size: int) -> None:

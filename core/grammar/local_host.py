@@ -1,4 +1,4 @@
-"""Grammars in the caller's process, for the in-process engine: a GrammarHost (manager.py) without a socket."""
+"""GrammarManager in the caller's process, for the in-process engine: a GrammarHost (manager.py) without a socket."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class GrammarLocalHost:
-    """Grammars in the caller's process: answers are ready when `send` returns."""
+    """GrammarManager in the caller's process: answers are ready when `send` returns."""
 
     def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec

@@ -1,4 +1,4 @@
-"""Grammars: the core's side of structured output, from a request's submit to its finish.
+"""GrammarManager: the core's side of structured output, from a request's submit to its finish.
 
     queued ──open──▶ opening ──opened──▶ ready: masks and tokens until the request ends
       ▲                 └─ error, or longer than the deadline: the request fails
@@ -8,9 +8,9 @@ Compiling and masking are a GrammarHost's (process_host.py), which answers when 
 request waits for "grammar" until its first answer. A host that dies or hangs is replaced: what was compiling then is
 tried again alone, and fails if it ends that host too; all others go on from their tokens.
 
-Where a mask leaves one token, that token is known without a draw, and so may be the tokens after it: the host tells
-them with the mask. The core appends two or more at once (EngineCore._take_forced), so that the next step computes all
-of them together. The host is told of them like of any token, hence nothing is lost if the core does not take them.
+Where a mask leaves one token, that token needs no sampling, and the tokens after it may need none either. The host
+sends them with the mask (jump-forward tokens). The core appends two or more at once, and the next step computes all of
+them together. The host gets them back as any other tokens, so the core may also ignore them.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def may_jump(params: SamplingParams) -> bool:
     return not (is_told or is_ruled or params.thinking_token_budget is not None)
 
 
-class Place(Enum):
+class GrammarState(Enum):
     QUEUED = auto()
     OPENING = auto()
     READY = auto()
@@ -79,7 +79,7 @@ class Place(Enum):
 class _Entry:
     request: Request
     thought: OpenThought  # until it is over the grammar does not hold
-    place: Place = Place.QUEUED
+    state: GrammarState = GrammarState.QUEUED
     has_begun: bool = False  # was ready once: its request does not wait any more
     is_proven: bool = False  # has been compiled before, here or for an earlier core: it will be again
     is_suspect: bool = False  # was compiling when a host was lost: to be compiled alone
@@ -101,11 +101,11 @@ class RequestMask(NamedTuple):
 
     request: Request
     bits: bytes
-    forced: list[int]  # the tokens that must come next, of which the mask leaves the first; []: there is a choice
+    jump_tokens: list[int]  # the tokens that must come next, of which the mask leaves the first; []: there is a choice
 
 
 @dataclass
-class GrammarNews:
+class GrammarUpdates:
     """What has happened since the last look, in the order in which it is to be acted on."""
 
     ready: list[Request] = field(default_factory=list)
@@ -114,7 +114,7 @@ class GrammarNews:
     masks: list[RequestMask] | None = None  # without those of requests that were lost since they were asked for
 
 
-class Grammars:
+class GrammarManager:
     """One entry per request with a grammar that has not finished. `now` is monotonic seconds everywhere."""
 
     def __init__(self, host: GrammarHost, timeout_s: float, output_tokens: Callable[[Request], Ids]) -> None:
@@ -150,24 +150,24 @@ class Grammars:
     def drop(self, request: Request) -> None:
         """The request has finished. What compiles for it goes on and is thrown away."""
         entry = self._entry_by_id.pop(request.grammar_id, None)
-        if entry is not None and entry.place is Place.READY:
+        if entry is not None and entry.state is GrammarState.READY:
             self._host.send(CloseGrammars(grammar_ids=[request.grammar_id]))
 
     # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def advance(self, tokens: Iterable[tuple[int, int]], *, are_forced: bool = False) -> None:
+    def advance(self, tokens: Iterable[tuple[int, int]], *, are_jump_tokens: bool = False) -> None:
         """The answers of these grammar ids have got these tokens; told to the host with the next `flush` that has more
         to say than tokens which it has forced."""
-        self._is_host_waiting |= not are_forced
+        self._is_host_waiting |= not are_jump_tokens
         for grammar_id, token_id in tokens:
             entry = self._entry_by_id.get(grammar_id)
             if entry is not None and not entry.thought.is_over:
                 entry.thought.append(token_id)
                 continue
-            if entry is None or entry.place is Place.QUEUED:  # it will be opened with all tokens
+            if entry is None or entry.state is GrammarState.QUEUED:  # it will be opened with all tokens
                 continue
             entry.num_losses = 0
-            if entry.place is Place.READY:
+            if entry.state is GrammarState.READY:
                 self._advances.append((grammar_id, token_id))
             else:
                 entry.late_tokens.append(token_id)
@@ -200,7 +200,7 @@ class Grammars:
         fill, serial, mask_ids = self._fill, 0, list[int]()
         if fill is not None and not fill.is_sent:
             wanted = [grammar_id for grammar_id in fill.grammar_ids if grammar_id in self._entry_by_id]
-            if all(self._entry_by_id[grammar_id].place is Place.READY for grammar_id in wanted):
+            if all(self._entry_by_id[grammar_id].state is GrammarState.READY for grammar_id in wanted):
                 fill.is_sent, serial, mask_ids = True, fill.serial, wanted
         if not (self._advances and self._is_host_waiting) and not serial:
             return
@@ -218,9 +218,9 @@ class Grammars:
 
     # ── what the host has done ───────────────────────────────────────────────────────────────────────────────────
 
-    def take(self, now: float) -> GrammarNews:
+    def take(self, now: float) -> GrammarUpdates:
         """Act on the host's answers and on deadlines."""
-        news = GrammarNews()
+        news = GrammarUpdates()
         try:
             for message in self._host.receive():
                 if isinstance(message, GrammarOpened):
@@ -246,7 +246,7 @@ class Grammars:
             deadlines.append(self._answer_deadline)
         return min(deadlines, default=None)
 
-    def _on_opened(self, message: GrammarOpened, now: float, news: GrammarNews) -> None:
+    def _on_opened(self, message: GrammarOpened, now: float, news: GrammarUpdates) -> None:
         if message.grammar_id == HOST_IS_UP:
             self._is_host_up = True
             self._deadline_by_opening = dict.fromkeys(self._deadline_by_opening, now + self._timeout_s)
@@ -258,7 +258,7 @@ class Grammars:
             if message.error is None:
                 self._host.send(CloseGrammars(grammar_ids=[message.grammar_id]))
             return
-        entry.place, entry.is_suspect = Place.READY, False
+        entry.state, entry.is_suspect = GrammarState.READY, False
         if message.error is not None:
             news.failed.append((entry.request, message.error))
         elif message.is_complete:
@@ -271,7 +271,7 @@ class Grammars:
         self._is_host_waiting = True
         entry.late_tokens = []
 
-    def _on_advanced(self, message: GrammarsAdvanced, news: GrammarNews) -> None:
+    def _on_advanced(self, message: GrammarsAdvanced, news: GrammarUpdates) -> None:
         self._num_unanswered -= 1
         self._num_until_sign = max(self._num_until_sign - 1, 0)
         for failure in message.failures:
@@ -287,9 +287,7 @@ class Grammars:
 
     def _masks_of(self, message: GrammarsAdvanced) -> list[RequestMask]:
         """Of the requests that are still there."""
-        ids, counts, forced = (
-            decode_ids(frame) for frame in (message.mask_ids, message.forced_counts, message.forced_ids)
-        )
+        ids, counts, forced = (decode_ids(frame) for frame in (message.mask_ids, message.jump_counts, message.jump_ids))
         width, start, masks = len(message.bits) // max(len(ids), 1), 0, list[RequestMask]()
         for i, (grammar_id, count) in enumerate(zip(ids, counts, strict=True)):
             entry = self._entry_by_id.get(grammar_id)
@@ -301,7 +299,7 @@ class Grammars:
 
     # ── trouble ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _expire(self, now: float, news: GrammarNews) -> None:
+    def _expire(self, now: float, news: GrammarUpdates) -> None:
         """Fail what has compiled for too long; replace a host that does nothing else, or that hangs."""
         if self._num_unanswered and now >= self._answer_deadline:
             self._replace_host([], news)
@@ -320,7 +318,7 @@ class Grammars:
         self._num_until_sign = self._num_unanswered
         self._answer_deadline = now + ADVANCE_TIMEOUT_S
 
-    def _fail_late(self, now: float, news: GrammarNews) -> None:
+    def _fail_late(self, now: float, news: GrammarUpdates) -> None:
         """The host answers, so that it is the grammars that take too long; one that was compiled before may."""
         failed = {request for request, _ in news.failed}
         for grammar_id in self._late:
@@ -338,14 +336,14 @@ class Grammars:
         if len(stuck) == NUM_COMPILERS:
             self._replace_host(stuck, news)
 
-    def _replace_host(self, stuck: list[int], news: GrammarNews) -> None:
+    def _replace_host(self, stuck: list[int], news: GrammarUpdates) -> None:
         """End the host; `stuck` are the openings that are known to hold it up, and have failed."""
         self._host.stop()
         for grammar_id in stuck:
             del self._deadline_by_opening[grammar_id]
         self._on_loss("it did not answer in time", news)
 
-    def _on_loss(self, reason: str, news: GrammarNews) -> None:
+    def _on_loss(self, reason: str, news: GrammarUpdates) -> None:
         """All grammars are to be opened again; those to blame fail."""
         suspects, self._deadline_by_opening = list(self._deadline_by_opening), {}
         masked = self._fill.grammar_ids if self._fill is not None and self._fill.is_sent else []
@@ -358,7 +356,7 @@ class Grammars:
         self._queue.clear()
         for grammar_id, entry in self._entry_by_id.items():
             was_suspect = entry.is_suspect
-            entry.place, entry.late_tokens = Place.QUEUED, []
+            entry.state, entry.late_tokens = GrammarState.QUEUED, []
             entry.is_suspect |= grammar_id in suspects
             entry.num_losses += grammar_id in blamed
             if entry.request in failed:
@@ -396,5 +394,5 @@ class Grammars:
         assert params is not None, "only requests with a grammar come here"
         tokens = tokens_after(entry.request.thought_end, self._output_tokens(entry.request).tobytes())
         self._host.send(OpenGrammar(grammar_id=grammar_id, kind=params.kind, text=params.text, token_ids=tokens))
-        entry.place = Place.OPENING
+        entry.state = GrammarState.OPENING
         self._deadline_by_opening[grammar_id] = now + (self._timeout_s if self._is_host_up else START_TIMEOUT_S)

@@ -19,7 +19,7 @@ from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import ErrorInfo, RequestError, error_info
 from ...ipc.messages.grammar import AdvanceGrammars, GrammarFailure, GrammarOpened, GrammarsAdvanced, OpenGrammar
 from .compiler import GrammarCompiler, Matcher
-from .cursor import AnswerGrammar
+from .cursor import GrammarCursor
 
 PARALLEL_FROM = 1 << 17  # bits of masks in a step: with fewer, one thread is done before others wake
 
@@ -32,7 +32,7 @@ class GrammarServer:
         self._num_words = -(-spec.model.vocab_size // 32)
         self._compiler: GrammarCompiler | None = None
         self._compiler_lock = Lock()
-        self._answer_by_id: dict[int, AnswerGrammar] = {}
+        self._answer_by_id: dict[int, GrammarCursor] = {}
         self._executor = LLExecutor(max(1, min((os.cpu_count() or 1) // 2, 8)))
 
     def prepare(self) -> None:
@@ -63,7 +63,7 @@ class GrammarServer:
         """Enter what `compile` has brought."""
         if isinstance(compiled, ErrorInfo):
             return GrammarOpened(grammar_id=grammar_id, error=compiled)
-        self._answer_by_id[grammar_id] = AnswerGrammar(compiled, self._spec.model.vocab_size)
+        self._answer_by_id[grammar_id] = GrammarCursor(compiled, self._spec.model.vocab_size)
         return GrammarOpened(grammar_id=grammar_id, is_complete=compiled.is_complete)
 
     def close(self, grammar_ids: list[int]) -> None:
@@ -71,7 +71,7 @@ class GrammarServer:
             self._answer_by_id.pop(grammar_id, None)
 
     def advance(self, message: AdvanceGrammars) -> GrammarsAdvanced:
-        """Take in the tokens, make the masks. Grammars that were closed meanwhile are passed over."""
+        """Take in the tokens, make the masks. GrammarManager that were closed meanwhile are passed over."""
         failures: list[GrammarFailure] = []
         complete: list[int] = []
         for grammar_id, token_id in zip(decode_ids(message.grammar_ids), decode_ids(message.token_ids), strict=True):
@@ -99,13 +99,13 @@ class GrammarServer:
             serial=message.serial,
             mask_ids=encode_ids(mask_ids[i] for i in good),
             bits=(bits if is_good.all() else bits[is_good]).tobytes(),
-            forced_counts=encode_ids(len(answers[i].ahead) for i in good),
-            forced_ids=encode_ids(token_id for i in good for token_id in answers[i].ahead),
+            jump_counts=encode_ids(len(answers[i].ahead) for i in good),
+            jump_ids=encode_ids(token_id for i in good for token_id in answers[i].ahead),
             complete_ids=encode_ids(complete),
             failures=failures,
         )
 
-    def _masks(self, answers: list[AnswerGrammar]) -> np.ndarray[tuple[int, int], np.dtype[np.uint32]]:
+    def _masks(self, answers: list[GrammarCursor]) -> np.ndarray[tuple[int, int], np.dtype[np.uint32]]:
         """[n, ceil(vocab_size / 32)] of the model's vocabulary."""
         if not answers:
             return np.zeros((0, self._num_words), np.uint32)

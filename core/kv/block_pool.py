@@ -26,7 +26,7 @@ class BlockPool:
         self._key_by_block: list[bytes | None] = [None] * num_blocks
         self._block_by_key: dict[bytes, int] = {}
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))  # the first is taken first
-        self._unconfirmed: list[tuple[int, bytes]] = []  # published since the last `take_unconfirmed`
+        self._pending: list[tuple[int, bytes]] = []  # published since the last `take_pending`
         self._record = record
         if record is not None:
             self._adopt(record.key_by_block)
@@ -73,21 +73,21 @@ class BlockPool:
                 if self._key_by_block[block] is None:
                     self._free.move_to_end(block, last=False)
 
-    def publish(self, block: int, key: bytes) -> None:
+    def cache_block(self, block: int, key: bytes) -> None:
         """Let `key` find `block`, unless another block with the same content is found already."""
         if key not in self._block_by_key:
             self._key_by_block[block] = key
             self._block_by_key[key] = block
             if self._record is not None:
-                self._unconfirmed.append((block, key))
+                self._pending.append((block, key))
 
-    def take_unconfirmed(self) -> list[tuple[int, bytes]]:
+    def take_pending(self) -> list[tuple[int, bytes]]:
         """Blocks and keys that were published since the last call, for `confirm` when all steps sent so far and the
         next one are done."""
-        unconfirmed, self._unconfirmed = self._unconfirmed, []
+        unconfirmed, self._pending = self._pending, []
         return unconfirmed
 
-    def confirm(self, published: Iterable[tuple[int, bytes]]) -> None:
+    def mark_written(self, published: Iterable[tuple[int, bytes]]) -> None:
         """The workers have written these; what has got another key since is not recorded."""
         for block, key in published:
             if self._record is not None and self._key_by_block[block] == key:
@@ -122,7 +122,7 @@ class BlockPool:
         """Forget all content: what the blocks hold is not to be trusted or not of these weights."""
         self._block_by_key.clear()
         self._key_by_block = [None] * self.num_blocks
-        self._unconfirmed = []
+        self._pending = []
         if self._record is not None:
             self._record.clear()
 

@@ -37,10 +37,10 @@ class KVCacheManager:
     def get_computed_blocks(self, request: Request) -> list[int]:
         """The longest chain of indexed blocks that begins the request's tokens, short of its last token: at least one
         token must be computed to sample the next, and each before a prompt token whose logprobs are wanted. A mean
-        over all hidden states needs all of them; and a request may want to read none but its siblings'."""
+        over all hidden states needs all of them; and a request may want to read none but its prompt_groups'."""
         if request.pooling is not None and request.pooling.method == "mean":
             return []
-        if request.params.skip_reading_prefix_cache and request.private_root is None:
+        if request.params.skip_reading_prefix_cache and request.cache_root is None:
             return []
         num_usable = min(request.num_tokens, request.num_prompt_logprobs) - 1
         blocks = []
@@ -67,7 +67,7 @@ class KVCacheManager:
         assert not request.block_ids, "a request starts with an empty table"
         self.pool.touch(computed)
         request.block_ids = list(computed)
-        request.num_published = len(computed)
+        request.num_cached_blocks = len(computed)
         self.num_queried_tokens += request.num_tokens
         self.num_hit_tokens += len(computed) * self.block_size
 
@@ -78,19 +78,19 @@ class KVCacheManager:
         request.block_ids += blocks or ()
         return blocks
 
-    def publish(self, request: Request, num_blocks: int) -> None:
+    def cache_blocks(self, request: Request, num_blocks: int) -> None:
         """Index the first `num_blocks` blocks, which never get fewer: all their tokens are known and the steps that
         write them are sent."""
-        if self._is_caching or request.private_root is not None:
-            for i in range(request.num_published, num_blocks):
-                self.pool.publish(request.block_ids[i], self._key(request, i))
-        request.num_published = num_blocks
+        if self._is_caching or request.cache_root is not None:
+            for i in range(request.num_cached_blocks, num_blocks):
+                self.pool.cache_block(request.block_ids[i], self._key(request, i))
+        request.num_cached_blocks = num_blocks
 
     def free(self, request: Request) -> None:
         """Give back the request's blocks, tail first, so that a prefix is evicted from its end."""
         self.pool.free(reversed(request.block_ids))
         request.block_ids = []
-        request.num_published = 0
+        request.num_cached_blocks = 0
 
     def change_namespace(self) -> None:
         """From now on nothing that was cached before is found; keys made before are void but for who holds blocks."""
@@ -122,7 +122,7 @@ class KVCacheManager:
         return keys[i]
 
     def _root(self, request: Request) -> bytes:
-        if request.private_root is not None:
-            return request.private_root
+        if request.cache_root is not None:
+            return request.cache_root
         salt = request.params.cache_salt
         return self._namespace if salt is None else salted_root(self._namespace, salt)

@@ -1,4 +1,4 @@
-"""ControlDesk: pause, resume, reload, sleep, wake up, an empty prefix cache and profiles, one after the other.
+"""ControlQueue: pause, resume, reload, sleep, wake up, an empty prefix cache and profiles, one after the other.
 
 A pause is done when nothing is in flight; a reload pauses, lets every rank read the new weights in the numbered stream
 of steps, and makes all that was computed or cached before void. To fall asleep and to wake up are reloads, too: of
@@ -20,7 +20,7 @@ from ..engine import EngineCore
 _ALL: list[MemoryTag] = ["weights", "kv_cache"]
 
 
-class ControlDesk:
+class ControlQueue:
     """At most one order is under way. `tick` is called once a turn; `reload` makes all ranks hold what it
     is given, `profile` lets them begin a record (True) or write it down."""
 
@@ -38,8 +38,8 @@ class ControlDesk:
         self._num_losses = 0  # of workers, by the order that is under way
         self._was_paused = False
 
-    def add(self, owner: int, order: EngineControl) -> None:
-        self._orders.append((owner, order))
+    def add(self, frontend_id: int, order: EngineControl) -> None:
+        self._orders.append((frontend_id, order))
         if len(self._orders) == 1:
             self._begin()
 
@@ -130,7 +130,9 @@ class ControlDesk:
         self._finish(error)
 
     def _finish(self, error: TokenloomError | None = None) -> None:
-        owner, order = self._orders.popleft()
-        self._reply(owner, ControlDone(control_id=order.control_id, error=None if error is None else error_info(error)))
+        frontend_id, order = self._orders.popleft()
+        self._reply(
+            frontend_id, ControlDone(control_id=order.control_id, error=None if error is None else error_info(error))
+        )
         if self._orders:
             self._begin()

@@ -19,7 +19,7 @@ from ...ipc.messages.core import AbortRequests, CoreToFrontend, EngineControl, E
 from ...ipc.process import log
 from ...ipc.sockets import new_socket, receive
 from ..engine import EngineCore
-from .control_queue import ControlDesk
+from .control_queue import ControlQueue
 
 logger = logging.getLogger("tokenloom.core")
 
@@ -27,23 +27,23 @@ INTAKE_S = 0.001  # longest intake between two schedules
 
 
 class FrontendPort:
-    """Binds at once, so that frontends may connect when they like. `owner` numbers those that said Hello."""
+    """Binds at once, so that frontends may connect when they like. `frontend_id` numbers those that said Hello."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], spec: EngineSpec) -> None:
         self.socket = new_socket(context, zmq.ROUTER)
         self.socket.bind(spec.address("core"))
         self._spec = spec
         self._decoder: Decoder[FrontendToCore] = Decoder(FrontendToCore)
-        self._owner_by_identity: dict[bytes, int] = {}
-        self._identity_by_owner: dict[int, bytes] = {}
+        self._frontend_by_identity: dict[bytes, int] = {}
+        self._identity_by_frontend: dict[int, bytes] = {}
         self._num_greeted = self._num_malformed = 0
 
-    def receive(self, engine: EngineCore, desk: ControlDesk) -> None:
+    def receive(self, engine: EngineCore, controls: ControlQueue) -> None:
         """Act on what has come, for INTAKE_S at most."""
         deadline = time.monotonic() + INTAKE_S
         for identity, frame in receive(self.socket, num_parts=2):
             try:
-                self._on_message(identity, self._decoder.decode(frame), engine, desk)
+                self._on_message(identity, self._decoder.decode(frame), engine, controls)
             except ProtocolError as error:
                 self._num_malformed += 1
                 if log.is_worth_a_line(self._num_malformed):
@@ -51,18 +51,18 @@ class FrontendPort:
             if time.monotonic() > deadline:
                 return
 
-    def _on_message(self, identity: bytes, message: FrontendToCore, engine: EngineCore, desk: ControlDesk) -> None:
-        owner = self._owner_by_identity.get(identity)
+    def _on_message(self, identity: bytes, message: FrontendToCore, engine: EngineCore, controls: ControlQueue) -> None:
+        frontend_id = self._frontend_by_identity.get(identity)
         if isinstance(message, Hello):
             self._greet(identity, message, engine)
-        elif owner is None:
+        elif frontend_id is None:
             self._send(identity, Unknown())
         elif isinstance(message, EngineCoreRequest):
-            engine.add_request(owner, message)
+            engine.add_request(frontend_id, message)
         elif isinstance(message, AbortRequests):
-            engine.abort(owner, message.keys)
+            engine.abort(frontend_id, message.keys)
         elif isinstance(message, EngineControl):
-            desk.add(owner, message)
+            controls.add(frontend_id, message)
         elif isinstance(message, Ping):
             self._send(identity, Pong())
 
@@ -75,24 +75,24 @@ class FrontendPort:
             )
             self._send(identity, Refused(error=error_info(error)))
             return
-        if (known := self._owner_by_identity.get(identity)) is not None:
-            engine.drop_owner(known)  # it has reconnected and submits again what it holds
+        if (known := self._frontend_by_identity.get(identity)) is not None:
+            engine.drop_frontend(known)  # it has reconnected and submits again what it holds
         else:
-            self._owner_by_identity[identity] = self._num_greeted
-            self._identity_by_owner[self._num_greeted] = identity
+            self._frontend_by_identity[identity] = self._num_greeted
+            self._identity_by_frontend[self._num_greeted] = identity
             self._num_greeted += 1
         self._send(identity, Welcome(protocol_version=PROTOCOL_VERSION, run_id=self._spec.run_id))
 
     def send_outputs(self, engine: EngineCore) -> None:
         """Tell each frontend what is new of its requests; those of one that is gone end."""
-        for owner, outputs in engine.take_outputs():
-            identity = self._identity_by_owner.get(owner)
+        for frontend_id, outputs in engine.take_outputs():
+            identity = self._identity_by_frontend.get(frontend_id)
             if identity is not None and not self._send(identity, outputs):
                 self.lose(identity, engine)
 
-    def answer(self, owner: int, message: CoreToFrontend) -> None:
+    def answer(self, frontend_id: int, message: CoreToFrontend) -> None:
         """To a frontend, if it is still there."""
-        if (identity := self._identity_by_owner.get(owner)) is not None:
+        if (identity := self._identity_by_frontend.get(frontend_id)) is not None:
             self._send(identity, message)
 
     def _send(self, identity: bytes, message: CoreToFrontend) -> bool:
@@ -107,7 +107,7 @@ class FrontendPort:
 
     def lose(self, identity: bytes, engine: EngineCore) -> None:
         """A frontend is gone: its requests end."""
-        owner = self._owner_by_identity.pop(identity, None)
-        if owner is not None:
-            del self._identity_by_owner[owner]
-            logger.warning("a frontend is gone: its %d requests end", engine.drop_owner(owner))
+        frontend_id = self._frontend_by_identity.pop(identity, None)
+        if frontend_id is not None:
+            del self._identity_by_frontend[frontend_id]
+            logger.warning("a frontend is gone: its %d requests end", engine.drop_frontend(frontend_id))

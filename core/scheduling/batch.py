@@ -19,11 +19,13 @@ class TokenOwners:
     """The request of each output token, as columns of equal length; a request may appear more than once."""
 
     def __init__(self, state: Rows, rows: npt.NDArray[np.integer]) -> None:
-        self.owners, keys = state.owner[rows], state.key[rows]
+        self.frontend_ids, keys = state.frontend_id[rows], state.request_key[rows]
         self.num_prompt_tokens = state.num_prompt_tokens[rows]
         self.grammar_ids = state.grammar_id[rows]  # 0: no grammar
         self.has_grammar = bool(self.grammar_ids.any())
-        self.owner = int(self.owners[0]) if len(rows) and (self.owners == self.owners[0]).all() else None  # of all
+        self.frontend_id = (
+            int(self.frontend_ids[0]) if len(rows) and (self.frontend_ids == self.frontend_ids[0]).all() else None
+        )  # of all
         self.keys, self.counts = keys.tobytes(), encode_ids([1]) * len(rows)  # int32
 
 
@@ -52,9 +54,9 @@ class Batch:
         self.num_steps = 1
         if samples.all() and self.num_tokens == len(rows) == state.num_active and not self.scores_prompts:
             self.num_steps = int((state.token_limit[rows] - ends).min())
-        self.owners = TokenOwners(state, self.sampled_rows)
-        grammar_ids = self.owners.grammar_ids
-        self.grammar_ids: list[int] = grammar_ids[grammar_ids > 0].tolist() if self.owners.has_grammar else []
+        self.token_owners = TokenOwners(state, self.sampled_rows)
+        grammar_ids = self.token_owners.grammar_ids
+        self.grammar_ids: list[int] = grammar_ids[grammar_ids > 0].tolist() if self.token_owners.has_grammar else []
         self._block_size = state.block_size
         self._block_ends = frozenset[int]()  # steps, modulo the block size, at which rows begin a block
         self._block_end_by_row: Ids | None = None

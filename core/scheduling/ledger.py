@@ -15,7 +15,7 @@ class LedgerEntry(NamedTuple):
     step: int
     batch: Batch
     number: int  # which of the batch's steps it is; the first is 0
-    published: list[tuple[int, bytes]]  # blocks and keys that hold for certain when this step is done
+    pending_blocks: list[tuple[int, bytes]]  # blocks and keys that hold for certain when this step is done
 
 
 class StepLedger:

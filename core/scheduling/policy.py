@@ -8,6 +8,6 @@ from __future__ import annotations
 AGING_S = 60.0
 
 
-def order_of(priority: int, arrival_time: float) -> float:
+def sort_key_of(priority: int, arrival_time: float) -> float:
     """`priority` is 0 for every request under fcfs."""
     return arrival_time + AGING_S * priority

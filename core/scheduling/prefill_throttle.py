@@ -14,7 +14,7 @@ MIN_SAMPLE = 128  # prompt tokens in a step from which their cost is learned: fe
 _WEIGHT = 0.3  # of the newest step in the averages
 
 
-class PrefillPacer:
+class PrefillThrottle:
     """Moving averages: seconds of a step of decodes alone, seconds per prompt token, and how many times as long a token
     takes where a step has few of them: a mixed step costs something by itself, and small matmuls are less efficient."""
 

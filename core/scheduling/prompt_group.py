@@ -1,4 +1,4 @@
-"""Siblings: the answers of one request that wait until the first has computed their prompt.
+"""PromptGroups: the answers of one request that wait until the first has computed their prompt.
 
 Of n answers one leads; the others wait for it (`waits_for`) until the prompt's blocks are published and then find
 them. If the leader ends before that, the next one leads. When all that was computed is lost, they do it again. Knows
@@ -11,16 +11,16 @@ from collections.abc import Iterable
 
 from ..request import Request
 
-WAITS_FOR = "siblings"
+WAITS_FOR = "prompt_groups"
 
 
-class Siblings:
+class PromptGroups:
     """Invariant: who waits for a sibling has a leader here that is not finished and has not computed the prompt."""
 
     def __init__(self) -> None:
         self._followers_by_leader: dict[Request, list[Request]] = {}
         self._leader_by_follower: dict[Request, Request] = {}
-        self._num_families = 0
+        self._num_groups = 0
 
     def __len__(self) -> int:
         """How many requests wait for a sibling."""
@@ -32,21 +32,21 @@ class Siblings:
 
     def add(self, leader: Request, followers: list[Request]) -> None:
         """`followers`, of which there is at least one, wait from now on."""
-        self._num_families += 1
+        self._num_groups += 1
         self._followers_by_leader[leader] = followers
-        leader.family = self._num_families
+        leader.prompt_group = self._num_groups
         for follower in followers:
             self._leader_by_follower[follower] = leader
-            follower.family = self._num_families
+            follower.prompt_group = self._num_groups
             follower.waits_for.add(WAITS_FOR)
 
     def reunite(self, requests: Iterable[Request]) -> None:
-        """What these had computed is lost: the first of each family leads again, and the others wait for it."""
-        members_by_family: dict[int, list[Request]] = {}
+        """What these had computed is lost: the first of each prompt_group leads again, and the others wait for it."""
+        members_by_group: dict[int, list[Request]] = {}
         for request in sorted(requests, key=lambda request: request.key):
-            if request.family:
-                members_by_family.setdefault(request.family, []).append(request)
-        for leader, *followers in members_by_family.values():
+            if request.prompt_group:
+                members_by_group.setdefault(request.prompt_group, []).append(request)
+        for leader, *followers in members_by_group.values():
             if followers:
                 self.add(leader, followers)
 

@@ -39,14 +39,14 @@ class Rows:
         self.num_prompt_tokens = column()
         self.num_scheduled = column()
         self.num_rewound = column()  # times that the row, in all its requests, computed a token again
-        self.num_published = column()  # blocks of its table in the index
+        self.num_cached_blocks = column()  # blocks of its table in the index
         self.token_limit = column()
         self.scores_prompt: npt.NDArray[np.bool_] = np.zeros(max_num_seqs, np.bool_)  # logprobs of it are wanted
         self.grammar_id = column()  # 0: none
         self.is_pooled: npt.NDArray[np.bool_] = np.zeros(max_num_seqs, np.bool_)
-        self.owner = column()
-        self.key = column()
-        self.order: npt.NDArray[np.float64] = np.full(max_num_seqs, -np.inf)
+        self.frontend_id = column()
+        self.request_key = column()
+        self.sort_key: npt.NDArray[np.float64] = np.full(max_num_seqs, -np.inf)
         self.num_rows_by_stop_id: Counter[int] = Counter()  # only those that have any
         self.request_by_row: list[Request | None] = [None] * max_num_seqs
         self._free = list(range(max_num_seqs - 1, -1, -1))
@@ -76,12 +76,16 @@ class Rows:
         self.num_tokens[row] = count
         self.num_prompt_tokens[row] = request.num_prompt_tokens
         self.num_scheduled[row] = num_computed_tokens
-        self.num_published[row] = request.num_published
+        self.num_cached_blocks[row] = request.num_cached_blocks
         self.token_limit[row] = request.token_limit
         self.scores_prompt[row] = request.num_prompt_logprobs < request.num_prompt_tokens
         self.grammar_id[row] = request.grammar_id
         self.is_pooled[row] = request.pooling is not None
-        self.owner[row], self.key[row], self.order[row] = request.owner, request.key, request.order
+        self.frontend_id[row], self.request_key[row], self.sort_key[row] = (
+            request.frontend_id,
+            request.key,
+            request.sort_key,
+        )
         self.num_rows_by_stop_id.update(request.stop_token_ids)
         return row
 
@@ -92,7 +96,7 @@ class Rows:
         request.tokens = self.tokens[row, : request.num_tokens].copy()
         request.row = -1
         self.request_by_row[row] = None
-        self.is_active[row], self.order[row] = False, -np.inf
+        self.is_active[row], self.sort_key[row] = False, -np.inf
         self.epoch[row] += 1
         self.num_active -= 1
         self.version += 1

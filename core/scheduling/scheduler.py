@@ -18,13 +18,13 @@ from ..request import Ids, Request, State
 from ..result_processor import FinishedRequest, NewTokens, ResultProcessor
 from .batch import Batch
 from .ledger import LedgerEntry, StepLedger
-from .prefill_throttle import PrefillPacer
-from .prompt_group import Siblings
+from .prefill_throttle import PrefillThrottle
+from .prompt_group import PromptGroups
 from .rows import Rows
 from .step_delta import StepDelta
 from .waiting_queue import WaitingQueue
 
-MAX_OVERTAKES = 64  # admissions of later requests that one which does not fit lets pass
+MAX_SKIPS = 64  # admissions of later requests that one which does not fit lets pass
 MAX_SKIPS_PER_STEP = 8  # requests that do not fit, looked at in one step
 MAX_VICTIMS_PER_STEP = 8  # running requests that are preempted for waiting ones in one step
 
@@ -49,10 +49,10 @@ class Scheduler:
         of running ones behind it."""
         self.kv_cache = kv_cache
         self.waiting = WaitingQueue()
-        self.siblings = Siblings()
+        self.prompt_groups = PromptGroups()
         self.rows = Rows(max_num_seqs, max_model_len, kv_cache.block_size)
         self.ledger = StepLedger()
-        self.pacer = PrefillPacer()
+        self.prefill_throttle = PrefillThrottle()
         self.num_steps = 0
         self.num_preemptions = 0
         self.num_recomputed_tokens = 0  # given up by preemptions; what the prefix cache still has counts too
@@ -73,22 +73,22 @@ class Scheduler:
         wait until they find its blocks."""
         leader, *followers = requests
         if followers and leader.num_prompt_tokens > self.kv_cache.block_size:  # else there is no block to share
-            self.siblings.add(leader, followers)
+            self.prompt_groups.add(leader, followers)
         for request in requests:
             self.waiting.add(request)
 
     def _release_siblings(self) -> None:
-        """Queue the siblings of rows whose prompt is computed when the steps that were sent are done."""
+        """Queue the prompt_groups of rows whose prompt is computed when the steps that were sent are done."""
         size = self.kv_cache.block_size
-        for leader in self.siblings.leaders:
+        for leader in self.prompt_groups.leaders:
             if leader.row >= 0 and self.rows.num_scheduled[leader.row] >= leader.num_prompt_tokens:
-                for follower in self.siblings.release(leader):
+                for follower in self.prompt_groups.release(leader):
                     follower.block_keys = leader.block_keys[: leader.num_prompt_tokens // size]
                     self.waiting.unblock(follower)
 
     def abort(self, request: Request) -> None:
         """End a waiting or running request; its blocks are free at once."""
-        successor = self.siblings.forget(request)
+        successor = self.prompt_groups.forget(request)
         is_running = request.state is State.RUNNING
         request.move(State.FINISHED)
         if is_running:
@@ -125,11 +125,11 @@ class Scheduler:
     def reset(self, *, shares_prompts: bool = True) -> None:
         """Nothing that was computed or sent holds any more: all running requests wait again, the cache is empty.
 
-        `shares_prompts`: of siblings one computes the prompt for all, as at the start.
+        `shares_prompts`: of prompt_groups one computes the prompt for all, as at the start.
         """
         running = list(self.rows.requests())
         if shares_prompts:
-            self.siblings.reunite(running)
+            self.prompt_groups.reunite(running)
         for request in running:
             self._preempt(request)
         self.ledger.clear()
@@ -167,7 +167,7 @@ class Scheduler:
         """What of the budget is left for prompts, so that they do not hold up the decoding rows."""
         num_decodes = self._budget - budget
         num_prompts = self.rows.num_active - num_decodes + len(self.waiting)
-        return self.pacer.limit(num_decodes, num_prompts, budget)
+        return self.prefill_throttle.limit(num_decodes, num_prompts, budget)
 
     def _schedule_decodes(self, ahead: Ids) -> int:
         """One token for each row that has computed all it knows; returns what is left of the budget."""
@@ -186,8 +186,8 @@ class Scheduler:
             if request is None:  # preempted by an older row of this loop
                 continue
             num_blocks = int(state.num_scheduled[row]) // size
-            self.kv_cache.publish(request, num_blocks)
-            state.num_published[row] = num_blocks
+            self.kv_cache.cache_blocks(request, num_blocks)
+            state.num_cached_blocks[row] = num_blocks
             self._grow(request, num_blocks * size + 1)
 
     def _schedule_prefills(self, ahead: Ids, budget: int) -> int:
@@ -234,13 +234,15 @@ class Scheduler:
     def _cheapest_behind(self, request: Request) -> Request | None:
         """Of the running requests behind `request` in order: the lowest priority, then the fewest computed tokens.
         Never one ahead of it, so the first in order always makes progress."""
-        behind = [other for other in self.rows.requests() if (other.order, other.key) > (request.order, request.key)]
+        behind = [
+            other for other in self.rows.requests() if (other.sort_key, other.key) > (request.sort_key, request.key)
+        ]
         return min(behind, key=self._cost, default=None)
 
     def _cost(self, request: Request) -> tuple[int, int, float]:
         """Sorts running requests by the cost of preempting them: the lowest priority first, then the fewest computed
         tokens, then the last in order."""
-        return -request.priority, int(self.rows.num_scheduled[request.row]), -request.order
+        return -request.priority, int(self.rows.num_scheduled[request.row]), -request.sort_key
 
     def _preempt(self, request: Request) -> None:
         """Back to the queue; what it computed is recomputed from its tokens, or found in the prefix cache."""
@@ -256,14 +258,14 @@ class Scheduler:
         """Free the row and the blocks of a running request; full blocks stay findable until they are reused."""
         row = request.row
         num_sent = min(int(self.rows.num_scheduled[row]), int(self.rows.num_tokens[row]))
-        self.kv_cache.publish(request, num_sent // self.rows.block_size)
+        self.kv_cache.cache_blocks(request, num_sent // self.rows.block_size)
         self.rows.vacate(row)
         self.kv_cache.free(request)
         self._delta.free(row)
 
     def _admit_waiting(self, budget: int) -> None:
         """Give rows to waiting requests while budget, rows and blocks last. One that does not fit is passed by, but
-        not more than MAX_OVERTAKES times."""
+        not more than MAX_SKIPS times."""
         skipped: list[Request] = []
         held: list[Request] = []
         num_victims = 0
@@ -285,10 +287,10 @@ class Scheduler:
             if count:
                 budget -= count
                 for passed in skipped:
-                    passed.num_overtakes += 1
+                    passed.num_skips += 1
                 continue
             skipped.append(request)
-            if request.num_overtakes >= MAX_OVERTAKES:
+            if request.num_skips >= MAX_SKIPS:
                 break
         for request in skipped + held:
             self.waiting.add(request)
@@ -299,13 +301,13 @@ class Scheduler:
 
         Only a request that has never run takes the place of others. So each request does it once at most, and requests
         that preempt one another in turn are impossible."""
-        if not limit or request.num_cached_tokens >= 0 or request.order >= self.rows.order.max():
+        if not limit or request.num_cached_tokens >= 0 or request.sort_key >= self.rows.sort_key.max():
             return []
         computed = self.kv_cache.get_computed_blocks(request)
         num_missing = self.kv_cache.num_missing(request, computed, self.rows.num_active)
         has_row = self.rows.has_free
         victims: list[Request] = []
-        behind = [other for other in self.rows.requests() if other.order > request.order]
+        behind = [other for other in self.rows.requests() if other.sort_key > request.sort_key]
         for victim in sorted(behind, key=self._cost)[:limit]:
             if has_row and num_missing <= 0:
                 break
@@ -323,7 +325,7 @@ class Scheduler:
         num_computed = len(computed) * self.kv_cache.block_size
         if request.num_cached_tokens < 0:
             request.num_cached_tokens = 0 if request.num_output_tokens else num_computed
-        request.num_overtakes = 0
+        request.num_skips = 0
         request.move(State.RUNNING)
         row = self.rows.occupy(request, num_computed)
         self._delta.admit(request, num_computed)
@@ -338,47 +340,46 @@ class Scheduler:
         rows = np.flatnonzero(self._counts)
         return Batch(self.rows, rows, self._counts[rows]) if len(rows) else None
 
-    def _publish_full_blocks(self, rows: npt.NDArray[np.intp]) -> None:
+    def _cache_full_blocks(self, rows: npt.NDArray[np.intp]) -> None:
         """Index the blocks that are full of known tokens when all steps that were scheduled are done: later steps may
         read them."""
         state = self.rows
         num_full = np.minimum(state.num_scheduled[rows], state.num_tokens[rows]) // state.block_size
-        is_more = num_full > state.num_published[rows]
+        is_more = num_full > state.num_cached_blocks[rows]
         if is_more.any():
             rows, num_full = rows[is_more], num_full[is_more]
-            state.num_published[rows] = num_full
+            state.num_cached_blocks[rows] = num_full
             for row, num_blocks in zip(rows.tolist(), num_full.tolist(), strict=True):
                 if (request := state.request_by_row[row]) is not None:
-                    self.kv_cache.publish(request, num_blocks)
+                    self.kv_cache.cache_blocks(request, num_blocks)
 
     def _commit(self, batch: Batch) -> SchedulerOutput:
         """Enter the batch's next step in the ledger and make its message."""
         self.num_steps += 1
         self.rows.num_scheduled[batch.rows] = batch.ends + batch.num_sent
         if not batch.num_sent:
-            self._publish_full_blocks(batch.rows)
-            if self.siblings:
+            self._cache_full_blocks(batch.rows)
+            if self.prompt_groups:
                 self._release_siblings()
-        self.ledger.add(self.num_steps, batch, self.kv_cache.pool.take_unconfirmed())
+        self.ledger.add(self.num_steps, batch, self.kv_cache.pool.take_pending())
         return self._delta.take(self.num_steps, self.core_epoch, self.generation, batch)
 
     def _in_order(self, rows: npt.NDArray[np.integer]) -> list[int]:
-        in_order: list[int] = rows[np.argsort(self.rows.order[rows], kind="stable")].tolist()
+        in_order: list[int] = rows[np.argsort(self.rows.sort_key[rows], kind="stable")].tolist()
         return in_order
 
     # ── a step's result is taken in ──────────────────────────────────────────────────────────────────────────────
 
     def update_from_output(self, output: ModelRunnerOutput) -> tuple[LedgerEntry, NewTokens, list[FinishedRequest]]:
-        """Append the sampled tokens of rows that still belong to the same request, and finish those that stop. Returns
-        the step, too."""
+        """Apply the result of the oldest step in flight, which is returned, too."""
         entry = self.ledger.pop(output.step)
-        if entry.published:
-            self.kv_cache.pool.confirm(entry.published)
+        if entry.pending_blocks:
+            self.kv_cache.pool.mark_written(entry.pending_blocks)
         return entry, *self._processor.process(output, entry)
 
-    def append_jump_tokens(self, forced: Iterable[tuple[Request, list[int]]]) -> NewTokens:
-        """Append tokens that need no draw, each request's after those it has; see ResultProcessor.take_forced."""
-        return self._processor.append_jump_tokens(forced)
+    def append_jump_tokens(self, jumps: Iterable[tuple[Request, list[int]]]) -> NewTokens:
+        """Append tokens that need no sampling; see ResultProcessor.append_jump_tokens."""
+        return self._processor.append_jump_tokens(jumps)
 
     # ── for tests ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -393,7 +394,7 @@ class Scheduler:
             assert 0 <= num_spare <= 2, "a row rewinds by a token for each step in flight at most"
             assert self.rows.num_tokens[row] < self.rows.token_limit[row], "a full row must have finished"
             assert self.rows.num_scheduled[row] < self.rows.token_limit[row], "the last token is never computed"
-            assert request.num_published * size <= self.rows.num_tokens[row], "an unknown token was published"
+            assert request.num_cached_blocks * size <= self.rows.num_tokens[row], "an unknown token was published"
         assert all(request.state is State.WAITING and not request.block_ids for request in self.waiting)
         if not self.has_work():
             assert self.kv_cache.pool.num_free == self.kv_cache.num_usable_blocks, "blocks leaked"

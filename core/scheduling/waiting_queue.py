@@ -41,13 +41,13 @@ class WaitingQueue:
         if request.waits_for:
             self._blocked.add(request)
         else:
-            heapq.heappush(self._heap, (request.order, next(self._tie), request))
+            heapq.heappush(self._heap, (request.sort_key, next(self._tie), request))
 
     def unblock(self, request: Request) -> None:
         """`request` waits for nothing but a row any more. One that is not here is not touched."""
         if request in self._blocked and not request.waits_for:
             self._blocked.remove(request)
-            heapq.heappush(self._heap, (request.order, next(self._tie), request))
+            heapq.heappush(self._heap, (request.sort_key, next(self._tie), request))
 
     def pop(self) -> Request | None:
         """The first in order, or None."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ...core.engine import EngineCore
 from ...core.grammar.local_host import GrammarLocalHost
-from ...core.links.control_queue import ControlDesk
+from ...core.links.control_queue import ControlQueue
 from ...ipc.addresses import RunDirectory
 from ...ipc.codec import Decoder
 from ...ipc.config.engine_config import EngineConfig
@@ -76,7 +76,7 @@ class InProcessEngine:
             num_blocks = measured.max_blocks
             self._worker.initialize(num_blocks)
             self._core = EngineCore(self.spec, num_blocks, self._steps, GrammarLocalHost(self.spec))
-            self._desk = ControlDesk(self._core, self._answer, self._reload, self._profile)
+            self._controls = ControlQueue(self._core, self._answer, self._reload, self._profile)
             self._is_reloaded = False
             folder = Path(self.spec.tokenizer_folder)
             tokenizer = Tokenizer.load(folder, config.trust_remote_code)
@@ -149,13 +149,13 @@ class InProcessEngine:
         self._frontend.on_core_message(done)
 
     def _profile(self, records: bool) -> None:
-        self._desk.on_profiled(self._worker.recorder.switch(records))
+        self._controls.on_profiled(self._worker.recorder.switch(records))
 
     def _go_on_with_controls(self) -> None:
-        self._desk.tick()
+        self._controls.tick()
         if self._is_reloaded:
             self._is_reloaded = False
-            self._desk.on_reloaded()
+            self._controls.on_reloaded()
 
     def _tell_core(self, message: FrontendToCore) -> None:
         if isinstance(message, EngineCoreRequest):
@@ -163,7 +163,7 @@ class InProcessEngine:
         elif isinstance(message, AbortRequests):
             self._core.abort(_OWNER, message.keys)
         elif isinstance(message, EngineControl):
-            self._desk.add(_OWNER, message)
+            self._controls.add(_OWNER, message)
         elif isinstance(message, Hello):
             self._frontend.on_core_message(Welcome(protocol_version=PROTOCOL_VERSION, run_id=self.spec.run_id))
         elif isinstance(message, Ping):

@@ -53,8 +53,8 @@ class GrammarsAdvanced(Message, frozen=True, kw_only=True, tag="grammars_advance
     serial: int
     mask_ids: bytes = b""  # int32 [m]
     bits: bytes = b""  # uint32 [m, ceil(vocab_size / 32)], as in TokenMask
-    forced_counts: bytes = b""  # int32 [m]: tokens that must follow, of which the mask leaves the first; 0: a choice
-    forced_ids: bytes = b""  # int32, flat: sum(forced_counts)
+    jump_counts: bytes = b""  # int32 [m]: tokens that must follow, of which the mask leaves the first; 0: a choice
+    jump_ids: bytes = b""  # int32, flat: sum(jump_counts)
     complete_ids: bytes = b""  # int32: nothing can follow the tokens taken in
     failures: list[GrammarFailure] = []
 

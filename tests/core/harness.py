@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from tokenloom.core.crash_isolation import CRASHES_TO_CONVICT
+from tokenloom.core.crash_isolation import CRASHES_TO_FAIL
 from tokenloom.core.engine import BEAT_S, EngineCore
 from tokenloom.core.kv.block_record import BlockRecord
 from tokenloom.core.request import Request
@@ -103,7 +103,7 @@ class Harness:
         for key, request in self.requests.items():
             if key not in self.finished:
                 child = CoreChild(key=key, seed=key, output_token_ids=encode_ids(self.tokens[key]))
-                self.core.add_request(owner_of(key), msgspec.structs.replace(request, children=[child]))
+                self.core.add_request(frontend_of(key), msgspec.structs.replace(request, children=[child]))
 
     def _computed(self) -> list[Request]:
         """Whose rows are in the step that the worker is at."""
@@ -153,11 +153,11 @@ class Harness:
             pooling=pooling,
             thought_end=thought_end,
         )
-        self.core.add_request(owner_of(key), self.requests[key])
+        self.core.add_request(frontend_of(key), self.requests[key])
 
     def abort(self, key: int) -> None:
         self.aborted.add(key)
-        self.core.abort(owner_of(key), [key])
+        self.core.abort(frontend_of(key), [key])
         self.take()
 
     def turn(self, answers: int = 1) -> None:
@@ -174,12 +174,12 @@ class Harness:
         self.take()
 
     def take(self) -> None:
-        for owner, outputs in self.core.take_outputs():
+        for frontend_id, outputs in self.core.take_outputs():
             self.accepted.update(outputs.accepted)
             columns = (outputs.keys, outputs.starts, outputs.counts)
             tokens = list(decode_ids(outputs.token_ids))
             for key, start, count in zip(*(decode_ids(column) for column in columns), strict=True):
-                assert owner == owner_of(key), "another frontend's token"
+                assert frontend_id == frontend_of(key), "another frontend's token"
                 assert key not in self.finished, "tokens after the finish"
                 assert start == len(self.tokens[key]), "a token is missing or repeated"
                 self.tokens[key] += tokens[:count]
@@ -214,7 +214,7 @@ class Harness:
             if finished.reason == "abort":
                 assert key in self.aborted
             elif finished.reason == "error":
-                is_convicted = self.num_lonely_losses[key] >= CRASHES_TO_CONVICT
+                is_convicted = self.num_lonely_losses[key] >= CRASHES_TO_FAIL
                 assert "KV blocks" in self.error_of(key) or (is_convicted and "given up" in self.error_of(key))
             else:
                 self.check(key)
@@ -235,7 +235,7 @@ class Harness:
         assert self.finished[key].reason == ("stop" if self.tokens[key][-1] in stop else "length")
 
 
-def owner_of(key: int) -> int:
+def frontend_of(key: int) -> int:
     """The one of two frontends that asks."""
     return key // 10 % 2
 

@@ -7,14 +7,14 @@ import random
 import numpy as np
 import pytest
 
-from tokenloom.core.crash_isolation import Quarantine
+from tokenloom.core.crash_isolation import CrashIsolation
 from tokenloom.core.request import Request, State
 from tokenloom.ipc.sampling_params import SamplingParams
 
 
 def make_request(key: int) -> Request:
     return Request(
-        owner=0,
+        frontend_id=0,
         key=key,
         attempt=0,
         params=SamplingParams(),
@@ -24,7 +24,7 @@ def make_request(key: int) -> Request:
         stop_token_ids=[],
         arrival_time=0.0,
         priority=0,
-        order=float(key),
+        sort_key=float(key),
         tokens=np.zeros(1, np.int32),
         num_tokens=1,
     )
@@ -33,7 +33,7 @@ def make_request(key: int) -> Request:
 def simulate(num_requests: int, guilty: dict[int, int], length: int) -> tuple[list[int], int]:
     """Run requests in lockstep; request k in `guilty` kills the group when it has guilty[k] tokens. Returns who was
     convicted and how many groups were lost."""
-    quarantine, requests = Quarantine(), [make_request(key) for key in range(num_requests)]
+    quarantine, requests = CrashIsolation(), [make_request(key) for key in range(num_requests)]
     convicted, num_losses = [], 0
     for num_turns in range(10_000):
         alive = [request for request in requests if request.state is not State.FINISHED]
@@ -61,7 +61,7 @@ def simulate(num_requests: int, guilty: dict[int, int], length: int) -> tuple[li
 
 
 def test_a_single_loss_accuses_nobody() -> None:
-    quarantine, requests = Quarantine(), [make_request(key) for key in range(4)]
+    quarantine, requests = CrashIsolation(), [make_request(key) for key in range(4)]
     assert quarantine.on_loss(dict.fromkeys(requests, 1)) is None
     assert not any(quarantine.is_held(request) for request in requests)
     quarantine.on_progress(dict.fromkeys(requests, 2))
@@ -86,17 +86,17 @@ def test_any_number_of_guilty_ones_is_found_and_no_innocent() -> None:
 
 
 def test_new_requests_beside_it_do_not_hide_the_guilty_one() -> None:
-    quarantine, (guilty, *others) = Quarantine(), [make_request(key) for key in range(4)]
+    quarantine, (guilty, *others) = CrashIsolation(), [make_request(key) for key in range(4)]
     for other in others:
-        assert not quarantine.has_trial
+        assert not quarantine.has_suspects
         quarantine.on_loss({guilty: 1, other: 1})
-        if quarantine.has_trial:
+        if quarantine.has_suspects:
             break
     assert not quarantine.is_held(guilty) and quarantine.is_held(other)
 
 
 def test_an_abort_of_all_on_trial_frees_the_others() -> None:
-    quarantine, requests = Quarantine(), [make_request(key) for key in range(4)]
+    quarantine, requests = CrashIsolation(), [make_request(key) for key in range(4)]
     for _ in range(2):
         quarantine.on_loss(dict.fromkeys(requests, 1))
     assert [quarantine.is_held(request) for request in requests] == [False, False, True, True]

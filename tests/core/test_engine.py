@@ -10,11 +10,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tokenloom.core.crash_isolation import CRASHES_TO_CONVICT
+from tokenloom.core.crash_isolation import CRASHES_TO_FAIL
 from tokenloom.core.hang_detector import FIRST_LIMIT_S, MIN_LIMIT_S
 from tokenloom.core.kv.block_pool import BlockPool
 from tokenloom.core.kv.block_record import BlockRecord
-from tokenloom.core.scheduling.scheduler import MAX_OVERTAKES
+from tokenloom.core.scheduling.scheduler import MAX_SKIPS
 from tokenloom.ipc.codec import encode_ids, num_ids
 from tokenloom.ipc.errors import ProtocolError
 from tokenloom.ipc.messages.core import CoreChild, EngineCoreRequest
@@ -98,7 +98,7 @@ def test_an_emptied_cache_is_found_by_nobody_and_running_requests_go_on(tmp_path
 def test_the_map_of_the_pool_tells_the_state_of_each_block() -> None:
     pool = BlockPool(11)
     cached, shared, used, given_back = pool.allocate(4)
-    pool.publish(cached, b"key")
+    pool.cache_block(cached, b"key")
     pool.touch([shared, shared])
     pool.free([cached, given_back])
     expected = {cached: 1, shared: 3, used: 2}
@@ -111,17 +111,17 @@ def test_a_block_that_was_taken_for_other_content_while_its_step_was_in_flight_i
     pool = BlockPool(3, BlockRecord(path, 3, 0))
     blocks = pool.allocate(2)
     for block, key in zip(blocks, keys, strict=True):
-        pool.publish(block, key)
-    published = pool.take_unconfirmed()
+        pool.cache_block(block, key)
+    published = pool.take_pending()
     pool.free(blocks)
     pool.allocate(1)
-    pool.confirm(published)
+    pool.mark_written(published)
     assert BlockRecord(path, 3, 0).key_by_block == {blocks[1]: keys[1]}
     assert BlockPool(3, BlockRecord(path, 3, 0)).lookup(keys[1]) == blocks[1]
     assert BlockRecord(tmp_path / "others", 3, 0).namespace != BlockRecord(path, 3, 0).namespace
-    pool.publish(blocks[0], keys[0])
+    pool.cache_block(blocks[0], keys[0])
     pool.clear_index()
-    assert not pool.take_unconfirmed(), "what workers were to write that are gone"
+    assert not pool.take_pending(), "what workers were to write that are gone"
 
 
 def test_a_block_with_a_token_that_is_still_in_flight_is_not_found() -> None:
@@ -220,7 +220,7 @@ def test_a_request_that_does_not_fit_lets_others_pass_but_not_for_ever() -> None
         harness.add(key, [key], 3 + key % 5)
     harness.run()
     order = list(harness.finished)
-    assert 4 < order.index(1) <= MAX_OVERTAKES + 4, "the large one neither blocks the small ones nor waits for all"
+    assert 4 < order.index(1) <= MAX_SKIPS + 4, "the large one neither blocks the small ones nor waits for all"
     for key in (0, 1, 2, 399):
         harness.check(key)
 
@@ -514,8 +514,8 @@ def test_a_result_that_answers_something_else_is_refused(field: str, value: obje
     result = harness.worker.answer()
     assert result is not None and result.prompt_logprobs is not None
     if isinstance(value, int):
-        owners = encode_ids([value] * num_ids(result.prompt_logprobs.owners))
-        value = msgspec.structs.replace(result.prompt_logprobs, owners=owners)
+        frontend_ids = encode_ids([value] * num_ids(result.prompt_logprobs.owners))
+        value = msgspec.structs.replace(result.prompt_logprobs, owners=frontend_ids)
     with pytest.raises(ProtocolError, match=what):
         harness.core.on_result(msgspec.structs.replace(result, **{field: value}))
 
@@ -525,4 +525,4 @@ def test_a_request_alone_is_given_up_at_the_third_group_that_it_ends(num_outputs
     harness = Harness(block_size=4)
     harness.add(0, [1, 2, 3], 20)
     harness.run_with_a_killer(0, num_outputs)
-    assert harness.finished[0].reason == "error" and harness.generation == CRASHES_TO_CONVICT
+    assert harness.finished[0].reason == "error" and harness.generation == CRASHES_TO_FAIL

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from tokenloom.core.hang_detector import FIRST_LIMIT_S, MARGIN, MIN_LIMIT_S, StepWatch
+from tokenloom.core.hang_detector import FIRST_LIMIT_S, MARGIN, MIN_LIMIT_S, HangDetector
 
 
 def test_the_limit_grows_with_what_was_seen_and_with_the_tokens() -> None:
-    watch = StepWatch()
+    watch = HangDetector()
     assert watch.limit_s(1) == FIRST_LIMIT_S
     watch.on_step(1, 0.01)
     assert watch.limit_s(1) == MIN_LIMIT_S
@@ -17,7 +17,7 @@ def test_the_limit_grows_with_what_was_seen_and_with_the_tokens() -> None:
 
 
 def test_steps_that_score_prompts_are_judged_by_their_like() -> None:
-    watch = StepWatch()
+    watch = HangDetector()
     watch.on_step(512, 0.01)
     assert watch.limit_s(512, scores_prompts=True) == FIRST_LIMIT_S
     watch.on_step(512, 2.0, scores_prompts=True)
@@ -26,6 +26,6 @@ def test_steps_that_score_prompts_are_judged_by_their_like() -> None:
 
 
 def test_the_operators_limit_is_taken_as_it_is() -> None:
-    watch = StepWatch(0.5)
+    watch = HangDetector(0.5)
     watch.on_step(1, 100.0)
     assert watch.limit_s(1) == 0.5

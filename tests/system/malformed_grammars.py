@@ -1,4 +1,4 @@
-"""Grammars that make no sense, by the thousand: what users, and those who wish us ill, may send."""
+"""GrammarManager that make no sense, by the thousand: what users, and those who wish us ill, may send."""
 
 from __future__ import annotations
 

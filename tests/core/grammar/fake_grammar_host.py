@@ -139,8 +139,8 @@ class FakeGrammarHost:
                 serial=message.serial,
                 mask_ids=encode_ids(mask_ids),
                 bits=np.packbits(masks, axis=1, bitorder="little").tobytes(),
-                forced_counts=encode_ids(len(ids) for ids in forced),
-                forced_ids=encode_ids(token for ids in forced for token in ids),
+                jump_counts=encode_ids(len(ids) for ids in forced),
+                jump_ids=encode_ids(token for ids in forced for token in ids),
                 complete_ids=encode_ids(complete),
                 failures=failures,
             )

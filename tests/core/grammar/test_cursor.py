@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tokenloom.core.grammar.compiler import GrammarCompiler, Matcher, Words
-from tokenloom.core.grammar.cursor import AnswerGrammar
+from tokenloom.core.grammar.cursor import GrammarCursor
 
 DEMO = Path(__file__).resolve().parents[3] / "demo"
 VOCAB_SIZE, EOS = 2048, 1
@@ -44,7 +44,7 @@ def plain_mask(compiler: GrammarCompiler, matcher: Matcher) -> list[int]:
     return bits_of(words)
 
 
-def told_mask(compiler: GrammarCompiler, answer: AnswerGrammar) -> list[int]:
+def told_mask(compiler: GrammarCompiler, answer: GrammarCursor) -> list[int]:
     words = np.zeros(compiler.num_words, np.uint32)
     if answer.unmasked is not None:
         answer.unmasked.fill(words)
@@ -55,7 +55,7 @@ def told_mask(compiler: GrammarCompiler, answer: AnswerGrammar) -> list[int]:
 @pytest.mark.parametrize("seed", range(6))
 def test_an_answer_that_looks_ahead_says_what_a_plain_matcher_says(compiler: GrammarCompiler, seed: int) -> None:
     rng, text = random.Random(seed), json.dumps(SCHEMA)
-    plain, answer = compiler.compile("json", text), AnswerGrammar(compiler.compile("json", text), VOCAB_SIZE)
+    plain, answer = compiler.compile("json", text), GrammarCursor(compiler.compile("json", text), VOCAB_SIZE)
     forced, num_forced, num_single = list[int](), 0, 0
     while not plain.is_complete:
         expected = plain_mask(compiler, plain)

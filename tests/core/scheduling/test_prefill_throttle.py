@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from tokenloom.core.scheduling.prefill_throttle import MIN_TOKENS, PrefillPacer
+from tokenloom.core.scheduling.prefill_throttle import MIN_TOKENS, PrefillThrottle
 
 
 def cost(num_decodes: int, num_prompt_tokens: int) -> float:
@@ -13,50 +13,50 @@ def cost(num_decodes: int, num_prompt_tokens: int) -> float:
 
 
 def test_one_prompt_among_many_streams_at_most_doubles_their_step() -> None:
-    pacer, rng = PrefillPacer(), random.Random(0)
-    pacer.on_step(0, 512, cost(0, 512))
+    throttle, rng = PrefillThrottle(), random.Random(0)
+    throttle.on_step(0, 512, cost(0, 512))
     for _ in range(50):
-        pacer.on_step(16, 0, cost(16, 0) * rng.uniform(0.9, 1.1))
-        tokens = pacer.limit(16, 1, 2048)
+        throttle.on_step(16, 0, cost(16, 0) * rng.uniform(0.9, 1.1))
+        tokens = throttle.limit(16, 1, 2048)
         assert tokens >= MIN_TOKENS and cost(16, tokens) <= 2.0 * cost(16, 0)
-        pacer.on_step(16, tokens, cost(16, tokens) * rng.uniform(0.9, 1.1))
-    assert 30 <= pacer.limit(16, 1, 2048) <= 70
+        throttle.on_step(16, tokens, cost(16, tokens) * rng.uniform(0.9, 1.1))
+    assert 30 <= throttle.limit(16, 1, 2048) <= 70
 
 
 def test_many_prompts_for_few_streams_take_the_budget() -> None:
-    pacer = PrefillPacer()
-    pacer.on_step(16, 0, 0.010)
-    pacer.on_step(0, 512, 0.0512)
-    assert pacer.limit(4, 60, 2048) == 2048
-    assert pacer.limit(16, 1, 2048) < pacer.limit(16, 2, 2048) < pacer.limit(16, 4, 2048) == 2048
+    throttle = PrefillThrottle()
+    throttle.on_step(16, 0, 0.010)
+    throttle.on_step(0, 512, 0.0512)
+    assert throttle.limit(4, 60, 2048) == 2048
+    assert throttle.limit(16, 1, 2048) < throttle.limit(16, 2, 2048) < throttle.limit(16, 4, 2048) == 2048
 
 
 def test_what_a_mixed_step_costs_by_itself_is_taken_off_the_tokens() -> None:
-    pacer = PrefillPacer()
-    pacer.on_step(16, 0, 0.020)
-    pacer.on_step(0, 512, 0.0512)
-    before = pacer.limit(16, 1, 2048)
+    throttle = PrefillThrottle()
+    throttle.on_step(16, 0, 0.020)
+    throttle.on_step(0, 512, 0.0512)
+    before = throttle.limit(16, 1, 2048)
     for _ in range(50):
-        tokens = pacer.limit(16, 1, 2048)
-        pacer.on_step(16, tokens, 0.020 + 0.004 + 0.0001 * tokens)
-    assert before == 100 and abs(pacer.limit(16, 1, 2048) - 60) <= 1
+        tokens = throttle.limit(16, 1, 2048)
+        throttle.on_step(16, tokens, 0.020 + 0.004 + 0.0001 * tokens)
+    assert before == 100 and abs(throttle.limit(16, 1, 2048) - 60) <= 1
 
 
 def test_tokens_that_cost_more_in_small_chunks_are_held_to_the_same_limit() -> None:
-    pacer = PrefillPacer()
-    pacer.on_step(16, 0, 0.100)
-    pacer.on_step(0, 2048, 0.2048)
+    throttle = PrefillThrottle()
+    throttle.on_step(16, 0, 0.100)
+    throttle.on_step(0, 2048, 0.2048)
     for _ in range(50):
-        tokens = min(pacer.limit(16, 1, 2048), 100)
-        pacer.on_step(16, tokens, 0.100 + 0.001 * tokens)
-    assert abs(pacer.limit(16, 1, 2048) - 50) <= 1
+        tokens = min(throttle.limit(16, 1, 2048), 100)
+        throttle.on_step(16, tokens, 0.100 + 0.001 * tokens)
+    assert abs(throttle.limit(16, 1, 2048) - 50) <= 1
 
 
 def test_without_streams_or_without_knowledge_nothing_is_held_back() -> None:
-    pacer = PrefillPacer()
-    assert pacer.limit(16, 1, 2048) == 2048
-    pacer.on_step(16, 0, 0.010)
-    assert pacer.limit(16, 1, 2048) == 2048
-    pacer.on_step(0, 128, 6.4)
-    assert pacer.limit(0, 1, 2048) == 2048
-    assert pacer.limit(16, 1, 2048) == MIN_TOKENS and pacer.limit(16, 1, 5) == 5
+    throttle = PrefillThrottle()
+    assert throttle.limit(16, 1, 2048) == 2048
+    throttle.on_step(16, 0, 0.010)
+    assert throttle.limit(16, 1, 2048) == 2048
+    throttle.on_step(0, 128, 6.4)
+    assert throttle.limit(0, 1, 2048) == 2048
+    assert throttle.limit(16, 1, 2048) == MIN_TOKENS and throttle.limit(16, 1, 5) == 5

@@ -87,7 +87,7 @@ def test_preemptions_are_bounded_by_step_and_by_request(seed: int) -> None:
             new = set(scheduler.rows.requests()) - before - began
             assert scheduler.num_preemptions - num_before <= 2 * MAX_VICTIMS_PER_STEP, "two steps in flight"
             if victims:
-                assert min(request.order for request in new) < min(request.order for request in victims)
+                assert min(request.sort_key for request in new) < min(request.sort_key for request in victims)
             began |= new
             harness.answer()
             scheduler.check_invariants()

@@ -13,7 +13,7 @@ from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.messages.core import CoreChild, EngineCoreOutputs, EngineCoreRequest, LogprobColumns
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.tests.core.fake_worker import FakeWorker, fake_logprob
-from tokenloom.tests.core.harness import Harness, owner_of, prompt_of
+from tokenloom.tests.core.harness import Harness, frontend_of, prompt_of
 
 
 class GroupHarness(Harness):
@@ -27,12 +27,12 @@ class GroupHarness(Harness):
 
         def listen() -> list[tuple[int, EngineCoreOutputs]]:
             outputs = take_outputs()
-            for owner, message in outputs:
+            for frontend_id, message in outputs:
                 for key, position, token, logprob in entries(message.logprobs):
-                    assert owner == owner_of(key) and position not in self.told[key], "a logprob came twice"
+                    assert frontend_id == frontend_of(key) and position not in self.told[key], "a logprob came twice"
                     self.told[key][position] = token, logprob
                 for key, position, token, logprob in entries(message.prompt_logprobs):
-                    assert owner == owner_of(key)
+                    assert frontend_id == frontend_of(key)
                     self.prompt_told[key].append((position, token, logprob))
             return outputs
 
@@ -54,7 +54,7 @@ class GroupHarness(Harness):
             self.tokens[key] = list((outputs or {}).get(key, []))
         children = [CoreChild(key=key, seed=key, output_token_ids=encode_ids(self.tokens[key])) for key in keys]
         self.core.add_request(
-            owner_of(keys[0]),
+            frontend_of(keys[0]),
             EngineCoreRequest(
                 children=children,
                 prompt_token_ids=encode_ids(prompt),
@@ -161,7 +161,7 @@ def test_an_aborted_parent_frees_everything(turns: int) -> None:
         harness.turn()
     harness.core.abort(0, list(range(6)))
     assert harness.core.num_requests == 0 and not harness.core.scheduler.has_work()
-    assert len(harness.core.scheduler.siblings) == 0 and not harness.core.scheduler.siblings.leaders
+    assert len(harness.core.scheduler.prompt_groups) == 0 and not harness.core.scheduler.prompt_groups.leaders
     harness.core.scheduler.check_invariants()
     harness.run()
     assert {finished.reason for finished in harness.finished.values()} == {"abort"}
