@@ -1,6 +1,6 @@
 """The run directory of one engine: where its sockets live, who owns it, how dead ones are swept.
 
-Layout: <base>/<8 hex>/{lock,blocks,frontend-N.requests,group-G/,kernels/} and the sockets
+Layout: <base>/<8 hex>/{lock,blocks,responses.sqlite,frontend-N.requests,group-G/,kernels/} and the sockets
 {core,control,client,workers-G,results-G,grammar-K}.sock; base is $XDG_RUNTIME_DIR/tokenloom or a per-user folder in the
 temp directory. Mode 0700. The owner holds a flock on `lock` for its life; a directory whose lock is free belongs to a
 dead engine.

@@ -22,6 +22,7 @@ from ..listening.open_requests import OpenRequests
 from ..metrics.access_record import CLIENT_CLOSED_REQUEST
 from ..metrics.tracing import TraceContext
 from ..openai.answers import Answers
+from ..openai.background_response import BackgroundResponse
 from ..openai.chat import ChatCompletion
 from ..openai.completions import Completion
 from ..openai.embeddings import Embeddings
@@ -33,7 +34,9 @@ from ..openai.forms.response_body import ResponsesRequest, chat_request
 from ..openai.forms.schema import ChatRequest, CompletionRequest, EmbeddingRequest
 from ..openai.local_engine import LocalEngine
 from ..openai.parsers.names import find_reasoning_parser, find_tool_parser
+from ..openai.response_store import ResponseStore
 from ..openai.responses import ResponseCreation
+from ..openai.stored_responses import StoredResponses
 from ..requests.engine_metrics import EngineMetrics
 from ..requests.frontend import Frontend
 from .admin import AdminEndpoints
@@ -43,17 +46,19 @@ from .invocations import Invocations
 from .middleware import Gate
 from .openapi import document
 from .pages import PageEndpoints
+from .responses import ResponseEndpoints
 from .server_info import InfoEndpoints
 
-Work: TypeAlias = Answers | ResponseCreation | Embeddings  # a request that has been checked
+Work: TypeAlias = Answers | ResponseCreation | BackgroundResponse | Embeddings  # a request that has been checked
 
 
 class OpenAIEndpoints:
     """The endpoints that generate."""
 
-    def __init__(self, engine: LocalEngine, metrics: EngineMetrics, spec: EngineSpec) -> None:
+    def __init__(self, engine: LocalEngine, metrics: EngineMetrics, spec: EngineSpec, store: ResponseStore) -> None:
         self._engine, self._metrics = engine, metrics
         self._spec, self._model = spec, spec.served_model_name
+        self.responses = StoredResponses(engine, store, self._model, self._chat_of)
         template = "" if engine.inputs.chat_template is None else engine.inputs.chat_template.source
         parser = spec.config.tool_call_parser
         self._tool_parser = find_tool_parser(template) if parser == "auto" else parser
@@ -70,11 +75,15 @@ class OpenAIEndpoints:
             raise
 
     def endpoints(self) -> list[Endpoint]:
+        stored = ResponseEndpoints(self._engine, self.responses, self._spec.model_names)
         return [
             self._endpoint("/v1/completions", "Continue texts", CompletionRequest, self._complete, "prompt"),
             self._endpoint("/v1/chat/completions", "The next turn of a chat", ChatRequest, self._chat, "messages"),
-            self._endpoint("/v1/responses", "A conversation's next items", ResponsesRequest, self._respond, "input"),
+            self._endpoint(
+                "/v1/responses", "A conversation's next items", ResponsesRequest, self.responses.start, "input"
+            ),
             self._endpoint("/v1/embeddings", "The vectors of texts", EmbeddingRequest, self._embed, "input"),
+            *stored.endpoints(),
         ]
 
     def _endpoint(
@@ -107,19 +116,22 @@ class OpenAIEndpoints:
     async def _chat(self, parsed: ParsedBody[ChatRequest]) -> ChatCompletion:
         return await ChatCompletion.start(self._engine, parsed, self._model, self._tool_parser, self._reasoning_parser)
 
-    async def _respond(self, parsed: ParsedBody[ResponsesRequest]) -> ResponseCreation:
-        chat = ParsedBody(chat_request(parsed.body), parsed.inputs)
-        return ResponseCreation(parsed.body, self._model, await self._chat(chat))
+    async def _chat_of(self, parsed: ParsedBody[ResponsesRequest]) -> tuple[ResponsesRequest, ChatCompletion]:
+        body = with_defaults(parsed.body, self._spec)
+        return body, await self._chat(ParsedBody(chat_request(body), parsed.inputs))
 
     async def _embed(self, parsed: ParsedBody[EmbeddingRequest]) -> Embeddings:
         return await Embeddings.start(self._engine, parsed, self._model)
 
 
 def new_app(
-    engine: LocalEngine, frontend: Frontend, spec: EngineSpec, open_requests: OpenRequests | None = None
+    engine: LocalEngine,
+    frontend: Frontend,
+    spec: EngineSpec,
+    generating: list[Endpoint],
+    open_requests: OpenRequests | None = None,
 ) -> ASGIApp:
     """The whole application: routes, the gate around them, and CORS around all of it, for pages that are refused."""
-    generating = OpenAIEndpoints(engine, frontend.metrics, spec).endpoints()
     template = engine.inputs.chat_template
     others = (
         AdminEndpoints(engine, frontend, spec),
@@ -144,7 +156,7 @@ def new_app(
     return CORSMiddleware(
         gate,
         allow_origins=[origin.strip() for origin in spec.config.cors_origins.split(",") if origin.strip()],
-        allow_methods=["GET", "POST"],
+        allow_methods=["GET", "POST", "DELETE"],
         allow_headers=["*"],
         expose_headers=["x-request-id", "warning", "metadata", *TraceContext._fields],
     )

@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 
 class Endpoint(NamedTuple):
-    """A GET, or a POST of a `body_type`."""
+    """A GET, a POST of a `body_type`, or another method."""
 
     path: str
     answer: Callable[[Request], Awaitable[Response]]
@@ -23,11 +23,16 @@ class Endpoint(NamedTuple):
     body_type: type[msgspec.Struct] | None = None
     media_type: str = "application/json"
     needs_body: bool = True  # of a POST
+    other_method: str = ""
 
     @property
     def may_stream(self) -> bool:
         return self.body_type is not None and "stream" in self.body_type.__struct_fields__
 
     @property
+    def method(self) -> str:
+        return self.other_method or ("GET" if self.body_type is None else "POST")
+
+    @property
     def route(self) -> Route:
-        return Route(self.path, self.answer, methods=["GET" if self.body_type is None else "POST"])
+        return Route(self.path, self.answer, methods=[self.method])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 import msgspec
@@ -57,8 +58,11 @@ def document(endpoints: Iterable[Endpoint], spec: EngineSpec) -> JsonObject:
         if each.body_type is not None:
             paths.setdefault(each.path, {})["post"] = _post(each, schema_by_body[each.body_type])
             continue
-        answers = _responses({each.media_type: {}}, _errors(each, ("401", "503")))
-        paths.setdefault(each.path, {})["get"] = {"summary": each.summary, "responses": answers} | _security(each)
+        failures = ("401", "503", *(("400", "404") if "{" in each.path else ()))
+        answers = _responses({each.media_type: {}}, _errors(each, failures))
+        paths.setdefault(each.path, {})[each.method.lower()] = (
+            {"summary": each.summary, "responses": answers} | _security(each) | _parameters(each)
+        )
     made: JsonObject = {
         "openapi": "3.1.0",
         "info": {"title": "tokenloom", "version": tokenloom_version()},
@@ -109,11 +113,15 @@ def _post(endpoint: Endpoint, schema: JsonObject) -> JsonObject:
     content: JsonObject = {"application/json": {}}
     if endpoint.may_stream:
         content["text/event-stream"] = {}
-    return {
-        "summary": endpoint.summary,
-        "requestBody": {"required": endpoint.needs_body, "content": {"application/json": {"schema": schema}}},
-        "responses": _responses(content, _errors(endpoint, tuple(_ERRORS))),
-    } | _security(endpoint)
+    return (
+        _parameters(endpoint)
+        | {
+            "summary": endpoint.summary,
+            "requestBody": {"required": endpoint.needs_body, "content": {"application/json": {"schema": schema}}},
+            "responses": _responses(content, _errors(endpoint, tuple(_ERRORS))),
+        }
+        | _security(endpoint)
+    )
 
 
 def _errors(endpoint: Endpoint, statuses: tuple[str, ...]) -> tuple[str, ...]:
@@ -122,6 +130,13 @@ def _errors(endpoint: Endpoint, statuses: tuple[str, ...]) -> tuple[str, ...]:
 
 def _security(endpoint: Endpoint) -> JsonObject:
     return {"security": []} if endpoint.path in OPEN_PATHS else {}
+
+
+def _parameters(endpoint: Endpoint) -> JsonObject:
+    """Those in the path."""
+    names = re.findall(r"{(\w+)}", endpoint.path)
+    listed = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
+    return {"parameters": listed} if listed else {}
 
 
 def _responses(content: JsonObject, errors: tuple[str, ...]) -> JsonObject:

@@ -30,10 +30,11 @@ from ..listening.open_requests import OpenRequests
 from ..listening.tls import new_ssl_context
 from ..openai.forms.errors import HttpError
 from ..openai.local_engine import LocalEngine
+from ..openai.response_store import ResponseStore
 from ..requests.frontend import Frontend
 from .acceptor import Acceptor
 from .access_log import AccessLog
-from .app import new_app
+from .app import OpenAIEndpoints, new_app
 from .connections import Connections, HttpConnection, most_connections
 
 IDLE_S = 75  # for how long a connection is kept open between two requests
@@ -83,9 +84,10 @@ async def _serve(
     open_requests: OpenRequests,
 ) -> None:
     turns = TurnLoop(process)
-    app = new_app(
-        LocalEngine(frontend, turns.wake, has_strict_fields=spec.config.strict_fields), frontend, spec, open_requests
-    )
+    engine = LocalEngine(frontend, turns.wake, has_strict_fields=spec.config.strict_fields)
+    store = ResponseStore(spec)
+    generating = OpenAIEndpoints(engine, frontend.metrics, spec, store)
+    app = new_app(engine, frontend, spec, generating.endpoints(), open_requests)
     log = None if spec.config.access_log == "off" else AccessLog(app, has_all=spec.config.access_log == "all")
 
     def on_refused(connection: HttpConnection, error: HttpError, why: str) -> None:
@@ -99,11 +101,13 @@ async def _serve(
     def on_exhausted() -> None:
         frontend.counts["accept_paused_for_descriptors"] += 1
 
+    await generating.responses.resume()
     server.servers = [accept(each, server, connections, spec.config, on_exhausted) for each in listeners]  # type: ignore[misc]
     await turns.run()  # uvicorn's own main loop would wake ten times a second to do nothing
     process.stop()
     with contextlib.suppress(asyncio.CancelledError):
         await server.shutdown(sockets=list(listeners))
+    store.close()
 
 
 def new_server(app: ASGIApp) -> uvicorn.Server:

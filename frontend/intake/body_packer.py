@@ -61,7 +61,8 @@ class BodyPacker:
         body = parsed.body
         rest = _rest(body)
         if isinstance(body, ResponsesRequest):
-            inputs = [self._chat(chat_request(body), body)]
+            is_part = body.previous_response_id is not None  # the whole of it is packed later
+            inputs = [] if is_part else [self._chat(chat_request(body), body)]
         elif isinstance(body, EmbeddingRequest) and body.messages is not None:
             inputs = [self._chat(body.chat, body)]
         elif isinstance(body, ChatRequest) or (isinstance(body, TokenizeRequest) and body.messages is not None):

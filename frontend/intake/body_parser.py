@@ -33,6 +33,7 @@ class ParsedBody(NamedTuple, Generic[BodyT]):
     body: BodyT
     inputs: list[BodyInput]
     ignored: Sequence[str] = ()  # fields that are unknown, as `without_unknown` names them
+    raw: bytes = b""  # as it came, of a response
 
 
 def parse_body(

@@ -25,6 +25,8 @@ from ..intake.body_parser import SMALL_BYTES, BodyT, ParsedBody, parse_body
 from ..text.prompt_limits import PromptLimits
 from .events import until_disconnect
 from .forms.errors import HttpError
+from .forms.response_body import ResponsesRequest
+from .response_store import MAX_RECORD_BYTES
 
 logger = logging.getLogger("tokenloom.http")
 T = TypeVar("T")
@@ -62,11 +64,15 @@ class BodyReader:
                 chunks.append(chunk)
                 num_bytes += len(chunk)
                 self._hold(len(chunk))
-            parsed = await self._parse(request, chunks, num_bytes, body_type)
-        except BodyError as error:
-            raise HttpError(error.status, str(error), param=error.param, code=error.code) from None
+            reading = self.parse(chunks, num_bytes, body_type, "{}:{}".format(*request.client or ("", 0)))
+            is_large = num_bytes > SMALL_BYTES
+            parsed = await until_disconnect(request.receive, reading) if is_large else await reading
         finally:
             self._num_held -= num_bytes
+        if parsed is None:
+            raise ClientDisconnect
+        if body_type is ResponsesRequest and num_bytes <= MAX_RECORD_BYTES:
+            parsed = parsed._replace(raw=b"".join(chunks))
         if parsed.ignored:
             self._warn(request, ", ".join(parsed.ignored))
         if served:
@@ -89,8 +95,17 @@ class BodyReader:
                 "ask again later"
             )
 
+    async def parse(
+        self, chunks: list[bytes], num_bytes: int, body_type: type[BodyT], owner: str = ""
+    ) -> ParsedBody[BodyT]:
+        """The decoded body, with errors as those of `read`. `owner` is the caller's connection."""
+        try:
+            return await self._parse(chunks, num_bytes, body_type, owner)
+        except BodyError as error:
+            raise HttpError(error.status, str(error), param=error.param, code=error.code) from None
+
     async def _parse(
-        self, request: Request, chunks: list[bytes], num_bytes: int, body_type: type[BodyT]
+        self, chunks: list[bytes], num_bytes: int, body_type: type[BodyT], owner: str
     ) -> ParsedBody[BodyT]:
         if not num_bytes:
             raise HttpError(400, "the body is empty: send a JSON object")
@@ -100,17 +115,12 @@ class BodyReader:
             raise HttpError(413, f"the body has {num_bytes} bytes, at most {SMALL_BYTES} are read here: send less")
         question = ReadBody(body_type=body_type.__name__, max_bytes_per_token=self._limits.max_bytes_per_token)
 
-        owner = "{}:{}".format(*request.client or ("", 0))  # the connection
-
         def start(then: Then[ParsedBody[BodyT]]) -> BackgroundJob | None:
             return self._background.ask(
                 question, chunks, lambda answer: _unpacked(answer, body_type), then, num_bytes=num_bytes, owner=owner
             )
 
-        parsed = await until_disconnect(request.receive, in_background(self._background, start))
-        if parsed is None:
-            raise ClientDisconnect
-        return parsed
+        return await in_background(self._background, start)
 
 
 async def in_background(background: Background, start: Callable[[Then[T]], BackgroundJob | None]) -> T:

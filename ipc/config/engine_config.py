@@ -144,6 +144,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = None
     cors_origins: Annotated[str | None, _http("web origins that may call, with commas between; *: any")] = None
     max_body_bytes: Annotated[int, _http("largest HTTP body that is read")] = 32 << 20
+    response_store_bytes: Annotated[
+        int, _http("of /v1/responses and their conversations that are kept, the oldest go first; 0: none is kept")
+    ] = 256 << 20
+    response_store_count: Annotated[int, _http("most of them that are kept")] = 10_000
+    response_store_age_s: Annotated[float, _http("for how long one is kept")] = 30 * 86400.0
     trust_request_chat_template: Annotated[
         bool, _http("let HTTP requests bring a chat_template of their own, which runs in a sandbox")
     ] = False
@@ -255,13 +260,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 _TIMEOUTS = (
     *("default_timeout_s", "max_timeout_s", "step_timeout_s", "hang_timeout_s", "start_timeout_s"),
-    "http_timeout_s",
+    *("http_timeout_s", "response_store_age_s"),
 )
 _INT_RANGES = (
     ("tensor_parallel_size", 1, 64),
     ("max_model_len", 1, 1 << 24),
     ("max_num_seqs", 1, 16384),
     ("max_body_bytes", 1, 1 << 30),
+    ("response_store_bytes", 0, 1 << 40),
+    ("response_store_count", 1, 1_000_000),
     ("port", 0, 65535),
     ("ssl_cert_reqs", 0, 2),
     ("max_num_batched_tokens", 1, 1 << 20),

@@ -76,6 +76,29 @@ def test_logprobs_stand_in_the_text_that_they_are_of(
     assert all(len(each.top_logprobs) == asked.get("top_logprobs", 0) for each in logprobs)
 
 
+def test_prompt_and_answer_are_told_as_the_model_sees_them(http: httpx2.Client) -> None:
+    body = {"input": QUESTION, "enable_response_messages": True, "temperature": 0, "max_output_tokens": 5}
+    answer = http.post(RESPONSE, json=body).json()
+    ((given,), (said,)) = answer["input_messages"], answer["output_messages"]
+    assert {given["type"], said["type"]} == {"raw_message_tokens"} and QUESTION in given["message"]
+    assert said["message"] == answer["output"][0]["content"][0]["text"]
+    for side, count in ((given, "input_tokens"), (said, "output_tokens")):
+        assert len(side["tokens"]) == answer["usage"][count]
+        assert http.post("/detokenize", json={"tokens": side["tokens"]}).json()["prompt"] == side["message"]
+
+
+def test_an_answer_that_was_cut_has_an_item_that_says_so(http: httpx2.Client) -> None:
+    cut = http.post(RESPONSE, json={"input": QUESTION, "temperature": 0, "max_output_tokens": 3}).json()
+    assert (cut["status"], cut["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert [item["status"] for item in cut["output"]] == ["incomplete"]
+    tools = [{"type": "function", "name": "look_up_the_weather_of_a_place", "parameters": {"type": "object"}}]
+    body = {"input": QUESTION, "tools": tools, "tool_choice": "required", "max_output_tokens": 2}
+    (empty,) = http.post(RESPONSE, json=body).json()["output"]
+    assert (empty["type"], empty["status"], empty["content"][0]["text"]) == ("message", "incomplete", "")
+    events = http.post(RESPONSE, json=body | {"stream": True}).text
+    assert events.count("response.output_item.added") == events.count("response.output_item.done") == 2
+
+
 def test_stream_options_are_taken(http: httpx2.Client) -> None:
     body = {"input": "Hi", "stream": True, "max_output_tokens": 1, "stream_options": {"include_obfuscation": False}}
     lines = http.post(RESPONSE, json=body).text.splitlines()

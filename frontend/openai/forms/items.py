@@ -18,7 +18,8 @@ class ItemWriter:
     """`items` holds what has been closed, in order."""
 
     def __init__(self, unique: str) -> None:
-        """`unique` makes the items' ids unlike those of other answers."""
+        """`unique` makes the ids of items and calls unlike those of other answers. They are the same if the same answer
+        is made again."""
         self._unique = unique
         self._kind = ""  # of the open item: reasoning, message, call or nothing
         self._text = ""  # its arguments, if it is a call
@@ -45,7 +46,13 @@ class ItemWriter:
             elif isinstance(part, CallEnd):
                 yield from self.close()
 
-    def close(self) -> Iterator[Event]:
+    def finish(self, *, is_whole: bool) -> Iterator[Event]:
+        """Close the last item. An answer that was cut has one at least, if it be empty."""
+        if not (is_whole or self._kind or self.items):
+            yield from self._append("message", "")
+        yield from self.close("completed" if is_whole else "incomplete")
+
+    def close(self, status: str = "completed") -> Iterator[Event]:
         """Close the open item, if there is one."""
         if not self._kind:
             return
@@ -53,7 +60,7 @@ class ItemWriter:
             yield from self._end()
             return
         more = self._take_logprobs()
-        item, where, event = self._item("completed"), self._where(), _TEXT_EVENTS[self._kind]
+        item, where, event = self._item(status), self._where(), _TEXT_EVENTS[self._kind]
         more |= {"logprobs": self._logprobs} if more else {}
         yield f"{event}.done", {**where, "content_index": 0, "text": self._text, **more}
         if self._kind == "message":
@@ -85,10 +92,11 @@ class ItemWriter:
     def _begin(self, call: CallBegin) -> Iterator[Event]:
         yield from self.close()
         self._kind = "call"
+        unique = f"{self._unique}{len(self.items)}"
         self._call = {
             "type": "function_call",
-            "id": f"fc_{call.id.removeprefix('call_')}",
-            "call_id": call.id,
+            "id": f"fc_{unique}",
+            "call_id": f"call_{unique}",
             "name": call.name,
             "arguments": "",
             "status": "in_progress",
@@ -117,7 +125,7 @@ class ItemWriter:
         if self._kind == "reasoning":
             content = [{"type": "reasoning_text", "text": self._text}] if self._text else []
             return {"type": "reasoning", "id": item_id, "summary": [], "content": content, "status": status}
-        parts = [self._text_part()] if status == "completed" else []
+        parts = [] if status == "in_progress" else [self._text_part()]
         return {"type": "message", "id": item_id, "role": "assistant", "status": status, "content": parts}
 
     def _text_part(self) -> JsonObject:

@@ -85,11 +85,9 @@ class ReasoningOptions(Body, frozen=True, kw_only=True):
 
 
 class ResponsesRequest(Conversation, frozen=True, kw_only=True):
-    """POST /v1/responses, which stores nothing."""
+    """POST /v1/responses."""
 
     NOT_SERVED = Generation.NOT_SERVED | {
-        "background": (False,),
-        "previous_response_id": (),
         "conversation": (),
         "prompt": (),
         "n": (1,),
@@ -112,6 +110,8 @@ class ResponsesRequest(Conversation, frozen=True, kw_only=True):
     previous_response_id: str | None = None
     conversation: str | JsonObject | None = None
     prompt: JsonObject | None = None
+    # beyond OpenAI
+    enable_response_messages: bool | None = None  # tell prompt and answer as the model sees them
 
 
 def chat_request(body: ResponsesRequest) -> ChatRequest:

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from tokenloom.frontend.http.app import new_app
+from tokenloom.frontend.http.app import OpenAIEndpoints, new_app
 from tokenloom.frontend.openai.local_engine import RUNS_PER_GROUP, LocalEngine
+from tokenloom.frontend.openai.response_store import ResponseStore
 from tokenloom.frontend.requests.frontend import Frontend
 from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
 from tokenloom.ipc.config.engine_config import EngineConfig
@@ -86,7 +87,10 @@ class _Streams:
 async def _open_streams(num_streams: int) -> AsyncGenerator[tuple[Frontend, _Streams, list[int]], None]:
     """As many as given, none with a token yet, and the keys of their answers."""
     frontend, spec = new_frontend(CONFIG)
-    app = new_app(LocalEngine(frontend, lambda: None), frontend, spec)
+    engine = LocalEngine(frontend, lambda: None)
+    app = new_app(
+        engine, frontend, spec, OpenAIEndpoints(engine, frontend.metrics, spec, ResponseStore(spec)).endpoints()
+    )
     streams = _Streams()
     request = {"prompt": [7, 8, 9], "max_tokens": 100, "ignore_eos": True, "stream": True}
     body = json.dumps(request).encode()

@@ -1,0 +1,115 @@
+"""ResponseEndpoints: what is beside making a response: to find it again, its input, to cancel and to forget it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ...ipc.codec import JsonObject, num_ids
+from ...ipc.errors import RequestError
+from ..intake.body_parser import ParsedBody
+from ..openai.events import EventStream
+from ..openai.forms.errors import json_response
+from ..openai.forms.response_body import ResponsesRequest, chat_request
+from ..openai.local_engine import LocalEngine
+from ..openai.stored_responses import StoredResponses
+from .endpoint import Endpoint
+
+MAX_LISTED = 100  # items of an answer, as at OpenAI
+
+
+class CancelRequest(msgspec.Struct, frozen=True):
+    """Nothing to say."""
+
+
+class ResponseEndpoints:
+    """Those of the responses that are stored."""
+
+    def __init__(self, engine: LocalEngine, responses: StoredResponses, served: Collection[str]) -> None:
+        """`served` are the model's names."""
+        self._engine, self._responses, self._served = engine, responses, served
+
+    def endpoints(self) -> list[Endpoint]:
+        return [
+            Endpoint("/v1/responses/input_tokens", self.count, "How many tokens an input has", ResponsesRequest),
+            Endpoint("/v1/responses/{response_id}", self.retrieve, "A stored response, or its events: ?stream=true"),
+            Endpoint("/v1/responses/{response_id}", self.delete, "Forget a response", other_method="DELETE"),
+            Endpoint(
+                "/v1/responses/{response_id}/cancel",
+                self.cancel,
+                "End one in the background",
+                CancelRequest,
+                needs_body=False,
+            ),
+            Endpoint(
+                "/v1/responses/{response_id}/input_items",
+                self.list_items,
+                "What a response answers: ?limit=20&order=desc&after=ID",
+            ),
+        ]
+
+    async def retrieve(self, request: Request) -> Response:
+        record = await self._responses.find(request.path_params["response_id"])
+        if request.query_params.get("stream", "false").lower() != "true":
+            return Response(record.response, media_type="application/json")
+        after = _number(request, "starting_after", -1)
+        return EventStream(await self._responses.follow(record, after), b"")
+
+    async def delete(self, request: Request) -> Response:
+        response_id = request.path_params["response_id"]
+        await self._responses.delete(response_id)
+        return json_response({"id": response_id, "object": "response", "deleted": True})
+
+    async def cancel(self, request: Request) -> Response:
+        cancelled = await self._responses.cancel(request.path_params["response_id"])
+        return Response(cancelled, media_type="application/json")
+
+    async def list_items(self, request: Request) -> Response:
+        """The newest first, unless the order is asc."""
+        record = await self._responses.find(request.path_params["response_id"])
+        items: list[JsonObject] = msgspec.json.decode(record.items)
+        unique = record.id.removeprefix("resp_")
+        items = [
+            {"id": f"item_{unique}_{index}", "type": "message", **_in_parts(item)} for index, item in enumerate(items)
+        ]
+        limit, after = _number(request, "limit", 20), request.query_params.get("after")
+        if not 1 <= limit <= MAX_LISTED:
+            raise RequestError(f"limit must be in [1, {MAX_LISTED}], got {limit}")
+        if request.query_params.get("order", "desc") != "asc":
+            items.reverse()
+        if after is not None:
+            ids = [item["id"] for item in items]
+            if after not in ids:
+                raise RequestError(f"after is {after!r:.80}, which is no item of this response")
+            items = items[ids.index(after) + 1 :]
+        shown = items[:limit]
+        first, last = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
+        listed = {"object": "list", "data": shown, "has_more": len(items) > limit}
+        return json_response(listed | {"first_id": first, "last_id": last})
+
+    async def count(self, request: Request) -> Response:
+        parsed = await self._engine.bodies.read(request, ResponsesRequest, self._served)
+        parsed = await self._responses.with_previous(parsed)
+        prompt = await self._engine.chat_prompt(ParsedBody(chat_request(parsed.body), parsed.inputs))
+        assert prompt.token_ids is not None, "the prompt of a chat is made of tokens"
+        return json_response({"object": "response.input_tokens", "input_tokens": num_ids(prompt.token_ids)})
+
+
+def _in_parts(item: JsonObject) -> JsonObject:
+    """With a list for a content that is text."""
+    if not isinstance(text := item.get("content"), str):
+        return item
+    kind = "output_text" if item.get("role") == "assistant" else "input_text"
+    return item | {"content": [{"type": kind, "text": text}]}
+
+
+def _number(request: Request, name: str, default: int) -> int:
+    """Of the query."""
+    given = request.query_params.get(name)
+    try:
+        return default if given is None else int(given)
+    except ValueError:
+        raise RequestError(f"{name} must be a whole number, got {given!r:.80}") from None

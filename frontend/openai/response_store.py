@@ -1,0 +1,168 @@
+"""ResponseStore: the responses that may be read again, in one SQLite file of the engine's run directory.
+
+A thread of its own does the work. The file outlives the frontend that writes it, and goes with the engine. Nothing is
+synchronized to the disk: what a killed process has committed lies in the kernel's hands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.errors import InternalError, Overloaded, RequestError
+
+T = TypeVar("T")
+
+FILE = "responses.sqlite"
+MAX_RECORD_BYTES = 4 << 20  # of a conversation that is kept: the loop reads its outermost fields, at 1 ms a MiB
+_SCHEMA = """
+PRAGMA journal_mode = WAL;
+PRAGMA synchronous = OFF;
+PRAGMA foreign_keys = ON;
+CREATE TABLE IF NOT EXISTS responses (
+    id TEXT PRIMARY KEY, created REAL, is_open INT, is_background INT, items BLOB, request BLOB, response BLOB,
+    event_bytes INT DEFAULT 0,
+    num_bytes INT AS (length(items) + length(request) + length(response) + event_bytes) STORED
+);
+CREATE INDEX IF NOT EXISTS by_age ON responses (is_open, created, num_bytes);
+CREATE TABLE IF NOT EXISTS events (
+    id TEXT REFERENCES responses ON DELETE CASCADE, sequence INT, event BLOB, PRIMARY KEY (id, sequence)
+);
+"""
+_FIELDS = "id, is_open, is_background, items, request, response"
+
+
+class Record(NamedTuple):
+    """A response and the conversation that it answers."""
+
+    id: str
+    is_open: bool  # still to be made, in the background
+    is_background: bool
+    items: bytes  # the input, with all that came before it: a JSON list
+    request: bytes  # the other fields of the body; empty unless in the background
+    response: bytes
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.items) + len(self.request) + len(self.response)
+
+
+class ResponseStore:
+    """Calls take effect in their order. Invariant after each: within the bounds of count and bytes, but for what open
+    responses have added to theirs."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self.path = Path(spec.run_directory) / FILE
+        config = spec.config
+        self._max_bytes, self._max_count = config.response_store_bytes, config.response_store_count
+        self._max_age_s = config.response_store_age_s
+        self.is_on = self._max_bytes > 0
+        self._thread = ThreadPoolExecutor(1, "responses")
+        self._database: sqlite3.Connection | None = None  # the thread's
+
+    async def add(self, record: Record) -> None:
+        """Keep a response, and forget the oldest if there is no room; RequestError if one with its id is open,
+        Overloaded if all that is kept is open."""
+
+        def work(database: sqlite3.Connection) -> None:
+            if database.execute("SELECT 1 FROM responses WHERE id = ? AND is_open", (record.id,)).fetchone():
+                raise RequestError(f"request_id of {record.id:.200} is open already: choose another")
+            if not self._make_room(database, record.num_bytes):
+                raise Overloaded("all responses that are kept are still being made: ask again later", retry_after_s=5)
+            marks = "?, ?, ?, ?, ?, ?, ?"
+            database.execute(
+                f"INSERT OR REPLACE INTO responses ({_FIELDS}, created) VALUES ({marks})", (*record, time.time())
+            )
+
+        await self._do(work)
+
+    async def update(
+        self, response_id: str, response: bytes, *, is_open: bool, first: int = 0, events: Sequence[bytes] = ()
+    ) -> None:
+        """Change an open response, unless the new form of it is empty, and add its events from number `first` on."""
+
+        def work(database: sqlite3.Connection) -> None:
+            changed = database.execute(
+                "UPDATE responses SET is_open = :is_open, event_bytes = event_bytes + :event_bytes, "
+                "request = iif(:is_open, request, x''), response = iif(length(:response), :response, response) "
+                "WHERE id = :id AND is_open",
+                {
+                    "id": response_id,
+                    "is_open": is_open,
+                    "event_bytes": sum(map(len, events)),
+                    "response": response,
+                },
+            )
+            if changed.rowcount:
+                rows = [(response_id, number, event) for number, event in enumerate(events, first)]
+                database.executemany("INSERT INTO events VALUES (?, ?, ?)", rows)
+                self._make_room(database, 0)
+
+        await self._do(work)
+
+    async def get(self, response_id: str) -> Record | None:
+        query, oldest = f"SELECT {_FIELDS} FROM responses WHERE id = ? AND (is_open OR created >= ?)", self._oldest()
+        row = await self._do(lambda database: database.execute(query, (response_id, oldest)).fetchone())
+        return row and Record(*row)
+
+    async def open_records(self) -> list[Record]:
+        """In the order in which they came."""
+        query = f"SELECT {_FIELDS} FROM responses WHERE is_open ORDER BY created"
+        return [Record(*row) for row in await self._do(lambda database: database.execute(query).fetchall())]
+
+    async def events(self, response_id: str) -> list[bytes]:
+        query = "SELECT event FROM events WHERE id = ? ORDER BY sequence"
+        return [row[0] for row in await self._do(lambda database: database.execute(query, (response_id,)).fetchall())]
+
+    async def delete(self, response_id: str) -> None:
+        await self._do(lambda database: database.execute("DELETE FROM responses WHERE id = ?", (response_id,)))
+
+    def close(self) -> None:
+        """Wait for what is being written."""
+
+        def work() -> None:
+            if self._database is not None:
+                self._database.close()
+
+        self._thread.submit(work)
+        self._thread.shutdown()
+
+    # ── the thread ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _do(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._transact, work)
+
+    def _transact(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        try:
+            if self._database is None:
+                self._database = sqlite3.connect(self.path)
+                self._database.executescript(_SCHEMA)
+            with self._database:
+                return work(self._database)
+        except sqlite3.Error as error:
+            raise InternalError(f"responses cannot be kept in {self.path}: {error}") from None
+
+    def _oldest(self) -> float:
+        return time.time() - self._max_age_s
+
+    def _make_room(self, database: sqlite3.Connection, num_bytes: int) -> bool:
+        """Forget what is too old, and the oldest until a record of so many bytes fits; returns whether it does. Without
+        bytes there is none to come."""
+        database.execute("DELETE FROM responses WHERE NOT is_open AND created < ?", (self._oldest(),))
+        count, total = database.execute("SELECT COUNT(*), TOTAL(num_bytes) FROM responses").fetchone()
+        count, total = count + (num_bytes > 0), total + num_bytes
+        oldest = database.execute("SELECT rowid, num_bytes FROM responses WHERE is_open = 0 ORDER BY created")
+        with contextlib.closing(oldest):
+            doomed = []
+            while (count > self._max_count or total > self._max_bytes) and (row := oldest.fetchone()):
+                doomed.append(row[:1])
+                count, total = count - 1, total - row[1]
+        database.executemany("DELETE FROM responses WHERE rowid = ?", doomed)
+        return bool(count <= self._max_count and total <= self._max_bytes)

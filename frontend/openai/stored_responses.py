@@ -1,0 +1,184 @@
+"""StoredResponses: how a body of /v1/responses becomes a response, with the ones before it, kept or in the background.
+
+A response belongs to all callers of the server; its id is a secret that only its creator was told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from ...ipc.errors import RequestError, TokenloomError
+from ..intake.body_parser import ParsedBody
+from .background_response import BackgroundResponse
+from .chat import ChatCompletion
+from .forms.errors import HttpError, encode_json
+from .forms.response_body import ResponsesRequest
+from .local_engine import LocalEngine
+from .response_store import MAX_RECORD_BYTES, Record, ResponseStore
+from .responses import ResponseCreation
+
+logger = logging.getLogger("tokenloom.http")
+
+Fields = dict[str, msgspec.Raw]  # of a body
+NewChat = Callable[[ParsedBody[ResponsesRequest]], Awaitable[tuple[ResponsesRequest, ChatCompletion]]]
+
+
+class StoredResponses:
+    """Owns the responses that are made in the background. `resume` comes before everything."""
+
+    def __init__(self, engine: LocalEngine, store: ResponseStore, model: str, new_chat: NewChat) -> None:
+        """`new_chat` gives the chat that a body is, and the body with the model's defaults."""
+        self._engine, self._store, self._model, self._new_chat = engine, store, model, new_chat
+        self._running: dict[str, BackgroundResponse] = {}
+
+    async def resume(self) -> None:
+        """Go on with the responses of a frontend that was lost."""
+        if not self._store.is_on or not self._store.path.exists():
+            return
+        try:
+            for record in await self._store.open_records():
+                is_streamed = msgspec.json.decode(record.request).get("stream")
+                told = await self._store.events(record.id) if is_streamed else None
+                self._begin(record, partial(self._again, record), told)
+        except TokenloomError as error:
+            logger.warning("responses of an earlier frontend are lost: %s", error)
+
+    async def start(self, parsed: ParsedBody[ResponsesRequest]) -> ResponseCreation | BackgroundResponse:
+        """Check everything; a response in the background is stored and begins."""
+        body = parsed.body
+        parsed = await self.with_previous(parsed)
+        is_kept = body.store is not False and self._store.is_on and 0 < len(parsed.raw) <= MAX_RECORD_BYTES
+        if body.background and not is_kept:
+            why = "" if body.store is False else _why_not(self._store)
+            raise HttpError(400, f"background can only be used when `store` is true{why}", param="background")
+        if body.background:
+            seed = secrets.randbits(31) if parsed.body.seed is None else parsed.body.seed
+            parsed = parsed._replace(body=msgspec.structs.replace(parsed.body, seed=seed))
+        whole, chat = await self._new_chat(parsed)
+        shown = msgspec.structs.replace(whole, previous_response_id=body.previous_response_id)
+        if not body.background:
+            keep = partial(self._keep, parsed.raw) if is_kept else None
+            return ResponseCreation(self._engine, shown, self._model, chat, keep)
+        creation = ResponseCreation(self._engine, shown, self._model, chat)
+        fields, items = conversation(parsed.raw)
+        given = {"request_id": creation.id.removeprefix("resp_"), "seed": seed}
+        request = fields | {name: msgspec.Raw(encode_json(value)) for name, value in given.items()}
+        response = encode_json(creation.response("queued"))
+        record = Record(creation.id, True, True, encode_json(items), encode_json(request), response)
+        await self._store.add(record)
+
+        async def begun() -> ResponseCreation:
+            return creation
+
+        return self._begin(record, begun, [] if body.stream else None)
+
+    async def with_previous(self, parsed: ParsedBody[ResponsesRequest]) -> ParsedBody[ResponsesRequest]:
+        """The body whose input begins with the conversation that it goes on with, if it does."""
+        previous_id = parsed.body.previous_response_id
+        if previous_id is None:
+            return parsed
+        record = await self._store.get(previous_id) if self._store.is_on else None
+        if record is None:
+            message = f"Previous response with id '{previous_id:.200}' not found."
+            raise HttpError(400, message, param="previous_response_id", code="previous_response_not_found")
+        if record.is_open:
+            raise RequestError(f"previous_response_id: {previous_id} has not ended: wait until it has, or cancel it")
+        if not parsed.raw:
+            raise RequestError(f"previous_response_id cannot go with a body of more than {MAX_RECORD_BYTES} bytes")
+        fields, items = conversation(parsed.raw)
+        before = msgspec.json.decode(record.items, type=list[msgspec.Raw])
+        output = msgspec.json.decode(record.response, type=Fields)["output"]
+        fields["input"] = msgspec.Raw(
+            encode_json([*before, *msgspec.json.decode(output, type=list[msgspec.Raw]), *items])
+        )
+        del fields["previous_response_id"]
+        raw = encode_json(fields)
+        joined = await self._engine.bodies.parse([raw], len(raw), ResponsesRequest, previous_id)
+        return joined._replace(raw=raw)
+
+    async def find(self, response_id: str) -> Record:
+        """HttpError 404 if it is not stored."""
+        record = await self._store.get(response_id) if self._store.is_on else None
+        if record is None:
+            raise HttpError(404, f"Response with id '{response_id:.200}' not found.", param="response_id")
+        return record
+
+    async def follow(self, record: Record, after: int) -> AsyncGenerator[bytes, None]:
+        """The events of a response in the background behind number `after`."""
+        if (running := self._running.get(record.id)) is not None:
+            return running.follow(after)
+        told = await self._store.events(record.id)
+        if not told:
+            raise RequestError("stream needs a response in the background that was created with stream true")
+
+        async def events() -> AsyncGenerator[bytes, None]:
+            yield b"".join(told[after + 1 :])
+
+        return events()
+
+    async def cancel(self, response_id: str) -> bytes:
+        """End a response in the background; returns its last form."""
+        if not (await self.find(response_id)).is_background:
+            raise HttpError(400, "Cannot cancel a synchronous response.", param="response_id")
+        if (running := self._running.get(response_id)) is not None:
+            await running.cancel()
+        return (await self.find(response_id)).response
+
+    async def delete(self, response_id: str) -> None:
+        """Forget it; what is still being made ends."""
+        await self.find(response_id)
+        if (running := self._running.get(response_id)) is not None:
+            await running.cancel()
+        await self._store.delete(response_id)
+
+    def _begin(
+        self, record: Record, start: Callable[[], Awaitable[ResponseCreation]], told: list[bytes] | None
+    ) -> BackgroundResponse:
+        response = msgspec.json.decode(record.response)
+        running = self._running[record.id] = BackgroundResponse(self._store, response, start, told)
+        running.task = asyncio.create_task(running.run())
+        running.task.add_done_callback(lambda _: self._running.pop(record.id, None))
+        return running
+
+    async def _again(self, record: Record) -> ResponseCreation:
+        """What another frontend has begun to make."""
+        raw = encode_json(msgspec.json.decode(record.request, type=Fields) | {"input": msgspec.Raw(record.items)})
+        body, chat = await self._new_chat(await self._engine.bodies.parse([raw], len(raw), ResponsesRequest, record.id))
+        before = msgspec.json.decode(record.response)
+        body = msgspec.structs.replace(body, previous_response_id=before["previous_response_id"])
+        return ResponseCreation(self._engine, body, self._model, chat, created=before["created_at"])
+
+    async def _keep(self, raw: bytes, response: dict[str, Any]) -> bool:
+        """Whether it is stored: a full disk costs no answer."""
+        _, items = conversation(raw)
+        try:
+            await self._store.add(
+                Record(response["id"], False, False, encode_json(items), b"", encode_json(response | {"store": True}))
+            )
+        except TokenloomError as error:
+            logger.warning("a response is not stored: %s", error)
+            return False
+        return True
+
+
+def conversation(raw: bytes) -> tuple[Fields, list[msgspec.Raw]]:
+    """The fields of a body but its input, and the input as items."""
+    fields = msgspec.json.decode(raw, type=Fields)
+    given = fields.pop("input")
+    if bytes(memoryview(given)[:1]) == b"[":
+        return fields, msgspec.json.decode(given, type=list[msgspec.Raw])
+    content = [{"type": "input_text", "text": given}]
+    return fields, [msgspec.Raw(encode_json({"type": "message", "role": "user", "content": content}))]
+
+
+def _why_not(store: ResponseStore) -> str:
+    if not store.is_on:
+        return ", and --response-store-bytes is 0: raise it"
+    return f", which it is not for a body of more than {MAX_RECORD_BYTES} bytes: send less"

@@ -1,0 +1,111 @@
+"""ResponseStore keeps within its bounds, and another one finds the same in its file."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import pytest
+
+from tokenloom.frontend.openai.response_store import Record, ResponseStore
+from tokenloom.ipc.config.engine_config import EngineConfig
+from tokenloom.ipc.errors import InternalError, Overloaded, RequestError
+from tokenloom.scripts.engine_steps import new_frontend
+
+T = TypeVar("T")
+_, SPEC = new_frontend(EngineConfig(device="cpu"))
+
+
+def new_store(folder: Path, **options: Any) -> ResponseStore:
+    config = msgspec.structs.replace(SPEC.config, **options)
+    return ResponseStore(msgspec.structs.replace(SPEC, run_directory=str(folder), config=config))
+
+
+def done(name: str, num_bytes: int = 9) -> Record:
+    return Record(name, False, False, b"[]", b"", b"x" * (num_bytes - 2))
+
+
+def waiting(name: str) -> Record:
+    return Record(name, True, True, b"[]", b"{}", b"queued")
+
+
+def run(store: ResponseStore, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` returns, after which the store is closed."""
+    try:
+        return asyncio.run(work)
+    finally:
+        store.close()
+
+
+async def kept(store: ResponseStore, names: str) -> str:
+    return "".join([name for name in names if await store.get(name)])
+
+
+@pytest.mark.parametrize("bounds", [{"response_store_count": 3}, {"response_store_bytes": 30}])
+def test_the_oldest_that_has_ended_gives_way(tmp_path: Path, bounds: dict[str, int]) -> None:
+    store = new_store(tmp_path, **bounds)
+
+    async def work() -> str:
+        await store.add(waiting("w"))
+        for name in "abc":
+            await store.add(done(name))
+        return await kept(store, "wabc")
+
+    assert run(store, work()) == "wbc"
+
+
+def test_what_is_open_is_never_forgotten_and_a_larger_response_has_no_room(tmp_path: Path) -> None:
+    store = new_store(tmp_path, response_store_count=2, response_store_bytes=100)
+
+    async def work() -> None:
+        with pytest.raises(Overloaded):
+            await store.add(done("large", 101))
+        await store.add(waiting("a"))
+        await store.add(waiting("b"))
+        with pytest.raises(Overloaded):
+            await store.add(waiting("c"))
+        with pytest.raises(RequestError, match="open already"):
+            await store.add(done("a"))
+
+    run(store, work())
+
+
+def test_a_response_is_forgotten_after_its_time(tmp_path: Path) -> None:
+    store = new_store(tmp_path, response_store_age_s=1e-9)
+
+    async def work() -> str:
+        await store.add(done("a"))
+        await store.add(waiting("w"))
+        return await kept(store, "aw")
+
+    assert run(store, work()) == "w"
+
+
+def test_the_next_store_finds_what_is_open_and_its_events(tmp_path: Path) -> None:
+    first, second = new_store(tmp_path), new_store(tmp_path)
+
+    async def before() -> None:
+        await first.add(waiting("w"))
+        await first.add(waiting("v"))
+        await first.update("w", b"begun", is_open=True, first=0, events=[b"0", b"1"])
+        await first.update("w", b"", is_open=True, first=2, events=[b"2"])
+        await first.update("v", b"ended", is_open=False)
+        await first.update("v", b"again", is_open=False)
+
+    async def after() -> tuple[list[Record], list[bytes], Record | None]:
+        return await second.open_records(), await second.events("w"), await second.get("v")
+
+    asyncio.run(before())  # and nothing closes it
+    records, events, ended = run(second, after())
+    first.close()
+    assert records == [waiting("w")._replace(response=b"begun")] and events == [b"0", b"1", b"2"]
+    assert ended == Record("v", False, True, b"[]", b"", b"ended")
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    store = new_store(tmp_path / "missing")
+    with pytest.raises(InternalError, match=r"missing/responses\.sqlite: unable to open"):
+        run(store, store.add(done("a")))

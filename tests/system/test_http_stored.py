@@ -1,0 +1,232 @@
+"""Responses that are stored: found again, gone on with, made in the background, cancelled, forgotten."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from tokenloom.frontend.openai.response_store import MAX_RECORD_BYTES
+from tokenloom.tests.system.http_engine import DEADLINE_S, KEY
+from tokenloom.tests.system.launched import LaunchedEngine
+
+PATH = "/v1/responses"
+QUESTION = "What is the capital of Peru?"
+LONG = {"input": QUESTION, "background": True, "ignore_eos": True, "temperature": 1, "max_output_tokens": 1500}
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LaunchedEngine]:
+    folder = tmp_path_factory.mktemp("stored")
+    options = ("--http", "0", "--api-key", KEY, "--max-body-bytes", "8M", "--response-store-count", "50")
+    with LaunchedEngine(folder, *options) as engine:
+        engine.wait_ready()
+        yield engine
+
+
+@pytest.fixture
+def client(engine: LaunchedEngine) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{engine.url}/v1", api_key=KEY, max_retries=0, timeout=DEADLINE_S) as client:
+        yield client
+
+
+@pytest.fixture
+def http(engine: LaunchedEngine) -> Iterator[httpx2.Client]:
+    headers = {"authorization": f"Bearer {KEY}"}
+    with httpx2.Client(base_url=engine.url, headers=headers, timeout=DEADLINE_S) as http:
+        yield http
+
+
+def made(http: httpx2.Client, **body: Any) -> dict[str, Any]:
+    answer = http.post(PATH, json={"input": QUESTION, "temperature": 0, "max_output_tokens": 12} | body)
+    assert answer.status_code == 200 and "warning" not in answer.headers, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def ended(http: httpx2.Client, response_id: str) -> dict[str, Any]:
+    deadline = time.monotonic() + DEADLINE_S
+    while (found := http.get(f"{PATH}/{response_id}").json())["status"] in ("queued", "in_progress"):
+        assert time.monotonic() < deadline, found
+    return dict(found)
+
+
+def begun(http: httpx2.Client, **body: Any) -> str:
+    """The id of a long response in the background that has begun."""
+    response_id = str(made(http, **LONG | body)["id"])
+    deadline = time.monotonic() + DEADLINE_S
+    while http.get(f"{PATH}/{response_id}").json()["status"] == "queued":
+        assert time.monotonic() < deadline
+    return response_id
+
+
+def error(answer: httpx2.Response) -> tuple[int, str, str | None, str | None]:
+    body = answer.json()["error"]
+    return answer.status_code, body["message"], body["param"], body["code"]
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line.startswith("data: ")]
+
+
+def test_a_response_is_found_again_until_it_is_deleted(client: openai.OpenAI, http: httpx2.Client) -> None:
+    response = client.responses.create(model="tokenloom-demo", input=QUESTION, temperature=0)
+    assert response.to_dict()["store"] is True
+    assert client.responses.retrieve(response.id).to_dict() == response.to_dict()
+    client.responses.delete(response.id)
+    missing = f"Response with id '{response.id}' not found."
+    for answer in (http.get(f"{PATH}/{response.id}"), http.delete(f"{PATH}/{response.id}")):
+        assert error(answer) == (404, missing, "response_id", None)
+    assert http.post(f"{PATH}/{response.id}/cancel").status_code == 404
+    assert http.get(f"{PATH}/{response.id}/input_items").status_code == 404
+
+
+def test_a_streamed_response_is_stored_before_its_last_event(http: httpx2.Client) -> None:
+    streamed = events(http.post(PATH, json={"input": QUESTION, "stream": True, "max_output_tokens": 8}).text)
+    assert http.get(f"{PATH}/{streamed[-1]['response']['id']}").json() == streamed[-1]["response"]
+
+
+def test_what_need_not_be_stored_is_not(http: httpx2.Client) -> None:
+    response = made(http, store=False)
+    assert response["store"] is False
+    assert http.get(f"{PATH}/{response['id']}").status_code == 404
+    refused = http.post(PATH, json={"input": "Hi", "background": True, "store": False})
+    assert error(refused)[:3] == (400, "background can only be used when `store` is true", "background")
+    large = {"input": QUESTION, "metadata": {"x": "a" * MAX_RECORD_BYTES}, "max_output_tokens": 1}
+    assert http.post(PATH, json=large).json()["store"] is False
+    assert "send less" in error(http.post(PATH, json=large | {"background": True}))[1]
+    assert error(http.post(PATH, json={"input": "Hi", "conversation": "conv_1"}))[2] == "conversation"
+
+
+def test_a_conversation_goes_on_from_any_of_its_responses(http: httpx2.Client) -> None:
+    first = made(http, instructions="Be brief.")
+    second = made(http, input=[{"role": "user", "content": "And of Chile?"}], previous_response_id=first["id"])
+    third = made(http, input="And of France?", previous_response_id=second["id"])
+    assert [second["previous_response_id"], third["previous_response_id"]] == [first["id"], second["id"]]
+    by_hand = [{"role": "user", "content": QUESTION}, *first["output"], {"role": "user", "content": "And of Chile?"}]
+    again = made(http, input=by_hand, store=False)
+    assert again["usage"]["input_tokens"] == second["usage"]["input_tokens"]
+    assert again["output"][0]["content"] == second["output"][0]["content"]
+    listed = http.get(f"{PATH}/{third['id']}/input_items", params={"order": "asc"}).json()
+    texts = [item["content"][0]["text"] for item in listed["data"]]
+    assert [texts[0], texts[4]] == [QUESTION, "And of France?"] and len(texts) == 5
+    counted = {"input": "And of France?", "previous_response_id": second["id"]}
+    assert http.post(f"{PATH}/input_tokens", json=counted).json() == {
+        "object": "response.input_tokens",
+        "input_tokens": third["usage"]["input_tokens"],
+    }
+
+
+def test_a_large_turn_goes_on_with_a_conversation(http: httpx2.Client) -> None:
+    first = made(http)
+    more = {"truncate_prompt_tokens": 40, "metadata": {"x": "a" * (200 << 10)}}
+    second = made(http, input="And of Chile?", previous_response_id=first["id"], **more)
+    by_hand = [{"role": "user", "content": QUESTION}, *first["output"], {"role": "user", "content": "And of Chile?"}]
+    assert made(http, input=by_hand, **more)["output"][0]["content"] == second["output"][0]["content"]
+
+
+def test_the_response_before_must_be_there_and_have_ended(http: httpx2.Client) -> None:
+    unknown = http.post(PATH, json={"input": "Hi", "previous_response_id": "resp_0"})
+    message = "Previous response with id 'resp_0' not found."
+    assert error(unknown) == (400, message, "previous_response_id", "previous_response_not_found")
+    running = begun(http)
+    early = http.post(PATH, json={"input": "Hi", "previous_response_id": running})
+    assert error(early)[::2] == (400, "previous_response_id") and "has not ended" in error(early)[1]
+    http.post(f"{PATH}/{running}/cancel")
+
+
+def test_input_items_come_in_pages(client: openai.OpenAI, http: httpx2.Client) -> None:
+    turns: Any = [{"role": "user", "content": str(number)} for number in range(5)]
+    response = client.responses.create(model="tokenloom-demo", input=turns, max_output_tokens=1)
+    pages = client.responses.input_items.list(response.id, limit=2, order="asc")
+    texts: list[Any] = [item.to_dict()["content"] for item in pages]
+    assert texts == [[{"type": "input_text", "text": text}] for text in "01234"]
+    newest = http.get(f"{PATH}/{response.id}/input_items", params={"limit": 2}).json()
+    assert [item["content"][0]["text"] for item in newest["data"]] == ["4", "3"] and newest["has_more"]
+    for query in ({"limit": "0"}, {"limit": "x"}, {"after": "nothing"}):
+        assert http.get(f"{PATH}/{response.id}/input_items", params=query).status_code == 400
+
+
+def test_a_response_in_the_background_ends_as_one_that_is_waited_for(http: httpx2.Client) -> None:
+    queued = made(http, background=True)
+    assert (queued["status"], queued["background"], queued["output"]) == ("queued", True, [])
+    found, direct = ended(http, queued["id"]), made(http)
+    assert found["status"] == direct["status"] and found["usage"] == direct["usage"]
+    assert found["output"][0]["content"] == direct["output"][0]["content"]
+    assert error(http.get(f"{PATH}/{queued['id']}?stream=true"))[2] == "stream"
+
+
+def test_a_response_in_the_background_is_cancelled_once_and_for_all(http: httpx2.Client) -> None:
+    running = begun(http)
+    for _ in range(2):
+        assert http.post(f"{PATH}/{running}/cancel").json()["status"] == "cancelled"
+    assert http.get(f"{PATH}/{running}").json()["status"] == "cancelled"
+    deadline = time.monotonic() + DEADLINE_S
+    while http.get("/health").json()["running"]:
+        assert time.monotonic() < deadline
+    direct = made(http)
+    refused = http.post(f"{PATH}/{direct['id']}/cancel")
+    assert error(refused)[:2] == (400, "Cannot cancel a synchronous response.")
+    assert http.delete(f"{PATH}/{begun(http)}").json()["deleted"] is True
+
+
+def test_a_response_that_fails_in_the_background_says_why(http: httpx2.Client) -> None:
+    found = ended(http, made(http, background=True, input="1 2 " * 3000)["id"])
+    assert found["status"] == "failed" and found["error"]["code"] == "invalid_prompt"
+    assert "too long" in found["error"]["message"]
+
+
+def test_events_in_the_background_are_read_from_any_number_on(client: openai.OpenAI, http: httpx2.Client) -> None:
+    stream = client.responses.create(
+        model="tokenloom-demo", input=QUESTION, background=True, stream=True, max_output_tokens=300, temperature=0
+    )
+    direct = [event.to_dict() for event in stream]
+    assert [event["sequence_number"] for event in direct] == list(range(len(direct)))
+    response_id: Any = direct[0]["response"]["id"]  # type: ignore[index]
+    again = client.responses.retrieve(response_id, stream=True, starting_after=3)
+    assert [event.to_dict() for event in again] == direct[4:]
+
+
+def test_a_reader_that_goes_away_does_not_end_a_response_in_the_background(http: httpx2.Client) -> None:
+    body = LONG | {"stream": True, "seed": 3, "max_output_tokens": 400}
+    with http.stream("POST", PATH, json=body) as answer:
+        first = next(line for line in answer.iter_lines() if line.startswith("data: "))
+    response_id = json.loads(first.removeprefix("data: "))["response"]["id"]
+    followed = events(http.get(f"{PATH}/{response_id}", params={"stream": "true", "starting_after": 0}).text)
+    assert followed[0]["sequence_number"] == 1
+    assert followed[-1]["response"] == ended(http, response_id)
+
+
+def test_a_killed_frontend_loses_no_response_that_it_has_accepted(engine: LaunchedEngine, http: httpx2.Client) -> None:
+    kept = made(http)
+    plain = begun(http, max_output_tokens=900)
+    with http.stream("POST", PATH, json=LONG | {"stream": True, "max_output_tokens": 900}) as answer:
+        lines = (line for line in answer.iter_lines() if line.startswith("data: "))
+        seen = [json.loads(next(lines).removeprefix("data: ")) for _ in range(40)]
+        engine.child("frontend").kill()
+    response_id = seen[0]["response"]["id"]
+    with httpx2.Client(base_url=engine.url, headers=http.headers, timeout=DEADLINE_S) as again:
+        assert again.get(f"{PATH}/{kept['id']}").json() == kept
+        follow = {"stream": "true", "starting_after": str(seen[-1]["sequence_number"])}
+        rest = events(again.get(f"{PATH}/{response_id}", params=follow).text)
+        everything = seen + rest
+        assert [event["sequence_number"] for event in everything] == list(range(len(everything)))
+        deltas = "".join(event["delta"] for event in everything if event["type"] == "response.output_text.delta")
+        final = ended(again, response_id)
+        assert rest[-1]["response"] == final and final["status"] == "incomplete"
+        assert deltas == final["output"][0]["content"][0]["text"]
+        assert final["usage"]["output_tokens"] == 900
+        assert {event["item_id"] for event in everything if "item_id" in event} == {final["output"][0]["id"]}
+        assert ended(again, plain)["usage"]["output_tokens"] == 900
+
+
+def test_the_oldest_are_forgotten_first(http: httpx2.Client) -> None:
+    first = made(http, input="Hi", max_output_tokens=1)["id"]
+    others = [made(http, input="Hi", max_output_tokens=1)["id"] for _ in range(50)]
+    assert http.get(f"{PATH}/{first}").status_code == 404
+    assert {http.get(f"{PATH}/{each}").status_code for each in others} == {200}
