@@ -271,7 +271,8 @@ class EngineCore:
         self._want_masks()
         now = time.monotonic()
         num_new = num_ids(new_tokens.token_ids)
-        self.stats.on_step(len(batch.rows), batch.num_tokens, batch.num_prompt_tokens, num_new, output.execute_s, now)
+        num_prefilled, execute_s = batch.num_prefilled_tokens, output.execute_s
+        self.stats.on_step(len(batch.rows), batch.num_tokens, num_prefilled, num_new, execute_s, now)
         self.stats.host_s += now - begun_at
 
     def _tell_grammars(self, new: NewTokens, *, are_jump_tokens: bool = False) -> None:

@@ -40,10 +40,10 @@ class CoreStats:
         self._logged_scheduled = 0
 
     def on_step(
-        self, num_rows: int, num_tokens: int, num_prompt_tokens: int, num_new_tokens: int, execute_s: float, now: float
+        self, num_rows: int, num_tokens: int, num_prefilled: int, num_new_tokens: int, execute_s: float, now: float
     ) -> None:
-        """`num_tokens` were computed, `num_prompt_tokens` of them of prompts, and `num_new_tokens` were generated."""
-        num_processed = num_prompt_tokens + num_new_tokens  # as vLLM counts: each generated token in its own step
+        """`num_tokens` were computed, prompts of `num_prefilled` tokens completed, and `num_new_tokens` generated."""
+        num_processed = num_prefilled + num_new_tokens  # as vLLM counts: each token once, cached ones of prompts too
         self.num_step_tokens += num_processed
         self.num_steps_by_tokens[min(max(num_processed - 1, 0).bit_length(), NUM_TOKEN_COUNTS - 1)] += 1
         self.num_steps_by_rows[min((num_rows - 1).bit_length(), NUM_ROW_COUNTS - 1)] += 1

@@ -37,7 +37,8 @@ class Batch:
         """counts: how many tokens the first step computes of each row."""
         ends = state.num_scheduled[rows] + counts
         is_end, is_pooled = ends >= state.num_tokens[rows], state.is_pooled[rows]
-        is_prompt = ends - counts < state.num_prompt_tokens[rows]
+        prompts = state.num_prompt_tokens[rows]
+        is_prompt = ends - counts < prompts
         samples = is_end & ~is_pooled
         self.version = state.version
         self.num_sent = 0  # steps
@@ -45,6 +46,7 @@ class Batch:
         self.row_frame, self.count_frame = rows.astype(np.int32).tobytes(), counts.tobytes()
         self.num_tokens = int(counts.sum())  # computed by the first step, all rows together
         self.num_prompt_tokens = int(counts[counts > 1].sum())  # of them, in chunks of more than one token
+        self.num_prefilled_tokens = int(prompts[is_prompt & (ends >= prompts)].sum())  # of prompts that it completes
         self.scores_prompts = bool((state.scores_prompt[rows] & is_prompt).any())  # the step returns prompt logprobs
         self.pooled_rows = rows[is_end & is_pooled]  # prompts to embed that the step computes to their end
         self.pooled_epochs = self.epochs[is_end & is_pooled]
@@ -52,7 +54,8 @@ class Batch:
         self.sampled_epochs, self.sampled_rewound = self.epochs[samples], state.num_rewound[self.sampled_rows]
         self.sampled_frame = self.sampled_rows.astype(np.int32).tobytes()
         self.num_steps = 1
-        if samples.all() and self.num_tokens == len(rows) == state.num_active and not self.scores_prompts:
+        is_plain = not self.scores_prompts and not self.num_prefilled_tokens
+        if is_plain and samples.all() and self.num_tokens == len(rows) == state.num_active:
             self.num_steps = int((state.token_limit[rows] - ends).min())
         self.token_owners = TokenOwners(state, self.sampled_rows)
         grammar_ids = self.token_owners.grammar_ids

@@ -84,7 +84,7 @@ class EngineMetrics:
         self.batch = Histogram("batch_size", "Requests in a step of the model.", ROWS)
         is_vllm = spec.config.metrics_names == "vllm"  # whose name of a histogram ends as a counter's should
         name = "iteration_tokens_total" if is_vllm else "iteration_tokens"
-        self.step_tokens = Histogram(name, "Prompt tokens computed and tokens generated in a step.", STEP_TOKENS)
+        self.step_tokens = Histogram(name, "Tokens of prompts that a step completes, and generated.", STEP_TOKENS)
         self.param_n = Histogram("request_params_n", "n of ended requests.", (1, 2, 5, 10, 20))
         self.param_max_tokens = Histogram("request_params_max_tokens", "max_tokens of ended answers.", TOKENS)
         self.preempted = Histogram(
@@ -105,11 +105,11 @@ class EngineMetrics:
         self._config = spec.config
         self.registry = Registry("vllm:" if is_vllm else "tokenloom_", model)
         self.registry.metrics += [
-            *self._gauges(),
+            *self._gauges(spec.max_model_len),
             *(each for each in vars(self).values() if isinstance(each, (Counter, Histogram))),
         ]
 
-    def _gauges(self) -> list[Metric]:
+    def _gauges(self, max_model_len: int) -> list[Metric]:
         def memory() -> dict[str, float]:
             return {str(rank): num_bytes for rank, num_bytes in enumerate(self.progress.worker_memory_bytes)}
 
@@ -127,7 +127,9 @@ class EngineMetrics:
             names = ("block_size", "enable_prefix_caching", "gpu_memory_utilization", "kv_cache_memory_bytes")
             config = {name: getattr(self._config, name) for name in names}
             blocks = {"num_gpu_blocks": self.num_kv_blocks, "num_cpu_blocks": None}
-            return {**config, "cache_dtype": self._config.kv_cache_dtype, **blocks}
+            size = self.num_kv_blocks * self._config.block_size
+            sizes = {"kv_cache_size_tokens": size, "kv_cache_max_concurrency": round(size / max_model_len, 2)}
+            return {**config, "cache_dtype": self._config.kv_cache_dtype, **blocks, **sizes}
 
         return [
             Gauge("num_requests_running", "Requests in the running batch.", lambda: self.progress.num_running),

@@ -101,7 +101,7 @@ class Progress(Message, frozen=True, kw_only=True, tag="progress"):
     host_s: float = 0.0  # taking results in
     num_rows_in_steps: int = 0
     num_steps_by_rows: list[int] = []  # of at most 1, 2, 4, 8 … 4096 rows and more than the one before; larger ones
-    num_step_tokens: int = 0  # of steps: prompt tokens computed and tokens generated
+    num_step_tokens: int = 0  # of steps: tokens of prompts that they completed, cached ones too, and generated
     num_steps_by_tokens: list[int] = []  # as num_steps_by_rows, up to 16384
     num_refused_for_requests: int = 0  # as the queue held too many answers
     num_refused_for_tokens: int = 0  # as it held too many prompt tokens

@@ -67,11 +67,15 @@ def test_metrics_add_up_when_nothing_runs(http: httpx2.Client) -> None:
     assert all(found[f"{prefix}step_seconds_total{{{phase}}}"] > 0 for phase in ("schedule", "send", "device", "host"))
 
 
-def test_a_request_is_counted_as_vllm_counts_it(http: httpx2.Client) -> None:
+@pytest.mark.parametrize("prompt", ["The capital of France " * 9, [5]])
+def test_a_request_is_counted_as_vllm_counts_it(http: httpx2.Client, prompt: str | list[int]) -> None:
+    wait_idle(http)
+    body = {"prompt": prompt, "max_tokens": 7, "ignore_eos": True, "cache_salt": "counted"}
+    assert http.post("/v1/completions", json=body).status_code == 200
     wait_idle(http)
     before, begun = samples(http), time.monotonic()
-    body = {"prompt": "The capital of France is", "max_tokens": 7, "ignore_eos": True, "cache_salt": "counted"}
     usage = http.post("/v1/completions", json=body).json()["usage"]
+    assert bool(usage["prompt_tokens_details"]["cached_tokens"]) == (usage["prompt_tokens"] > 1)
     wait_idle(http, begun)
     after = samples(http)
     grown = {name: after[name] - before.get(name, 0) for name in after if after[name] != before.get(name, 0)}

@@ -113,15 +113,17 @@ def test_a_large_body_that_is_no_json_is_explained_as_a_small_one_is(http: httpx
         assert {**ours, "message": ""} == {**theirs, "message": ""}
 
 
-def test_the_end_of_a_text_that_is_far_too_long_is_served_if_it_is_to_be_truncated(http: httpx2.Client) -> None:
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_text_that_is_far_too_long_is_served_if_it_is_to_be_truncated(http: httpx2.Client, side: str) -> None:
     text = WORDS * 20_000
-    token_ids = http.post("/tokenize", json={"prompt": WORDS * 100, "add_special_tokens": False}).json()["tokens"]
+    token_ids = http.post("/tokenize", json={"prompt": WORDS * 100}).json()["tokens"]
+    kept = token_ids[-20:] if side == "left" else token_ids[:20]
     fields = {"max_tokens": 4, "temperature": 0, "return_token_ids": True, "logprobs": 1}
-    body = fields | {"prompt": text, "truncate_prompt_tokens": 20}
+    body = fields | {"prompt": text, "truncate_prompt_tokens": 20, "truncation_side": side}
     assert len(text) > 2 * SMALL_BYTES
     (long,) = http.post("/v1/completions", json=body).json()["choices"]
-    (short,) = http.post("/v1/completions", json=fields | {"prompt": token_ids[-20:]}).json()["choices"]
-    assert long["prompt_token_ids"] == token_ids[-20:] and long["text"] == short["text"]
+    (short,) = http.post("/v1/completions", json=fields | {"prompt": kept}).json()["choices"]
+    assert long["prompt_token_ids"] == kept and long["text"] == short["text"]
 
 
 def test_many_texts_in_a_large_body_are_all_answered(http: httpx2.Client) -> None:

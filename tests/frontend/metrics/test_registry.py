@@ -64,6 +64,7 @@ histogram iteration_tokens_total request_prompt_tokens request_generation_tokens
 
 def test_every_name_that_vllms_dashboards_ask_for_is_there_with_its_type_and_labels() -> None:
     metrics = new_metrics(metrics_names="vllm")
+    metrics.num_kv_blocks = 192
     metrics.on_progress(Progress(step=0, step_age_s=0.0, num_running=0, num_waiting=5, num_deferred=2))
     found = {family.name: family for family in text_string_to_metric_families(metrics.render())}
     kind = ""
@@ -73,7 +74,8 @@ def test_every_name_that_vllms_dashboards_ask_for_is_there_with_its_type_and_lab
             continue
         assert found[f"vllm:{word}"].type == kind, word
     (config,) = found["vllm:cache_config_info"].samples
-    labels = {"block_size": "16", "enable_prefix_caching": "True", "cache_dtype": "auto", "num_gpu_blocks": "0"}
+    labels = {"block_size": "16", "enable_prefix_caching": "True", "cache_dtype": "auto", "num_gpu_blocks": "192"}
+    labels |= {"kv_cache_size_tokens": "3072", "kv_cache_max_concurrency": "6.0"}
     assert config.value == 1 and labels.items() <= config.labels.items()
     waiting = {sample.labels["reason"]: sample.value for sample in found["vllm:num_requests_waiting_by_reason"].samples}
     assert waiting == {"capacity": 3, "deferred": 2}
