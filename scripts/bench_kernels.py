@@ -24,7 +24,6 @@ from tokenloom.kernels.select import select_ops
 from tokenloom.scripts.bench_limits import LimitsPeer
 from tokenloom.scripts.bench_report import Report, median, new_parser
 from tokenloom.scripts.bench_workload import find_checkpoint
-from tokenloom.workers.memory import allocate_kv_cache
 from tokenloom.workers.model_step import compute
 from tokenloom.workers.models.decoder import DecoderModel, load_model
 from tokenloom.workers.parallel import ParallelGroup
@@ -47,8 +46,8 @@ def step_of(model: DecoderModel, counts: list[int], seq_lens: list[int]) -> Call
     shape = inputs.block_tables.shape
     tables = np.random.default_rng(0).permutation(shape[0] * shape[1]).reshape(shape).astype(np.int32) + 1
     inputs = inputs._replace(block_tables=tables)
-    heads = (model.num_layers, 2, model.num_kv_heads_local, BLOCK_SIZE, model.head_dim)
-    kv_cache = allocate_kv_cache((tables.size + 1, *heads), getattr(torch, DTYPE), CPU).normal_()
+    (spec,) = model.kv_cache_specs(BLOCK_SIZE, getattr(torch, DTYPE))
+    kv_cache = spec.allocate(tables.size + 1, CPU).normal_()
     return lambda: compute(model, inputs, kv_cache)
 
 

@@ -36,8 +36,8 @@ class DeviceSteps:
         ops = select_ops(device, dtype)
         model = load_model(folder, ModelConfig.load(folder), max_model_len, dtype, device, ops, group)
         width = -(-max_model_len // BLOCK_SIZE)
-        shape = (num_rows * width + 1, model.num_layers, 2, model.num_kv_heads_local, BLOCK_SIZE, model.head_dim)
-        cache = torch.randn(shape, dtype=dtype, device=device)
+        (spec,) = model.kv_cache_specs(BLOCK_SIZE, dtype)
+        cache = torch.randn(spec.shape(num_rows * width + 1), dtype=dtype, device=device)
         self._blocks = np.random.default_rng(0).permutation(num_rows * width).astype(np.int32).reshape(num_rows, width)
         self._runner = DeviceRunner(model, cache, num_rows, max_model_len, group, CudaRecorder(), sizes_at_start=())
 

@@ -7,12 +7,9 @@ what is available. Knows no model: a block is a number of bytes.
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from ..ipc.errors import ConfigError
 from ..ipc.process.machine_memory import available_bytes, gib
@@ -76,13 +73,3 @@ def fit_on_gpu(limits: KVCacheLimits, device: torch.device, activation_bytes: in
     free, total = torch.cuda.mem_get_info(device)
     reserve = activation_bytes + GPU_RESERVE_BYTES
     return limits.fit(free - reserve, int(total * utilization) - (total - free) - reserve)
-
-
-def allocate_kv_cache(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros of `shape`. On the CPU a page costs memory only once it is written."""
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    pages = mmap.mmap(-1, torch.Size(shape).numel() * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a kernel without huge pages
-        pages.madvise(mmap.MADV_HUGEPAGE)  # attention reads blocks all over the pool
-    return torch.frombuffer(pages, dtype=dtype).view(shape)

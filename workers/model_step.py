@@ -1,7 +1,8 @@
-"""One step of the model: StepInputs → tensors and metadata on the device → hidden states and logits."""
+"""Model, the interface of models, and its forward pass: StepInputs → StepContext → hidden states and logits."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -9,47 +10,52 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..kernels.contract import AttentionMetadata
+from ..kernels.contract import AttentionMetadata, BatchColumns
 from .input_batch import StepInputs
+from .kv_cache import KVCacheSpec
+from .step_context import StepContext
 
 
 class Model(Protocol):
-    """What a runner needs of a model; see DecoderModel for shapes."""
+    """One rank of a model. DecoderModel documents the shapes."""
 
-    num_layers: int
-    num_kv_heads_local: int
-    head_dim: int
     weight_bytes: int
 
+    def kv_cache_specs(self, block_size: int, dtype: torch.dtype) -> Sequence[KVCacheSpec]:
+        """Return a spec for each group of layers that share block tables."""
+        ...
+
     def forward_logits(
-        self, token_ids: Tensor, chosen: Tensor, metadata: AttentionMetadata, kv_cache: Tensor
+        self, token_ids: Tensor, logits_indices: Tensor, context: StepContext
     ) -> tuple[Tensor, Tensor]: ...
+
+    def forward_mixed(self, token_ids: Tensor, rows: BatchColumns, context: StepContext) -> Tensor: ...
+
+    def forward_decode(self, row_ids: Tensor, rows: BatchColumns, context: StepContext) -> Tensor: ...
 
     def compute_logits(self, hidden: Tensor) -> Tensor: ...
 
 
 def compute(model: Model, inputs: StepInputs, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
-    """Hidden states [T, hidden_size] of the step's tokens and, on rank 0, logits [s, vocab] of those that sample."""
+    """Return the hidden states [T, hidden_size] of the step's tokens and, on rank 0, logits [s, vocab] of the rows that
+    sample."""
     device = kv_cache.device
-    token_ids, chosen = _on(device, inputs.token_ids), _on(device, inputs.sampled_tokens)
-    return model.forward_logits(token_ids, chosen, metadata_of(inputs, device), kv_cache)
+    token_ids, logits_indices = _on(device, inputs.token_ids), _on(device, inputs.sampled_tokens)
+    arrays = (inputs.positions, inputs.slots, inputs.query_starts, inputs.seq_lens, inputs.block_tables)
+    metadata = step_metadata(inputs, *(_on(device, array) for array in arrays))
+    return model.forward_logits(token_ids, logits_indices, StepContext(metadata, kv_cache))
 
 
 def _on(device: torch.device, array: npt.NDArray[np.generic]) -> Tensor:
+    """Return the array as a tensor on `device`; on the CPU it shares the memory."""
     tensor = torch.from_numpy(array)
     return tensor if device.type == "cpu" else tensor.to(device)
-
-
-def metadata_of(inputs: StepInputs, device: torch.device) -> AttentionMetadata:
-    """The step's metadata on `device`; on the CPU the tensors share the arrays' memory."""
-    arrays = (inputs.positions, inputs.slots, inputs.query_starts, inputs.seq_lens, inputs.block_tables)
-    return step_metadata(inputs, *(_on(device, array) for array in arrays))
 
 
 def step_metadata(
     inputs: StepInputs, positions: Tensor, slots: Tensor, query_starts: Tensor, seq_lens: Tensor, block_tables: Tensor
 ) -> AttentionMetadata:
-    """The step's metadata; the tensors hold the arrays of these names in `inputs`."""
+    """Return the step's metadata. The tensors hold the arrays of the same names in `inputs`."""
     seq_lens_host: list[int] = inputs.seq_lens.tolist()
     query_starts_host: list[int] = inputs.query_starts.tolist()
     return AttentionMetadata(

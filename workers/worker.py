@@ -32,7 +32,8 @@ from ..kernels.select import Ops, select_ops
 from .cpu_threads import num_cpu_threads
 from .device_check import check_gpu, check_options, select_gpu
 from .input_batch import InputBatch
-from .memory import KVCacheLimits, allocate_kv_cache, fit_on_cpu, fit_on_gpu
+from .kv_cache import KVCacheSpec
+from .memory import KVCacheLimits, fit_on_cpu, fit_on_gpu
 from .model_runner import ModelRunner
 from .models.decoder import DecoderModel, load_model
 from .parallel import NullGroup, ParallelGroup
@@ -118,7 +119,7 @@ class Worker:
         if self._asleep:
             return Measured(max_blocks=MAX_BLOCKS, block_bytes=0, device=str(self._device), kernels=self._kernels)
         limits = KVCacheLimits(
-            block_bytes=torch.Size(self._kv_shape(1)).numel() * self._kv_dtype.itemsize,
+            block_bytes=self._kv_cache_spec(self._loaded_model).block_bytes,
             max_blocks_per_row=self._spec.max_blocks_per_row,
             max_num_seqs=self._spec.config.max_num_seqs,
             num_blocks=self._spec.config.num_kv_blocks,
@@ -141,7 +142,7 @@ class Worker:
         self._num_blocks = num_blocks
         if self._model is None or "kv_cache" in self._asleep:
             return
-        self._kv_cache = allocate_kv_cache(self._kv_shape(num_blocks), self._kv_dtype, self._device)
+        self._kv_cache = self._kv_cache_spec(self._model).allocate(num_blocks, self._device)
         run_dummy(self._model, dummy_step([1], [1], self._spec.config.block_size), self._kv_cache, self._sampler)
         self.runner = self._make_runner(self._model, self._kv_cache)
 
@@ -228,7 +229,7 @@ class Worker:
         def launch() -> None:
             spec, group = self._spec, NullGroup(self._rank, self._size)
             model = self._load_model(folder, distinct_layers(spec.model), META_DEVICE, group)
-            kv_cache = torch.empty(self._kv_shape(1, model), dtype=self._kv_dtype, device=META_DEVICE)
+            kv_cache = self._kv_cache_spec(model).allocate(1, META_DEVICE)
             limits = (spec.config.max_num_seqs, spec.max_num_batched_tokens, spec.max_model_len)
             launch_steps(model, kv_cache, *limits, group, self._has_graphs)
 
@@ -264,12 +265,14 @@ class Worker:
         model = self._spec.model
         return ops is not None and ops.supports(model.head_dim, model.num_heads // model.num_kv_heads)
 
-    def _kv_shape(self, num_blocks: int, model: DecoderModel | None = None) -> tuple[int, ...]:
-        """[num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim, in fp8 with its scale]"""
-        model = model or self._model
-        assert model is not None, "load comes first"
-        width = model.head_dim + (fp8_cache.SCALE_BYTES if self._has_fp8_cache else 0)
-        return (num_blocks, model.num_layers, 2, model.num_kv_heads_local, self._spec.config.block_size, width)
+    @property
+    def _loaded_model(self) -> DecoderModel:
+        assert self._model is not None, "load comes first"
+        return self._model
+
+    def _kv_cache_spec(self, model: DecoderModel) -> KVCacheSpec:
+        (spec,) = model.kv_cache_specs(self._spec.config.block_size, self._kv_dtype)  # rows have one block table
+        return spec
 
     def _prepare_device(self) -> None:
         """ConfigError for a device that cannot do what is asked of it."""
@@ -287,20 +290,19 @@ class Worker:
         return ParallelGroup.connect(self._rank, self._size, self._device, folder / "store", timeout_s)
 
     def _measure_activations(self) -> int:
-        assert self._model is not None, "load comes before measure"
-        config = self._spec.config
+        model, config = self._loaded_model, self._spec.config
         steps = largest_steps(
             config.max_num_seqs, self._spec.max_num_batched_tokens, self._spec.max_model_len, config.block_size
         )
-        null_block = allocate_kv_cache(self._kv_shape(1), self._kv_dtype, self._device)
-        measured = activation_bytes(self._model, steps, null_block, self._sampler, self._spec.max_logprobs)
-        model, max_blocks_per_row = self._spec.model, self._spec.max_blocks_per_row
+        null_block = self._kv_cache_spec(model).allocate(1, self._device)
+        measured = activation_bytes(model, steps, null_block, self._sampler, self._spec.max_logprobs)
+        shape, max_blocks_per_row = self._spec.model, self._spec.max_blocks_per_row
         measured += config.max_num_seqs * max_blocks_per_row * 4  # block tables of rows that the device remembers
         if not self._has_graphs:
             return measured
         from .device.cuda_graphs import graph_bytes
 
-        sizes = (model.vocab_size, model.num_heads, model.head_dim, model.num_layers, max_blocks_per_row, self._size)
+        sizes = (shape.vocab_size, shape.num_heads, shape.head_dim, shape.num_layers, max_blocks_per_row, self._size)
         return measured + graph_bytes(config.max_num_seqs, *sizes)
 
     def _describe_device(self) -> str:

@@ -18,7 +18,7 @@ from tokenloom.kernels.select import select_ops
 from tokenloom.tests.kernels.gpu.test_sampling import Row, draw, random_logits, random_rows
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.workers.paged_run import PagedRun, load
-from tokenloom.tests.workers.random_schedule import message, new_row
+from tokenloom.tests.workers.random_schedule import message, new_row, sampled_by
 from tokenloom.workers.device.cuda_graphs import CudaRecorder
 from tokenloom.workers.device.device_runner import DeviceRunner
 from tokenloom.workers.input_batch import InputBatch
@@ -116,14 +116,14 @@ def load_exact(folder: Path, device: torch.device) -> DecoderModel:
 def new_runner(folder: Path, device: torch.device, has_graphs: bool, is_on_device: bool = True) -> ModelRunner:
     model = load_exact(folder, device)
     num_blocks = MAX_NUM_SEQS * MAX_MODEL_LEN // BLOCK_SIZE + 1
-    shape = (num_blocks, model.num_layers, 2, model.num_kv_heads_local, BLOCK_SIZE, model.head_dim)
-    kv_cache = torch.zeros(shape, device=device)
-    on_device = None
+    (spec,) = model.kv_cache_specs(BLOCK_SIZE, torch.float32)
+    kv_cache = spec.allocate(num_blocks, device)
+    device_runner = None
     if is_on_device:
         recorder = CudaRecorder() if has_graphs else None
-        on_device = DeviceRunner(model, kv_cache, MAX_NUM_SEQS, MAX_MODEL_LEN, ParallelGroup(), recorder)
+        device_runner = DeviceRunner(model, kv_cache, MAX_NUM_SEQS, MAX_MODEL_LEN, ParallelGroup(), recorder)
     batch = InputBatch(MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK_SIZE, num_blocks)
-    return ModelRunner(model, batch, kv_cache, ParallelGroup(), on_device=on_device)
+    return ModelRunner(model, batch, kv_cache, ParallelGroup(), device_runner=device_runner)
 
 
 def drive(runner: ModelRunner, num_steps: int, num_in_flight: int, num_logprobs: int = -1) -> list[list[int]]:
@@ -138,8 +138,8 @@ def drive(runner: ModelRunner, num_steps: int, num_in_flight: int, num_logprobs:
     num_started = 0
 
     def finish() -> None:
-        sampled = runner.finish()
-        for row, token in zip(sampled.rows.tolist(), sampled.token_ids.tolist(), strict=True):
+        sampled = sampled_by(runner.finish())
+        for row, token in zip(sampled.rows, sampled.token_ids, strict=True):
             outputs[row].append(token)
 
     for step in range(num_steps):

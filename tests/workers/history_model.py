@@ -7,13 +7,18 @@ context, in order, found through the row's block table. A wrong slot, table, pos
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tokenloom.kernels.contract import AttentionMetadata
+from tokenloom.kernels.contract import AttentionMetadata, BatchColumns
+from tokenloom.kernels.reference import ReferenceOps
+from tokenloom.kernels.select import Ops
+from tokenloom.workers.kv_cache import KVCacheSpec
+from tokenloom.workers.step_context import StepContext
 
 VOCAB_SIZE = 211
 _LOGITS = torch.from_numpy(np.random.default_rng(0).normal(0, 2, (VOCAB_SIZE, VOCAB_SIZE)).astype(np.float32))
@@ -32,9 +37,16 @@ def logits_after(history: Sequence[int]) -> Tensor:
 
 
 class HistoryModel:
-    num_layers, num_kv_heads_local, head_dim, weight_bytes = 1, 1, 1, 0
+    """A token's embedding is its number. Rows of length 0 come last and are padding."""
 
-    def forward(self, token_ids: Tensor, metadata: AttentionMetadata, kv_cache: Tensor) -> Tensor:
+    weight_bytes = 0
+    _ops: Ops = ReferenceOps()
+    _table = torch.arange(VOCAB_SIZE, dtype=torch.float32)[:, None]
+
+    def kv_cache_specs(self, block_size: int, dtype: torch.dtype) -> list[KVCacheSpec]:
+        return [KVCacheSpec(1, 1, 1, block_size, dtype)]
+
+    def _forward(self, token_ids: Tensor, metadata: AttentionMetadata, kv_cache: Tensor) -> Tensor:
         block_size = kv_cache.shape[4]
         is_written = metadata.slots >= 0
         slots = metadata.slots[is_written]
@@ -49,11 +61,29 @@ class HistoryModel:
                 hidden[token] = summary(context[: position + 1])
         return hidden
 
-    def forward_logits(
-        self, token_ids: Tensor, logits_indices: Tensor, metadata: AttentionMetadata, kv_cache: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        hidden = self.forward(token_ids, metadata, kv_cache)
+    def forward_logits(self, token_ids: Tensor, logits_indices: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
+        hidden = self._forward(token_ids, context.metadata, context.kv_cache)
         return hidden, self.compute_logits(hidden[logits_indices])
+
+    def forward_mixed(self, token_ids: Tensor, rows: BatchColumns, context: StepContext) -> Tensor:
+        # Triton's interpreter would take a quarter of all time over each token of each prompt.
+        embedded = ReferenceOps().begin_step(token_ids, rows, self._table, 0)
+        return self._forward(embedded[:, 0].long(), context.metadata, context.kv_cache)
+
+    def forward_decode(self, row_ids: Tensor, rows: BatchColumns, context: StepContext) -> Tensor:
+        metadata, block_size = context.metadata, context.kv_cache.shape[4]
+        token_ids = self._ops.begin_decode(row_ids, rows, metadata, block_size, self._table, 0)[:, 0].long()
+        n = int((metadata.seq_lens > 0).sum())
+        live = replace(
+            metadata,
+            positions=metadata.positions[:n],
+            slots=metadata.slots[:n],
+            query_starts_host=metadata.query_starts_host[: len(metadata.seq_lens_host) + 1][: n + 1],
+            seq_lens_host=metadata.seq_lens.tolist()[:n],
+        )
+        hidden = torch.zeros(len(token_ids), 1)
+        hidden[:n] = self._forward(token_ids[:n], live, context.kv_cache)
+        return hidden
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         return _LOGITS[hidden[:, 0].long()]

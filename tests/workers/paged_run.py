@@ -15,6 +15,7 @@ from tokenloom.kernels.contract import AttentionMetadata
 from tokenloom.kernels.select import Ops, select_ops
 from tokenloom.workers.models.decoder import DecoderModel, load_model
 from tokenloom.workers.parallel import ParallelGroup
+from tokenloom.workers.step_context import StepContext
 
 CPU = torch.device("cpu")
 
@@ -80,8 +81,8 @@ class PagedRun:
         self.model = model
         self.block_size = block_size
         self.device = device
-        shape = (num_blocks, model.num_layers, 2, model.num_kv_heads_local, block_size, model.head_dim)
-        self.kv_cache = torch.full(shape, 1000.0, dtype=dtype, device=device)
+        (spec,) = model.kv_cache_specs(block_size, dtype)
+        self.kv_cache = torch.full(spec.shape(num_blocks), 1000.0, dtype=dtype, device=device)
         self._free = list(range(1, num_blocks))
         random.Random(seed).shuffle(self._free)
         self._blocks: dict[str, list[int]] = {}
@@ -102,7 +103,8 @@ class PagedRun:
         token_ids = torch.tensor([t for name in order for t in new_tokens[name]], device=self.device)
         with torch.inference_mode():
             every = torch.arange(len(token_ids), device=self.device)
-            logits = self.model.forward_logits(token_ids, every, metadata, self.kv_cache)[1].clone()
+            context = StepContext(metadata, self.kv_cache)
+            logits = self.model.forward_logits(token_ids, every, context)[1].clone()
         if not logits.shape[0]:  # another rank has them
             return {}
         return dict(zip(order, torch.split(logits, [len(new_tokens[name]) for name in order]), strict=True))

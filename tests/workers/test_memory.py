@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from tokenloom.ipc.errors import ConfigError
-from tokenloom.workers.memory import KVCacheLimits, allocate_kv_cache, fit_on_cpu
+from tokenloom.workers.kv_cache import KVCacheSpec
+from tokenloom.workers.memory import KVCacheLimits, fit_on_cpu
 
 MIB = 1 << 20
 
@@ -58,7 +59,7 @@ def test_local_ranks_share_the_memory() -> None:
 def test_pages_of_the_pool_cost_nothing_until_they_are_written() -> None:
     process = psutil.Process(os.getpid())
     before = process.memory_info().rss
-    cache = allocate_kv_cache((1 << 14, 2, 2, 2, 16, 64), torch.float32, torch.device("cpu"))
+    cache = KVCacheSpec(2, 2, 64, 16, torch.float32).allocate(1 << 14, torch.device("cpu"))
     assert cache.numel() * 4 == 512 * MIB
     assert process.memory_info().rss - before < 16 * MIB
     assert not cache[12345].any()

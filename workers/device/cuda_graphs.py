@@ -24,7 +24,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ...kernels.contract import AttentionMetadata, BatchColumns
+from ...kernels.contract import AttentionMetadata
+from ..model_step import Model
+from ..step_context import StepContext
 from .device_batch import DeviceBatch
 
 SIZES_AT_START = (8, 4, 2, 1)  # after the largest
@@ -33,20 +35,6 @@ NODES_PER_LAYER = 16  # at most, of one without experts: a product may be two ke
 CUBLAS_BYTES = 32 << 20  # torch's workspace of each stream that multiplies, here the one that records; of Hopper
 
 Step: TypeAlias = Callable[[], None]
-
-
-class Model(Protocol):
-    """What a step computes; see DecoderModel for shapes."""
-
-    def forward_mixed(
-        self, token_ids: Tensor, rows: BatchColumns, metadata: AttentionMetadata, kv_cache: Tensor
-    ) -> Tensor: ...
-
-    def forward_decode(
-        self, row_ids: Tensor, rows: BatchColumns, metadata: AttentionMetadata, kv_cache: Tensor
-    ) -> Tensor: ...
-
-    def compute_logits(self, hidden: Tensor) -> Tensor: ...
 
 
 class Recorder(Protocol):
@@ -222,8 +210,8 @@ class DecodeGraphs:
 
     def _compute(self, buffers: _Buffers, is_drawn: bool) -> None:
         """The step itself; reads nothing back."""
-        metadata = buffers.metadata(self._max_model_len)
-        hidden = self._model.forward_decode(buffers.row_ids, self._rows.columns, metadata, self._kv_cache)
+        context = StepContext(buffers.metadata(self._max_model_len), self._kv_cache)
+        hidden = self._model.forward_decode(buffers.row_ids, self._rows.columns, context)
         logits = self._model.compute_logits(hidden)
         if is_drawn:  # the token that a row samples stands where its context ends
             self._rows.sample(logits, buffers.row_ids, buffers.seq_lens, buffers.sampled)

@@ -14,11 +14,12 @@ import numpy.typing as npt
 from torch import Tensor
 
 from ..input_batch import StepInputs
-from ..model_step import step_metadata
+from ..model_step import Model, step_metadata
 from ..parallel import ParallelGroup
 from ..sampling.sampling_columns import SamplingColumns
 from ..staging import Staging
-from .cuda_graphs import SIZES_AT_START, DecodeGraphs, Model, Recorder
+from ..step_context import StepContext
+from .cuda_graphs import SIZES_AT_START, DecodeGraphs, Recorder
 from .device_batch import DeviceBatch
 from .token_copy import AsyncTokenCopy, PendingTokens
 
@@ -100,9 +101,8 @@ class DeviceRunner:
         token_ids, *rest = self._staging.send([inputs.token_ids, *arrays, inputs.sampled_tokens, *changes])
         index, *changed = rest[5:]
         self._rows.write(changed)
-        hidden = self._model.forward_mixed(
-            token_ids, self._rows.columns, step_metadata(inputs, *rest[:5]), self._kv_cache
-        )
+        context = StepContext(step_metadata(inputs, *rest[:5]), self._kv_cache)
+        hidden = self._model.forward_mixed(token_ids, self._rows.columns, context)
         row_ids, next_positions = changed[:2]
         if not len(row_ids):
             return row_ids

@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ...ipc.config.model_config import ModelConfig
-from ...kernels.contract import AttentionMetadata
+from ..step_context import StepContext
 from ..weights.loader import LayerLoader, Projection
 from .rotary import RotaryEmbedding
 
@@ -41,7 +41,8 @@ class Attention:
         if config.has_qk_norm:
             self.norms = loader.vector(f"{name}.q_norm", head_dim), loader.vector(f"{name}.k_norm", head_dim)
 
-    def __call__(self, x: Tensor, metadata: AttentionMetadata, kv_cache: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, context: StepContext) -> Tensor:
+        metadata, kv_cache = context.metadata, context.kv_cache
         # [T, query heads | key heads | value heads, head_dim]
         heads = self._ops.linear(x, self.qkv).view(x.shape[0], self._num_local_heads, self._head_dim)
         query = self._ops.qk_norm_rope_cache(

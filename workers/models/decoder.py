@@ -15,7 +15,6 @@ from torch import Tensor
 
 from ...ipc.config.model_config import ModelConfig
 from ...kernels.contract import (
-    AttentionMetadata,
     BatchColumns,
     DecoderWeights,
     FusedDecoder,
@@ -23,18 +22,20 @@ from ...kernels.contract import (
     PackedLinear,
 )
 from ...kernels.select import Ops
+from ..kv_cache import KVCacheSpec
 from ..layers.attention import Attention
 from ..layers.mlp import GatedMLP
 from ..layers.moe import SparseMLP
 from ..layers.rotary import RotaryEmbedding
 from ..parallel import ParallelGroup
+from ..step_context import StepContext
 from ..weights.checkpoint import Checkpoint
 from ..weights.dummy import DummyCheckpoint
 from ..weights.loader import LayerLoader
 
 
 class DecoderLayer:
-    """One block. The residual stream is carried beside the hidden states and added inside the norms."""
+    """One block. The residual stream travels beside the hidden states and is added inside the norms."""
 
     def __init__(self, loader: LayerLoader, config: ModelConfig, layer: int, rotary: RotaryEmbedding) -> None:
         name, hidden_size = f"model.layers.{layer}", config.hidden_size
@@ -51,7 +52,7 @@ class DecoderLayer:
 
     @property
     def weights(self) -> LayerWeights | None:
-        """None for a layer with experts."""
+        """The layer's weights for a fused decoder; None for a layer with experts."""
         if isinstance(self._mlp, SparseMLP):
             return None
         query_norm, key_norm = self._attention.norms or (None, None)
@@ -67,18 +68,15 @@ class DecoderLayer:
             sliding_window=self._attention.window,
         )
 
-    def __call__(
-        self, hidden: Tensor | None, residual: Tensor, metadata: AttentionMetadata, kv_cache: Tensor
-    ) -> Tensor:
-        """hidden [T, hidden_size] is what the block before gives to `residual` (in place); None before the first."""
+    def __call__(self, hidden: Tensor | None, residual: Tensor, context: StepContext) -> Tensor:
+        """Run the block. hidden: [T, hidden_size], the previous block's result, added to `residual` in place; None
+        before the first block."""
         if hidden is None:
             normed = self._ops.rms_norm(residual, self._input_norm, self._eps)
         else:
             normed = self._ops.add_rms_norm(hidden, residual, self._input_norm, self._eps)
-        # What attention took and gave is not held while the MLP runs, which is wider.
-        normed = self._ops.add_rms_norm(
-            self._attention(normed, metadata, kv_cache), residual, self._post_norm, self._eps
-        )
+        # `normed` is reused, so that attention's input and output are freed before the wider MLP runs.
+        normed = self._ops.add_rms_norm(self._attention(normed, context), residual, self._post_norm, self._eps)
         return self._mlp(normed)
 
 
@@ -88,9 +86,7 @@ class DecoderModel:
     def __init__(self, loader: LayerLoader, config: ModelConfig, rotary: RotaryEmbedding) -> None:
         self._ops, self._group = loader.ops, loader.group
         self._eps, self._vocab_size = config.rms_norm_eps, config.vocab_size
-        self.num_layers = config.num_layers
-        self.num_kv_heads_local = len(loader.group.shard_kv_heads(config.num_kv_heads))  # what its KV cache holds
-        self.head_dim = config.head_dim
+        self._kv_shape = (config.num_layers, len(loader.group.shard_kv_heads(config.num_kv_heads)), config.head_dim)
         vocabulary = (config.vocab_size, config.hidden_size)
         table = loader.vocabulary("model.embed_tokens", *vocabulary)
         self._first_id = self._group.rank * len(table)
@@ -105,8 +101,12 @@ class DecoderModel:
         self.weight_bytes = loader.num_bytes + rotary.cos_sin.nbytes  # of this rank
         self._fused = self._fuse(config, rotary)
 
+    def kv_cache_specs(self, block_size: int, dtype: torch.dtype) -> list[KVCacheSpec]:
+        """Return one spec: all layers share their block tables."""
+        return [KVCacheSpec(*self._kv_shape, block_size, dtype)]
+
     def _fuse(self, config: ModelConfig, rotary: RotaryEmbedding) -> FusedDecoder | None:
-        """The same from embedding to norm, as one operation."""
+        """Return the decoder from embedding to norm as one operation, if the kernels have one for it."""
         weights = [layer.weights for layer in self._layers]
         dense = [each for each in weights if each is not None]
         if self._group.size > 1 or len(dense) < len(weights):  # ranks must meet after each layer's halves
@@ -125,47 +125,41 @@ class DecoderModel:
         )
         return self._ops.fuse_decoder(decoder)
 
-    def forward_logits(
-        self, token_ids: Tensor, logits_indices: Tensor, metadata: AttentionMetadata, kv_cache: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """One step: token_ids [T] int → hidden states [T, hidden] after the final norm, and `compute_logits` of the
-        tokens `logits_indices` [c] int64. Writes the step's K/V. What it returns holds until the next call.
+    def forward_logits(self, token_ids: Tensor, logits_indices: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
+        """Compute one step and write its keys and values: token_ids [T] int → hidden states [T, hidden] after the final
+        norm, and `compute_logits` of the tokens `logits_indices` [c] int64. Both tensors are valid until the next call.
 
-        kv_cache: [num_blocks, num_layers, 2, num_kv_heads_local, block_size, head_dim], the model's dtype, zeroed when
-        it was made. T may be 0.
+        T may be 0. The KV cache must be zeroed before its first step.
         """
         if self._fused is not None:
-            return self._fused(token_ids, logits_indices, metadata, kv_cache)
-        hidden = self._run_layers(self._ops.embedding(token_ids, self._table, self._first_id), metadata, kv_cache)
+            return self._fused(token_ids, logits_indices, context.metadata, context.kv_cache)
+        hidden = self._run_layers(self._ops.embedding(token_ids, self._table, self._first_id), context)
         if not len(logits_indices):
             return hidden, torch.empty((0, self._vocab_size), device=hidden.device)
         return hidden, self.compute_logits(hidden[logits_indices])
 
-    def forward_mixed(
-        self, token_ids: Tensor, rows: BatchColumns, metadata: AttentionMetadata, kv_cache: Tensor
-    ) -> Tensor:
-        """Hidden states as in `forward_logits`, where token id −1 − r stands for the last token of row r."""
-        embedded = self._ops.begin_step(token_ids, rows, self._table, self._first_id)
-        return self._run_layers(embedded, metadata, kv_cache)
+    def forward_mixed(self, token_ids: Tensor, rows: BatchColumns, context: StepContext) -> Tensor:
+        """Return hidden states as `forward_logits`; token id −1 − r stands for the last token of row r."""
+        return self._run_layers(self._ops.begin_step(token_ids, rows, self._table, self._first_id), context)
 
-    def forward_decode(
-        self, row_ids: Tensor, rows: BatchColumns, metadata: AttentionMetadata, kv_cache: Tensor
-    ) -> Tensor:
-        """The same of the last tokens of rows [n], −1 = padding; fills in the metadata, see Ops.begin_decode."""
-        block_size = kv_cache.shape[4]
-        embedded = self._ops.begin_decode(row_ids, rows, metadata, block_size, self._table, self._first_id)
-        return self._run_layers(embedded, metadata, kv_cache)
+    def forward_decode(self, row_ids: Tensor, rows: BatchColumns, context: StepContext) -> Tensor:
+        """Return the hidden states of the last token of each row [n], −1 = padding. Ops.begin_decode fills in the
+        metadata."""
+        block_size = context.kv_cache.shape[4]
+        embedded = self._ops.begin_decode(row_ids, rows, context.metadata, block_size, self._table, self._first_id)
+        return self._run_layers(embedded, context)
 
-    def _run_layers(self, embedded: Tensor, metadata: AttentionMetadata, kv_cache: Tensor) -> Tensor:
+    def _run_layers(self, embedded: Tensor, context: StepContext) -> Tensor:
         residual = self._group.all_reduce(embedded)
         hidden: Tensor | None = None
         for layer in self._layers:
-            hidden = layer(hidden, residual, metadata, kv_cache)
+            hidden = layer(hidden, residual, context)
         assert hidden is not None
         return self._ops.add_rms_norm(hidden, residual, self._norm, self._eps)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """hidden [n, hidden] → [n, vocab_size] float32 on rank 0; the others must call too and get [0, vocab_size]."""
+        """Return [n, vocab_size] float32 on rank 0, [0, vocab_size] on the others, which must call too. hidden: [n,
+        hidden_size]."""
         shard = self._ops.logits(hidden, self._head)
         scores = self._group.gather(shard)
         if scores is None:

@@ -18,6 +18,7 @@ from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.kernels.select import Ops
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.workers.paged_run import PagedRun, load, make_metadata
+from tokenloom.workers.step_context import StepContext
 
 LEVELS = instruction_levels()
 pytestmark = pytest.mark.skipif(not LEVELS, reason="the processor has no AVX2")
@@ -66,12 +67,12 @@ def test_logits_are_those_of_the_chosen_tokens_in_their_order(tmp_path: Path) ->
     """More tokens than one group of a panel has, chosen in part, out of order and twice."""
     model = load(tiny_checkpoint(tmp_path, "llama", **ODD), torch.float32, ops=make_cpu_ops(torch.float32, LEVELS[0]))
     token_ids, kv_cache = torch.arange(40, dtype=torch.int32), PagedRun(model, 16).kv_cache
-    metadata = make_metadata([(0, 40, [3, 1, 2])], 16)
+    context = StepContext(make_metadata([(0, 40, [3, 1, 2])], 16), kv_cache)
     with torch.inference_mode():
-        hidden, logits = model.forward_logits(token_ids, torch.arange(40), metadata, kv_cache)
+        hidden, logits = model.forward_logits(token_ids, torch.arange(40), context)
         every, hidden = logits.clone(), hidden.clone()
         for chosen in ([39], [7, 30, 7, 0], list(range(39, -1, -2)), []):
-            again, logits = model.forward_logits(token_ids, torch.tensor(chosen, dtype=torch.int64), metadata, kv_cache)
+            again, logits = model.forward_logits(token_ids, torch.tensor(chosen, dtype=torch.int64), context)
             assert torch.equal(logits, every[chosen]) and torch.equal(again, hidden)
         torch.testing.assert_close(model.compute_logits(hidden), every, rtol=0, atol=1e-5)
 

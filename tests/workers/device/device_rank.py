@@ -46,9 +46,9 @@ STEPS = (  # freed rows, rows, tokens of each
 def drive(model_folder: Path, group: ParallelGroup) -> dict[str, list[int]]:
     """Tokens of each request, two steps in flight, of which none waits for the device to begin."""
     model = load(model_folder, group=group, ops=TritonOps(90))
-    shape = (NUM_BLOCKS, model.num_layers, 2, model.num_kv_heads_local, BLOCK_SIZE, model.head_dim)
+    (spec,) = model.kv_cache_specs(BLOCK_SIZE, torch.float32)
     recorder = Again()
-    runner = new_runner(recorder, model, torch.zeros(shape), group)
+    runner = new_runner(recorder, model, spec.allocate(NUM_BLOCKS, CPU), group)
     outputs: dict[str, list[int]] = {}
     requests: dict[int, int] = {}  # by row
     started: list[dict[int, int]] = []  # of each step that is not finished, as they were then

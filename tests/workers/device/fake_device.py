@@ -7,7 +7,6 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -18,10 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import GridExecutor
 
 import tokenloom.tests.kernels.gpu.interpreter  # noqa: F401
-from tokenloom.kernels.contract import AttentionMetadata, BatchColumns
 from tokenloom.kernels.gpu.ops import TritonOps
-from tokenloom.kernels.reference import ReferenceOps
-from tokenloom.tests.workers.history_model import VOCAB_SIZE, HistoryModel
+from tokenloom.tests.workers.history_model import HistoryModel
 from tokenloom.tests.workers.random_schedule import BLOCK_SIZE, MAX_MODEL_LEN, MAX_NUM_SEQS, NUM_BLOCKS
 from tokenloom.workers.device.cuda_graphs import Step
 from tokenloom.workers.device.device_runner import DeviceRunner
@@ -46,34 +43,9 @@ class Again:
 
 
 class DeviceHistoryModel(HistoryModel):
-    """Reads tokens and lengths on the device, as everything in a graph must; rows of length 0 come last and are
-    padding. A token's embedding is its number."""
+    """Finds the tokens and lengths of a decode step on the device, as a graph must."""
 
     _ops = TritonOps(90)
-    _table = torch.arange(VOCAB_SIZE, dtype=torch.float32)[:, None]
-
-    def forward_mixed(
-        self, token_ids: Tensor, rows: BatchColumns, metadata: AttentionMetadata, kv_cache: Tensor
-    ) -> Tensor:
-        # The interpreter would take a quarter of all time over each token of each prompt.
-        embedded = ReferenceOps().begin_step(token_ids, rows, self._table, 0)
-        return self.forward(embedded[:, 0].long(), metadata, kv_cache)
-
-    def forward_decode(
-        self, row_ids: Tensor, rows: BatchColumns, metadata: AttentionMetadata, kv_cache: Tensor
-    ) -> Tensor:
-        token_ids = self._ops.begin_decode(row_ids, rows, metadata, BLOCK_SIZE, self._table, 0)[:, 0].long()
-        n = int((metadata.seq_lens > 0).sum())
-        live = replace(
-            metadata,
-            positions=metadata.positions[:n],
-            slots=metadata.slots[:n],
-            query_starts_host=metadata.query_starts_host[: len(metadata.seq_lens_host) + 1][: n + 1],
-            seq_lens_host=metadata.seq_lens.tolist()[:n],
-        )
-        hidden = torch.zeros(len(token_ids), 1)
-        hidden[:n] = super().forward(token_ids[:n], live, kv_cache)
-        return hidden
 
 
 def new_runner(

@@ -67,8 +67,8 @@ def load(folder: Path, config: ModelConfig) -> DecoderModel:
 
 
 def new_cache(model: DecoderModel, num_blocks: int) -> torch.Tensor:
-    shape = (num_blocks, model.num_layers, 2, model.num_kv_heads_local, BLOCK_SIZE, model.head_dim)
-    return torch.empty(shape, dtype=torch.bfloat16, device=META_DEVICE)
+    (spec,) = model.kv_cache_specs(BLOCK_SIZE, torch.bfloat16)
+    return spec.allocate(num_blocks, META_DEVICE)
 
 
 def compile_or_hang(source: ASTSource, *arguments: object, **options: object) -> object:

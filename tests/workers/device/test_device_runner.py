@@ -21,7 +21,7 @@ from tokenloom.kernels.gpu.ops import TritonOps
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.workers.device.device_rank import drive
 from tokenloom.tests.workers.device.fake_device import Again, DeviceHistoryModel, Launches, NoWaiting, new_runner
-from tokenloom.tests.workers.paged_run import PagedRun, load
+from tokenloom.tests.workers.paged_run import CPU, PagedRun, load
 from tokenloom.tests.workers.random_schedule import (
     BLOCK_SIZE,
     NUM_BLOCKS,
@@ -232,8 +232,8 @@ def test_a_token_that_comes_late_does_not_touch_the_rows_next_owner() -> None:
 
 def test_starting_a_step_never_waits_for_the_device(tmp_path: Path) -> None:
     model = load(tiny_checkpoint(tmp_path, "qwen3"), ops=TritonOps(90))
-    shape = (NUM_BLOCKS, model.num_layers, 2, model.num_kv_heads_local, BLOCK_SIZE, model.head_dim)
-    runner = new_runner(Again(), model, torch.zeros(shape))
+    (spec,) = model.kv_cache_specs(BLOCK_SIZE, torch.float32)
+    runner = new_runner(Again(), model, spec.allocate(NUM_BLOCKS, CPU))
     sampling = RowSampling(temperature=0.7, top_k=20, top_p=0.9, seed=5)
     new_rows = [new_row(0, [5, 6, 7]), new_row(1, [8, 9], sampling=sampling)]
     steps = [
@@ -254,8 +254,8 @@ def test_a_decode_step_has_one_launch_before_its_layers_and_one_after(tmp_path: 
     """Beside five kernels and four products a layer. Whatever changed of rows, of some at once, takes one copy and one
     launch more, other rows than before another copy."""
     model = load(tiny_checkpoint(tmp_path, "qwen3"), ops=TritonOps(90))
-    shape = (NUM_BLOCKS, model.num_layers, 2, model.num_kv_heads_local, BLOCK_SIZE, model.head_dim)
-    runner = new_runner(Again(), model, torch.zeros(shape))
+    (spec,) = model.kv_cache_specs(BLOCK_SIZE, torch.float32)
+    runner = new_runner(Again(), model, spec.allocate(NUM_BLOCKS, CPU))
     new_rows = [new_row(row, [5, 6, 7], sampling=RowSampling(temperature=0.7, seed=row)) for row in range(3)]
     admitting = message([0, 1, 2], [3, 3, 3], [], new_rows, [0, 0, 9, 0, 0, 10, 1, 0, 11, 2, 0, 12])
     with Launches() as mixed:
@@ -269,7 +269,7 @@ def test_a_decode_step_has_one_launch_before_its_layers_and_one_after(tmp_path: 
     with Launches() as launches:
         runner.start(message([0], [1]))
     per_layer = ("rms_norm_kernel", "qk_norm_rope_cache_kernel", "decode_kernel", "merge_kernel")
-    num_layers = model.num_layers
+    num_layers = spec.num_layers
     expected = Counter(dict.fromkeys(per_layer, num_layers))
     expected += Counter({"rms_norm_kernel": num_layers + 1, "gemv_kernel": 4 * num_layers})  # the norm of all
     expected += Counter({"begin_decode_kernel": 1, "plan_kernel": 1, "gemv_kernel": 1, "sample_kernel": 1})

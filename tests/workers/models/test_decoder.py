@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tokenloom.tests.support.checkpoints import FAMILIES, tiny_checkpoint
 from tokenloom.tests.workers.paged_run import PagedRun, load
+from tokenloom.workers.kv_cache import KVCacheSpec
 
 TOLERANCE = 1e-4
 
@@ -206,7 +207,7 @@ def test_model_states_its_size(tmp_path: Path) -> None:
     tied = load(tiny_checkpoint(tmp_path / "tied", "qwen2"), max_model_len=10)
     untied = load(tiny_checkpoint(tmp_path / "untied", "qwen2", tie_word_embeddings=False), max_model_len=10)
     files = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("tied", "untied")]
-    assert (tied.num_layers, tied.num_kv_heads_local, tied.head_dim) == (2, 1, 16)
+    assert tied.kv_cache_specs(4, torch.float32) == [KVCacheSpec(2, 1, 16, 4, torch.float32)]
     assert untied.weight_bytes - tied.weight_bytes == 293 * 128 * 4  # the head
     for model, file_bytes in zip((tied, untied), files, strict=True):
         rotary_bytes = 10 * 16 * 4

@@ -1,0 +1,42 @@
+"""KVCacheSpec: the shape of the KV cache of a group of layers, and the allocation of its pool."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..kernels import fp8_cache
+
+
+@dataclass(frozen=True)
+class KVCacheSpec:
+    """The KV cache, on one rank, of a group of layers that share their block tables."""
+
+    num_layers: int
+    num_kv_heads: int  # of this rank
+    head_dim: int
+    block_size: int  # tokens
+    dtype: torch.dtype  # fp8_cache.DTYPE: numbers of 8 bits, each vector with its scale
+
+    def shape(self, num_blocks: int) -> tuple[int, ...]:
+        """Return [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], in fp8 wider by a scale."""
+        width = self.head_dim + (fp8_cache.SCALE_BYTES if self.dtype == fp8_cache.DTYPE else 0)
+        return (num_blocks, self.num_layers, 2, self.num_kv_heads, self.block_size, width)
+
+    @property
+    def block_bytes(self) -> int:
+        return torch.Size(self.shape(1)).numel() * self.dtype.itemsize
+
+    def allocate(self, num_blocks: int, device: torch.device) -> Tensor:
+        """Allocate a pool of zeros. On the CPU a page takes memory only when it is first written."""
+        shape = self.shape(num_blocks)
+        if device.type != "cpu":
+            return torch.zeros(shape, dtype=self.dtype, device=device)
+        pages = mmap.mmap(-1, num_blocks * self.block_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            pages.madvise(mmap.MADV_HUGEPAGE)  # attention reads blocks from all over the pool
+        return torch.frombuffer(pages, dtype=self.dtype).view(shape)
