@@ -1,6 +1,6 @@
-"""How many threads a worker computes with: the physical cores that it may use, shared by the ranks of this machine.
+"""The number of compute threads of a worker: its physical cores, divided among the ranks of this machine.
 
-Imported before torch, whose OpenMP runtime reads its environment once.
+Imported before torch, because the OpenMP runtime reads its environment once.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def num_cpu_threads(configured: int | None, local_ranks: int) -> int:
-    """The operator's number, or this rank's share of the cores; at least 1."""
+    """Return the operator's number or this rank's share of the cores; at least 1."""
     if configured is not None:
         return configured
     cores = min(num_physical_cores(os.sched_getaffinity(0)), int(min(cgroup_cpus(), 1 << 20)))
@@ -19,31 +19,30 @@ def num_cpu_threads(configured: int | None, local_ranks: int) -> int:
 
 
 def prepare_openmp(num_threads: int) -> None:
-    """Set the environment of the OpenMP runtime; before torch is imported.
+    """Set the environment of the OpenMP runtime, before torch is imported.
 
-    Threads that wait for each other sleep. By default they spin, and where the core, the frontend or anyone else wants
-    a core too, a spinning thread uses up its time slice while the one that it waits for is not scheduled: a step of a
-    small model took 250 ms instead of 4 on two busy cores.
+    Waiting threads sleep instead of spinning: on busy cores a spinning thread uses up its time slice while the thread
+    that it waits for is not scheduled. A step of a small model takes 250 ms instead of 4 on two busy cores.
     """
     os.environ["OMP_NUM_THREADS"] = str(num_threads)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def num_physical_cores(cpus: set[int], sysfs: Path = Path("/sys/devices/system/cpu")) -> int:
-    """Distinct cores among logical `cpus`: two threads of one core share its vector units."""
+    """Count the distinct cores of logical `cpus`: two threads of one core share its vector units."""
     cores = set()
     for cpu in cpus:
         topology = sysfs / f"cpu{cpu}" / "topology"
         try:
             names = ("physical_package_id", "core_id")
             cores.add(tuple((topology / name).read_text(encoding="utf-8") for name in names))
-        except OSError:  # no such files in some sandboxes: each counts
+        except OSError:  # some sandboxes have no such files: count each CPU
             return len(cpus)
     return len(cores)
 
 
 def cgroup_cpus(root: Path = Path("/sys/fs/cgroup")) -> float:
-    """CPU seconds per second that this container may use, at least 1; infinity without a limit."""
+    """Return the CPU seconds per second that this container may use, at least 1; infinity without a limit."""
     try:
         quota, period = (root / "cpu.max").read_text(encoding="utf-8").split()
     except (OSError, ValueError):

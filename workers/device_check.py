@@ -1,4 +1,4 @@
-"""What is asked of a rank's device that it cannot do, said before anything is loaded. Each fault is a ConfigError."""
+"""Checks, before anything is loaded, that a rank's device supports the options. Each fault is a ConfigError."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_DETERMINISTIC_RANKS = 2  # a sum of two has one order
 
 
 def check_options(spec: EngineSpec, num_ranks: int) -> None:
-    """What no device can do."""
+    """Refuse options that no device supports."""
     if spec.config.deterministic and num_ranks > MAX_DETERMINISTIC_RANKS:
         raise ConfigError(
             f"--deterministic runs with at most {MAX_DETERMINISTIC_RANKS} ranks, these are {num_ranks}: lower "
@@ -26,7 +26,7 @@ def check_options(spec: EngineSpec, num_ranks: int) -> None:
 
 
 def select_gpu(device: torch.device) -> None:
-    """Use `device` from here on, if it is there."""
+    """Make `device` the current one."""
     rank = device.index or 0
     if rank >= torch.cuda.device_count():
         raise ConfigError(
@@ -37,7 +37,7 @@ def select_gpu(device: torch.device) -> None:
 
 
 def check_gpu(spec: EngineSpec, device: torch.device, *, has_kernels: bool) -> None:
-    """`has_kernels`: those that run steps without the host."""
+    """Refuse options that this GPU does not support. `has_kernels`: steps can sample on the device."""
     from ..kernels.gpu.load import launch_obstacle
 
     if spec.config.deterministic and not has_kernels:

@@ -1,8 +1,8 @@
-"""How many KV blocks a worker has room for, and the tensor that holds them.
+"""KVCacheLimits: how many KV blocks fit in a worker's memory.
 
-Three ways, the first that applies: the operator's number of blocks, the operator's number of bytes, what is free. On
-a GPU that is measured by a run of the largest step; on a CPU, where others live in the same memory, it is a share of
-what is available. Knows no model: a block is a number of bytes.
+The first of three rules that applies: the operator's number of blocks, the operator's number of bytes, free memory.
+On a GPU free memory is measured beside the largest step; on a CPU, which other programs share, it is a fraction of the
+available memory. Knows no model: a block is a number of bytes.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from ..ipc.errors import ConfigError
 from ..ipc.process.machine_memory import available_bytes, gib
 
 CPU_SHARE = 0.5  # of the available memory, for all local ranks together
-CPU_MAX_BYTES = 4 << 30  # for all local ranks together; more only where one request of max_model_len needs it
-GPU_RESERVE_BYTES = 128 << 20  # for what the allocator cannot use because of fragmentation
-MIN_BLOCKS = 2  # the null block and one that holds data
+CPU_MAX_BYTES = 4 << 30  # for all local ranks together, unless one request of max_model_len needs more
+GPU_RESERVE_BYTES = 128 << 20  # lost to fragmentation in the allocator
+MIN_BLOCKS = 2  # the null block and one for data
 
 
 @dataclass(frozen=True)
 class KVCacheLimits:
-    """What the operator asks for, and the most that can be used. All for one rank."""
+    """The operator's limits and the largest useful pool, for one rank."""
 
     block_bytes: int
-    max_blocks_per_row: int  # that a request of max_model_len needs
+    max_blocks_per_row: int  # of a request of max_model_len
     max_num_seqs: int
     num_blocks: int | None  # --num-kv-blocks
     num_bytes: int | None  # --kv-cache-memory-bytes
 
     @property
     def useful_blocks(self) -> int:
-        """More can never be referenced: every row full, and the null block."""
+        """The largest number that can be in use: all rows full, and the null block."""
         return self.max_num_seqs * self.max_blocks_per_row + 1
 
     def fit(self, free_bytes: int, share_bytes: int) -> int:
-        """How many blocks to allocate. free_bytes: what is there at all; share_bytes: what to take unasked."""
+        """Return how many blocks to allocate; `share_bytes` of `free_bytes` unless the operator set a number."""
         if self.num_blocks is not None:
             self._check(self.num_blocks * self.block_bytes, free_bytes, f"--num-kv-blocks {self.num_blocks} needs")
             return self.num_blocks
@@ -48,9 +48,9 @@ class KVCacheLimits:
             share_bytes = for_one_request
         return self._checked(min(share_bytes // self.block_bytes, self.useful_blocks), share_bytes)
 
-    def _check(self, needed: int, free: int, what: str) -> None:
+    def _check(self, needed: int, free: int, option: str) -> None:
         if needed > free:
-            raise ConfigError(f"{what} {gib(needed)} of KV cache on each rank, {gib(free)} is free: lower it")
+            raise ConfigError(f"{option} {gib(needed)} of KV cache on each rank, {gib(free)} is free: lower it")
 
     def _checked(self, num_blocks: int, num_bytes: int) -> int:
         if num_blocks < MIN_BLOCKS:
@@ -62,13 +62,13 @@ class KVCacheLimits:
 
 
 def fit_on_cpu(limits: KVCacheLimits, local_ranks: int) -> int:
-    """How many blocks each of `local_ranks` processes that share this machine may have."""
+    """Return how many blocks each of `local_ranks` processes on this machine may have."""
     available = available_bytes()
     return limits.fit(available // local_ranks, int(min(CPU_MAX_BYTES, available * CPU_SHARE)) // local_ranks)
 
 
 def fit_on_gpu(limits: KVCacheLimits, device: torch.device, activation_bytes: int, utilization: float) -> int:
-    """How many blocks fit beside the weights, `activation_bytes` of the largest step and other programs."""
+    """Return how many blocks fit beside the weights, the activations of the largest step and other programs."""
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     reserve = activation_bytes + GPU_RESERVE_BYTES

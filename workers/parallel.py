@@ -1,7 +1,7 @@
-"""ParallelGroup: the ranks that shard each layer, what part of a layer is whose, and how they talk.
+"""ParallelGroup: a tensor-parallel group, with the shard of each rank and the collectives.
 
 gloo on the loopback device for CPUs, NCCL for GPUs, over torch.distributed; the ranks find each other through a file
-in the run directory. A group of one costs nothing and never touches torch.distributed.
+in the run directory. A group of one never touches torch.distributed.
 """
 
 from __future__ import annotations
@@ -32,10 +32,9 @@ class ParallelGroup:
     def connect(
         cls, rank: int, size: int, device: torch.device, store_file: Path, timeout_s: float = 600.0
     ) -> ParallelGroup:
-        """Meet the other ranks at `store_file`, which must be new for each group; a group of one returns at once.
+        """Join the group through `store_file`, which must be new for each group; a group of one returns at once.
 
-        A rank that does not come, or later does not join a call, within `timeout_s` makes that call raise; so does a
-        peer that dies, at once.
+        A call raises if a rank does not join it within `timeout_s`, and at once if a peer dies.
         """
         group = cls(rank, size)
         if size == 1:
@@ -43,7 +42,7 @@ class ParallelGroup:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         else:
-            os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # gloo's default, the address of the host's name, may not exist
+            os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # the host name, gloo's default, may have no address
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
             store=dist.FileStore(str(store_file), size),  # type: ignore[attr-defined]
@@ -54,25 +53,25 @@ class ParallelGroup:
         return group
 
     def close(self) -> None:
-        """Leave the group; harmless when there is none.
+        """Leave the group, if there is one.
 
-        One over NCCL is left by the end of the process: NCCL would wait for graphs that hold its calls, and for peers.
+        The end of the process leaves an NCCL group: NCCL would wait for peers and for graphs that hold its calls.
         """
         if self.size > 1 and dist.is_initialized() and dist.get_backend() != "nccl":
             dist.destroy_process_group()
 
-    # ── what is whose ────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── shards ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def shard(self, total: int, what: str) -> range:
-        """This rank's part of `total` things that must divide evenly."""
+    def shard(self, total: int, unit: str) -> range:
+        """Return this rank's part of `total`, which must divide evenly; `unit` names it in the error."""
         if total % self.size:
             raise ConfigError(
-                f"{total} {what} do not divide by --tensor-parallel-size {self.size}: choose a divisor of {total}"
+                f"{total} {unit} do not divide by --tensor-parallel-size {self.size}: choose a divisor of {total}"
             )
         return range(self.rank * (total // self.size), (self.rank + 1) * (total // self.size))
 
     def shard_kv_heads(self, num_kv_heads: int) -> range:
-        """The KV heads that this rank's query heads read: an even part, or one that several ranks hold."""
+        """Return the KV heads that this rank's query heads read: an even part, or one that several ranks hold."""
         if num_kv_heads % self.size == 0:
             return self.shard(num_kv_heads, "KV heads")
         if self.size % num_kv_heads:
@@ -83,19 +82,19 @@ class ParallelGroup:
         return range(head, head + 1)
 
     def shard_vocab(self, vocab_size: int) -> range:
-        """This rank's token ids once the vocabulary is padded to a multiple of the ranks; the last may not exist."""
+        """Return this rank's token ids of the vocabulary, padded to a multiple of the ranks."""
         return self.shard(-(-vocab_size // self.size) * self.size, "token ids")
 
-    # ── how they talk ────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── collectives ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum over all ranks, in place and returned; bit-equal on every rank."""
+        """Sum over all ranks, in place; bit-equal on every rank."""
         if self.size > 1:
             dist.all_reduce(x)
         return x
 
     def gather(self, x: Tensor) -> Tensor | None:
-        """Every rank's x [..., n] side by side on rank 0: [..., size * n]; None on the others."""
+        """Concatenate every rank's x [..., n] on rank 0: [..., size * n]; None on the others."""
         if self.size == 1:
             return x
         if self.rank > 0:
@@ -106,14 +105,14 @@ class ParallelGroup:
         return torch.cat(parts, dim=-1)
 
     def broadcast(self, x: Tensor) -> Tensor:
-        """Rank 0's x on every rank, in place and returned; shapes and dtypes are equal on all ranks."""
+        """Copy rank 0's x to every rank, in place; shapes and dtypes are equal on all ranks."""
         if self.size > 1:
             dist.broadcast(x, src=0)
         return x
 
 
 class NullGroup(ParallelGroup):
-    """What a rank computes with when it is not to meet the others: shapes are a group's, values are its own."""
+    """Collectives without communication: shapes as in a group, values of this rank alone."""
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return x

@@ -1,7 +1,4 @@
-"""Steps without requests: to measure what the largest one needs, and to touch everything once before the first one.
-
-They read the null block and write nothing.
-"""
+"""Dummy steps: measure the memory of the largest step and warm up. They read the null block and write nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from .sampling.sampling_columns import SamplingColumns
 
 
 def dummy_step(counts: Sequence[int], seq_lens: Sequence[int], block_size: int) -> StepInputs:
-    """The last `counts[i]` tokens of a row of `seq_lens[i]`, for each i; every row samples."""
+    """Make a step that computes the last `counts[i]` tokens of a row of `seq_lens[i]` for each i; all rows sample."""
     num_tokens = sum(counts)
     query_starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     spans = [np.arange(length - count, length) for count, length in zip(counts, seq_lens, strict=True)]
@@ -41,7 +38,7 @@ def dummy_step(counts: Sequence[int], seq_lens: Sequence[int], block_size: int) 
 
 
 def largest_steps(max_num_seqs: int, max_num_tokens: int, max_model_len: int, block_size: int) -> Iterator[StepInputs]:
-    """The steps that need most memory: one long prompt's last chunk, and as many rows as there can be."""
+    """Yield the steps that need most memory: the last chunk of a long prompt, and the largest number of rows."""
     count = min(max_num_tokens, max_model_len)
     yield dummy_step([count], [max_model_len], block_size)
     num_rows = min(max_num_seqs, max_num_tokens)
@@ -58,17 +55,17 @@ def run_dummy(
     sampling: RowSampling | None = None,
     num_logprobs: int | None = None,
 ) -> None:
-    """Compute `inputs` and throw the tokens away. `sampler`: None on a rank that does not sample.
+    """Compute `inputs` and drop the tokens. `sampler`: None on a rank that does not sample.
 
-    num_logprobs: with rules, and with so many logprobs beside each token; None: neither.
+    num_logprobs: also copy the logits, as processors do, and score so many tokens beside each; None: neither.
     """
     _, logits = compute(model, inputs, kv_cache)
     if sampler is not None:
         columns = SamplingColumns.greedy(len(inputs.sampled_rows))
         for row in inputs.sampled_rows:
             columns.put(int(row), sampling or RowSampling())
-        ruled = logits if num_logprobs is None else logits.clone()
-        token_ids = sampler.sample(ruled, columns, inputs.sampled_positions)
+        processed = logits if num_logprobs is None else logits.clone()
+        token_ids = sampler.sample(processed, columns, inputs.sampled_positions)
         if num_logprobs is not None:
             score_tokens(logits, token_ids, [num_logprobs] * len(token_ids))
 
@@ -76,10 +73,10 @@ def run_dummy(
 def activation_bytes(
     model: Model, steps: Iterator[StepInputs], kv_cache: Tensor, sampler: Sampler | None, max_logprobs: int
 ) -> int:
-    """Most memory of a CUDA device that any of `steps` takes beside what is allocated before, whatever rows ask for."""
-    most = RowSampling(top_p=0.9)
+    """Return the peak CUDA memory of `steps` above the current allocation, with the largest sampling options."""
+    sampling = RowSampling(top_p=0.9)
     torch.cuda.reset_peak_memory_stats(kv_cache.device)
     before = torch.cuda.memory_allocated(kv_cache.device)
     for inputs in steps:
-        run_dummy(model, inputs, kv_cache, sampler, most, max_logprobs)
+        run_dummy(model, inputs, kv_cache, sampler, sampling, max_logprobs)
     return torch.cuda.max_memory_allocated(kv_cache.device) - before

@@ -1,6 +1,6 @@
-"""Staging: all that a step sends to its device goes there in one copy, from memory that the device reads by itself.
+"""Staging: copies all arrays of a step to the device at once, from pinned memory.
 
-Two buffers of pinned memory take turns: while the device still copies one, the host fills the other. Knows no rows.
+Two buffers alternate: the host fills one while the device copies the other.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 NUM_BUFFERS = 2
-_ALIGNMENT = 16  # of each array: what Triton takes for granted of a pointer that it has seen aligned
+_ALIGNMENT = 16  # of each array: Triton specializes kernels on pointers aligned to 16 bytes
 _FIRST_BYTES = 1 << 16
 _SENT_DTYPES = (torch.int32, torch.int64, torch.float32, torch.float64)
 _DTYPES = {torch.empty(0, dtype=dtype).numpy().dtype: dtype for dtype in _SENT_DTYPES}
 
 
 class Staging:
-    """Copies arrays to `device` on its current stream; never waits for what was computed before."""
+    """Copies arrays to `device` on its current stream without waiting for earlier computations."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -28,7 +28,7 @@ class Staging:
         self._turn = 0
 
     def send(self, arrays: Sequence[npt.NDArray[Any]]) -> list[Tensor]:
-        """The arrays on the device, of their shapes and dtypes, once what was launched there before is over."""
+        """Return the arrays on the device, in their shapes and dtypes; the copy runs in stream order."""
         starts, end = [], 0
         for array in arrays:
             starts.append(end)
@@ -69,7 +69,7 @@ class _Buffer:
 
 
 def _part(whole: Tensor, start: int, array: npt.NDArray[Any]) -> Tensor:
-    """`whole`: all that was sent, of the array's dtype; start: its first byte there."""
+    """Return the array's part of `whole`, all sent bytes viewed as its dtype. start: its first byte."""
     first = start // array.itemsize
     part = whole[first : first + array.size]
     return part if array.ndim == 1 else part.view(array.shape)

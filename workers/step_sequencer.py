@@ -1,7 +1,7 @@
-"""StepSequencer: which messages of the core a worker takes, in which order.
+"""StepSequencer: the order in which a worker accepts the core's messages.
 
 Steps are numbered from 1 without gaps within one core_epoch. A new epoch begins with a Probe, never with a step, so
-that what an old core left in a socket can never be computed. Pure state: no socket, no rows.
+that steps of an old core left in a socket are never computed. Pure state: no socket, no rows.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ class StreamAction(Enum):
     EXECUTE = "run this step"
     ACKNOWLEDGE = "answer this probe"
     RESET = "forget all rows, then answer this probe"
-    RESEND = "ask for everything from `next_step`"
-    DROP = "a gap that was asked for already; it comes again"
-    STALE = "of another core or group, or done before: drop and count"
+    RESEND = "request all messages from `next_step` again"
+    DROP = "ignore: the missing steps were requested already"
+    STALE = "drop and count: of another core or group, or executed before"
 
 
 class StepSequencer:
-    """One worker's place in the stream of its `generation`."""
+    """One worker's position in the stream of its `generation`."""
 
     def __init__(self, generation: int) -> None:
         self._generation = generation
         self._core_epoch = -1
-        self._asked_from = 0
+        self._requested_from = 0
         self.next_step = 1
 
     def classify(self, message: CoreToWorker) -> StreamAction:
-        """What to do with a message; a step that is to be executed counts as taken. A mask is taken where it is waited
-        for (`is_mask_of`); here it can only be late, or tell that its step was lost."""
+        """Return the action for a message, and advance past a step to execute. A mask that arrives here and not at
+        `is_mask_of` is late, or shows that its step was lost."""
         if message.generation != self._generation or message.core_epoch < self._core_epoch:
             return StreamAction.STALE
         if isinstance(message, Probe):
@@ -41,9 +41,9 @@ class StepSequencer:
         if message.step == self.next_step and not isinstance(message, TokenMask):
             self.next_step += 1
             return StreamAction.EXECUTE
-        if self._asked_from == self.next_step:
+        if self._requested_from == self.next_step:
             return StreamAction.DROP
-        self._asked_from = self.next_step
+        self._requested_from = self.next_step
         return StreamAction.RESEND
 
     def is_mask_of(self, step: SchedulerOutput, mask: TokenMask) -> bool:
@@ -51,13 +51,13 @@ class StepSequencer:
         return place == (step.generation, step.core_epoch, step.step)
 
     def has_replaced(self, step: SchedulerOutput, message: CoreToWorker) -> bool:
-        """Whether `message` shows that the core which sent `step` is gone, so that no mask will come."""
+        """Whether `message` is from a newer core than `step`, so that the mask of `step` will not come."""
         return message.generation == step.generation and message.core_epoch > step.core_epoch
 
     def _classify_probe(self, probe: Probe) -> StreamAction:
         if probe.core_epoch == self._core_epoch:
             return StreamAction.ACKNOWLEDGE
         self._core_epoch = probe.core_epoch
-        self._asked_from = 0
+        self._requested_from = 0
         self.next_step = 1
         return StreamAction.RESET

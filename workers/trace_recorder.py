@@ -1,4 +1,4 @@
-"""TraceRecorder: what torch does on a rank between two orders, as a Chrome trace for Perfetto or chrome://tracing."""
+"""TraceRecorder: torch's profiler on one rank, written as a Chrome trace for Perfetto or chrome://tracing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = logging.getLogger("tokenloom.worker")
 
 
 class TraceRecorder:
-    """At most one record at a time, kept in memory until it is written. It is of the thread that switches it on."""
+    """Holds at most one record, in memory until it is written. It covers the thread that switches it on."""
 
     def __init__(self, folder: Path, rank: int, device: torch.device) -> None:
         self._folder, self._rank = folder, rank
@@ -25,7 +25,7 @@ class TraceRecorder:
         self._profile: profile | None = None
 
     def switch(self, records: bool) -> str:
-        """Begin a record, or end it and write it down; why that failed, if it did."""
+        """Begin a record, or end and write it; return the error, "" for none."""
         try:
             self._begin() if records else self._write()
         except Exception as error:
@@ -34,18 +34,18 @@ class TraceRecorder:
         return ""
 
     def step(self, number: int) -> AbstractContextManager[object]:
-        """What runs in it stands under `step NUMBER` in the trace: kernels of ours are no operations of torch."""
+        """Group a step under `step NUMBER` in the trace; torch does not see kernels of ours as operations."""
         return nullcontext() if self._profile is None else record_function(f"step {number}")
 
     def drop(self) -> None:
-        """End a record that nobody will ask for."""
+        """End a record unwritten, because its core is gone."""
         if self._profile is not None:
             record, self._profile = self._profile, None
             record.stop()
             logger.warning("the profile ends unwritten: its core was replaced")
 
     def _begin(self) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)  # before, so that hours of work are not lost for a bad folder
+        self._folder.mkdir(parents=True, exist_ok=True)  # a bad folder must fail before the record, not after
         record = profile(activities=self._activities)
         record.start()
         self._profile = record
@@ -53,7 +53,7 @@ class TraceRecorder:
 
     def _write(self) -> None:
         record, self._profile = self._profile, None
-        assert record is not None, "the core knows of none"
+        assert record is not None, "the core ends only records that it began"
         record.stop()
         now = time.time()
         stamp = f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}-{int(now * 1000) % 1000:03d}"

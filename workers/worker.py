@@ -1,10 +1,9 @@
-"""Worker: one rank of the engine, from checkpoint to sampled tokens.
+"""Worker: one rank of the engine, from a checkpoint to a ModelRunner.
 
-    load → measure → initialize → execute, execute, … hold, execute, …
+    load → measure → initialize → steps of `runner` … → hold → steps …
 
-Each is one call, in that order, so that it works in a process of its own (`process.py`) and in anyone else's. Owns the
-weights' shard, the KV tensor and the runner, of which it may be asleep; knows no socket and does not check in which
-order steps come.
+Each stage is one call, so that a worker runs in its own process (`process.py`) or in the caller's. Owns the shard of
+the weights, the KV cache and the runner; knows no socket.
 """
 
 from __future__ import annotations
@@ -50,14 +49,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tokenloom.worker")
 
-COMPILE_SHARE = 0.8  # of the longest start; what hangs is named before the supervisor's patience ends
+COMPILE_SHARE = 0.8  # of the start timeout, so that a hanging compiler is named before the supervisor gives up
 MAX_BLOCKS = 2**31 - 1  # more than any pool has
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class Worker:
-    """Rank `rank` of group `generation`. Every rank of a group must be taken through the same calls."""
+    """Rank `rank` of group `generation`. All ranks of a group must get the same calls in the same order."""
 
     def __init__(self, spec: EngineSpec, rank: int, generation: int) -> None:
         self._spec = spec
@@ -69,24 +68,23 @@ class Worker:
         self._has_fp8_cache = spec.config.kv_cache_dtype == "fp8"
         self._kv_dtype = fp8_cache.DTYPE if self._has_fp8_cache else self._dtype
         self._group = ParallelGroup(rank, self._size)
-        self._sampler: Sampler | None = None  # of rank 0
+        self._sampler: Sampler | None = None  # only on rank 0
         self._folder = Path(spec.model_folder)
-        self._asleep: list[MemoryTag] = []  # what is not held
+        self._asleep: list[MemoryTag] = []  # memory that is not held
         self._num_blocks = 0
         self._model: DecoderModel | None = None
         self._kv_cache: Tensor | None = None
-        self.runner: ModelRunner | None = None  # while weights and KV cache are there
-        self.on_progress: Callable[[int, int], None] | None = None  # of the weights: how many were read, of how many
+        self.runner: ModelRunner | None = None  # None while weights or KV cache are asleep
+        self.on_progress: Callable[[int, int], None] | None = None  # gets (tensors read, all tensors)
         self._processors: list[CustomLogitsProcessor] = []
-        self._kernels = ""  # what computes, for people
-        self._spare_folder = Path(spec.run_directory) / "kernels"  # for what is compiled, if there is no other place
+        self._kernels = ""  # names the kernels in logs and metrics
+        self._spare_folder = Path(spec.run_directory) / "kernels"  # for compiled code, if the cache cannot be written
         self.recorder = TraceRecorder(spec.profile_folder, rank, self._device)
 
     def load(self, folder: Path | None = None, asleep: Sequence[MemoryTag] = ()) -> Iterator[Phase]:
-        """Join the group and read the weights, from `folder` if not the spec's; yields each phase when it is over. What
-        is `asleep` waits for `hold`.
+        """Join the group and read the weights from `folder` (default: the spec's), yielding each phase when it ends.
 
-        ConfigError for a bad checkpoint.
+        Memory in `asleep` stays empty until `hold`. ConfigError for a bad checkpoint.
         """
         begun = time.monotonic()
         self._folder, self._asleep = folder or self._folder, list(asleep)
@@ -114,9 +112,8 @@ class Worker:
             yield Phase(name="compile kernels", duration_s=time.monotonic() - begun, detail=detail)
 
     def measure(self) -> Measured:
-        """How many KV blocks there is room for; on a GPU by running the largest steps. ConfigError if too few. One that
-        starts asleep takes the place of another: their number is settled."""
-        if self._asleep:
+        """Measure how many KV blocks fit; on a GPU this runs the largest steps. ConfigError if too few."""
+        if self._asleep:  # it replaces a worker of an engine that has its number of blocks
             return Measured(max_blocks=MAX_BLOCKS, block_bytes=0, device=str(self._device), kernels=self._kernels)
         limits = KVCacheLimits(
             block_bytes=self._kv_cache_spec(self._loaded_model).block_bytes,
@@ -138,7 +135,7 @@ class Worker:
         )
 
     def initialize(self, num_blocks: int) -> None:
-        """Allocate the KV pool and run one token through the model, so that the first request does not pay for it."""
+        """Allocate the KV cache and run one token, so that the first request does not pay for lazy set-up."""
         self._num_blocks = num_blocks
         if self._model is None or "kv_cache" in self._asleep:
             return
@@ -165,7 +162,7 @@ class Worker:
     ) -> DecoderModel:
         has_kernels = self._device.type == "cuda" and not self._spec.config.enforce_reference
         if self._spec.model.quantization is not None and not has_kernels:
-            logger.warning("quantized weights have no kernels here: they take the memory of %s", self._spec.dtype)
+            logger.warning("no kernels for quantized weights here: they take the memory of %s", self._spec.dtype)
         ops = self._select_ops()
         self._kernels = ops.kernels
         on_progress = self.on_progress if device == self._device else None
@@ -184,8 +181,8 @@ class Worker:
         )
 
     def hold(self, holding: Holding) -> None:
-        """Forget all rows and hold what is asked for, in place of what is there; never holds two checkpoints at once. A
-        failure is final."""
+        """Forget all rows, then release and load memory until `holding` is met. Never holds two checkpoints. The worker
+        is unusable after an error."""
         assert self._num_blocks, "initialize comes before hold"
         self.reset()
         self._asleep = holding.asleep
@@ -206,7 +203,7 @@ class Worker:
             self.runner = self._make_runner(self._model, self._kv_cache)
 
     def _give_back(self) -> None:
-        """What is free goes back to the machine."""
+        """Return free memory to the machine."""
         gc.collect()  # recorded graphs refer to themselves and hold the weights
         if self._device.type == "cuda" and self._asleep:
             torch.cuda.empty_cache()
@@ -214,7 +211,7 @@ class Worker:
             trim_heap()
 
     def reset(self) -> None:
-        """Forget all rows: a new core knows none of them."""
+        """Forget all rows, for a new core."""
         if self.runner is not None:
             self.runner.clear()
 
@@ -223,7 +220,7 @@ class Worker:
         self._group.close()
 
     def _start_warmup(self, folder: Path) -> KernelWarmup:
-        """Begin to compile what a model like that in `folder` launches."""
+        """Begin to compile the kernels that a model like the one in `folder` launches."""
         from .device.kernel_warmup import META_DEVICE, KernelWarmup, distinct_layers, launch_steps
 
         def launch() -> None:
@@ -236,7 +233,7 @@ class Worker:
         return KernelWarmup(launch, self._device)
 
     def _make_device_runner(self, model: DecoderModel, kv_cache: Tensor) -> DeviceRunner | None:
-        """What runs steps without the host in between; None where the host takes part in every step."""
+        """Make the runner of steps that sample on the device; None where the host samples every step."""
         if not self._samples_on_device:
             return None
         from .device.cuda_graphs import CudaRecorder
@@ -253,7 +250,7 @@ class Worker:
 
     @property
     def _samples_on_device(self) -> bool:
-        """It takes kernels that find all lengths on the device."""
+        """Whether the kernels read all lengths on the device."""
         return self._device.type == "cuda" and not self._spec.config.enforce_reference and self._has_kernels
 
     @cached_property
@@ -275,7 +272,7 @@ class Worker:
         return spec
 
     def _prepare_device(self) -> None:
-        """ConfigError for a device that cannot do what is asked of it."""
+        """Check the device and select it. ConfigError for options that it does not support."""
         check_options(self._spec, self._size)
         if self._device.type == "cpu":
             torch.set_num_threads(num_cpu_threads(self._spec.config.num_threads, self._size))
@@ -297,7 +294,7 @@ class Worker:
         null_block = self._kv_cache_spec(model).allocate(1, self._device)
         measured = activation_bytes(model, steps, null_block, self._sampler, self._spec.max_logprobs)
         shape, max_blocks_per_row = self._spec.model, self._spec.max_blocks_per_row
-        measured += config.max_num_seqs * max_blocks_per_row * 4  # block tables of rows that the device remembers
+        measured += config.max_num_seqs * max_blocks_per_row * 4  # block tables on the device
         if not self._has_graphs:
             return measured
         from .device.cuda_graphs import graph_bytes

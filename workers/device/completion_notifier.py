@@ -1,6 +1,6 @@
-"""CompletionNotifier: a file descriptor that becomes readable when something a thread waited for is over.
+"""CompletionNotifier: an eventfd that becomes readable when a step ends on the device.
 
-So that one poll waits for messages and for a device at once, and nothing spins.
+One poll can then wait for messages and for the device without spinning.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from queue import SimpleQueue
 
 
 class CompletionNotifier:
-    """Owns an eventfd, and the thread that waits from the first `add` on."""
+    """Owns the eventfd and a thread, started at the first `add`, that waits for one completion after the other."""
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -21,20 +21,20 @@ class CompletionNotifier:
         self._thread: threading.Thread | None = None
 
     def add(self, wait: Callable[[], None]) -> None:
-        """Call `wait`, which returns when something is over or has failed, after all that were added before."""
+        """Notify after `wait` returns or raises. The thread calls the waits in the order of `add`."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="completion-watch", daemon=True)
             self._thread.start()
         self._waits.put(wait)
 
     def clear(self) -> None:
-        """Before looking at what is over: what ends from now on makes the descriptor readable again."""
+        """Make the descriptor unreadable until the next completion; call it before looking for finished steps."""
         with suppress(BlockingIOError):
             os.eventfd_read(self.fd)
 
     def _run(self) -> None:
         while True:
             wait = self._waits.get()
-            with suppress(Exception):  # who looks at what is over will meet the error itself
+            with suppress(Exception):  # the reader of the result raises the same error
                 wait()
             os.eventfd_write(self.fd, 1)

@@ -1,15 +1,14 @@
-"""DecodeGraphs: whole decode steps on the device, model and sampling, as one CUDA graph per padded batch size.
+"""DecodeGraphs: decode steps, model and sampling, as one CUDA graph per padded batch size.
 
     rows → begin_decode → layers → logits → sample → last tokens of the rows
            └──────────────── one graph ────────────────┘
 
-A size is recorded when it is seen for the second time, common ones at start; until then the same kernels run one by
-one. Where the host takes part in the draw, another graph ends with the logits. Lengths, tokens and parameters are read
-on the device (DeviceBatch), so a graph fits any rows. Ranks of a group meet inside the graph, by NCCL: they record the
-same sizes at the same steps and replay them in the same order. The largest size is recorded first: its memory is what
-all others find room in, where growing sizes would each add their own.
+A size is captured when it occurs for the second time, common sizes at the start; until then the same kernels run one by
+one. Steps that the host samples have a graph that ends with the logits. A graph fits any rows, because lengths, tokens
+and parameters are read on the device (DeviceBatch). NCCL collectives are part of the graph, so all ranks capture the
+same sizes at the same steps. The largest size is captured first, so that smaller graphs reuse its memory.
 
-Recording itself needs a GPU and is run by nothing else than scripts/gpu_check; all around it runs anywhere.
+Only the capture itself needs a GPU; tests use a fake `Recorder`.
 """
 
 from __future__ import annotations
@@ -30,32 +29,32 @@ from ..step_context import StepContext
 from .device_batch import DeviceBatch
 
 SIZES_AT_START = (8, 4, 2, 1)  # after the largest
-NODE_BYTES = 10 << 10  # what the driver keeps on the device for each kernel of a graph (NVIDIA/cccl pull request 3768)
-NODES_PER_LAYER = 16  # at most, of one without experts: a product may be two kernels
-CUBLAS_BYTES = 32 << 20  # torch's workspace of each stream that multiplies, here the one that records; of Hopper
+NODE_BYTES = 10 << 10  # driver memory for each kernel of a graph (NVIDIA/cccl pull request 3768)
+NODES_PER_LAYER = 16  # at most, without experts: a matrix product may be two kernels
+CUBLAS_BYTES = 32 << 20  # cuBLAS workspace of the capturing stream on Hopper
 
 Step: TypeAlias = Callable[[], None]
 
 
 class Recorder(Protocol):
-    """Turns a step into one that replays the same launches on the same memory."""
+    """Captures a step; the returned function replays the same launches on the same memory."""
 
     def record(self, step: Step) -> Step: ...
 
 
 class CudaRecorder:
-    """Records CUDA graphs; all of them share one pool of memory, since one runs at a time.
+    """Captures CUDA graphs, which share one memory pool because one runs at a time.
 
-    A pool ends with the last graph of it and cannot be begun again: other weights take another recorder.
+    The pool ends with its last graph, so that other weights need another recorder.
     """
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, step: Step) -> Step:
-        """`step` must have run once before: what it compiles or allocates for good cannot be recorded."""
+        """Capture `step`, which must have run before: compilation and lasting allocations cannot be captured."""
         graph = torch.cuda.CUDAGraph()
-        # Of this thread alone: another waits for the tokens of the step before, which may go on.
+        # thread_local: another thread may wait for the tokens of the step before.
         with gc_paused(), torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             step()
         replay: Step = graph.replay
@@ -64,7 +63,7 @@ class CudaRecorder:
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """What Python's collector finds may be a kernel or a graph, whose end no recording survives."""
+    """Pause garbage collection: freeing a kernel or graph would invalidate the capture."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -75,7 +74,7 @@ def gc_paused() -> Iterator[None]:
 
 
 def padded_size(num_rows: int, max_size: int) -> int:
-    """The batch that a step of `num_rows` is padded to: at most 3 or an eighth more, never over `max_size`."""
+    """Return the padded size of a step: at most 3 rows or an eighth more, never over `max_size`."""
     if num_rows <= 2:
         return num_rows
     grain = max(4, 1 << max((num_rows - 1).bit_length() - 4, 0))
@@ -91,9 +90,12 @@ def graph_bytes(
     max_blocks_per_row: int,
     num_ranks: int,
 ) -> int:
-    """About what graphs take: their pool (cuBLAS' workspace, logits in two precisions and of several ranks once more,
-    listed candidates, partial attention), which the largest fills; the logits that the host is given, the block tables
-    of every size, and the kernels of each graph: one that draws and one that does not."""
+    """Estimate the memory of all graphs.
+
+    Their pool, as large as the largest graph needs: cuBLAS workspace, logits in two precisions and gathered from ranks,
+    candidates, partial attention. Besides, the logits for the host, block tables of every size, and the kernels of two
+    graphs per size, with and without sampling.
+    """
     logits_bytes = vocab_size * (16 if num_ranks == 1 else 24)
     pool = CUBLAS_BYTES + max_num_seqs * (logits_bytes + 16 * 4 * num_heads * (head_dim + 1) + (256 << 10))
     sizes = {padded_size(num_rows, max_num_seqs) for num_rows in range(1, max_num_seqs + 1)}
@@ -101,13 +103,13 @@ def graph_bytes(
 
 
 class _Buffers:
-    """The memory that one size's graph reads and writes."""
+    """The inputs and outputs of one size's graphs."""
 
     def __init__(self, size: int, max_blocks_per_row: int, device: torch.device) -> None:
         def int64() -> Tensor:
             return torch.zeros(size, dtype=torch.int64, device=device)
 
-        self.rows = b""  # those in row_ids, int32
+        self.rows = b""  # the rows in row_ids, int32
         self.row_ids = torch.full((size,), -1, dtype=torch.int64, device=device)
         self.positions, self.slots, self.sampled = int64(), int64(), int64()
         self.seq_lens = torch.zeros(size, dtype=torch.int32, device=device)
@@ -115,7 +117,7 @@ class _Buffers:
         self.query_starts = torch.arange(size + 1, dtype=torch.int32, device=device)
 
     def metadata(self, max_model_len: int) -> AttentionMetadata:
-        """A new object for each step: who remembers what it derives from one must derive it again."""
+        """Return new metadata for each step, because kernels cache by its identity what they derive from it."""
         size = len(self.row_ids)
         return AttentionMetadata(
             positions=self.positions,
@@ -125,12 +127,12 @@ class _Buffers:
             block_tables=self.block_tables,
             num_decode_rows=size,
             query_starts_host=list(range(size + 1)),
-            seq_lens_host=[max_model_len] * size,  # unknown to the host: a bound
+            seq_lens_host=[max_model_len] * size,  # the host knows only a bound
         )
 
 
 class DecodeGraphs:
-    """Owns the buffers and graphs of each size; the rows are given."""
+    """Owns the buffers and graphs of each size."""
 
     def __init__(
         self,
@@ -149,20 +151,19 @@ class DecodeGraphs:
         self._rows = rows
         self._recorder = recorder
         self._buffers: dict[int, _Buffers] = {}
-        self._logits: Tensor | None = None  # [max_num_seqs, vocab] float32, once they are asked for
-        self._seen: set[tuple[int, bool]] = set()  # sizes, and whether tokens are drawn
-        self._replays: dict[tuple[int, bool], Step] = {}  # likewise
+        self._logits: Tensor | None = None  # [max_num_seqs, vocab] float32, from the first use on
+        self._seen: set[tuple[int, bool]] = set()  # (size, whether it samples)
+        self._replays: dict[tuple[int, bool], Step] = {}
         self._record_at_start((max_num_seqs, *(size for size in sizes_at_start if size < max_num_seqs)))
 
     @torch.inference_mode()
     def _record_at_start(self, sizes: tuple[int, ...]) -> None:
         for size in sizes:
-            self._compute(self._buffers_of(size), True)  # of padding alone
+            self._compute(self._buffers_of(size), True)  # all rows are padding
             self._record(size, True)
 
     def unknown_row_ids(self, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.int64] | None:
-        """What `run` must be given of these rows: [size], −1 = padding. None: nothing, the last step of this size had
-        the same."""
+        """Return the row ids [size], −1 = padding, for `run`; None if the last step of this size had the same."""
         size = padded_size(len(rows), self._max_num_seqs)
         if size in self._buffers and self._buffers[size].rows == rows.tobytes():
             return None
@@ -171,23 +172,23 @@ class DecodeGraphs:
         return row_ids
 
     def run(self, rows: npt.NDArray[np.int32], row_ids: Tensor | None) -> Tensor:
-        """One decode step of these rows [n], which the device knows: the tokens [n] they sample.
+        """Run a decode step of rows [n] and return their tokens [n], which the next step overwrites.
 
-        row_ids: `unknown_row_ids` of them, on the device. The tokens are overwritten by the next step.
+        row_ids: `unknown_row_ids` of the rows, on the device.
         """
         return self._run(rows, row_ids, True).sampled[: len(rows)]
 
     def run_to_logits(self, rows: npt.NDArray[np.int32], row_ids: Tensor | None) -> Tensor:
-        """The same without the draw: logits [n, vocab] float32, on other ranks than the first [0, vocab]."""
+        """Run a decode step without sampling: logits [n, vocab] float32 on rank 0, [0, vocab] on the others."""
         self._run(rows, row_ids, False)
         assert self._logits is not None
         return self._logits[: len(rows)]
 
-    def _run(self, rows: npt.NDArray[np.int32], row_ids: Tensor | None, is_drawn: bool) -> _Buffers:
+    def _run(self, rows: npt.NDArray[np.int32], row_ids: Tensor | None, is_sampled: bool) -> _Buffers:
         size = padded_size(len(rows), self._max_num_seqs)
-        buffers, key = self._buffers_of(size), (size, is_drawn)
+        buffers, key = self._buffers_of(size), (size, is_sampled)
         if key in self._seen and key not in self._replays:
-            self._record(size, is_drawn)
+            self._record(size, is_sampled)
         self._seen.add(key)
         if row_ids is not None:
             buffers.row_ids.copy_(row_ids)
@@ -195,7 +196,7 @@ class DecodeGraphs:
         if key in self._replays:
             self._replays[key]()
         else:
-            self._compute(buffers, is_drawn)
+            self._compute(buffers, is_sampled)
         return buffers
 
     def _buffers_of(self, size: int) -> _Buffers:
@@ -204,16 +205,16 @@ class DecodeGraphs:
             self._buffers[size] = _Buffers(size, max_blocks_per_row, self._kv_cache.device)
         return self._buffers[size]
 
-    def _record(self, size: int, is_drawn: bool) -> None:
+    def _record(self, size: int, is_sampled: bool) -> None:
         buffers = self._buffers[size]
-        self._replays[size, is_drawn] = self._recorder.record(lambda: self._compute(buffers, is_drawn))
+        self._replays[size, is_sampled] = self._recorder.record(lambda: self._compute(buffers, is_sampled))
 
-    def _compute(self, buffers: _Buffers, is_drawn: bool) -> None:
-        """The step itself; reads nothing back."""
+    def _compute(self, buffers: _Buffers, is_sampled: bool) -> None:
+        """Launch the step's kernels; never waits for the device."""
         context = StepContext(buffers.metadata(self._max_model_len), self._kv_cache)
         hidden = self._model.forward_decode(buffers.row_ids, self._rows.columns, context)
         logits = self._model.compute_logits(hidden)
-        if is_drawn:  # the token that a row samples stands where its context ends
+        if is_sampled:  # the position of a sampled token is the length of the context
             self._rows.sample(logits, buffers.row_ids, buffers.seq_lens, buffers.sampled)
             return
         if self._logits is None:

@@ -1,7 +1,7 @@
-"""DeviceBatch: what a GPU remembers of the running rows, kept up to date by differences.
+"""DeviceBatch: the state of the running rows on a GPU, kept up to date by differences.
 
-The host knows each row's last state on the device and sends what changed only: rows that came or ran elsewhere, blocks
-that were appended. Tokens that a step samples become the rows' last tokens without leaving the device.
+The host mirrors each row's state on the device and sends only changes: new rows, rows that the host sampled, appended
+blocks. Sampled tokens become the rows' last tokens without leaving the device.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ I32: TypeAlias = npt.NDArray[np.int32]
 I64: TypeAlias = npt.NDArray[np.int64]
 
 _NO_CELLS, _NO_BLOCKS = np.empty(0, np.int64), np.empty(0, np.int32)
-_UNKNOWN = -1  # tokens computed of a row that the device does not know
+_UNKNOWN = -1  # number of computed tokens of a row that is not on the device
 
 
 class DeviceBatch:
-    """Columns by row: what a step computes of (`columns`), and what its token is drawn by."""
+    """Owns one entry per row: its position and blocks (`columns`) and its sampling parameters."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class DeviceBatch:
         self._known_blocks: I64 = np.zeros(max_num_seqs, np.int64)
 
     def forget(self, rows: I32) -> None:
-        """These rows were freed: whoever gets them next is somebody else."""
+        """Forget these rows: the next request on them starts anew."""
         self._known_computed[rows] = _UNKNOWN
         self._known_blocks[rows] = 0
 
@@ -68,12 +68,11 @@ class DeviceBatch:
     def changes(
         self, inputs: StepInputs, columns: SamplingColumns, is_counted_there: bool
     ) -> list[npt.NDArray[np.generic]]:
-        """What the device must be told before it runs a step, for `write`, if anything; assumes that it will be.
+        """Return the arrays that `write` needs before the step, or none; record them as sent. columns: of sampled rows.
 
-        columns: of the sampled rows. A row whose last token the host does not know yet is one that the device sampled
-        in the step before, and so has not changed. Only the first two arrays depend on `is_counted_there`, whether the
-        step itself counts its tokens as computed: rows and how many, of those that changed or after it of all that it
-        samples.
+        A row whose last token the host does not know was sampled by the device in the step before, so it is unchanged.
+        The first two arrays are rows and their numbers of computed tokens. If the step counts its tokens itself
+        (`is_counted_there`), they hold the changed rows before it; otherwise all sampled rows after it.
         """
         rows, positions = inputs.sampled_rows, inputs.positions[inputs.sampled_tokens]
         changed = np.flatnonzero(self._known_computed[rows] != positions)
@@ -96,11 +95,11 @@ class DeviceBatch:
         ]
 
     def forget_tokens(self, rows: I32) -> None:
-        """The host draws what these rows sample, and tells the device when it runs them again."""
+        """Forget the last tokens of rows that the host samples; `changes` sends them again."""
         self._known_computed[rows] = _UNKNOWN
 
     def write(self, changes: list[Tensor]) -> None:
-        """Take in `changes`, now on the device."""
+        """Write `changes`, copied to the device, to the columns."""
         columns = self.columns
         write_rows(changes, (columns.num_computed, columns.last_tokens, *self._drawing, columns.block_tables))
 
@@ -119,11 +118,13 @@ class DeviceBatch:
         return [cells, inputs.block_tables[entries, table_columns]]
 
     def sample(self, logits: Tensor, row_ids: Tensor, positions: Tensor, output: Tensor | None = None) -> Tensor:
-        """Draw the token of each row [n], −1 = none, at `positions` [n] int32 from logits [n, vocab]: its last token
-        now. [n] int64, which is `output` if that is given. Every rank must call; logits are those of rank 0."""
+        """Sample the token of each row [n], −1 = padding, at `positions` [n] int32; it becomes the row's last token.
+
+        Returns [n] int64, in `output` if given. Every rank must call; only rank 0's logits [n, vocab] count.
+        """
         last_tokens = self.columns.last_tokens
         if self._group.rank > 0:
             return torch.take(self._group.broadcast(last_tokens), row_ids, out=output)
         drawn = sample(logits.contiguous(), row_ids, *self._drawing, positions, last_tokens, output)
-        self._group.broadcast(last_tokens)  # of all rows: it is one call, and the others' are equal already
+        self._group.broadcast(last_tokens)  # one call for all rows; those not sampled are equal already
         return drawn

@@ -1,10 +1,10 @@
-"""DeviceRunner: steps that a GPU runs to the sampled tokens by itself, so that the next can follow without a wait.
+"""DeviceRunner: runs steps through sampling on the GPU, so that the next step follows without a wait.
 
-    arrays of what changed → one copy → rows → graph of the padded size, or kernel by kernel → tokens → (side stream)
+    changes of rows → one copy → DeviceBatch → CUDA graph of the padded size, or kernel by kernel → tokens → host
 
-Decode steps run as graphs; steps with prompts in them kernel by kernel. Either way a row's sampled token is its next
-input before the host knows it. Takes what needs no host between two steps, and of other decode steps makes the logits:
-rules, logprobs and masks are the ModelRunner's. Ranks of a group run the same steps, and so meet in the same order.
+Decode steps run as graphs, steps with prompt chunks kernel by kernel. A sampled token is its row's next input before
+the host knows it. For decode steps that the host samples, a graph computes the logits: masks, processors and logprobs
+are the ModelRunner's. All ranks run the same steps, so their collectives match.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .token_copy import AsyncTokenCopy, PendingTokens
 
 
 class DeviceRunner:
-    """Owns the rows on the device and what copies to it and back. Nothing in `start` waits for the device."""
+    """Owns the rows on the device and the copies in both directions. `start` never waits for the device."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class DeviceRunner:
         recorder: Recorder | None,
         sizes_at_start: tuple[int, ...] = SIZES_AT_START,
     ) -> None:
-        """`recorder`: who makes graphs of decode steps; None: they run kernel by kernel as well."""
+        """`recorder` makes graphs of decode steps; None: they run kernel by kernel, too."""
         self._model = model
         self._kv_cache = kv_cache
         device, block_size = kv_cache.device, kv_cache.shape[4]
@@ -51,27 +51,29 @@ class DeviceRunner:
             )
 
     def forget(self, rows: npt.NDArray[np.int32]) -> None:
-        """These rows were freed."""
+        """Forget these rows, which were freed."""
         self._rows.forget(rows)
 
     def clear(self) -> None:
-        """All rows were freed."""
+        """Forget all rows."""
         self._rows.clear()
 
     def start(self, inputs: StepInputs, columns: SamplingColumns) -> PendingTokens:
-        """Launch a step, in inference mode; columns: of inputs.sampled_rows, whose tokens come back."""
+        """Launch a step in inference mode and return its tokens. columns: of `inputs.sampled_rows`."""
         return self._return.send(self.launch(inputs, columns))
 
     def launch(self, inputs: StepInputs, columns: SamplingColumns) -> Tensor:
-        """`start`, but the tokens [s] int64 stay on the device, where the next step may overwrite them."""
+        """Launch a step; the tokens [s] int64 stay on the device, where the next step may overwrite them."""
         graphs = self._graphs_for(inputs)
         if graphs is None:
             return self._compute(inputs, columns)
         return graphs.run(inputs.rows, self._send_changes(graphs, inputs, columns))
 
     def decode_logits(self, inputs: StepInputs, columns: SamplingColumns) -> Tensor | None:
-        """Of a step whose tokens the host draws, by a graph: logits [n, vocab] float32, which hold until the next step
-        and may be overwritten, on other ranks than the first [0, vocab]. None for a step that has no graph."""
+        """Compute by a graph the logits of a step that the host samples; None if the step has no graph.
+
+        [n, vocab] float32 on rank 0, [0, vocab] on the others. The caller may overwrite them; the next step does.
+        """
         graphs = self._graphs_for(inputs)
         if graphs is None:
             return None
@@ -84,8 +86,8 @@ class DeviceRunner:
         return self._graphs if is_decode else None
 
     def _send_changes(self, graphs: DecodeGraphs, inputs: StepInputs, columns: SamplingColumns) -> Tensor | None:
-        """The row ids that the graph lacks, if any, on the device. Most steps have the rows of the step before, each
-        with a token more, and send nothing."""
+        """Send the changes of rows; return the row ids if the graph needs new ones. A step with the same rows
+        as the one before usually sends nothing."""
         row_ids = graphs.unknown_row_ids(inputs.rows)
         changes = self._rows.changes(inputs, columns, is_counted_there=True)
         arrays = changes if row_ids is None else [row_ids, *changes]
@@ -95,7 +97,7 @@ class DeviceRunner:
         return None if row_ids is None else sent[0]
 
     def _compute(self, inputs: StepInputs, columns: SamplingColumns) -> Tensor:
-        """The same kernel by kernel, for rows with any number of tokens."""
+        """Launch kernel by kernel, for rows with any number of tokens."""
         arrays = (inputs.positions, inputs.slots, inputs.query_starts, inputs.seq_lens, inputs.block_tables)
         changes = self._rows.changes(inputs, columns, is_counted_there=False)
         token_ids, *rest = self._staging.send([inputs.token_ids, *arrays, inputs.sampled_tokens, *changes])

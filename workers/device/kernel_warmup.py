@@ -1,8 +1,8 @@
-"""KernelWarmup: a GPU's kernels are compiled and loaded in threads while the weights are read.
+"""KernelWarmup: compiles and loads Triton kernels in threads while the weights are read.
 
-What is compiled is what a start and common steps launch: a model of the same shapes, on tensors without memory, takes
-those steps. So there is no list of kernels to keep; one that is missing is compiled when it is first launched. Triton
-keeps what it compiled on disk, where the next start finds it.
+A model of the same shapes on meta tensors runs the start and common steps, and the kernels that it launches are
+compiled. So there is no list of kernels to maintain; a missing kernel is compiled at its first launch. Triton caches
+compiled kernels on disk for the next start.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ META_DEVICE = torch.device("meta")
 
 
 class KernelWarmup:
-    """Begins when it is made. What goes wrong is logged and costs no more than the time that it would have saved."""
+    """Starts on construction. An error is logged and costs only the time that the warm-up would have saved."""
 
     def __init__(self, launch: Callable[[], None], device: torch.device) -> None:
-        """`launch` is called in another thread, and what it launches there compiled for `device`."""
+        """A thread calls `launch` and compiles, for `device`, the kernels launched there."""
         self.num_kernels = 0
         self.duration_s = 0.0
         self._launch, self._device = launch, device
@@ -51,13 +51,13 @@ class KernelWarmup:
         self._thread.start()
 
     def wait(self, limit_s: float) -> None:
-        """Until all is compiled; ConfigError for what is not, `limit_s` after this has begun."""
+        """Block until all kernels are compiled; ConfigError `limit_s` after the start of the warm-up."""
         self._thread.join(max(self._begun + limit_s - time.monotonic(), 0.0))
         if self._thread.is_alive():
             names = ", ".join(unfinished(self._kernels)) or "none in threads"
             raise ConfigError(
-                f"the compiler of kernels has not ended after {limit_s:.3g} s ({names}): raise --start-timeout-s, or "
-                "set --enforce-reference to do without kernels"
+                f"kernels are still compiling after {limit_s:.3g} s ({names}): raise --start-timeout-s, or set "
+                "--enforce-reference to run without kernels"
             )
 
     def _run(self) -> None:
@@ -70,7 +70,7 @@ class KernelWarmup:
                     self.num_kernels = len(self._kernels)
                 load(self._kernels, threads)
         except ConfigError:
-            pass  # who reads the weights says so
+            pass  # reading the weights raises it, too
         except Exception as error:
             logger.warning(
                 "kernels are compiled when first launched, not ahead: %s: %.100s", type(error).__name__, error
@@ -83,21 +83,21 @@ class KernelWarmup:
 
 
 class EagerRecorder:
-    """Records nothing: a graph is the step itself."""
+    """Records nothing: a replay runs the step."""
 
     def record(self, step: Step) -> Step:
         return step
 
 
 def distinct_layers(config: ModelConfig) -> ModelConfig:
-    """The same with as few layers as have one of each kind: other layers launch nothing else."""
+    """Return the config with the fewest layers that include each kind: further layers launch the same kernels."""
     expert_layers = [] if config.experts is None else config.experts.layers
     kinds = [(window, layer in expert_layers) for layer, window in enumerate(config.sliding_windows)]
     return msgspec.structs.replace(config, num_layers=1 + max(kinds.index(kind) for kind in kinds))
 
 
 def _doubling_prompts(most: int, longest: int) -> Iterator[list[int]]:
-    """Lengths of prompts, none over `longest`, with about 1, 2, 4, … tokens together, not over `most`."""
+    """Yield prompt lengths up to `longest` that sum to about 1, 2, 4, … tokens, up to `most`."""
     for k in range(most.bit_length()):
         num_rows = -(-(1 << k) // longest)
         yield [(1 << k) // num_rows] * num_rows
@@ -112,13 +112,12 @@ def launch_steps(
     group: NullGroup,
     has_graphs: bool,
 ) -> None:
-    """The decode steps that are recorded at the start, the largest steps, prompts of 1, 2, 4, … tokens together, and
-    what logprobs on the host take beside."""
+    """Launch the decode steps recorded at the start, the largest steps, prompts of 1, 2, 4, … tokens, and logprobs."""
     recorder, block_size = EagerRecorder() if has_graphs else None, kv_cache.shape[4]
     runner = DeviceRunner(model, kv_cache, max_num_seqs, max_model_len, group, recorder)
     most = min(max_num_tokens, max_num_seqs * max_model_len)
     prompts = [dummy_step(counts, counts, block_size) for counts in _doubling_prompts(most, max_model_len)]
     for inputs in [*largest_steps(max_num_seqs, max_num_tokens, max_model_len, block_size), *prompts]:
-        runner.clear()  # of rows that had other blocks
+        runner.clear()  # the next step has other blocks
         runner.launch(inputs, SamplingColumns.greedy(len(inputs.sampled_rows)))
     log_totals(compute(model, prompts[0], kv_cache)[1])

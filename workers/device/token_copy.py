@@ -1,4 +1,4 @@
-"""AsyncTokenCopy: copies the sampled tokens to the host on a stream of its own, so that the next step need not wait."""
+"""AsyncTokenCopy: copies sampled tokens to the host on its own stream, so that the next step need not wait."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from torch import Tensor
 
 @dataclass(eq=False)
 class _Slot:
-    """Where one step's tokens lie until they are read: beside the graphs, which overwrite theirs, and on the host."""
+    """Memory for one step's tokens: a copy that no graph overwrites, and its target on the host."""
 
     on_device: Tensor
     on_host: Tensor
 
 
 class PendingTokens:
-    """The tokens of one step, on their way."""
+    """The tokens of one step while they are copied to the host."""
 
     def __init__(self, slot: _Slot, event: torch.cuda.Event | None, num_tokens: int, free: list[_Slot]) -> None:
         self._slot = slot
-        self._event = event  # when they are here; None where the device is the host
+        self._event = event  # recorded after the copy; None where the device is the host
         self._num_tokens = num_tokens
         self._free = free
 
@@ -32,14 +32,14 @@ class PendingTokens:
         return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
-        """Until they are here; any thread may."""
+        """Block until the copy ends; any thread may call it."""
         if self._event is not None:
-            # A thread that has chosen no device makes a context on the first one: 0.5 GB, beside another rank's cache.
+            # A thread without a current device would create a context of 0.5 GB on the first one.
             torch.cuda.set_device(self._slot.on_device.device)
             self._event.synchronize()
 
     def take(self) -> npt.NDArray[np.int64]:
-        """[n], once they are here. To be called once."""
+        """Wait for the tokens [n] and return them. Call it once."""
         self.wait()
         token_ids: npt.NDArray[np.int64] = self._slot.on_host[: self._num_tokens].numpy().copy()
         self._free.append(self._slot)
@@ -47,7 +47,7 @@ class PendingTokens:
 
 
 class AsyncTokenCopy:
-    """Owns the stream and as many slots as there were ever steps in flight."""
+    """Owns the stream and one slot for each step in flight."""
 
     def __init__(self, max_num_seqs: int, device: torch.device) -> None:
         self._max_num_seqs = max_num_seqs
@@ -56,7 +56,7 @@ class AsyncTokenCopy:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def send(self, token_ids: Tensor) -> PendingTokens:
-        """token_ids: [n] int64 on the device, which may be overwritten by what is launched after this."""
+        """Start to copy token_ids [n] int64; work launched later may overwrite them."""
         slot = self._free.pop() if self._free else self._new_slot()
         num_tokens = len(token_ids)
         source, target = slot.on_device[:num_tokens], slot.on_host[:num_tokens]
@@ -65,7 +65,7 @@ class AsyncTokenCopy:
         if self._stream is None:
             target.copy_(source)
         else:
-            event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # who waits for it sleeps
+            event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # a waiting thread sleeps
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
             with torch.cuda.stream(self._stream):
                 target.copy_(source, non_blocking=True)
