@@ -22,7 +22,7 @@ from ...ipc.pooling_params import PoolingParams
 from ...ipc.sampling_params import MAX_CHILDREN, CutSide, SamplingParams, child_seed
 from ..client.prompts import check_text
 from ..openai.parsers.names import find_reasoning_parser
-from ..openai.parsers.thoughts import MARKERS
+from ..openai.parsers.thoughts import BEGIN_INSIDE, MARKERS
 from ..text.chat_template import MODEL_FORM, ChatTemplate
 from ..text.prompt_limits import PromptLimits
 from ..text.tokenizer import Tokenizer
@@ -65,6 +65,7 @@ class InputProcessor:
         if parser == "auto":
             parser = "none" if chat_template is None else find_reasoning_parser(chat_template.source)
         self._has_thoughts, self._markers = parser in MARKERS, MARKERS.get(parser, MARKERS["think"])
+        self._begins_inside = parser in BEGIN_INSIDE
         eos_token_id = None if tokenizer is None else tokenizer.eos_token_id
         fallback = () if eos_token_id is None else (eos_token_id,)
         self.eos_token_ids = frozenset(spec.model.eos_token_ids or fallback)
@@ -304,16 +305,21 @@ class InputProcessor:
             )
         return self._processor_paths.index(path)
 
-    def _thought_end(self, params: SamplingParams, prompt_token_ids: bytes) -> bytes:
-        """The tokens after which structured_outputs hold: those that end the thought which the prompt's end opens."""
-        structured = params.structured_outputs
-        if structured is None or structured.includes_thought or self._tokenizer is None or not self._has_thoughts:
-            return b""
+    def opens_thought(self, prompt_token_ids: bytes) -> bool:
+        """Whether the answer to this prompt begins inside a thought."""
+        if self._tokenizer is None or not self._has_thoughts:
+            return False
         opening, closing = self._markers
         tail = decode_ids(prompt_token_ids[-4 * MAX_OPENING_TOKENS :])
-        if not self._tokenizer.decode(tail, skip_special_tokens=False).rstrip().endswith(opening):
+        text = self._tokenizer.decode(tail, skip_special_tokens=False).rstrip()
+        return text.endswith(opening) or (self._begins_inside and not text.endswith(closing))
+
+    def _thought_end(self, params: SamplingParams, prompt_token_ids: bytes) -> bytes:
+        """The tokens after which structured_outputs hold: those that end the thought with which the answer begins."""
+        structured = params.structured_outputs
+        if structured is None or structured.includes_thought or self._tokenizer is None:
             return b""
-        return self._marker(self._tokenizer, closing)
+        return self._marker(self._tokenizer, self._markers[1]) if self.opens_thought(prompt_token_ids) else b""
 
     def _thought_markers(self, params: SamplingParams, thought_end: bytes) -> list[bytes]:
         """The tokens that begin and end a thought, if those between are to be counted. Where structured_outputs hold,

@@ -58,7 +58,7 @@ class ChatCompletion(Answers):
         if body.top_logprobs and not body.logprobs:
             raise RequestError("top_logprobs needs logprobs to be true")
         with under_its_own_name("tools"):
-            constraint = None if forced is None else StructuredOutputsParams(json=forced, includes_thought=True)
+            constraint = None if forced is None else StructuredOutputsParams(json=forced)
         with under_its_own_name("top_logprobs", r"logprobs\b"):
             params = sampling_params(
                 body,
@@ -70,7 +70,7 @@ class ChatCompletion(Answers):
             params = params.replace(max_tokens=None)  # to the end of the model's length
         has_tools = shows_tools(body)
         tool_parser = tool_parser if has_tools else "none"
-        if forced is None and shows_special_tokens(tool_parser, reasoning_parser):
+        if shows_special_tokens(tool_parser if forced is None else "none", reasoning_parser):
             params = params.replace(skip_special_tokens=False)
         template = engine.inputs.chat_template
         source = body.chat_template or (None if template is None else template.source)
@@ -80,13 +80,16 @@ class ChatCompletion(Answers):
                 "required or a named function, or start with --chat-template FILE"
             )
         prompt = await engine.chat_prompt(parsed, engine.inputs.cut_side(params))
+        is_inside = engine.inputs.opens_thought(prompt.token_ids or b"")
+        if body.continue_final_message and forced is None:
+            is_inside = prompt.is_inside_thought
         style = AnswerStyle(
             tool_parser=tool_parser,
             reasoning_parser=reasoning_parser,
             schemas={tool.function.name: tool.function.schema for tool in body.tools or ()},
             is_forced=forced is not None,
             forced_name=body.tool_choice.function.name if isinstance(body.tool_choice, NamedTool) else None,
-            is_inside_thought=prompt.is_inside_thought,
+            is_inside_thought=is_inside,
             max_calls=1 if body.parallel_tool_calls is False else None,
         )
         submit = Submit(

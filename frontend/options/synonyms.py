@@ -25,7 +25,7 @@ TOOL_PARSERS = {  # a name of --tool-call-parser: the parser of answers in this 
     "olmo3": "pythonic",
     "qwen3_xml": "qwen3_coder",
 }
-_THINK = ("deepseek_r1", "glm45", "glm47", "holo2", "kimi_k2", "mimo", "minimax_m2", "nemotron_v3", "olmo3", "qwen3")
+_THINK = ("glm45", "glm47", "holo2", "kimi_k2", "mimo", "minimax_m2", "nemotron_v3", "olmo3", "qwen3")
 REASONING_PARSERS = dict.fromkeys(_THINK, "think")  # a name of --reasoning-parser: the parser of such answers
 VALUES: dict[str, Mapping[Any, Any]] = {  # by option: what is taken for another value
     "dtype": {"half": "float16", "float": "float32"},

@@ -165,7 +165,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _answers("how answers write tool calls; auto: as the template shows"),
     ] = "auto"
     reasoning_parser: Annotated[
-        Literal["auto", "think", "mistral", "seed_oss", "granite", "gpt_oss", "none"],
+        Literal["auto", "think", "deepseek_r1", "mistral", "seed_oss", "granite", "gpt_oss", "none"],
         _answers("how answers mark thoughts, which are told apart; auto: as the template shows"),
     ] = "auto"
     key_file: Annotated[str | None, _clients("keys made by `engine-launch keygen`: who may use a tcp:// address")] = (

@@ -113,11 +113,20 @@ def test_structured_outputs_follow_the_thought_that_the_template_opens(http: htt
     assert thought == (choice["message"].get("reasoning_content") or "")
 
 
-def test_a_forced_call_is_not_preceded_by_a_thought(http: httpx2.Client) -> None:
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}], ids=["any", "named"])
+def test_a_forced_call_follows_the_thought_that_the_template_opens(http: httpx2.Client, choice: object) -> None:
     function = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}}
-    body = QUESTION | {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}
-    (call,) = ask(http, CHAT, body | {"parallel_tool_calls": False})["choices"][0]["message"]["tool_calls"]
-    assert json.loads(call["function"]["arguments"]) == {"a": 1}
+    body = QUESTION | {"tools": [{"type": "function", "function": function}], "tool_choice": choice, "max_tokens": 120}
+    body |= {"parallel_tool_calls": False, "thinking_token_budget": 6, "ignore_eos": True}
+    message = ask(http, CHAT, body)["choices"][0]["message"]
+    (call,) = message["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"a": 1} and message["reasoning"] and not message["content"]
+    events = chat_events(http, body)
+    assert "".join(event["delta"].get("reasoning") or "" for event in events) == message["reasoning"]
+    calls = [call for event in events for call in event["delta"].get("tool_calls") or ()]
+    assert json.loads("".join(each["function"]["arguments"] for each in calls)) == {"a": 1}
+    cut = ask(http, CHAT, body | {"max_tokens": 5})["choices"][0]
+    assert cut["message"]["reasoning"] and not cut["message"].get("tool_calls") and cut["finish_reason"] == "length"
 
 
 def test_a_budget_for_thoughts_does_not_break_a_schema(http: httpx2.Client) -> None:

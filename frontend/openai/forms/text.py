@@ -12,6 +12,7 @@ from ....ipc.messages.client import Delta
 from ..parsers.forced import ForcedParser
 from ..parsers.names import new_parsers
 from ..parsers.parts import Arguments, CallBegin, CallEnd, Content, Parser, Part, Thought
+from ..parsers.thoughts import MARKERS, ThoughtParser
 
 
 class AnswerStyle(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,14 +21,16 @@ class AnswerStyle(msgspec.Struct, frozen=True, kw_only=True):
     tool_parser: str
     reasoning_parser: str
     schemas: Mapping[str, JsonObject]  # of the arguments, by name of the tool
-    is_forced: bool  # a schema makes the answer calls and nothing else
+    is_forced: bool  # a schema makes the answer calls and nothing else, but for a thought before them
     forced_name: str | None
     is_inside_thought: bool  # as the prompt ends
     max_calls: int | None  # 1 without parallel calls: what comes after the last of them is dropped
 
     def new_parsers(self) -> list[Parser]:
         if self.is_forced:
-            return [ForcedParser(self.forced_name)]
+            is_thinking = self.is_inside_thought and self.reasoning_parser in MARKERS
+            thoughts: list[Parser] = [ThoughtParser(self.reasoning_parser, is_open=True)] if is_thinking else []
+            return [*thoughts, ForcedParser(self.forced_name)]
         return new_parsers(
             self.tool_parser, self.reasoning_parser, self.schemas, is_inside_thought=self.is_inside_thought
         )

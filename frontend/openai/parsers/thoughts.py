@@ -6,10 +6,12 @@ from .parts import MarkedText, Part, Thought, content
 
 MARKERS = {  # by name of --reasoning-parser
     "think": ("<think>", "</think>"),
+    "deepseek_r1": ("<think>", "</think>"),
     "mistral": ("[THINK]", "[/THINK]"),
     "seed_oss": ("<seed:think>", "</seed:think>"),
     "granite": ("Here is my thought process:", "Here is my response:"),
 }
+BEGIN_INSIDE = frozenset(("deepseek_r1",))  # answers begin with a thought, though neither they nor the prompt open it
 
 
 class ThoughtParser:
@@ -19,6 +21,7 @@ class ThoughtParser:
         """`is_open`: the prompt ends inside a thought."""
         self._opening, self._closing = MARKERS[name]
         self._is_open = is_open
+        self._has_begun = False  # the answer's own opening marker has come, or cannot come any more
         self._is_over = self._has_content = False  # the thought has ended: the rest is content
         self._text = MarkedText()
 
@@ -26,15 +29,16 @@ class ThoughtParser:
         if self._is_over:
             return self._say(text)
         self._text.held += text
-        if not self._is_open:
+        if not self._has_begun:
             begun = self._text.held.lstrip()  # white space before the opening marker is no content
             if self._opening.startswith(begun[: len(self._opening)]) and len(begun) < len(self._opening):
                 return []
-            self._is_open = begun.startswith(self._opening)
-            if not self._is_open:
+            self._has_begun = True
+            if begun.startswith(self._opening):
+                self._is_open, self._text.held = True, begun.removeprefix(self._opening)
+            elif not self._is_open:
                 self._is_over = self._has_content = True
                 return content(self._text.take())
-            self._text.held = begun.removeprefix(self._opening)
         thought, marker = self._text.until(self._closing)
         parts: list[Part] = [Thought(thought)] if thought else []
         if marker:

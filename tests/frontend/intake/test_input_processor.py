@@ -182,6 +182,9 @@ def test_a_budget_for_thoughts_names_the_tokens_of_their_markers() -> None:
         ("Why?[THINK]", "mistral", {}, True),
         ("Why?<think>\n", "mistral", {}, False),
         ("Why?<think>", "none", {}, False),
+        ("Why?", "deepseek_r1", {}, True),
+        ("Why?<think>\n", "deepseek_r1", {}, True),
+        ("Why?<think>\n\n</think>\n\n", "deepseek_r1", {}, False),
         ("Why?<think>", "auto", {}, False),  # the template knows no thoughts
         ("What is <think> for?", "think", {}, False),
         ("Why?<think></think>", "think", {}, False),

@@ -20,7 +20,7 @@ TOOLS = [{"type": "function", "function": {"name": "f"}}]
 class Engine:
     """A LocalEngine as far as a chat starts."""
 
-    inputs = SimpleNamespace(chat_template=None, cut_side=lambda params: None)
+    inputs = SimpleNamespace(chat_template=None, cut_side=lambda params: None, opens_thought=lambda ids: False)
 
     async def chat_prompt(self, parsed: object, cut_side: str | None) -> BodyInput:
         return BodyInput(token_ids=b"", is_of_chat=True)

@@ -27,6 +27,15 @@ def test_thought_is_what_stands_between_the_markers(name: str, is_open: bool, pl
     assert (thought, content) == (f"why < not{closing[:-2]}", f"so: {opening} is text now{closing}")
 
 
+@given(st.sampled_from(sorted(MARKERS)), PLACES)
+def test_a_marker_that_the_model_repeats_inside_the_thought_that_is_open_is_left_out(
+    name: str, places: list[int]
+) -> None:
+    opening, closing = MARKERS[name]
+    text = f"\n{opening}why{closing}so"
+    assert parse(ThoughtParser(name, is_open=True), cut(text, places))[:2] == ("why", "so")
+
+
 @given(st.text(alphabet="<think>/ a\n", max_size=30), PLACES, st.booleans())
 def test_cuts_change_nothing_for_thoughts(text: str, places: list[int], is_open: bool) -> None:
     same_however_it_is_cut(lambda: ThoughtParser("think", is_open=is_open), text, places)
@@ -85,6 +94,12 @@ def test_a_call_may_follow_a_thought_and_one_beyond_the_limit_is_dropped() -> No
     kinds = [type(part).__name__ for part in text.read(last)]
     assert kinds == ["Thought", "Content", "CallBegin", "Arguments", "CallEnd"]
     assert text.finish_reason(last) == "tool_calls"
+
+
+def test_a_forced_call_may_follow_the_thought_that_is_open() -> None:
+    text = answer_text(is_forced=True, forced_name="f", is_inside_thought=True)
+    parts = [*text.read(delta("wh", 1)), *text.read(delta("y</think>{}", 3, "stop"))]
+    assert [type(part).__name__ for part in parts] == ["Thought", "Thought", "CallBegin", "Arguments", "CallEnd"]
 
 
 def test_a_named_call_ends_with_stop() -> None:
