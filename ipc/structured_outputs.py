@@ -14,7 +14,7 @@ import msgspec
 
 from .errors import RequestError
 
-GrammarKind: TypeAlias = Literal["json", "regex", "choice", "lark"]
+GrammarKind: TypeAlias = Literal["json", "compact_json", "regex", "choice", "lark"]
 
 MAX_GRAMMAR_CHARACTERS = 1 << 18  # of a schema, regex, grammar or all choices together
 MAX_CHOICES = 4096
@@ -34,6 +34,7 @@ class StructuredOutputsParams(
     regex: str | None = None  # the whole answer matches it; syntax of Rust's regex crate
     choice: list[str] | None = None  # the answer is one of these
     grammar: str | None = None  # Lark, or EBNF as llama.cpp writes it (GBNF)
+    disable_any_whitespace: bool = False  # of JSON outside of its texts
     includes_thought: bool = False  # not only what follows a thought that the prompt has opened
 
     def __post_init__(self) -> None:
@@ -77,7 +78,9 @@ class StructuredOutputsParams(
             return "regex"
         if self.choice is not None:
             return "choice"
-        return "lark" if self.grammar is not None else "json"
+        if self.grammar is not None:
+            return "lark"
+        return "compact_json" if self.disable_any_whitespace else "json"
 
     @property
     def text(self) -> str:

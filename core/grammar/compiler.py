@@ -35,7 +35,10 @@ CACHE_SIZE = 64  # compiled grammars; one may take 10 MB
 MAX_ERROR_CHARACTERS = 1000
 MAX_LOCATE_TRIES = 200  # parts of a bad schema that are compiled alone to find where it is wrong
 # A space, or a line break with its indent: what a schema's text looks like in the wild. Unbounded, it need never end.
-JSON_OPTIONS: JsonCompileOptions = {"whitespace_pattern": r" |\n( {0,32}|\t{0,8})"}
+JSON_OPTIONS: dict[GrammarKind, JsonCompileOptions] = {
+    "json": {"whitespace_pattern": r" |\n( {0,32}|\t{0,8})"},
+    "compact_json": {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"},
+}
 
 Words = npt.NDArray[np.uint32]
 
@@ -96,7 +99,7 @@ class GrammarCompiler:
         inner = self._compile(kind, text)
         if inner.is_error():
             reason = _first_lines(inner.get_error())
-            where = self._locate(text, reason) if kind == "json" else ""
+            where = self._locate(text, reason) if kind in JSON_OPTIONS else ""
             raise RequestError(f"structured_outputs.{_FIELD_BY_KIND[kind]}{where}: {reason}")
         matcher = Matcher(inner)
         self._warm(matcher, kind)
@@ -140,12 +143,17 @@ class GrammarCompiler:
                 return f" at #{pointer}" if pointer else ""
 
 
-_FIELD_BY_KIND: dict[GrammarKind, str] = {"json": "json", "regex": "regex", "choice": "choice", "lark": "grammar"}
+_FIELD_BY_KIND: dict[GrammarKind, str] = {
+    **dict.fromkeys(("json", "compact_json"), "json"),
+    "regex": "regex",
+    "choice": "choice",
+    "lark": "grammar",
+}
 
 
 def _to_llguidance(kind: GrammarKind, text: str) -> str:
-    if kind == "json":
-        return str(LLMatcher.grammar_from_json_schema(_adapted(text), overrides=JSON_OPTIONS))
+    if (options := JSON_OPTIONS.get(kind)) is not None:
+        return str(LLMatcher.grammar_from_json_schema(_adapted(text), overrides=options))
     if kind == "regex":
         return str(LLMatcher.grammar_from_regex(text))
     if kind == "choice":

@@ -61,10 +61,13 @@ class _Adapter:
         self._adapt_array(node)
         self._adapt_names(node)
         self._adapt_conditions(node)
+        joined = _join_patterns(node)
         is_joined = is_open or _num_parts(node) > 1
         inlined = self._inline(node) if is_joined and "$ref" in node else []
         branches = {name: node.pop(name) for name in _BRANCHES if isinstance(node.get(name), list)}
         result: Schema = with_subschemas(node, lambda part: self.adapt(part, is_open=False))
+        if joined:
+            result["patternProperties"] |= {each: self.adapt(part, is_open=True) for each, part in joined.items()}
         for name, parts in branches.items():
             result[name] = [self.adapt(part, is_open=is_joined) for part in parts]
         _also(result, *inlined)
@@ -236,6 +239,28 @@ class _Names:
                 self._add(part)
         if "$ref" in schema:
             self._add(self._adapter.resolve(schema))
+
+
+def _join_patterns(node: Schema) -> Schema:
+    """Have each property conform to its patterns' schemas, too, so that they are closed together; returns the patterns
+    that it is joined with."""
+    own, patterns = node.get("properties"), node.get("patternProperties")
+    joined: Schema = {}
+    if isinstance(own, dict) and isinstance(patterns, dict):
+        found = {name: [each for each in patterns if _matches(each, name)] for name in own}
+        joined = {each: patterns[each] for names in found.values() for each in names}
+        node["properties"] = {
+            name: {"allOf": [part, *(patterns[each] for each in found[name])]} if found[name] else part
+            for name, part in own.items()
+        }
+    return joined
+
+
+def _matches(pattern: str, name: str) -> bool:
+    try:
+        return re.search(pattern, name) is not None
+    except re.error:
+        return False  # the library judges it
 
 
 def _close(node: Schema, found: _Names) -> None:

@@ -66,6 +66,7 @@ def _logit_bias(body: Generation) -> dict[int, float] | None:
 def structured_outputs(body: Generation) -> StructuredOutputsParams | None:
     """What the answer must conform to; None if it is free."""
     found: dict[str, object] = dict(body.structured_outputs or {})  # by name of the constraint
+    style = {name: found.pop(name) for name in ("disable_any_whitespace",) if name in found}
     field = "structured_outputs"
     for name in ("json", "regex", "choice", "grammar"):
         if (value := getattr(body, f"guided_{name}")) is not None:
@@ -84,7 +85,7 @@ def structured_outputs(body: Generation) -> StructuredOutputsParams | None:
     if not found:
         return None
     with under_its_own_name(field):
-        return StructuredOutputsParams.of(found)
+        return StructuredOutputsParams.of(found | style)
 
 
 @contextlib.contextmanager

@@ -80,6 +80,24 @@ def test_an_end_token_is_allowed_exactly_where_the_text_is_complete(
         assert matcher.error is None
 
 
+def test_compact_json_has_white_space_in_its_strings_alone(compiler: GrammarCompiler, texts: list[str]) -> None:
+    items = {"type": "object", "properties": {"a b": {"enum": ["c d"]}}, "required": ["a b"]}
+    schema = json.dumps({"type": "array", "items": items, "minItems": 2, "maxItems": 3})
+    written = set()
+    for kind in ("json", "compact_json"):
+        draw = random.Random(3)
+        for _ in range(8):
+            matcher, so_far = compiler.compile(kind, schema), ""
+            while not matcher.is_complete:
+                token_id = draw.choice(
+                    sorted(each for each in allowed(compiler, matcher) if texts[each] or each == EOS)
+                )
+                so_far += texts[token_id]
+                matcher.consume([token_id])
+            written.add((kind, json.dumps(json.loads(so_far), separators=(",", ":")) == so_far))
+    assert ("json", False) in written and ("compact_json", False) not in written
+
+
 def test_tokens_replayed_give_the_same_place(compiler: GrammarCompiler) -> None:
     schema = json.dumps({"type": "array", "items": {"type": "integer"}, "minItems": 3})
     walked, taken, draw = compiler.compile("json", schema), list[int](), random.Random(2)

@@ -112,6 +112,7 @@ def nested(children: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
                 {"unevaluatedProperties": False, "allOf": [{"$ref": "#/$defs/point"}]},
                 {"minProperties": 1, "maxProperties": 4},
                 {"patternProperties": {"^[kz]$": {"type": "integer", "maximum": 9, "minimum": 0}}},
+                {"patternProperties": {"^[ab]": {"$ref": "#/$defs/point"}, "^[k]": XY}},
             ]
         ),
     )
@@ -169,6 +170,16 @@ CLOSED: list[tuple[Schema, object, object]] = [  # a schema, what is an answer a
     ),
     ({"type": "array", "prefixItems": [DIGIT, DIGIT]}, [1, 2], [1, 2, 3]),
     ({"patternProperties": {"^k": DIGIT}, "type": "object"}, {"k1": 1}, {"x": 1}),
+    (
+        record(a=record(b=DIGIT)) | {"patternProperties": {"^a": record(c=XY)}},
+        {"a": {"b": 1, "c": "x"}},
+        {"a": {"b": 1}},
+    ),
+    (
+        record(a=record(b=DIGIT)) | {"patternProperties": {"^a": record(c=XY)}},
+        {"a": {"b": 1, "c": "x"}, "a2": {"c": "y"}},
+        {"a": {"b": 1, "c": "x", "d": 2}},
+    ),
     (
         record(a=DIGIT) | {"allOf": [{"properties": {"b": DIGIT}}], "unevaluatedProperties": WORD},
         {"a": 1, "b": 2, "c": "d"},
