@@ -26,7 +26,7 @@ from .kv.block_hash import random_namespace
 from .kv.block_record import BlockRecord
 from .kv.manager import KVCacheManager
 from .outbox import Outbox
-from .request import Request, State
+from .request import Request, State, WaitReason
 from .result_processor import NewTokens
 from .scheduling.scheduler import Scheduler
 from .stats import CoreStats
@@ -296,7 +296,7 @@ class EngineCore:
         """Act on what the grammar host has done: requests may run, end or fail, and the oldest step gets its masks."""
         news = self._grammars.take(self._clock.look())
         for request in news.ready:
-            self.scheduler.waiting.unblock(request)
+            self.scheduler.waiting.release(request, WaitReason.GRAMMAR)
         for request in news.complete:
             if request.state is not State.FINISHED:
                 self._end(request, "stop")

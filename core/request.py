@@ -26,6 +26,13 @@ class State(Enum):
     FINISHED = auto()
 
 
+class WaitReason(Enum):
+    """Why a request cannot be admitted yet, beside rows and blocks. `WaitingQueue.release` takes a reason away."""
+
+    GRAMMAR = auto()  # its grammar is being compiled
+    PROMPT = auto()  # another answer of its prompt group computes the prompt
+
+
 LEGAL_MOVES = {
     (State.WAITING, State.RUNNING),  # admitted to a row
     (State.RUNNING, State.WAITING),  # preempted
@@ -60,7 +67,7 @@ class Request:
     cache_root: bytes | None = None  # of its block keys: shared with its prompt_groups alone
     prompt_group: int = 0  # equal for answers that share a prompt (scheduling/prompt_group.py); 0: none do
     grammar_id: int = 0  # its place in its grammar (grammar/manager.py); 0: it has none
-    waits_for: set[str] = field(default_factory=set)  # it is not admitted before this is empty
+    waits_for: set[WaitReason] = field(default_factory=set)  # it is not admitted before this is empty
     state: State = State.WAITING
     row: int = -1
     block_ids: list[int] = field(default_factory=list)

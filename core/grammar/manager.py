@@ -33,10 +33,9 @@ from ...ipc.messages.grammar import (
     OpenGrammar,
 )
 from ...ipc.sampling_params import SamplingParams
-from ..request import Ids, Request
+from ..request import Ids, Request, WaitReason
 from .thought import OpenThought, tokens_after
 
-WAITS_FOR_GRAMMAR = "grammar"
 NUM_COMPILERS = 2  # grammars that are compiled at once
 START_TIMEOUT_S = 60.0  # until a new host has read the vocabulary; compilation times count from then
 ADVANCE_TIMEOUT_S = 5.0  # the library's fuel ends a mask after some 20 ms
@@ -141,7 +140,7 @@ class GrammarManager:
     def add(self, request: Request, now: float) -> None:
         """The request waits until its grammar is ready."""
         request.grammar_id, self._next_id = self._next_id, self._next_id + 1
-        request.waits_for.add(WAITS_FOR_GRAMMAR)
+        request.waits_for.add(WaitReason.GRAMMAR)
         thought = OpenThought(request.thought_end, self._output_tokens(request).tobytes())
         self._entry_by_id[request.grammar_id] = _Entry(request, thought, is_proven=request.num_output_tokens > 0)
         self._queue.append(request.grammar_id)
@@ -265,7 +264,6 @@ class GrammarManager:
             news.complete.append(entry.request)
         elif not entry.has_begun:
             entry.has_begun = entry.is_proven = True
-            entry.request.waits_for.discard(WAITS_FOR_GRAMMAR)
             news.ready.append(entry.request)
         self._advances += [(message.grammar_id, token_id) for token_id in entry.late_tokens]
         self._is_host_waiting = True

@@ -2,8 +2,8 @@
 
     key[i] = sha256(key[i-1] ‖ tokens of block i as u32 little-endian),   key[-1] = root
 
-The root is the namespace of the loaded weights, or of a salt within it. The full digest is kept, so that equal keys
-mean equal content in every process, host and restart. Knows no block ids.
+The root comes from the namespace of the loaded weights, the request's salt and the KV group. The full digest is kept:
+equal keys mean equal content in every process, on every host and after a restart. Knows no block ids.
 """
 
 from __future__ import annotations
@@ -15,15 +15,20 @@ KEY_BYTES = 32
 
 
 def random_namespace() -> bytes:
-    """A root that no other load of weights shares; used while no outer tier is configured."""
+    """Return a root that no other load of weights has."""
     return secrets.token_bytes(KEY_BYTES)
 
 
 def salted_root(namespace: bytes, salt: str) -> bytes:
-    """The root of requests with `salt`."""
+    """Return the root of requests with `salt`."""
     return hashlib.sha256(namespace + b"salt" + salt.encode()).digest()
 
 
+def group_root(root: bytes, group: int) -> bytes:
+    """Return the root of a KV group: layers that share block tables. Group 0 keeps the root."""
+    return hashlib.sha256(root + b"group" + group.to_bytes(4, "little")).digest() if group else root
+
+
 def block_key(parent: bytes, tokens: bytes) -> bytes:
-    """Key of the block that holds `tokens` (4 bytes each) after the block `parent`."""
+    """Return the key of the block that holds `tokens` (4 bytes each) after the block with key `parent`."""
     return hashlib.sha256(parent + tokens).digest()

@@ -1,38 +1,57 @@
 """The pool of KV blocks: ids, reference counts, one LRU list of free blocks, one index from content key to block.
 
-Owns no tokens and no requests. A free block keeps its key, and so can be found again, until it is taken for new
-content. Block 0 is the null block: never handed out, safe to point at.
+A free block keeps its key, and lookups find it, until it is allocated for new content. Block 0 is the null block: it is
+never allocated and always safe to reference. Observers follow which content the blocks hold. Knows no tokens and no
+requests.
 """
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
-
-from .block_record import BlockRecord
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 NULL_BLOCK = 0
+
+
+class BlockObserver(Protocol):
+    """Follows the cached content of a pool: a record of it, or an outer tier that copies it."""
+
+    def written(self, group: int, block: int, key: bytes) -> None:
+        """The workers have written the block; its content can be read."""
+        ...
+
+    def evicted(self, group: int, block: int, key: bytes) -> None:
+        """The block leaves the index; the next step may overwrite it."""
+        ...
+
+    def cleared(self, group: int) -> None:
+        """All content is void."""
+        ...
 
 
 class BlockPool:
     """Invariants (check_invariants): free + referenced + null partition the ids; nothing referenced is free; an
     indexed block carries exactly its key."""
 
-    def __init__(self, num_blocks: int, record: BlockRecord | None = None) -> None:
-        """`record` keeps the index for a core that comes after this one; what it holds is found from the start."""
+    def __init__(
+        self,
+        num_blocks: int,
+        observers: Sequence[BlockObserver] = (),
+        key_by_block: Mapping[int, bytes] | None = None,
+        group: int = 0,
+    ) -> None:
+        """key_by_block: content that the blocks hold already. group: the KV group of these blocks."""
         assert num_blocks >= 2, "the null block and one more"
         self.num_blocks = num_blocks
         self._ref_count = [0] * num_blocks
         self._key_by_block: list[bytes | None] = [None] * num_blocks
         self._block_by_key: dict[bytes, int] = {}
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))  # the first is taken first
-        self._pending: list[tuple[int, bytes]] = []  # published since the last `take_pending`
-        self._record = record
-        if record is not None:
-            self._adopt(record.key_by_block)
-
-    def _adopt(self, key_by_block: dict[int, bytes]) -> None:
-        for block, key in key_by_block.items():
+        self._pending: list[tuple[int, bytes]] = []  # cached since the last `take_pending`
+        self._observers = observers
+        self.group = group
+        for block, key in (key_by_block or {}).items():
             self._key_by_block[block] = key
             self._block_by_key[key] = block
             self._free.move_to_end(block)
@@ -42,7 +61,7 @@ class BlockPool:
         return len(self._free)
 
     def allocate(self, count: int) -> list[int] | None:
-        """Take `count` free blocks, the longest unused first; their old keys leave the index. None: fewer are free."""
+        """Allocate `count` free blocks, least recently used first; their keys leave the index. None: fewer are free."""
         if count > len(self._free):
             return None
         blocks = []
@@ -55,15 +74,15 @@ class BlockPool:
         return blocks
 
     def touch(self, blocks: Iterable[int]) -> None:
-        """Reference blocks that the index found; free ones leave the free list."""
+        """Add a reference to blocks found by `lookup`; free ones leave the free list."""
         for block in blocks:
             if self._ref_count[block] == 0:
                 del self._free[block]
             self._ref_count[block] += 1
 
     def free(self, blocks: Iterable[int]) -> None:
-        """Give up one reference to each block, in this order: what comes first is reused first. Blocks without a key
-        can serve nobody and are reused before all others."""
+        """Drop one reference to each block. Blocks freed first are reused first, those without a key before all
+        others."""
         for block in blocks:
             count = self._ref_count[block] - 1
             assert count >= 0, f"block {block} is freed more often than referenced"
@@ -74,26 +93,28 @@ class BlockPool:
                     self._free.move_to_end(block, last=False)
 
     def cache_block(self, block: int, key: bytes) -> None:
-        """Let `key` find `block`, unless another block with the same content is found already."""
+        """Enter `key` in the index, unless another block with the same content is there."""
         if key not in self._block_by_key:
             self._key_by_block[block] = key
             self._block_by_key[key] = block
-            if self._record is not None:
+            if self._observers:
                 self._pending.append((block, key))
 
     def take_pending(self) -> list[tuple[int, bytes]]:
-        """Blocks and keys that were published since the last call, for `confirm` when all steps sent so far and the
-        next one are done."""
-        unconfirmed, self._pending = self._pending, []
-        return unconfirmed
+        """Return the blocks and keys cached since the last call. They are written once the next step is done; the
+        caller passes them to `mark_written` then."""
+        pending, self._pending = self._pending, []
+        return pending
 
-    def mark_written(self, published: Iterable[tuple[int, bytes]]) -> None:
-        """The workers have written these; what has got another key since is not recorded."""
-        for block, key in published:
-            if self._record is not None and self._key_by_block[block] == key:
-                self._record.write(block, key)
+    def mark_written(self, blocks: Iterable[tuple[int, bytes]]) -> None:
+        """Tell the observers that the workers have written these blocks; skip any whose key has changed since."""
+        for block, key in blocks:
+            if self._key_by_block[block] == key:
+                for observer in self._observers:
+                    observer.written(self.group, block, key)
 
     def lookup(self, key: bytes) -> int | None:
+        """Return the block with this content."""
         return self._block_by_key.get(key)
 
     def is_referenced(self, block: int) -> bool:
@@ -104,8 +125,8 @@ class BlockPool:
         return self._ref_count[block] == 1
 
     def sample(self, count: int) -> bytes:
-        """The states of at most `count` blocks, evenly spread: 0 empty, 1 free with content that can be found, 2 used
-        by one request, 3 by several."""
+        """Return the states of at most `count` blocks, evenly spread: 0 empty, 1 free and cached, 2 used by one
+        request, 3 by several."""
         stride = -(-(self.num_blocks - 1) // count)
         return bytes(
             min(1 + self._ref_count[block], 3) if self._ref_count[block] else self._key_by_block[block] is not None
@@ -113,26 +134,26 @@ class BlockPool:
         )
 
     def drop_idle_keys(self) -> None:
-        """Forget the content of free blocks."""
+        """Evict the content of free blocks."""
         for block in self._free:
             if self._key_by_block[block] is not None:
                 self._drop_key(block)
 
     def clear_index(self) -> None:
-        """Forget all content: what the blocks hold is not to be trusted or not of these weights."""
+        """Evict all content: the blocks were lost, or hold values of other weights."""
         self._block_by_key.clear()
         self._key_by_block = [None] * self.num_blocks
         self._pending = []
-        if self._record is not None:
-            self._record.clear()
+        for observer in self._observers:
+            observer.cleared(self.group)
 
     def _drop_key(self, block: int) -> None:
         key = self._key_by_block[block]
         assert key is not None, f"block {block} has no key"
         del self._block_by_key[key]
         self._key_by_block[block] = None
-        if self._record is not None:
-            self._record.erase(block)
+        for observer in self._observers:
+            observer.evicted(self.group, block, key)
 
     def check_invariants(self, tables: Iterable[Iterable[int]]) -> None:
         """AssertionError unless the pool is consistent with the block tables of all running requests."""

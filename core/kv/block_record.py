@@ -1,11 +1,10 @@
-"""What the workers' KV blocks hold for certain, in a file that outlives the core.
+"""The content keys of the workers' KV blocks, in a file that outlives the core.
 
-    u64 generation of the workers │ namespace, 32 bytes │ key of block 1 │ key of block 2 │ …       0: nothing certain
+    u64 generation of the workers │ namespace, 32 bytes │ key of block 1 │ key of block 2 │ …       0: unknown content
 
-A key is written when the result of the step that filled its block is back, and erased before a step that overwrites the
-block can be sent. So a core that takes the place of a dead one beside the same workers finds what they have computed,
-and requests that are submitted again go on from there. A key that was half written when the core was killed finds
-nothing. Knows no requests and no steps.
+A key is written after the step that filled its block, and erased before a step that overwrites the block is sent. So a
+core that replaces a dead one finds the blocks that the same workers have computed, and resubmitted requests continue
+from there. A half-written key matches no content. Knows no requests and no steps.
 """
 
 from __future__ import annotations
@@ -22,9 +21,10 @@ _NO_KEY = bytes(KEY_BYTES)
 
 
 class BlockRecord:
-    """Owns the file, which is made if it is missing. What was recorded of another generation is void."""
+    """A BlockObserver that owns the file. It covers one KV group."""
 
     def __init__(self, path: Path, num_blocks: int, generation: int) -> None:
+        """Open or create the file; content of another generation is dropped."""
         size = _HEAD_BYTES + num_blocks * KEY_BYTES
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -39,38 +39,41 @@ class BlockRecord:
         finally:
             os.close(fd)
         if is_new or self._map[:_HEAD_BYTES] != _head(generation):
-            self.clear()
+            self.cleared(0)
             self.change_namespace(random_namespace())
             self.begin_generation(generation)
 
     @property
     def namespace(self) -> bytes:
-        """The root of all keys in it."""
+        """The root of all its keys."""
         return self._read(0)
 
     @property
     def key_by_block(self) -> dict[int, bytes]:
+        """Keys of the blocks with known content."""
         blocks = range(1, (len(self._map) - _HEAD_BYTES) // KEY_BYTES)
         return {block: key for block in blocks if (key := self._read(block)) != _NO_KEY}
 
-    def write(self, block: int, key: bytes) -> None:
+    def _write(self, block: int, key: bytes) -> None:
         start = _HEAD_BYTES + block * KEY_BYTES
         self._map[start : start + KEY_BYTES] = key
 
-    def erase(self, block: int) -> None:
-        self.write(block, _NO_KEY)
+    def written(self, group: int, block: int, key: bytes) -> None:
+        self._write(block, key)
 
-    def clear(self) -> None:
-        """Nothing is certain of any block."""
+    def evicted(self, group: int, block: int, key: bytes) -> None:
+        self._write(block, _NO_KEY)
+
+    def cleared(self, group: int) -> None:
         start = _HEAD_BYTES + KEY_BYTES
         self._map[start:] = bytes(len(self._map) - start)
 
     def change_namespace(self, namespace: bytes) -> None:
-        """Keys that were made of another one are found by nobody."""
-        self.write(0, namespace)
+        """Make all keys of the namespace before unfindable."""
+        self._write(0, namespace)
 
     def begin_generation(self, generation: int) -> None:
-        """`clear` came before."""
+        """Note the generation of a new worker group, after `cleared`."""
         self._map[:_HEAD_BYTES] = _head(generation)
 
     def _read(self, block: int) -> bytes:

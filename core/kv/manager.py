@@ -1,13 +1,13 @@
-"""Which blocks a request has, and which of them others may read.
+"""The blocks of each request, and the blocks that requests share.
 
-Between scheduler and pool: turns counts of tokens into blocks, walks the key chain, publishes full blocks. Knows no
-rows and no steps.
+Between scheduler and pool: turns token counts into blocks, walks the key chain and caches full blocks. Knows no rows
+and no steps.
 """
 
 from __future__ import annotations
 
 from ..request import Request
-from .block_hash import block_key, random_namespace, salted_root
+from .block_hash import block_key, group_root, random_namespace, salted_root
 from .block_pool import BlockPool
 from .block_record import BlockRecord
 
@@ -18,8 +18,9 @@ class KVCacheManager:
     def __init__(
         self, num_blocks: int, block_size: int, enable_prefix_caching: bool, record: BlockRecord | None = None
     ) -> None:
-        """`record` tells what a core before this one left in the blocks, and keeps it for the next."""
-        self.pool = BlockPool(num_blocks, record)
+        """record: the content of the blocks, kept from the core before this one for the next."""
+        observers, known = ([], None) if record is None else ([record], record.key_by_block)
+        self.pool = BlockPool(num_blocks, observers, known)
         self.block_size = block_size
         self._is_caching = enable_prefix_caching
         self._record = record
@@ -35,9 +36,9 @@ class KVCacheManager:
         return -(-num_tokens // self.block_size)
 
     def get_computed_blocks(self, request: Request) -> list[int]:
-        """The longest chain of indexed blocks that begins the request's tokens, short of its last token: at least one
-        token must be computed to sample the next, and each before a prompt token whose logprobs are wanted. A mean
-        over all hidden states needs all of them; and a request may want to read none but its prompt_groups'."""
+        """Return the longest cached prefix of the request's tokens. It ends before the last token, which must be
+        computed to sample the next, and before prompt tokens whose logprobs are wanted. Mean pooling needs all hidden
+        states, so it reads none; a request that skips the cache reads only blocks of its own prompt group."""
         if request.pooling is not None and request.pooling.method == "mean":
             return []
         if request.params.skip_reading_prefix_cache and request.cache_root is None:
@@ -52,14 +53,14 @@ class KVCacheManager:
         return blocks
 
     def num_missing(self, request: Request, computed: list[int], num_reserved: int) -> int:
-        """Blocks that the pool lacks to hold all known tokens of the request beside `num_reserved` blocks for others;
-        0 or less: it fits."""
+        """Return how many blocks the pool lacks to hold all known tokens of the request, with `num_reserved` blocks
+        left for others. 0 or less: it fits."""
         num_idle_hits = sum(not self.pool.is_referenced(block) for block in computed)
         num_new = self.num_blocks_for(request.num_tokens) - len(computed)
         return num_new + num_idle_hits + num_reserved - self.pool.num_free
 
     def num_freed_by(self, request: Request, kept: list[int]) -> int:
-        """Blocks that become free with `request`, but for those in `kept`."""
+        """Return how many blocks become free with `request`, not counting those in `kept`."""
         return sum(self.pool.is_exclusive(block) for block in set(request.block_ids).difference(kept))
 
     def take_computed(self, request: Request, computed: list[int]) -> None:
@@ -72,49 +73,49 @@ class KVCacheManager:
         self.num_hit_tokens += len(computed) * self.block_size
 
     def allocate_slots(self, request: Request, num_tokens: int) -> list[int] | None:
-        """Extend the table to hold `num_tokens` tokens; returns the new blocks, or None when too few are free."""
+        """Extend the table to hold `num_tokens` tokens; return the new blocks, or None when too few are free."""
         num_new = -(-num_tokens // self.block_size) - len(request.block_ids)
         blocks = self.pool.allocate(num_new)
         request.block_ids += blocks or ()
         return blocks
 
     def cache_blocks(self, request: Request, num_blocks: int) -> None:
-        """Index the first `num_blocks` blocks, which never get fewer: all their tokens are known and the steps that
-        write them are sent."""
+        """Let other requests find the first `num_blocks` blocks. All their tokens are known, and the steps that write
+        them are sent. The number never falls."""
         if self._is_caching or request.cache_root is not None:
             for i in range(request.num_cached_blocks, num_blocks):
                 self.pool.cache_block(request.block_ids[i], self._key(request, i))
         request.num_cached_blocks = num_blocks
 
     def free(self, request: Request) -> None:
-        """Give back the request's blocks, tail first, so that a prefix is evicted from its end."""
+        """Free the request's blocks tail first, so that a prefix is evicted from its end."""
         self.pool.free(reversed(request.block_ids))
         request.block_ids = []
         request.num_cached_blocks = 0
 
     def change_namespace(self) -> None:
-        """From now on nothing that was cached before is found; keys made before are void but for who holds blocks."""
+        """Make everything cached so far unfindable. Running requests keep their keys and blocks."""
         self._namespace = random_namespace()
         if self._record is not None:
             self._record.change_namespace(self._namespace)
 
     def forget_idle(self) -> None:
-        """Nothing that is cached now is found by a request that begins later. Tables stay as they are."""
+        """Empty the cache for later requests. The tables of running requests stay."""
         self.pool.drop_idle_keys()
         self.change_namespace()
 
     def reset(self) -> None:
-        """Forget all cached content. Tables must be empty."""
+        """Evict all content. Tables must be empty."""
         assert self.pool.num_free == self.num_usable_blocks, "a request still holds blocks"
         self.pool.clear_index()
 
     def begin_generation(self, generation: int) -> None:
-        """The blocks are those of a new group of workers. `reset` came before."""
+        """Note that the blocks belong to a new worker group, after `reset`."""
         if self._record is not None:
             self._record.begin_generation(generation)
 
     def _key(self, request: Request, i: int) -> bytes:
-        """Key of the request's block i; earlier keys are made first and kept."""
+        """Return the key of the request's block i; compute and keep the keys before it."""
         keys, size = request.block_keys, self.block_size
         for number in range(len(keys), i + 1):
             parent = keys[-1] if keys else self._root(request)
@@ -125,4 +126,5 @@ class KVCacheManager:
         if request.cache_root is not None:
             return request.cache_root
         salt = request.params.cache_salt
-        return self._namespace if salt is None else salted_root(self._namespace, salt)
+        root = self._namespace if salt is None else salted_root(self._namespace, salt)
+        return group_root(root, self.pool.group)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ...ipc.messages.workers import ModelRunnerOutput, SchedulerOutput
 from ..kv.manager import KVCacheManager
-from ..request import Ids, Request, State
+from ..request import Ids, Request, State, WaitReason
 from ..result_processor import FinishedRequest, NewTokens, ResultProcessor
 from .batch import Batch
 from .ledger import LedgerEntry, StepLedger
@@ -82,13 +82,13 @@ class Scheduler:
         size = self.kv_cache.block_size
         for leader in self.prompt_groups.leaders:
             if leader.row >= 0 and self.rows.num_scheduled[leader.row] >= leader.num_prompt_tokens:
-                for follower in self.prompt_groups.release(leader):
+                for follower in self.prompt_groups.dissolve(leader):
                     follower.block_keys = leader.block_keys[: leader.num_prompt_tokens // size]
-                    self.waiting.unblock(follower)
+                    self.waiting.release(follower, WaitReason.PROMPT)
 
     def abort(self, request: Request) -> None:
         """End a waiting or running request; its blocks are free at once."""
-        successor = self.prompt_groups.forget(request)
+        successor = self.prompt_groups.remove(request)
         is_running = request.state is State.RUNNING
         request.move(State.FINISHED)
         if is_running:
@@ -96,7 +96,7 @@ class Scheduler:
         else:
             self.waiting.forget(request)
         if successor is not None:
-            self.waiting.unblock(successor)
+            self.waiting.release(successor, WaitReason.PROMPT)
 
     def known_tokens_in_oldest_step(self) -> dict[Request, int]:
         """As `known_tokens`, of those that were being computed when the oldest unanswered step was sent."""
@@ -228,7 +228,7 @@ class Scheduler:
             self._preempt(victim)
             if victim is request:
                 return False
-        self._delta.append_blocks(request.row, blocks)
+        self._delta.append_blocks(request.row, self.kv_cache.pool.group, blocks)
         return True
 
     def _cheapest_behind(self, request: Request) -> Request | None:
@@ -328,7 +328,7 @@ class Scheduler:
         request.num_skips = 0
         request.move(State.RUNNING)
         row = self.rows.occupy(request, num_computed)
-        self._delta.admit(request, num_computed)
+        self._delta.admit(request, num_computed, self.kv_cache.pool.group)
         count = min(request.num_tokens - num_computed, budget, self._chunk_limit(request))
         has_room = self._grow(request, num_computed + count)
         assert has_room, "num_missing has counted the blocks"

@@ -29,14 +29,14 @@ class StepDelta:
         self._block_appends: list[int] = []  # flat triples: row, group, block
         self._tokens_by_row: dict[int, list[int]] = {}
 
-    def admit(self, request: Request, num_computed_tokens: int) -> None:
+    def admit(self, request: Request, num_computed_tokens: int, group: int) -> None:
         """The request has got its row, and the first blocks of its table hold that many tokens already."""
         self._new_rows.append(_new_row(request, num_computed_tokens))
-        self.append_blocks(request.row, request.block_ids)
+        self.append_blocks(request.row, group, request.block_ids)
 
-    def append_blocks(self, row: int, blocks: Iterable[int]) -> None:
+    def append_blocks(self, row: int, group: int, blocks: Iterable[int]) -> None:
         for block in blocks:
-            self._block_appends += (row, 0, block)
+            self._block_appends += (row, group, block)
 
     def append_tokens(self, row: int, token_ids: list[int]) -> None:
         """These tokens, at least one, follow what the row samples in the step that is in flight."""

@@ -1,7 +1,7 @@
-"""Requests that wait for a row, in the policy's order.
+"""Waiting requests, in the policy's order.
 
-A heap with lazy removal: a request that left (aborted) is skipped when it surfaces. A request that waits for something
-else first (`waits_for`) stands beside the heap until `unblock`.
+A heap with lazy removal: an aborted request is skipped when it surfaces. A request with a WaitReason stays beside the
+heap until `release` has taken its last reason away.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import heapq
 import itertools
 from collections.abc import Iterator
 
-from ..request import Request, State
+from ..request import Request, State, WaitReason
 
 
 class WaitingQueue:
@@ -28,11 +28,11 @@ class WaitingQueue:
 
     @property
     def num_blocked(self) -> int:
-        """Those that wait for something else than a row."""
+        """Requests with a WaitReason."""
         return len(self._blocked)
 
     def __iter__(self) -> Iterator[Request]:
-        """In heap order, not sorted."""
+        """Iterate in heap order, which is not sorted."""
         queued = (request for _, _, request in self._heap if request.state is State.WAITING)
         return itertools.chain(queued, self._blocked)
 
@@ -43,14 +43,15 @@ class WaitingQueue:
         else:
             heapq.heappush(self._heap, (request.sort_key, next(self._tie), request))
 
-    def unblock(self, request: Request) -> None:
-        """`request` waits for nothing but a row any more. One that is not here is not touched."""
+    def release(self, request: Request, reason: WaitReason) -> None:
+        """Take one reason to wait from the request; without any left, and if it waits, it can be admitted."""
+        request.waits_for.discard(reason)
         if request in self._blocked and not request.waits_for:
             self._blocked.remove(request)
             heapq.heappush(self._heap, (request.sort_key, next(self._tie), request))
 
     def pop(self) -> Request | None:
-        """The first in order, or None."""
+        """Remove and return the first request in order, or None."""
         while self._heap:
             _, _, request = heapq.heappop(self._heap)
             if request.state is State.WAITING:
@@ -60,7 +61,7 @@ class WaitingQueue:
         return None
 
     def forget(self, request: Request) -> None:
-        """`request`, which is in the queue, has just finished: it no longer counts."""
+        """Stop counting a request of this queue that has just finished."""
         self.num_tokens -= request.num_tokens
         if request in self._blocked:
             self._blocked.remove(request)
