@@ -1,9 +1,8 @@
-"""The run directory of one engine: where its sockets live, who owns it, how dead ones are swept.
+"""The run directory of an engine: socket paths, ownership by a lock, removal of dead engines' directories.
 
 Layout: <base>/<8 hex>/{lock,blocks,responses.sqlite,frontend-N.requests,group-G/,kernels/} and the sockets
 {core,control,client,workers-G,results-G,grammar-K}.sock; base is $XDG_RUNTIME_DIR/tokenloom or a per-user folder in the
-temp directory. Mode 0700. The owner holds a flock on `lock` for its life; a directory whose lock is free belongs to a
-dead engine.
+temp directory. Mode 0700. The owner holds a flock on `lock` while it lives; if the lock is free, the engine is dead.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from .errors import ConfigError
 
 MAX_IPC_PATH_BYTES = 107  # sizeof(sockaddr_un.sun_path) - 1
 LONGEST_NAME = "workers-999999"  # of a socket, after a million replacements
-FAREWELL_S = 3.0  # the frontend of a killed engine still listens for a moment
+FAREWELL_S = 3.0  # after a kill the frontend of the dead engine may listen for this long
 _LISTENS = "another program listens there"
 _NAME = re.compile(r"[0-9a-f]{8}")
 
 
 def base_directory() -> Path:
-    """The per-user folder that holds run directories, made with mode 0700; ConfigError when it is not ours."""
+    """Return the per-user folder of run directories; create it with mode 0700. ConfigError if it is not ours."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime and os.path.isdir(runtime) and os.access(runtime, os.W_OK):
         base = Path(runtime) / "tokenloom"
@@ -45,7 +44,7 @@ def base_directory() -> Path:
 
 
 class RunDirectory:
-    """One engine's directory. `create` makes and locks it; the lock falls with the process that holds it."""
+    """One engine's directory, locked by the process that created it until that process ends."""
 
     def __init__(self, path: Path, lock_fd: int | None = None) -> None:
         self.path = path
@@ -53,9 +52,10 @@ class RunDirectory:
 
     @classmethod
     def create(cls) -> RunDirectory:
+        """Create and lock a directory; remove those of dead engines."""
         try:
             base = base_directory()
-            with _locked(base):  # else another engine's sweep could take the directory between mkdir and lock
+            with _locked(base):  # or another engine's sweep could remove the directory between mkdir and lock
                 sweep(base)
                 path = base / secrets.token_hex(4)
                 path.mkdir(mode=0o700)
@@ -72,11 +72,11 @@ class RunDirectory:
         return directory
 
     def address(self, name: str) -> str:
-        """The ipc endpoint `name` of this engine: ipc://…/name.sock"""
+        """Return the ipc endpoint `name` of this engine: ipc://…/name.sock"""
         return f"ipc://{self.path}/{name}.sock"
 
     def remove(self) -> None:
-        """Delete the directory; harmless when it is gone already."""
+        """Delete the directory, if it still exists."""
         shutil.rmtree(self.path, ignore_errors=True)
         if self._lock_fd is not None:
             os.close(self._lock_fd)
@@ -84,12 +84,12 @@ class RunDirectory:
 
 
 def sweep(base: Path) -> int:
-    """Remove the directories whose owner is dead; returns how many."""
+    """Remove the directories of dead engines; return their number."""
     num_removed = 0
     for path in base.iterdir():
         if not _NAME.fullmatch(path.name):
             continue
-        with contextlib.suppress(FileNotFoundError):  # its own processes may be removing it just now
+        with contextlib.suppress(FileNotFoundError):  # its own processes may remove it at the same time
             lock_fd = _try_lock(path / "lock")
             if lock_fd is not None:
                 shutil.rmtree(path, ignore_errors=True)
@@ -99,10 +99,9 @@ def sweep(base: Path) -> int:
 
 
 def lock_ipc_address(address: str, option: str = "--listen") -> int:
-    """Take the lock beside an ipc path that the operator chose by `option`; returns its fd, held for the life of the
-    process.
+    """Lock the ipc path that the operator chose by `option`; return the lock's fd, to be held until the process ends.
 
-    ZeroMQ lets a second bind steal an ipc path silently, so that an address in use is found by its lock.
+    The lock tells whether an address is in use: a second bind in ZeroMQ takes over an ipc path without an error.
     """
     path = Path(address.removeprefix("ipc://"))
     if len(os.fsencode(path)) > MAX_IPC_PATH_BYTES:
@@ -124,11 +123,11 @@ def lock_ipc_address(address: str, option: str = "--listen") -> int:
 
 
 def _foreign(path: Path) -> str:
-    """What lies at `path` that is no dead engine's socket, which alone ZeroMQ may remove; empty if nothing does."""
+    """Explain why `path` must not be replaced by our socket; "" if it is free or a dead engine's socket."""
     if not path.is_symlink() and not path.exists():
         return ""
     if not path.is_socket():
-        return "a file lies there"
+        return "there is a file"
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
         is_dead = probe.connect_ex(str(path)) == errno.ECONNREFUSED
@@ -145,7 +144,7 @@ def unlink_ipc_address(address: str) -> None:
 
 @contextlib.contextmanager
 def _locked(base: Path) -> Iterator[None]:
-    """Hold the lock of the base directory, which engines take for the microseconds of a create."""
+    """Hold the lock of the base directory, which engines take only for microseconds."""
     fd = os.open(base / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -155,7 +154,7 @@ def _locked(base: Path) -> Iterator[None]:
 
 
 def _try_lock(path: Path) -> int | None:
-    """An exclusive flock on `path`, made if missing; None when another process holds it."""
+    """Take an exclusive flock on `path`, created if missing; return its fd, None if another process holds it."""
     lock_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

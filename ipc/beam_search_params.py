@@ -1,4 +1,4 @@
-"""What a search for the likeliest continuations of a prompt may ask for: BeamSearchParams, as vLLM names them."""
+"""BeamSearchParams: parameters of a beam search, with vLLM's names."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from .sampling_params import MAX_CHILDREN, RANGES, Range
 
 
 class BeamSearchParams(msgspec.Struct, kw_only=True, frozen=True):
-    """A beam's score is its cum_logprob / (its tokens, the prompt's too, but for an end token) ** length_penalty."""
+    """Parameters of a beam search.
+
+    A beam's score is cum_logprob / n ** length_penalty, where n counts prompt and output tokens without an end token.
+    """
 
     beam_width: int
     max_tokens: int
     ignore_eos: bool = False
-    temperature: float = 0.0  # scores are of the model's own probabilities, whatever it is
+    temperature: float = 0.0  # no effect on scores, which use the model's own probabilities
     length_penalty: float = 1.0
-    include_stop_str_in_output: bool = False  # the end token, in `text`
+    include_stop_str_in_output: bool = False  # keep the end token in `text`
 
     def __post_init__(self) -> None:
         Range(int, 1, MAX_CHILDREN).check("beam_width", self.beam_width)

@@ -1,7 +1,6 @@
-"""Bytes on the wire: msgpack by msgspec for messages, raw little-endian int32 for token, row and block ids.
+"""Encoding on the wire: msgpack (msgspec) for messages, raw little-endian int32 for token, row and block ids.
 
-Knows no message by name. A frame that does not decode raises ProtocolError and nothing else, so that a process can
-count it and go on.
+Knows no message. A malformed frame raises only ProtocolError, so that a process can count it and continue.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ T = TypeVar("T")
 JsonObject: TypeAlias = dict[str, object]
 
 assert sys.byteorder == "little", "id frames are little-endian and are read in place"
-assert array("i").itemsize == 4, "C int is 32 bits on every platform that we know"
+assert array("i").itemsize == 4, "id frames need a C int of 32 bits"
 
 _encoder = msgspec.msgpack.Encoder()
 encode = _encoder.encode
 
 
 class Decoder(Generic[T]):
-    """Decodes frames of one channel, whose messages are the tagged union `message_type`."""
+    """A decoder of one channel's frames, messages of the tagged union `message_type`."""
 
     def __init__(self, message_type: object) -> None:
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(message_type)
@@ -39,12 +38,12 @@ class Decoder(Generic[T]):
 
 
 def encode_ids(ids: Iterable[int]) -> bytes:
-    """`ids` as little-endian int32; an id outside int32 raises OverflowError."""
+    """Encode ids as little-endian int32; an id outside int32 raises OverflowError."""
     return array("i", ids).tobytes()
 
 
 def decode_ids(frame: bytes) -> array[int]:
-    """The inverse of `encode_ids`: an array('i')."""
+    """Decode the output of `encode_ids` to an array('i')."""
     try:
         return array("i", frame)
     except ValueError:
@@ -52,4 +51,5 @@ def decode_ids(frame: bytes) -> array[int]:
 
 
 def num_ids(frame: bytes) -> int:
+    """Return the number of ids in a frame."""
     return len(frame) // 4

@@ -1,15 +1,15 @@
-"""The errors that reach people, as a tree by who is to blame.
+"""The errors that users see, as a tree by cause.
 
     TokenloomError
-    ├── RequestError      the caller       400: mend the request
-    ├── Overloaded        nobody           503: retry after `retry_after_s`
-    │   └── Draining      nobody           the same, but elsewhere: this engine is shutting down
+    ├── RequestError      the caller       400: fix the request
+    ├── Overloaded        the load         503: retry after `retry_after_s`
+    │   └── Draining      a shutdown       503: retry on another engine
     ├── ConfigError       the operator     one line, exit code 2
-    ├── ProtocolError     us, or a client of another version
-    ├── EngineDead        a process        which one, its exit code, its last words
-    └── InternalError     us               one request failed; the engine goes on
+    ├── ProtocolError     a bug, or a client of another version
+    ├── EngineDead        a process        its name, exit code and last output
+    └── InternalError     a bug            one request failed; the engine continues
 
-Each message says what happened, with the numbers, and the mend.
+Each message says what happened, with numbers, and the remedy.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class TokenloomError(Exception):
 
 
 class RequestError(TokenloomError, ValueError):
-    """The request cannot be served as asked; the engine and all other requests go on."""
+    """The request is invalid; the engine and all other requests continue."""
 
 
 class Overloaded(TokenloomError):
-    """The engine takes no more work just now; `retry_after_s` says when to ask again."""
+    """The engine has no room for the request now; retry after `retry_after_s`."""
 
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
@@ -34,33 +34,34 @@ class Overloaded(TokenloomError):
 
 
 class Draining(Overloaded):
-    """The engine is shutting down: it finishes what it has and takes nothing new."""
+    """The engine is shutting down: it finishes open requests and accepts no new ones."""
 
 
 class ConfigError(TokenloomError, ValueError):
-    """The operator's configuration cannot be served."""
+    """The configuration, the checkpoint or the machine does not allow the engine to run."""
 
 
 class ProtocolError(TokenloomError):
-    """A peer speaks another protocol, or a message broke the rules of this one."""
+    """A message violates the protocol, or its sender uses another version."""
 
 
 class EngineDead(TokenloomError):
-    """A process of the engine ended and the engine cannot serve any more."""
+    """A process of the engine has ended and the engine cannot continue."""
 
 
 class InternalError(TokenloomError):
-    """One request failed through a fault of the engine."""
+    """One request failed because of a fault in the engine."""
 
 
 class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An error as it travels between processes."""
+    """An error in a message between processes."""
 
     kind: str  # a key of ERROR_BY_KIND
     message: str
     retry_after_s: float = 0.0
 
     def to_exception(self) -> TokenloomError:
+        """Build the exception."""
         error_type = ERROR_BY_KIND.get(self.kind, InternalError)
         if issubclass(error_type, Overloaded):
             return error_type(self.message, self.retry_after_s)
@@ -69,7 +70,7 @@ class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
 
 ERROR_BY_KIND: dict[str, type[TokenloomError]] = {
     "request": RequestError,
-    "draining": Draining,  # before its base: error_info takes the first that fits
+    "draining": Draining,  # before its base class: error_info takes the first match
     "overloaded": Overloaded,
     "config": ConfigError,
     "protocol": ProtocolError,
@@ -79,7 +80,7 @@ ERROR_BY_KIND: dict[str, type[TokenloomError]] = {
 
 
 def error_info(error: BaseException) -> ErrorInfo:
-    """The wire form of an exception; anything unforeseen is an internal error that names its type."""
+    """Convert an exception for a message; an unexpected type becomes an internal error that names it."""
     for kind, error_type in ERROR_BY_KIND.items():
         if isinstance(error, error_type):
             return ErrorInfo(kind, str(error), getattr(error, "retry_after_s", 0.0))
@@ -87,7 +88,7 @@ def error_info(error: BaseException) -> ErrorInfo:
 
 
 def describe(error: BaseException) -> str:
-    """An unforeseen exception in one line: its type, its words and the function that raised it."""
+    """Describe an unexpected exception in one line: type, message and the function that raised it."""
     traceback = error.__traceback__
     while traceback is not None and traceback.tb_next is not None:
         traceback = traceback.tb_next

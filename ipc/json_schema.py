@@ -1,6 +1,6 @@
-"""Where the schemas inside a JSON schema stand: one table for all that search or rewrite one.
+"""Traversal of JSON schemas: the keywords that contain subschemas, and functions to list or rewrite these.
 
-Knows the keywords that hold schemas, not what they mean. Data (`const`, `enum`, `default`) is never entered.
+Knows nothing of the meaning of keywords. Never descends into data (`const`, `enum`, `default`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ONES = (
 
 
 def subschemas(schema: object) -> Iterator[tuple[str, object]]:
-    """(pointer step, part) of each schema directly inside a schema."""
+    """Yield (JSON pointer step, subschema) for each direct subschema."""
     if not isinstance(schema, dict):
         return
     for name in MAPS:
@@ -33,7 +33,7 @@ def subschemas(schema: object) -> Iterator[tuple[str, object]]:
 
 
 def with_subschemas(schema: JsonObject, change: Callable[[object], object]) -> JsonObject:
-    """A copy whose direct parts are what `change` makes of them."""
+    """Return a copy with `change` applied to each direct subschema."""
     copy = schema.copy()
     for name, value in schema.items():
         if isinstance(value, dict) and name in MAPS:
@@ -46,7 +46,7 @@ def with_subschemas(schema: JsonObject, change: Callable[[object], object]) -> J
 
 
 def moved(schema: JsonObject, to: str) -> JsonObject:
-    """`schema` as a part of a larger one, at the pointer `to`: what it refers to in itself is found there."""
+    """Return a copy for embedding in a larger schema at the pointer `to`, with its internal $ref rewritten."""
 
     def change(part: object) -> object:
         if not isinstance(part, dict):
@@ -63,5 +63,5 @@ def moved(schema: JsonObject, to: str) -> JsonObject:
 
 
 def escaped(key: str) -> str:
-    """A key as a step of a JSON pointer."""
+    """Escape a key for a JSON pointer."""
     return key.replace("~", "~0").replace("/", "~1")

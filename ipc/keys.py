@@ -1,8 +1,8 @@
-"""CURVE keys for tcp endpoints: one file with the server's pair and the one client pair that it admits.
+"""CURVE keys for tcp endpoints: one file with the server's key pair and the only accepted client key pair.
 
-CURVE alone admits anyone who knows the server's public key; the frontend's ZAP handler
-(frontend/requests/client_auth.py) admits only the client key of the file. The file is JSON with Z85 texts, mode 0600,
-the same for engine and clients.
+CURVE alone accepts any client that has the server's public key; the frontend's ZAP handler
+(frontend/requests/client_auth.py) accepts only the client key of the file. Engine and clients use the same file: JSON
+with Z85 texts, mode 0600.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .errors import ConfigError
 
 
 class Keys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Four Z85 texts of 40 characters each."""
+    """The key pairs, Z85 texts of 40 characters each."""
 
     server_public: str
     server_secret: str
@@ -26,11 +26,12 @@ class Keys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def generate(cls) -> Keys:
+        """Generate new key pairs."""
         server, client = zmq.curve_keypair(), zmq.curve_keypair()
         return cls(*(key.decode() for key in (*server, *client)))
 
     def save(self, path: Path) -> None:
-        """Write a new file that only this user can read; ConfigError if there is one already."""
+        """Write a new file that only this user can read; ConfigError if it exists."""
         try:
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
@@ -42,7 +43,7 @@ class Keys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def load(cls, path: str | Path) -> Keys:
-        """Read a file that `engine-launch keygen` made; ConfigError if others can read it or it is not one."""
+        """Read a file written by `engine-launch keygen`; ConfigError if it is invalid or others can read it."""
         try:
             with open(path, "rb") as file:
                 if os.fstat(file.fileno()).st_mode & 0o077:
@@ -57,14 +58,14 @@ class Keys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return keys
 
     def secure_server(self, socket: zmq.Socket[bytes], zap_domain: bytes) -> None:
-        """Before bind: speak CURVE only, and ask the ZAP handler about every client."""
+        """Configure a server socket before bind: CURVE only, and a ZAP request for every client."""
         socket.setsockopt(zmq.ZAP_DOMAIN, zap_domain)
         socket.curve_server = True
         socket.curve_publickey = self.server_public.encode()
         socket.curve_secretkey = self.server_secret.encode()
 
     def secure_client(self, socket: zmq.Socket[bytes]) -> None:
-        """Before connect."""
+        """Configure a client socket before connect."""
         socket.curve_serverkey = self.server_public.encode()
         socket.curve_publickey = self.client_public.encode()
         socket.curve_secretkey = self.client_secret.encode()

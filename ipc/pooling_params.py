@@ -1,4 +1,4 @@
-"""PoolingParams: how the hidden states of a prompt become one vector. Names are vLLM's where it has one."""
+"""PoolingParams: parameters of an embedding, with vLLM's names where it has them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _DIMENSIONS = Range(int, 1, 1 << 20)  # and at most the model's hidden_size
 
 
 class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What `embed` gives: the hidden states after the final norm, of the last token or in the mean of all tokens.
+    """How `embed` pools hidden states after the final norm: of the last token, or the mean of all tokens.
 
-    Raises RequestError, naming the field, when it is made with a value out of range.
+    A value out of range raises RequestError with the field's name.
     """
 
-    method: Literal["last", "mean"] = "last"  # in a decoder the last token alone has seen all others
-    normalize: bool = True  # to the length 1, after the cut to `dimensions`
-    dimensions: int | None = None  # keep the first so many; None: all of hidden_size
+    method: Literal["last", "mean"] = "last"  # only the last token attends to all others
+    normalize: bool = True  # to length 1, after the cut to `dimensions`
+    dimensions: int | None = None  # keep the first elements; None: all of hidden_size
 
     def __post_init__(self) -> None:
         if self.method not in ("last", "mean"):

@@ -1,4 +1,4 @@
-"""The version of what is installed."""
+"""The version of the installed package."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 def tokenloom_version() -> str:
+    """Return the installed version."""
     try:
         return version("tokenloom")
-    except PackageNotFoundError:  # run from a checkout that was never installed
+    except PackageNotFoundError:  # a checkout that was never installed
         return "unknown"

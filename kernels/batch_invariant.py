@@ -1,9 +1,8 @@
-"""BatchInvariantOps: the reference with the same bits for a token whatever it is computed together with.
+"""BatchInvariantOps: the reference operations, with results that do not depend on the rest of the batch.
 
-A matmul, a sum or an exponential may round differently with the shape that it runs in. Here each token goes through
-them alone, and attention takes one query at a time over its own context. So a token's result depends on its own history
-alone: not on batch, chunk, prefix hit or attempt. That is slow: for where there are no kernels (the C ones take each
-row by itself anyway).
+Matmuls, sums and exponentials may round differently for different shapes. Here each token passes through them alone,
+and attention computes one query at a time. So a token's bits depend only on its own history, and not on batch, chunk,
+prefix cache hit or retry. This is slow; it serves CPUs without C kernels, which are batch-invariant themselves.
 """
 
 from __future__ import annotations
@@ -18,23 +17,23 @@ from .reference import ReferenceOps
 
 
 class BatchInvariantOps(ReferenceOps):
-    """For the CPU."""
+    """Plain torch on the CPU, one token at a time."""
 
-    queries_at_once = 1
+    query_chunk_size = 1
 
     def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
-        return _one_by_one(lambda row: ReferenceOps.linear(self, row, packed), x)
+        return _map_rows(lambda row: ReferenceOps.linear(self, row, packed), x)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return _one_by_one(lambda row: ReferenceOps.rms_norm(self, row, weight, eps), x)
+        return _map_rows(lambda row: ReferenceOps.rms_norm(self, row, weight, eps), x)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
         residual += x
         return self.rms_norm(residual, weight, eps)
 
 
-def _one_by_one(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """`function` over x [T, …] in calls of one row, which lies where any other would: sums depend on alignment."""
+def _map_rows(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Apply `function` to each row of x [T, …], copied to fresh memory because sums depend on its alignment."""
     if len(x) == 0:
         return function(x)
     return torch.cat([function(row.clone(memory_format=torch.contiguous_format)) for row in torch.split(x, 1)])

@@ -1,6 +1,6 @@
-"""What layers and kernels hand to each other. What each operation does is told in `reference.py`.
+"""Types of the operations' arguments: attention metadata, decode state and packed weights.
 
-Axes: T tokens of the step, R rows (requests), D head_dim.
+`reference.py` states the contract of each operation. Axes: T tokens of the step, R rows (requests), D head_dim.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class AttentionMetadata:
-    """Where the tokens of one step stand and where their keys and values lie; made once per step, for all layers.
+    """Positions, KV slots and block tables of one step, shared by all layers.
 
-    Implementations may remember what they derive from it by its identity: a new step needs a new object.
-
-    Rows with exactly one query token (decode rows) come first, then the rows with any number of them (prefill rows).
-    The host copies repeat what the device has, so that no kernel launch waits for the device.
+    Every step needs a new object: implementations cache attention plans by its identity. Decode rows (exactly one query
+    token) come first, then prefill rows (any number). The host copies have the same values as the tensors, so that a
+    launch does not wait for the device.
     """
 
     positions: Tensor  # [T] int64: index of each token in its request
@@ -33,15 +32,15 @@ class AttentionMetadata:
 
 @dataclass(frozen=True, eq=False)
 class BatchColumns:
-    """What a device remembers of running rows from one decode step to the next."""
+    """Decode state of the running rows, kept on the device between steps."""
 
-    last_tokens: Tensor  # [rows] int64: the next to be computed
-    num_computed: Tensor  # [rows] int32: tokens before it
+    last_tokens: Tensor  # [rows] int64: the sampled token that the next step computes
+    num_computed: Tensor  # [rows] int32: tokens before it, already in the KV cache
     block_tables: Tensor  # [rows, max_blocks_per_row] int32
 
 
 class PackedLinear(Protocol):
-    """A linear layer's weight and bias in whatever form its Ops likes best; opaque to everyone else."""
+    """Weight and bias of a linear layer in the layout of the Ops that packed it; opaque to layers."""
 
     @property
     def in_features(self) -> int: ...
@@ -54,7 +53,7 @@ class PackedLinear(Protocol):
 
 
 class PackedExperts(Protocol):
-    """The weights of a layer's experts, likewise opaque."""
+    """Weights of all experts of a layer, in the layout of the Ops that packed them."""
 
     @property
     def nbytes(self) -> int: ...
@@ -62,7 +61,7 @@ class PackedExperts(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class LayerWeights:
-    """One decoder layer: norm → attention → norm → gated MLP, each pair's result added to the residual stream."""
+    """Weights of a decoder layer: norm → attention, then norm → gated MLP, each added to the residual stream."""
 
     input_norm: Tensor  # [hidden]
     qkv: PackedLinear  # query heads | key heads | value heads
@@ -77,14 +76,14 @@ class LayerWeights:
 
 @dataclass(frozen=True, eq=False)
 class DecoderWeights:
-    """A whole decoder of one rank, from token ids to logits."""
+    """Weights and shapes of a single-rank decoder, from token ids to logits."""
 
-    table: Tensor | PackedLinear  # the embedding, as in Ops.embedding
+    table: Tensor | PackedLinear  # of the embedding, see Ops.embedding
     layers: list[LayerWeights]
     norm: Tensor  # [hidden]
     head: PackedLinear
     eps: float  # of all norms
-    cos_sin: Tensor  # as in Ops.qk_norm_rope_cache
+    cos_sin: Tensor  # see Ops.qk_norm_rope_cache
     scale: float  # of attention scores
     num_heads: int
     num_kv_heads: int
@@ -92,11 +91,14 @@ class DecoderWeights:
 
 
 class FusedDecoder(Protocol):
-    """A whole decoder as one operation."""
+    """A forward pass of the whole decoder in one call."""
 
     def __call__(
         self, token_ids: Tensor, logits_indices: Tensor, metadata: AttentionMetadata, kv_cache: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """token_ids [T] → hidden states [T, hidden] after the final norm, and float32 logits [c, out] of the tokens
-        `logits_indices` [c] int64; writes the step's keys and values. What is returned holds until the next call."""
+        """Compute hidden states [T, hidden] after the final norm, and float32 logits [n, vocab] of some tokens.
+
+        token_ids: [T]. logits_indices: [n] int64, indices of the tokens that get logits. Writes the step's keys and
+        values. The next call overwrites the returned tensors.
+        """
         ...

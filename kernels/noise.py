@@ -1,11 +1,11 @@
 """Counter-based noise: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11).
 
-The bits of a draw depend on (seed, token id, position, purpose) and on nothing else, so that any process, batch,
-step or device draws the same. Here is the specification, in numpy's 64-bit integers that hold 32-bit words; a kernel
-that replaces it must agree bit for bit.
+The bits of a draw depend only on (seed, token id, position, purpose), so that every process, batch, step and device
+draws the same. This is the specification; kernels must match it bit for bit. It computes 32-bit words in numpy's
+64-bit integers.
 
     key      (seed & 0xffffffff, seed >> 32)
-    counter  (token_id // 4, position, purpose, 0); lane token_id % 4 of the answer belongs to the token
+    counter  (token_id // 4, position, purpose, 0); the token's bits are word token_id % 4 of the output
     uniform  u = (bits + ½) / 2³²        exponential  E = −log1p(−u)        noise  −log E (Gumbel)
 """
 
@@ -16,20 +16,20 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-PURPOSE_TOKEN = 0  # the token of the answer itself; other purposes are other numbers
+PURPOSE_TOKEN = 0  # sampling an output token; another use of the same key needs another number
 
 Words: TypeAlias = npt.NDArray[np.uint64]  # 32-bit words, one in each 64-bit element
 Bits: TypeAlias = npt.NDArray[np.uint32]
 
 _NUM_ROUNDS = 10
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_WEYL = (0x9E3779B9, 0xBB67AE85)  # golden ratio and √3 − 1: added to the key after each round
+_WEYL = (0x9E3779B9, 0xBB67AE85)  # golden ratio and √3 − 1, added to the key after each round
 _MASK = 0xFFFFFFFF
-_CHUNK = 8192  # counters at once: six buffers of 64 KiB stay in the second-level cache
+_CHUNK = 8192  # counters per pass: six buffers of 64 KiB fit in the L2 cache
 
 
 def philox4x32(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Words]) -> tuple[Words, ...]:
-    """Philox4x32-10 in numpy. Counter words [n], all of one shape; key words [n] or []. Returns four words [n]."""
+    """Compute Philox4x32-10. Counter words: [n]; key words: [n] or []. Returns four words [n]."""
     c0, c1, c2, c3 = (word.copy() for word in counter)
     k0, k1 = key
     product0, product1 = np.empty_like(c0), np.empty_like(c0)
@@ -41,7 +41,7 @@ def philox4x32(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Wor
             np.right_shift(product, half, out=word)  # word = high(product) ^ other ^ key
             np.bitwise_xor(word, other, out=word)
             np.bitwise_xor(word, round_key, out=word)
-            np.bitwise_and(word, mask, out=word)  # `other` carries the unmasked product of the round before
+            np.bitwise_and(word, mask, out=word)  # `other` is the unmasked product of the previous round
         c1, product1 = product1, c1
         c3, product0 = product0, c3
         k0 = (k0 + np.uint64(_WEYL[0])) & mask
@@ -52,7 +52,7 @@ def philox4x32(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Wor
 def token_bits(
     token_ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64], seeds: Bits, purpose: int = PURPOSE_TOKEN
 ) -> Bits:
-    """Bits of single tokens. token_ids, positions: [n]; seeds: [n, 2] (low, high word). Returns [n]."""
+    """Compute the bits of (token, position, seed) triples. token_ids, positions: [n]; seeds: [n, 2], low word first."""
     bits = np.empty(len(token_ids), np.uint32)
     for start in range(0, len(token_ids), _CHUNK):
         part = slice(start, start + _CHUNK)
@@ -70,7 +70,7 @@ def token_bits(
 
 
 def vocabulary_bits(vocab_size: int, position: int, seed: Bits, purpose: int = PURPOSE_TOKEN) -> Bits:
-    """Bits of every token at one position. seed: [2]. Returns [vocab_size]."""
+    """Compute the bits of every token at one position: [vocab_size]. seed: [2], low word first."""
     num_counters = -(-vocab_size // 4)
     bits = np.empty((num_counters, 4), np.uint32)
     key = (np.asarray(seed[0], np.uint64), np.asarray(seed[1], np.uint64))
@@ -83,10 +83,10 @@ def vocabulary_bits(vocab_size: int, position: int, seed: Bits, purpose: int = P
 
 
 def gumbel(bits: Bits) -> npt.NDArray[np.float64]:
-    """−log E of the bits, in double precision: what is added to logit / T."""
+    """Turn bits into Gumbel noise −log E, which is added to logit / T; double precision."""
     uniform = (bits.astype(np.float64) + 0.5) / 2.0**32
     noise: npt.NDArray[np.float64] = -np.log(-np.log1p(-uniform))
     return noise
 
 
-MAX_GUMBEL = float(gumbel(np.zeros(1, np.uint32))[0])  # 22.87: no token gains more than this
+MAX_GUMBEL = float(gumbel(np.zeros(1, np.uint32))[0])  # 22.87, the largest possible noise

@@ -1,7 +1,7 @@
-"""QuantizedWeight: a matrix in 8 or 4 bits with scales; what it means, how it is made and put together, in plain torch.
+"""QuantizedWeight: an int8, fp8 or int4 matrix with scales per group of inputs; quantize, concatenate, dequantize.
 
-Codes are int8, e4m3 (float8 with 4 bits of exponent, OCP's FP8 specification) or unsigned integers of 4 bits. Knows no
-file format; `workers/weights/quantized_weights.py` does.
+fp8 is e4m3 of OCP's FP8 specification; int4 is unsigned. Knows no file format; see
+`workers/weights/quantized_weights.py`.
 """
 # mypy: allow-untyped-calls
 
@@ -20,27 +20,27 @@ INT8_MAX = 127.0
 
 @dataclass(frozen=True, eq=False)
 class QuantizedWeight:
-    """weight[o, i] = (code[o, i] - zeros[o, g]) * scales[o, g], where g is the group of input i.
+    """A matrix with weight[o, i] = (qweight[o, i] - zeros[o, g]) * scales[o, g], where g is the group of input i.
 
-    qweight: [out, in] int8 or float8_e4m3fn; or of 4 bits each, [out, in / 2] uint8: the low half of byte b is the code
-    of input b, its high half that of input in / 2 + b.
+    qweight: [out, in] int8 or float8_e4m3fn. int4 is [out, in / 2] uint8: byte b holds input b in its low half and
+    input in / 2 + b in its high half.
     """
 
     qweight: Tensor
     scales: Tensor  # [out, num_groups], floating
-    zeros: Tensor | None  # [out, num_groups] uint8, of 4-bit qweight alone
-    group_size: int  # without `g_idx`, the group of input i is i // group_size
-    g_idx: Tensor | None  # [in] int32: the group of each input, where they do not follow each other
-    dtype: torch.dtype  # what the products are computed in
+    zeros: Tensor | None  # [out, num_groups] uint8; int4 only
+    group_size: int  # without `g_idx`, input i is in group i // group_size
+    g_idx: Tensor | None  # [in] int32: group of each input, if groups are not contiguous
+    dtype: torch.dtype  # of products with it
 
     @property
     def is_packed(self) -> bool:
-        """Two qweight to the byte."""
+        """Whether a byte of qweight holds two inputs (int4)."""
         return self.qweight.dtype == torch.uint8
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(out, in)"""
+        """The shape (out, in) of the dequantized matrix."""
         return self.qweight.shape[0], self.qweight.shape[1] * (2 if self.is_packed else 1)
 
     @property
@@ -48,13 +48,13 @@ class QuantizedWeight:
         return sum(t.nbytes for t in (self.qweight, self.scales, self.zeros, self.g_idx) if t is not None)
 
     def input_groups(self) -> Tensor:
-        """[in] int64."""
+        """Return the group of each input: [in] int64."""
         if self.g_idx is not None:
             return self.g_idx.long()
         return torch.arange(self.shape[1], device=self.qweight.device) // self.group_size
 
     def dequantize(self) -> Tensor:
-        """[out, in] as `dtype`, rounded once."""
+        """Compute the matrix [out, in] in float32 and round it to `dtype`."""
         g_idx = self.input_groups()
         qweight = (unpack_halves(self.qweight) if self.is_packed else self.qweight).float()
         if self.zeros is not None:
@@ -66,14 +66,14 @@ Weight: TypeAlias = Tensor | QuantizedWeight  # [out, in]
 
 
 def as_floats(weight: Weight) -> Tensor:
-    """The matrix that a weight stands for."""
+    """Return a weight as a plain matrix, dequantized if need be."""
     return weight.dequantize() if isinstance(weight, QuantizedWeight) else weight
 
 
 def quantize(weight: Tensor, kind: Literal["int8", "fp8"]) -> QuantizedWeight:
-    """Round weight [out, in] to 8 bits, with one scale for each output that takes its largest element to the end.
+    """Quantize weight [out, in] to 8 bits by absmax, with one scale per output.
 
-    An element moves by at most scale / 2 (int8), or by 1/16 of itself or scale / 1024, what is more (e4m3).
+    An element's error is at most scale / 2 (int8), or max(abs(x) / 16, scale / 1024) (e4m3).
     """
     wide = weight.float()
     largest = INT8_MAX if kind == "int8" else E4M3_MAX
@@ -86,8 +86,7 @@ def quantize(weight: Tensor, kind: Literal["int8", "fp8"]) -> QuantizedWeight:
 def from_g_idx(
     qweight: Tensor, scales: Tensor, zeros: Tensor | None, g_idx: Tensor, dtype: torch.dtype
 ) -> QuantizedWeight:
-    """Codes [out, in], one in each element, whose inputs belong to `g_idx` [in], a tensor on the host; drops scales
-    that no input uses."""
+    """Build a weight from unpacked numbers [out, in] and g_idx [in] on the host; drop scales that no input uses."""
     used, g_idx = g_idx.unique(return_inverse=True)
     columns = used.to(scales.device)
     scales, zeros = scales[:, columns].contiguous(), None if zeros is None else zeros[:, columns].contiguous()
@@ -99,11 +98,12 @@ def from_g_idx(
 
 
 def concatenate(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
-    """Matrices of the same inputs one under the other; where their g_idx differ, each is split by the others'."""
+    """Concatenate matrices along the outputs; if their groups differ, take the intersections as new groups."""
     first = weights[0]
     if len(weights) == 1:
         return first
-    qweight = torch.cat([_bytes(weight.qweight) for weight in weights]).view(first.qweight.dtype)
+    stored = [weight.qweight.view(torch.uint8) for weight in weights]  # torch cannot concatenate e4m3 on every device
+    qweight = torch.cat(stored).view(first.qweight.dtype)
     if all(weight.g_idx is None and weight.group_size == first.group_size for weight in weights):
         scales, g_idx = [weight.scales for weight in weights], first.g_idx
         zeros = [weight.zeros for weight in weights]
@@ -120,15 +120,11 @@ def concatenate(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
 
 
 def pack_halves(qweight: Tensor) -> Tensor:
-    """Codes [out, in] below 16 → [out, in / 2] uint8; `in` is even."""
+    """Pack numbers [out, in] below 16 into [out, in / 2] uint8; `in` is even."""
     low, high = qweight.to(torch.uint8).chunk(2, dim=1)
     return low | high << 4
 
 
 def unpack_halves(packed: Tensor) -> Tensor:
-    """[out, in / 2] uint8 → qweight [out, in] uint8."""
+    """Unpack [out, in / 2] uint8 into [out, in] uint8."""
     return torch.cat((packed & 15, packed >> 4), dim=1)
-
-
-def _bytes(qweight: Tensor) -> Tensor:
-    return qweight.view(torch.uint8)  # torch does not concatenate e4m3 everywhere

@@ -1,6 +1,6 @@
-"""The choice of who performs the operations: plain torch, the C kernels or the Triton kernels.
+"""Selection of the operations' implementation: plain torch, the C kernels or the Triton kernels.
 
-Layers call an `Ops` and know neither device nor kernel; `select_ops` decides once, by device.
+Layers call an `Ops` and know neither device nor kernel; `select_ops` chooses once per process.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .reference import ReferenceOps
 
 logger = logging.getLogger("tokenloom.kernels")
 
-Ops: TypeAlias = ReferenceOps  # whatever performs the operations is one, and overrides what it does otherwise
+Ops: TypeAlias = ReferenceOps  # the other implementations are its subclasses
 
 
 def select_ops(
@@ -27,10 +27,9 @@ def select_ops(
     has_fp8_cache: bool = False,
     spare_folder: Path | None = None,
 ) -> Ops:
-    """The implementation for models of this dtype on `device`; its `kernels` say which it is.
+    """Choose the implementation for models of `dtype` on `device`, and log it; warn if it is plain torch.
 
-    Says so in the log, with a warning if plain torch takes the place of kernels. `spare_folder`: where compiled kernels
-    are kept if the user's cache folder cannot be used; made if need be.
+    `spare_folder`: holds compiled C kernels if the user's cache folder cannot; created on demand.
     """
     plain = BatchInvariantOps() if is_batch_invariant else ReferenceOps()
     if enforce_reference:
@@ -39,22 +38,22 @@ def select_ops(
     ops = _fast_ops(device, dtype, is_batch_invariant, has_fp8_cache, spare_folder)
     if isinstance(ops, str):
         plain.kernels = f"{plain.kernels}: {ops}"
-        logger.warning("plain torch computes in place of the kernels, at half their speed or less: %s", ops)
+        logger.warning("using plain torch, at half the speed of the kernels or less: %s", ops)
         return plain
-    logger.info("computes with %s for %s on %s", ops.kernels, dtype, device)
+    logger.info("using %s for %s on %s", ops.kernels, dtype, device)
     return ops
 
 
 def _fast_ops(
     device: torch.device, dtype: torch.dtype, is_batch_invariant: bool, has_fp8_cache: bool, spare_folder: Path | None
 ) -> Ops | str:
-    """The kernels, or the reason why there are none."""
+    """Load the kernels for `device`, or return the reason why there are none."""
     if device.type == "cuda":
         from .gpu.load import gpu_obstacle, load_gpu_ops
 
         return load_gpu_ops(device, is_batch_invariant) or gpu_obstacle(device)
     if has_fp8_cache:
-        return "the kernels in C read no KV cache of fp8: leave out --kv-cache-dtype"
+        return "the C kernels do not support an fp8 KV cache: leave out --kv-cache-dtype"
     from .cpu.compiler import Unavailable
     from .cpu.cpu_ops import load_cpu_ops
 

@@ -34,7 +34,7 @@ from ..kernels.gpu.batch_invariant import BatchInvariantTritonOps
 from ..kernels.gpu.compile import compiling
 from ..kernels.gpu.ops import TritonOps
 from ..kernels.gpu.rows import write_rows
-from ..kernels.gpu.sampling.logprobs import log_totals
+from ..kernels.gpu.sampling.logprobs import logsumexp
 from ..kernels.gpu.sampling.sampling import sample
 from ..kernels.quantized import QuantizedWeight, Weight
 
@@ -127,7 +127,7 @@ def around_attention(ops: TritonOps, dtype: torch.dtype) -> None:
         packed = ops.pack_linear(empty((2 * INNER, width), dtype=dtype), None, is_gated)
         ops.linear(empty((1, width), dtype=dtype), packed)
     ops.logits(empty((1, HIDDEN), dtype=dtype), ops.pack_linear(empty((INNER, HIDDEN), dtype=dtype), None))
-    log_totals(empty((4, 4096)))
+    logsumexp(empty((4, 4096)))
     ones = empty(4, dtype=torch.float64)
     columns = empty(4), empty(4, dtype=torch.int32), ones, ones, empty((4, 2), dtype=torch.int32)
     sample(empty((4, 4096)), ids, *columns, ids.int(), ids, ids)

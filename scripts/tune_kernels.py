@@ -1,4 +1,4 @@
-"""Time the shapes of attention programs on this GPU and write the fastest into kernels/gpu_table.json.
+"""Time the shapes of attention programs on this GPU and write the fastest into kernels/gpu/gpu_table.json.
 
     scripts/tune_kernels.py [--head-dims 128] [--groups 1 2 4 8] [--dry-run]
 
@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
 from typing import TypeVar
 
@@ -28,12 +30,13 @@ from tokenloom.kernels.gpu.attention.decode import decode_attention, plan_decode
 from tokenloom.kernels.gpu.attention.prefill import plan_prefill, prefill_attention
 from tokenloom.kernels.gpu.compile import compiling
 from tokenloom.kernels.gpu.table import (
+    TABLE_PATH,
     DecodeShape,
     PrefillShape,
     decode_shape,
     prefill_shape,
+    read_table,
     table_key,
-    write_table,
 )
 
 Shape = TypeVar("Shape", DecodeShape, PrefillShape)
@@ -159,6 +162,13 @@ def tune(architecture: int, head_dim: int, group: int, dtype: torch.dtype) -> tu
     )
 
 
+def write_entry(key: str, shapes: tuple[DecodeShape, PrefillShape]) -> None:
+    """Set one entry of the table; keep the others."""
+    merged = read_table() | {key: {"decode": asdict(shapes[0]), "prefill": asdict(shapes[1])}}
+    TABLE_PATH.write_text(json.dumps(merged, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    read_table.cache_clear()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Write the fastest shapes of attention programs on this GPU.")
     parser.add_argument("--head-dims", type=int, nargs="+", default=[64, 128])
@@ -173,7 +183,7 @@ def main() -> int:
     for head_dim, group in itertools.product(options.head_dims, options.groups):
         shapes = tune(architecture, head_dim, group, torch.bfloat16)
         if not options.dry_run:
-            write_table({table_key(architecture, head_dim, group, 2): shapes})
+            write_entry(table_key(architecture, head_dim, group, 2), shapes)
     return 0
 
 

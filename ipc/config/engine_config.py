@@ -1,8 +1,8 @@
-"""EngineConfig: every option of the engine, once.
+"""EngineConfig: the single definition of the engine's options.
 
-The command line, the YAML file and the keywords of LLM and AsyncLLM are all made from the fields of this struct;
-their names are those that vLLM's users know. Frozen; what depends on the model or the machine is settled by
-`frontend/supervisor/resolve.py` and never written back.
+The command line, the YAML file and the keywords of LLM and AsyncLLM derive from the fields of this struct, which have
+vLLM's names. It is frozen: `frontend/supervisor/resolve.py` derives values that depend on the model or the machine, and
+never writes them back.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from msgspec import Meta
 from ..errors import ConfigError
 from ..process.log import LogLevel
 
-API_KEY_VARIABLE = "TOKENLOOM_API_KEY"  # stands for --api-key, which every user of the machine sees in `ps`
-CONFIG_VARIABLE = "TOKENLOOM_CONFIG"  # in which a program hands its configuration to the engine that it starts
+API_KEY_VARIABLE = "TOKENLOOM_API_KEY"  # replaces --api-key, which every user of the machine can see in `ps`
+CONFIG_VARIABLE = "TOKENLOOM_CONFIG"  # passes the configuration from a program to the engine that it starts
 
 
-DEFAULT_PORT = 8000  # of the HTTP server, where only its host is given
-GROUPS = {  # of options, as --help lists them
-    "model": "what is served",
+DEFAULT_PORT = 8000  # of the HTTP server, if only its host is given
+GROUPS = {  # of options in --help
+    "model": "the model and its files",
     "answers": "templates, defaults and parsers of answers",
-    "devices": "what computes",
+    "devices": "devices, threads and kernels",
     "memory": "lengths and the KV cache",
     "scheduling": "how much a step computes",
     "http": "the HTTP server with OpenAI's API",
@@ -36,7 +36,7 @@ GROUPS = {  # of options, as --help lists them
 
 
 def _in(group: str) -> Callable[[str], Meta]:
-    """What makes the description of an option of `group`."""
+    """Return a function that describes an option of `group`."""
     return lambda text: Meta(description=text, extra={"group": group})
 
 
@@ -51,11 +51,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     revision: Annotated[str | None, _model("branch, tag or commit of a hub id")] = None
     tokenizer_revision: Annotated[str | None, _model("branch, tag or commit of the tokenizer on the hub")] = None
     hf_token: Annotated[str | None, _model("key of the hub; none: as HF_TOKEN or `hf auth login` says")] = None
-    download_dir: Annotated[str | None, _model("folder for what comes from the hub; none: the hub's cache")] = None
+    download_dir: Annotated[str | None, _model("folder for downloads from the hub; none: the hub's cache")] = None
     load_format: Annotated[
         Literal["auto", "safetensors", "dummy"], _model("dummy: random weights, for measurements without weight files")
     ] = "auto"
-    hf_overrides: Annotated[dict[str, Any] | None, _model("what to take instead of fields of config.json")] = None
+    hf_overrides: Annotated[dict[str, Any] | None, _model("values that replace fields of config.json")] = None
     trust_remote_code: Annotated[bool, _model("let a hub tokenizer run its own Python code")] = False
     dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], _model("auto: the checkpoint's")] = "auto"
     quantization: Annotated[
@@ -93,7 +93,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_waiting_tokens: Annotated[
         int, _limits("prompt tokens that may wait, counted for each answer, a quarter of them of one request")
     ] = 1 << 26
-    max_logprobs: Annotated[int, _answers("most tokens that a request may ask logprobs of; -1: all")] = 20
+    max_logprobs: Annotated[int, _answers("largest logprobs that a request may ask for; -1: the vocabulary")] = 20
     allowed_logits_processors: Annotated[
         str | None,
         _answers("import paths module:function that requests may name, with commas between; none: no others"),
@@ -104,7 +104,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     enforce_eager: Annotated[bool, _devices("no CUDA graphs")] = False
     enforce_reference: Annotated[bool, _devices("plain torch instead of our own kernels")] = False
     num_threads: Annotated[int | None, _devices("CPU threads of a worker; none: cores / local ranks")] = None
-    seed: Annotated[int, _answers("seeds the seeds of unseeded requests")] = 0
+    seed: Annotated[int, _answers("seed from which requests without a seed get theirs")] = 0
     chat_template: Annotated[str | None, _answers("Jinja chat template or a file with one, if not the model's")] = None
     default_chat_template_kwargs: Annotated[
         dict[str, Any] | None, _answers("variables of the chat template for requests that name none")
@@ -132,15 +132,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ssl_keyfile: Annotated[str | None, _http("PEM file with its private key; none: in --ssl-certfile")] = None
     ssl_ca_certs: Annotated[str | None, _http("PEM file with the CAs of the clients' certificates")] = None
     ssl_cert_reqs: Annotated[int, _http("client certificates: 0: none, 1: checked if given, 2: required")] = 0
-    http_timeout_s: Annotated[
-        float, _http("HTTP requests that have not come whole, and of which nothing came for so long, are refused")
-    ] = 20.0
+    http_timeout_s: Annotated[float, _http("an incomplete HTTP request is refused after so long without new bytes")] = (
+        20.0
+    )
     access_log: Annotated[
         Literal["off", "errors", "all"], _logging("a line for each HTTP request at its end; errors: if it failed")
     ] = "errors"
     api_key: Annotated[
         str | None,
-        _http(f"what HTTP requests must carry as a Bearer token; none: as {API_KEY_VARIABLE} says, or nothing"),
+        _http(f"Bearer token that HTTP requests must carry; none: {API_KEY_VARIABLE}, or no token"),
     ] = None
     cors_origins: Annotated[str | None, _http("web origins that may call, with commas between; *: any")] = None
     max_body_bytes: Annotated[int, _http("largest HTTP body that is read")] = 32 << 20
@@ -166,16 +166,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = "auto"
     reasoning_parser: Annotated[
         Literal["auto", "think", "deepseek_r1", "mistral", "seed_oss", "granite", "gpt_oss", "none"],
-        _answers("how answers mark thoughts, which are told apart; auto: as the template shows"),
+        _answers("how answers mark thoughts, which are returned as reasoning; auto: as the template shows"),
     ] = "auto"
-    key_file: Annotated[str | None, _clients("keys made by `engine-launch keygen`: who may use a tcp:// address")] = (
+    key_file: Annotated[str | None, _clients("keys made by `engine-launch keygen`, required on a tcp:// address")] = (
         None
     )
     insecure: Annotated[bool, _clients("let anyone who can reach a tcp:// address use the engine")] = False
     default_timeout_s: Annotated[float | None, _limits("timeout_s of requests that name none")] = None
     max_timeout_s: Annotated[float | None, _limits("longest timeout_s that a request may ask for")] = None
     step_timeout_s: Annotated[
-        float | None, _limits("a step without a result for so long proves a hang; none: learned from the steps before")
+        float | None, _limits("a step without a result for so long counts as hung; none: learned from earlier steps")
     ] = None
     hang_timeout_s: Annotated[float, _limits("core or frontend without a sign of life for so long are replaced")] = 6.0
     grammar_timeout_s: Annotated[float, _limits("longest compilation of a structured output's grammar")] = 2.0
@@ -189,12 +189,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def max_request_answers(self) -> int:
-        """That one request may ask for, of all its prompts together: a quarter of the queue."""
+        """Maximum of answers for all prompts of one request: a quarter of the queue."""
         return max(self.max_waiting_requests // 4, 1)
 
     @property
     def http_address(self) -> str | None:
-        """[HOST:]PORT, as --http, --host and --port say it together; None: no HTTP."""
+        """[HOST:]PORT from --http, --host and --port; None without an HTTP server."""
         if self.host is None and self.port is None:
             return self.http
         host, _, port = (self.http or "").rpartition(":")
@@ -236,14 +236,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             if self.listen.startswith("tcp://") and self.key_file is None and not self.insecure:
                 raise ConfigError(
                     f"--listen {self.listen} would admit anyone: give --key-file (made by `engine-launch keygen "
-                    "FILE`), or say --insecure"
+                    "FILE`) or --insecure"
                 )
         self._check_http()
         if self.api_key is not None and not (self.api_key and self.api_key.isascii() and self.api_key.isprintable()):
             raise ConfigError(f"--api-key or {API_KEY_VARIABLE} must be at least 1 printable ASCII character")
 
     def _check_http(self) -> None:
-        """What belongs to the HTTP server."""
+        """Check the options of the HTTP server."""
         if self.http_address is not None:
             http_endpoint(self.http_address)
         if not re.fullmatch("[0-7]{3,4}", self.uds_mode):
@@ -255,7 +255,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.ssl_certfile is not None and self.http_address is None:
             raise ConfigError("--ssl-certfile is for --http, which is not given: give both, or neither")
         if self.ssl_cert_reqs and self.ssl_ca_certs is None:
-            raise ConfigError(f"--ssl-cert-reqs {self.ssl_cert_reqs} needs --ssl-ca-certs, which CAs to trust")
+            raise ConfigError(f"--ssl-cert-reqs {self.ssl_cert_reqs} needs --ssl-ca-certs, the CAs to trust")
 
 
 _TIMEOUTS = (
@@ -286,7 +286,7 @@ _INT_RANGES = (
 
 
 def _check_address(address: str) -> None:
-    """ipc://PATH or tcp://HOST:PORT; ZeroMQ itself would take any port modulo 65536."""
+    """Check for ipc:///PATH or tcp://HOST:PORT; ZeroMQ would take any port modulo 65536."""
     if address.startswith("tcp://"):
         port = address.rpartition(":")[2]
         if port != "*" and not (port.isdecimal() and int(port) <= 65535):
@@ -296,7 +296,7 @@ def _check_address(address: str) -> None:
 
 
 def http_endpoint(address: str) -> tuple[str, int]:
-    """(host, port) of `[HOST:]PORT`; without a host, this machine only. An IPv6 host stands in brackets."""
+    """Parse `[HOST:]PORT` into (host, port); the default host is 127.0.0.1. An IPv6 host is in brackets."""
     host, _, port = address.rpartition(":")
     if not (port.isdecimal() and int(port) <= 65535):
         raise ConfigError(f"--http {address} must be [HOST:]PORT with a port in [0, 65535] (0: any free one)")

@@ -1,7 +1,7 @@
-"""EngineSpec: what every process of one engine is told at its start; it never changes while the engine lives.
+"""EngineSpec: the resolved configuration that every process of an engine gets at its start; it never changes.
 
-Made by the supervisor (`frontend/supervisor/resolve.py` resolves paths, model and defaults), carried as JSON in the
-environment: a command line is for all users of a machine to read, and the configuration can hold a key.
+The supervisor builds it (`frontend/supervisor/resolve.py`) and passes it as JSON in the environment: unlike a command
+line, other users of the machine cannot read it, and it may contain an API key.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ VARIABLE = "TOKENLOOM_SPEC"
 
 
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A resolved configuration: nothing in here is automatic any more except what a worker measures."""
+    """A configuration without automatic values; only the KV pool's size is still measured by workers."""
 
     run_id: str  # 16 hex characters, new for each engine
     run_directory: str
@@ -30,63 +30,63 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelConfig
     model_folder: str
     tokenizer_folder: str
-    served_model_name: str  # that of answers
-    model_aliases: list[str] = []  # further names that requests may give
-    default_sampling_params: dict[str, int | float] = {}  # of requests that say nothing, by the names of SamplingParams
+    served_model_name: str  # the name in responses
+    model_aliases: list[str] = []  # other names that requests may use
+    default_sampling_params: dict[str, int | float] = {}  # for fields of SamplingParams that a request leaves out
     dtype: Literal["float32", "bfloat16", "float16"]
     device: Literal["cpu", "cuda"]
     max_model_len: int
 
     @property
     def fingerprint(self) -> str:
-        """Equal in all processes of one engine and in no other engine."""
+        """A hash that is equal in all processes of one engine and differs between engines."""
         return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()[:16]
 
     @property
     def hello(self) -> Hello:
-        """What each process says first to another of this engine."""
+        """The first message on each connection between processes of this engine."""
         return Hello(protocol_version=PROTOCOL_VERSION, run_id=self.run_id, fingerprint=self.fingerprint)
 
     @property
     def model_names(self) -> list[str]:
-        """All that requests may give, the one of answers first."""
+        """All names that requests may use; the first is the one in responses."""
         return [self.served_model_name, *self.model_aliases]
 
     @property
     def max_num_batched_tokens(self) -> int:
-        """Token budget of one step. A CPU is as fast with few hundred tokens as with thousands, and then nobody waits
-        longer than that for a turn."""
+        """Token budget of one step. A CPU needs only a few hundred tokens for full throughput; more would only delay
+        other requests."""
         default = 512 if self.device == "cpu" else 2048
         return self.config.max_num_batched_tokens or max(default, self.config.max_num_seqs)
 
     @property
     def max_logprobs(self) -> int:
-        """Most tokens that a request may ask logprobs of beside each token."""
+        """The largest `logprobs` that a request may ask for."""
         limit, vocab_size = self.config.max_logprobs, self.model.vocab_size
         return vocab_size if limit == -1 else min(limit, vocab_size)
 
     @property
     def max_request_tokens(self) -> int:
-        """Prompt tokens of one request, counted for each answer: a quarter of the queue, or one longest prompt."""
+        """Maximum of prompt tokens × n of one request: a quarter of the queue, but at least one longest prompt."""
         return max(self.config.max_waiting_tokens // 4, min(self.max_model_len, self.config.max_waiting_tokens))
 
     @property
     def max_blocks_per_row(self) -> int:
-        """Blocks that a request of max_model_len needs."""
+        """KV blocks of a request of max_model_len tokens."""
         return -(-self.max_model_len // self.config.block_size)
 
     def address(self, name: str) -> str:
-        """The ipc endpoint `name` in the run directory: control, core, workers-G, results-G."""
+        """Return the ipc endpoint `name` in the run directory: control, core, workers-G, results-G."""
         return f"ipc://{self.run_directory}/{name}.sock"
 
     @property
     def profile_folder(self) -> Path:
-        """Where traces are written."""
+        """The folder for traces."""
         return Path(self.config.profile_dir or Path(self.run_directory) / "profiles").absolute()
 
     def environment(self) -> dict[str, str]:
-        """This process's environment for a child that calls `from_environment`. Names of files are UTF-8 to the child,
-        and its tokenizer takes one thread for a text: more would take the CPUs of the threads that compute."""
+        """Return this process's environment with the spec, for a child that calls `from_environment`."""
+        # One tokenizer thread: more would compete for CPUs with the threads that compute.
         parallelism = {"TOKENIZERS_PARALLELISM": "false"}
         return {**parallelism, **os.environ, "PYTHONUTF8": "1", VARIABLE: msgspec.json.encode(self).decode()}
 

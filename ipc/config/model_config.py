@@ -1,7 +1,7 @@
-"""ModelConfig: what `config.json` and `generation_config.json` say of a checkpoint, without transformers.
+"""ModelConfig: the model's shape, parsed from `config.json` and `generation_config.json` without transformers.
 
-Parsed once by the supervisor and carried to every process. Unknown architectures and missing fields raise ConfigError
-with the file, the value and the mend.
+The supervisor parses them once and sends the result to every process. Unsupported architectures and missing fields
+raise ConfigError with the file, the value and the remedy.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .quantization_config import QuantizationConfig, parse_quantization
 
 ROPE_KINDS = ("default", "linear", "llama3", "yarn", "dynamic")
 
-# What is known, and what a field means that its config.json leaves out (transformers' config classes).
+# Supported architectures, with transformers' defaults for fields that a config.json leaves out.
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {},
     "MistralForCausalLM": {"num_key_value_heads": 8, "sliding_window": 4096},
@@ -47,7 +47,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 
 
 class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Rotary embedding: `kind` is default, linear, llama3, yarn or dynamic; `parameters` are the file's own."""
+    """Rotary embedding: `kind` is one of ROPE_KINDS, `parameters` are the other fields of the file."""
 
     kind: str = "default"
     theta: float = 10000.0
@@ -55,17 +55,17 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExpertsConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Feed-forward blocks of which each token passes a few, chosen by a router."""
+    """Mixture-of-experts settings."""
 
     num_experts: int
-    top_k: int  # experts that a token passes
+    top_k: int  # experts per token
     intermediate_size: int  # of each expert
-    is_normalized: bool  # the weights of the chosen are made to add up to 1
-    layers: list[int]  # which layers have experts; the others have one block of the model's intermediate_size
+    is_normalized: bool  # divide the weights of the top k by their sum
+    layers: list[int]  # layers with experts; the others have a dense MLP of the model's intermediate_size
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The shape of a decoder-only model. Sizes are counts of elements."""
+    """The shape of a decoder-only model; sizes count elements."""
 
     architecture: str
     vocab_size: int
@@ -86,7 +86,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     has_qk_norm: bool  # Qwen3
     experts: ExpertsConfig | None  # Mixtral and Qwen3-MoE
     quantization: QuantizationConfig | None  # of the layers' matrices
-    sliding_windows: list[int | None]  # per layer: how many positions, itself included, a token sees; None: all
+    sliding_windows: list[int | None]  # per layer: positions that a token attends to, its own included; None: all
     eos_token_ids: list[int]  # sorted
     bos_token_id: int | None
 
@@ -94,8 +94,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def load(
         cls, folder: Path, overrides: dict[str, Any] | None = None, generation_folder: Path | None = None
     ) -> ModelConfig:
-        """Read `folder`/config.json, in which `overrides` are put first, and, where it is, generation_config.json, of
-        `generation_folder` if it is given."""
+        """Read config.json, with `overrides` applied, and generation_config.json if it exists, from `folder`.
+
+        `generation_folder`: another folder for generation_config.json.
+        """
         raw = read_json(folder / "config.json")
         if overrides:
             raw = _overridden(raw, overrides)
@@ -107,11 +109,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         except ConfigError:
             raise
         except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
-            raise ConfigError(f"{path} holds a value that cannot be: {error}") from error
+            raise ConfigError(f"{path} has an invalid value: {error}") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A file of a checkpoint; ConfigError if it does not hold a JSON object."""
+    """Read a JSON object from a file of a checkpoint; ConfigError if it is missing or invalid."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -124,7 +126,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _overridden(raw: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
-    """`raw` with other fields. Those of rotary embeddings have two spellings, of which the one given counts."""
+    """Return `raw` with overrides applied. An override of rotary embeddings in one spelling replaces both spellings."""
     parameters = dict(raw.get("rope_scaling") or {}) | dict(raw.get("rope_parameters") or {})
     if "rope_theta" in overrides and parameters:
         raw = {**raw, "rope_parameters": {**parameters, "rope_theta": overrides["rope_theta"]}, "rope_scaling": None}
@@ -151,7 +153,7 @@ def _parse(raw: dict[str, Any], generation: dict[str, Any], path: Path) -> Model
     if eos is None:
         eos = raw.get("eos_token_id")
     is_qwen3 = architecture.startswith("Qwen3")
-    # Mistral and Qwen2 pay no heed to attention_bias, all but Llama none to mlp_bias.
+    # Mistral and Qwen2 ignore attention_bias; all but Llama ignore mlp_bias.
     has_attention_bias = (is_qwen3 or architecture == "LlamaForCausalLM") and bool(raw.get("attention_bias"))
     return ModelConfig(
         architecture=architecture,
@@ -199,7 +201,7 @@ def _head_dim(raw: dict[str, Any], hidden_size: int, num_heads: int, path: Path)
 
 
 def _rope(raw: dict[str, Any], path: Path) -> RopeConfig:
-    """Both spellings: transformers 5's `rope_parameters` and the older `rope_theta` beside `rope_scaling`."""
+    """Parse both spellings: transformers 5's `rope_parameters`, and the older `rope_theta` with `rope_scaling`."""
     parameters = dict(raw.get("rope_scaling") or raw.get("rope_parameters") or {})
     old_kind = parameters.pop("type", None)
     kind = parameters.pop("rope_type", None) or old_kind or "default"
@@ -222,7 +224,9 @@ def _experts(raw: dict[str, Any], architecture: str, path: Path) -> ExpertsConfi
     if architecture not in ("MixtralForCausalLM", "Qwen3MoeForCausalLM"):
         return None
     is_mixtral = architecture == "MixtralForCausalLM"
-    name = "num_local_experts" if "num_local_experts" in raw else "num_experts"  # transformers writes the first for all
+    name = (
+        "num_local_experts" if "num_local_experts" in raw else "num_experts"
+    )  # transformers writes the first name for both
     num_experts, top_k = _positive(raw, name, path), _positive(raw, "num_experts_per_tok", path)
     if top_k > num_experts:
         raise ConfigError(f"{path}: num_experts_per_tok {top_k} is above {name} {num_experts}")

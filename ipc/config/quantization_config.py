@@ -1,8 +1,8 @@
-"""QuantizationConfig: how a checkpoint stores its matrices, from the `quantization_config` of its config.json.
+"""QuantizationConfig: storage format of a checkpoint's matrices, parsed from `quantization_config` in config.json.
 
-Formats: AWQ (arXiv 2306.00978, AutoAWQ's "gemm"), GPTQ (arXiv 2210.17323, AutoGPTQ's and GPTQModel's), FP8 as of
-DeepSeek-V3 and AutoFP8, FBGEMM's FP8, and compressed-tensors. Activations are never quantized: what a file says of them
-is left alone, the products are more exact for it.
+Formats: AWQ (arXiv 2306.00978, AutoAWQ's "gemm"), GPTQ (arXiv 2210.17323, AutoGPTQ's and GPTQModel's), FP8 of
+DeepSeek-V3 and AutoFP8, FBGEMM's FP8, and compressed-tensors. Activations are never quantized: settings for them are
+ignored, and products are more precise.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from ..errors import ConfigError
 
 
 class QuantizationConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """One form for all quantized matrices; which of them are, the tensors of the checkpoint show."""
+    """The format of all quantized matrices; the tensors in the checkpoint tell which matrices are quantized."""
 
-    layout: Literal["on_load", "scaled", "awq", "gptq", "packed"]  # on_load: stored in full, rounded by us
+    layout: Literal["on_load", "scaled", "awq", "gptq", "packed"]  # on_load: stored unquantized, quantized by us
     weight_dtype: Literal["int8", "fp8", "int4"]
-    block: tuple[int, int] | None = None  # scaled: outputs and inputs of a scale; None: one per output or tensor
-    group_size: int | None = None  # int4: inputs that share a scale; None: all
-    zero_offset: int = 0  # gptq: what to add to stored zero points
+    block: tuple[int, int] | None = None  # scaled: (outputs, inputs) per scale; None: a scale per output or tensor
+    group_size: int | None = None  # int4: inputs per scale; None: all
+    zero_offset: int = 0  # gptq: added to stored zero points
 
 
 def parse_quantization(raw: dict[str, Any] | None, path: Path) -> QuantizationConfig | None:
-    """`raw` is the quantization_config of `path`. ConfigError for what cannot be run."""
+    """Parse `raw`, the quantization_config of `path`; ConfigError for an unsupported format."""
     if not raw:
         return None
     method = str(raw.get("quant_method"))
@@ -36,7 +36,7 @@ def parse_quantization(raw: dict[str, Any] | None, path: Path) -> QuantizationCo
         raise ConfigError(f"{path}: quantization method {method} is not supported, known are {known}")
     try:
         return _PARSERS[method](raw)
-    except _Unknown as error:
+    except _Unsupported as error:
         raise ConfigError(f"{path}: {method} with {error} is not supported") from None
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(
@@ -44,14 +44,14 @@ def parse_quantization(raw: dict[str, Any] | None, path: Path) -> QuantizationCo
         ) from None
 
 
-class _Unknown(Exception):
-    """A setting of a known method that cannot be run."""
+class _Unsupported(Exception):
+    """A setting of a supported method that is not supported."""
 
 
 def _expect(raw: dict[str, Any], name: str, *known: object, default: object = None) -> Any:
     value = raw.get(name, default)
     if value not in known:
-        raise _Unknown(f"{name} {value!r}")
+        raise _Unsupported(f"{name} {value!r}")
     return value
 
 
@@ -59,7 +59,7 @@ def _group_size(value: object) -> int | None:
     if value is None or value == -1:
         return None
     if not isinstance(value, int) or value < 1:
-        raise _Unknown(f"group_size {value!r}")
+        raise _Unsupported(f"group_size {value!r}")
     return value
 
 
@@ -67,7 +67,7 @@ def _awq(raw: dict[str, Any]) -> QuantizationConfig:
     _expect(raw, "bits", 4)
     version = str(raw.get("version", "gemm")).lower()
     if version != "gemm":
-        raise _Unknown(f"version {version}")
+        raise _Unsupported(f"version {version}")
     return QuantizationConfig(layout="awq", weight_dtype="int4", group_size=_group_size(raw["group_size"]))
 
 
@@ -75,7 +75,7 @@ def _gptq(raw: dict[str, Any]) -> QuantizationConfig:
     _expect(raw, "bits", 4)
     checkpoint_format = _expect(raw, "checkpoint_format", "gptq", "gptq_v2", default="gptq")
     if raw.get("dynamic"):
-        raise _Unknown("settings of their own for some layers (dynamic)")
+        raise _Unsupported("different settings per layer (dynamic)")
     offset = 1 if checkpoint_format == "gptq" else 0
     return QuantizationConfig(
         layout="gptq", weight_dtype="int4", group_size=_group_size(raw["group_size"]), zero_offset=offset
@@ -95,19 +95,19 @@ def _compressed_tensors(raw: dict[str, Any]) -> QuantizationConfig:
     groups = list(raw["config_groups"].values())
     weights = [group["weights"] for group in groups]
     if not weights or any(each != weights[0] for each in weights):
-        raise _Unknown(f"{len(groups)} groups of layers quantized in ways of their own")
+        raise _Unsupported(f"{len(groups)} groups of layers with different settings")
     scheme = weights[0]
     kind, bits = scheme["type"], scheme["num_bits"]
     strategy = _expect(scheme, "strategy", "tensor", "channel", "group", "block")
     if not scheme.get("symmetric", True):
-        raise _Unknown("zero points (symmetric false)")
+        raise _Unsupported("zero points (symmetric false)")
     if (kind, bits) == ("int", 4) and strategy in ("channel", "group"):
         _expect(raw, "format", "pack-quantized")
         return QuantizationConfig(
             layout="packed", weight_dtype="int4", group_size=_group_size(scheme.get("group_size"))
         )
     if bits != 8 or kind not in ("int", "float"):
-        raise _Unknown(f"{kind} of {bits} bits, strategy {strategy}")
+        raise _Unsupported(f"{kind} of {bits} bits, strategy {strategy}")
     _expect(raw, "format", "float-quantized", "int-quantized", "naive-quantized")
     size = _group_size(scheme.get("group_size")) if strategy == "group" else None
     block = (1, size) if size is not None else _block(scheme.get("block_structure"))
@@ -119,7 +119,7 @@ def _block(value: Any) -> tuple[int, int] | None:
         return None
     rows, columns = (int(size) for size in value)
     if min(rows, columns) < 1:
-        raise _Unknown(f"blocks of {rows} x {columns}")
+        raise _Unsupported(f"blocks of {rows} x {columns}")
     return rows, columns
 
 

@@ -1,4 +1,4 @@
-"""The safetensors files of a checkpoint: which file holds each tensor, and what their headers say of it.
+"""Headers of a checkpoint's safetensors files: the file, dtype and size of each tensor.
 
 Reads no weights and needs neither torch nor safetensors.
 """
@@ -19,7 +19,7 @@ MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 
 
 class StoredTensor(NamedTuple):
-    """As a header tells it."""
+    """A tensor's entry in a header."""
 
     dtype: str  # F32, BF16, I8 …
     num_elements: int
@@ -27,7 +27,7 @@ class StoredTensor(NamedTuple):
 
 
 def file_by_tensor(folder: Path) -> dict[str, Path]:
-    """Which file holds each tensor; ConfigError if there are no files that can be used."""
+    """Return the file of each tensor; ConfigError without usable files."""
     index_file, single_file = folder / INDEX_NAME, folder / SINGLE_NAME
     if index_file.exists():
         return _read_index(index_file)
@@ -43,7 +43,7 @@ def file_by_tensor(folder: Path) -> dict[str, Path]:
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """All tensors by name; ConfigError for a file that is missing, not whole or cannot be read."""
+    """Return all tensors by name; ConfigError if a file is missing, incomplete or unreadable."""
     tensors: dict[str, StoredTensor] = {}
     for path in sorted(set(file_by_tensor(folder).values())):
         tensors |= read_header(path)
@@ -51,7 +51,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """The tensors of one file, whose size must be what its header says."""
+    """Read the tensors of one file; ConfigError if it is smaller than its header says."""
     try:
         with path.open("rb") as file:
             (num_header_bytes,) = struct.unpack("<Q", file.read(8))
@@ -70,11 +70,12 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     except (struct.error, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise damaged(path, error) from None
     if path.stat().st_size < num_bytes:
-        raise damaged(path, f"its header tells of {num_bytes} bytes")
+        raise damaged(path, f"its header says {num_bytes} bytes")
     return tensors
 
 
 def damaged(path: Path, reason: object) -> ConfigError:
+    """Build the error for a truncated or damaged file."""
     size = path.stat().st_size if path.exists() else 0
     return ConfigError(f"{path} ({size} bytes) is truncated or damaged ({reason}): fetch the file again")
 

@@ -1,7 +1,7 @@
-"""PackedMemory: where packed weights lie, in large pieces that the kernel backs with huge pages.
+"""PackedMemory: a bump allocator of packed weights, in large maps that the system can back with huge pages.
 
-A model's weights follow each other in the order in which they are packed, which is the order in which a step reads
-them. A piece is returned to the system when the last weight in it is gone.
+Weights lie in the order of packing, which is the order in which a step reads them. A map is freed when the last weight
+in it is.
 """
 
 from __future__ import annotations
@@ -9,28 +9,28 @@ from __future__ import annotations
 import ctypes
 import mmap
 
-PIECE_BYTES = 64 << 20
+MAP_BYTES = 64 << 20
 HUGE_PAGE_BYTES = 2 << 20
 ALIGNMENT = 64
 
 
 class PackedMemory:
-    """Hands out memory from the end of the newest piece; never takes any back itself."""
+    """Allocates from the newest map only; a weight's owner keeps its map alive."""
 
     def __init__(self) -> None:
-        self._piece: mmap.mmap | None = None
+        self._map: mmap.mmap | None = None
         self._address = 0
         self._used = self._size = 0
 
     def allocate(self, num_bytes: int) -> tuple[int, mmap.mmap]:
-        """Address of `num_bytes` zeroed bytes, and what must be kept alive as long as they are used."""
+        """Allocate `num_bytes` zeroed bytes; return their address and the map, which the caller must keep alive."""
         num_bytes = -(-num_bytes // ALIGNMENT) * ALIGNMENT
-        if self._piece is None or self._used + num_bytes > self._size:
-            self._size = -(-max(num_bytes, PIECE_BYTES) // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
-            self._piece = mmap.mmap(-1, self._size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            self._piece.madvise(mmap.MADV_HUGEPAGE)
-            self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._piece))
+        if self._map is None or self._used + num_bytes > self._size:
+            self._size = -(-max(num_bytes, MAP_BYTES) // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+            self._map = mmap.mmap(-1, self._size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self._map.madvise(mmap.MADV_HUGEPAGE)
+            self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
             self._used = 0
         start = self._used
         self._used += num_bytes
-        return self._address + start, self._piece
+        return self._address + start, self._map

@@ -1,9 +1,9 @@
-/* Attention of few query rows at a time over the paged cache: decode rows, and all rows where there are no tiles.
+/* Attention of a few query rows per task over the paged cache: decode rows, and without AMX all rows.
  *
- * A task (see plan.c) has up to TASK_ROWS query rows. Its keys are taken CHUNK at a time: scores, weights (an online
- * softmax), weighted values, all in float32. Memory decides the speed: while one task's values are added, the next
- * task's keys are already on their way. Pieces of one decode row leave their largest score, sum and weighted values; a
- * second round merges them.
+ * A task (see plan.c) has up to TASK_ROWS query rows. Its keys are processed CHUNK at a time in float32: scores,
+ * weights (an online softmax), weighted values. Memory bandwidth is the limit, so the next chunk's keys are prefetched while
+ * values are added. Splits of one decode row store their largest score, sum and weighted values; a second stage merges
+ * them.
  */
 #include "attention.h"
 #include "avx2.h"
@@ -15,12 +15,12 @@
 typedef struct {
     int64_t num_rows; /* query rows: token by token, each with its heads */
     const element *queries[TASK_ROWS];
-    int64_t low[TASK_ROWS], high[TASK_ROWS]; /* keys that each may see */
+    int64_t low[TASK_ROWS], high[TASK_ROWS]; /* each attends to keys [low, high) */
     float largest[TASK_ROWS], sum[TASK_ROWS]; /* of the scores so far, and of 2^(score - largest) */
     _Alignas(64) float scores[TASK_ROWS][CHUNK]; /* then weights */
-    _Alignas(64) float values[TASK_ROWS][MAX_HEAD_DIM]; /* weighted; in the order of load32 */
-    const element *keys[CHUNK], *value_rows[CHUNK]; /* where each of the chunk's keys and values lies */
-    const element *next_keys[CHUNK]; /* and those of the next chunk or task, fetched line by line meanwhile */
+    _Alignas(64) float values[TASK_ROWS][MAX_HEAD_DIM]; /* weighted sums, in the order of load32 */
+    const element *keys[CHUNK], *value_rows[CHUNK]; /* addresses of the chunk's keys and values */
+    const element *next_keys[CHUNK]; /* keys of the next chunk or task, prefetched line by line */
     int64_t num_next, next_row, next_column;
 #if defined(HAS_TILES)
     _Alignas(64) uint32_t query_tiles[MAX_HEAD_DIM / LINE][16][16]; /* [pair][query row] */
@@ -54,7 +54,7 @@ static void begin_task(Task *t, const AttentionPlan *plan, const AttentionTask *
 #endif
 }
 
-/* Chunks begin at multiples of 16 keys, so that 16 are neighbours in a block; what is too early is not seen. */
+/* Chunks begin at multiples of 16 keys, so that 16 keys are adjacent in a block; keys before first_key are masked. */
 INLINE int64_t first_chunk(const AttentionTask *task) { return task->first_key / 16 * 16; }
 
 INLINE void prefetch(const element *from, int64_t bytes) {
@@ -63,9 +63,9 @@ INLINE void prefetch(const element *from, int64_t bytes) {
 
 #ifdef __AVX512F__
 
-#define SCORED 16 /* keys at once */
+#define SCORED 16 /* keys per call of score_keys */
 
-/* Lane i of the answer is the sum of all lanes of v[i]. */
+/* Returns a vector whose lane i is the sum of the lanes of v[i]. */
 INLINE __m512 reduce_16x16(const __m512 v[16]) {
     __m512 s[8], y[4], z[2];
     for (int i = 0; i < 8; i++)
@@ -80,7 +80,7 @@ INLINE __m512 reduce_16x16(const __m512 v[16]) {
     return _mm512_add_ps(_mm512_shuffle_f32x4(z[0], z[1], 0x88), _mm512_shuffle_f32x4(z[0], z[1], 0xdd));
 }
 
-/* Scores of SCORED keys, those past `count` taken from the last one. */
+/* Computes the scores of SCORED keys; keys past `count` repeat the last one. */
 static void score_keys(Task *t, int64_t at, int64_t count, int64_t head_dim) {
     for (int64_t row = 0; row < t->num_rows; row++) {
         Floats sums[16];
@@ -97,9 +97,9 @@ static void score_keys(Task *t, int64_t at, int64_t count, int64_t head_dim) {
 
 #else
 
-#define SCORED 32 /* keys at once: a pair of tiles */
+#define SCORED 32 /* keys per call of score_keys: a pair of tiles */
 
-/* Scores of SCORED keys, those past `count` taken from the last one. */
+/* Computes the scores of SCORED keys; keys past `count` repeat the last one. */
 static void score_keys(Task *t, int64_t at, int64_t count, int64_t head_dim) {
     _Alignas(64) element tiles[MAX_HEAD_DIM / LINE * 2 * TILE];
     int64_t num_lines = divide_up(head_dim, LINE), last = count - 1 - at;
@@ -124,7 +124,7 @@ static void configure_tiles(void) {
     _tile_loadconfig(&config);
 }
 
-/* The same for 16 keys that are neighbours in one block. */
+/* Computes the scores of 16 keys that are adjacent in one block. */
 static void score_tile(Task *t, int64_t at, int64_t head_dim) {
     _Alignas(64) float sums[16][16];
     int64_t stride = head_dim * (int64_t)sizeof(element), line = 0;
@@ -146,7 +146,7 @@ static void score_tile(Task *t, int64_t at, int64_t head_dim) {
 }
 #endif
 
-/* Scores of the chunk's keys to weights 2^(score - largest); those that a row may not see weigh 0. */
+/* Turns the chunk's scores into weights 2^(score - largest); masked keys get 0. */
 static void weigh(Task *t, int64_t first, int64_t count, float scale, int64_t head_dim) {
     Floats factor = fill16(scale * LOG2_E);
     int64_t padded = round_up(count, LINE);
@@ -168,7 +168,7 @@ static void weigh(Task *t, int64_t first, int64_t count, float scale, int64_t he
             store_floats(scores + i, weight);
             sum = add16(sum, weight);
         }
-        if (t->largest[row] != -INFINITY && t->largest[row] != largest) { /* what was summed before weighs less now */
+        if (t->largest[row] != -INFINITY && t->largest[row] != largest) { /* rescale the earlier sums */
             Floats alpha = exp2_16(fill16(t->largest[row] - largest));
             t->sum[row] *= first_of(alpha);
             for (int64_t i = 0; i < round_up(head_dim, 32); i += 16)
@@ -179,7 +179,7 @@ static void weigh(Task *t, int64_t first, int64_t count, float scale, int64_t he
     }
 }
 
-/* In the order of memory: the processor's own prefetcher helps along. */
+/* Prefetches in the order of memory, which the hardware prefetcher follows. */
 INLINE void fetch_next(Task *t, int64_t head_dim) {
     if (t->next_row >= t->num_next) return;
     _mm_prefetch((const char *)(t->next_keys[t->next_row] + t->next_column), _MM_HINT_T1);
@@ -189,9 +189,9 @@ INLINE void fetch_next(Task *t, int64_t head_dim) {
 
 #ifdef __AVX512F__
 
-#define HELD_ROWS 8 /* whose sums of 32 elements stay in registers */
+#define HELD_ROWS 8 /* rows whose sums of 32 elements stay in registers */
 
-/* values[first .. first + rows) += weights * value rows; `rows` is a constant at every call. */
+/* values[first .. first + rows) += weights * value rows; every call passes a constant `rows`. */
 INLINE void add_values(Task *t, int64_t first, int64_t count, int64_t head_dim, const int rows) {
     for (int64_t d = 0; d < head_dim; d += 32) {
         Floats a[HELD_ROWS], b[HELD_ROWS];
@@ -250,7 +250,7 @@ static void attend_chunk(Task *t, const Cache *cache, int64_t first, int64_t cou
         for (int64_t i = at; i < min64(at + SCORED, count); i++) prefetch(t->value_rows[i], bytes);
 #ifdef HAS_TILES
         if (cache->block_size % 16 == 0 && (first + at) % 16 == 0 && head_dim % 16 == 0) {
-            score_tile(t, at, head_dim); /* reads to the end of the block: what lies there is finite and not seen */
+            score_tile(t, at, head_dim); /* keys past `count` are read to the block's end; they are finite and masked */
             continue;
         }
 #endif
@@ -260,7 +260,7 @@ static void attend_chunk(Task *t, const Cache *cache, int64_t first, int64_t cou
     add_all_values(t, count, head_dim);
 }
 
-/* One query row's weighted values to its place in the output; the last head also clears the panel's padding. */
+/* Writes one query row's output, its weighted values / sum; the last head also clears the panel's padding. */
 static void write_head(const AttentionPlan *plan, const Rows *out, int64_t token, int64_t head, const float *values,
                        float sum) {
     int64_t head_dim = plan->head_dim;
@@ -306,7 +306,7 @@ static void run_task(AttentionPlan *plan, const AttentionTask *task, const eleme
     }
 }
 
-/* Merge what the chunks of one decode row and KV head have left; `task` is the first of them. */
+/* Merges the partial results of one decode row and KV head; `task` is the first of its splits. */
 static void merge_partials(const AttentionPlan *plan, const AttentionTask *task, const Rows *out) {
     int64_t size = partial_floats(plan->head_dim);
     for (int64_t row = 0; row < task->num_heads; row++) {

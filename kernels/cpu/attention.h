@@ -1,4 +1,4 @@
-/* What attention.c and prefill.c share: the plan of a step. */
+/* The attention plan of a step, for attention.c and prefill.c. */
 #ifndef TOKENLOOM_ATTENTION_H
 #define TOKENLOOM_ATTENTION_H
 
@@ -6,23 +6,23 @@
 
 #include <string.h>
 
-#define CHUNK 256 /* keys whose scores are held at once, and where contexts of decode rows are cut */
+#define CHUNK 256 /* keys of a split of a decode row, and keys per iteration of a task */
 #ifdef __AVX512F__
 #define TASK_ROWS 16 /* query rows of a task of attention.c */
 #else
-#define TASK_ROWS 24 /* each task brings its keys and values into tiles, which pays with the rows that read them */
+#define TASK_ROWS 24 /* more rows share the cost of packing a task's keys and values into tiles */
 #endif
 #define PREFILL_ROWS 512 /* query rows of a task of prefill.c */
 #define MAX_HEAD_DIM 256
 
 typedef struct {
     int32_t row, kv_head;
-    int32_t first_head, num_heads; /* query heads, all of that KV head */
-    int32_t token, num_tokens; /* index of the first in the step */
+    int32_t first_head, num_heads; /* query heads of that KV head */
+    int32_t token, num_tokens; /* the first token's index in the step */
     int32_t position; /* of the first token in its request */
     int32_t first_key, end_key;
-    int32_t num_partials; /* of the first of several tasks whose partials are to be merged; else 0 */
-    int64_t partial; /* number of its first partial row, -1: writes the output itself */
+    int32_t num_partials; /* in the first task of a split row the number of splits, else 0 */
+    int64_t partial; /* index of its first partial row; -1: it writes the output itself */
 } AttentionTask;
 
 struct AttentionPlan {
@@ -31,7 +31,7 @@ struct AttentionPlan {
     int32_t is_batch_invariant;
     AttentionTask *tasks;
     int64_t num_tasks, capacity;
-    float *partials; /* [num_partial_rows]: largest, sum, 14 unused, values in the order of load32 */
+    float *partials; /* [num_partial_rows]: largest, sum, 14 unused, then weighted values in the order of load32 */
     int64_t num_partial_rows;
 };
 
@@ -46,7 +46,7 @@ INLINE bool has_prefill(int64_t head_dim) {
 #endif
 }
 
-/* Where the row's keys (side 0) or values (1) [first, first + count) lie. */
+/* Finds the addresses of the row's keys (side 0) or values (1) [first, first + count). */
 INLINE void locate(const element **at, const AttentionPlan *plan, const AttentionTask *task, const Cache *cache,
                    int side, int64_t first, int64_t count) {
     const int32_t *table = plan->rows.block_tables + task->row * plan->rows.table_stride;
@@ -57,11 +57,11 @@ INLINE void locate(const element **at, const AttentionPlan *plan, const Attentio
     }
 }
 
-/* A task of more than TASK_ROWS query rows. */
+/* Runs a task of more than TASK_ROWS query rows. */
 void prefill_task(const AttentionPlan *plan, const AttentionTask *task, const element *query, int64_t query_stride,
                   const Cache *cache, float scale, const Rows *out);
 
-/* Elements to columns [column, column + count) of a row, across the lines of a panel. */
+/* Copies elements to columns [column, column + count) of a row, across the lines of a panel. */
 INLINE void write_row(const Rows *out, int64_t row, int64_t column, const element *from, int64_t count) {
     while (count > 0) {
         int64_t piece = out->panel_rows ? min64(count, LINE - column % LINE) : count;
@@ -70,7 +70,7 @@ INLINE void write_row(const Rows *out, int64_t row, int64_t column, const elemen
     }
 }
 
-/* Zeros from `column` to the end of a panel's last line. */
+/* Clears a panel's row from `column` to the end of its line. */
 INLINE void clear_padding(const Rows *out, int64_t row, int64_t column) {
     if (out->panel_rows && column % LINE)
         memset(rows_at(out, row, column), 0, (size_t)(LINE - column % LINE) * sizeof(element));

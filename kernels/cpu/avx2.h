@@ -1,4 +1,4 @@
-/* The tiles of linear.c and attention.c with AVX2: rows times tiles, and keys and values brought into tiles. */
+/* Tiles with AVX2, for linear.c and attention.c: multiply rows by tiles, pack keys and values into tiles. */
 #ifndef TOKENLOOM_AVX2_H
 #define TOKENLOOM_AVX2_H
 
@@ -8,7 +8,7 @@
 
 #define HELD_ROWS 6 /* rows whose sums of 16 outputs stay in registers */
 
-/* Of 8 neighbouring outputs at `at` the weights of an input; of a pair of inputs where elements come in pairs. */
+/* Loads the weights of 8 adjacent outputs for one input; in bf16 for the first input of a pair. */
 INLINE __m256 first_weights(const element *at) {
 #ifdef ELEMENT_BF16
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_load_si256((const __m256i *)at), 16));
@@ -17,7 +17,7 @@ INLINE __m256 first_weights(const element *at) {
 #endif
 }
 #ifdef ELEMENT_BF16
-INLINE __m256 second_weights(const element *at) { /* the mask stays in memory: 6 rows need all other registers */
+INLINE __m256 second_weights(const element *at) { /* the mask stays in memory to leave registers for 6 rows */
     _Alignas(32) static const uint16_t upper[16] = {0, 0xffff, 0, 0xffff, 0, 0xffff, 0, 0xffff,
                                                     0, 0xffff, 0, 0xffff, 0, 0xffff, 0, 0xffff};
     __m256i words = _mm256_load_si256((const __m256i *)at);
@@ -26,13 +26,13 @@ INLINE __m256 second_weights(const element *at) { /* the mask stays in memory: 6
 }
 #endif
 
-/* sum += a * b, in the register where the sum is: left its choice among forms, the compiler runs out of registers. */
+/* sum += a * b in place: with its own choice of instruction forms the compiler runs out of registers. */
 INLINE void accumulate(__m256 *sum, __m256 a, __m256 b) {
     __asm__("vfmadd231ps %2, %1, %0" : "+x"(*sum) : "x"(a), "x"(b));
 }
 
-/* sums += x @ weight for `count` rows and `num_tiles` tiles of a pair. `ahead`: bytes from what is multiplied to what is
- * fetched into the second-level cache meanwhile. All that is const is a constant at every call. */
+/* sums += x @ weight for `count` rows and `num_tiles` tiles of a pair. Prefetches weights into the L2 cache `ahead`
+ * bytes before use. Every call passes constants for const parameters. */
 INLINE void multiply_held(float *sums, const int64_t sums_stride, const float *x, const int64_t row_stride,
                           int64_t line_stride, const element *weight, int64_t num_lines, const int count,
                           const int num_tiles, const int ahead) {
@@ -65,7 +65,7 @@ INLINE void multiply_held(float *sums, const int64_t sums_stride, const float *x
         for (int i = 0; i < num_parts; i++) _mm256_store_ps(sums + row * sums_stride + 8 * i, s[row][i]);
 }
 
-/* One tile of each pair, for any count up to HELD_ROWS. */
+/* Multiplies one tile of each pair, for any count up to HELD_ROWS. */
 INLINE void multiply_tile(float *sums, const int64_t sums_stride, const float *x, const int64_t row_stride,
                           int64_t line_stride, const element *weight, int64_t num_lines, int64_t count,
                           const int ahead) {
@@ -81,8 +81,8 @@ INLINE void multiply_tile(float *sums, const int64_t sums_stride, const float *x
 #undef HELD
 }
 
-/* Rows [0, num_rows) times a pair of tiles. Input i of a row: x[i / LINE * line_stride + row * row_stride + i % LINE].
- * weight: [num_lines][2 tiles]. */
+/* Multiplies rows [0, num_rows) by a pair of tiles: weight [num_lines][2 tiles]. Input i of a row is
+ * x[i / LINE * line_stride + row * row_stride + i % LINE]. */
 INLINE void multiply_near(float *sums, const int64_t sums_stride, const float *x, const int64_t row_stride,
                           int64_t line_stride, int64_t num_rows, const element *weight, int64_t num_lines) {
     int64_t num_pieces = divide_up(num_rows, HELD_ROWS);
@@ -101,7 +101,7 @@ INLINE void multiply_near(float *sums, const int64_t sums_stride, const float *x
     }
 }
 
-/* A line of 16 keys, those past `last` taken from it, to a tile: word i of a key to a place in the tile's line i. */
+/* Packs one line of 16 keys (keys past `last` repeat it) into a tile: word i of a key goes to the tile's line i. */
 INLINE void pack_keys(element *tile, const element *const *keys, int64_t last, int64_t d, int64_t left) {
     for (int64_t first = 0; first < 16; first += 8) {
         Ints r[8], t[8];
@@ -110,7 +110,7 @@ INLINE void pack_keys(element *tile, const element *const *keys, int64_t last, i
             t[i] = interleave_low_words(r[i], r[i + 1]);
             t[i + 1] = interleave_high_words(r[i], r[i + 1]);
         }
-        for (int i = 0; i < 8; i += 2) { /* two of each four: t[0], t[1], t[4], t[5] and those two further on */
+        for (int i = 0; i < 8; i += 2) { /* pairs t[0], t[2]; t[1], t[3]; t[4], t[6]; t[5], t[7] */
             r[i] = interleave_low_pairs(t[i - i % 4 / 2], t[i - i % 4 / 2 + 2]);
             r[i + 1] = interleave_high_pairs(t[i - i % 4 / 2], t[i - i % 4 / 2 + 2]);
         }
@@ -124,8 +124,8 @@ INLINE void pack_keys(element *tile, const element *const *keys, int64_t last, i
     }
 }
 
-/* Values[0] (where elements are half words, values[1] too; those past `last` taken from it) to their line of a pair of
- * tiles: 32 elements from d on, of which `left` exist. */
+/* Packs 32 elements from d on (`left` of them exist) of values[0], in bf16 also of values[1], into a line of a pair of
+ * tiles. Values past `last` repeat it. */
 INLINE void pack_value(element *tiles, const element *const *values, int64_t last, int64_t d, int64_t left) {
     const element *first = values[min64(0, last)] + d;
 #ifdef ELEMENT_BF16

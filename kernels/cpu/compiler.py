@@ -1,8 +1,8 @@
-"""The compiler of the C kernels: sources beside this file become one shared library for a level and an element type.
+"""Compiles the C sources beside this file to one shared library per instruction level and element type.
 
-A level is a set of instructions that the kernels are written for. Knows which flags ask a compiler for a level, and
-gives each library a digest of its sources and flags. Knows neither this processor nor where libraries are kept; imports
-the standard library alone, since a build of the wheel runs it too.
+A level is a set of instructions with code of its own in the kernels. A library's digest covers its sources and flags.
+Knows neither this processor nor where libraries are stored. Imports only the standard library, as setup.py uses it to
+build wheels.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ COMPILE_TIMEOUT_S = 120
 
 _FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-fno-math-errno", "-pipe")
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma")
-LEVELS = {  # best first, by name: what the compiler is told
+LEVELS = {  # compiler flags by name, best level first
     "AMX": (*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
     "AVX512-BF16": (*_AVX512, "-mavx512bf16"),
     "AVX-512": _AVX512,
-    # Given its choice of loop counters, the compiler keeps sums of the inner loops of linear.c in memory.
+    # Without -fno-ivopts the compiler spills the sums of linear.c's inner loops to memory.
     "AVX2": ("-mavx2", "-mfma", "-fno-ivopts"),
 }
-FOR_ANY_MACHINE = ("-mtune=generic", "-s")  # a library that is shipped
+FOR_ANY_MACHINE = ("-mtune=generic", "-s")  # for a library in a wheel
 FOR_THIS_MACHINE = ("-mtune=native",)
 _STORAGE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 class Unavailable(Exception):
-    """The reason why there is no library here; the reference takes its place."""
+    """The C kernels cannot be used here, with the reason; plain torch is used instead."""
 
 
 def find_compiler() -> str | None:
-    """Path of the C compiler."""
+    """Return the path of the C compiler, None without one."""
     return shutil.which("cc") or shutil.which("gcc")
 
 
 def library_digest(level: str, is_bf16: bool, tuning: Sequence[str], compiler: str = "") -> str:
-    """A name for the library that these sources and flags make, and this compiler if one is given."""
+    """Hash the sources, the flags and, if given, the compiler."""
     known: tuple[object, ...] = (_flags(level, is_bf16), tuple(tuning))
     if compiler:
         real = os.path.realpath(compiler)
-        status = os.stat(real)  # its version, without starting it
+        status = os.stat(real)  # identifies the compiler's version without running it
         known += (real, status.st_size, status.st_mtime_ns)
     digest = hashlib.sha256(repr(known).encode())
     for path in sorted(SOURCE_FOLDER.glob("*.[ch]")):
@@ -57,7 +57,7 @@ def library_digest(level: str, is_bf16: bool, tuning: Sequence[str], compiler: s
 
 
 def compile_library(compiler: str, level: str, is_bf16: bool, tuning: Sequence[str], target: Path) -> None:
-    """Write the library to `target`. Raises Unavailable if the compiler cannot, OSError if the disk cannot."""
+    """Compile the library to `target`. Raises Unavailable if the compiler fails, OSError if the disk is the cause."""
     flags = (*_flags(level, is_bf16), *tuning)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".objects-", ignore_cleanup_errors=True) as scratch:
         sources = sorted(SOURCE_FOLDER.glob("*.c"))
@@ -66,7 +66,7 @@ def compile_library(compiler: str, level: str, is_bf16: bool, tuning: Sequence[s
         commands = [[compiler, *flags, "-c", source, "-o", made] for source, made in pairs]
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             list(pool.map(lambda command: _run(command, scratch), commands))
-        # Linked without OpenMP: its symbols are to be found in the copy that torch has loaded.
+        # Linked without OpenMP, so that its symbols resolve to the copy that torch has loaded.
         strip = [flag for flag in tuning if flag == "-s"]
         _run([compiler, "-shared", *strip, *objects, "-o", str(target)], scratch)
 
@@ -76,7 +76,7 @@ def _flags(level: str, is_bf16: bool) -> tuple[str, ...]:
 
 
 def _run(command: list[str], scratch: str) -> None:
-    """The compiler's words are read in English, and its own files go to `scratch`: no other folder need be writable."""
+    """Run the compiler with English messages and with its temporary files in `scratch`, which is writable."""
     environment = {**os.environ, "LC_ALL": "C", "TMPDIR": scratch}
     try:
         done = subprocess.run(

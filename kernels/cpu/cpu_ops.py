@@ -1,6 +1,6 @@
-"""CpuOps: the operations of `reference.py` on an x86-64 processor with AVX2 or better, by the C kernels here.
+"""CpuOps: the operations of `reference.py` by the C kernels, on x86-64 processors with AVX2 or better.
 
-Weights are packed once; every operation is one call without the GIL, on torch's own threads.
+Weights are packed once. Every operation is one C call that releases the GIL and runs on torch's OpenMP threads.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ MAX_HEAD_DIM = 256  # of the attention kernels
 
 @dataclass(frozen=True, eq=False)
 class CpuLinear:
-    """A weight in tiles (see kernels.h), without its original."""
+    """A weight packed in tiles (see kernels.h)."""
 
     struct: Structure  # c.Linear
-    owner: object  # of the memory
+    owner: object  # keeps the memory alive
     in_features: int
     out_features: int
     nbytes: int
@@ -48,14 +48,14 @@ class _Plan:
 
 
 class CpuOps(ReferenceOps):
-    """What has no kernel of its own here is the reference's. Not for two threads at once: it keeps scratch memory."""
+    """The operations in C, else the reference's. Not thread-safe: it owns scratch memory and attention plans."""
 
     def __init__(self, library: c.KernelLibrary, dtype: torch.dtype, is_batch_invariant: bool = False) -> None:
-        """`is_batch_invariant`: a token's bits are the same whatever it is computed together with."""
+        """`is_batch_invariant`: a token's bits do not depend on the rest of the batch."""
         self._library = library
         self._is_batch_invariant = is_batch_invariant
         self.dtype = dtype
-        self._line = int(library.op_line())  # elements of 64 bytes
+        self._line = int(library.op_line())  # elements in 64 bytes
         self._memory = PackedMemory()
         self._scratch = torch.empty(0, dtype=dtype)
         self._plans: dict[tuple[int, int, int, int], _Plan] = {}
@@ -229,9 +229,9 @@ class CpuOps(ReferenceOps):
 
 
 def load_cpu_ops(dtype: torch.dtype, is_batch_invariant: bool = False, spare_folder: Path | None = None) -> CpuOps:
-    """The best operations for models of this dtype. `spare_folder`: as in `select_ops`. Raises Unavailable."""
+    """Load the best kernels for models of this dtype. `spare_folder`: see `select_ops`. Raises Unavailable."""
     if dtype not in (torch.bfloat16, torch.float32):
-        raise Unavailable(f"there are none for {str(dtype).removeprefix('torch.')}: give --dtype bfloat16")
+        raise Unavailable(f"there are no C kernels for {str(dtype).removeprefix('torch.')}: give --dtype bfloat16")
     loaded = load_kernels(dtype == torch.bfloat16, spare_folder)
     ops = CpuOps(loaded.library, dtype, is_batch_invariant)
     ops.kernels = str(loaded)
@@ -239,7 +239,7 @@ def load_cpu_ops(dtype: torch.dtype, is_batch_invariant: bool = False, spare_fol
 
 
 def make_cpu_ops(dtype: torch.dtype, level: str, is_batch_invariant: bool = False) -> CpuOps:
-    """The operations for one of `instruction_levels()`, compiled if need be. Raises Unavailable."""
+    """Load the kernels of one of `instruction_levels()`, compiled if need be. Raises Unavailable."""
     return CpuOps(load_level(level, dtype == torch.bfloat16).library, dtype, is_batch_invariant)
 
 

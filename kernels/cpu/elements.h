@@ -1,6 +1,6 @@
-/* Elements, the type of weights, activations and the cache: bf16 (ELEMENT_BF16) or float32; between them and vectors.
+/* Elements, the type of weights, activations and the cache: bf16 (with ELEMENT_BF16) or float32.
  *
- * All arithmetic between a load and a store is float32.
+ * Loads convert to float32 vectors, stores convert back.
  */
 #ifndef TOKENLOOM_ELEMENTS_H
 #define TOKENLOOM_ELEMENTS_H
@@ -15,13 +15,13 @@ typedef float element;
 #define LINE 16
 #endif
 
-/* load16, store16: up to 16 elements, those of lanes(left); what is not loaded is 0. */
+/* load16, store16: the elements of a mask, at most 16; other lanes load 0. */
 #ifdef ELEMENT_BF16
 #ifdef __AVX512F__
 
 INLINE Floats widen(__m256i v) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(v), 16)); }
 
-/* float32 to bf16, to nearest even; a NaN stays one. */
+/* float32 to bf16, rounded to nearest even; NaN stays NaN. */
 INLINE __m256i narrow(Floats v) {
 #ifdef __AVX512BF16__
     return (__m256i)_mm512_cvtneps_pbh(v);
@@ -35,7 +35,7 @@ INLINE __m256i narrow(Floats v) {
 #endif
 }
 
-/* 16 and 16 elements, side by side. */
+/* Narrows two vectors to 32 adjacent elements. */
 INLINE Ints narrow_pair(Floats low, Floats high) {
 #ifdef __AVX512BF16__
     return (__m512i)_mm512_cvtne2ps_pbh(high, low);
@@ -54,7 +54,7 @@ INLINE Floats widen(const element *p) {
     return (Floats){widen8(_mm_loadu_si128((const __m128i *)p)), widen8(_mm_loadu_si128((const __m128i *)p + 1))};
 }
 
-/* float32 to bf16 in the upper half of each word, to nearest even; a NaN stays one. */
+/* float32 to bf16 in the upper half of each word, rounded to nearest even; NaN stays NaN. */
 INLINE __m256i round8(__m256 v) {
     __m256i bits = _mm256_castps_si256(v), odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
     __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
@@ -88,7 +88,7 @@ INLINE Floats load16(const element *p, Mask mask) { return load_some(p, mask); }
 INLINE void store16(element *p, Mask mask, Floats v) { store_some(p, mask, v); }
 #endif
 
-/* A line of which `left` elements exist; the others are 0. */
+/* Loads a line; elements from `left` on are 0. */
 INLINE Ints load_line(const element *p, int64_t left) {
 #ifndef __AVX512F__
     if (left >= LINE) return load_any(p);
@@ -102,7 +102,7 @@ INLINE Ints load_line(const element *p, int64_t left) {
 #endif
 }
 
-/* 32 elements as two vectors whose lanes are in an order of their own, the same in load32 and store32. */
+/* 32 elements as two vectors, in an internal order that load32 and store32 share. */
 typedef struct {
     Floats a, b;
 } Floats32;
@@ -130,10 +130,10 @@ INLINE void store32(element *p, int64_t left, Floats32 f) {
 }
 #endif
 
-/* x / (1 + e^-x), as precise as an element is. */
+/* x / (1 + e^-x), with the precision of an element. */
 INLINE Floats silu_16(Floats x) {
 #ifdef ELEMENT_BF16
-    Floats t = larger16(fill16(-1e4f), smaller16(fill16(1e4f), x)); /* finite, or NaN */
+    Floats t = larger16(fill16(-1e4f), smaller16(fill16(1e4f), x)); /* finite or NaN */
     t = multiply16(t, fill16(-LOG2_E));
     Floats whole = nearest16(t), f = subtract16(t, whole);
     Floats p = multiply_add16(fill16(0.00957007f), f, fill16(0.05591781f)); /* 2^f within 2^-18 */
@@ -148,7 +148,7 @@ INLINE Floats silu_16(Floats x) {
 }
 
 #ifdef __AVX512F__
-/* sum += a * b over lines: 16 lanes, each the products of one pair (bf16) or of one element (float32). */
+/* sum += a * b over a line: each of 16 lanes adds the products of one pair (bf16) or one element (float32). */
 INLINE Floats dot_line(Floats sum, Ints a, Ints b) {
 #if !defined(ELEMENT_BF16)
     return _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), sum);

@@ -1,4 +1,4 @@
-"""CpuDecoder: a whole decoder step as one C call (step.c), for a group of one rank."""
+"""CpuDecoder: a whole decoder step as one C call (step.c), for a single rank."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from . import library as c
 
 
 class CpuDecoder:
-    """Owns the C description of the weights, keeps those alive, and memory for the largest step so far."""
+    """The decoder's C structs; owns them, the weights, and buffers for the largest step so far."""
 
     def __init__(
         self, library: c.KernelLibrary, weights: DecoderWeights, dtype: torch.dtype, is_batch_invariant: bool
@@ -27,7 +27,7 @@ class CpuDecoder:
         self._scratch = torch.empty(0, dtype=dtype)
         self._hidden = torch.empty((0, self._hidden_size), dtype=dtype)
         self._logits = torch.empty((0, weights.head.out_features))
-        self._answer = self._hidden, self._logits  # of the last call; most calls have the shapes of the one before
+        self._outputs = self._hidden, self._logits  # views of the last call's shapes, which the next often repeats
 
     def __call__(
         self, token_ids: Tensor, logits_indices: Tensor, metadata: AttentionMetadata, kv_cache: Tensor
@@ -35,7 +35,7 @@ class CpuDecoder:
         num_tokens, num_logits = token_ids.shape[0], logits_indices.shape[0]
         if token_ids.dtype != torch.int32:
             token_ids = token_ids.int()
-        if self._answer[0].shape[0] != num_tokens or self._answer[1].shape[0] != num_logits:
+        if self._outputs[0].shape[0] != num_tokens or self._outputs[1].shape[0] != num_logits:
             self._make_room(num_tokens, num_logits)
         step = c.Step(
             token_ids.data_ptr(),
@@ -55,7 +55,7 @@ class CpuDecoder:
         )
         if result != 0:
             raise MemoryError(f"no memory for the attention plan of {len(metadata.seq_lens_host)} rows")
-        return self._answer
+        return self._outputs
 
     def _make_room(self, num_tokens: int, num_logits: int) -> None:
         if self._hidden.shape[0] < num_tokens:
@@ -63,7 +63,7 @@ class CpuDecoder:
             self._scratch = torch.empty(num_tokens * self._elements_per_token, dtype=self._dtype)
         if self._logits.shape[0] < num_logits:
             self._logits = torch.empty((num_logits, self._logits.shape[1]))
-        self._answer = self._hidden[:num_tokens], self._logits[:num_logits]
+        self._outputs = self._hidden[:num_tokens], self._logits[:num_logits]
 
     def _describe(self, weights: DecoderWeights, is_batch_invariant: bool) -> Structure:
         table = weights.table

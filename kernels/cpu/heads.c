@@ -1,9 +1,9 @@
-/* Query, key and value heads between their projection and attention: norms, rotation, the write to the cache. */
+/* The step between the QKV projection and attention: norms and rotation of heads, writes to the KV cache. */
 #include "kernels.h"
 
 #include <math.h>
 
-/* NaN and infinities become 0: what a request that overflowed leaves behind must not poison the block's next owner. */
+/* NaN and infinities become 0, so that a request that overflowed does not poison the block's next owner. */
 INLINE Floats finite_or_zero(Floats v) { return keep(is_finite16(v), v); }
 
 static float inverse_rms(const element *head, int64_t head_dim, float eps) {
@@ -15,7 +15,7 @@ static float inverse_rms(const element *head, int64_t head_dim, float eps) {
     return 1.0f / sqrtf(sum_of(squares) / (float)head_dim + eps);
 }
 
-/* to = rotate(norm(from)); `to` may be `from`. Element i goes with i + head_dim / 2. */
+/* to = rotate(norm(from)); `to` may be `from`. Element i pairs with i + head_dim / 2. */
 static void rotate_head(element *to, const element *from, int64_t head_dim, const element *norm, float eps,
                         const float *cos_sin, bool is_key) {
     int64_t half = head_dim / 2;
@@ -35,7 +35,7 @@ static void rotate_head(element *to, const element *from, int64_t head_dim, cons
     }
 }
 
-static void prepare_head(const Heads *heads, const HeadWork *work, const Cache *cache, int64_t token, int64_t head) {
+static void process_head(const Heads *heads, const HeadWork *work, const Cache *cache, int64_t token, int64_t head) {
     int64_t head_dim = heads->head_dim, num_rotated = heads->num_heads + heads->num_kv_heads;
     element *from = heads->data + token * heads->stride + head * head_dim;
     const float *cos_sin = work->cos_sin + work->positions[token] * head_dim;
@@ -63,5 +63,5 @@ void qk_norm_rope_cache(const Heads *heads, const HeadWork *work, const Cache *c
     int64_t num_all = heads->num_heads + 2 * heads->num_kv_heads, total = heads->num_tokens * num_all;
     for (Range range; take_share(team, total, &range); finish_share(team, total))
         for (int64_t item = range.start; item < range.stop; item++)
-            prepare_head(heads, work, cache, item / num_all, item % num_all);
+            process_head(heads, work, cache, item / num_all, item % num_all);
 }

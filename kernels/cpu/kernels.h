@@ -1,14 +1,14 @@
-/* What all kernels share: 64-byte lines, panels, packed linears, teams of threads.
+/* Layouts and interfaces of the kernels: lines, tiles, panels, packed linears, teams of threads.
  *
- * Every source is compiled for one element type (elements.h) and for the instructions that the flags allow: AVX2 with
- * FMA, or AVX-512 (__AVX512F__), perhaps with AVX512-BF16 and AMX (__AVX512BF16__, __AMX_BF16__).
+ * Each source is compiled for one element type (elements.h) and one instruction level: AVX2 with FMA, or AVX-512
+ * (__AVX512F__), optionally with AVX512-BF16 and AMX (__AVX512BF16__, __AMX_BF16__).
  *
  * Line   64 bytes: LINE elements. A row of a weight or an activation is a whole number of lines, padded with zeros.
- * Tile   16 lines, 1 KiB: LINE inputs x 16 outputs of a weight, as AMX wants its second operand. bf16:
+ * Tile   16 lines, 1 KiB: LINE inputs x 16 outputs of a weight, in the layout of AMX's second operand. bf16:
  *        [LINE / 2 pairs of inputs][16 outputs][2], float32: [LINE inputs][16 outputs].
  * Panel  an activation [num_rows][num_columns] cut into groups of 16 rows (the last may have fewer) and lines:
- *        [group][line of the row][row of the group][LINE], so that a group's lines are AMX's first operand and every
- *        read is sequential.
+ *        [group][line of the row][row of the group][LINE]. A group's lines are AMX's first operand, and every read is
+ *        sequential.
  */
 #ifndef TOKENLOOM_KERNELS_H
 #define TOKENLOOM_KERNELS_H
@@ -28,7 +28,7 @@
 
 #define GROUP_ROWS 16 /* rows of a panel's group, outputs of a tile */
 #define TILE (LINE * 16) /* elements of a tile */
-#define PAIR_OUTPUTS 32 /* outputs of two neighbouring tiles, the unit of work of a linear */
+#define PAIR_OUTPUTS 32 /* outputs of a pair of tiles, the unit of work of a linear */
 
 INLINE int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -37,16 +37,16 @@ INLINE int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
 
 /* ── teams ───────────────────────────────────────────────────────────────────────────────────────────────────────── */
 
-/* The threads of a parallel region go through the same stages. The work of a stage is cut into pieces; whoever is there
- * takes the next, and when the last is finished the stage is over. So a thread that has lost its core, or does not have
- * it yet, holds up the others by at most the piece that it has taken. */
+/* The threads of a parallel region pass through the same stages. The work of a stage is cut into pieces, which threads
+ * take one at a time; a stage ends when all its pieces are finished. So a thread without a core delays the others by at
+ * most the piece that it has taken. */
 typedef struct {
-    _Alignas(64) atomic_llong taken; /* number of the stage << 32 | pieces of it that are taken */
-    _Alignas(64) atomic_llong finished; /* pieces of it */
+    _Alignas(64) atomic_llong taken; /* number of the current stage << 32 | number of its pieces that are taken */
+    _Alignas(64) atomic_llong finished; /* number of its pieces that are finished */
 } Shared;
 
 typedef struct {
-    int64_t size, stage; /* threads; the stage that this one is at */
+    int64_t size, stage; /* number of threads; this thread's stage */
     Shared *shared;
 } Team;
 
@@ -54,7 +54,7 @@ typedef struct {
     int64_t start, stop;
 } Range;
 
-/* The code between runs once in each of `num_threads` threads (the caller's variable), with `team`. */
+/* The code between them runs in each of `num_threads` threads (a variable of the caller), with a variable `team`. */
 #define BEGIN_TEAM                                                                                                     \
     Shared shared_ = {0};                                                                                              \
     _Pragma("omp parallel num_threads(num_threads)") {                                                                 \
@@ -63,38 +63,38 @@ typedef struct {
         release_tiles();                                                                                               \
     }
 
-/* Takes a piece of this stage, whose work is cut into `num_pieces`; its number, or num_pieces when all are taken. */
+/* Takes a piece of this stage, which has `num_pieces`; returns its number, or num_pieces if all are taken. */
 INLINE int64_t take_piece(Team *team, int64_t num_pieces) {
     long long taken = atomic_load_explicit(&team->shared->taken, memory_order_acquire);
     while (taken >> 32 == team->stage) {
         int64_t piece = taken & 0xffffffff;
         if (piece == num_pieces && num_pieces) break;
-        long long next = num_pieces ? taken + 1 : (team->stage + 1) << 32; /* without work it is over */
+        long long next = num_pieces ? taken + 1 : (team->stage + 1) << 32; /* a stage without work ends at once */
         if (atomic_compare_exchange_weak(&team->shared->taken, &taken, next)) return piece;
     }
     return num_pieces;
 }
 
-/* To be called for each piece that was taken, when what it writes is written. */
+/* Must be called for each taken piece, after its last write. */
 INLINE void finish_piece(Team *team, int64_t num_pieces) {
     if (atomic_fetch_add_explicit(&team->shared->finished, 1, memory_order_acq_rel) != num_pieces - 1) return;
     atomic_store_explicit(&team->shared->finished, 0, memory_order_relaxed);
     atomic_store_explicit(&team->shared->taken, (team->stage + 1) << 32, memory_order_release);
 }
 
-/* Waits until this stage is over: spins, then yields the core to whoever needs it. */
+/* Waits until this stage ends: spins, then yields the core. */
 void end_stage(Team *team);
 
-/* Memory of this thread, at a multiple of 64, until it asks again; what lies there is anything. */
+/* Returns uninitialized memory of this thread, 64-byte aligned, valid until the thread's next call. */
 void *thread_scratch(int64_t num_bytes);
 
-/* Of `total` equal things, neighbours, those of one of `num_pieces` that are equal to within one. */
+/* Returns the range of one of `num_pieces` pieces of `total` items, with sizes that differ by at most one. */
 INLINE Range share(int64_t total, int64_t piece, int64_t num_pieces) {
     Range range = {total * piece / num_pieces, total * (piece + 1) / num_pieces};
     return range;
 }
 
-/* A stage in pieces of equal size, as many as threads:
+/* A stage in pieces of equal size, one per thread:
  *     for (Range range; take_share(team, total, &range); finish_share(team, total)) … */
 INLINE int64_t num_shares(int64_t total, const Team *team) { return min64(total, team->size); }
 INLINE bool take_share(Team *team, int64_t total, Range *range) {
@@ -104,8 +104,8 @@ INLINE bool take_share(Team *team, int64_t total, Range *range) {
 }
 INLINE void finish_share(Team *team, int64_t total) { finish_piece(team, num_shares(total, team)); }
 
-/* The same in falling pieces: half of the things in one for each thread, then half of what is left, at last one by one.
- * Few things are shared equally. */
+/* A stage in pieces of falling size: a piece per thread for half of the items, then for half of the rest, at last one
+ * by one. Few items are split equally. */
 INLINE bool is_falling(int64_t total, const Team *team) { return team->size > 1 && total >= 4 * team->size; }
 INLINE int64_t num_falling(int64_t total, const Team *team) {
     if (!is_falling(total, team)) return num_shares(total, team);
@@ -132,7 +132,7 @@ typedef struct {
     int64_t panel_rows; /* 0: not a panel */
 } Rows;
 
-/* Where element (row, column) lies; those up to the end of its line follow it. */
+/* Returns the address of element (row, column); the rest of its line follows. */
 INLINE element *rows_at(const Rows *rows, int64_t row, int64_t column) {
     if (rows->panel_rows == 0) return rows->data + row * rows->stride + column;
     int64_t first = row / GROUP_ROWS * GROUP_ROWS;
@@ -148,23 +148,23 @@ typedef struct {
     int64_t num_inputs, num_outputs;
     int64_t num_lines; /* of one output's inputs */
     int64_t num_pairs; /* of tiles */
-    int32_t is_gated; /* the tiles of a pair hold gates and their ups: outputs are silu(gate) * up, 16 a pair */
+    int32_t is_gated; /* a pair holds a tile of gates and one of ups: 16 outputs silu(gate) * up */
 } Linear;
 
-/* Copy x [num_rows][num_columns], or its rows `row_ids`, into a panel, whose padding becomes 0. */
+/* Copies x [num_rows][num_columns], or its rows `row_ids` unless NULL, into a panel; its padding becomes 0. */
 void fill_panel(const Rows *panel, const element *x, int64_t stride, const int64_t *row_ids, int64_t num_rows,
                 int64_t num_columns, Team *team);
 
-/* Rows of the weight as they were before packing, 0 for ids outside [first_id, first_id + num_outputs). */
+/* Looks up rows of the unpacked weight; 0 for ids outside [first_id, first_id + num_outputs). */
 void embed_packed(const Linear *w, const int32_t *token_ids, int64_t num_tokens, int64_t first_id, const Rows *out,
                   Team *team);
 
 /* ── linear.c ────────────────────────────────────────────────────────────────────────────────────────────────────── */
 
 typedef enum {
-    STORE, /* elements to `target` */
-    STORE_FLOAT, /* float32 to `target` */
-    ADD, /* elements are added to what `target` holds */
+    STORE, /* store elements */
+    STORE_FLOAT, /* store float32 */
+    ADD, /* add to the elements of `target` */
 } OutputKind;
 
 typedef struct {
@@ -177,7 +177,7 @@ void linear(const Linear *w, const Rows *x, int64_t num_rows, const Output *out,
 
 /* ── norm.c ──────────────────────────────────────────────────────────────────────────────────────────────────────── */
 
-/* out = x / rms(x) * weight for rows [0, num_rows); with `delta`, x += delta first. A panel's padding becomes 0. */
+/* out = x / rms(x) * weight for rows [0, num_rows); with `delta` x += delta first. A panel's padding becomes 0. */
 void rms_norm(element *x, int64_t stride, const element *delta, int64_t delta_stride, const element *weight,
               float eps, int64_t num_rows, int64_t num_columns, const Rows *out, Team *team);
 
@@ -186,7 +186,7 @@ void rms_norm(element *x, int64_t stride, const element *delta, int64_t delta_st
 /* The KV cache [num_blocks][num_layers][2][num_kv_heads][block_size][head_dim] at one layer. */
 typedef struct {
     element *data; /* of block 0 in this layer */
-    int64_t block_stride; /* elements from a block to the next */
+    int64_t block_stride; /* elements between blocks */
     int64_t num_kv_heads, block_size, head_dim;
 } Cache;
 
@@ -210,7 +210,7 @@ typedef struct {
     const int64_t *slots; /* [num_tokens], < 0: do not write */
 } HeadWork;
 
-/* Normalize query and key heads, rotate them, write keys and values to the cache; queries stay in `heads`. */
+/* Normalizes and rotates query and key heads; writes keys and values to the cache, queries back to `heads`. */
 void qk_norm_rope_cache(const Heads *heads, const HeadWork *work, const Cache *cache, Team *team);
 
 /* ── attention.c ─────────────────────────────────────────────────────────────────────────────────────────────────── */
@@ -226,14 +226,14 @@ typedef struct {
 
 typedef struct AttentionPlan AttentionPlan;
 
-/* The work of one step for layers of one shape and window (0: none), cut into tasks. NULL without memory.
- * is_batch_invariant: a token's result has the same bits whatever else is in the step. */
+/* Plans attention of one step for layers of one shape and window (0: none). Returns NULL without memory.
+ * is_batch_invariant: a token's bits do not depend on the rest of the step. */
 EXPORT AttentionPlan *make_attention_plan(const StepRows *rows, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
                                    int64_t window, int32_t is_batch_invariant);
 EXPORT void free_attention_plan(AttentionPlan *plan);
 
-/* Causal attention: query heads at `query` ([token * stride + head * head_dim]) to `out` [num_tokens][heads * dim].
- * A stage of its own, or two; the step's keys and values were written in one before. */
+/* Causal attention of the heads at query[token * stride + head * head_dim] to out [num_tokens][num_heads * head_dim].
+ * Takes one or two stages; an earlier stage has written the step's keys and values. */
 void attend(AttentionPlan *plan, const element *query, int64_t query_stride, const Cache *cache, float scale,
             const Rows *out, Team *team);
 
@@ -246,14 +246,14 @@ typedef struct {
     uint8_t num_rows[16];
 } TileConfig;
 
-/* Give tile `index` a shape of rows x bytes. */
+/* Gives tile `index` a shape of rows x bytes. */
 INLINE void shape_tile(TileConfig *config, int index, int64_t rows, int64_t bytes) {
     config->num_rows[index] = (uint8_t)rows;
     config->row_bytes[index] = (uint16_t)bytes;
 }
 #endif
 
-/* To be called by each thread before it leaves a parallel region. */
+/* Each thread calls this before it leaves a parallel region. */
 INLINE void release_tiles(void) {
 #ifdef HAS_TILES
     _tile_release();

@@ -1,8 +1,8 @@
-"""KernelLibrary: the compiled kernels as Python functions, and the C structs that they take.
+"""KernelLibrary: ctypes bindings of the compiled kernels, and of the C structs that they take.
 
-Both are read from the sources beside this file, which alone say what lies where. A pointer is an address; who passes
-one keeps alive what lies there. Every call releases the GIL. The threads are those of the OpenMP library that torch has
-loaded: it is opened once more, for all to see, before the kernels are.
+Both are parsed from the sources beside this file, so that no layout is declared twice. Pointers are plain addresses;
+callers keep the memory alive. Every call releases the GIL. The kernels run on the threads of torch's OpenMP library,
+which is opened with global symbols before them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SOURCES = {
 
 
 def _struct(source: str, name: str) -> type[Structure]:
-    """The struct `name` of a source; what it holds by value was read before."""
+    """Parse the struct `name` of a source; structs that it contains by value were parsed before."""
     found = re.search(rf"typedef struct {{([^}}]*)}} {name};", _SOURCES[source])
     assert found is not None, f"{source} has no struct {name}"
     fields = []
@@ -59,7 +59,7 @@ Draw = _struct("sample.c", "Draw")
 
 
 def step_rows(metadata: AttentionMetadata) -> Structure:
-    """The rows of a step; the metadata must outlive the answer."""
+    """Build the C struct of a step's rows; the caller keeps the metadata alive."""
     return StepRows(
         metadata.block_tables.data_ptr(),
         metadata.block_tables.stride(0),
@@ -70,14 +70,14 @@ def step_rows(metadata: AttentionMetadata) -> Structure:
 
 
 def _type_of(declaration: str) -> type | None:
-    """Of a parameter or a function; None: void."""
+    """Return the ctypes type of a parameter or function; None for void."""
     if "*" in declaration:
         return ctypes.c_void_p
     return _SCALARS.get(declaration.split()[0])
 
 
 class KernelLibrary(ctypes.CDLL):
-    """The functions of one compiled library, with their types. torch must have been imported."""
+    """A loaded library with typed functions; needs torch to be imported."""
 
     def __init__(self, path: Path) -> None:
         ctypes.CDLL(str(loaded_openmp()), mode=ctypes.RTLD_GLOBAL)
@@ -90,7 +90,7 @@ class KernelLibrary(ctypes.CDLL):
 
 
 def load_library(path: Path) -> KernelLibrary:
-    """Raises OSError if the linker refuses it, Unavailable if it is not what the sources say."""
+    """Load a library. Raises OSError if the linker refuses it, Unavailable if it lacks a function of the sources."""
     try:
         return KernelLibrary(path)
     except AttributeError as error:
@@ -98,11 +98,11 @@ def load_library(path: Path) -> KernelLibrary:
 
 
 def loaded_openmp() -> Path:
-    """The GNU OpenMP library that torch computes with, whoever else brought a copy. Raises Unavailable."""
+    """Find torch's GNU OpenMP library among the loaded copies. Raises Unavailable."""
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
         paths = {Path(line.split(maxsplit=5)[5].strip()) for line in file if "libgomp" in line}
     of_torch = {path for path in paths if any(part in ("torch", "torch.libs") for part in path.parts)}
     chosen = of_torch or paths
     if len(chosen) != 1:
-        raise Unavailable(f"torch's OpenMP library was sought, {len(chosen)} copies of libgomp are loaded")
+        raise Unavailable(f"cannot tell torch's OpenMP library: {len(chosen)} copies of libgomp are loaded")
     return chosen.pop()

@@ -1,9 +1,8 @@
-"""Where compiled libraries lie: those that came with the package, and those that were compiled into a cache folder.
+"""Storage of compiled libraries: the prebuilt ones of the package, and those compiled into a cache folder.
 
-A wheel holds a library for each level and element type in `prebuilt/`, and beside them the digest of the sources and
-flags that each was made from: a library fits as long as the sources are the same. In a cache folder a library lies
-under a digest that counts the compiler too, so that a change of any makes a new one; a finished one appears by a
-rename. Knows neither this processor nor what is in a library.
+A wheel has a library per level and element type in `prebuilt/`, with the digests of their sources and flags; a library
+is used only if the digest still matches. In a cache folder the digest, which also covers the compiler, is the name of a
+library's folder; a finished library appears there by a rename. Knows nothing of processors and of functions.
 """
 
 from __future__ import annotations
@@ -30,14 +29,16 @@ from .compiler import (
 PREBUILT_FOLDER = SOURCE_FOLDER / "prebuilt"
 DIGESTS_NAME = "digests.json"
 LIBRARY_NAME = "kernels.so"
-MOST_LIBRARIES = 16  # kept in a cache folder; older ones go
+MAX_LIBRARIES = 16  # in a cache folder; older ones are deleted
 
 ELEMENTS = {True: "bfloat16", False: "float32"}  # by is_bf16
 
 
 def build_prebuilt(folder: Path) -> list[str]:
-    """Compile every library of a wheel into `folder`; returns what was left out, and why: nothing is raised for a
-    level that this compiler does not know, and without a compiler the folder stays away."""
+    """Compile every library of a wheel into `folder`; return a line for each that the compiler could not build.
+
+    Without a compiler the folder is not created.
+    """
     compiler = find_compiler()
     if compiler is None:
         return ["there is no C compiler (cc, gcc)"]
@@ -56,11 +57,12 @@ def build_prebuilt(folder: Path) -> list[str]:
 
 
 def prebuilt_name(level: str, is_bf16: bool) -> str:
+    """Return the file name of a prebuilt library."""
     return f"{level.lower()}-{ELEMENTS[is_bf16]}.so"
 
 
 def prebuilt_library(level: str, is_bf16: bool, folder: Path) -> Path | None:
-    """Path of the library in `folder` that came with the package; None if none did, or the sources have changed."""
+    """Return the path of the prebuilt library in `folder`; None if there is none or its sources have changed."""
     path = folder / prebuilt_name(level, is_bf16)
     try:
         digests = json.loads((folder / DIGESTS_NAME).read_text(encoding="utf-8"))
@@ -71,9 +73,9 @@ def prebuilt_library(level: str, is_bf16: bool, folder: Path) -> Path | None:
 
 
 def cached_library(level: str, is_bf16: bool, root: Path) -> Path:
-    """Path of the library in a cache folder, compiled if it is not there.
+    """Return the path of the library in a cache folder; compile it if it is missing.
 
-    Raises Unavailable without a compiler that can, OSError if the folder cannot be used.
+    Raises Unavailable without a suitable compiler, OSError if the folder cannot be used.
     """
     compiler = find_compiler()
     if compiler is None:
@@ -88,14 +90,14 @@ def cached_library(level: str, is_bf16: bool, root: Path) -> Path:
             try:
                 made.rename(folder)
             except OSError:
-                if not (folder / LIBRARY_NAME).exists():  # else another process was faster
+                if not (folder / LIBRARY_NAME).exists():  # if it exists, another process compiled it first
                     raise
         _drop_old(root)
     return folder / LIBRARY_NAME
 
 
 def user_cache_folder() -> Path | None:
-    """$XDG_CACHE_HOME/tokenloom, or ~/.cache/tokenloom; None for a user without a home."""
+    """Return $XDG_CACHE_HOME/tokenloom or ~/.cache/tokenloom; None for a user without a home."""
     chosen = os.environ.get("XDG_CACHE_HOME", "")
     try:
         return (Path(chosen) if os.path.isabs(chosen) else Path.home() / ".cache") / "tokenloom"
@@ -104,10 +106,10 @@ def user_cache_folder() -> Path | None:
 
 
 def _drop_old(root: Path) -> None:
-    """Libraries beyond the newest few, and what killed compilations left."""
+    """Delete all but the newest libraries, and folders left by killed compilations."""
     for scratch in root.glob(".build-*"):
         if time.time() - scratch.stat().st_mtime > 10 * COMPILE_TIMEOUT_S:
             shutil.rmtree(scratch, ignore_errors=True)
     libraries = sorted(root.glob(f"*/{LIBRARY_NAME}"), key=lambda path: path.stat().st_mtime)
-    for library in libraries[:-MOST_LIBRARIES]:
+    for library in libraries[:-MAX_LIBRARIES]:
         shutil.rmtree(library.parent, ignore_errors=True)

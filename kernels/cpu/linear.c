@@ -1,17 +1,15 @@
-/* Linear layers: one routine for one row and for thousands.
+/* Linear layers, for any number of rows.
  *
- * A piece of the work is some pairs of tiles; a part of the rows small enough for the second-level cache is multiplied
- * with one pair after the other, 32 rows at a time.
- *
- * Sums run over the inputs in one fixed order, whatever the number of rows and threads: a row's result does not
- * depend on the rows beside it.
+ * A piece of work is some pairs of tiles. A part of the rows that fits in the L2 cache is multiplied by one pair after
+ * another, 32 rows at a time. Each output is summed over the inputs in one fixed order, so that a row's bits do not
+ * depend on the other rows or on the number of threads.
  */
 #include "avx2.h"
 
 #define BLOCK_ROWS 32 /* rows of one call of the inner routine: two groups of a panel */
-#define CACHED_BYTES (1 << 20) /* of operands that are kept in the second-level cache */
+#define CACHED_BYTES (1 << 20) /* of operands kept in the L2 cache */
 
-/* What is fetched into the second-level cache meanwhile: `step` lines with each line of the rows. */
+/* The weights to prefetch into the L2 cache: `step` lines per line of the rows. */
 typedef struct {
     const char *next;
     int64_t step;
@@ -21,23 +19,23 @@ INLINE void fetch_ahead(Ahead *ahead) {
     for (int64_t i = 0; i < ahead->step; i++, ahead->next += 64) _mm_prefetch(ahead->next, _MM_HINT_T1);
 }
 
-/* ── sums of a block of rows and a pair of tiles, and what becomes of them ───────────────────────────────────────── */
+/* ── sums of a block of rows and a pair of tiles, and their output ───────────────────────────────────────────────── */
 
 typedef struct {
     _Alignas(64) float sums[BLOCK_ROWS][PAIR_OUTPUTS];
     Floats bias[2];
-    Mask masks[2]; /* of the outputs that exist */
+    Mask masks[2]; /* of existing outputs */
     int64_t num_rows, num_finished;
     OutputKind kind;
     bool is_gated;
-    char *groups[2]; /* where the first output of each group's first row goes */
-    int64_t row_bytes; /* from one row to the next */
+    char *groups[2]; /* address of the first output of each group's first row */
+    int64_t row_bytes; /* between rows */
 } Block;
 
 static void describe(Block *block, const Linear *w, const Output *out, int64_t pair, int64_t row, int64_t num_rows) {
     const Rows *target = &out->target;
     int64_t column = pair * (w->is_gated ? 16 : 32), end = w->num_outputs;
-    if (w->is_gated && target->panel_rows) end = target->stride; /* its padding becomes 0, as the weight's is */
+    if (w->is_gated && target->panel_rows) end = target->stride; /* write the padding too: zeros, as the weight's */
     block->kind = out->kind;
     block->is_gated = w->is_gated;
     block->num_rows = num_rows, block->num_finished = 0;
@@ -74,7 +72,7 @@ INLINE void put_pair(const Block *block, char *target, Floats first, Floats seco
     store16(at + 16, mask1, second);
 }
 
-/* Bring the next `count` rows, or what is left of them, to their place. */
+/* Writes the next `count` rows of the block, or all that are left, to the output. */
 INLINE void finish_rows(Block *block, int64_t count) {
     for (int64_t end = min64(block->num_rows, block->num_finished + count); block->num_finished < end;) {
         int64_t row = block->num_finished++;
@@ -91,7 +89,7 @@ INLINE void finish_rows(Block *block, int64_t count) {
 #if defined(ELEMENT_BF16) && !defined(__AVX512F__)
 typedef float operand;
 
-/* Rows [first, end) of the panel, `first` beginning a group, widened to float32; until the thread's next call. */
+/* Widens rows [first, end) of the panel to float32; `first` begins a group. Valid until the thread's next call. */
 static const operand *take_operands(const Rows *x, int64_t first, int64_t end) {
     const element *from = x->data + first * x->stride;
     int64_t count = (end - first) * x->stride;
@@ -125,8 +123,8 @@ static void configure_tiles(int64_t upper, int64_t lower) {
     _tile_loadconfig(&config);
 }
 
-/* x: the first group's lines; the second group's follow them. The block `before` is finished meanwhile, row by row:
- * tiles and vectors have units of their own. */
+/* x: the first group's lines, then the second group's. Rows of the block `before` are written at the same time, as
+ * tiles and vectors use different execution units. */
 static void multiply(Block *block, const operand *x, const element *weight, int64_t num_lines, int64_t num_rows,
                      Ahead *ahead, Block *before) {
     int64_t rows_per_line = divide_up(before->num_rows, num_lines);
@@ -169,7 +167,7 @@ static void multiply(Block *block, const operand *x, const element *weight, int6
 
 #elif defined(__AVX512F__)
 
-/* `count` rows, a constant at every call, of a group that is `height` rows high. */
+/* Multiplies `count` rows of a group of `height` rows; every call passes a constant `count`. */
 INLINE void multiply_rows(float (*sums)[PAIR_OUTPUTS], const element *x, int64_t height, const element *weight,
                           int64_t num_lines, const int count) {
     __m512 first[8], second[8];
@@ -213,10 +211,10 @@ static void multiply(Block *block, const operand *x, const element *weight, int6
 
 #else
 
-#define CACHED_LINES 8 /* of a pair of tiles, 16 KiB: in the first-level cache while all rows of a block pass */
-#define AHEAD_BYTES 2048 /* from what the first rows of a block multiply to what is fetched for them */
+#define CACHED_LINES 8 /* of a pair of tiles, 16 KiB: stay in the L1 cache for all rows of a block */
+#define AHEAD_BYTES 2048 /* prefetch distance of the first rows of a block */
 
-/* Rows [0, count) of a group that is `height` high, in the order of memory: for rows that take the weight from there. */
+/* Multiplies rows [0, count) of a group of `height` rows in memory order, for the rows that first load the weight. */
 INLINE void multiply_far(float (*sums)[PAIR_OUTPUTS], const float *x, int64_t height, const element *weight,
                          int64_t num_lines, int64_t count) {
     for (int64_t tile = 0; tile < 2 * num_lines; tile++)

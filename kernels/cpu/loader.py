@@ -1,7 +1,7 @@
-"""The loader: the best library of the C kernels that this machine can run, prebuilt or compiled now.
+"""Loading of the best C kernels that this machine can run, prebuilt or compiled now.
 
-Tries each level from the best on: first the library that came with the package, then one compiled into the user's cache
-folder, a spare folder or a temporary one, whichever can be written and run from. Owns nothing but what it has loaded.
+For each level, best first: try the prebuilt library, then one compiled into the user's cache folder, a spare folder or
+a temporary folder, the first that is writable and allows execution.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ logger = logging.getLogger("tokenloom.kernels")
 
 @dataclass(frozen=True, eq=False)
 class LoadedKernels:
-    """A library that is loaded, and where it came from."""
+    """A loaded library and its origin."""
 
     library: KernelLibrary
     level: str
@@ -35,7 +35,7 @@ class LoadedKernels:
 
 @functools.cache
 def load_kernels(is_bf16: bool, spare_folder: Path | None = None) -> LoadedKernels:
-    """The library of the best level, once for a process. Raises Unavailable with the reason at the best level."""
+    """Load the library of the best level, once per process. Raises Unavailable with the best level's reason."""
     first_error: Unavailable | None = None
     for level in instruction_levels():
         try:
@@ -48,19 +48,19 @@ def load_kernels(is_bf16: bool, spare_folder: Path | None = None) -> LoadedKerne
 def load_level(
     level: str, is_bf16: bool, spare_folder: Path | None = None, prebuilt_folder: Path = PREBUILT_FOLDER
 ) -> LoadedKernels:
-    """The library of one of `instruction_levels()`. Raises Unavailable."""
+    """Load the library of one of `instruction_levels()`. Raises Unavailable."""
     prebuilt = prebuilt_library(level, is_bf16, prebuilt_folder)
     if prebuilt is not None:
         try:
             return LoadedKernels(load_library(prebuilt), level, is_prebuilt=True)
-        except OSError as error:  # made for another C library
+        except OSError as error:  # built for another C library
             logger.info("the prebuilt kernels do not load: %s", error)
     folders = (folder for folder in (user_cache_folder(), spare_folder) if folder is not None)
     return LoadedKernels(_load_compiled(level, is_bf16, folders), level, is_prebuilt=False)
 
 
 def _load_compiled(level: str, is_bf16: bool, folders: Iterable[Path]) -> KernelLibrary:
-    """From the first folder that can be written and run from; a temporary one is the last."""
+    """Load from the first folder that is writable and allows execution, finally from a temporary one."""
     errors: list[OSError] = []
     for folder in folders:
         try:
@@ -70,10 +70,10 @@ def _load_compiled(level: str, is_bf16: bool, folders: Iterable[Path]) -> Kernel
             errors.append(error)
     try:
         with tempfile.TemporaryDirectory(prefix="tokenloom-kernels-") as temporary:
-            return load_library(cached_library(level, is_bf16, Path(temporary)))  # it stays loaded without its file
+            return load_library(cached_library(level, is_bf16, Path(temporary)))  # stays loaded after the file is gone
     except OSError as error:
         errors.append(error)
     raise Unavailable(
-        f"no folder can hold them compiled ({'; '.join(map(str, errors))}): set XDG_CACHE_HOME to one that can be "
-        "written and run from"
+        f"no folder for compiled kernels ({'; '.join(map(str, errors))}): set XDG_CACHE_HOME to one that is writable "
+        "and allows execution"
     )

@@ -1,10 +1,10 @@
-/* Philox4x32-10 (Salmon et al., SC'11) on vectors; what the words mean stands in kernels/noise.py. */
+/* Philox4x32-10 (Salmon et al., SC'11) on vectors; kernels/noise.py is the specification. */
 #ifndef TOKENLOOM_NOISE_H
 #define TOKENLOOM_NOISE_H
 
 #include "kernels.h"
 
-/* High and low halves of the 16 products of 32-bit words. */
+/* Computes the high and low halves of the products of 16 words with `factor`. */
 INLINE void multiply_wide(Ints a, uint32_t factor, Ints *high, Ints *low) {
     Ints b = fill_words((int)factor);
     Ints even = multiply_even_words(a, b), odd = multiply_even_words(shift_pairs_right(a, 32), b);
@@ -12,7 +12,7 @@ INLINE void multiply_wide(Ints a, uint32_t factor, Ints *high, Ints *low) {
     *low = odd_words_of(shift_pairs_left(odd, 32), even);
 }
 
-/* The bits of tokens [first, first + 64), 16 in each vector; first is a multiple of 4. */
+/* Computes the bits of tokens [first, first + 64), 16 per vector; first is a multiple of 4. */
 INLINE void token_bits(Ints bits[4], int64_t first, uint32_t position, uint32_t purpose, uint32_t seed_low,
                        uint32_t seed_high) {
     Ints c0 = add_words(fill_words((int)(first / 4)), lane_numbers());
@@ -35,7 +35,7 @@ INLINE void token_bits(Ints bits[4], int64_t first, uint32_t position, uint32_t 
     Ints q2 = interleave_low_pairs(b, d), q3 = interleave_high_pairs(b, d);
     Ints even_low = low_quarters(q0, q1), even_high = high_quarters(q0, q1);
     Ints odd_low = low_quarters(q2, q3), odd_high = high_quarters(q2, q3);
-    /* even_low: q0 of j = 0, 1, then q1 of j = 0, 1; wanted: q0, q1, q2, q3 of each j */
+    /* even_low has q0 of j = 0, 1, then q1 of j = 0, 1; the result has q0, q1, q2, q3 of each j */
     bits[0] = even_quarters(even_low, odd_low);
     bits[1] = odd_quarters(even_low, odd_low);
     bits[2] = even_quarters(even_high, odd_high);

@@ -1,9 +1,9 @@
-/* RMS norms, alone or after the residual addition that comes before one in a decoder. */
+/* RMS norms, alone or fused with the residual addition before them. */
 #include "kernels.h"
 
 #include <math.h>
 
-/* x += delta where there is one; returns the sum of squares of what is now in x. */
+/* x += delta unless delta is NULL; returns the sum of squares of x. */
 static float add_and_square(element *x, const element *delta, int64_t num_columns) {
     Floats even = zero16(), odd = even;
     for (int64_t i = 0; i < num_columns; i += 32) {
@@ -14,7 +14,7 @@ static float add_and_square(element *x, const element *delta, int64_t num_column
             v.a = add16(v.a, d.a);
             v.b = add16(v.b, d.b);
             store32(x + i, left, v);
-            v = load32(x + i, left); /* as rounded */
+            v = load32(x + i, left); /* the rounded values */
         }
         even = multiply_add16(v.a, v.a, even);
         odd = multiply_add16(v.b, v.b, odd);

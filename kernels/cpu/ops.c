@@ -1,4 +1,4 @@
-/* The single operations of reference.py, each a parallel region of its own; names begin with op_. */
+/* Single operations of reference.py, each in a parallel region of its own; their names begin with op_. */
 #include "kernels.h"
 
 EXPORT int64_t op_line(void) { return LINE; }

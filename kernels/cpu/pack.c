@@ -1,11 +1,11 @@
-/* Weights into tiles and back, activations into panels: the layouts of kernels.h.
+/* Packs weights into tiles and activations into panels, the layouts of kernels.h.
  *
- * A weight [num_outputs][num_inputs] is packed as [num_pairs][num_lines][2 tiles]: the work on 32 outputs reads one
- * sequential stream, as fast as memory gives it.
+ * A weight [num_outputs][num_inputs] is packed as [num_pairs][num_lines][2 tiles], so that computing 32 outputs reads
+ * one sequential stream.
  */
 #include "kernels.h"
 
-/* weight: [num_outputs][num_inputs] rows; a tile takes 16 rows from `first` on, those from `end` on are 0. */
+/* Packs 16 rows of weight [num_outputs][num_inputs] from `first` on into a tile; rows from `end` on are 0. */
 static void pack_tile(element *tile, const element *weight, int64_t num_inputs, int64_t first, int64_t end,
                       int64_t line) {
     _Alignas(64) uint32_t words[16][16];
@@ -22,11 +22,11 @@ static void pack_tile(element *tile, const element *weight, int64_t num_inputs, 
 }
 
 EXPORT int64_t linear_num_pairs(int64_t num_outputs, int32_t is_gated) {
-    /* The gated outputs become the lines of the next linear: whole ones. */
+    /* Gated outputs are the next linear's inputs: round up to whole lines. */
     return is_gated ? round_up(num_outputs, LINE) / 16 : divide_up(num_outputs, PAIR_OUTPUTS);
 }
 
-/* Fill w->weight, and w->bias if `bias` is given. A gated weight has 2 * num_outputs rows: all gates, then all ups. */
+/* Fills w->weight, and w->bias unless bias is NULL. A gated weight has 2 * num_outputs rows: all gates, then all ups. */
 EXPORT void pack_linear(const Linear *w, const element *weight, const element *bias, int num_threads) {
 #pragma omp parallel for num_threads(num_threads) schedule(static)
     for (int64_t pair = 0; pair < w->num_pairs; pair++) {
@@ -48,7 +48,7 @@ EXPORT void pack_linear(const Linear *w, const element *weight, const element *b
     }
 }
 
-/* Row `row` of the weight to row `token` of `out`; zeros where there is no such row. */
+/* Copies row `row` of the weight to row `token` of `out`; zeros if there is no such row. */
 static void embed_token(const Linear *w, int64_t row, int64_t token, const Rows *out) {
     bool is_ours = row >= 0 && row < w->num_outputs;
     const uint32_t *words = (const uint32_t *)w->weight;

@@ -1,10 +1,9 @@
-/* The plan of a step's attention: its work cut into tasks.
+/* The attention plan: cuts the work of a step into tasks.
  *
- * A task is one KV head with the query heads that read it over a range of keys. The context of a decode row is cut
- * every CHUNK keys, at the same places whatever else is in the step; where that gives more than one piece, each leaves
- * a partial result. A prefill row is cut into blocks of queries: of up to PREFILL_ROWS query rows where the processor
- * has tiles, else of TASK_ROWS. In a deterministic plan each token is a decode row: what it sees is cut at the same
- * places however its row is chunked.
+ * A task is one KV head, the query heads that read it, and a range of keys. The context of a decode row is cut at
+ * multiples of CHUNK keys, independent of the rest of the step; if there is more than one split, each gives a partial
+ * result. A prefill row is cut into blocks of up to PREFILL_ROWS query rows with AMX, else of TASK_ROWS. In a
+ * batch-invariant plan each token is a decode row, so that chunked prefill does not move the cuts.
  */
 #include "attention.h"
 
@@ -22,7 +21,7 @@ static bool add_task(AttentionPlan *plan, AttentionTask task) {
     return true;
 }
 
-/* Tasks of tokens [first, first + count) of a row for one KV head, `most_heads` query heads at a time. */
+/* Adds the tasks of `count` tokens from `position` on for one KV head, `most_heads` query heads at a time. */
 static bool add_head_tasks(AttentionPlan *plan, AttentionTask task, int64_t position, int64_t count,
                            int64_t most_heads) {
     int64_t group = plan->num_heads / plan->num_kv_heads;
@@ -62,7 +61,7 @@ static bool add_row(AttentionPlan *plan, const StepRows *rows, int64_t row) {
     else if (count > 1 && has_prefill(plan->head_dim) && count * group > TASK_ROWS && group <= PREFILL_ROWS)
         block = PREFILL_ROWS / group, most_heads = group;
     int64_t num_blocks = divide_up(count, block);
-    for (int64_t i = num_blocks - 1; i >= 0; i--) /* the longest first */
+    for (int64_t i = num_blocks - 1; i >= 0; i--) /* longest context first */
         for (int64_t head = 0; head < plan->num_kv_heads; head++) {
             int64_t first = i * block;
             AttentionTask task = {.row = (int32_t)row, .kv_head = (int32_t)head, .token = (int32_t)(start + first)};
@@ -83,7 +82,7 @@ AttentionPlan *make_attention_plan(const StepRows *rows, int64_t num_heads, int6
     plan->window = window;
     plan->is_batch_invariant = is_batch_invariant;
     bool is_whole = true;
-    for (int64_t row = rows->num_rows - 1; row >= 0 && is_whole; row--) { /* prefill rows, the largest tasks, first */
+    for (int64_t row = rows->num_rows - 1; row >= 0 && is_whole; row--) { /* prefill rows have the largest tasks */
         int64_t count = rows->query_starts[row + 1] - rows->query_starts[row];
         if (rows->seq_lens[row] <= 0 || count <= 0) continue;
         is_whole = add_row(plan, rows, row);

@@ -1,8 +1,8 @@
-/* Attention of many query rows at a time with AMX: the blocks of a prefill row.
+/* Prefill attention with AMX: many query rows per task.
  *
- * A task is up to PREFILL_ROWS query rows of one KV head, token by token, each with its heads. Keys and values are
- * taken KEYS at a time from the cache's blocks into tiles (for AMX's second operand); then, in strips of 32 query
- * rows: scores, weights (an online softmax), weighted values. Sums are float32, weights bf16.
+ * A task is up to PREFILL_ROWS query rows of one KV head, ordered by token, then head. KEYS keys and values at a time
+ * are packed into tiles (AMX's second operand). Strips of 32 query rows compute scores, weights (an online softmax) and
+ * weighted values. Sums are float32, weights bf16.
  */
 #include "attention.h"
 
@@ -11,13 +11,13 @@
 
 #ifdef HAS_TILES
 
-#define STRIP 32 /* query rows at once: two groups */
-#define KEYS 512 /* at once */
-#define SCORE_STRIDE (KEYS + 16) /* rows of a tile would else fall into the same few sets of the cache */
+#define STRIP 32 /* query rows: two groups */
+#define KEYS 512 /* staged at a time */
+#define SCORE_STRIDE (KEYS + 16) /* the padding spreads rows of a tile over the sets of the cache */
 #define SUM_STRIDE (MAX_HEAD_DIM + 16)
-#define HIDDEN -1e30f /* the score of a key that a query may not see; finite, so that differences are */
+#define HIDDEN -1e30f /* score of a masked key; finite, so that differences are finite too */
 
-/* Of each thread. */
+/* Buffers of a thread. */
 typedef struct {
     _Alignas(64) element queries[PREFILL_ROWS / 16 * MAX_HEAD_DIM / LINE * TILE]; /* [group][line][16 rows][LINE] */
     _Alignas(64) element keys[KEYS / 16 * MAX_HEAD_DIM / LINE * TILE]; /* [16 keys][line] tiles: [pair][key][2] */
@@ -29,7 +29,7 @@ typedef struct {
     const element *key_rows[KEYS], *value_rows[KEYS];
 } Scratch;
 
-/* One strip and the part of the staged keys that any of its rows sees: whole lines of them. */
+/* A strip, and the range of staged keys, in whole lines, that any of its rows attends to. */
 typedef struct {
     int64_t number;
     int64_t start, stop;
@@ -55,7 +55,7 @@ static void stage_queries(Scratch *s, const AttentionTask *task, const element *
     }
 }
 
-/* Lane j of row i goes to lane i of row j. */
+/* Moves lane j of row i to lane i of row j. */
 INLINE void transpose_16x16(__m512i r[16]) {
     __m512i t[16];
     for (int i = 0; i < 8; i++) {
@@ -81,7 +81,7 @@ INLINE void transpose_16x16(__m512i r[16]) {
     }
 }
 
-/* Keys and values [first, first + count) of the row; up to a multiple of 32 keys there are zeros. */
+/* Packs keys and values [first, first + count) of the row into tiles; pads with zeros to a multiple of 32 keys. */
 static void stage_keys(Scratch *s, const AttentionPlan *plan, const AttentionTask *task, const Cache *cache,
                        int64_t first, int64_t count) {
     static const element zeros[MAX_HEAD_DIM];
@@ -135,7 +135,7 @@ INLINE void score_keys(Scratch *s, const Strip *strip, int64_t at, int64_t num_l
     _tile_stored(3, scores[16] + at + 16, sizeof scores[0]);
 }
 
-/* 2^x for finite x <= 0, within 2^-13: half a bit more than bf16 can hold. */
+/* 2^x for finite x <= 0 with an error of at most 2^-13, small compared with the rounding to bf16. */
 INLINE __m512 weight_of(__m512 x) {
     __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     __m512 f = _mm512_sub_ps(x, whole);
@@ -145,7 +145,7 @@ INLINE __m512 weight_of(__m512 x) {
     return _mm512_scalef_ps(p, whole);
 }
 
-/* Scores of a query row to weights; of the chunk's keys it sees [low, high). */
+/* Turns the scores of a query row into weights; it attends to keys [low, high) of the staged ones. */
 INLINE void weigh_row(Scratch *s, const Strip *strip, int64_t row, int64_t low, int64_t high, float scale,
                       int64_t padded) {
     int64_t index = strip->number * STRIP + row, start = strip->start, stop = strip->stop;
@@ -170,7 +170,7 @@ INLINE void weigh_row(Scratch *s, const Strip *strip, int64_t row, int64_t low, 
         _mm512_store_si512(weights, (__m512i)_mm512_cvtne2ps_pbh(b, a));
     }
     float sum = _mm512_reduce_add_ps(_mm512_add_ps(sum_a, sum_b));
-    if (before != largest) { /* what was summed before weighs less now */
+    if (before != largest) { /* rescale the earlier sums */
         __m512 alpha = exp2_16(_mm512_set1_ps(before - largest));
         s->sum[index] *= _mm512_cvtss_f32(alpha);
         for (int64_t i = 0; i < padded; i += 16)
@@ -180,10 +180,10 @@ INLINE void weigh_row(Scratch *s, const Strip *strip, int64_t row, int64_t low, 
     s->sum[index] += sum;
 }
 
-#define PART 4 /* lines of keys: short enough that vectors find work behind them */
+#define PART 4 /* lines of keys per call of add_values: short, so that vector work can be interleaved */
 
-/* sums of the strip += weights @ values, for 32 elements from d on and PART lines of keys from `first` on: the first
- * part takes the sums into tiles, the last brings them back. */
+/* Adds weights @ values to the strip's sums, for 32 elements from d on and PART lines of keys from `first` on. The
+ * first part loads the sums into tiles, the last stores them. */
 INLINE void add_values(Scratch *s, const Strip *strip, int64_t d, int64_t first, int64_t padded) {
     float(*sums)[SUM_STRIDE] = s->sums + strip->number * STRIP;
     element(*weights)[KEYS / LINE][16][LINE] = s->weights[strip->number % 2];
@@ -212,7 +212,7 @@ INLINE void add_values(Scratch *s, const Strip *strip, int64_t d, int64_t first,
     _tile_stored(3, sums[16] + d + 16, sizeof sums[0]);
 }
 
-/* What the strip sees of the keys [first, first + count). */
+/* Returns the strip with its range of the keys [first, first + count). */
 static Strip strip_at(int64_t number, const AttentionPlan *plan, const AttentionTask *task, int64_t first,
                       int64_t count) {
     int64_t num_rows = (int64_t)task->num_tokens * task->num_heads;
@@ -225,8 +225,8 @@ static Strip strip_at(int64_t number, const AttentionPlan *plan, const Attention
     return strip;
 }
 
-/* Three strips at once: scores of one, weights of the one before, weighted values of the one before that. Tiles work
- * on the first and the last, vectors on the middle one: each piece of the former is followed by some rows of this. */
+/* Pipelines three strips: scores of the newest, weights of the one before, weighted values of the oldest. Scores and
+ * values use tiles, weights use vectors, so each piece of tile work is followed by some rows of vector work. */
 static void advance(Scratch *s, const AttentionPlan *plan, const AttentionTask *task, const Strip strips[3],
                     int64_t first, int64_t count, float scale) {
     int64_t padded = round_up(plan->head_dim, 32), num_lines = divide_up(plan->head_dim, LINE);
@@ -243,7 +243,7 @@ static void advance(Scratch *s, const AttentionPlan *plan, const AttentionTask *
             int32_t d = (int32_t)(piece - num_scores) / (int32_t)num_parts, part = (int32_t)(piece - num_scores) % (int32_t)num_parts;
             add_values(s, added, d * 32, added->start / LINE + part * PART, padded);
         }
-        for (; row < STRIP * (piece + 1) / num_pieces; row++) { /* rows past the last one see what the last one sees */
+        for (; row < STRIP * (piece + 1) / num_pieces; row++) { /* padding rows repeat the last row's range */
             int64_t index = min64(weighed->number * STRIP + row, last_row);
             int64_t position = task->position + (int32_t)index / task->num_heads - first;
             int64_t low = plan->window ? position - plan->window + 1 : 0;

@@ -1,4 +1,4 @@
-"""The processor: which levels of the C kernels it can run. Knows nothing of compilers and libraries."""
+"""Instruction levels of this processor. Knows nothing of compilers and libraries."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes
 import platform
 
 _AVX512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma"}
-_NEEDS = {  # by level, best first: what /proc/cpuinfo must list
+_NEEDS = {  # required flags in /proc/cpuinfo by level, best first
     "AMX": {"amx_tile", "amx_bf16", "avx512_bf16", *_AVX512},
     "AVX512-BF16": {"avx512_bf16", *_AVX512},
     "AVX-512": _AVX512,
@@ -17,7 +17,7 @@ _REQUEST_PERMISSION, _TILE_DATA = 0x1023, 18  # ARCH_REQ_XCOMP_PERM, XFEATURE_XT
 
 
 def instruction_levels() -> list[str]:
-    """The names of the levels that this processor and kernel allow, best first; asks for the use of AMX tiles."""
+    """List the levels that the processor and the kernel support, best first; request permission to use AMX tiles."""
     if platform.machine() != "x86_64":
         return []
     flags = _processor_flags()

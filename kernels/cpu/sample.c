@@ -1,6 +1,6 @@
-/* What a sampler asks of whole rows of logits: the few tokens that can win a draw.
+/* Lists the candidates of a draw, the few tokens of a row of logits that can win.
  *
- * Meanings as in workers/sampling/candidates.py: a token weighs exp((logit - largest) / T); with noise it can win only if its
+ * As in workers/sampling/candidates.py a token weighs exp((logit - largest) / T), and with noise it can win only if its
  * bits are at most weight * noise_scale. Both are tested in float32 by bounds that err towards keeping a token.
  */
 #include "noise.h"
@@ -10,10 +10,10 @@
 typedef struct {
     int64_t row; /* of the logits */
     float largest, temperature;
-    float least_weight; /* tokens that weigh less are out */
-    float counted_weight; /* tokens that weigh less do not count in the total */
-    float share; /* out are also those that weigh less than this share of the total; 0: none, and no total */
-    float noise_scale; /* 0: without noise */
+    float least_weight; /* tokens of less weight are dropped */
+    float counted_weight; /* tokens of less weight do not count in the total */
+    float share; /* tokens of less than this share of the total are dropped too; 0: the total is not computed */
+    float noise_scale; /* 0: no noise */
     uint32_t position, seed_low, seed_high;
 } Draw;
 
@@ -35,7 +35,7 @@ static double total_weight(const float *logits, int64_t vocab_size, const Draw *
     return total;
 }
 
-/* Writes the ids that can win by rising id; returns how many. */
+/* Writes the candidates by rising id; returns their number. */
 static int64_t list_row(const float *logits, int64_t vocab_size, const Draw *draw, int32_t *token_ids, double *total) {
     *total = draw->share > 0 ? total_weight(logits, vocab_size, draw) : 0;
     Floats least = fill16(fmaxf(draw->least_weight, draw->share * (float)*total));

@@ -1,7 +1,7 @@
-"""CpuSampling: what a sampler asks of whole rows of logits, by the C kernels: the tokens that can win.
+"""CpuSampling: lists the candidates of each draw, the tokens of a row of logits that can win, by a C kernel.
 
-The bounds err towards keeping a token, so that whoever filters and scores what is left, in double precision, comes to
-the same answer as over the whole vocabulary.
+Its bounds err towards keeping a token, so that filtering and scoring the candidates in double precision gives the same
+token as over the whole vocabulary.
 """
 
 from __future__ import annotations
@@ -18,34 +18,29 @@ from . import library as c
 from .compiler import Unavailable
 from .loader import load_kernels
 
-I64 = npt.NDArray[np.int64]
-
 DRAW = np.dtype(c.Draw)
 
 
-class Listed(NamedTuple):
-    """The tokens of one draw that can win, by rising id, and the weight of all that count (0 where none was asked)."""
+class CandidateList(NamedTuple):
+    """The candidates of one draw by rising id, and the total weight if the draw has a share (else 0)."""
 
-    token_ids: I64
+    token_ids: npt.NDArray[np.int64]
     total: float
 
 
 class CpuSampling:
-    """logits are [n, vocab_size] float32, the elements of a row side by side.
-
-    Not for two threads at once: it keeps scratch memory.
-    """
+    """The kernel with its scratch memory; not thread-safe."""
 
     def __init__(self, library: c.KernelLibrary) -> None:
         self._library = library
         self._scratch = np.empty(0, np.int32)
 
-    def list_candidates(self, logits: Tensor, draws: npt.NDArray[np.void]) -> list[Listed]:
-        """The tokens of each draw that can win. draws: [m] of DRAW.
+    def list_candidates(self, logits: Tensor, draws: npt.NDArray[np.void]) -> list[CandidateList]:
+        """List the candidates of each draw. logits: [n, vocab_size] float32, dense rows; draws: [m] of DRAW.
 
-        A token weighs exp((logit - largest) / temperature). Listed are those that weigh at least least_weight and at
-        least `share` of the total weight of those that weigh counted_weight or more and, where noise_scale > 0, whose
-        bits are at most weight * noise_scale.
+        A token weighs exp((logit - largest) / temperature). A candidate weighs at least least_weight, and at least
+        `share` times the total weight of the tokens that weigh counted_weight or more. If noise_scale > 0, its bits
+        are at most weight * noise_scale.
         """
         vocab_size = logits.shape[1]
         draws = np.ascontiguousarray(draws, DRAW)
@@ -65,13 +60,13 @@ class CpuSampling:
         )
         starts = range(0, len(draws) * vocab_size, vocab_size)
         return [
-            Listed(self._scratch[start : start + count].astype(np.int64), total)
+            CandidateList(self._scratch[start : start + count].astype(np.int64), total)
             for start, count, total in zip(starts, counts.tolist(), totals.tolist(), strict=True)
         ]
 
 
 def load_cpu_sampling(spare_folder: Path | None = None) -> CpuSampling | None:
-    """None where there are no kernels; `select_ops` says why in the log. `spare_folder`: as in `select_ops`."""
+    """Load the kernel; None without C kernels, for the reason that `select_ops` logs. `spare_folder`: see there."""
     try:
         return CpuSampling(load_kernels(True, spare_folder).library)
     except Unavailable:

@@ -1,15 +1,14 @@
-/* One step of a whole decoder in one parallel region: what workers/models/decoder.py says, layer by layer.
+/* One step of a whole decoder in one parallel region, equal to the layers of workers/models/decoder.py; for one rank.
  *
  *     embedding → [norm → qkv → heads → attention → output → norm → gated MLP → down] × num_layers → norm → head
  *
- * For one rank alone. Activations between the linears are panels; output and down projections add to the residual
- * stream as they finish.
+ * Activations between linears are panels. Output and down projections add directly to the residual stream.
  */
 #include "kernels.h"
 
 typedef struct {
     Linear qkv, output, gate_up, down;
-    const element *input_norm, *post_norm, *query_norm, *key_norm; /* the last two NULL without norms of heads */
+    const element *input_norm, *post_norm, *query_norm, *key_norm; /* the last two may be NULL */
     int64_t window; /* 0: none */
 } Layer;
 
@@ -19,11 +18,11 @@ typedef struct {
     float eps, scale;
     const element *final_norm;
     const float *cos_sin;
-    const Linear *packed_table; /* the embedding, as the packed weight of the tied head */
-    const element *table; /* or as [vocabulary][hidden_size] */
+    const Linear *packed_table; /* the embedding as the packed weight of the tied head, or NULL */
+    const element *table; /* else as [vocabulary][hidden_size] */
     int64_t num_ids;
     const Linear *head;
-    int32_t is_batch_invariant; /* as in make_attention_plan */
+    int32_t is_batch_invariant; /* see make_attention_plan */
 } Decoder;
 
 typedef struct {
@@ -33,25 +32,25 @@ typedef struct {
     StepRows rows;
     element *kv_cache;
     int64_t block_size;
-    element *hidden; /* [num_tokens][hidden_size]: where the hidden states after the final norm go */
-    const int64_t *logits_indices; /* [num_logits]: of these tokens the logits are wanted */
+    element *hidden; /* [num_tokens][hidden_size]: output, after the final norm */
+    const int64_t *logits_indices; /* [num_logits]: indices of the tokens that get logits */
     int64_t num_logits;
     float *logits; /* [num_logits][outputs of the head] */
 } Step;
 
-/* Activations of a step, all in one piece of memory. */
+/* Buffers of a step's activations, all in the scratch memory. */
 typedef struct {
     Rows normed, attended, gated; /* panels */
     element *qkv, *residual;
     int64_t qkv_width;
 } Activations;
 
-/* An odd number of lines: rows a power of two apart would fall into the same few sets of the cache. */
+/* Returns an odd number of lines, as rows a power of two apart would share few sets of the cache. */
 static int64_t qkv_width(const Decoder *d) {
     return (divide_up((d->num_heads + 2 * d->num_kv_heads) * d->head_dim, LINE) | 1) * LINE;
 }
 
-/* Elements of scratch that a step of so many tokens needs. */
+/* Returns the elements of scratch memory for a step of num_tokens. */
 EXPORT int64_t decoder_scratch(const Decoder *d, int64_t num_tokens) {
     const Layer *layer = &d->layers[0];
     int64_t lines = layer->qkv.num_lines + layer->output.num_lines + layer->down.num_lines;
@@ -121,14 +120,14 @@ static void run_layer(const Decoder *d, int64_t index, const Step *step, Attenti
     end_stage(team);
 }
 
-#define MOST_WINDOWS 8 /* different sliding windows in one model */
+#define MAX_WINDOWS 8 /* different sliding windows in one model */
 
-/* The plan of each window that the layers have; false without memory or with too many windows. */
+/* Makes a plan for each different window of the layers; false without memory or with too many windows. */
 static bool make_plans(const Decoder *d, const Step *step, AttentionPlan **plans, int64_t *windows) {
     for (int64_t i = 0; i < d->num_layers; i++) {
         int at = 0;
-        while (at < MOST_WINDOWS && plans[at] != NULL && windows[at] != d->layers[i].window) at++;
-        if (at == MOST_WINDOWS) return false;
+        while (at < MAX_WINDOWS && plans[at] != NULL && windows[at] != d->layers[i].window) at++;
+        if (at == MAX_WINDOWS) return false;
         if (plans[at] != NULL) continue;
         windows[at] = d->layers[i].window;
         plans[at] = make_attention_plan(&step->rows, d->num_heads, d->num_kv_heads, d->head_dim, windows[at],
@@ -138,7 +137,7 @@ static bool make_plans(const Decoder *d, const Step *step, AttentionPlan **plans
     return true;
 }
 
-/* Logits of the chosen tokens. Their hidden states pass through the panel of normed ones, which nobody reads any more. */
+/* Computes the logits of the tokens at logits_indices. Reuses the `normed` panel, which is free by then. */
 static void score(const Decoder *d, const Step *step, const Activations *a, Team *team) {
     if (step->num_logits == 0) return;
     Rows panel = {a->normed.data, a->normed.stride, step->num_logits};
@@ -150,8 +149,8 @@ static void score(const Decoder *d, const Step *step, const Activations *a, Team
 
 /* Returns 0, or -1 without memory. */
 EXPORT int decoder_step(const Decoder *d, const Step *step, element *scratch, int num_threads) {
-    AttentionPlan *plans[MOST_WINDOWS] = {NULL};
-    int64_t windows[MOST_WINDOWS] = {0};
+    AttentionPlan *plans[MAX_WINDOWS] = {NULL};
+    int64_t windows[MAX_WINDOWS] = {0};
     bool is_ready = make_plans(d, step, plans, windows);
     if (is_ready) {
         Activations activations = lay_out(d, scratch, step->num_tokens);
@@ -170,6 +169,6 @@ EXPORT int decoder_step(const Decoder *d, const Step *step, element *scratch, in
         score(d, step, &activations, team);
         END_TEAM
     }
-    for (int i = 0; i < MOST_WINDOWS; i++) free_attention_plan(plans[i]);
+    for (int i = 0; i < MAX_WINDOWS; i++) free_attention_plan(plans[i]);
     return is_ready ? 0 : -1;
 }

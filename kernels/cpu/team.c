@@ -1,10 +1,10 @@
-/* Teams: where threads of one parallel region meet, and what memory each keeps. */
+/* Barriers between the stages of a team, and scratch memory per thread. */
 #include "kernels.h"
 
 #include <sched.h>
 #include <stdlib.h>
 
-#define SPINS 2000 /* pauses of about 40 ns: a thread that is late by more may have lost its core */
+#define SPINS 2000 /* pauses of about 40 ns; a thread that is later than that may have lost its core */
 
 void end_stage(Team *team) {
     for (int spins = 0; atomic_load_explicit(&team->shared->taken, memory_order_acquire) >> 32 == team->stage; spins++) {
@@ -21,7 +21,7 @@ void *thread_scratch(int64_t num_bytes) {
         free(kept);
         kept_bytes = round_up(num_bytes, 4096);
         kept = aligned_alloc(64, (size_t)kept_bytes);
-        if (kept == NULL) abort(); /* a few MiB for each thread: the machine is lost */
+        if (kept == NULL) abort(); /* without a few MiB per thread nothing can run */
     }
     return kept;
 }

@@ -1,12 +1,11 @@
-/* Vectors of 16 lanes, for every instruction set that the kernels are compiled for.
+/* Vectors of 16 lanes for every instruction level.
  *
  * Floats  16 float32
  * Ints    16 words of 32 bits
  * Mask    a bit for each lane, lane 0 the lowest
  *
- * With AVX-512 a vector is one register and an operation is one instruction where there is one; with AVX2 (and FMA) a
- * vector is a pair of registers. What needs all registers of a processor at once, the inner loops of linear.c,
- * attention.c and prefill.c, does not go through this file.
+ * With AVX-512 a vector is one register, with AVX2 a pair of registers. The inner loops of linear.c, attention.c and
+ * prefill.c need all registers and use intrinsics directly.
  */
 #ifndef TOKENLOOM_VECTOR_H
 #define TOKENLOOM_VECTOR_H
@@ -19,10 +18,10 @@
 
 typedef uint16_t Mask;
 
-/* The lanes of a vector when `left` elements are left. */
+/* Returns the mask of the first `left` lanes, at most 16. */
 INLINE Mask lanes(int64_t left) { return left >= 16 ? 0xffff : left <= 0 ? 0 : (Mask)((1u << left) - 1); }
 
-/* ── what differs by one word: DEFINE_n(name, type, operation) takes n vectors ───────────────────────────────────── */
+/* ── operations of the same name at both widths: DEFINE_n(name, type, operation) takes n vectors ─────────────────── */
 
 #ifdef __AVX512F__
 typedef __m512 Floats;
@@ -57,7 +56,7 @@ DEFINE_2(add16, Floats, add_ps)
 DEFINE_2(subtract16, Floats, sub_ps)
 DEFINE_2(multiply16, Floats, mul_ps)
 DEFINE_2(divide16, Floats, div_ps)
-DEFINE_2(larger16, Floats, max_ps) /* where either is NaN: the second */
+DEFINE_2(larger16, Floats, max_ps) /* the second operand if either is NaN */
 DEFINE_2(smaller16, Floats, min_ps)
 DEFINE_3(multiply_add16, Floats, fmadd_ps) /* a * b + c */
 DEFINE_3(multiply_subtract16, Floats, fmsub_ps) /* a * b - c */
@@ -65,7 +64,7 @@ DEFINE_3(multiply_subtract16, Floats, fmsub_ps) /* a * b - c */
 DEFINE_FILL(fill_words, Ints, int32_t, set1_epi32)
 DEFINE_2(add_words, Ints, add_epi32)
 DEFINE_2(multiply_even_words, Ints, mul_epu32) /* unsigned products of 64 bits of words 0, 2, … */
-DEFINE_2(interleave_low_words, Ints, unpacklo_epi32) /* of each quarter, 4 words, by itself; so the next three */
+DEFINE_2(interleave_low_words, Ints, unpacklo_epi32) /* within each quarter of 4 words, like the next three */
 DEFINE_2(interleave_high_words, Ints, unpackhi_epi32)
 DEFINE_2(interleave_low_pairs, Ints, unpacklo_epi64)
 DEFINE_2(interleave_high_pairs, Ints, unpackhi_epi64)
@@ -84,7 +83,7 @@ INLINE Ints xor_words(Ints a, Ints b) { return BITWISE(a, ^, b); }
 #undef DEFINE_FILL
 #undef BITWISE
 
-/* ── what differs by more ────────────────────────────────────────────────────────────────────────────────────────── */
+/* ── operations with different code at each width ────────────────────────────────────────────────────────────────── */
 
 #ifdef __AVX512F__
 
@@ -94,7 +93,7 @@ INLINE Ints lane_numbers(void) { return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7
 INLINE Ints as_words(Floats v) { return _mm512_castps_si512(v); }
 INLINE Floats as_floats(Ints v) { return _mm512_castsi512_ps(v); }
 
-/* 64 bytes at a multiple of 64, or at any address; of `some` only the lanes of the mask, the others being 0. */
+/* `floats`: at a multiple of 64 bytes; `any`: at any address; `some`: only the lanes of the mask, others load 0. */
 INLINE Floats load_floats(const float *p) { return _mm512_load_ps(p); }
 INLINE void store_floats(float *p, Floats v) { _mm512_store_ps(p, v); }
 INLINE Ints load_any(const void *p) { return _mm512_loadu_si512(p); }
@@ -102,7 +101,7 @@ INLINE void store_any(void *p, Ints v) { _mm512_storeu_si512(p, v); }
 INLINE Floats load_some(const float *p, Mask mask) { return _mm512_maskz_loadu_ps(mask, p); }
 INLINE void store_some(float *p, Mask mask, Floats v) { _mm512_mask_storeu_ps(p, mask, v); }
 
-INLINE Floats keep(Mask mask, Floats v) { return _mm512_maskz_mov_ps(mask, v); } /* 0 in other lanes */
+INLINE Floats keep(Mask mask, Floats v) { return _mm512_maskz_mov_ps(mask, v); } /* other lanes become 0 */
 INLINE Floats choose(Mask mask, Floats v, Floats others) { return _mm512_mask_mov_ps(others, mask, v); }
 INLINE Ints odd_words_of(Ints v, Ints even) { return _mm512_mask_mov_epi32(even, 0xaaaa, v); }
 INLINE Mask at_least(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); } /* false with NaN */
@@ -119,7 +118,7 @@ INLINE float sum_of(Floats v) { return _mm512_reduce_add_ps(v); }
 INLINE float largest_of(Floats v) { return _mm512_reduce_max_ps(v); }
 INLINE void compress_store(int32_t *p, Mask mask, Ints v) { _mm512_mask_compressstoreu_epi32(p, mask, v); }
 
-/* Quarters of 4 lanes: 0 and 1 of both, 2 and 3 of both, 0 and 2 of both, 1 and 3 of both. */
+/* Concatenate quarters (4 lanes) of a, then of b: 0 and 1; 2 and 3; 0 and 2; 1 and 3. */
 INLINE Ints low_quarters(Ints a, Ints b) { return _mm512_shuffle_i32x4(a, b, 0x44); }
 INLINE Ints high_quarters(Ints a, Ints b) { return _mm512_shuffle_i32x4(a, b, 0xee); }
 INLINE Ints even_quarters(Ints a, Ints b) { return _mm512_shuffle_i32x4(a, b, 0x88); }
@@ -135,7 +134,7 @@ INLINE Ints lane_numbers(void) {
 INLINE Ints as_words(Floats v) { return (Ints){_mm256_castps_si256(v.low), _mm256_castps_si256(v.high)}; }
 INLINE Floats as_floats(Ints v) { return (Floats){_mm256_castsi256_ps(v.low), _mm256_castsi256_ps(v.high)}; }
 
-/* All bits of the lanes of a mask. */
+/* Sets all bits in the lanes of a mask. */
 INLINE Ints lane_bits(Mask mask) {
     const __m256i bits = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
     __m256i low = _mm256_and_si256(_mm256_set1_epi32(mask), bits);
@@ -181,7 +180,7 @@ INLINE Floats magnitude16(Floats v) { return as_floats(and_words(as_words(v), fi
 INLINE Mask is_finite16(Floats v) { return COMPARE(magnitude16(v), fill16(__builtin_inff()), _CMP_LT_OQ); }
 #undef COMPARE
 INLINE Floats from_signed(Ints v) { return (Floats){_mm256_cvtepi32_ps(v.low), _mm256_cvtepi32_ps(v.high)}; }
-INLINE Floats from_unsigned(Ints v) { /* halves are exact, their sum is rounded once */
+INLINE Floats from_unsigned(Ints v) { /* both halves are exact, and their sum is rounded once */
     Floats low = from_signed(and_words(v, fill_words(0xffff))), high = from_signed(shift_right(v, 16));
     return multiply_add16(high, fill16(65536.0f), low);
 }
@@ -232,7 +231,7 @@ INLINE Ints odd_quarters(Ints a, Ints b) {
 
 /* 2^x; -inf gives 0, NaN stays. Relative error below 2^-22 (a polynomial of degree 6 on [-1/2, 1/2]). */
 INLINE Floats exp2_16(Floats x) {
-    x = smaller16(fill16(200.0f), larger16(fill16(-200.0f), x)); /* finite, or NaN */
+    x = smaller16(fill16(200.0f), larger16(fill16(-200.0f), x)); /* finite or NaN */
     Floats whole = nearest16(x), f = subtract16(x, whole);
     Floats p = fill16(1.535336188319500e-4f);
     p = multiply_add16(p, f, fill16(1.339887440266574e-3f));

@@ -1,4 +1,4 @@
-"""silu(gate) * up of a projection that holds both side by side."""
+"""The gated activation silu(gate) * up of a projection [gate | up]."""
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ _BLOCK = 1024
 
 
 @triton.jit
-def gated(gate, up, dtype: tl.constexpr):
-    """silu(gate) · up as float32: silu is rounded to the model's dtype before the product, as in torch."""
+def silu_mul(gate, up, dtype: tl.constexpr):
+    """Compute silu(gate) · up in float32, with silu rounded to the model's dtype first, as in torch."""
     return (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32) * up
 
 
@@ -25,11 +25,11 @@ def silu_and_mul_kernel(x, output, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     gate = tl.load(x + row * (2 * WIDTH) + columns, mask=exists, other=0.0).to(tl.float32)
     up = tl.load(x + row * (2 * WIDTH) + WIDTH + columns, mask=exists, other=0.0).to(tl.float32)
     dtype: tl.constexpr = output.dtype.element_ty
-    tl.store(output + row * WIDTH + columns, gated(gate, up, dtype).to(dtype), mask=exists)
+    tl.store(output + row * WIDTH + columns, silu_mul(gate, up, dtype).to(dtype), mask=exists)
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
-    """x [T, 2n] contiguous, gates first → [T, n]."""
+    """Compute silu(gate) * up [T, n] of x [T, 2n], contiguous, gates first."""
     num_rows, width = x.shape[0], x.shape[1] // 2
     output = torch.empty((num_rows, width), dtype=x.dtype, device=x.device)
     if num_rows:

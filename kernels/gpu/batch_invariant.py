@@ -1,8 +1,8 @@
-"""BatchInvariantTritonOps: the kernels of a GPU with the same bits for a token whatever it is computed together with.
+"""BatchInvariantTritonOps: Triton kernels with results that do not depend on the rest of the batch.
 
-Matrix products go through one shape of tile, those with experts' matrices as well. Attention treats a decode row as a
-prompt of one token and goes through all tiles of keys in order, each with its mask: what a mask hides adds exactly
-nothing. All other kernels take each row by itself anyway. So batch, chunk, prefix hit and attempt do not matter.
+Matrix products use one tile shape for every batch size, with experts as well. Attention treats a decode row as a
+prompt of one token and processes all tiles of keys in order, each masked; a masked key adds exactly 0. All other
+kernels compute each row by itself.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from .table import PrefillShape, prefill_shape
 
 
 class BatchInvariantTritonOps(TritonOps):
-    """Remembers the tiles of the last step's metadata only. Attention of a shape without a kernel is not its own."""
+    """The batch-invariant operations, for head shapes that `supports` accepts."""
 
     def pack_linear(self, weight: Weight, bias: Tensor | None, is_gated: bool = False) -> PackedLinear:
-        return ReferenceOps.pack_linear(self, weight, bias, is_gated)  # codes as the numbers that they stand for
+        return ReferenceOps.pack_linear(self, weight, bias, is_gated)  # dequantizes
 
     def fused_moe(self, x: Tensor, scores: Tensor, packed: PackedExperts, top_k: int, is_normalized: bool) -> Tensor:
         assert isinstance(packed, TritonExperts)
@@ -59,7 +59,8 @@ class BatchInvariantTritonOps(TritonOps):
         return output
 
     def _all_tiles(self, metadata: AttentionMetadata, group: int, shape: PrefillShape) -> Tensor:
-        """Of decode rows as well, which are made on the device: a copy from the host cannot be recorded."""
+        """Plan the tiles of all rows; those of decode rows on the device, as a graph cannot record a copy from the
+        host."""
         plans = self._plans_of(metadata)
         if plans.prefill_tiles is None:
             device = metadata.seq_lens.device

@@ -1,7 +1,7 @@
-"""Compile what operations launch instead of launching it: their tensors need no memory then.
+"""Ahead-of-time compilation: operations called inside `compiling` compile their kernels instead of launching them.
 
-In threads, where triton has what it takes: its compiler leaves Python's lock for most of its time, and ptxas is a
-process of its own. That part of triton is private; without it kernels are compiled one after the other.
+Their tensors need no memory. Kernels compile in parallel threads: Triton's compiler releases the GIL for most of the
+time, and ptxas is a process of its own. This uses a private module of Triton; without it kernels compile one by one.
 """
 # mypy: allow-untyped-calls
 
@@ -26,7 +26,7 @@ except ImportError:
 
 logger = logging.getLogger("tokenloom.kernels")
 
-Kernels: TypeAlias = dict[tuple[str, int], Any]  # by name and identity
+Kernels: TypeAlias = dict[tuple[str, int], Any]  # compiled kernels by name and id()
 
 _kernels: ContextVar[Kernels | None] = ContextVar("kernels", default=None)  # of this thread
 _num_compiling = 0
@@ -43,16 +43,16 @@ def _launch_or_compile(function: Any, *arguments: Any, grid: Any, warmup: bool, 
 
 @contextmanager
 def compiling(executor: Executor) -> Iterator[Kernels]:
-    """What the calling thread launches inside is compiled by `executor`, and is there when this ends.
+    """Compile in `executor` every kernel that the calling thread launches in this context; wait for all at its end.
 
-    Yields the kernels, in the order of their first launch; what they hold can be read when this has ended.
+    Yields the kernels in the order of their first launch; they are compiled only after the context has ended.
     """
     kernels: Kernels = {}
     token = _kernels.set(kernels)
     _count(1)
     try:
         if AsyncCompileMode is None:
-            logger.warning("this triton has no runtime._async_compile: kernels are compiled one after the other")
+            logger.warning("this Triton has no runtime._async_compile: kernels are compiled one by one")
             yield kernels
         else:
             with AsyncCompileMode(executor):
@@ -64,22 +64,22 @@ def compiling(executor: Executor) -> Iterator[Kernels]:
 
 
 def load(kernels: Kernels, executor: Executor) -> None:
-    """Put compiled kernels on the current device of the executor's threads, and make what launches them.
+    """Load compiled kernels onto the current device of the executor's threads and build their launchers.
 
-    Triton does so at a kernel's first launch; until 3.6 it has a C compiler make a module for each of them then.
+    Triton otherwise does this at a kernel's first launch; up to 3.6 it runs a C compiler for each launcher.
     """
     for _ in executor.map(lambda kernel: kernel.run, kernels.values()):
         pass
 
 
 def unfinished(kernels: Kernels) -> list[str]:
-    """Names of those that an executor still compiles."""
+    """Return the names of the kernels that are still being compiled."""
     futures = [(name, getattr(kernel, "future", None)) for (name, _), kernel in list(kernels.items())]
     return sorted({name for name, future in futures if future is not None and not future.done()})
 
 
 def _count(change: int) -> None:
-    """Launches cost nothing more once nobody compiles."""
+    """Count open `compiling` contexts; while there is none, launches run without this module's check."""
     global _num_compiling
     with _lock:
         _num_compiling += change

@@ -1,4 +1,4 @@
-"""Whether this GPU gets the Triton kernels: the choice, and the obstacle when it does not."""
+"""Loading of the Triton kernels for a GPU, and the reason if it is not possible."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MIN_CAPABILITY = (8, 0)  # bfloat16 products and asynchronous copies
 
 
 def gpu_obstacle(device: torch.device) -> str:
-    """The reason why `device` gets no Triton kernels; empty if it does."""
+    """Explain why the Triton kernels do not support `device`; "" if they do."""
     capability = torch.cuda.get_device_capability(device)
     if capability < MIN_CAPABILITY:
         return f"{device} has compute capability {capability[0]}.{capability[1]}, the kernels need 8.0"
@@ -24,7 +24,7 @@ def gpu_obstacle(device: torch.device) -> str:
 
 
 def load_gpu_ops(device: torch.device, is_batch_invariant: bool = False) -> TritonOps | None:
-    """The Triton kernels for `device`; None where they cannot run."""
+    """Create the Triton operations for `device`; None if they do not support it."""
     if gpu_obstacle(device):
         return None
     capability = torch.cuda.get_device_capability(device)
@@ -39,7 +39,7 @@ def load_gpu_ops(device: torch.device, is_batch_invariant: bool = False) -> Trit
 
 
 def launch_obstacle() -> str | None:
-    """What keeps Triton from launching anything here: it has a C compiler make a module when it begins."""
+    """Explain why Triton cannot launch here, else None: its driver compiles a C module at first use."""
     from triton import knobs
     from triton.runtime import driver
 
@@ -47,6 +47,6 @@ def launch_obstacle() -> str | None:
         return None
     try:
         _ = driver.active.utils
-    except Exception as error:  # whatever the compiler's ways to fail are
+    except Exception as error:  # a missing compiler, header or folder raises various types
         return f"{type(error).__name__}: {error}"
     return None

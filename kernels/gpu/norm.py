@@ -1,7 +1,7 @@
-"""RMS norm, alone or with the addition to the residual stream before it: one program per row, one pass.
+"""RMS norm, alone or fused with the residual addition before it: one program per row, one pass.
 
-What is read and written is written last: of a row with fewer elements than a program has threads each is read by
-several threads, and the sum over all is where they wait for each other.
+The residual is stored after the reduction: several threads load the same element of a narrow row, and the reduction is
+the barrier between those loads and the store.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .launch import next_power_of_2
 
-MAX_WIDTH = 1 << 15  # elements of a row that a program holds in registers
+MAX_WIDTH = 1 << 15  # elements of a row; a program holds all of them in registers
 
 
 @triton.jit
@@ -36,7 +36,7 @@ def rms_norm_kernel(
 
 
 def rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-    """rms_norm(x), or residual += x and rms_norm(residual). x: [T, n], rows may be strided; residual contiguous."""
+    """Compute rms_norm(x), or residual += x and rms_norm(residual). x: [T, n], last stride 1; residual: contiguous."""
     num_rows, width = x.shape
     output = torch.empty((num_rows, width), dtype=x.dtype, device=x.device)
     if num_rows:

@@ -1,8 +1,7 @@
-"""TritonOps: the operations of `contract.py` on CUDA, in Triton; products of several rows with plain matrices are
-torch's (cuBLAS).
+"""TritonOps: the operations of `reference.py` on CUDA, in Triton.
 
-What it does not override is the reference. No operation reads the device back, so that a decode step can be captured
-in a CUDA graph: everything that depends on lengths is found by the kernels.
+Unquantized products of several rows use torch (cuBLAS), as does every operation that is not overridden. No operation
+reads from the device: kernels derive all that depends on lengths, so a CUDA graph can capture a decode step.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ from .table import DecodeShape, PrefillShape, decode_shape, prefill_shape
 
 logger = logging.getLogger("tokenloom.kernels")
 
-MIN_HEAD_DIM = 16  # the least that tl.dot multiplies
+MIN_HEAD_DIM = 16  # the smallest dimension that tl.dot supports
 MAX_HEAD_DIM = 256
 MAX_GROUP = 16
 
 
 @dataclass(frozen=True, eq=False)
 class QuantizedLinear:
-    """One matrix in codes, and a bias [out]."""
+    """A quantized matrix and a bias [out]."""
 
     matrices: Matrices
     bias: Tensor | None
@@ -58,7 +57,7 @@ class QuantizedLinear:
 
 @dataclass
 class _Plans:
-    """What the attention kernels need of one step, for all layers."""
+    """Attention plans of one step, shared by its layers."""
 
     metadata: AttentionMetadata
     items_by_window: dict[int | None, Tensor] = field(default_factory=dict)
@@ -66,14 +65,17 @@ class _Plans:
 
 
 class TritonOps(ReferenceOps):
-    """`architecture`: compute capability, 90 for Hopper. Remembers the plans of the last step's metadata only."""
+    """The operations in Triton; caches the attention plans of the latest metadata object.
+
+    `architecture`: compute capability, 90 for Hopper.
+    """
 
     def __init__(self, architecture: int) -> None:
         super().__init__()
         self._architecture = architecture
         self.kernels = f"Triton kernels, sm_{architecture}"
         self._plans: _Plans | None = None
-        self._has_said_so = False
+        self._has_warned = False
 
     def embedding(self, token_ids: Tensor, table: Tensor | PackedLinear, first_id: int) -> Tensor:
         return embed_tokens(token_ids, None, plain_table(table), first_id)
@@ -140,7 +142,7 @@ class TritonOps(ReferenceOps):
         layer: int,
         metadata: AttentionMetadata,
     ) -> Tensor:
-        return qk_norm_rope_cache(heads, norms, eps, cos_sin, kv_cache, layer, metadata.positions, metadata.slots)
+        return qk_norm_rope_cache(heads, norms, eps, cos_sin, kv_cache, layer, metadata)
 
     def paged_attention(
         self,
@@ -175,13 +177,13 @@ class TritonOps(ReferenceOps):
         return output
 
     def supports(self, head_dim: int, group: int) -> bool:
-        """Whether attention of this shape has a kernel: what else runs reads lengths on the host."""
+        """Whether the attention kernels support this shape; if not, the reference runs, and waits for lengths."""
         if MIN_HEAD_DIM <= head_dim <= MAX_HEAD_DIM and group <= MAX_GROUP:
             return True
-        if not self._has_said_so:
-            self._has_said_so = True
+        if not self._has_warned:
+            self._has_warned = True
             logger.warning(
-                "attention with head_dim %d and %d query heads per KV head runs in plain torch: the kernels take "
+                "attention with head_dim %d and %d query heads per KV head runs in plain torch: the kernels support "
                 "head_dim %d to %d and at most %d",
                 *(head_dim, group, MIN_HEAD_DIM, MAX_HEAD_DIM, MAX_GROUP),
             )

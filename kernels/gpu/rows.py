@@ -1,7 +1,7 @@
-"""What changed of the rows that a device remembers, scattered into its columns in one launch.
+"""Updates of the device's row state, scattered into its columns in one launch.
 
-Three lists of one record, each of its own length: rows whose count of computed tokens is told, rows whose next token
-and way of drawing are told, and cells of the flattened block tables. A program takes some entries of each.
+There are three lists with lengths of their own: new num_computed values, new last tokens with sampling parameters, and
+new entries of the flattened block tables. Each program writes up to BLOCK entries of every list.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
@@ -29,7 +29,7 @@ def write_rows_kernel(
     seeds,  # [num_changed, 2] int32
     cells,  # [num_cells] int64
     block_ids,  # [num_cells] int32
-    num_computed,  # from here on what the device has, by row
+    num_computed,  # the device's columns, from here to block_tables
     last_tokens,
     row_temperatures,
     row_top_ks,
@@ -59,7 +59,7 @@ def write_rows_kernel(
 
 
 def write_rows(changes: Sequence[Tensor], columns: Sequence[Tensor]) -> None:
-    """Scatter `changes`, the kernel's first eleven arguments, into `columns`, its next eight; each row or cell once."""
+    """Scatter `changes` (the kernel's first 11 arguments) into `columns` (its next 8); no row or cell occurs twice."""
     lengths = [len(changes[i]) for i in (0, 2, 9)]
     if longest := max(lengths):
         write_rows_kernel[(triton.cdiv(longest, BLOCK),)](*changes, *columns, *lengths, BLOCK=BLOCK, num_warps=4)

@@ -1,7 +1,7 @@
-"""The begin of a step in one launch: the embedding of each token, and of a decode step where the tokens stand.
+"""The first launch of a step: token embeddings, and in a decode step the attention metadata.
 
-A program per token and part of the hidden size; in a decode step one more per row, which finds the row's position,
-slot, length and blocks in what the device remembers of it, so that no length comes from the host.
+One program copies a part of one token's embedding. A decode step has one more program per row, which derives position,
+slot, length and block table from the row's state on the device, so that the host sends no lengths.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
@@ -14,13 +14,13 @@ from torch import Tensor
 
 from ..contract import AttentionMetadata, BatchColumns
 
-WIDTH_BLOCK = 1024  # elements of an embedding that a program copies
-TABLE_BLOCK = 256  # entries of a block table copied at once
+WIDTH_BLOCK = 1024  # elements of an embedding per program
+TABLE_BLOCK = 256  # entries of a block table per iteration
 
 
 @triton.jit
 def copy_embedding(token, table, output, part, first_id, num_ids, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Part `part` of the token's row of the table; zeros where it has none."""
+    """Copy part `part` of the token's embedding to output; zeros if the table does not contain the token."""
     columns = part * BLOCK + tl.arange(0, BLOCK)
     row = token - first_id
     rows = row + columns * 0
@@ -31,7 +31,7 @@ def copy_embedding(token, table, output, part, first_id, num_ids, WIDTH: tl.cons
 @triton.jit
 def embed_tokens_kernel(
     token_ids,  # [T] int32 or int64
-    last_tokens,  # [rows] int64: that of row r stands for token −1 − r
+    last_tokens,  # [rows] int64: row r's replaces token id −1 − r
     table,
     output,  # [T, WIDTH]
     first_id,
@@ -42,7 +42,7 @@ def embed_tokens_kernel(
 ):
     index = tl.program_id(0).to(tl.int64)
     token = tl.load(token_ids + index).to(tl.int64)
-    if HAS_ROWS:  # noqa: SIM102  (known when compiling)
+    if HAS_ROWS:  # noqa: SIM102  (a constant of the compiler)
         if token < 0:
             token = tl.load(last_tokens + (-1 - token))
     copy_embedding(token, table, output + index * WIDTH, tl.program_id(1), first_id, num_ids, WIDTH, BLOCK)
@@ -52,7 +52,7 @@ def embed_tokens_kernel(
 def begin_decode_kernel(
     row_ids,  # [n] int64, −1 = padding
     last_tokens,  # [rows] int64
-    num_computed,  # [rows] int32; each stepped row's grows by one
+    num_computed,  # [rows] int32; incremented for the rows in row_ids
     row_tables,  # [rows, row_table_stride] int32
     table,
     output,  # [n, WIDTH]
@@ -73,7 +73,7 @@ def begin_decode_kernel(
     part = tl.program_id(1) - 1
     row = tl.load(row_ids + index)
     if part >= 0:
-        token = first_id - 1 + row * 0  # in no table
+        token = first_id - 1 + row * 0  # an id outside the table gives zeros
         if row >= 0:
             token = tl.load(last_tokens + row)
         copy_embedding(token, table, output + index * WIDTH, part, first_id, num_ids, WIDTH, BLOCK)
@@ -83,7 +83,7 @@ def begin_decode_kernel(
         tl.store(seq_lens + index, 0)
     else:
         position = tl.load(num_computed + row)
-        tl.debug_barrier()  # every thread has read it before one writes it
+        tl.debug_barrier()  # all threads read before any of them writes
         tl.store(num_computed + row, position + 1)
         tl.store(positions + index, position.to(tl.int64))
         tl.store(seq_lens + index, position + 1)
@@ -99,7 +99,7 @@ def begin_decode_kernel(
 
 
 def embed_tokens(token_ids: Tensor, last_tokens: Tensor | None, table: Tensor, first_id: int) -> Tensor:
-    """Ops.embedding of a plain, contiguous table; with last_tokens Ops.begin_step."""
+    """Compute Ops.embedding for a plain, contiguous table; with `last_tokens`, Ops.begin_step."""
     num_ids, width = table.shape
     output = torch.empty((token_ids.shape[0], width), dtype=table.dtype, device=table.device)
     if token_ids.shape[0]:
@@ -121,7 +121,7 @@ def embed_tokens(token_ids: Tensor, last_tokens: Tensor | None, table: Tensor, f
 def begin_decode(
     row_ids: Tensor, rows: BatchColumns, metadata: AttentionMetadata, block_size: int, table: Tensor, first_id: int
 ) -> Tensor:
-    """Ops.begin_decode with a plain, contiguous table."""
+    """Compute Ops.begin_decode for a plain, contiguous table."""
     num_ids, width = table.shape
     output = torch.empty((row_ids.shape[0], width), dtype=table.dtype, device=table.device)
     if row_ids.shape[0]:

@@ -97,7 +97,7 @@ def test_what_is_not_an_engines_is_never_taken_for_a_socket(runtime: Path, monke
     monkeypatch.setattr(addresses, "FAREWELL_S", 0.1)
     taken = runtime / "taken"
     taken.write_text("precious")
-    with pytest.raises(ConfigError, match="a file lies there: remove it or choose another"):
+    with pytest.raises(ConfigError, match="there is a file: remove it or choose another"):
         lock_ipc_address(f"ipc://{taken}")
     assert taken.read_text() == "precious"
     with socket.socket(socket.AF_UNIX) as stranger:

@@ -77,7 +77,7 @@ SCHEDULES = {
     "decode of like lengths": [(30, 1), (31, 1), (28, 1)],
     "decode, one far longer": [(5, 1), (700, 1), (0, 1), (63, 1), (64, 1), (65, 1), (9, 1)],
     "prefill": [(0, 33), (0, 2)],
-    "prefill longer than a query chunk": [(0, ReferenceOps.queries_at_once + 40)],
+    "prefill longer than a query chunk": [(0, ReferenceOps.query_chunk_size + 40)],
     "later chunks": [(17, 21), (64, 3)],
     "mixed": [(12, 1), (200, 1), (0, 40), (40, 17), (15, 1)],
 }

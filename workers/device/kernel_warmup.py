@@ -21,7 +21,7 @@ from torch import Tensor
 from ...ipc.config.model_config import ModelConfig
 from ...ipc.errors import ConfigError
 from ...kernels.gpu.compile import Kernels, compiling, load, unfinished
-from ...kernels.gpu.sampling.logprobs import log_totals
+from ...kernels.gpu.sampling.logprobs import logsumexp
 from ..model_step import compute
 from ..models.decoder import DecoderModel
 from ..parallel import NullGroup
@@ -120,4 +120,4 @@ def launch_steps(
     for inputs in [*largest_steps(max_num_seqs, max_num_tokens, max_model_len, block_size), *prompts]:
         runner.clear()  # the next step has other blocks
         runner.launch(inputs, SamplingColumns.greedy(len(inputs.sampled_rows)))
-    log_totals(compute(model, prompts[0], kv_cache)[1])
+    logsumexp(compute(model, prompts[0], kv_cache)[1])

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from ...kernels import noise
-from ...kernels.cpu.sampling import DRAW, CpuSampling, Listed
+from ...kernels.cpu.sampling import DRAW, CandidateList, CpuSampling
 
 _SLACK = 1e-3  # relative error granted to float32 weights where they only rule tokens out
 _WIDE_SHARE = 1 / 16  # of the vocabulary: with more candidates than this its whole noise costs less than their list
@@ -125,7 +125,7 @@ def find_candidates(logits: Tensor, draws: list[RowDraw], kernels: CpuSampling |
     return found
 
 
-def _list_in_row(logits: F32, draw: RowDraw, weights: F32) -> Listed:
+def _list_in_row(logits: F32, draw: RowDraw, weights: F32) -> CandidateList:
     """Of a draw without top_k. logits: [vocab]. weights: [vocab], overwritten."""
     np.subtract(logits, draw.largest, out=weights)
     np.divide(weights, draw.temperature, out=weights)
@@ -138,7 +138,7 @@ def _list_in_row(logits: F32, draw: RowDraw, weights: F32) -> Listed:
         bits = noise.vocabulary_bits(len(logits), draw.position, draw.seed)
         np.multiply(weights, np.float32(draw.noise_scale()), out=weights)
         mask = weights >= bits
-    return Listed(np.flatnonzero(mask), total)
+    return CandidateList(np.flatnonzero(mask), total)
 
 
 def largest_ids(logits: F32, k: int) -> I64:

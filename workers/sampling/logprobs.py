@@ -80,13 +80,13 @@ def _ordered(token_ids: I64, logits: F32) -> I64:
 
 
 def _score_on_device(logits: Tensor, token_ids: I64, targets: Sequence[LogprobTargets]) -> Iterator[ScoredToken]:
-    from ...kernels.gpu.sampling.logprobs import log_totals
+    from ...kernels.gpu.sampling.logprobs import logsumexp
 
     index = torch.from_numpy(token_ids).to(logits.device)[:, None]
     values = logits.gather(1, index)
     ties_before = (logits == values) & (torch.arange(logits.shape[1], device=logits.device) < index)
     ranks = 1 + (logits > values).sum(-1) + ties_before.sum(-1)
-    totals = log_totals(logits)[:, None]
+    totals = logsumexp(logits)[:, None]
     num_top = [target if isinstance(target, int) else 0 for target in targets]
     top_logits, top_ids = logits.topk(min(max(num_top), logits.shape[1]), dim=-1)
     logprobs = (torch.cat([values, top_logits], dim=-1) - totals).cpu().numpy()

@@ -1,10 +1,10 @@
-"""What decode and prefill attention share: one tile of keys met by a block of queries, in Triton.
+"""The inner step of decode and prefill attention: a block of queries attends to one tile of keys.
 
 Online softmax in base 2 (Milakov & Gimelshein, arXiv 1805.02867; FlashAttention-2, arXiv 2307.08691): `m_i` is the
-largest score so far, `l_i` the sum of 2^(score − m_i), `acc` the weighted values, all float32. Keys are found
-through the block table; offsets are 64 bits wide. Knows no grid.
+largest score so far, `l_i` the sum of 2^(score − m_i), `acc` the weighted sum of values; all are float32. The block
+table gives the addresses of keys, with 64-bit offsets.
 
-    M  query rows of a program (tokens × query heads of one KV head)    TILE  keys met at once
+    M  query rows of a program (tokens × query heads of one KV head)    TILE  keys per iteration
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
@@ -18,17 +18,17 @@ from torch import Tensor
 from ...fp8_cache import is_fp8
 
 LOG2_E = 1.4426950408889634
-VALUE_LIFT = tl.constexpr(256.0)  # of a weight times an fp8 cache's scale, at most 146: float16 loses what is small
-NO_SCORE = tl.constexpr(-1e30)  # below every score, and finite: a query that has met no key yet makes no NaN
+VALUE_LIFT = tl.constexpr(256.0)  # keeps weight × fp8 scale (at most 146) out of float16's subnormals
+NO_SCORE = tl.constexpr(-1e30)  # initial m_i: below every score, but finite, as −inf − −inf would be NaN
 
 
 @triton.jit
 def key_places(table, start, end, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr):
-    """Blocks (int64) of keys start … start + TILE − 1 and their places there; those ≥ end: block 0."""
+    """Return the blocks (int64) of keys start … start + TILE − 1 and their offsets in them; keys ≥ end get block 0."""
     keys = start + tl.arange(0, TILE)
     if BLOCK_SIZE % TILE == 0:
         blocks = tl.load(table + start // BLOCK_SIZE).to(tl.int64)
-    else:  # one return for both: the compiler goes on past a return, and would see two types
+    else:  # a single return for both branches, as the compiler requires one type
         blocks = tl.load(table + keys // BLOCK_SIZE, mask=keys < end, other=0).to(tl.int64)
     return blocks, keys % BLOCK_SIZE
 
@@ -38,7 +38,7 @@ def tile_bases(
     kv_cache, scales, layer_offset, kv_head,
     NUM_KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, IS_FP8: tl.constexpr,
 ):  # fmt: skip
-    """Where in block 0 the keys and values of this layer and KV head begin, and their scales in an fp8 cache."""
+    """Return pointers to the keys, the values and their fp8 scales of one layer and KV head in block 0."""
     NUMBERS: tl.constexpr = BLOCK_SIZE * HEAD_DIM
     if IS_FP8:
         TILE_BYTES: tl.constexpr = NUMBERS + 4 * BLOCK_SIZE
@@ -50,11 +50,15 @@ def tile_bases(
     return keys, keys + NUM_KV_HEADS * NUMBERS, (scales, scales)
 
 
-def kernel_views(kv_cache: Tensor) -> tuple[Tensor, Tensor]:
-    """The cache as the kernels take it: its numbers, and in an fp8 cache the same memory as float32, for the scales."""
-    if not is_fp8(kv_cache):
-        return kv_cache, kv_cache
-    return kv_cache.view(torch.float8_e4m3fn), kv_cache.view(torch.float32)
+def cache_arguments(kv_cache: Tensor, layer: int) -> tuple[Tensor, Tensor, int, int]:
+    """Return the kernel arguments for one layer of the cache: kv_cache, scales, layer_offset, block_stride.
+
+    `scales` is an fp8 cache viewed as float32. The offset and the stride count elements of the cache.
+    """
+    is_quantized = is_fp8(kv_cache)
+    numbers = kv_cache.view(torch.float8_e4m3fn) if is_quantized else kv_cache
+    scales = kv_cache.view(torch.float32) if is_quantized else kv_cache
+    return numbers, scales, layer * kv_cache.stride(1), kv_cache.stride(0)
 
 
 @triton.jit
@@ -64,12 +68,12 @@ def attend_tile(
     acc,  # [M, DIM_PAD]
     m_i,  # [M]
     l_i,  # [M]
-    keys_base,  # of this layer and KV head in block 0
+    keys_base,  # this and the next two: see tile_bases
     values_base,
-    scale_bases,  # likewise of both, in an fp8 cache
-    table,  # of this row
+    scale_bases,
+    table,  # block table of the row
     start,  # first key of the tile
-    end,  # keys before this exist
+    end,  # number of keys of the row
     scale,  # of scores, times log2(e)
     cap,  # soft cap, times log2(e)
     window,
@@ -83,7 +87,7 @@ def attend_tile(
     HAS_CAP: tl.constexpr,
     IS_FP8: tl.constexpr,
 ):
-    """acc, m_i and l_i after one more tile. Unmasked: every query sees every key of the tile."""
+    """Return acc, m_i and l_i after one more tile. Without IS_MASKED every query attends to every key of the tile."""
     dims = tl.arange(0, DIM_PAD)
     keys = start + tl.arange(0, TILE)
     blocks, places = key_places(table, start, end, BLOCK_SIZE, TILE)
@@ -123,7 +127,7 @@ def attend_tile(
 
 @triton.jit
 def mean_value(acc, l_i, IS_FP8: tl.constexpr):
-    """What the queries have attended to [M, DIM_PAD]; 0 of one that has met no key."""
+    """Compute the attention output acc / l_i [M, DIM_PAD]; 0 for queries without keys."""
     if IS_FP8:
         l_i = l_i * VALUE_LIFT
     return acc / tl.where(l_i == 0.0, 1.0, l_i)[:, None]

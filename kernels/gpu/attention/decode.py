@@ -1,9 +1,9 @@
-"""Attention of rows with one query token over the paged cache: split into splits of keys, then merged.
+"""Decode attention: one query token per row over the paged cache, with split-KV.
 
-All query heads of a KV head are one program's rows, so that keys and values are read once. A row's keys are cut into
-at most MAX_SPLITS splits by its own length alone; a list of (row, split) made on the device, once per step, is shared
-out over a static grid. So one CUDA graph serves all lengths, long rows are spread over the chip, and a row's result
-depends on nothing but the row.
+A program computes all query heads of a KV head, so that keys and values are read once. The number of splits, at most
+MAX_SPLITS, depends only on the row's length. Once per step the device lists all (row, split) items, and a grid of fixed
+size shares them out. So one CUDA graph serves all lengths, long rows use the whole GPU, and a row's bits do not depend
+on other rows.
 
     seq_lens → plan_kernel → items → decode_kernel → output of rows with one split, else partials → merge_kernel
 """
@@ -19,18 +19,18 @@ from torch import Tensor
 from ...fp8_cache import is_fp8
 from ..launch import next_power_of_2
 from ..table import DecodeShape
-from .attention import LOG2_E, NO_SCORE, attend_tile, kernel_views, mean_value, tile_bases
+from .attention import LOG2_E, NO_SCORE, attend_tile, cache_arguments, mean_value, tile_bases
 
-MAX_SPLITS = 16  # of one row: bounds the partials
-PLAN_ROWS = 256  # of which a program that plans counts the splits at once
-MAX_PROGRAMS = 2048  # over items and KV heads: some waves on any chip; more items are shared out among them
+MAX_SPLITS = 16  # of a row; bounds the memory for partial results
+PLAN_ROWS = 256  # rows per iteration of plan_kernel
+MAX_PROGRAMS = 2048  # over items and KV heads: a few waves on any GPU; each program takes several items if need be
 
 
 @triton.jit
 def split_tiles(
     length, window, TILE: tl.constexpr, MIN_TILES: tl.constexpr, NUM_SPLITS: tl.constexpr, HAS_WINDOW: tl.constexpr
 ):
-    """First tile that a row's last token sees, tiles from there on, tiles in each split; elementwise over lengths."""
+    """Return, elementwise over lengths: the first tile in the window, the number of tiles, and tiles per split."""
     first = length * 0
     if HAS_WINDOW:
         first = tl.maximum(length - window, 0) // TILE
@@ -41,7 +41,7 @@ def split_tiles(
 @triton.jit(do_not_specialize=["num_rows"])
 def plan_kernel(
     seq_lens,  # [R]
-    items,  # [1 + R * NUM_SPLITS] int32: their number, then row * NUM_SPLITS + split of each
+    items,  # [1 + R * NUM_SPLITS] int32: the number of items, then row * NUM_SPLITS + split of each
     num_rows,
     window,
     TILE: tl.constexpr,
@@ -50,7 +50,7 @@ def plan_kernel(
     HAS_WINDOW: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """One program per row; each counts the splits of the rows before it, some at once."""
+    """List the items of one row, after those of the rows before it."""
     row = tl.program_id(0)
     before, mine = row * 0, row * 0
     for start in range(0, row + 1, ROWS):
@@ -68,20 +68,20 @@ def plan_kernel(
 
 @triton.jit(do_not_specialize=["table_stride"])  # changes with the step
 def decode_kernel(
-    query,  # [T, H, D], token stride given
+    query,  # [R, H, D], rows query_stride apart
     kv_cache,
-    scales,  # of an fp8 cache: its memory as float32
+    scales,  # an fp8 cache as float32
+    layer_offset,
+    block_stride,
     block_tables,  # [R, table_stride]
     seq_lens,
     items,
-    output,  # [T, H, D] contiguous
+    output,  # [R, H, D] contiguous
     partials,  # [R, H, NUM_SPLITS, D] float32
     partial_logs,  # [R, H, NUM_SPLITS] float32: log2 of the sum of 2^score
     scale,
     cap,
     window,
-    layer_offset,  # of this layer's keys in a block
-    block_stride,
     query_stride,
     table_stride,
     NUM_KV_HEADS: tl.constexpr,
@@ -120,7 +120,7 @@ def decode_kernel(
         acc = tl.zeros([GROUP_PAD, DIM_PAD], tl.float32)
         m_i = tl.full([GROUP_PAD], NO_SCORE, tl.float32)
         l_i = tl.zeros([GROUP_PAD], tl.float32)
-        # Each tile is masked: a last one apart, outside the pipeline, would wait for its keys from the begin.
+        # All tiles are masked: an extra masked tile outside the pipelined loop would wait for its own loads.
         for tile_start in range(start, stop, TILE):
             acc, m_i, l_i = attend_tile(
                 q, positions, acc, m_i, l_i, keys_base, values_base, scale_bases, table, tile_start, length, scale,
@@ -151,7 +151,7 @@ def merge_kernel(
     NUM_SPLITS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
 ):
-    """One program per (row, query head): join the row's splits; zeros for a row without tokens."""
+    """Merge the splits of one (row, query head); write zeros for a row of length 0."""
     row = tl.program_id(0).to(tl.int64)
     at = row * NUM_HEADS + tl.program_id(1)
     length = tl.load(seq_lens + row)
@@ -171,22 +171,25 @@ def merge_kernel(
 
 
 def plan_decode(seq_lens: Tensor, sliding_window: int | None, shape: DecodeShape) -> Tensor:
-    """The items of one step's decode rows, for all layers of this window. seq_lens: [R] int32 → [1 + R · 16] int32."""
+    """List the (row, split) items of a step's decode rows for all layers with this window.
+
+    seq_lens: [R] int32. Returns [1 + R * MAX_SPLITS] int32.
+    """
     num_rows = seq_lens.shape[0]
     items = torch.empty(1 + num_rows * MAX_SPLITS, dtype=torch.int32, device=seq_lens.device)
-    plan_kernel[(num_rows,)](
-        seq_lens,
-        items,
-        num_rows,
-        sliding_window or 0,
-        TILE=shape.tile,
-        MIN_TILES=shape.min_tiles,
-        NUM_SPLITS=MAX_SPLITS,
-        HAS_WINDOW=sliding_window is not None,
-        ROWS=PLAN_ROWS,
-        num_warps=4,
-    )
+    constants = _split_constants(sliding_window, shape)
+    plan_kernel[(num_rows,)](seq_lens, items, num_rows, sliding_window or 0, **constants, ROWS=PLAN_ROWS, num_warps=4)
     return items
+
+
+def _split_constants(sliding_window: int | None, shape: DecodeShape) -> dict[str, int]:
+    """Return the constants of `split_tiles`, the same for all three kernels."""
+    return {
+        "TILE": shape.tile,
+        "MIN_TILES": shape.min_tiles,
+        "NUM_SPLITS": MAX_SPLITS,
+        "HAS_WINDOW": sliding_window is not None,
+    }
 
 
 def decode_attention(
@@ -202,21 +205,21 @@ def decode_attention(
     shape: DecodeShape,
     soft_cap: float | None = None,
 ) -> None:
-    """Attention of query [R, H, D] (rows may be strided) into output [R, H, D]: row r over seq_lens[r] keys.
+    """Compute attention of query [R, H, D] (rows may be strided) over the first seq_lens[r] keys of each row r.
 
-    `items` come from plan_decode with the same lengths, window and shape. A row of length 0 gives zeros.
+    `items` come from plan_decode with the same lengths, window and shape. output: [R, H, D], 0 for rows of length 0.
     """
     num_rows, num_heads, head_dim = query.shape
-    _, num_layers, _, num_kv_heads, block_size, width = kv_cache.shape
+    num_kv_heads, block_size = kv_cache.shape[3:5]
     group = num_heads // num_kv_heads
-    layer_stride = 2 * num_kv_heads * block_size * width
+    constants = _split_constants(sliding_window, shape)
     dim_pad = next_power_of_2(head_dim)
     partials = torch.empty((num_rows, num_heads, MAX_SPLITS, head_dim), dtype=torch.float32, device=query.device)
     partial_logs = torch.empty((num_rows, num_heads, MAX_SPLITS), dtype=torch.float32, device=query.device)
     num_programs = min(num_rows * MAX_SPLITS, max(1, MAX_PROGRAMS // num_kv_heads))
     decode_kernel[(num_programs, num_kv_heads)](
         query,
-        *kernel_views(kv_cache),
+        *cache_arguments(kv_cache, layer),
         block_tables,
         seq_lens,
         items,
@@ -226,8 +229,6 @@ def decode_attention(
         scale * LOG2_E,
         (soft_cap or 0.0) * LOG2_E,
         sliding_window or 0,
-        layer * layer_stride,
-        num_layers * layer_stride,
         query.stride(0),
         block_tables.stride(0),
         NUM_KV_HEADS=num_kv_heads,
@@ -236,10 +237,7 @@ def decode_attention(
         HEAD_DIM=head_dim,
         DIM_PAD=dim_pad,
         BLOCK_SIZE=block_size,
-        TILE=shape.tile,
-        MIN_TILES=shape.min_tiles,
-        NUM_SPLITS=MAX_SPLITS,
-        HAS_WINDOW=sliding_window is not None,
+        **constants,
         HAS_CAP=soft_cap is not None,
         IS_FP8=is_fp8(kv_cache),
         num_warps=shape.num_warps,
@@ -254,9 +252,6 @@ def decode_attention(
         NUM_HEADS=num_heads,
         HEAD_DIM=head_dim,
         DIM_PAD=dim_pad,
-        TILE=shape.tile,
-        MIN_TILES=shape.min_tiles,
-        NUM_SPLITS=MAX_SPLITS,
-        HAS_WINDOW=sliding_window is not None,
+        **constants,
         num_warps=2,
     )

@@ -1,6 +1,6 @@
-"""From the QKV projection to attention in one launch: norm and rotate query and key heads, store keys and values.
+"""Ops.qk_norm_rope_cache in one launch: normalize and rotate query and key heads, store keys and values.
 
-A program takes a few heads of one token, all of one kind: query, key or value.
+A program processes some heads of one token, all query, all key or all value heads.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
@@ -10,17 +10,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...contract import AttentionMetadata
 from ...fp8_cache import LARGEST, is_fp8
 from ..launch import next_power_of_2
-from .attention import kernel_views
+from .attention import cache_arguments
 
-_HEADS = 4  # of one program
+_HEADS = 4  # per program
 _LARGEST = tl.constexpr(LARGEST)
 
 
 @triton.jit
 def finite_or_zero(values):
-    return tl.where(tl.abs(values.to(tl.float32)) < float("inf"), values, 0.0)  # of NaN the comparison is false
+    return tl.where(tl.abs(values.to(tl.float32)) < float("inf"), values, 0.0)  # a comparison with NaN is false
 
 
 @triton.jit
@@ -28,7 +29,7 @@ def rotated_halves(
     first, second, weight, cos_sin, position, eps,
     HEAD_DIM: tl.constexpr, HALF_PAD: tl.constexpr, HAS_NORM: tl.constexpr,
 ):  # fmt: skip
-    """Norm (over both halves) and rotation of heads [n, D / 2] + [n, D / 2], float32."""
+    """Normalize (over both halves) and rotate heads, given as two halves [n, D / 2] float32."""
     HALF: tl.constexpr = HEAD_DIM // 2
     dims = tl.arange(0, HALF_PAD)
     is_dim = dims < HALF
@@ -51,12 +52,12 @@ def qk_norm_rope_cache_kernel(
     key_norm,
     cos_sin,  # [P, D] float32
     kv_cache,
-    scales,  # of an fp8 cache: its memory as float32
+    scales,  # an fp8 cache as float32
+    layer_offset,
+    block_stride,
     positions,  # [T] int64
     slots,  # [T] int64
     eps,
-    layer_offset,
-    block_stride,
     token_stride,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
@@ -124,14 +125,12 @@ def qk_norm_rope_cache(
     cos_sin: Tensor,
     kv_cache: Tensor,
     layer: int,
-    positions: Tensor,
-    slots: Tensor,
+    metadata: AttentionMetadata,
 ) -> Tensor:
-    """Ops.qk_norm_rope_cache; the answer is the query part of `heads`."""
+    """Compute Ops.qk_norm_rope_cache; the result is a view of the query part of `heads`."""
     num_tokens, num_all_heads, head_dim = heads.shape
-    _, num_layers, _, num_kv_heads, block_size, width = kv_cache.shape
+    num_kv_heads, block_size = kv_cache.shape[3:5]
     num_heads = num_all_heads - 2 * num_kv_heads
-    layer_stride = 2 * num_kv_heads * block_size * width
     query_norm, key_norm = norms if norms is not None else (cos_sin, cos_sin)
     if num_tokens:
         grid = (num_tokens, -(-num_heads // _HEADS) + 2 * -(-num_kv_heads // _HEADS))
@@ -140,12 +139,10 @@ def qk_norm_rope_cache(
             query_norm,
             key_norm,
             cos_sin,
-            *kernel_views(kv_cache),
-            positions,
-            slots,
+            *cache_arguments(kv_cache, layer),
+            metadata.positions,
+            metadata.slots,
             eps,
-            layer * layer_stride,
-            num_layers * layer_stride,
             heads.stride(0),
             NUM_HEADS=num_heads,
             NUM_KV_HEADS=num_kv_heads,

@@ -1,8 +1,8 @@
-"""Causal attention of rows with several query tokens over the paged cache: prompts, chunks of them, whatever is left.
+"""Prefill attention: causal attention of rows with any number of query tokens over the paged cache.
 
-A program takes BLOCK_M query rows: the tokens of one request times the query heads of one KV head, at least 64 so that
-sm_90 multiplies with wgmma. It walks over the request's keys in three parts: masked where the window begins, unmasked,
-masked along the diagonal. Earlier chunks are read from the cache as they lie.
+A program takes BLOCK_M query rows: tokens of one request times the query heads of one KV head, at least 64 so that
+sm_90 uses wgmma. It processes the request's keys in three loops: masked at the start of the window, unmasked, and
+masked along the diagonal. Keys of earlier chunks come from the cache.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
@@ -17,24 +17,24 @@ from ...contract import AttentionMetadata
 from ...fp8_cache import is_fp8
 from ..launch import next_power_of_2
 from ..table import PrefillShape
-from .attention import LOG2_E, NO_SCORE, attend_tile, kernel_views, mean_value, tile_bases
+from .attention import LOG2_E, NO_SCORE, attend_tile, cache_arguments, mean_value, tile_bases
 
 
 @triton.jit(do_not_specialize=["table_stride"])  # changes with the step
 def prefill_kernel(
-    query,  # [T, H, D], token stride given
+    query,  # [T, H, D], tokens query_stride apart
     kv_cache,
-    scales,  # of an fp8 cache: its memory as float32
+    scales,  # an fp8 cache as float32
+    layer_offset,
+    block_stride,
     block_tables,
     seq_lens,
     query_starts,
-    tiles,  # [n, 2] int32: row, index of the tile's first token in the row's step
+    tiles,  # [n, 2] int32: row, index of the tile's first token among the row's tokens of this step
     output,  # [T, H, D] contiguous
     scale,
     cap,
     window,
-    layer_offset,
-    block_stride,
     query_stride,
     table_stride,
     NUM_KV_HEADS: tl.constexpr,
@@ -49,14 +49,14 @@ def prefill_kernel(
     IS_FP8: tl.constexpr,
     IS_BATCH_INVARIANT: tl.constexpr,
 ):
-    TOKENS: tl.constexpr = BLOCK_M // GROUP  # of a tile; rows past TOKENS * GROUP are idle
+    TOKENS: tl.constexpr = BLOCK_M // GROUP  # of a tile; query rows past TOKENS * GROUP are idle
     kv_head = tl.program_id(0) % NUM_KV_HEADS
     tile = tl.program_id(0) // NUM_KV_HEADS
     row = tl.load(tiles + 2 * tile).to(tl.int64)
     first = tl.load(tiles + 2 * tile + 1)
     query_start = tl.load(query_starts + row)
     count = tl.load(query_starts + row + 1) - query_start
-    offset = tl.load(seq_lens + row) - count  # position of the step's first token of this row
+    offset = tl.load(seq_lens + row) - count  # position of the row's first token of this step
     lanes = tl.arange(0, BLOCK_M)
     tokens = first + lanes // GROUP
     heads = kv_head * GROUP + lanes % GROUP
@@ -75,7 +75,7 @@ def prefill_kernel(
     acc = tl.zeros([BLOCK_M, DIM_PAD], tl.float32)
     m_i = tl.full([BLOCK_M], NO_SCORE, tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
-    diagonal = (offset + first + 1) // TILE * TILE  # keys before it are seen by every token, as far as windows reach
+    diagonal = (offset + first + 1) // TILE * TILE  # every token attends to the keys before it that its window holds
     body_start = first * 0
     if HAS_WINDOW:
         left = tl.maximum(offset + first - window + 1, 0) // TILE * TILE
@@ -87,7 +87,7 @@ def prefill_kernel(
                 q, positions, acc, m_i, l_i, keys_base, values_base, scale_bases, table, start, end, scale,
                 cap, window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True, HAS_WINDOW, HAS_CAP, IS_FP8,
             )  # fmt: skip
-    if IS_BATCH_INVARIANT:  # all tiles in the last loop: which of them are masked depends on the tile's other queries
+    if IS_BATCH_INVARIANT:  # process all tiles in the last loop, as the limits between loops depend on other queries
         diagonal = body_start
     for start in range(body_start, diagonal, TILE):
         acc, m_i, l_i = attend_tile(
@@ -105,7 +105,7 @@ def prefill_kernel(
 
 
 def plan_prefill(metadata: AttentionMetadata, group: int, shape: PrefillShape) -> Tensor:
-    """The tiles of one step's prefill rows, longest context first: [n, 2] int32 on the step's device."""
+    """Cut the step's prefill rows into tiles of queries, longest context first: [n, 2] int32 on the step's device."""
     tokens = shape.block_m // group
     starts = metadata.query_starts_host
     tiles: list[tuple[int, int, int]] = []  # first position, row, first token
@@ -114,7 +114,7 @@ def plan_prefill(metadata: AttentionMetadata, group: int, shape: PrefillShape) -
         tiles.extend((offset + first, row, first) for first in range(0, starts[row + 1] - starts[row], tokens))
     tiles.sort(key=lambda tile: -tile[0])
     device = metadata.seq_lens.device
-    is_pinned = device.type == "cuda"  # a copy from other memory waits for the device
+    is_pinned = device.type == "cuda"  # a copy from pageable memory waits for the device
     host = torch.tensor([tile[1:] for tile in tiles], dtype=torch.int32, pin_memory=is_pinned).view(-1, 2)
     return host.to(device, non_blocking=True)
 
@@ -132,16 +132,15 @@ def prefill_attention(
     soft_cap: float | None = None,
     is_batch_invariant: bool = False,
 ) -> None:
-    """Attention of the tokens in `tiles` (of plan_prefill); query and output are the whole step's [T, H, D].
+    """Compute attention of the tokens in `tiles` (from plan_prefill); query and output are [T, H, D] of the whole step.
 
-    `is_batch_invariant`: a token's bits do not depend on the others of its tile.
+    `is_batch_invariant`: a token's bits do not depend on the other tokens of its tile.
     """
     _, num_heads, head_dim = query.shape
-    _, num_layers, _, num_kv_heads, block_size, width = kv_cache.shape
-    layer_stride = 2 * num_kv_heads * block_size * width
+    num_kv_heads, block_size = kv_cache.shape[3:5]
     prefill_kernel[(num_kv_heads * tiles.shape[0],)](
         query,
-        *kernel_views(kv_cache),
+        *cache_arguments(kv_cache, layer),
         metadata.block_tables,
         metadata.seq_lens,
         metadata.query_starts,
@@ -150,8 +149,6 @@ def prefill_attention(
         scale * LOG2_E,
         (soft_cap or 0.0) * LOG2_E,
         sliding_window or 0,
-        layer * layer_stride,
-        num_layers * layer_stride,
         query.stride(0),
         metadata.block_tables.stride(0),
         NUM_KV_HEADS=num_kv_heads,

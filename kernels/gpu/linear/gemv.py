@@ -1,8 +1,8 @@
-"""One row times a matrix: a stream of the weights, in which the pass of gates is part of the launch.
+"""Matrix-vector product of one token, with the gated activation fused in.
 
-A program makes a few outputs. Its threads lie along the inputs and each keeps sums of its own until the end, so that
-all loads of a step are under way before the first is needed. For the one token of a lone request, which takes the time
-to read the weights and that of launches; for more rows cuBLAS makes better use of what it loads.
+A program computes a few outputs. Its threads lie along the inputs and keep separate sums until the end, so that all
+loads of an iteration are in flight at once. A single token is bound by reading the weights and by launches; for more
+rows cuBLAS is faster.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
@@ -13,16 +13,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..activation import gated
+from ..activation import silu_mul
 from ..launch import next_power_of_2
 
-WEIGHTS = 8192  # of a program at once: in bfloat16 16 KB, eight loads of 16 bytes for each thread
-MAX_INNER = 4096  # inputs of a program at once: many small programs leave no multiprocessor idle at the end
+WEIGHTS = 8192  # per program and iteration: in bfloat16 16 KB, eight loads of 16 bytes for each thread
+MAX_INNER = 4096  # inputs per iteration: many small programs leave no multiprocessor idle at the end
 
 
 @triton.jit
 def add_products(total, x, weight, rows, is_row, start, INPUTS: tl.constexpr, INNER: tl.constexpr):
-    """total [OUTPUTS, INNER] + the products of the inputs from `start` with these rows of the matrix."""
+    """Add the products of the inputs from `start` on with these rows of the matrix to total [OUTPUTS, INNER]."""
     inner = start + tl.arange(0, INNER)
     is_input = inner < INPUTS
     weights = tl.load(
@@ -33,7 +33,8 @@ def add_products(total, x, weight, rows, is_row, start, INPUTS: tl.constexpr, IN
 
 
 @triton.jit
-def finished(total, bias, rows, is_row, HAS_BIAS: tl.constexpr):
+def reduce_outputs(total, bias, rows, is_row, HAS_BIAS: tl.constexpr):
+    """Sum total [OUTPUTS, INNER] over the inputs and add the bias."""
     sums = tl.sum(total, axis=1)
     if HAS_BIAS:
         sums += tl.load(bias + rows, mask=is_row, other=0.0).to(tl.float32)
@@ -65,17 +66,17 @@ def gemv_kernel(
         if IS_GATED:
             gates = add_products(gates, x, weight, rows - num_outputs, is_row, start, INPUTS, INNER)
         total = add_products(total, x, weight, rows, is_row, start, INPUTS, INNER)
-    result = finished(total, bias, rows, is_row, HAS_BIAS).to(dtype)
+    result = reduce_outputs(total, bias, rows, is_row, HAS_BIAS).to(dtype)
     if IS_GATED:
-        gate = finished(gates, bias, rows - num_outputs, is_row, HAS_BIAS).to(dtype)
-        result = gated(gate.to(tl.float32), result.to(tl.float32), dtype).to(dtype)
+        gate = reduce_outputs(gates, bias, rows - num_outputs, is_row, HAS_BIAS).to(dtype)
+        result = silu_mul(gate.to(tl.float32), result.to(tl.float32), dtype).to(dtype)
     tl.store(output + columns, result.to(output.dtype.element_ty), mask=is_row)
 
 
 def gemv(x: Tensor, weight: Tensor, bias: Tensor | None, is_gated: bool, dtype: torch.dtype) -> Tensor:
-    """x [1, in], dense, times weight [out, in] plus bias: [1, out] of `dtype`, rounded to that of x before.
+    """Multiply x [1, in], dense, by weight [out, in] and add bias: [1, out], rounded to x's dtype, then to `dtype`.
 
-    `is_gated`: the first half of the outputs gates the second, as in silu_and_mul.
+    `is_gated`: return silu(first half) * second half of the outputs.
     """
     num_inputs, num_outputs = x.shape[1], weight.shape[0] // (2 if is_gated else 1)
     output = torch.empty((1, num_outputs), dtype=dtype, device=x.device)

@@ -1,7 +1,7 @@
-"""A matrix product whose every row has the same bits whatever it is computed together with.
+"""Batch-invariant matrix product: the bits of a row do not depend on the other rows.
 
-One shape of tile for all numbers of rows, and one program goes through all of the inner dimension, in order. Slower
-than cuBLAS, which chooses tiles and splits by the number of rows.
+All batch sizes use one tile shape, and one program accumulates the whole inner dimension in order. It is slower than
+cuBLAS, which chooses tiles and splits by the number of rows.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class LinearShape:
-    """Of one program's tile."""
+    """Tile and launch parameters of a program."""
 
     rows: int
     outputs: int
@@ -27,7 +27,7 @@ class LinearShape:
 
 
 def linear_shape(element_size: int) -> LinearShape:
-    """By the dtype alone."""
+    """Choose the tile by the dtype alone."""
     if element_size > 2:  # no tensor cores
         return LinearShape(16, 32, 32, num_warps=4, num_stages=2)
     return LinearShape(64, 128, 64, num_warps=4, num_stages=4)
@@ -35,7 +35,7 @@ def linear_shape(element_size: int) -> LinearShape:
 
 @triton.jit(do_not_specialize=["num_rows"])
 def linear_kernel(
-    x,  # [num_rows, INPUTS], row stride given
+    x,  # [num_rows, INPUTS], rows x_stride apart
     weight,  # [num_outputs, INPUTS]
     bias,  # [num_outputs]
     output,  # [num_rows, num_outputs]
@@ -69,7 +69,7 @@ def linear_kernel(
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """x [T, in] (rows may be strided) times weight [out, in] plus bias: [T, out] of `dtype`."""
+    """Multiply x [T, in] (rows may be strided) by weight [out, in] and add bias: [T, out] of `dtype`."""
     num_rows, num_inputs = x.shape
     num_outputs = weight.shape[0]
     output = torch.empty((num_rows, num_outputs), dtype=dtype, device=x.device)

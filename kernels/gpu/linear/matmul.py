@@ -19,19 +19,19 @@ from torch import Tensor
 from ...quantized import QuantizedWeight, Weight
 
 KINDS = {torch.int8: "int8", torch.float8_e4m3fn: "fp8", torch.uint8: "int4"}
-MIN_BLOCK_K = 16  # the least that tl.dot multiplies
+MIN_BLOCK_K = 16  # the smallest dimension that tl.dot supports
 BATCH_INVARIANT_ROWS = 64  # the batch size that selects the tile shape of batch-invariant products
 
 
 @dataclass(frozen=True, eq=False)
 class Matrices:
-    """E matrices [out, in] of one form, one behind the other."""
+    """E stacked matrices [out, in] of one shape and kind; see QuantizedWeight."""
 
-    qweight: Tensor  # [E, out, in], 4-bit ones [E, out, in / 2]; "float": in the model's dtype
+    qweight: Tensor  # [E, out, in]; int4: [E, out, in / 2]; float: in the model's dtype
     kind: str  # int8, fp8, int4 or float
     scales: Tensor | None  # [E, out, num_groups]
     zeros: Tensor | None  # [E, out, num_groups] uint8
-    g_idx: Tensor | None  # [E, in] int32; None: input i is of group i // group_size
+    g_idx: Tensor | None  # [E, in] int32; None: input i is in group i // group_size
     group_size: int
     in_features: int
 
@@ -45,7 +45,7 @@ class Matrices:
 
     @classmethod
     def pack(cls, weights: Sequence[Weight]) -> Matrices:
-        """All of one shape and kind."""
+        """Stack weights of one shape and kind."""
         first = weights[0]
         if isinstance(first, Tensor):
             plain = torch.stack([weight for weight in weights if isinstance(weight, Tensor)])
@@ -68,7 +68,7 @@ class Matrices:
 
 
 def _block_k(weight_bytes: int, group_size: int, num_groups: int) -> int:
-    """Inputs at once: 64, or 32 of float32, and never of two g_idx."""
+    """Choose the inputs per iteration: 64, or 32 for float32; fewer so that a tile lies in one group."""
     block = 32 if weight_bytes == 4 else 64
     while num_groups > 1 and block > MIN_BLOCK_K and group_size % block:
         block //= 2
@@ -76,7 +76,7 @@ def _block_k(weight_bytes: int, group_size: int, num_groups: int) -> int:
 
 
 def _fits_tiles(weight: QuantizedWeight) -> bool:
-    """Whether each tile of inputs lies in one group: the second half of 4-bit qweight begins with a tile of its own."""
+    """Whether every tile of inputs lies in one group; the second half of int4 inputs starts a new tile."""
     num_groups = weight.scales.shape[1]
     block = _block_k(weight.dtype.itemsize, weight.group_size, num_groups)
     has_fit = weight.group_size % block == 0 and (not weight.is_packed or weight.qweight.shape[1] % block == 0)
@@ -89,10 +89,10 @@ def _widened(values: Tensor, num_groups: int) -> Tensor:
 
 @triton.jit
 def _floats_of(qweight, dtype: tl.constexpr, KIND: tl.constexpr):
-    """Codes as floats; of e4m3 their 256th, which `_scale_of` makes up for."""
+    """Convert quantized numbers to floats; e4m3 comes out as 1/256 of its value, which `_scale_of` corrects."""
     if KIND == "fp8":
         bits = qweight.to(tl.uint16)
-        half = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)  # the exponent of float16 is biased by 8 more
+        half = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)  # float16's exponent bias is larger by 8
         return half.to(tl.float16, bitcast=True).to(dtype)
     return qweight.to(dtype)
 
@@ -111,7 +111,7 @@ def _add_product(
     NUM_GROUPS: tl.constexpr, GROUP_SIZE: tl.constexpr, KIND: tl.constexpr,
     HAS_ZEROS: tl.constexpr, IS_GATHERED: tl.constexpr,
 ):  # fmt: skip
-    """total [N, M] + the product of qweight [N, K] and the `inputs` [K], from `first` on, of the rows at x_at [M]."""
+    """Add the product of qweight [N, K] with inputs [K], from `first` on, of the rows at x_at [M] to total [N, M]."""
     values = tl.load(x_at[None, :] + inputs[:, None], mask=is_input[:, None] & is_row[None, :], other=0.0)
     weight = _floats_of(qweight, values.dtype, KIND)
     if IS_GATHERED:
@@ -121,7 +121,7 @@ def _add_product(
             weight -= tl.load(zeros_at[:, None] + g_idx[None, :], mask=where, other=0).to(values.dtype)
         scale = _scale_of(tl.load(scales_at[:, None] + g_idx[None, :], mask=where, other=0.0), KIND)
         return tl.dot((weight.to(tl.float32) * scale).to(values.dtype), values, total, input_precision="ieee")
-    if NUM_GROUPS == 1 and not HAS_ZEROS:  # the scale can wait
+    if NUM_GROUPS == 1 and not HAS_ZEROS:  # the caller applies the scale to the sum
         return tl.dot(weight, values, total, input_precision="ieee")
     group = first // GROUP_SIZE
     if HAS_ZEROS:
@@ -139,16 +139,16 @@ def matmul_kernel(
     g_idx,
     bias,  # [OUT]
     output,  # [*, OUT]
-    rows,  # [E, num_rows] int32: the rows of the output that belong to each expert
-    counts,  # [E] int32: how many they are
-    row_scales,  # float32, of each row of the output
+    rows,  # [E, num_rows] int32: the output rows of each expert
+    counts,  # [E] int32: number of them
+    row_scales,  # float32, one per output row
     num_rows,
     x_stride,
     IN: tl.constexpr,
     OUT: tl.constexpr,
     NUM_GROUPS: tl.constexpr,
     GROUP_SIZE: tl.constexpr,
-    TOP_K: tl.constexpr,  # rows of the output made from one row of x
+    TOP_K: tl.constexpr,  # output rows per row of x
     KIND: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
     IS_GATHERED: tl.constexpr,
@@ -209,27 +209,26 @@ def matmul_kernel(
 
 @dataclass(frozen=True, eq=False)
 class ExpertRows:
-    """Which rows of the output each expert makes; row r is made from row r // top_k of x."""
+    """The (token, expert) pairs of each expert; pair p belongs to token p // top_k and is row p of the output."""
 
-    rows: Tensor  # [E, num_tokens] int32
+    rows: Tensor  # [E, num_tokens] int32: pairs of each expert, in order
     counts: Tensor  # [E] int32
-    num_pairs: int  # rows of the output
-    top_k: int
+    num_pairs: int
 
 
 @dataclass(frozen=True)
 class MatmulShape:
-    """block_m: rows of a program; block_n: its outputs; block_k: inputs at once."""
+    """Tile and launch parameters of a program."""
 
-    block_m: int
-    block_n: int
-    block_k: int
+    block_m: int  # rows
+    block_n: int  # outputs
+    block_k: int  # inputs per iteration
     num_warps: int
     num_stages: int
 
 
 def matmul_shape(num_rows: int, element_size: int, group_size: int, num_groups: int) -> MatmulShape:
-    """How a product of so many rows (of an expert: on the average) is launched."""
+    """Choose the tile by the number of rows; with experts, their average number."""
     block_m = 16 if num_rows <= 16 else 32 if num_rows <= 48 else 64
     block_n, num_warps = (64, 4) if block_m <= 32 else (128, 8)
     block_k = _block_k(element_size, group_size, num_groups)

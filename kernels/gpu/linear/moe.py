@@ -1,7 +1,7 @@
-"""Experts on the device: choose them for each token, list each one's rows, and mix their expert_outputs.
+"""Ops.fused_moe on the device: route tokens to experts, list each expert's pairs, multiply, and sum the outputs.
 
-Six launches, with grids that depend on shapes alone: nothing is read back, so that a step can be captured in a CUDA
-graph. An expert's list is in the order of the tokens.
+Six launches with grids that depend only on shapes: nothing is read back, so a CUDA graph can capture the step. An
+expert's list is in token order.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
@@ -17,13 +17,13 @@ from torch import Tensor
 from ..activation import silu_and_mul
 from .matmul import ExpertRows, Matrices, matmul
 
-CHUNK = 1024  # choices that a program looks at at once
-WIDTH_BLOCK = 1024  # elements that a program adds up
+CHUNK = 1024  # pairs per iteration of list_rows_kernel
+WIDTH_BLOCK = 1024  # elements per program of moe_sum_kernel
 
 
 @dataclass(frozen=True, eq=False)
 class TritonExperts:
-    """Gates and ups [E, 2 n, hidden], and the way back [E, hidden, n]."""
+    """The stacked weights of all experts: gate_up [E, 2 n, hidden], gates first, and down [E, hidden, n]."""
 
     gate_up: Matrices
     down: Matrices
@@ -48,7 +48,7 @@ def route_kernel(
     numbers = tl.arange(0, EXPERTS_PAD)
     is_expert = numbers < NUM_EXPERTS
     values = tl.load(scores + token * NUM_EXPERTS + numbers, mask=is_expert, other=0.0).to(tl.float32)
-    # of a request that overflowed the choice does not matter, but that its experts differ does
+    # scores of a request that overflowed may be NaN: any experts will do, but list_rows needs distinct ones
     values = tl.where(is_expert & (tl.abs(values) < float("inf")), values, -1e38)
     powers = tl.where(is_expert, tl.exp(values - tl.max(values, axis=0)), 0.0)
     left = tl.where(is_expert, powers / tl.sum(powers, axis=0), -1.0)
@@ -72,7 +72,7 @@ def route_kernel(
 
 @triton.jit(do_not_specialize=["num_tokens", "num_pairs"])
 def list_rows_kernel(experts, rows, counts, num_tokens, num_pairs, CHUNK: tl.constexpr):
-    """rows [E, num_tokens]: the choices that fell on this program's expert, in order; counts [E]."""
+    """Write the pairs of one expert to its row of rows [E, num_tokens], in order, and their number to counts [E]."""
     expert = tl.program_id(0)
     count = 0
     for start in range(0, num_pairs, CHUNK):
@@ -103,7 +103,7 @@ def moe_sum_kernel(
 
 
 def route(scores: Tensor, top_k: int, is_normalized: bool) -> tuple[Tensor, Tensor]:
-    """Weights [T, top_k] float32 and numbers (int32) of the experts with the highest scores [T, E]."""
+    """Return weights [T, top_k] float32 and ids [T, top_k] int32 of the experts with the highest scores [T, E]."""
     num_tokens, num_experts = scores.shape
     weights = torch.empty((num_tokens, top_k), dtype=torch.float32, device=scores.device)
     experts = torch.empty((num_tokens, top_k), dtype=torch.int32, device=scores.device)
@@ -123,17 +123,17 @@ def route(scores: Tensor, top_k: int, is_normalized: bool) -> tuple[Tensor, Tens
 
 
 def list_rows(experts: Tensor, num_experts: int) -> ExpertRows:
-    """experts: [T, top_k] int32, different ones for each token."""
-    num_tokens, top_k = experts.shape
+    """List the pairs of each expert. experts: [T, top_k] int32, distinct for each token."""
+    num_tokens = len(experts)
     rows = torch.empty((num_experts, num_tokens), dtype=torch.int32, device=experts.device)
     counts = torch.empty(num_experts, dtype=torch.int32, device=experts.device)
     if num_tokens:
         list_rows_kernel[(num_experts,)](experts, rows, counts, num_tokens, experts.numel(), CHUNK=CHUNK, num_warps=4)
-    return ExpertRows(rows, counts, experts.numel(), top_k)
+    return ExpertRows(rows, counts, experts.numel())
 
 
 def moe_sum(expert_outputs: Tensor, top_k: int, dtype: torch.dtype) -> Tensor:
-    """The sum of each token's expert_outputs, [T * top_k, n] float32, in their order: [T, n] `dtype`."""
+    """Sum the outputs [T * top_k, n] float32 of each token's experts, in order: [T, n] of `dtype`."""
     num_tokens, width = expert_outputs.shape[0] // top_k, expert_outputs.shape[1]
     output = torch.empty((num_tokens, width), dtype=dtype, device=expert_outputs.device)
     if num_tokens:

@@ -1,4 +1,4 @@
-"""Philox4x32-10 in Triton, bit for bit that of noise.py, and the noise made of its bits."""
+"""Philox4x32-10 and Gumbel noise in Triton; the bits equal those of kernels/noise.py."""
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import triton.language as tl
 
 @triton.jit
 def philox4x32(c0, c1, c2, c3, k0, k1):
-    """Four uint32 words of the counter (c0, c1, c2, c3) under the key (k0, k1), all uint32 tensors of one shape."""
+    """Compute four words of counter (c0, c1, c2, c3) and key (k0, k1); all are uint32 tensors of one shape."""
     multiplier0 = c0 * 0 + tl.full([1], 0xD2511F53, tl.uint32)
     multiplier1 = c0 * 0 + tl.full([1], 0xCD9E8D57, tl.uint32)
     for _ in tl.static_range(10):
@@ -26,7 +26,7 @@ def philox4x32(c0, c1, c2, c3, k0, k1):
 
 @triton.jit
 def token_bits(token_ids, position, seed_low, seed_high):
-    """[n] uint32: the bits of these tokens (int32) at one position, for PURPOSE_TOKEN. Scalars are uint32."""
+    """Compute the bits [n] uint32 of token_ids [n] int32 at one position, for PURPOSE_TOKEN. Scalars are uint32."""
     counter = (token_ids // 4).to(tl.uint32)
     zero = counter * 0
     w0, w1, w2, w3 = philox4x32(counter, zero + position, zero, zero, zero + seed_low, zero + seed_high)
@@ -36,7 +36,7 @@ def token_bits(token_ids, position, seed_low, seed_high):
 
 @triton.jit
 def run_bits(first_id, position, seed_low, seed_high, LENGTH: tl.constexpr):
-    """[LENGTH] uint32: bits of the tokens from first_id, a multiple of 4; each counter is computed once."""
+    """Compute the bits [LENGTH] uint32 of the tokens from first_id (a multiple of 4) on, each counter once."""
     counter = (first_id // 4 + tl.arange(0, LENGTH // 4)).to(tl.uint32)
     zero = counter * 0
     w0, w1, w2, w3 = philox4x32(counter, zero + position, zero, zero, zero + seed_low, zero + seed_high)
@@ -45,6 +45,6 @@ def run_bits(first_id, position, seed_low, seed_high, LENGTH: tl.constexpr):
 
 @triton.jit
 def gumbel(bits):
-    """−log E in double precision: 1 − u is exact there, so log(1 − u) is as good as log1p(−u)."""
+    """Compute −log E in double precision, where 1 − u is exact, so log(1 − u) is as precise as log1p(−u)."""
     uniform = (bits.to(tl.float64) + 0.5) / 4294967296.0
     return -tl.log(-tl.log(1.0 - uniform))

@@ -1,14 +1,14 @@
-"""The token of each row in one launch: filters by threshold search instead of sorting, then the Gumbel-max draw.
+"""Sampling in one launch: top_k, top_p and min_p by threshold search instead of sorting, then a Gumbel-max draw.
 
-One program per row, over its logits at most three times:
+One program per row makes at most three passes over its logits:
 
-    1  the largest logit                                      → the answer of a greedy row
-    2  sum of weights and a histogram of logits               for rows with top_p or top_k
-    3  list of the tokens that can win or that a filter must see
-    4  over that short list: k-th largest and top_p cut by bisection of the bits of a float, min_p, scores, argmax
+    1  largest logit                                          → the token of a greedy row
+    2  sum of weights and histogram of logits                 only with top_p or top_k
+    3  list of candidates: tokens that can win the draw or that a filter needs
+    4  on the candidates: k-th largest and top_p cutoff by bisection of a float's bits, min_p, scores, argmax
 
-A weight is exp((logit − largest) / T). Meanings and order of the filters are those of workers/sampling/candidates.py,
-with ties kept; the bounds of pass 3 are its as well, so what they drop cannot change the answer.
+A weight is exp((logit − largest) / T). The filters and their order are those of workers/sampling/candidates.py, with
+ties kept. Pass 3 uses its bounds too: a token that they drop cannot be the result.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
@@ -22,29 +22,29 @@ from torch import Tensor
 from ...noise import MAX_GUMBEL
 from .noise import gumbel, run_bits, token_bits
 
-BLOCK = 4096  # logits at once in passes 1 to 3
-PART = 512  # listed tokens at once in pass 4
-NUM_WARPS = 8  # some rows fit on a multiprocessor: one computes while another waits
-MIN_TEMPERATURE = 1e-5  # less is greedy, as in workers/sampling/sampling_columns.py
+BLOCK = 4096  # logits per iteration of passes 1 to 3
+PART = 512  # candidates per iteration of pass 4
+NUM_WARPS = 8  # few enough for several programs per multiprocessor, which hide each other's latency
+MIN_TEMPERATURE = 1e-5  # below it sampling is greedy, as in workers/sampling/sampling_columns.py
 
 _MIN_TEMPERATURE = tl.constexpr(MIN_TEMPERATURE)
-_SLACK = tl.constexpr(1e-3)  # relative error granted to float32 weights where they only rule tokens out
-_MAX_GUMBEL = tl.constexpr(MAX_GUMBEL + 1e-3)  # no token gains more
-_NUM_BINS = tl.constexpr(64)  # each costs instructions for each logit
-_BINS_PER_UNIT = tl.constexpr(2.0)  # of logit: the bins reach 32 below the largest, the last one holds the rest
+_SLACK = tl.constexpr(1e-3)  # relative error allowed to float32 weights in tests that only drop tokens
+_MAX_GUMBEL = tl.constexpr(MAX_GUMBEL + 1e-3)  # upper bound of a token's noise
+_NUM_BINS = tl.constexpr(64)  # the cost per logit grows with it
+_BINS_PER_UNIT = tl.constexpr(2.0)  # of logit: the bins reach 32 below the largest; the last holds all lower logits
 _NO_ID = tl.constexpr(2147483647)
 
 
 @triton.jit
 def ordered_key(values):
-    """int32 in the order of the floats; NaN above all, −0 equal to 0."""
+    """Map floats to int32 in the same order; NaN is largest, −0 equals 0."""
     bits = tl.where(values == 0.0, 0.0, values).to(tl.int32, bitcast=True)
     return tl.where(values != values, 0x7FFFFFFF, bits ^ ((bits >> 31) & 0x7FFFFFFF))
 
 
 @triton.jit
 def largest_token(logits, vocab_size, BLOCK: tl.constexpr):
-    """The lowest id of the largest logit; a NaN counts as larger than all."""
+    """Return the lowest id of the largest logit; NaN counts as largest."""
     steps = tl.arange(0, BLOCK)
     best_key = tl.full([BLOCK], -2147483648, tl.int32)
     best_id = tl.full([BLOCK], 0, tl.int32) + steps
@@ -59,14 +59,14 @@ def largest_token(logits, vocab_size, BLOCK: tl.constexpr):
 
 @triton.jit
 def bin_of(logit, largest):
-    """Histogram bin: how far below the largest. int32."""
+    """Return the histogram bin (int32) of a logit, by its distance below the largest."""
     distance = tl.minimum((largest - logit) * _BINS_PER_UNIT, _NUM_BINS - 1.0)
     return distance.to(tl.int32)
 
 
 @triton.jit
 def weight_sum_and_histogram(logits, vocab_size, largest, temperature, min_p, BLOCK: tl.constexpr):
-    """The weight of all tokens that min_p keeps, and how many of all are in each bin."""
+    """Sum the weights of tokens that pass min_p, and count all tokens per bin."""
     steps = tl.arange(0, BLOCK)
     total = tl.zeros([1], tl.float64)
     histogram = tl.zeros([_NUM_BINS], tl.int32)
@@ -75,7 +75,7 @@ def weight_sum_and_histogram(logits, vocab_size, largest, temperature, min_p, BL
         logit = tl.load(logits + ids, mask=ids < vocab_size, other=float("-inf"))
         weight = tl.exp((logit - largest) / temperature)
         total += tl.sum(tl.where(weight >= min_p, weight, 0.0), axis=0).to(tl.float64)
-        histogram += tl.histogram(bin_of(logit, largest), _NUM_BINS)  # what lies past the end falls in the last bin
+        histogram += tl.histogram(bin_of(logit, largest), _NUM_BINS)  # lanes past the vocabulary go to the last bin
     return tl.sum(total, axis=0), histogram
 
 
@@ -84,9 +84,10 @@ def list_candidates(
     logits, vocab_size, listed, largest, temperature, floor, last_bin, noise_scale, position, seed_low, seed_high,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the ids of the tokens that count to `listed`, by rising id; returns how many.
+    """Write the candidates to `listed` by rising id; return their number.
 
-    last_bin ≥ 0: those in bins up to it, for top_k. noise_scale > 0: only those that their noise can make win.
+    Candidates weigh at least `floor` or, if last_bin ≥ 0 (top_k), are in a bin up to it. If noise_scale > 0, a
+    candidate's noise must also be high enough to win.
     """
     steps = tl.arange(0, BLOCK)
     count = vocab_size * 0
@@ -106,7 +107,7 @@ def list_candidates(
 
 @triton.jit
 def measure_from(logits, listed, count, largest, temperature, min_p, low_key, PART: tl.constexpr):
-    """Number and weight of the listed tokens with keys ≥ low_key that min_p keeps."""
+    """Count the candidates with keys ≥ low_key that pass min_p, and sum their weights."""
     steps = tl.arange(0, PART)
     number = count * 0
     total = tl.zeros([1], tl.float64)
@@ -125,7 +126,7 @@ def measure_from(logits, listed, count, largest, temperature, min_p, low_key, PA
 def highest_cut(
     logits, listed, count, largest, temperature, min_p, low, high, min_number, min_weight, PART: tl.constexpr
 ):
-    """The highest key in [low, high] from which there are min_number tokens that weigh min_weight; low if none is."""
+    """Find the highest key in [low, high] with at least min_number tokens and min_weight at or above it, else low."""
     while low < high:
         middle = low + (high - low + 1) // 2
         number, weight = measure_from(logits, listed, count, largest, temperature, min_p, middle, PART)
@@ -140,7 +141,7 @@ def highest_cut(
 def best_candidate(
     logits, listed, count, largest, temperature, cut, min_weight, position, seed_low, seed_high, PART: tl.constexpr
 ):
-    """The listed token with the highest logit / T + noise among those from the cut that weigh enough."""
+    """Return the candidate with the highest logit / T + noise among those with key ≥ cut and weight ≥ min_weight."""
     steps = tl.arange(0, PART)
     best_score = tl.full([1], float("-inf"), tl.float64)
     best_id = tl.full([1], _NO_ID, tl.int32)
@@ -163,7 +164,7 @@ def best_candidate(
 @triton.jit
 def sample_kernel(
     logits,  # [n, vocab_size] float32, contiguous
-    row_ids,  # [n] int64: which row's parameters; negative: none, the answer is 0
+    row_ids,  # [n] int64: row of the parameters; negative: the result is token 0
     temperatures,  # [rows] float32
     top_ks,  # [rows] int32
     top_ps,  # [rows] float64
@@ -196,7 +197,7 @@ def sample_kernel(
             seed_low = tl.load(seeds + 2 * row).to(tl.uint32, bitcast=True)
             seed_high = tl.load(seeds + 2 * row + 1).to(tl.uint32, bitcast=True)
             reached = tl.sum(gumbel(token_bits(token + tl.zeros([1], tl.int32), position, seed_low, seed_high)), axis=0)
-            least = tl.exp(reached - _MAX_GUMBEL) * (1.0 - _SLACK)  # a token that weighs less cannot win
+            least = tl.exp(reached - _MAX_GUMBEL) * (1.0 - _SLACK)  # a token of less weight cannot win
             total = tl.zeros([1], tl.float64)
             total = tl.sum(total, axis=0)
             floor = tl.maximum(least, min_p * (1.0 - _SLACK))
@@ -215,7 +216,7 @@ def sample_kernel(
                 logits, vocab_size, listed, largest, temperature, floor.to(tl.float32), last_bin,
                 noise_scale.to(tl.float32), position, seed_low, seed_high, BLOCK,
             )  # fmt: skip
-            tl.debug_barrier()  # what some threads listed, others read
+            tl.debug_barrier()  # threads read entries of `listed` that other threads wrote
             high = tl.max(ordered_key(largest + tl.zeros([1], tl.float32)), axis=0).to(tl.int64)
             cut = tl.full([1], -2147483648, tl.int64)
             cut = tl.min(cut, axis=0)
@@ -244,12 +245,11 @@ def sample(
     last_tokens: Tensor | None = None,
     output: Tensor | None = None,
 ) -> Tensor:
-    """Draw a token for each of n rows: [n] int64, which is `output` if that is given.
+    """Sample a token for each of n rows: [n] int64, written to `output` if given.
 
-    logits: [n, vocab] float32, contiguous, left unchanged. row_ids: [n] int64, which entry of the columns is whose;
-    negative gives token 0. Columns of parameters as in workers/sampling/sampling_columns.py, seeds as int32 words.
-    positions: [n] int32, of the token to draw. last_tokens: [rows] int64, a column that the tokens are written to as
-    well.
+    logits: [n, vocab] float32, contiguous, not modified. row_ids: [n] int64, index into the columns; negative gives
+    token 0. The columns of parameters are those of workers/sampling/sampling_columns.py, seeds as int32 words.
+    positions: [n] int32, of the token to sample. last_tokens: [rows] int64, also receives the tokens.
     """
     num_rows, vocab_size = logits.shape
     if output is None:

@@ -111,5 +111,5 @@ def test_a_unix_socket_in_use_is_refused_and_a_dead_engines_is_taken_over(
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(config.uds))
     (tmp_path / "file").write_text("precious")
-    with pytest.raises(ConfigError, match="a file lies there: remove it or choose another --uds"):
+    with pytest.raises(ConfigError, match="there is a file: remove it or choose another --uds"):
         HttpListeners().open(EngineConfig(uds=str(tmp_path / "file")))

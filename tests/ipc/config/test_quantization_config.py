@@ -75,7 +75,7 @@ def test_no_method_is_none() -> None:
         ({"quant_method": "gptq", "bits": 4}, "quantization_config of gptq cannot be read"),
         (
             {"quant_method": "gptq", "bits": 4, "group_size": 128, "dynamic": {"-:a": {}}},
-            "settings of their own for some layers",
+            "different settings per layer",
         ),
         ({"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemv"}, "awq with version gemv is not"),
         ({"quant_method": "awq", "bits": 4, "group_size": 0}, "awq with group_size 0 is not"),
@@ -84,7 +84,7 @@ def test_no_method_is_none() -> None:
         (compressed(strategy="token"), "compressed-tensors with strategy 'token' is not"),
         (compressed("marlin-24"), "compressed-tensors with format 'marlin-24' is not"),
         (compressed(symmetric=False), r"zero points \(symmetric false\) is not"),
-        ({**compressed(), "config_groups": {}}, "0 groups of layers quantized in ways of their own"),
+        ({**compressed(), "config_groups": {}}, "0 groups of layers with different settings"),
     ],
 )
 def test_anything_else_is_refused_in_one_line(raw: dict[str, Any], message: str) -> None:

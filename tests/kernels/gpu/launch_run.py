@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tokenloom.kernels.gpu.launch import _known, _launch
+from tokenloom.kernels.gpu.launch import _cache, _launch
 from tokenloom.tests.kernels.gpu.loaded_nowhere import LoadedNowhere
 
 
@@ -45,10 +45,10 @@ def main() -> None:
         same = all(a is b for a, b in zip(passed, (*arguments, 32, is_scaled), strict=True))
         if launched is not means or grid != (7, 3, 1) or not same or len(driver.launches) != num_launches:
             wrong.append(f"{source.dtype} {source.data_ptr() % 16} {count} {offset}: {grid}")
-    num_known = len(_known)
+    num_known = len(_cache)
     copy_kernel.module = "elsewhere"
     copy_kernel[lambda constants: (constants["block"],)](memory, memory, 16, offset=3, factor=0.5, **constants)
-    if driver.launches[-1][0] != (32, 1, 1) or len(_known) != num_known:
+    if driver.launches[-1][0] != (32, 1, 1) or len(_cache) != num_known:
         wrong.append("another package's kernel")
-    found = {"num_kernels": len(kernels), "num_known": num_launches - len(_known), "wrong": wrong}
+    found = {"num_kernels": len(kernels), "num_known": num_launches - len(_cache), "wrong": wrong}
     print(json.dumps(found))

@@ -20,7 +20,7 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from tokenloom.kernels.gpu.batch_invariant import BatchInvariantTritonOps
 from tokenloom.kernels.gpu.linear.linear import linear
-from tokenloom.kernels.gpu.sampling.logprobs import log_totals
+from tokenloom.kernels.gpu.sampling.logprobs import logsumexp
 from tokenloom.kernels.quantized import quantize
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
@@ -74,9 +74,9 @@ def test_totals_are_torchs_and_rows_stand_alone() -> None:
     torch.manual_seed(0)
     logits = torch.randn(5, 9000) * 10
     logits[2, :8000] = -torch.inf
-    totals = log_totals(logits)
+    totals = logsumexp(logits)
     torch.testing.assert_close(totals, logits.logsumexp(-1), atol=1e-5, rtol=1e-6)
-    assert torch.equal(log_totals(logits[3:4]), totals[3:4])
+    assert torch.equal(logsumexp(logits[3:4]), totals[3:4])
 
 
 def alone(run: PagedRun, tokens: list[int]) -> Tensor:

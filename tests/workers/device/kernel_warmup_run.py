@@ -28,7 +28,7 @@ from tokenloom.ipc.errors import ConfigError
 from tokenloom.kernels.gpu.batch_invariant import BatchInvariantTritonOps
 from tokenloom.kernels.gpu.compile import compiling
 from tokenloom.kernels.gpu.ops import TritonOps
-from tokenloom.kernels.gpu.sampling.logprobs import log_totals
+from tokenloom.kernels.gpu.sampling.logprobs import logsumexp
 from tokenloom.tests.kernels.gpu.loaded_nowhere import LoadedNowhere
 from tokenloom.workers.device.device_runner import DeviceRunner
 from tokenloom.workers.device.kernel_warmup import (
@@ -111,7 +111,7 @@ def main(folder: Path) -> None:
             for runner in runners:
                 runner.clear()  # of rows that had other blocks
                 runner.launch(inputs, SamplingColumns.greedy(len(inputs.sampled_rows)))
-            log_totals(compute(model, inputs, kv_cache)[1])  # as of rows with rules or logprobs
+            logsumexp(compute(model, inputs, kv_cache)[1])  # as of rows with rules or logprobs
     found = {"num_kernels": ahead.num_kernels, "num_loaded": len(driver.threads), "missing": missing}
     print(json.dumps(found | {"loaders": sorted({name.split("_")[0] for name in driver.threads})}))
 

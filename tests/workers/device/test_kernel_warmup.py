@@ -64,7 +64,7 @@ def test_no_step_launches_what_was_not_compiled_ahead(
     num_kernels = found["num_kernels"]
     assert isinstance(num_kernels, int) and 10 <= num_kernels <= 30
     assert found["num_loaded"] == num_kernels and found["loaders"] == ["ThreadPoolExecutor-0"]
-    assert "one after the other" not in log
+    assert "one by one" not in log
 
 
 def test_a_triton_that_compiles_in_no_threads_compiles_the_same_one_after_the_other(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_triton_that_compiles_in_no_threads_compiles_the_same_one_after_the_ot
     found, log = compile_ahead(folder, "alone")
     assert found["missing"] == []
     assert found["num_kernels"] == compile_ahead(folder)[0]["num_kernels"]
-    assert log.count("kernels are compiled one after the other") == 2  # ahead, and what would have been missing
+    assert log.count("kernels are compiled one by one") == 2  # ahead, and what would have been missing
 
 
 def test_a_compiler_that_hangs_is_named_by_its_kernel(tmp_path: Path) -> None:
