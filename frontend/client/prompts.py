@@ -106,7 +106,7 @@ def new_submit(
 def check_text(text: str) -> str:
     """A prompt as text: not empty, encodable, not too long."""
     if not text:
-        raise RequestError("prompt is empty: give at least one character")
+        raise RequestError("the prompt is empty: give at least one character")
     _check_encodable("the prompt", text)
     return text
 

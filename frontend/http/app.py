@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from typing import TypeAlias
 
 from starlette.middleware.cors import CORSMiddleware
@@ -24,9 +25,11 @@ from ..metrics.tracing import TraceContext
 from ..openai.answers import Answers
 from ..openai.background_response import BackgroundResponse
 from ..openai.chat import ChatCompletion
+from ..openai.cohere import CohereEmbeddings
 from ..openai.completions import Completion
 from ..openai.embeddings import Embeddings
 from ..openai.events import EventStream, until_disconnect
+from ..openai.forms.cohere_body import CohereEmbedRequest
 from ..openai.forms.defaults import with_defaults
 from ..openai.forms.errors import HttpError, json_response, refusal_kind
 from ..openai.forms.params import about_prompt
@@ -83,6 +86,8 @@ class OpenAIEndpoints:
                 "/v1/responses", "A conversation's next items", ResponsesRequest, self.responses.start, "input"
             ),
             self._endpoint("/v1/embeddings", "The vectors of texts", EmbeddingRequest, self._embed, "input"),
+            self._endpoint("/v1/embed", "Likewise, as Cohere", CohereEmbedRequest, partial(self._cohere, 1), "texts"),
+            self._endpoint("/v2/embed", "Likewise", CohereEmbedRequest, partial(self._cohere, 2), "texts"),
             *stored.endpoints(),
         ]
 
@@ -119,6 +124,9 @@ class OpenAIEndpoints:
     async def _chat_of(self, parsed: ParsedBody[ResponsesRequest]) -> tuple[ResponsesRequest, ChatCompletion]:
         body = with_defaults(parsed.body, self._spec)
         return body, await self._chat(ParsedBody(chat_request(body), parsed.inputs))
+
+    async def _cohere(self, version: int, parsed: ParsedBody[CohereEmbedRequest]) -> CohereEmbeddings:
+        return CohereEmbeddings(self._engine, parsed, self._spec, version)
 
     async def _embed(self, parsed: ParsedBody[EmbeddingRequest]) -> Embeddings:
         return await Embeddings.start(self._engine, parsed, self._model)

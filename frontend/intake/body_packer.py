@@ -8,13 +8,14 @@ bounds, so that the frontend need not hold them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, get_args
 
 import msgspec
 
 from ...ipc.codec import num_ids
 from ...ipc.messages.intake import BodyInput, BodyRead
 from ...ipc.sampling_params import CutSide
+from ..openai.forms.cohere_body import CohereEmbedRequest
 from ..openai.forms.messages import chat_input
 from ..openai.forms.response_body import ResponsesRequest, chat_request
 from ..openai.forms.schema import (
@@ -34,16 +35,15 @@ if TYPE_CHECKING:
     from .input_processor import InputProcessor
 
 LargeBody: TypeAlias = (
-    CompletionRequest | ChatRequest | ResponsesRequest | EmbeddingRequest | TokenizeRequest | DetokenizeRequest
+    CompletionRequest
+    | ChatRequest
+    | ResponsesRequest
+    | EmbeddingRequest
+    | CohereEmbedRequest
+    | TokenizeRequest
+    | DetokenizeRequest
 )
-LARGE_TYPES: dict[str, type[LargeBody]] = {
-    "CompletionRequest": CompletionRequest,
-    "ChatRequest": ChatRequest,
-    "ResponsesRequest": ResponsesRequest,
-    "EmbeddingRequest": EmbeddingRequest,
-    "TokenizeRequest": TokenizeRequest,
-    "DetokenizeRequest": DetokenizeRequest,
-}
+LARGE_TYPES: dict[str, type[LargeBody]] = {each.__name__: each for each in get_args(LargeBody)}
 LONG_CHARACTERS = 64 << 10  # of a text that is tokenized here
 MAX_VALUES = 64 << 10  # numbers, texts, lists and objects of a body without its prompts: 20 ms of the loop
 MAX_REST_BYTES = 8 << 20  # of a body without its prompts: 10 ms of the loop
@@ -63,6 +63,8 @@ class BodyPacker:
         if isinstance(body, ResponsesRequest):
             is_part = body.previous_response_id is not None  # the whole of it is packed later
             inputs = [] if is_part else [self._chat(chat_request(body), body)]
+        elif isinstance(body, CohereEmbedRequest):
+            inputs = parsed.inputs  # which come back as texts
         elif isinstance(body, EmbeddingRequest) and body.messages is not None:
             inputs = [self._chat(body.chat, body)]
         elif isinstance(body, ChatRequest) or (isinstance(body, TokenizeRequest) and body.messages is not None):
@@ -113,6 +115,8 @@ def _rest(body: LargeBody) -> bytes:
         bare: LargeBody = msgspec.structs.replace(body, messages=[])
     elif isinstance(body, EmbeddingRequest):
         bare = msgspec.structs.replace(body, input=body.input and "", messages=body.messages and [])
+    elif isinstance(body, CohereEmbedRequest):
+        bare = msgspec.structs.replace(body, texts=[])
     elif isinstance(body, ResponsesRequest):
         bare = msgspec.structs.replace(body, input="")
     elif isinstance(body, CompletionRequest):

@@ -13,6 +13,7 @@ import msgspec
 from ...ipc.errors import RequestError
 from ...ipc.messages.intake import BodyInput
 from ..client.prompts import check_text, check_token_ids
+from ..openai.forms.cohere_body import CohereEmbedRequest
 from ..openai.forms.prompts import body_inputs
 from ..openai.forms.schema import Body, CompletionRequest, DetokenizeRequest, EmbeddingRequest, TokenizeRequest
 from ..text.prompt_limits import PromptLimits
@@ -71,6 +72,8 @@ def _inputs(body: msgspec.Struct, limits: PromptLimits) -> Iterator[BodyInput]:
         _check_one("input", body.input, body.messages)
         if body.input is not None:
             yield from body_inputs("input", body.input, limits)
+    elif isinstance(body, CohereEmbedRequest):
+        yield from body_inputs("texts", list[str | int | list[int]](body.texts), limits)
     elif isinstance(body, TokenizeRequest):
         _check_one("prompt", body.prompt, body.messages)
         if body.prompt is not None:

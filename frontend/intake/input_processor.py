@@ -25,7 +25,7 @@ from ..openai.parsers.names import find_reasoning_parser
 from ..openai.parsers.thoughts import BEGIN_INSIDE, MARKERS
 from ..text.chat_template import MODEL_FORM, ChatTemplate
 from ..text.prompt_limits import PromptLimits
-from ..text.tokenizer import Tokenizer
+from ..text.tokenizer import Tokenizer, head_of
 
 MAX_DETOKENIZED = 1 << 20  # tokens at once
 MAX_NAMED_IDS = 32  # bad token ids in one error
@@ -88,7 +88,8 @@ class InputProcessor:
             needed = tokenizer.kept(text, self._max_model_len, cut_side)
         else:
             self.limits.check_text(text)
-        return Prompt(encode_ids(tokenizer.encode(needed, add_special_tokens=add_special_tokens)), text)
+        token_ids = encode_ids(tokenizer.encode(needed, add_special_tokens=add_special_tokens))
+        return Prompt(head_of(tokenizer, token_ids, self._max_model_len) if cut_side == "right" else token_ids, text)
 
     def tokenize(
         self,
@@ -228,8 +229,8 @@ class InputProcessor:
         num_kept = params.truncate_prompt_tokens
         if num_kept == -1:
             num_kept = max(self._max_model_len - num_reserved, 1)
-        is_begin = params.truncation_side == "right"
-        kept = prompt.token_ids[: 4 * num_kept] if is_begin else prompt.token_ids[-4 * num_kept :]
+        token_ids, is_begin = prompt.token_ids, params.truncation_side == "right"
+        kept = head_of(self._tokenizer, token_ids, num_kept) if is_begin else token_ids[-4 * num_kept :]
         return Prompt(kept, prompt.text)
 
     def _check_tokens(self, params: SamplingParams) -> None:

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 import tokenizers
 
-from ...ipc.codec import JsonObject
+from ...ipc.codec import JsonObject, encode_ids
 from ...ipc.config.model_config import read_json
 from ...ipc.errors import ConfigError, RequestError
 from ...ipc.sampling_params import CutSide
@@ -110,6 +110,13 @@ class Tokenizer:
         return None if self.backend is None or most is None else TextCut(self.backend, most)
 
     @cached_property
+    def text_end(self) -> bytes:
+        """The tokens that the checkpoint puts behind a text, such as the one whose state is the embedding."""
+        bare, whole = (self.encode("a", add_special_tokens=each) for each in (False, True))
+        ends = (whole[begin + len(bare) :] for begin in range(len(whole)) if whole[begin : begin + len(bare)] == bare)
+        return encode_ids(next(ends, ()))
+
+    @cached_property
     def special_tokens(self) -> dict[str, str]:
         """The named special tokens of tokenizer_config.json, for chat templates: bos_token, eos_token …"""
         named = {name: special_token(self.config, name) for name in self.config if name.endswith("_token")}
@@ -125,6 +132,24 @@ def read_tokenizer_config(folder: Path) -> JsonObject:
     """tokenizer_config.json as a dict, empty when there is none."""
     path = folder / "tokenizer_config.json"
     return read_json(path) if path.is_file() else {}
+
+
+def head_of(tokenizer: Tokenizer | None, token_ids: bytes, num_kept: int) -> bytes:
+    """The first tokens of a prompt that is longer, and what the checkpoint puts behind a text if it stands there."""
+    end = b"" if tokenizer is None else tokenizer.text_end[-4 * num_kept :]
+    if len(token_ids) <= 4 * num_kept or not token_ids.endswith(end):
+        return token_ids[: 4 * num_kept]
+    return token_ids[: 4 * num_kept - len(end)] + end
+
+
+@cache
+def read_prefixes(folder: Path) -> dict[str, str]:
+    """What a checkpoint puts before a text to embed, by the names of these prompts; empty where it names none."""
+    for name, field in (("config.json", "task_instructions"), ("config_sentence_transformers.json", "prompts")):
+        found = read_json(folder / name).get(field) if (folder / name).is_file() else None
+        if isinstance(found, dict) and found:
+            return {key: text for key, text in found.items() if isinstance(text, str)}
+    return {}
 
 
 def special_token(config: JsonObject, name: str) -> str | None:

@@ -76,6 +76,17 @@ def test_openai_for_python(url: str) -> None:
     }
 
 
+def test_coheres_client(url: str) -> None:
+    seen = seen_by(url, python_of("cohere"), str(CLIENTS / "cohere_client.py"))
+    assert seen == {
+        "types": {"float": 256, "int8": 256, "uint8": 256, "binary": 32, "ubinary": 32, "base64": 1368},
+        "meta": ["2", 4, ["Lima"]],
+        "cut": [2048, 8],
+        "refused": "input_type",
+        "first": ["embeddings_floats", 200, True],
+    }
+
+
 @pytest.mark.parametrize("provider", ["hosted_vllm", "openai"])
 def test_litellm(url: str, provider: str) -> None:
     seen = seen_by(url, python_of("litellm"), str(CLIENTS / "litellm_client.py"), provider)

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from tokenloom.frontend.intake.input_processor import InputProcessor, ProcessedRequest, Prompt
 from tokenloom.frontend.text.chat_template import ChatTemplate
@@ -15,6 +16,7 @@ from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import RequestError
 from tokenloom.ipc.messages.client import ChatMessage, Child, Submit
 from tokenloom.ipc.messages.core import EngineCoreRequest
+from tokenloom.ipc.pooling_params import PoolingParams
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.tests.frontend.text.samples import new_tokenizer
 from tokenloom.tests.support.engine_specs import new_spec
@@ -51,6 +53,22 @@ def test_an_answer_may_grow_to_max_model_len_and_no_further() -> None:
     assert process(inputs, SamplingParams(max_tokens=1000)).max_tokens == 90
     assert process(inputs, SamplingParams(max_tokens=7)).max_tokens == 7
     assert process(inputs, SamplingParams(max_tokens=None), prompt_token_ids=encode_ids(range(99))).max_tokens == 1
+
+
+@pytest.mark.parametrize(
+    ("side", "num_kept", "kept"),
+    [("left", 4, [13, 14, 15, 2]), (None, 4, [13, 14, 15, 2]), ("right", 4, [1, 10, 11, 2]), ("right", 1, [2])],
+)
+def test_a_prompt_is_cut_at_its_side_and_keeps_what_ends_a_text(side: Any, num_kept: int, kept: list[int]) -> None:
+    tokenizer = new_tokenizer("byte_fallback")
+    assert tokenizer.backend is not None
+    tokenizer.backend.post_processor = TemplateProcessing("<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)])
+    inputs = InputProcessor(new_spec(), tokenizer, TEMPLATE)
+    params = SamplingParams(truncate_prompt_tokens=num_kept, truncation_side=side)
+    ids = encode_ids([1, *range(10, 16), 2])
+    assert decode_ids(process(inputs, params, prompt_token_ids=ids).prompt_token_ids).tolist() == kept
+    embedded = process(inputs, params, prompt="The " * 50, pooling=PoolingParams())
+    assert decode_ids(embedded.prompt_token_ids).tolist()[-1] == kept[-1]
 
 
 def test_end_tokens_stop_unless_ignored() -> None:

@@ -1,0 +1,64 @@
+"""/v1/embed and /v2/embed: Cohere's form of embeddings, in the types that its clients ask for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from ...ipc.codec import num_ids
+from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.errors import RequestError
+from ..intake.body_parser import ParsedBody
+from ..text.tokenizer import read_prefixes
+from .embeddings import Embeddings, vectors_of
+from .forms.cohere_body import CohereEmbedRequest
+from .forms.errors import encode_json
+from .forms.params import about_prompt, refuse_unserved, under_its_own_name
+from .forms.vectors import COHERE_TYPES
+from .local_engine import LocalEngine, Run
+from .slices import in_slices
+
+
+class CohereEmbeddings(Embeddings):
+    """One request to an endpoint of Cohere's API in this version. `whole` is used once."""
+
+    def __init__(
+        self, engine: LocalEngine, parsed: ParsedBody[CohereEmbedRequest], spec: EngineSpec, version: int
+    ) -> None:
+        self._asked, self._version = parsed.body, version
+        self._texts = [each.text or "" for each in parsed.inputs]
+        refuse_unserved(self._asked)
+        prefix = self._asked.prefix(read_prefixes(Path(spec.model_folder)))
+        inputs = [msgspec.structs.replace(each, text=prefix + (each.text or "")) for each in parsed.inputs]
+        with under_its_own_name("output_dimension", "dimensions"):
+            super().__init__(engine, ParsedBody(self._asked.embedding, inputs), spec.served_model_name)
+
+    async def whole(self) -> bytes:
+        kinds = self._asked.embedding_types
+        is_bare = self._version == 1 and kinds is None
+        with (
+            under_its_own_name("output_dimension", "dimensions"),
+            about_prompt("texts"),
+            self._engine.run(self._submits) as run,
+        ):
+            vectors = await vectors_of(run, "texts")
+            self._check_lengths(run)
+            made = {kind: await in_slices(map(COHERE_TYPES[kind], vectors)) for kind in kinds or ["float"]}
+            units = {"input_tokens": run.num_prompt_tokens, "image_tokens": 0}
+            return encode_json(
+                {
+                    "id": self._id,
+                    "texts": self._texts,
+                    "embeddings": made["float"] if is_bare else made,
+                    "meta": {"api_version": {"version": str(self._version)}, "billed_units": units},
+                    "response_type": "embeddings_floats" if is_bare else "embeddings_by_type",
+                }
+            )
+
+    def _check_lengths(self, run: Run) -> None:
+        """max_tokens refuses what is not to be truncated, whose length is known once it is tokenized."""
+        for index, prompt in enumerate(map(run.prompt_of, range(run.num_choices))):
+            num_tokens, most = 0 if prompt is None else num_ids(prompt.prompt_token_ids), self._asked.max_tokens
+            if most and num_tokens > most:
+                raise RequestError(f"texts[{index}] has {num_tokens} tokens, max_tokens is {most}: set truncate END")

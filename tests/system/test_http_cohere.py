@@ -1,0 +1,137 @@
+"""/v1/embed and /v2/embed over a running engine: every type against numpy on /v1/embeddings' floats, and refusals."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+
+from tokenloom.frontend.intake.body_parser import SMALL_BYTES
+from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
+from tokenloom.tests.system.http_engine import DEADLINE_S
+from tokenloom.tests.system.launched import LaunchedEngine
+
+TEXTS = ["The capital of France is", "The capital of Peru is", "one two three"]
+LONG = " ".join(f"alpha{i}" for i in range(900)) + " " + " ".join(f"omega{i}" for i in range(900))
+TYPES = ["float", "int8", "uint8", "binary", "ubinary", "base64"]
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with LaunchedEngine(tmp_path_factory.mktemp("cohere"), "--http", "0") as engine:
+        yield engine.wait_http()
+
+
+def embed(http: httpx2.Client, path: str = "/v2/embed", **body: object) -> dict[str, Any]:
+    answer = http.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def floats(http: httpx2.Client, **body: object) -> np.ndarray[Any, Any]:
+    answer = http.post("/v1/embeddings", json=body)
+    assert answer.status_code == 200, answer.text
+    return np.array([each["embedding"] for each in answer.json()["data"]])
+
+
+def test_every_type_is_what_numpy_makes_of_the_floats(http: httpx2.Client) -> None:
+    answer = embed(http, texts=TEXTS, embedding_types=TYPES, output_dimension=64)
+    found = {name: np.array(rows) for name, rows in answer["embeddings"].items() if name != "base64"}
+    np.testing.assert_allclose(found["float"], floats(http, input=TEXTS, dimensions=64), atol=1e-4)
+    bits = np.packbits(found["float"] >= 0, axis=-1)
+    assert (found["ubinary"] == bits).all() and (found["binary"] == bits.astype(int) - 128).all()
+    exact = found["float"] * 127 / np.abs(found["float"]).max(axis=-1, keepdims=True)
+    assert (np.abs(found["int8"] - exact) <= 0.5 + 1e-6).all() and (found["uint8"] == found["int8"] + 128).all()
+    raw = [np.frombuffer(base64.b64decode(each), "<f4") for each in answer["embeddings"]["base64"]]
+    assert (np.array(raw) == found["float"].astype(np.float32)).all()
+
+
+def test_each_version_has_its_form(http: httpx2.Client) -> None:
+    second = embed(http, texts=TEXTS, input_type="search_query", request_id="mine")
+    assert second["texts"] == TEXTS and second["response_type"] == "embeddings_by_type" and second["id"] == "embd-mine"
+    num_tokens = sum(http.post("/tokenize", json={"prompt": text}).json()["count"] for text in TEXTS)
+    units = {"input_tokens": num_tokens, "image_tokens": 0}
+    assert second["meta"] == {"api_version": {"version": "2"}, "billed_units": units}
+    first = embed(http, "/v1/embed", texts=TEXTS)
+    assert first["response_type"] == "embeddings_floats" and first["meta"]["api_version"] == {"version": "1"}
+    np.testing.assert_allclose(first["embeddings"], second["embeddings"]["float"], atol=1e-4)
+    typed = embed(http, "/v1/embed", texts=TEXTS, embedding_types=["float"])
+    assert typed["response_type"] == "embeddings_by_type" and list(typed["embeddings"]) == ["float"]
+
+
+@pytest.mark.parametrize(("truncate", "side"), [("START", "left"), ("END", "right"), (None, "right")])
+@pytest.mark.parametrize("max_tokens", [None, 9])
+def test_a_long_text_is_truncated_at_the_side_that_is_named(
+    http: httpx2.Client, truncate: str | None, side: str, max_tokens: int | None
+) -> None:
+    answer = embed(http, texts=[LONG], truncate=truncate, max_tokens=max_tokens)
+    cut = {"truncate_prompt_tokens": max_tokens or -1, "truncation_side": side}
+    np.testing.assert_allclose(answer["embeddings"]["float"], floats(http, input=LONG, **cut), atol=1e-4)
+    assert answer["meta"]["billed_units"]["input_tokens"] == (max_tokens or 2048)
+
+
+def test_a_large_body_is_answered_as_a_small_one_is(http: httpx2.Client) -> None:
+    body = {"texts": ["Lima", "a longer text"], "embedding_types": ["float", "int8"], "request_id": "mine"}
+    small, large = (http.post("/v2/embed", content=b" " * n + json.dumps(body).encode()) for n in (0, SMALL_BYTES))
+    assert small.json() == large.json() and small.status_code == 200
+    longest = embed(http, texts=["word " * 60_000], embedding_types=["ubinary"])
+    assert longest["meta"]["billed_units"]["input_tokens"] == 2048 and len(longest["texts"][0]) == 300_000
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "texts"),
+        ({"texts": []}, "texts"),
+        ({"texts": [""]}, "texts"),
+        ({"texts": [LONG], "truncate": "NONE"}, "texts"),
+        ({"texts": ["one two three"], "truncate": "NONE", "max_tokens": 2}, "texts"),
+        ({"texts": ["x"], "images": ["data:"]}, "images"),
+        ({"texts": ["x"], "inputs": [{"content": []}]}, "inputs"),
+        ({"texts": ["x"], "input_type": "nonexistent_type"}, "input_type"),
+        ({"texts": ["x"], "embedding_types": ["int4"]}, "embedding_types[0]"),
+        ({"texts": ["x"], "embedding_types": ["binary"], "output_dimension": 12}, "embedding_types"),
+        ({"texts": ["x"], "output_dimension": 257}, "output_dimension"),
+        ({"texts": ["x"], "output_dimension": 0}, "output_dimension"),
+        ({"texts": ["x"], "truncate": "MIDDLE"}, "truncate"),
+        ({"texts": ["x"] * 2049}, "texts"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/embed", "/v2/embed"])
+def test_what_cannot_be_embedded_is_refused_by_name(
+    http: httpx2.Client, path: str, body: dict[str, object], param: str
+) -> None:
+    answer = http.post(path, json=body)
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and error["param"] == param, error
+    assert param != "input_type" or "Unsupported input_type" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("file", "field"), [("config.json", "task_instructions"), ("config_sentence_transformers.json", "prompts")]
+)
+def test_an_input_type_puts_the_checkpoints_prompt_before_each_text(tmp_path: Path, file: str, field: str) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    for each in DEMO_FOLDER.iterdir():
+        (model / each.name).symlink_to(each)
+    config = json.loads((model / file).read_text()) if (model / file).exists() else {}
+    (model / file).unlink(missing_ok=True)
+    (model / file).write_text(json.dumps(config | {field: {"query": "Find: ", "document": ""}}))
+    with (
+        LaunchedEngine(tmp_path, "--http", "0", "--model", str(model)) as engine,
+        httpx2.Client(base_url=engine.wait_http(), timeout=DEADLINE_S) as http,
+    ):
+        found = {kind: embed(http, texts=TEXTS, input_type=kind) for kind in ("query", "document", None)}
+        for kind, prefix in (("query", "Find: "), ("document", ""), (None, "")):
+            assert found[kind]["texts"] == TEXTS
+            expected = floats(http, input=[prefix + text for text in TEXTS])
+            np.testing.assert_allclose(found[kind]["embeddings"]["float"], expected, atol=1e-4)
+        refused = http.post("/v2/embed", json={"texts": TEXTS, "input_type": "search_query"})
+        assert refused.status_code == 400 and "has query, document" in refused.json()["error"]["message"]
