@@ -46,6 +46,7 @@ from .admin import AdminEndpoints
 from .control import ControlEndpoints
 from .endpoint import Endpoint
 from .invocations import Invocations
+from .load_report import ASKED, load_headers
 from .middleware import Gate
 from .openapi import document
 from .pages import PageEndpoints
@@ -111,7 +112,8 @@ class OpenAIEndpoints:
                 return Response(status_code=CLIENT_CLOSED_REQUEST)
             if isinstance(whole, Response):
                 return whole
-            return Response(whole, media_type="application/json")
+            headers = load_headers(request.headers.get(ASKED, ""), self._metrics)
+            return Response(whole, headers=headers, media_type="application/json")
 
         return Endpoint(path, answer, summary, body_type)
 
@@ -166,5 +168,5 @@ def new_app(
         allow_origins=[origin.strip() for origin in spec.config.cors_origins.split(",") if origin.strip()],
         allow_methods=["GET", "POST", "DELETE"],
         allow_headers=["*"],
-        expose_headers=["x-request-id", "warning", "metadata", *TraceContext._fields],
+        expose_headers=["x-request-id", "warning", "endpoint-load-metrics", "metadata", *TraceContext._fields],
     )

@@ -84,7 +84,12 @@ async def _serve(
     open_requests: OpenRequests,
 ) -> None:
     turns = TurnLoop(process)
-    engine = LocalEngine(frontend, turns.wake, has_strict_fields=spec.config.strict_fields)
+    engine = LocalEngine(
+        frontend,
+        turns.wake,
+        has_strict_fields=spec.config.strict_fields,
+        tells_timings=spec.config.enable_per_request_metrics,
+    )
     store = ResponseStore(spec)
     generating = OpenAIEndpoints(engine, frontend.metrics, spec, store)
     app = new_app(engine, frontend, spec, generating.endpoints(), open_requests)

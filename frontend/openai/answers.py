@@ -106,8 +106,11 @@ class Answers(ABC):
                 for index, delta in news:
                     choices[index].add(delta)
             built = await in_slices(choice.build() for choice in choices)
-            envelope = self._envelope(self.kind, built, run.usage())
+            envelope = self._envelope(self.kind, built, run.usage()) | self._timings(run)
             return encode_json(envelope | _UNUSED | self._of_prompt(run, choices[0]))
+
+    def _timings(self, run: Run) -> JsonObject:
+        return run.timings() if self._engine.tells_timings else {}
 
     def _of_prompt(self, run: Run, choice: Choice) -> JsonObject:
         """What a whole answer tells of its only prompt."""
@@ -148,7 +151,7 @@ class Answers(ABC):
                 if events:
                     yield b"".join(events)
             if with_usage:
-                yield event(self._envelope(self.chunk_kind, [], run.usage()))
+                yield event(self._envelope(self.chunk_kind, [], run.usage()) | self._timings(run))
 
     def _text_events(self, choice: Choice, with_null: bool) -> TextEvents:
         def body_of(text: str) -> JsonObject:

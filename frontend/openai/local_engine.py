@@ -22,7 +22,18 @@ import msgspec
 
 from ...ipc.codec import JsonObject, num_ids
 from ...ipc.errors import ErrorInfo, RequestError
-from ...ipc.messages.client import Abort, Accepted, Control, Delta, Deltas, Done, FrontendMessage, QueryFailed, Submit
+from ...ipc.messages.client import (
+    Abort,
+    Accepted,
+    Control,
+    Delta,
+    Deltas,
+    Done,
+    FrontendMessage,
+    QueryFailed,
+    RequestMetrics,
+    Submit,
+)
 from ...ipc.messages.intake import BodyInput
 from ...ipc.sampling_params import CutSide
 from ..intake.background import BackgroundJob, Then
@@ -34,6 +45,7 @@ from ..requests.frontend import Frontend
 from .body_reader import BodyReader, in_background
 from .forms.messages import chat_input
 from .forms.schema import ChatRequest, TokenizeRequest
+from .forms.timings import timings
 from .parsers.thoughts import ends_inside
 from .slices import SLICE_S
 
@@ -53,6 +65,7 @@ class Run:
         self._news: list[tuple[int, Accepted | Delta]] = []  # of which prompt, and what it got
         self._waiter: asyncio.Future[None] | None = None
         self._num_cached = [0] * num_prompts
+        self._metrics = RequestMetrics()  # the newest
         self.num_completion_tokens = 0
         self.num_thought_tokens = 0  # of those; chats count them
         self._prompts: list[Accepted | None] = [None] * num_prompts
@@ -87,9 +100,14 @@ class Run:
                     error = update.error or ErrorInfo("internal", "the request failed and the engine did not say why")
                     raise error.to_exception()
                 self.num_completion_tokens += num_ids(update.token_ids)
+                self._metrics = update.metrics or self._metrics
                 self._num_cached[position] = max(self._num_cached[position], update.num_cached_tokens)
                 found.append((position * self.num_answers + update.index, update))
             yield found
+
+    def timings(self) -> JsonObject:
+        """How long the only choice took; empty if there are several."""
+        return timings(self._metrics, self.num_completion_tokens) if self.num_choices == 1 else {}
 
     def prompt_of(self, choice: int) -> Accepted | None:
         return self._prompts[choice // self.num_answers]
@@ -115,8 +133,16 @@ class Run:
 class LocalEngine:
     """Invariant: a request id is here from its submit until its last answer has ended or its `run` is left."""
 
-    def __init__(self, frontend: Frontend, wake: Callable[[], None], *, has_strict_fields: bool = False) -> None:
-        """`wake` makes the frontend have a turn soon."""
+    def __init__(
+        self,
+        frontend: Frontend,
+        wake: Callable[[], None],
+        *,
+        has_strict_fields: bool = False,
+        tells_timings: bool = False,
+    ) -> None:
+        """`wake` makes the frontend have a turn soon. `tells_timings`: answers have their metrics."""
+        self.tells_timings = tells_timings
         self._frontend = frontend
         self.inputs = frontend.inputs
         self.bodies = BodyReader(frontend.background, frontend.inputs.limits, is_strict=has_strict_fields)

@@ -112,6 +112,7 @@ class Answer:
     _text: str = ""
     _num_taken: int = 0  # tokens
     _num_preemptions: int = 0
+    first_scheduled_time: float = 0.0
     _first_token_time: float = 0.0
     _has_told_start: bool = False
 
@@ -222,6 +223,7 @@ class Answer:
             num_cached_tokens=self.num_cached_tokens,
             metrics=RequestMetrics(
                 arrival_time=0.0 if processed is None else processed.core.arrival_time,
+                first_scheduled_time=self.first_scheduled_time,
                 first_token_time=self._first_token_time,
                 finished_time=self.finished_time,
                 num_preemptions=self._num_preemptions,
@@ -313,7 +315,7 @@ class OutputProcessor:
         prompt_runs = [] if outputs.prompt_logprobs is None else list(runs_of(outputs.prompt_logprobs))
         news, answer_by_key = News(), self.answer_by_key
         if outputs.accepted or outputs.started:
-            self._accept(outputs, news)
+            self._accept(outputs, now, news)
         for run in prompt_runs:
             answer = answer_by_key.get(run.key)
             if answer is not None and answer.request.prompt_logprobs.append(run):
@@ -333,7 +335,7 @@ class OutputProcessor:
             self._finish(finished, now, news)
         return news
 
-    def _accept(self, outputs: EngineCoreOutputs, news: News) -> None:
+    def _accept(self, outputs: EngineCoreOutputs, now: float, news: News) -> None:
         for key in outputs.accepted:
             answer = self.answer_by_key.get(key)
             if answer is not None and not answer.request.is_accepted:
@@ -343,6 +345,7 @@ class OutputProcessor:
             answer = self.answer_by_key.get(started.key)
             if answer is not None:
                 answer.num_cached_tokens = max(answer.num_cached_tokens, started.num_cached_tokens)
+                answer.first_scheduled_time = answer.first_scheduled_time or now
 
     def _append_all(self, columns: Iterable[tuple[int, int, Sequence[int]]], now: float, news: News) -> None:
         """columns: key, start and tokens."""

@@ -118,6 +118,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = None
     return_tokens_as_token_ids: Annotated[bool, _answers("tokens of logprobs are written token_id:ID")] = False
     enable_force_include_usage: Annotated[bool, _answers("every chunk of a stream tells its usage")] = False
+    enable_per_request_metrics: Annotated[bool, _answers("answers tell how long they took: metrics")] = False
     served_model_name: Annotated[
         list[str] | None, _model("names that requests may give, the first is that of answers; none: --model as given")
     ] = None

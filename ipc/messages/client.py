@@ -141,6 +141,7 @@ class RequestMetrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """When things happened, by the frontend's clock in unix seconds; 0 = not yet."""
 
     arrival_time: float = 0.0
+    first_scheduled_time: float = 0.0  # of the first step that computed some of it
     first_token_time: float = 0.0
     finished_time: float = 0.0
     num_preemptions: int = 0

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     options = ["--chat-template", TEMPLATE, "--default-chat-template-kwargs", '{"opening": "The capital of "}']
     options += ["--override-generation-config", '{"temperature": 0.0}', "--swap-space", "4", "--enable-chunked-prefill"]
     options += ["--return-tokens-as-token-ids", "--enable-force-include-usage", "-tp", "1", "--max-model-len", "1K"]
+    options += ["--enable-per-request-metrics"]
     with Engine(folder, [*words.split(), *options]) as engine:
         engine.wait_ready()
         yield engine
@@ -115,6 +118,54 @@ def test_flags_change_every_answer_to_what_its_fields_could_ask_for(http: httpx2
     events = http.post("/v1/completions", json=body).text.split("\n\n")[:-2]
     counts = [json.loads(event.removeprefix("data: "))["usage"]["completion_tokens"] for event in events]
     assert len(counts) > 1 and counts[0] > 0 and counts[-2:] == [3, 3]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_an_answer_tells_how_long_it_took(http: httpx2.Client, path: str) -> None:
+    body: dict[str, Any] = {
+        "prompt": FRANCE,
+        "messages": [{"role": "user", "content": "x"}],
+        "max_tokens": 4,
+        "ignore_eos": True,
+    }
+    del body["messages" if path == "/v1/completions" else "prompt"]
+    names = ["queue_time_ms", "time_to_first_token_ms", "generation_time_ms", "mean_itl_ms", "tokens_per_second"]
+    begun = time.monotonic()
+    metrics = ask(http, path, **body)["metrics"]
+    took_ms = (time.monotonic() - begun) * 1000
+    assert list(metrics) == names and min(metrics.values()) >= 0
+    assert sum(metrics[name] for name in names[:3]) <= took_ms
+    assert metrics["mean_itl_ms"] == pytest.approx(metrics["generation_time_ms"] / 3)
+    assert metrics["tokens_per_second"] * sum(metrics[name] for name in names[1:3]) == pytest.approx(4000)
+    assert "metrics" not in ask(http, path, **body, n=2)
+    events = http.post(path, json=body | {"stream": True, "max_tokens": 1}).text.split("\n\n")[:-2]
+    *others, last = [json.loads(event.removeprefix("data: ")) for event in events]
+    assert others and not any("metrics" in each for each in others)
+    assert set(last["metrics"]) == set(names) - {"mean_itl_ms"} and last["choices"] == []
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_balancer_is_told_the_load(http: httpx2.Client, path: str) -> None:
+    body = (
+        {"prompt": "x", "max_tokens": 1}
+        if path == "/v1/completions"
+        else {"messages": [{"role": "user", "content": "x"}]}
+    )
+
+    def report(**headers: str) -> str | None:
+        answer = http.post(path, json=body, headers=headers)
+        assert answer.status_code == 200
+        return answer.headers.get("endpoint-load-metrics")
+
+    asked = "endpoint-load-metrics-format"
+    kind, _, text = (report(**{asked: "JSON"}) or "").partition(" ")
+    load = json.loads(text)["named_metrics"]
+    assert kind == "JSON" and set(load) == {"kv_cache_usage_perc", "num_requests_waiting"}
+    assert re.fullmatch(
+        r"TEXT named_metrics\.kv_cache_usage_perc=[\d.e-]+, named_metrics\.num_requests_waiting=[\d.]+",
+        report(**{asked: "text"}) or "",
+    )
+    assert report() is report(**{asked: "BIN"}) is None
 
 
 def test_what_has_no_meaning_is_one_line_at_the_start(engine: Engine) -> None:

@@ -21,6 +21,7 @@ def test_a_request_goes_to_the_core_and_its_text_comes_back(bench: Bench) -> Non
     assert (request.max_tokens, request.stop_token_ids, request.children[0].seed) == (5, [2], 7)
     assert bench.heard() == []
 
+    bench.now += 0.25
     bench.core(accepted=[key], started=[Started(key=key, num_cached_tokens=16)])
     assert bench.heard() == [
         Accepted(
@@ -36,7 +37,8 @@ def test_a_request_goes_to_the_core_and_its_text_comes_back(bench: Bench) -> Non
     bench.tokens((key, 0, answer[:1]))
     (first,) = bench.deltas()
     assert first.metrics is not None and first.num_cached_tokens == 16 and first.finish_reason is None
-    assert (first.metrics.arrival_time, first.metrics.first_token_time) == (1e9 + 100, 1e9 + 100.5)
+    assert (first.metrics.arrival_time, first.metrics.first_token_time) == (1e9 + 100, 1e9 + 100.75)
+    assert first.metrics.first_scheduled_time == 1e9 + 100.25
     bench.now += 0.5
     bench.tokens((key, 1, answer[1:]))
     (second,) = bench.deltas()
@@ -46,7 +48,7 @@ def test_a_request_goes_to_the_core_and_its_text_comes_back(bench: Bench) -> Non
     (last,) = bench.deltas()
     assert first.text + second.text + last.text == " of France"
     assert last.metrics is not None and last.finish_reason == "length" and last.stop_reason is None
-    assert (last.metrics.finished_time, last.metrics.num_preemptions) == (1e9 + 101.5, 3)
+    assert (last.metrics.finished_time, last.metrics.num_preemptions) == (1e9 + 101.75, 3)
     assert bench.frontend.num_open_requests == 0 and bench.aborted() == []
 
 
