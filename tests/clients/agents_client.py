@@ -61,6 +61,16 @@ def goes_on_after_a_call() -> object:
 
 
 @seen
+def goes_on_by_id() -> object:
+    first = Runner.run_sync(agent(), QUESTION)
+    if first.last_response_id is None:  # of a chat
+        return "no id"
+    second = Runner.run_sync(agent(), QUESTION, previous_response_id=first.last_response_id)
+    used = [each.usage.input_tokens for each in (*first.raw_responses, *second.raw_responses)]
+    return used[1] > used[0]
+
+
+@seen
 def cut() -> object:
     settings = ModelSettings(**FORCED, max_tokens=16)
     try:

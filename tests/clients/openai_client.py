@@ -168,4 +168,31 @@ def response_cut() -> object:
     return [response.status, response.incomplete_details and response.incomplete_details.reason]
 
 
+@seen
+def response_stored() -> object:
+    first = client.responses.create(**CALLING)
+    results = [{"type": "function_call_output", "call_id": each.call_id, "output": RESULT} for each in first.output]
+    asked = RESPOND | {"input": results, "tools": [FUNCTION], "max_output_tokens": 16}
+    second = client.responses.create(**asked, previous_response_id=first.id)
+    by_hand = client.responses.create(**asked | {"input": [*MESSAGES, *first.output, *results]})
+    listed = [item.type for item in client.responses.input_items.list(second.id, order="asc")]
+    is_same = client.responses.retrieve(second.id) == second
+    client.responses.delete(second.id)
+    gone = code_of(lambda: client.responses.create(**asked, previous_response_id=second.id))
+    return [second.usage.input_tokens == by_hand.usage.input_tokens, listed[-2:], is_same, gone]
+
+
+@seen
+def response_in_the_background() -> object:
+    asked = RESPOND | {"max_output_tokens": 200, "background": True, "extra_body": {"ignore_eos": True}}
+    with client.responses.create(**asked, stream=True) as stream:
+        seen_first = [event for _, event in zip(range(5), stream, strict=False)]
+    response_id = seen_first[0].response.id
+    rest = list(client.responses.retrieve(response_id, stream=True, starting_after=seen_first[-1].sequence_number))
+    numbers = [event.sequence_number for event in (*seen_first, *rest)]
+    running = client.responses.create(**asked | {"max_output_tokens": 1500})
+    cancelled = client.responses.cancel(running.id).status
+    return [numbers == list(range(len(numbers))), rest[-1].type, running.status, cancelled]
+
+
 print(json.dumps(seen))

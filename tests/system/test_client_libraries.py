@@ -73,6 +73,8 @@ def test_openai_for_python(url: str) -> None:
         "response_stream": [[True], True],
         "response_parsed": True,
         "response_cut": ["incomplete", "max_output_tokens"],
+        "response_stored": [True, ["function_call", "function_call_output"], True, "previous_response_not_found"],
+        "response_in_the_background": [True, "response.incomplete", "queued", "cancelled"],
     }
 
 
@@ -161,6 +163,7 @@ def test_openai_agents(url: str, model: str) -> None:
         "typed": [True, True],
         "called": ["found", True],
         "goes_on_after_a_call": True,
+        "goes_on_by_id": True if model == "OpenAIResponsesModel" else "no id",
         "cut": "incomplete",
         "too_long": "BadRequestError",
     }
