@@ -104,7 +104,7 @@ class DeviceBatch:
         write_rows(changes, (columns.num_computed, columns.last_tokens, *self._drawing, columns.block_tables))
 
     def _new_blocks(self, inputs: StepInputs) -> list[npt.NDArray[np.generic]]:
-        """Cells of the flattened block tables that the device lacks for this step, and what belongs there."""
+        """Return the cells of the flattened block tables that the device lacks for this step, and their block ids."""
         known = self._known_blocks[inputs.rows]
         needed = -(-inputs.seq_lens // self._block_size)
         if (needed == known).all():

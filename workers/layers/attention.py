@@ -1,6 +1,7 @@
 """Attention of one decoder layer: project, normalize, rotate, store, attend, project back.
 
-Heads are split between ranks; a rank holds the KV heads that its query heads read, which several ranks may hold.
+Query heads are split between ranks. Each rank holds the KV heads that its query heads read; several ranks may hold the
+same one.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from .rotary import RotaryEmbedding
 
 
 class Attention:
-    """x [T, hidden_size] → [T, hidden_size]; keys and values go to layer `layer` of the KV cache."""
+    """x [T, hidden_size] → [T, hidden_size]; writes keys and values to layer `layer` of the KV cache."""
 
     def __init__(
         self, loader: LayerLoader, name: str, config: ModelConfig, layer: int, rotary: RotaryEmbedding
@@ -53,5 +54,5 @@ class Attention:
 
 
 def _elements(heads: range, head_dim: int) -> range:
-    """The elements of a projection that belong to these heads."""
+    """Return the elements of a projection that belong to these heads."""
     return range(heads.start * head_dim, heads.stop * head_dim)

@@ -1,6 +1,6 @@
-"""Feed-forward blocks of which each token passes a few: every rank holds a part of every expert, as of a dense block.
+"""SparseMLP: the mixture-of-experts block. Every rank holds a shard of every expert, as of a dense block.
 
-Checkpoints hold experts in three ways: one by one under Qwen's or Mixtral's names, or stacked in one tensor per layer.
+Checkpoints store experts in three ways: one by one under Qwen's or Mixtral's names, or stacked in a tensor per layer.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from ..weights.checkpoint import Checkpoint, TensorSlice
 from ..weights.loader import LayerLoader
 from ..weights.quantized_weights import as_stored, load_matrix
 
-QWEN = ("mlp", "gate_proj", "up_proj", "down_proj")  # where router and experts are, and an expert's matrices
+QWEN = ("mlp", "gate_proj", "up_proj", "down_proj")  # the block with router and experts, and an expert's matrices
 MIXTRAL = ("block_sparse_moe", "w1", "w3", "w2")
 
 
 class SparseMLP:
-    """x [T, hidden_size] → [T, hidden_size]: a router scores all experts for each token, the best ones answer."""
+    """x [T, hidden_size] → [T, hidden_size]: a router selects the top experts of each token and mixes their outputs."""
 
     def __init__(self, loader: LayerLoader, name: str, hidden_size: int, config: ExpertsConfig) -> None:
-        """`name` is the layer's."""
+        """`name`: of the layer."""
         self._ops, self._group = loader.ops, loader.group
         self._config = config
         checkpoint = loader.checkpoint

@@ -1,4 +1,4 @@
-"""RotaryEmbedding: the table of cosines and sines of every position, for each way of stretching a context.
+"""RotaryEmbedding: the table of cosines and sines of every position, for each kind of RoPE scaling.
 
 Formulas: default (RoFormer, arXiv 2104.09864), linear (position interpolation), llama3 (Llama 3.1), yarn (arXiv
 2309.00071), dynamic (NTK; its base fixed for the longest context that may be served, so that a token's key does not
@@ -17,7 +17,7 @@ from ...ipc.errors import ConfigError
 
 
 class RotaryEmbedding:
-    """By what angles query and key heads are rotated at each position in [0, max_model_len)."""
+    """Owns the cosines and sines that rotate query and key heads at each position in [0, max_model_len)."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class RotaryEmbedding:
 def rotary_frequencies(
     rope: RopeConfig, head_dim: int, max_position_embeddings: int, max_model_len: int
 ) -> tuple[Tensor, float]:
-    """Radians per position for each of the head_dim / 2 pairs (float32), and the factor on cosine and sine."""
+    """Return radians per position of each of the head_dim / 2 pairs (float32), and the factor on cosine and sine."""
     if rope.kind == "linear":
         return _inverse_powers(rope.theta, head_dim) / _number(rope, "factor"), 1.0
     if rope.kind == "dynamic":
@@ -62,7 +62,7 @@ def _dynamic_theta(rope: RopeConfig, head_dim: int, max_position_embeddings: int
 
 
 def _llama3_frequencies(rope: RopeConfig, head_dim: int, max_position_embeddings: int) -> Tensor:
-    """Long waves are slowed by `factor`, short ones kept, those between interpolated."""
+    """Slow long waves by `factor`, keep short ones, interpolate between."""
     frequencies = _inverse_powers(rope.theta, head_dim)
     factor = _number(rope, "factor")
     low, high = _number(rope, "low_freq_factor"), _number(rope, "high_freq_factor")
@@ -78,7 +78,7 @@ def _yarn_factor(rope: RopeConfig, max_position_embeddings: int) -> float:
 
 
 def _yarn_frequencies(rope: RopeConfig, head_dim: int, max_position_embeddings: int, factor: float) -> Tensor:
-    """A linear ramp between two dimensions: below it frequencies are kept, above it slowed by `factor`."""
+    """Keep frequencies below a linear ramp between two dimensions, slow those above it by `factor`."""
     original_length = _number(rope, "original_max_position_embeddings", max_position_embeddings)
 
     def dimension_of(num_rotations: float) -> float:
@@ -96,7 +96,7 @@ def _yarn_frequencies(rope: RopeConfig, head_dim: int, max_position_embeddings: 
 
 
 def _yarn_magnitude(rope: RopeConfig, factor: float) -> float:
-    """`attention_factor`, or what the paper suggests for `factor`."""
+    """Return `attention_factor`, or the paper's value for `factor`."""
     given = rope.parameters.get("attention_factor")
     if given is not None:
         return _number(rope, "attention_factor")

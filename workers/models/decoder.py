@@ -2,7 +2,7 @@
 
     token ids → embedding → [norm → attention → norm → MLP] × num_layers → norm → (lm head) → logits
 
-Knows the order of the layers and the names in a checkpoint; knows nothing of kernels or of requests.
+Knows the order of the layers and the names in a checkpoint; knows no kernels and no requests.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class DecoderModel:
         """Return the decoder from embedding to norm as one operation, if the kernels have one for it."""
         weights = [layer.weights for layer in self._layers]
         dense = [each for each in weights if each is not None]
-        if self._group.size > 1 or len(dense) < len(weights):  # ranks must meet after each layer's halves
+        if self._group.size > 1 or len(dense) < len(weights):  # a group must all-reduce in each layer
             return None
         decoder = DecoderWeights(
             table=self._table,

@@ -1,14 +1,14 @@
-"""Which tokens of a row can win its draw, where the logits are on the host.
+"""Candidates: the tokens of a row that can still be sampled, for logits on the host.
 
-A token's weight is exp((logit − largest) / T), so the likeliest weighs 1. The filters, in this order, each on what
-the one before left:
-    min_p        tokens at least min_p times as likely as the likeliest
+A token's weight is exp((logit − largest) / T), so the most likely token weighs 1. The filters, each applied to the
+tokens that the one before keeps:
+    min_p        tokens at least min_p times as likely as the most likely one
     top_k        the k largest logits
-    top_p        the likeliest tokens, down to the one with which their probability reaches top_p
-Each cuts at a value, so tokens that tie with the last one kept are kept too: the set does not depend on a sort.
+    top_p        the most likely tokens, until their probability reaches top_p
+Each cuts at a value and keeps ties with the last token, so the set does not depend on a sort.
 
-A row in which a large share of the vocabulary could win gets the noise of the whole vocabulary at once, and only the
-few tokens that it lifts to the score already reached become candidates.
+If a large part of the vocabulary could win, the noise of the whole vocabulary is generated at once, and only tokens
+that it lifts to the score already reached become candidates.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from ...kernels import noise
 from ...kernels.cpu.sampling import DRAW, CandidateList, CpuSampling
 
 _SLACK = 1e-3  # relative error granted to float32 weights where they only rule tokens out
-_WIDE_SHARE = 1 / 16  # of the vocabulary: with more candidates than this its whole noise costs less than their list
-_NUM_GROUP_MEMBERS = 64  # logits in one group when the k-th largest is bounded by the maxima of groups
+_WIDE_SHARE = 1 / 16  # of the vocabulary; from here on the noise of the whole vocabulary is cheaper than a list
+_NUM_GROUP_MEMBERS = 64  # logits in a group, to bound the k-th largest by the groups' maxima
 
 F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]
 
 
 class RowDraw(NamedTuple):
-    """What the draw of one row depends on, beside its logits. Never greedy; the largest logit is finite."""
+    """The sampling inputs of one row besides its logits. Never greedy; the largest logit is finite."""
 
     row: int  # of the logits
     position: int  # of the token to draw
@@ -43,51 +43,54 @@ class RowDraw(NamedTuple):
     min_p: float
     seed: npt.NDArray[np.uint32]  # [2]
     largest: np.float32  # logit
-    reached_noise: float  # −log E of the likeliest token, whose score a winner must reach
+    reached_noise: float  # −log E of the most likely token, whose score the sampled one reaches
 
     def weights(self, logits: F32) -> npt.NDArray[np.float64]:
         weights: npt.NDArray[np.float64] = np.exp((logits.astype(np.float64) - self.largest) / self.temperature)
         return weights
 
     def most_bits(self, logits: F32) -> npt.NDArray[np.float64]:
-        """With more bits of noise than this a token stays below the score reached."""
+        """Return the most noise bits with which each token still reaches the score."""
         return self.weights(logits) * self.noise_scale()
 
     @property
     def least_winning_weight(self) -> float:
-        """No token gains more than MAX_GUMBEL: one that weighs less than this cannot win."""
+        """The weight below which no token can win, because no noise exceeds MAX_GUMBEL."""
         return math.exp(self.reached_noise - noise.MAX_GUMBEL) * (1 - _SLACK)
 
     def total(self, logits: F32) -> float:
-        """Weight of those of these tokens that min_p keeps; 0 without top_p, which alone asks for it."""
+        """Sum the weights of the tokens that min_p keeps; 0 without top_p, which alone needs the sum."""
         if self.top_p == 1:
             return 0.0
         weights = self.weights(logits)
         return float(weights[weights >= self.min_p].sum())
 
     def weight_floor(self, total: float, vocab_size: int) -> float:
-        """Under this weight, without top_k, a token cannot win or is sure to fall to a filter.
+        """Return the weight below which, without top_k, a token cannot win or a filter removes it.
 
-        Tokens below the mean weight of the share that top_p leaves out sum to less than that share.
+        Tokens below the mean weight of the part that top_p removes sum to less than that part.
         """
         left_out = (1 - self.top_p) * total / vocab_size if self.top_p < 1 else 0.0
         return max(self.least_winning_weight, max(self.min_p, left_out) * (1 - _SLACK))
 
     def noise_scale(self) -> float:
-        """A token needs bits ≤ weight · this: its E must be ≤ weight · exp(−reached_noise), and E > bits / 2³²."""
+        """Return the factor f such that a token needs bits ≤ weight · f to win.
+
+        Its E must be ≤ weight · exp(−reached_noise), and E > bits / 2³².
+        """
         return math.exp(-self.reached_noise) * 2.0**32 * (1 + _SLACK)
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """Tokens of one row, by rising id: all that top_k keeps and that can win or that top_p must see."""
+    """Tokens of one row, by rising id: those that top_k keeps and that can win or that top_p counts."""
 
     token_ids: I64
     logits: F32
     total: float  # weight of all tokens that min_p and top_k keep, candidates or not; 0 without top_p
 
     def filtered(self, draw: RowDraw) -> Candidates:
-        """Those that min_p and top_p keep and that can win."""
+        """Keep the tokens that pass min_p and top_p and can win."""
         kept = self._keep(draw.weights(self.logits) >= draw.min_p) if draw.min_p else self
         mask = draw.weights(kept.logits) >= draw.least_winning_weight
         if draw.top_p < 1:
@@ -95,7 +98,7 @@ class Candidates:
         return kept._keep(mask)
 
     def _top_p_cut(self, draw: RowDraw) -> np.float32:
-        """The least logit that top_p keeps."""
+        """Return the smallest logit that top_p keeps."""
         falling = np.sort(self.logits)[::-1]
         last = int(np.searchsorted(np.cumsum(draw.weights(falling)), draw.top_p * self.total))
         return np.float32(falling[min(last, len(falling) - 1)])
@@ -105,9 +108,9 @@ class Candidates:
 
 
 def find_candidates(logits: Tensor, draws: list[RowDraw], kernels: CpuSampling | None) -> list[Candidates]:
-    """Candidates of each draw. logits: [n, vocab] float32 on the CPU. `kernels` do what numpy else does."""
+    """Return the candidates of each draw. logits: [n, vocab] float32 on the CPU. `kernels` replace numpy."""
     array, vocab_size = logits.numpy(), logits.shape[1]
-    wide = [draw for draw in draws if draw.top_k == 0]  # where top_k does not already leave few
+    wide = [draw for draw in draws if draw.top_k == 0]  # top_k leaves few tokens by itself
     if kernels is not None:
         listed = iter(kernels.list_candidates(logits, _kernel_draws(wide, vocab_size)))
     else:
@@ -126,7 +129,7 @@ def find_candidates(logits: Tensor, draws: list[RowDraw], kernels: CpuSampling |
 
 
 def _list_in_row(logits: F32, draw: RowDraw, weights: F32) -> CandidateList:
-    """Of a draw without top_k. logits: [vocab]. weights: [vocab], overwritten."""
+    """List the candidates of a draw without top_k. logits: [vocab]. weights: [vocab], overwritten."""
     np.subtract(logits, draw.largest, out=weights)
     np.divide(weights, draw.temperature, out=weights)
     np.exp(weights, out=weights)
@@ -142,9 +145,9 @@ def _list_in_row(logits: F32, draw: RowDraw, weights: F32) -> CandidateList:
 
 
 def largest_ids(logits: F32, k: int) -> I64:
-    """Ids of the k largest logits and of those that tie with the k-th.
+    """Return the ids of the k largest logits and of ties with the k-th.
 
-    The k-th largest of the maxima of disjoint groups is no more than the k-th largest logit: most fall to it.
+    The k-th largest maximum of disjoint groups is a lower bound that removes most logits first.
     """
     num_groups = len(logits) // _NUM_GROUP_MEMBERS
     grouped = logits[: num_groups * _NUM_GROUP_MEMBERS].reshape(_NUM_GROUP_MEMBERS, num_groups)
@@ -159,7 +162,10 @@ def _kth_largest(values: F32, k: int) -> np.float32:
 
 
 def _kernel_draws(draws: list[RowDraw], vocab_size: int) -> npt.NDArray[np.void]:
-    """Bounds as in RowDraw.weight_floor; noise rules tokens out only where top_p need not see them."""
+    """Encode the draws for the kernel, with the bounds of RowDraw.weight_floor.
+
+    Noise rules tokens out only without top_p, which counts all tokens.
+    """
     columns = np.zeros(len(draws), DRAW)
     for column, draw in zip(columns, draws, strict=True):
         column["row"], column["position"] = draw.row, draw.position

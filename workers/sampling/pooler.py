@@ -1,7 +1,7 @@
-"""Pooler: the hidden states of prompts that are to be embedded → one vector for each.
+"""Pooler: reduces the hidden states of each pooled prompt to one vector.
 
-A prompt comes in chunks, of which only a sum is kept, in float32. A row that comes back after a preemption or a restart
-is admitted anew and begins again, so that what it gives does not depend on how often that happened.
+A prompt is computed in chunks, of which only a float32 sum is kept. A row resumed after a preemption or a restart
+starts from its first token again, so its vector does not depend on interruptions.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class _Prompt:
 
 
 class Pooler:
-    """Owns what is kept of each row between its chunks. Rows that are not to be embedded cost nothing."""
+    """Owns the sums of pooled rows between their chunks. Other rows cost nothing."""
 
     def __init__(self) -> None:
         self._prompt_by_row: dict[int, _Prompt] = {}
 
     def admit(self, new_row: NewRow) -> None:
-        """ProtocolError for a mean that would miss the tokens which are in the cache."""
+        """Start a pooled row. ProtocolError for a mean with cached tokens, which have no hidden states."""
         params = new_row.pooling
         if params is None:
             return
@@ -57,7 +57,7 @@ class Pooler:
         self._prompt_by_row.clear()
 
     def pool(self, hidden: Tensor, inputs: StepInputs) -> list[Pooled]:
-        """Take in a step; returns the vectors of the prompts that end in it. hidden: [T, hidden_size]."""
+        """Add a step's hidden states [T, hidden_size]; return the vectors of the prompts that end in it."""
         if not self._prompt_by_row:
             return []
         found = []
@@ -75,7 +75,7 @@ class Pooler:
 
 
 def _finish(prompt: _Prompt, chunk: Tensor) -> BulkArray:
-    """The row's vector. chunk: [n, hidden_size], up to its last token."""
+    """Return the row's vector. chunk: [n, hidden_size], up to its last token."""
     vector = chunk[-1].float() if prompt.total is None else prompt.total / prompt.num_tokens
     vector = vector[: prompt.params.dimensions]
     if prompt.params.normalize:

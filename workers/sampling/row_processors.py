@@ -1,7 +1,7 @@
-"""RowProcessors: what one request wants done to its logits before a token is drawn.
+"""RowProcessors: the changes to one request's logits before sampling: penalties, biases, bans, custom processors.
 
-Made from the row's parameters and tokens, so that a row that comes back after a preemption or a restart has the same
-rules; follows the output token by token.
+Made from the row's parameters and tokens, so that a row resumed after a preemption or a restart has the same state;
+updated with each output token.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from torch import Tensor
 
 from ...ipc.errors import ProtocolError
 from ...ipc.messages.workers import NewRow, RowSampling
-from .thinking import ThinkingBudget, places_after
+from .thinking import ThinkingBudget, positions_after
 from .token_counts import TokenCounts
 
 I64 = npt.NDArray[np.int64]
 F32 = npt.NDArray[np.float32]
 
 # (prompt token ids, output token ids, logits [vocab] float32) → logits [vocab]; may change its argument in place.
-# One with a parameter of the name extra_args gets the request's, by that name.
+# A processor with a parameter named extra_args receives the request's.
 CustomLogitsProcessor: TypeAlias = Callable[..., Tensor]
 
 
 def needs_processors(sampling: RowSampling) -> bool:
-    """Whether a row's logits are changed by anything but temperature and filters."""
+    """Whether anything but temperature and filters changes the row's logits."""
     return bool(
         sampling.presence_penalty
         or sampling.frequency_penalty
@@ -46,7 +46,7 @@ def needs_processors(sampling: RowSampling) -> bool:
 
 
 class RowProcessors:
-    """Invariant: `outputs` are the row's output tokens, as `append` and the constructor were told them."""
+    """Invariant: `outputs` are the row's output tokens, from the constructor and `append`."""
 
     def __init__(self, new_row: NewRow, processors: Sequence[CustomLogitsProcessor], vocab_size: int) -> None:
         sampling = new_row.sampling
@@ -76,7 +76,7 @@ class RowProcessors:
         self.thinking: ThinkingBudget | None = None
         if sampling.thought_markers:
             begin, end = (ids_in(frame, vocab_size).tolist() for frame in sampling.thought_markers)
-            is_over = sampling.thinks_once and len(places_after(outputs, end)) > 0
+            is_over = sampling.thinks_once and len(positions_after(outputs, end)) > 0
             thinking = ThinkingBudget(sampling.thinking_token_budget, begin, end, tokens)
             self.thinking = None if is_over else thinking
         self._thinks_once = sampling.thinks_once
@@ -85,7 +85,7 @@ class RowProcessors:
             raise ProtocolError(f"row {new_row.row} has {len(self.bias_ids)} bias ids, {len(self.bias_values)} values")
 
     def append(self, token_id: int) -> None:
-        """One more token of the output."""
+        """Append a token to the output."""
         self.outputs.append(token_id)
         if self.counts is not None:
             self.counts.append(token_id)
@@ -95,7 +95,7 @@ class RowProcessors:
                 self.thinking = None
 
     def banned(self) -> I64:
-        """Ids that must not come next: bad words that they would complete, ends of the answer before min_tokens."""
+        """Return the banned next ids: those that complete bad words, and stop tokens before min_tokens."""
         banned = [self._bad_ids]
         if self._bad_words and self.outputs:
             ends = [
@@ -113,7 +113,7 @@ class RowProcessors:
         return None if self.thinking is None else self.thinking.forced()
 
     def process(self, logits: Tensor) -> None:
-        """Run the operator's own processors over the row's logits [vocab], in place."""
+        """Run the custom processors on the row's logits [vocab], in place."""
         for processor in self._processors:
             logits.copy_(processor(self._prompt, self.outputs, logits))
 
@@ -121,7 +121,7 @@ class RowProcessors:
 def _with_arguments(processor: CustomLogitsProcessor, extra_args: dict[str, object]) -> CustomLogitsProcessor:
     try:
         takes_them = "extra_args" in inspect.signature(processor).parameters
-    except ValueError:  # it is not written in Python
+    except ValueError:  # not written in Python
         takes_them = False
     return partial(processor, extra_args=extra_args) if takes_them else processor
 
@@ -131,7 +131,7 @@ def _ends_with(tokens: list[int], end: list[int]) -> bool:
 
 
 def ids_in(frame: bytes, vocab_size: int) -> I64:
-    """Token ids of a row's parameters; ProtocolError if the vocabulary has not all of them."""
+    """Decode token ids of a row's parameters; ProtocolError for ids outside the vocabulary."""
     ids = np.frombuffer(frame, np.int32).astype(np.int64)
     if len(ids) and not (ids.min() >= 0 and ids.max() < vocab_size):
         raise ProtocolError(f"a row's parameters name the tokens [{ids.min()}, {ids.max()}], ids are [0, {vocab_size})")

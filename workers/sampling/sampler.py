@@ -1,11 +1,10 @@
-"""The Sampler: from logits to the token of each row.
+"""Sampler: samples the token of each row from its logits.
 
-A token is argmax(logit / T − log E) over the tokens that the filters leave, ties to the lowest id; E is the noise of
-`kernels/noise.py`, keyed by seed, token and position, so that a draw does not depend on batch, step or process. Knows
-nothing of requests or ranks.
+The token is argmax(logit / T − log E) over the tokens that pass the filters, ties to the lowest id; E is the noise of
+`kernels/noise.py`, keyed by seed, token and position, so that a sample does not depend on batch, step or process.
 
-On a GPU one kernel draws (`kernels/gpu/sampling/sampling.py`). On the host most tokens cannot win whatever their noise:
-`candidates.py` finds those that can, in float32; here they are filtered, scored in double precision and compared.
+On a GPU one kernel samples (`kernels/gpu/sampling/sampling.py`). On the host most tokens cannot win with any noise:
+`candidates.py` finds the others in float32; here they are filtered, scored in double precision and compared.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ I64 = npt.NDArray[np.int64]
 
 
 def select_sampler(device: torch.device, enforce_reference: bool, spare_folder: Path | None = None) -> Sampler:
-    """The fastest for logits on `device`. `spare_folder`: as in `select_ops`."""
+    """Return the fastest sampler for logits on `device`. `spare_folder`: as in `select_ops`."""
     if enforce_reference:
         return Sampler()
     if device.type == "cuda":
@@ -37,26 +36,26 @@ def select_sampler(device: torch.device, enforce_reference: bool, spare_folder: 
 
 
 class Sampler:
-    """Draws for any mix of rows, each with its own parameters; no call depends on another."""
+    """Samples any mix of rows, each with its own parameters. Keeps no state between calls."""
 
     def __init__(self, kernels: CpuSampling | None = None, is_on_device: bool = False) -> None:
-        """`kernels` do on the host what numpy else does; `is_on_device`: Triton draws. The tokens are the same."""
+        """`kernels` replace numpy on the host; `is_on_device`: Triton samples. The tokens are the same."""
         self._kernels = kernels
         self._is_on_device = is_on_device
         self._staging: Staging | None = None
 
     def sample(self, logits: Tensor, columns: SamplingColumns, positions: I64) -> I64:
-        """Draw one token for each row.
+        """Sample one token for each row; return [n] token ids.
 
         logits: [n, vocab] float32, left unchanged. columns: of the n rows. positions: [n], index in prompt + output
-        of the token to draw. Returns [n] token ids. A row whose largest logit is
-        no number gets its id: it has no distribution, and other rows shall not feel it.
+        of the token to sample. A row whose largest logit is NaN or infinite gets the id of that logit, without an
+        effect on other rows.
         """
         if self._is_on_device:
             return self._sample_on_device(logits, columns, positions)
         if logits.is_cuda:
             logits = logits.cpu()
-        tokens: I64 = np.argmax(logits.numpy(), axis=-1)  # vectorised, which torch's is not
+        tokens: I64 = np.argmax(logits.numpy(), axis=-1)  # torch's argmax is not vectorised
         if columns.is_greedy:
             return tokens
         largest: F32 = logits.numpy()[np.arange(len(tokens)), tokens]
@@ -64,13 +63,13 @@ class Sampler:
         if len(drawn) == 0:
             return tokens
         draws = _row_draws(drawn, tokens[drawn], largest[drawn], columns.take(drawn), positions[drawn], logits.shape[1])
-        with np.errstate(over="ignore"):  # logits of ±1e38 over a small temperature are infinite, and rightly so
+        with np.errstate(over="ignore"):  # ±1e38 over a small temperature is infinite
             found = zip(find_candidates(logits, draws, self._kernels), draws, strict=True)
             tokens[drawn] = _best([candidates.filtered(draw) for candidates, draw in found], draws)
         return tokens
 
     def _sample_on_device(self, logits: Tensor, columns: SamplingColumns, positions: I64) -> I64:
-        """Waits for the device but once, for the tokens."""
+        """Sample on the device; wait only for the tokens."""
         from ...kernels.gpu.sampling.sampling import sample
 
         if self._staging is None:
@@ -101,7 +100,7 @@ def _row_draws(
 
 
 def _best(found: list[Candidates], draws: list[RowDraw]) -> I64:
-    """[n] of each row the candidate with the highest score; ties to the lowest id."""
+    """Return [n], the candidate of each row with the highest score; ties to the lowest id."""
     rows = np.repeat(np.arange(len(draws)), [len(candidates.token_ids) for candidates in found])
     token_ids = np.concatenate([candidates.token_ids for candidates in found])
     logits = np.concatenate([candidates.logits for candidates in found])
@@ -110,7 +109,7 @@ def _best(found: list[Candidates], draws: list[RowDraw]) -> I64:
     most_bits = np.concatenate(
         [draw.most_bits(candidates.logits) for draw, candidates in zip(draws, found, strict=True)]
     )
-    rises = np.flatnonzero(bits <= most_bits)  # few: only these are worth two logarithms
+    rises = np.flatnonzero(bits <= most_bits)  # few; only these need two logarithms
     rows, token_ids, logits, bits = rows[rises], token_ids[rises], logits[rises], bits[rises]
     temperatures = np.array([draw.temperature for draw in draws])
     scores = (logits / temperatures[rows]).astype(np.float64) + noise.gumbel(bits)

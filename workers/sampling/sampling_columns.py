@@ -1,4 +1,4 @@
-"""SamplingColumns: how the tokens of many rows are drawn, one numpy column per parameter."""
+"""SamplingColumns: the sampling parameters of many rows, one numpy column per parameter."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SamplingColumns:
 
     @cached_property
     def is_greedy(self) -> bool:
-        """Whether all rows are, for good: ask a copy that `put` does not change."""
+        """Whether all rows are greedy. Cached: call it only on a copy that `put` does not change."""
         return not bool((self.temperature >= MIN_TEMPERATURE).any())
 
     def put(self, row: int, sampling: RowSampling) -> None:

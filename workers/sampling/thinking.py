@@ -1,8 +1,8 @@
-"""ThinkingBudget: how many tokens a thought of one row may have, and the tokens that end it then.
+"""ThinkingBudget: limits the tokens of a row's reasoning, and forces its end marker at the limit.
 
-A thought begins after one marker and ends with another, each one token or more; the prompt may leave one open. A marker
-for the beginning inside a thought begins no other. All of it follows from the row's tokens, so that a row that comes
-back after a preemption or a restart goes on as it would have.
+Reasoning begins after a begin marker and ends with an end marker, each one or more tokens; the prompt may leave it
+open. A begin marker inside reasoning has no effect. The state follows from the row's tokens alone, so a row resumed
+after a preemption or a restart continues unchanged.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ I64 = npt.NDArray[np.int64]
 
 
 class ThinkingBudget:
-    """Invariant: `_num_thought` counts the tokens since the thought began; None: there is none."""
+    """Invariant: `_num_thought` counts the tokens since reasoning began; None outside reasoning."""
 
     def __init__(self, budget: int, begin: list[int], end: list[int], tokens: npt.NDArray[np.int32]) -> None:
-        """`tokens` are the row's so far."""
+        """`tokens`: prompt and output of the row so far."""
         self._budget, self._begin, self._end = budget, begin, end
-        last_end = max(places_after(tokens, end), default=0)
-        begun_at = places_after(tokens[last_end:], begin)
+        last_end = max(positions_after(tokens, end), default=0)
+        begun_at = positions_after(tokens[last_end:], begin)
         self._num_thought = len(tokens) - last_end - int(begun_at[0]) if len(begun_at) else None
         self._num_recent = max(len(begin), len(end))
         self._recent: list[int] = tokens[-self._num_recent :].tolist()
 
     def append(self, token_id: int) -> bool:
-        """One more token of the row; whether it ends a thought."""
+        """Append a token of the row; return whether it ends reasoning."""
         self._recent.append(token_id)
         del self._recent[: -self._num_recent]
         if self._num_thought is None:
@@ -37,15 +37,15 @@ class ThinkingBudget:
         return has_ended
 
     def forced(self) -> int | None:
-        """The only token that may come next; None if the thought may go on, or there is none."""
+        """Return the only allowed next token if the budget is used up, else None."""
         if self._num_thought is None or self._num_thought < self._budget:
             return None
         begun = (n for n in range(len(self._end) - 1, 0, -1) if self._recent[-n:] == self._end[:n])
         return self._end[next(begun, 0)]
 
 
-def places_after(tokens: npt.NDArray[np.int32], marker: list[int]) -> I64:
-    """Where the tokens stand that follow a marker, in order."""
+def positions_after(tokens: npt.NDArray[np.int32], marker: list[int]) -> I64:
+    """Return the positions right after each occurrence of a marker, in order."""
     num_places = max(len(tokens) - len(marker) + 1, 0)
     is_here = np.ones(num_places, np.bool_)
     for i, token_id in enumerate(marker):

@@ -1,7 +1,7 @@
-"""TokenCounts: which tokens a row has, and how often its output has each. What penalties look at.
+"""TokenCounts: the distinct tokens of a row and their counts in its output, for penalties.
 
-Sparse, so that a step costs the distinct tokens of a row and not the vocabulary; kept as tokens come, and made anew
-from the row's tokens when it is admitted again.
+Sparse, so that a step costs time by the distinct tokens of a row, not by the vocabulary. Made anew from the row's
+tokens when the row is admitted again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ F32 = npt.NDArray[np.float32]
 
 
 class TokenCounts:
-    """`token_ids[i]` stands `counts[i]` times in the output; 0: in the prompt alone."""
+    """`token_ids[i]` occurs `counts[i]` times in the output; 0: only in the prompt."""
 
     def __init__(self, prompt: npt.NDArray[np.int32], outputs: npt.NDArray[np.int32]) -> None:
         distinct = np.unique(np.concatenate([prompt, outputs]))
@@ -34,7 +34,7 @@ class TokenCounts:
         return self._counts[: self._size]
 
     def append(self, token_id: int) -> None:
-        """One more token of the output."""
+        """Count a token of the output."""
         index = self._index_by_token.get(token_id)
         if index is None:
             index = self._index_by_token[token_id] = self._size

@@ -1,7 +1,7 @@
-"""Puts a step's TokenMask on its logits: what a grammar does not allow becomes −∞, before any other rule.
+"""Applies a step's TokenMask: tokens that the grammar forbids become −∞, before any processor.
 
-Bit t % 32 of word t / 32 says whether token t may come. Trusts no message: a mask of the wrong width is a fault of the
-protocol; rows that this step does not sample are passed over, since they changed hands after the mask was ordered.
+Bit t % 32 of word t / 32 is set if token t is allowed. A mask of the wrong width is a ProtocolError. Rows that this
+step does not sample are skipped: they were freed after the mask was requested.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ...ipc.errors import ProtocolError
 from ...ipc.messages.workers import TokenMask
 from ..input_batch import ids_of
 
-MaskSource = Callable[[], TokenMask | None]  # waits; None: the step's result is not wanted any more
+MaskSource = Callable[[], TokenMask | None]  # waits for the mask; None: nobody needs the step's result any more
 
 
 def no_mask() -> TokenMask | None:
@@ -25,27 +25,27 @@ def no_mask() -> TokenMask | None:
 
 
 def apply_mask(logits: Tensor, sampled_rows: npt.NDArray[np.int32], mask: TokenMask) -> None:
-    """logits: [s, vocab], changed in place. sampled_rows: [s], the row of each."""
+    """Mask logits [s, vocab] in place. sampled_rows: [s], the row of each."""
     rows, vocab_size = ids_of(mask.rows), logits.shape[1]
     num_words = -(-vocab_size // 32)
     if len(mask.bits) != 4 * num_words * len(rows):
         raise ProtocolError(
             f"the mask of step {mask.step} has {len(mask.bits)} bytes for {len(rows)} rows and {vocab_size} tokens"
         )
-    place_by_row = {row: place for place, row in enumerate(sampled_rows.tolist())}
-    chosen = [i for i, row in enumerate(rows.tolist()) if row in place_by_row]
+    index_by_row = {row: index for index, row in enumerate(sampled_rows.tolist())}
+    chosen = [i for i, row in enumerate(rows.tolist()) if row in index_by_row]
     if not chosen:
         return
     words = np.frombuffer(mask.bits, np.uint8).reshape(len(rows), 4 * num_words)[chosen]
-    places = [place_by_row[int(rows[i])] for i in chosen]
+    indices = [index_by_row[int(rows[i])] for i in chosen]
     if logits.device.type == "cpu":
         forbidden = np.unpackbits(~words, axis=1, count=vocab_size, bitorder="little").view(np.bool_)
         array = logits.numpy()
-        for place, row_forbidden in zip(places, forbidden, strict=True):
-            array[place][row_forbidden] = -np.inf
+        for index, row_forbidden in zip(indices, forbidden, strict=True):
+            array[index][row_forbidden] = -np.inf
         return
     on_device = torch.from_numpy(words).to(logits.device)
     shifts = torch.arange(8, dtype=torch.uint8, device=logits.device)
-    bits = (on_device[:, :, None] >> shifts & 1).reshape(len(places), -1)[:, :vocab_size]
-    index = torch.tensor(places, device=logits.device)
-    logits[index] = logits[index].masked_fill(bits == 0, -torch.inf)
+    bits = (on_device[:, :, None] >> shifts & 1).reshape(len(indices), -1)[:, :vocab_size]
+    masked = torch.tensor(indices, device=logits.device)
+    logits[masked] = logits[masked].masked_fill(bits == 0, -torch.inf)

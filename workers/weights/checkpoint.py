@@ -1,7 +1,7 @@
-"""Checkpoint: the tensors of a safetensors checkpoint, one file or many, read by the slice.
+"""Checkpoint: reads slices of the tensors of a safetensors checkpoint, in one file or many.
 
-Files are memory-mapped, so a rank touches only the bytes of its shard, and each slice is copied once, straight into
-the (often fused) parameter that it belongs to. Knows names and shapes; knows nothing of models.
+Files are memory-mapped, so a rank reads only the bytes of its shard. Each slice is copied once, into the (often fused)
+parameter that it belongs to. Knows names and shapes; knows no models.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 
 @dataclass(frozen=True)
 class TensorSlice:
-    """Elements `shard` along `axis` of the tensor `name`, whose whole shape must be `shape`.
+    """Elements `shard` along `axis` of the tensor `name`, which must have shape `shape` in the checkpoint.
 
-    A shard that runs past the tensor's end is filled with zeros there (a padded vocabulary).
+    A shard past the tensor's end is filled with zeros there (a padded vocabulary).
     """
 
     name: str
@@ -47,7 +47,7 @@ class TensorSlice:
 
 
 class Checkpoint:
-    """An open checkpoint; use it as a context manager. What it returns are copies on `device` in `dtype`."""
+    """An open checkpoint, used as a context manager. Returns copies on `device` in `dtype`."""
 
     def __init__(
         self,
@@ -57,13 +57,13 @@ class Checkpoint:
         quantization: QuantizationConfig | None = None,
         file_by_name: Mapping[str, Path] | None = None,
     ) -> None:
-        """`quantization` says how matrices are stored, or are to be; see `quantized_weights.py`. `file_by_name`: the
-        tensors, if they are not those of the files in `folder`."""
+        """`quantization`: the stored layout of matrices, see `quantized_weights.py`. `file_by_name`: the file of each
+        tensor; None: find the files in `folder`."""
         self.folder = folder
         self.dtype = dtype
         self.device = device
         self.quantization = quantization
-        self.on_progress: Callable[[int, int], None] = _nothing  # gets how many were read, and of how many tensors
+        self.on_progress: Callable[[int, int], None] = _nothing  # gets (tensors read, all tensors)
         self._num_read = 0
         self._open_files: dict[Path, Any] = {}
         self._file_by_name = file_by_tensor(folder) if file_by_name is None else file_by_name
@@ -80,7 +80,7 @@ class Checkpoint:
         return name in self._file_by_name
 
     def load(self, *slices: TensorSlice) -> Tensor:
-        """The slices, one under the other along axis 0, as one new tensor."""
+        """Concatenate the slices along axis 0 as one new tensor."""
         rows = [wanted.part_shape[0] for wanted in slices]
         parameter = torch.empty((sum(rows), *slices[0].part_shape[1:]), dtype=self.dtype, device=self.device)
         for wanted, target in zip(slices, torch.split(parameter, rows), strict=True):
@@ -88,9 +88,9 @@ class Checkpoint:
         return parameter
 
     def load_stored(self, wanted: TensorSlice, dtypes: Sequence[str], device: torch.device | None = None) -> Tensor:
-        """The slice in the dtype that it is stored in: one of `dtypes`, by safetensors' names. Its shard exists.
+        """Return the slice in its stored dtype, one of `dtypes` by safetensors' names. The shard needs no padding.
 
-        `device`: if not the checkpoint's.
+        `device`: default the checkpoint's.
         """
         index = (slice(None),) * wanted.axis + (slice(wanted.range.start, wanted.range.stop),)
         source = self._slice(wanted, dtypes)
@@ -110,7 +110,7 @@ class Checkpoint:
         target.narrow(wanted.axis, num_real, len(wanted.range) - num_real).zero_()
 
     def _slice(self, wanted: TensorSlice, dtypes: Sequence[str]) -> Any:
-        """The tensor, checked, as safetensors' lazy slice."""
+        """Check the tensor and return safetensors' lazy slice of it."""
         path, source = self._find(wanted.name)
         self._num_read += 1
         self.on_progress(min(self._num_read, len(self._file_by_name)), len(self._file_by_name))

@@ -1,6 +1,6 @@
-"""DummyCheckpoint: random weights of any shape, where no weight files are needed: to measure, and to try shapes.
+"""DummyCheckpoint: random weights of any shape without weight files, for measurements.
 
-A tensor's values depend on its name and the shard of it alone, so that ranks that hold the same shard hold the same.
+A tensor's values depend only on its name and shard, so that ranks with the same shard have equal values.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DEVIATION = 0.02  # of matrices, as models are initialized
 
 
 class DummyCheckpoint(Checkpoint):
-    """Holds every tensor that is asked for: norms of ones, biases of zeros, matrices of normal noise."""
+    """Holds every tensor: norms of ones, biases of zeros, matrices of normal noise."""
 
     def __init__(
         self, folder: Path, dtype: torch.dtype, device: torch.device, quantization: QuantizationConfig | None = None

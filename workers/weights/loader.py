@@ -1,8 +1,8 @@
-"""LayerLoader: this rank's shard of the parameters of layers, in the form that the kernels like best.
+"""LayerLoader: loads this rank's shard of the parameters of layers and packs it for the kernels.
 
-A matrix in a checkpoint is [out, in]. Ranks shard linear layers by columns of what comes out, where nothing is
-exchanged, or by rows of what goes in, where the ranks' results are to be summed. Projections of the same input lie in
-one packed weight and cost one matmul.
+A matrix in a checkpoint is [out, in]. A column-parallel layer shards its outputs and needs no communication; a
+row-parallel layer shards its inputs, and the ranks' results are summed. Projections of the same input are packed into
+one weight and one matmul.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .quantized_weights import load_matrix
 
 @dataclass(frozen=True)
 class Projection:
-    """One [num_outputs, in] matrix of a checkpoint, `name`.weight, of which this rank computes the outputs `shard`."""
+    """A [num_outputs, in] matrix of a checkpoint, `name`.weight; this rank computes the outputs `shard`."""
 
     name: str
     num_outputs: int
@@ -29,7 +29,7 @@ class Projection:
 
 
 class LayerLoader:
-    """Reads from an open checkpoint. `num_bytes` are held by what it has given."""
+    """Reads from an open checkpoint. `num_bytes`: the memory of all parameters that it has returned."""
 
     def __init__(self, checkpoint: Checkpoint, ops: Ops, group: ParallelGroup) -> None:
         self.checkpoint = checkpoint
@@ -40,9 +40,9 @@ class LayerLoader:
     def column_parallel(
         self, num_inputs: int, projections: list[Projection], has_bias: bool, is_gated: bool = False
     ) -> PackedLinear:
-        """x [T, in] → [T, sum of the projections' shards], side by side in their order.
+        """Load x [T, in] → [T, sum of the projections' shards], in their order.
 
-        `is_gated`: the second of two projections passes through the first, and half as many outputs are left.
+        `is_gated`: the first of two projections gates the second, which halves the outputs.
         """
         weights = (TensorSlice(f"{p.name}.weight", (p.num_outputs, num_inputs), 0, p.shard) for p in projections)
         biases = (TensorSlice(f"{p.name}.bias", (p.num_outputs,), 0, p.shard) for p in projections)
@@ -50,10 +50,10 @@ class LayerLoader:
         return self.pack(load_matrix(self.checkpoint, *weights), bias, is_gated)
 
     def row_parallel(self, name: str, shape: tuple[int, int], shard: range, has_bias: bool) -> PackedLinear:
-        """x [T, `shard` of in] → [T, out], to be summed over ranks. `shape` is [out, in] of the whole matrix."""
+        """Load x [T, `shard` of in] → [T, out], to be summed over ranks. `shape`: [out, in] of the whole matrix."""
         weight = load_matrix(self.checkpoint, TensorSlice(f"{name}.weight", shape, 1, shard))
         bias = None
-        if has_bias and self.group.rank == 0:  # once in the sum
+        if has_bias and self.group.rank == 0:  # added once to the sum
             bias = self.checkpoint.load(TensorSlice(f"{name}.bias", shape[:1]))
         return self.pack(weight, bias)
 
@@ -68,13 +68,12 @@ class LayerLoader:
         return packed
 
     def vector(self, name: str, size: int) -> Tensor:
-        """`name`.weight [size], all of it on every rank."""
+        """Load `name`.weight [size], unsharded."""
         weight = self.checkpoint.load(TensorSlice(f"{name}.weight", (size,)))
         self.num_bytes += weight.nbytes
         return weight
 
     def vocabulary(self, name: str, vocab_size: int, hidden_size: int) -> Tensor:
-        """This rank's rows of a [vocab_size, hidden_size] matrix, not counted in `num_bytes`; zeros where the padding
-        of the vocabulary is."""
+        """Load this rank's rows of a [vocab_size, hidden_size] matrix, zero-padded. Not counted in `num_bytes`."""
         shard = self.group.shard_vocab(vocab_size)
         return self.checkpoint.load(TensorSlice(f"{name}.weight", (vocab_size, hidden_size), 0, shard))

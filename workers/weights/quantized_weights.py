@@ -1,12 +1,12 @@
-"""The matrices of a checkpoint in the form they are stored in: floats, or codes with scales in one of four layouts.
+"""Reads the matrices of a checkpoint as stored: floats, or quantized codes with scales in one of four layouts.
 
     scaled  weight [out, in] of 8 bits; weight_scale one, per output or per block, or weight_scale_inv per block
     packed  weight_packed [out, in / 8] int32, weight_scale [out, groups], weight_g_idx [in] or none; zero is code 8
     gptq    qweight [in / 8, out] int32, qzeros [groups, out / 8] int32, scales [groups, out], g_idx [in] or none
     awq     qweight [in, out / 8] int32, qzeros [groups, out / 8] int32, scales [groups, out]; codes are interleaved
 
-An int32 holds eight codes, the first in its lowest bits. Knows which tensors make a matrix and how a rank's shard of
-them is cut; knows no layer.
+An int32 holds eight codes, the first in its lowest bits. Knows the tensors of a matrix and the cut of a rank's shard;
+knows no layers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STORED_DTYPES = {"fp8": ("F8_E4M3",), "int8": ("I8",)}
 
 
 def load_matrix(checkpoint: Checkpoint, *slices: TensorSlice) -> Weight:
-    """Pieces of `NAME.weight` [out, in], one under the other. Those that are not quantized stay as they are."""
+    """Concatenate slices of `NAME.weight` [out, in] along axis 0. Slices that are not quantized stay floats."""
     config = checkpoint.quantization
     if config is None or config.layout == "on_load":
         return as_stored(checkpoint, checkpoint.load(*slices))
@@ -49,7 +49,7 @@ def load_matrix(checkpoint: Checkpoint, *slices: TensorSlice) -> Weight:
 
 
 def as_stored(checkpoint: Checkpoint, weight: Tensor) -> Weight:
-    """A matrix that came as floats, rounded to 8 bits if that is asked for."""
+    """Quantize a float matrix to 8 bits if the configuration says so."""
     config = checkpoint.quantization
     if config is None or config.layout != "on_load":
         return weight
@@ -59,7 +59,7 @@ def as_stored(checkpoint: Checkpoint, weight: Tensor) -> Weight:
 
 @dataclass(frozen=True)
 class _Matrix:
-    """Outputs `rows` and inputs `columns` of the [num_rows, num_columns] matrix `name`; one of them is whole."""
+    """Outputs `rows` and inputs `columns` of the [num_rows, num_columns] matrix `name`; only one of them is cut."""
 
     name: str
     num_rows: int
@@ -153,7 +153,7 @@ def _read_awq(checkpoint: Checkpoint, config: QuantizationConfig, matrix: _Matri
 def _read_grid(
     checkpoint: Checkpoint, config: QuantizationConfig, matrix: _Matrix, order: range | tuple[int, ...]
 ) -> tuple[Tensor, Tensor]:
-    """Scales and zero points [rows, all groups] of the two layouts of [groups, out] tensors."""
+    """Return scales and zero points [rows, all groups] of the two layouts with [groups, out] tensors."""
     num_groups = _num_groups(config, matrix)
     zeros_shape = (num_groups, matrix.num_rows // CODES_PER_WORD)
     stored = checkpoint.load_stored(matrix.wanted("qzeros", zeros_shape, 1, _aligned(matrix.rows)), ("I32",))
@@ -168,7 +168,7 @@ def _num_groups(config: QuantizationConfig, matrix: _Matrix) -> int:
 
 
 def _groups(checkpoint: Checkpoint, config: QuantizationConfig, matrix: _Matrix, name: str) -> Tensor:
-    """The group of each input of the shard, on the host: what the file says (act-order), else runs of its size."""
+    """Return the group of each input of the shard, on the host: from the file (act-order), else runs of equal size."""
     if f"{matrix.name}.{name}" in checkpoint:
         stored = matrix.wanted(name, (matrix.num_columns,), 0, matrix.columns)
         return checkpoint.load_stored(stored, ("I32", "I64"), HOST).long()
@@ -176,18 +176,18 @@ def _groups(checkpoint: Checkpoint, config: QuantizationConfig, matrix: _Matrix,
 
 
 def _unpack(words: Tensor, order: range | tuple[int, ...] = range(CODES_PER_WORD)) -> Tensor:
-    """int32 [n, m] → codes uint8 [n, 8 m]; the k-th of eight is in place `order[k]`, counted from the low bits."""
+    """Unpack int32 [n, m] → codes uint8 [n, 8 m]; the k-th of eight is nibble `order[k]`, from the low bits."""
     shifts = torch.tensor([4 * place for place in order], dtype=torch.int32, device=words.device)
     return ((words[:, :, None] >> shifts) & 15).to(torch.uint8).flatten(1)
 
 
 def _aligned(shard: range) -> range:
-    """The words that hold the codes `shard`."""
+    """Return the words that hold the codes `shard`."""
     return range(shard.start // CODES_PER_WORD, -(-shard.stop // CODES_PER_WORD))
 
 
 def _trim(codes: Tensor, shard: range) -> Tensor:
-    """Of the columns that `_aligned(shard)` unpacks to, those of the shard."""
+    """Cut the columns unpacked from `_aligned(shard)` to those of the shard."""
     start = shard.start % CODES_PER_WORD
     return codes[:, start : start + len(shard)]
 

@@ -1,4 +1,4 @@
-"""A checkpoint's pages in the machine's page cache: asked for early, given back when they are not wanted."""
+"""Read-ahead of a checkpoint's files into the page cache, and the release of their pages."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from pathlib import Path
 
 
 def start_readahead(folder: Path) -> threading.Thread:
-    """Begin to read the weight files in `folder` into the page cache, while torch is imported: both take seconds.
-    Returns at once."""
+    """Start to read the weight files in `folder` into the page cache, beside the import of torch. Returns at once."""
     thread = threading.Thread(target=_advise, args=(folder, os.POSIX_FADV_WILLNEED), name="readahead", daemon=True)
     thread.start()
     return thread
 
 
 def drop_pages(folder: Path) -> None:
-    """Let the page cache forget the weight files in `folder`, but for what other programs have mapped."""
+    """Drop the weight files in `folder` from the page cache, except pages that other programs have mapped."""
     _advise(folder, os.POSIX_FADV_DONTNEED)
 
 
@@ -24,7 +23,7 @@ def _advise(folder: Path, advice: int) -> None:
     for path in sorted(folder.glob("*.safetensors")):
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:  # whoever loads it says so better
+        except OSError:  # loading the file reports it better
             continue
         try:
             os.posix_fadvise(fd, 0, 0, advice)
