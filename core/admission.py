@@ -1,4 +1,4 @@
-"""Which requests the core takes: those that can ever fit, and of the new ones those that its queue has room for."""
+"""Admission: accepts requests that can ever fit, and new ones only while the queue has room."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .stats import CoreStats
 
 
 class Admission:
-    """Knows the limits; the queue, the pool and the rates are the core's."""
+    """Owns nothing: the limits are the configuration's; the queue, the pool and the rates are the core's."""
 
     def __init__(self, spec: EngineSpec, kv_cache: KVCacheManager, waiting: WaitingQueue, stats: CoreStats) -> None:
         self._config, self._max_model_len = spec.config, spec.max_model_len
@@ -25,8 +25,8 @@ class Admission:
         self._kv_cache, self._waiting, self._stats = kv_cache, waiting, stats
 
     def check(self, message: EngineCoreRequest) -> None:
-        """RequestError for what can never fit, Overloaded for what might later. A resubmission, which has tokens, is
-        never refused for load."""
+        """Raise RequestError if the request can never fit, Overloaded if it may fit later. A resubmission (it has
+        tokens) is never refused for load."""
         num_prompt = num_ids(message.prompt_token_ids)
         self._check_size(num_prompt, message.max_tokens, is_pooled=message.pooling is not None)
         if any(child.output_token_ids for child in message.children):
@@ -44,7 +44,7 @@ class Admission:
             )
 
     def _check_share(self, num_prompt: int, num_answers: int) -> None:
-        """That one request leaves most of the queue to others."""
+        """Raise RequestError if one request would take too much of the queue."""
         if num_answers > self._config.max_request_answers or num_prompt * num_answers > self._max_tokens:
             raise RequestError(
                 f"n is {num_answers} and the prompt has {num_prompt} tokens; one request may have at most "
@@ -53,7 +53,7 @@ class Admission:
             )
 
     def _check_size(self, num_prompt: int, max_tokens: int, *, is_pooled: bool) -> None:
-        """That the tokens fit; a prompt to embed has no answer."""
+        """Raise RequestError unless the tokens fit. A prompt to embed has no output tokens."""
         num_needed = self._kv_cache.num_blocks_for(num_prompt + max_tokens - 1)
         if num_prompt < 1 or num_prompt + max_tokens - is_pooled > self._max_model_len:
             raise RequestError(
@@ -68,7 +68,7 @@ class Admission:
             )
 
     def request_of(self, frontend_id: int, message: EngineCoreRequest, index: int, root: bytes | None) -> Request:
-        """One of the answers of a message that was checked; `root` as in Request."""
+        """Return the Request of one answer of a checked message; `root` is its `cache_root`."""
         child, params = message.children[index], message.params
         priority = params.priority if self._config.scheduling_policy == "priority" else 0
         prompt, outputs = (np.frombuffer(ids, np.int32) for ids in (message.prompt_token_ids, child.output_token_ids))
@@ -99,7 +99,7 @@ class Admission:
 
 
 def reason_to_stop(request: Request) -> FinishReason | None:
-    """Whether a resumed request's tokens already meet its end."""
+    """Return why a resumed request's tokens end it already, if they do."""
     count = request.num_output_tokens
     if count and count >= request.params.min_tokens and int(request.tokens[-1]) in request.stop_token_ids:
         return "stop"

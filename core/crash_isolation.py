@@ -1,9 +1,9 @@
-"""Finds the request that kills workers, by halving, while all others go on.
+"""CrashIsolation: finds the request that kills workers, by bisection, while all others go on.
 
-A group may be lost for reasons of its own, so the first loss accuses nobody. When a request was in the failing step
-twice without getting a token in between, the requests of that step are accused: half of them stand trial, and until
-each has got a token nobody else runs. If the group is lost again, the trial is halved; if all get on, the next half
-stands trial. Only a request that was alone in the failing step is convicted.
+A worker group may fail for other reasons, so the first crash makes no suspects. When a request was in the crashing
+step twice without a new token in between, the requests of that step become suspects: half of them run alone until
+each has a new token. If the group crashes again, that half is bisected; if all get a token, the other half runs. A
+request fails only after it crashed a group while it was alone in the step.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ CRASHES_TO_FAIL = 3
 
 @dataclass
 class _Record:
-    num_tokens: int  # known at the first of these losses
-    num_crashes: int = 0  # losses in a row without a new token between
+    num_tokens: int  # known at the first of these crashes
+    num_crashes: int = 0  # crashes without a new token between
 
 
 class CrashIsolation:
-    """Invariant: while anyone is on trial, all others are held; nobody is to be while nobody is."""
+    """Invariant: while suspects run, no other request is admitted; more suspects wait only while others run."""
 
     def __init__(self) -> None:
         self._record_by_request: dict[Request, _Record] = {}
@@ -31,23 +31,23 @@ class CrashIsolation:
         self._next_suspects: list[list[Request]] = []
 
     def is_held(self, request: Request) -> bool:
-        """Whether it must not be admitted to a row now."""
+        """Whether the request must not be admitted to a row now."""
         self._take_next_suspects()
         return bool(self._suspects) and request not in self._suspects
 
     @property
     def has_suspects(self) -> bool:
-        """Whether anyone is on trial."""
+        """Whether suspects are running."""
         return bool(self._suspects)
 
     @property
     def is_watching(self) -> bool:
-        """Whether `on_progress` has anything to learn; False in an engine that has lost no group lately."""
+        """Whether `on_progress` needs to be called; False in an engine without a recent crash."""
         return bool(self._record_by_request)
 
     def on_loss(self, num_tokens_of: dict[Request, int]) -> Request | None:
-        """The group was lost while it computed these requests, with so many known tokens; returns the culprit, which is
-        to end, once it is certain."""
+        """Record a crash of the group while it computed these requests, with their numbers of known tokens. Returns
+        the request that causes the crashes, once that is certain; the caller fails it."""
         num_crashes = max((self._note(*each) for each in num_tokens_of.items()), default=0)
         in_step = list(num_tokens_of)
         if len(in_step) == 1 and num_crashes >= CRASHES_TO_FAIL:
@@ -63,13 +63,14 @@ class CrashIsolation:
         self._suspects = accused[:middle]
 
     def _note(self, request: Request, num_tokens: int) -> int:
-        """One more loss of this request; returns how many there were without a new token between."""
+        """Count a crash of this request; return how many there were without a new token between."""
         record = self._record_by_request.setdefault(request, _Record(num_tokens))
         record.num_crashes += 1
         return record.num_crashes
 
     def on_progress(self, num_tokens_of: dict[Request, int]) -> None:
-        """Known tokens of the running requests after a step: who got on is cleared."""
+        """Clear the requests that have a new token. num_tokens_of: known tokens of the running requests after a
+        step."""
         for request in list(self._record_by_request):
             if self._has_got_on(request, num_tokens_of):
                 del self._record_by_request[request]
@@ -82,7 +83,7 @@ class CrashIsolation:
         return num_tokens_of.get(request, 0) > self._record_by_request[request].num_tokens
 
     def _take_next_suspects(self) -> None:
-        """Who has ended stands trial no more; when nobody is left, the half that was put off last comes."""
+        """Remove finished requests from the suspects; if none are left, run the part that was put off last."""
         self._suspects = _unfinished(self._suspects)
         while not self._suspects and self._next_suspects:
             self._suspects = _unfinished(self._next_suspects.pop())

@@ -1,5 +1,4 @@
-"""When requests run out of time. Unix seconds, counted from a request's first arrival, so that no resubmission moves
-them."""
+"""Deadlines of requests. Unix seconds from the first arrival, so that a resubmission does not extend them."""
 
 from __future__ import annotations
 
@@ -9,12 +8,12 @@ import itertools
 from .request import Request, State
 
 MIN_SWEEP = 64  # entries
-MAX_EXPIRED = 256  # at once; the others follow in the next turn
+MAX_EXPIRED = 256  # at once; others follow in the next turn
 
 
 class Deadlines:
-    """A heap with lazy removal: requests that ended meanwhile are skipped when they surface, and let go whenever the
-    heap has doubled."""
+    """A heap with lazy removal: finished requests are skipped when they surface, and swept when the heap has
+    doubled."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, bool, Request]] = []
@@ -22,7 +21,7 @@ class Deadlines:
         self._sweep_at = MIN_SWEEP
 
     def add(self, request: Request) -> None:
-        """Note both deadlines of a request that has any."""
+        """Add the deadlines of a request, if it has any."""
         params = request.params
         if params.timeout_s is not None:
             self._push(request, request.arrival_time + params.timeout_s, in_queue=False)
@@ -37,7 +36,8 @@ class Deadlines:
             self._sweep_at = max(2 * len(self._heap), MIN_SWEEP)
 
     def expired(self, now: float) -> list[Request]:
-        """Requests whose time is over, each once, MAX_EXPIRED at most: `next` has passed while there are more."""
+        """Return requests past their deadline, each once, at most MAX_EXPIRED. `next` stays in the past while there
+        are more."""
         if not self._heap:
             return []
         found: dict[int, Request] = {}
@@ -49,12 +49,12 @@ class Deadlines:
 
     @property
     def next(self) -> float | None:
-        """When to look again."""
+        """Unix seconds of the earliest deadline."""
         return self._heap[0][0] if self._heap else None
 
 
 def _is_due(entry: tuple[float, int, bool, Request]) -> bool:
-    """Whether the entry still matters: its request lives and, for a queue deadline, never got a row."""
+    """Whether the entry is still valid: its request is unfinished and, for a queue deadline, never had a row."""
     _, _, in_queue, request = entry
     if request.state is State.FINISHED:
         return False

@@ -1,6 +1,6 @@
-"""EngineCore: requests in, steps out, results in, outputs out. The core without its sockets.
+"""EngineCore: schedules requests, sends steps, applies results and collects outputs. The core without its sockets.
 
-Owns the scheduler and the table of requests. Frontends are numbers here (`frontend_id`); workers are an Executor.
+Owns the scheduler and the table of requests. Frontends are numbers here (`frontend_id`); the workers are an Executor.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .admission import Admission, reason_to_stop
 from .crash_isolation import CRASHES_TO_FAIL, CrashIsolation
 from .deadlines import Deadlines
 from .grammar.manager import GrammarHost, GrammarManager, RequestMask, may_jump
-from .hang_detector import HangDetector
+from .hang_detector import StepTimer
 from .kv.block_hash import random_namespace
 from .kv.block_record import BlockRecord
 from .kv.manager import KVCacheManager
@@ -31,18 +31,18 @@ from .result_processor import NewTokens
 from .scheduling.scheduler import Scheduler
 from .stats import CoreStats
 
-MAX_EXCUSES = 3  # suspensions after which the oldest step gets its whole time again
-BEAT_S = 0.5  # of the clock that step and grammar limits are measured by
+BEAT_S = 0.5  # period of the clock for step and grammar limits
 
 
 class Executor(Protocol):
-    """The workers, as the core sees them: steps go in, results come back through EngineCore.on_result."""
+    """The workers: steps go in, results come back through EngineCore.on_result."""
 
     def send(self, message: SchedulerOutput | TokenMask) -> None: ...
 
 
 class EngineCore:
-    """`step` sends as many steps as may be in flight; `take_outputs` says what is new for each frontend."""
+    """Invariant: each unfinished request is in the table, and in the scheduler. `step` sends steps; `take_outputs`
+    returns the messages for the frontends."""
 
     def __init__(
         self,
@@ -64,11 +64,11 @@ class EngineCore:
         self._executor = executor
         self._outbox = Outbox()
         self._pause_mode: PauseMode | None = None
-        self.asleep: list[MemoryTag] = asleep or []  # of the workers' memory; no step runs until all is awake
+        self.asleep: list[MemoryTag] = asleep or []  # parts of the workers' memory; no step runs until all are awake
         self._deadlines = Deadlines()
         self._crash_isolation = CrashIsolation()
-        self._hang_detector = HangDetector(config.step_timeout_s)
         self._clock = clock or AwakeClock(BEAT_S)
+        self.step_timer = StepTimer(self._clock, config.step_timeout_s)
         self._request_by_id: dict[tuple[int, int], Request] = {}
         self.stats = CoreStats()
         self.scheduler = Scheduler(
@@ -84,16 +84,12 @@ class EngineCore:
         )
         self._admission = Admission(spec, self.scheduler.kv_cache, self.scheduler.waiting, self.stats)
         self._grammars = GrammarManager(grammar_host, config.grammar_timeout_s, self.scheduler.output_tokens)
-        self._masked_step = 0  # the last step whose masks were asked for
-        # by the clock: when the oldest step in flight began to be awaited, or was excused last
-        self._step_begun_at = self._clock.now
-        self._num_excuses = 0  # of the oldest step in flight
-        self._last_untimed_step = 0  # up to it, steps may have been suspended while they ran
+        self._masked_step = 0  # the last step with requested masks
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def add_request(self, frontend_id: int, message: EngineCoreRequest) -> None:
-        """Accept a request, or answer it with its error. A resubmission (it has tokens) is never refused for load."""
+        """Accept a request, or finish it with an error. A resubmission (it has tokens) is never refused for load."""
         first = message.children[0].key
         known = self._request_by_id.get((frontend_id, first))
         if known is not None and known.attempt >= message.attempt:
@@ -114,7 +110,7 @@ class EngineCore:
         self._outbox.accept(frontend_id, first)
 
     def _note(self, request: Request) -> bool:
-        """Enter one answer of a request in place of an earlier attempt; False if it is at its end already."""
+        """Enter one answer in place of an earlier attempt. False if its tokens end it already."""
         place = request.frontend_id, request.key
         if (stale := self._request_by_id.pop(place, None)) is not None:
             self.scheduler.abort(stale)
@@ -129,20 +125,20 @@ class EngineCore:
         return True
 
     def abort(self, frontend_id: int, keys: list[int]) -> None:
-        """End requests; unknown keys have finished already and are answered by that."""
+        """Abort requests. Unknown keys belong to requests that have finished."""
         for key in keys:
             request = self._request_by_id.get((frontend_id, key))
             if request is not None:
                 self._end(request, "abort")
 
     def expire(self, now: float) -> None:
-        """End the requests whose deadline has passed; `now` in unix seconds."""
+        """Finish the requests past their deadlines; `now` in unix seconds."""
         for request in self._deadlines.expired(now):
             self._end(request, "timeout")
 
     @property
     def next_deadline(self) -> float | None:
-        """Unix seconds of the next `expire`."""
+        """When to call `expire` next, in unix seconds."""
         return self._deadlines.next
 
     def _end(self, request: Request, reason: FinishReason, error: ErrorInfo | None = None) -> None:
@@ -151,7 +147,7 @@ class EngineCore:
         self._finish(request, reason, error)
 
     def drop_frontend(self, frontend_id: int) -> int:
-        """A frontend is gone: end all that it owned; returns how many."""
+        """End all requests of a frontend that has gone; return how many."""
         requests = [request for (of, _), request in self._request_by_id.items() if of == frontend_id]
         for request in requests:
             del self._request_by_id[frontend_id, request.key]
@@ -178,7 +174,8 @@ class EngineCore:
         return self._pause_mode is not None
 
     def pause(self, mode: PauseMode) -> None:
-        """Begin nothing new. keep: running requests stop where they are; wait: they finish first; abort: all end."""
+        """Stop admitting requests. keep: running requests stop where they are; wait: they finish first; abort: all
+        end."""
         self._pause_mode = mode
         if mode == "abort":
             for request in list(self._request_by_id.values()):
@@ -186,7 +183,8 @@ class EngineCore:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether a pause has come about: nothing is in flight and, if it waits, nothing that had begun is left."""
+        """Whether a pause is complete: no step is in flight and, in mode wait, every request that has run is
+        finished."""
         if self._pause_mode == "wait" and any(r.num_cached_tokens >= 0 for r in self._request_by_id.values()):
             return False
         return len(self.scheduler.ledger) == 0
@@ -195,21 +193,23 @@ class EngineCore:
         self._pause_mode = None
 
     def reset_prefix_cache(self) -> None:
-        """Find nothing any more of what was cached. Requests that run keep their blocks."""
+        """Empty the prefix cache. Running requests keep their blocks."""
         self.scheduler.kv_cache.forget_idle()
         for request in self._request_by_id.values():
             if not request.block_ids:
                 request.block_keys = []
 
     def forget_computed(self) -> None:
-        """The weights are others: all that was computed or cached is void; requests go on from their tokens."""
+        """Drop all computed and cached blocks after new weights; requests continue from their tokens."""
         self._reset_scheduler()
         self.scheduler.kv_cache.change_namespace()
         for request in self._request_by_id.values():
             request.block_keys = []
 
     def _reset_scheduler(self) -> None:
-        self.scheduler.reset(shares_prompts=not self._crash_isolation.has_suspects)  # who stands trial waits for nobody
+        self.scheduler.reset(
+            shares_prompts=not self._crash_isolation.has_suspects
+        )  # a suspect must not wait for its prompt group
 
     def _is_held(self, request: Request) -> bool:
         is_new = request.num_cached_tokens < 0
@@ -222,7 +222,7 @@ class EngineCore:
     # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def step(self) -> int:
-        """Schedule and send steps until enough are in flight or nothing can be computed; returns how many."""
+        """Schedule and send steps until enough are in flight or nothing can be computed; return how many."""
         scheduler = self.scheduler
         num_sent = 0
         if self._pause_mode in ("keep", "abort") or self.asleep:
@@ -238,7 +238,7 @@ class EngineCore:
             if output.new_rows:
                 self._announce_started(output)
             self._executor.send(output)
-            self._step_begun_at = self._clock.now
+            self.step_timer.begin()
             self.stats.on_sent(scheduled_at - begun_at, time.monotonic() - scheduled_at)
             num_sent += 1
         self._want_masks()
@@ -252,15 +252,13 @@ class EngineCore:
                 self._outbox.start(request.frontend_id, started)
 
     def on_result(self, output: ModelRunnerOutput) -> None:
-        """Take in what a step brought."""
+        """Apply the result of a step."""
         begun_at = time.monotonic()
         entry, new_tokens, finished = self.scheduler.update_from_output(output)
         batch = entry.batch
-        if entry.step > self._last_untimed_step:
-            self._hang_detector.on_step(batch.num_tokens, output.execute_s, scores_prompts=batch.scores_prompts)
+        if self.step_timer.on_step(entry.step, batch.num_tokens, output.execute_s, scores_prompts=batch.scores_prompts):
             num_decodes = batch.num_tokens - batch.num_prompt_tokens
             self.scheduler.prefill_throttle.on_step(num_decodes, batch.num_prompt_tokens, output.execute_s)
-        self._step_begun_at, self._num_excuses = self._clock.now, 0
         self._outbox.add_tokens(new_tokens)
         for done in finished:
             del self._request_by_id[done.request.frontend_id, done.request.key]
@@ -283,7 +281,7 @@ class EngineCore:
     # ── grammars ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _want_masks(self) -> None:
-        """Ask for the masks of the oldest step in flight: all tokens before those that it samples are known by now."""
+        """Request the masks of the oldest step in flight: all tokens before its samples are known by now."""
         entry = self.scheduler.ledger.oldest
         if entry is not None and entry.step > self._masked_step and entry.batch.grammar_ids:
             self._masked_step = entry.step
@@ -293,7 +291,8 @@ class EngineCore:
             self._grammars.flush(self._clock.now)
 
     def take_grammars(self) -> None:
-        """Act on what the grammar host has done: requests may run, end or fail, and the oldest step gets its masks."""
+        """Apply the answers of the grammar host: admit, finish or fail requests, and send the masks of the oldest
+        step."""
         news = self._grammars.take(self._clock.look())
         for request in news.ready:
             self.scheduler.waiting.release(request, WaitReason.GRAMMAR)
@@ -309,9 +308,10 @@ class EngineCore:
         self._grammars.flush(self._clock.now)
 
     def _send_masks(self, masks: list[RequestMask]) -> None:
-        """A row that changed hands since the step was sent gets a mask in vain, and a request without a row none."""
+        """Send the masks of requests that have a row. A row that got another request since the step ignores its
+        mask."""
         placed = [mask for mask in masks if mask.request.row >= 0]
-        self._step_begun_at = self._clock.now
+        self.step_timer.begin()
         self._executor.send(
             TokenMask(
                 step=self._masked_step,
@@ -323,8 +323,8 @@ class EngineCore:
         )
 
     def _append_jump_tokens(self, masks: list[RequestMask]) -> None:
-        """Append what grammars leave no choice of, so that the next step computes it together. One token alone is left
-        to the step in flight, which samples it."""
+        """Append jump-forward tokens, so that the next step computes them together. A single token is left to the step
+        in flight, which samples it."""
         forced = [(mask.request, mask.jump_tokens) for mask in masks if len(mask.jump_tokens) > 1]
         if forced := [(request, token_ids) for request, token_ids in forced if may_jump(request.params)]:
             new_tokens = self.scheduler.append_jump_tokens(forced)
@@ -334,7 +334,8 @@ class EngineCore:
 
     @property
     def _awaits_masks(self) -> bool:
-        """Whether the oldest step waits for masks: with them tokens may become known that the next step computes."""
+        """Whether the oldest step waits for masks. Its masks may make more tokens known, so no step is scheduled
+        before."""
         entry = self.scheduler.ledger.oldest
         if entry is None or not entry.batch.grammar_ids:
             return False
@@ -342,34 +343,24 @@ class EngineCore:
 
     @property
     def next_grammar_deadline(self) -> float | None:
-        """When to call `take_grammars` next though the host says nothing; by the clock."""
+        """When to call `take_grammars` next if the host sends nothing; by the clock."""
         return self._grammars.next_deadline
 
     @property
     def overdue_at(self) -> float | None:
-        """When the oldest step in flight proves that the workers hang; by the clock."""
+        """When the oldest step in flight counts as hung; by the clock."""
         entry = self.scheduler.ledger.oldest
         if entry is None or self._grammars.is_awaiting_masks:
             return None
-        limit_s = self._hang_detector.limit_s(entry.batch.num_tokens, scores_prompts=entry.batch.scores_prompts)
-        return self._step_begun_at + limit_s
-
-    @property
-    def step_age_s(self) -> float:
-        """For how long the oldest step in flight has been awaited; by the clock."""
-        return self._clock.now - self._step_begun_at
+        return self.step_timer.overdue_at(entry.batch.num_tokens, scores_prompts=entry.batch.scores_prompts)
 
     def on_suspended(self) -> None:
-        """This process was suspended, and so perhaps were the workers: the oldest step gets its whole time again, but
-        a few times only, and what the steps in flight take says nothing of their size."""
-        self._last_untimed_step = self.scheduler.num_steps
-        if len(self.scheduler.ledger) and self._num_excuses < MAX_EXCUSES:
-            self._num_excuses += 1
-            self._step_begun_at = self._clock.now
+        """Restart the time limit of the oldest step, since the workers may have been suspended with this process."""
+        self.step_timer.on_suspended(self.scheduler.num_steps, has_step=len(self.scheduler.ledger) > 0)
 
     def lose_workers(self, reason: str) -> None:
-        """Steps in flight are lost with the workers: every running request waits again with nothing computed, except
-        one that has proved to kill them."""
+        """Return every running request to the queue with nothing computed. A request that is proven to kill the
+        workers fails."""
         culprit = self._crash_isolation.on_loss(self.scheduler.known_tokens_in_oldest_step())
         self._reset_scheduler()
         self._grammars.forget_masks()
@@ -378,18 +369,19 @@ class EngineCore:
             self._end(culprit, "error", error_info(InternalError(message)))
 
     def gain_workers(self, executor: Executor, generation: int) -> None:
-        """A new group is there; its steps count from 1."""
+        """Use a new worker group; its steps count from 1."""
         self._executor = executor
         self.scheduler.begin_generation(generation)
-        self._masked_step = self._last_untimed_step = self._num_excuses = 0
+        self._masked_step = 0
+        self.step_timer.reset()
 
     def progress(self, now: float) -> Progress | None:
-        """What the supervisor and the frontends' health answers need, if it is time; `now` in monotonic seconds."""
+        """Return the report for the supervisor and health answers if one is due; `now` in monotonic seconds."""
         is_idle, is_asleep = self.num_requests == 0, bool(self.asleep)
         return self.stats.progress(self.scheduler, now, is_idle=is_idle, is_paused=self.is_paused, is_asleep=is_asleep)
 
     def log_line(self, now: float) -> str | None:
-        """A line for the log every LOG_INTERVAL_S while there is work."""
+        """Return a log line every LOG_INTERVAL_S while there is work."""
         return self.stats.log_line(self.scheduler, now)
 
     def take_outputs(self) -> list[tuple[int, EngineCoreOutputs]]:

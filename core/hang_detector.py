@@ -1,23 +1,26 @@
-"""How long a step may take before its workers are taken to hang.
+"""HangDetector: how long a step may take before its workers count as hung.
 
-Learned from the steps that came back: for each power of two of tokens the longest time seen. A step of k times the
-tokens takes at most k times as long, so the least of the bounds that the known sizes give is used, times a margin.
-Steps that score prompts over the whole vocabulary are a kind of their own: others say nothing of them.
+Learned from finished steps: the longest time for each power of two of tokens. A step of k times the tokens takes at
+most k times as long; the smallest bound of all known sizes, times a margin, is the limit. Steps that score prompts
+over the whole vocabulary are learned separately.
 """
 
 from __future__ import annotations
 
+from ..ipc.process.awake_clock import AwakeClock
+
 MARGIN = 20.0  # a shared machine stalls a step by more than 10 × at times
 MIN_LIMIT_S = 5.0
-FIRST_LIMIT_S = 120.0  # nothing is known yet
+FIRST_LIMIT_S = 120.0  # before the first step
+MAX_EXCUSES = 3  # times that the oldest step gets its full time limit again after a suspension
 
 
 class HangDetector:
-    """Seconds in, seconds out. `fixed_s` is the operator's own limit, if any."""
+    """Owns the longest times. `fixed_s`: the operator's own limit, if any."""
 
     def __init__(self, fixed_s: float | None = None) -> None:
         self._fixed_s = fixed_s
-        # by whether prompts are scored, by the bit length of the token count: seconds
+        # seconds, by whether prompts are scored and by the bit length of the token count
         self._longest_by_size: dict[bool, dict[int, float]] = {False: {}, True: {}}
 
     def on_step(self, num_tokens: int, seconds: float, *, scores_prompts: bool = False) -> None:
@@ -32,3 +35,46 @@ class HangDetector:
             return FIRST_LIMIT_S
         bound = min(longest * (1 << max(size - known, 0)) for known, longest in longest_by_size.items())
         return max(MIN_LIMIT_S, MARGIN * bound)
+
+
+class StepTimer:
+    """Times the oldest step in flight; a suspension of this process excuses it."""
+
+    def __init__(self, clock: AwakeClock, fixed_s: float | None = None) -> None:
+        self._clock, self._detector = clock, HangDetector(fixed_s)
+        self._begun_at = clock.now  # when the wait for the oldest step began, or its limit was last restarted
+        self._num_excuses = 0  # of the oldest step
+        self._last_untimed_step = 0  # steps up to this one may have been suspended
+
+    def begin(self) -> None:
+        """Start the time of the oldest step now."""
+        self._begun_at = self._clock.now
+
+    def on_step(self, step: int, num_tokens: int, seconds: float, *, scores_prompts: bool) -> bool:
+        """Learn from a finished step; False if it may have been suspended, so its time means nothing."""
+        self._begun_at, self._num_excuses = self._clock.now, 0
+        if step <= self._last_untimed_step:
+            return False
+        self._detector.on_step(num_tokens, seconds, scores_prompts=scores_prompts)
+        return True
+
+    def on_suspended(self, last_step: int, *, has_step: bool) -> None:
+        """Restart the limit of the oldest step in flight, if there is one, MAX_EXCUSES times at most; steps up to
+        `last_step` are not learned from."""
+        self._last_untimed_step = last_step
+        if has_step and self._num_excuses < MAX_EXCUSES:
+            self._num_excuses += 1
+            self.begin()
+
+    def reset(self) -> None:
+        """Expect the steps of a new worker group, which count from 1."""
+        self._last_untimed_step = self._num_excuses = 0
+
+    def overdue_at(self, num_tokens: int, *, scores_prompts: bool) -> float:
+        """When a step of this size counts as hung; by the clock."""
+        return self._begun_at + self._detector.limit_s(num_tokens, scores_prompts=scores_prompts)
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the oldest step in flight began; by the clock."""
+        return self._clock.now - self._begun_at

@@ -1,6 +1,6 @@
-"""LogprobTable: the logprobs of a step's tokens between the workers' rows and the frontends' keys.
+"""LogprobTable: logprobs of a step, from rows (workers) to request keys (frontends).
 
-Columns in, columns out; nothing here looks at a probability.
+Columns in, columns out; probabilities pass unread.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .request import Ids
 
 @dataclass(frozen=True)
 class LogprobTable:
-    """n tokens; token i has widths[i] entries in the two flat columns."""
+    """n tokens; token i has `widths[i]` entries in the two flat columns."""
 
     frontend_ids: Ids  # [n] frontend; rows until `label`
     keys: Ids  # [n] request key; rows until `label`
@@ -29,7 +29,7 @@ class LogprobTable:
 
     @classmethod
     def of(cls, columns: LogprobColumns) -> LogprobTable:
-        """A worker's columns; ProtocolError if they do not belong together."""
+        """Decode a worker's columns. ProtocolError if their lengths do not fit."""
         rows, positions, widths, ranks, token_ids = (
             np.frombuffer(frame, np.int32)
             for frame in (columns.owners, columns.positions, columns.widths, columns.ranks, columns.token_ids)
@@ -47,7 +47,7 @@ class LogprobTable:
         return self.keys
 
     def select(self, mask: npt.NDArray[np.bool_]) -> LogprobTable:
-        """Those tokens alone. mask: [n]."""
+        """Return the selected tokens. mask: [n]."""
         if mask.all():
             return self
         entries = np.repeat(mask, self.widths)
@@ -62,11 +62,11 @@ class LogprobTable:
         )
 
     def label(self, frontend_ids: Ids, keys: Ids, positions: Ids) -> LogprobTable:
-        """The same tokens, known to the frontends by these. Each [n]."""
+        """Return the same tokens under frontend ids, request keys and output indices. Each [n]."""
         return LogprobTable(frontend_ids, keys, positions, self.widths, self.ranks, self.token_ids, self.logprobs)
 
     def to_columns(self) -> LogprobColumns:
-        """What a frontend gets."""
+        """Encode the columns for a frontend."""
         return LogprobColumns(
             owners=self.keys.tobytes(),
             positions=self.positions.tobytes(),

@@ -1,6 +1,6 @@
-"""What the core has to tell each frontend, gathered over one turn and sent as one message.
+"""Outbox: the outputs for each frontend, collected over one turn and sent as one message.
 
-Columns come in as arrays that may mix frontends; here they are parted by frontend_id.
+Columns of a step may mix frontends; they are split by frontend_id here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Draft:
     pooled: list[Pooled] = field(default_factory=list)
 
     def add(self, keys: bytes, counts: bytes, starts: bytes, token_ids: bytes) -> None:
-        """More columns of tokens."""
+        """Append columns of tokens."""
         self.keys += keys
         self.counts += counts
         self.starts += starts
@@ -38,11 +38,11 @@ class _Draft:
 
 
 class Outbox:
-    """Drafts by frontend_id; `take` empties it."""
+    """Owns a draft by frontend; `take` empties it."""
 
     def __init__(self) -> None:
         self._draft_by_frontend: dict[int, _Draft] = {}
-        self._is_due = False  # there is more than tokens that may wait
+        self._is_due = False  # a draft has more than jump-forward tokens
 
     def _draft(self, frontend_id: int) -> _Draft:
         self._is_due = True
@@ -61,13 +61,13 @@ class Outbox:
             draft.pooled.append(Pooled(owner=finished.key, vector=vector))
 
     def add_jump_tokens(self, tokens: NewTokens) -> None:
-        """Tokens ahead of the step that samples the first of them wait for what that step, or anything, has to tell."""
+        """Queue jump-forward tokens without triggering a send; they leave with the next message."""
         was_due = self._is_due
         self.add_tokens(tokens)
         self._is_due = was_due
 
     def add_tokens(self, tokens: NewTokens) -> None:
-        """What a step has brought, if only a sign that it is over."""
+        """Queue the tokens and logprobs of a step, and send even if there are none."""
         self._is_due = True
         if tokens.logprobs is not None:
             for frontend_id, table in _by_frontend(tokens.logprobs):
@@ -85,11 +85,11 @@ class Outbox:
             self._draft(frontend_id).add(*(np.frombuffer(frame, np.int32)[mine].tobytes() for frame in frames))
 
     def drop(self, frontend_id: int) -> None:
-        """The frontend is gone."""
+        """Drop the draft of a frontend that has gone."""
         self._draft_by_frontend.pop(frontend_id, None)
 
     def take(self) -> list[tuple[int, EngineCoreOutputs]]:
-        """One message per frontend that has news."""
+        """Return one message for each frontend with outputs."""
         if not self._is_due:
             return []
         self._is_due = False

@@ -1,7 +1,7 @@
-"""`python -m tokenloom.core.process`: the core's sockets and its loop.
+"""`python -m tokenloom.core.process`: the sockets and the loop of the core.
 
-One loop without threads: wait for anything, take in results, requests and orders, schedule and send, tell the
-frontends. Everything that decides lives in engine.py.
+One loop without threads: wait for a socket, apply results, accept requests and controls, schedule and send steps,
+send outputs. All decisions are in engine.py.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ from .links.worker_group import WorkerGroup
 
 logger = logging.getLogger("tokenloom.core")
 
-BEATS_PER_TIMEOUT = 8  # at least: a suspension too short to be noticed takes 2 beats
+BEATS_PER_TIMEOUT = 8  # at least: an undetected suspension takes up to 2 beats
 
 
 class CoreProcess:
-    """Owns the sockets; `run` serves until the supervisor says Stop."""
+    """Owns the sockets; `run` serves until the supervisor sends Stop."""
 
     _engine: EngineCore  # both from Initialize on
     _controls: ControlQueue
@@ -87,7 +87,7 @@ class CoreProcess:
             self.turn()
 
     def _wait_for_initialize(self) -> bool:
-        """Serve the supervisor until the pool's size is known and every rank listens; False when it says Stop."""
+        """Serve the supervisor until the pool size is known and every rank listens. False if it sends Stop."""
         while not isinstance(message := self._supervisor.wait(), Stop):
             if isinstance(message, Initialize):
                 self._start(message)
@@ -120,7 +120,8 @@ class CoreProcess:
             self._lose_workers(failure)
 
     def _probe(self, workers: WorkerGroup) -> str | None:
-        """Wait until every rank listens; why that is hopeless, if it is. They may be at a step of another core."""
+        """Wait until every rank listens; return the reason if that fails. The ranks may still run a step of an earlier
+        core."""
         try:
             timeout_s = self._spec.config.step_timeout_s or FIRST_LIMIT_S
             workers.probe(timeout_s, lambda: self._supervisor.put_off(workers.generation))
@@ -129,7 +130,7 @@ class CoreProcess:
         return None
 
     def _patience_ms(self) -> int | None:
-        """How long nothing may happen until a deadline passes or a step is overdue."""
+        """Poll timeout until the next deadline."""
         if self._supervisor.has_put_off:
             return 0
         waits = []
@@ -142,7 +143,7 @@ class CoreProcess:
         return max(int(min(waits) * 1000) + 1, 0) if waits else None
 
     def turn(self) -> None:
-        """One turn of the loop: results, intake, orders, the next steps, the news."""
+        """Run one turn of the loop: results, requests and controls, steps, outputs."""
         maybe_fail("core.receive")
         try:
             now = self._clock.look()
@@ -176,12 +177,13 @@ class CoreProcess:
                 raise EngineDead(f"a worker's result makes no sense: {error}") from None
 
     def _check_overdue(self, now: float) -> None:
-        """`now`: by the clock, before the results were taken in."""
+        """Raise EngineDead if a step or a control takes too long. Read `now` before receiving: if this process was
+        suspended in between, a result may be waiting unread."""
         if self._workers is None:
             return
         overdue_at, order_overdue_at = self._engine.overdue_at, self._workers.order_overdue_at
         if overdue_at is not None and now > overdue_at:
-            raise EngineDead(f"the workers hang: no step has ended for {self._engine.step_age_s:.1f} s")
+            raise EngineDead(f"the workers hang: no step has ended for {self._engine.step_timer.age_s:.1f} s")
         if order_overdue_at is not None and now > order_overdue_at:
             limit = f"within --start-timeout-s {self._spec.config.start_timeout_s:g} s"
             what = (
@@ -197,7 +199,7 @@ class CoreProcess:
         self._supervisor.tell(Reloading(generation=self._workers.generation, holding=holding))
 
     def _reload(self, order: Reloading) -> None:
-        """The supervisor knows: all ranks hold other weights, or none, in place of the next step."""
+        """Send the reload to all ranks as the next step, once the supervisor has recorded it."""
         if self._workers is not None and self._workers.generation == order.generation:
             self._workers.reload(self._engine.scheduler.take_step(), order.holding)
 
@@ -212,11 +214,11 @@ class CoreProcess:
         elif self._workers is not None and done is not None:
             self._controls.on_profiled(self._workers.order_error)
         if self._workers is not None and self._controls.has_orders:
-            self._frontends.send_outputs(self._engine)  # what ended before an order is done is told before that
+            self._frontends.send_outputs(self._engine)  # requests that end before a control is done are reported first
             self._controls.tick()
 
     def _lose_workers(self, reason: str) -> None:
-        """The group is of no use any more: every running request waits for the next group."""
+        """Close the worker group: every running request waits for the next one."""
         assert self._workers is not None
         logger.error("%s", reason)
         generation = self._workers.generation
@@ -226,14 +228,16 @@ class CoreProcess:
         self._supervisor.tell(ReplaceWorkers(generation=generation, reason=reason))
 
     def _on_workers_down(self, message: WorkersDown) -> None:
-        """The supervisor saw a worker end before its silence could tell us, or answers ReplaceWorkers."""
+        """Handle the end of a worker, seen by the supervisor, or its answer to ReplaceWorkers."""
         if self._workers is not None and self._workers.generation == message.generation:
-            self._take_results()  # what was sent before the end counts
+            self._take_results()  # results sent before the end are valid
             self._workers.close()
             self._workers = None
             self._engine.lose_workers(message.reason)
         if self._workers is None:
-            self._controls.on_workers_lost(message.reason)  # had it known of a Reloaded, it would have said so before
+            self._controls.on_workers_lost(
+                message.reason
+            )  # the supervisor sends Reloaded before WorkersDown, so this reload did not complete
 
     def _gain_workers(self, generation: int) -> None:
         if self._workers is not None:
@@ -296,7 +300,7 @@ def main() -> int:
     try:
         process.run()
     except Exception as error:
-        if not isinstance(error, ConfigError):  # which says all in its line
+        if not isinstance(error, ConfigError):  # its message is complete without a traceback
             logger.exception("the core failed")
         process.fail(error)
         return 1

@@ -1,6 +1,6 @@
-"""One answer in the making, as the core sees it: tokens, parameters, blocks, and where it stands.
+"""Request: one answer being generated, with its tokens, parameters, blocks and state.
 
-A request of n answers is n of these. Knows no text, no sockets.
+A request of n answers is n of these. Knows no text and no sockets.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ LEGAL_MOVES = {
 
 @dataclass(eq=False)
 class Request:
-    """`tokens[:num_tokens]` are prompt and outputs so far; while it runs, `tokens` is its row of the token table."""
+    """`tokens[:num_tokens]` are the prompt and the outputs so far; while it runs, `tokens` is its row of the token
+    table."""
 
     frontend_id: int  # the frontend connection that submitted it
     key: int  # that frontend's number for it
@@ -55,27 +56,29 @@ class Request:
     stop_token_ids: list[int]
     arrival_time: float  # unix seconds
     priority: int  # 0 for all under fcfs
-    sort_key: float  # the policy's: lower runs first
+    sort_key: float  # of the policy: lower runs first
     tokens: Ids
     num_tokens: int
     bad_words: list[bytes] = field(default_factory=list)  # int32: the tokens of each
     logits_processors: list[int] = field(default_factory=list)
-    thought_markers: list[bytes] = field(default_factory=list)  # int32: what begins a thought, and what ends it
+    thought_markers: list[bytes] = field(
+        default_factory=list
+    )  # int32: the tokens that begin a thought, and those that end it
     thought_end: bytes = b""  # int32: its grammar holds after these tokens
     pooling: PoolingParams | None = None  # embed the prompt: it ends when all of it is computed
-    num_prompt_logprobs: int = ALL_KNOWN  # prompt tokens, the first included, whose logprobs need not be told any more
-    cache_root: bytes | None = None  # of its block keys: shared with its prompt_groups alone
-    prompt_group: int = 0  # equal for answers that share a prompt (scheduling/prompt_group.py); 0: none do
-    grammar_id: int = 0  # its place in its grammar (grammar/manager.py); 0: it has none
+    num_prompt_logprobs: int = ALL_KNOWN  # prompt tokens with delivered logprobs; the first has none and counts
+    cache_root: bytes | None = None  # root of its block keys, shared only with its prompt group
+    prompt_group: int = 0  # equal for answers that share a prompt; 0: no group
+    grammar_id: int = 0  # of its grammar (grammar/manager.py); 0: none
     waits_for: set[WaitReason] = field(default_factory=set)  # it is not admitted before this is empty
     state: State = State.WAITING
     row: int = -1
     block_ids: list[int] = field(default_factory=list)
-    block_keys: list[bytes] = field(default_factory=list)  # of its first blocks, made as they are needed
-    num_cached_blocks: int = 0  # blocks of its table that are in the index
-    num_cached_tokens: int = -1  # found in the prefix cache when it began, 0 if it was resumed; -1: not admitted yet
+    block_keys: list[bytes] = field(default_factory=list)  # of its first blocks, computed when needed
+    num_cached_blocks: int = 0  # blocks of its table that others can find
+    num_cached_tokens: int = -1  # found in the cache at its first admission, 0 if resumed; -1: never admitted
     num_preemptions: int = 0
-    num_skips: int = 0  # admissions of others since it could not be placed
+    num_skips: int = 0  # admissions of later requests while it did not fit
 
     def move(self, state: State) -> None:
         """Change state; an illegal move raises and changes nothing."""
@@ -84,12 +87,12 @@ class Request:
         self.state = state
 
     def note_prompt_logprobs(self, num_known: int) -> None:
-        """Logprobs of the first `num_known` prompt tokens have been told; the first has none."""
+        """Note that logprobs of the first `num_known` prompt tokens were delivered; the first token has none."""
         self.num_prompt_logprobs = max(num_known, 1) if num_known < self.num_prompt_tokens else ALL_KNOWN
 
     @property
     def token_limit(self) -> int:
-        """Most tokens, prompt included, that it may have."""
+        """Largest number of tokens, prompt included."""
         return self.num_prompt_tokens + self.max_tokens
 
     @property

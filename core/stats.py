@@ -1,4 +1,4 @@
-"""Counters of the core, and what it tells of itself: progress, the log line, the rates that the admission uses."""
+"""Counters of the core: progress reports, the log line, and the rates for admission."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ LOG_INTERVAL_S = 10.0
 PROGRESS_INTERVAL_S = 0.5  # while there is work
 NUM_ROW_COUNTS = 14
 NUM_TOKEN_COUNTS = 16
-KV_MAP_BLOCKS = 256  # whose states Progress tells
+KV_MAP_BLOCKS = 256  # sampled for the map in Progress
 
 
 class CoreStats:
-    """Totals since the start; `log_line` also forms rates over the time since its last call."""
+    """Totals since the start; `log_line` also computes rates since its last call."""
 
     def __init__(self) -> None:
         self.num_generated_tokens = 0
@@ -42,7 +42,8 @@ class CoreStats:
     def on_step(
         self, num_rows: int, num_tokens: int, num_prefilled: int, num_new_tokens: int, execute_s: float, now: float
     ) -> None:
-        """`num_tokens` were computed, prompts of `num_prefilled` tokens completed, and `num_new_tokens` generated."""
+        """Count a step: `num_tokens` computed tokens, `num_prefilled` tokens of completed prompts, `num_new_tokens`
+        sampled ones."""
         num_processed = num_prefilled + num_new_tokens  # as vLLM counts: each token once, cached ones of prompts too
         self.num_step_tokens += num_processed
         self.num_steps_by_tokens[min(max(num_processed - 1, 0).bit_length(), NUM_TOKEN_COUNTS - 1)] += 1
@@ -55,19 +56,20 @@ class CoreStats:
         self.last_result_at = now
 
     def on_sent(self, schedule_s: float, send_s: float) -> None:
-        """A step was made and sent, and how long each took."""
+        """Add the times to schedule and to send a step."""
         self.schedule_s += schedule_s
         self.send_s += send_s
 
     def seconds_to_drain(self, num_tokens: int) -> float:
-        """How long the workers need for `num_tokens` at their mean rate so far, within [0.1, 60] s."""
+        """Return the seconds for `num_tokens` at the mean rate so far, within [0.1, 60]."""
         rate = self.num_scheduled_tokens / self.execute_s if self.execute_s > 0 else 1000.0
         return min(max(num_tokens / max(rate, 1.0), 0.1), 60.0)
 
     def progress(
         self, scheduler: Scheduler, now: float, *, is_idle: bool, is_paused: bool, is_asleep: bool
     ) -> Progress | None:
-        """None when the last one is too recent and there is work. A pause is told at once: no turn may follow it."""
+        """Return a report, or None if the last one is recent and there is work. A pause is reported at once, since no
+        turn may follow it."""
         is_recent = now - self._told_at < PROGRESS_INTERVAL_S and (is_paused, is_asleep) == self._told_state
         if is_recent and not is_idle:
             return None
@@ -101,7 +103,7 @@ class CoreStats:
         )
 
     def log_line(self, scheduler: Scheduler, now: float) -> str | None:
-        """The line for the log, or None when the last one is too recent or nothing happened since."""
+        """Return the log line, or None if the last one is recent or nothing happened since."""
         elapsed = now - self._logged_at
         generated = self.num_generated_tokens - self._logged_generated
         scheduled = self.num_scheduled_tokens - self._logged_scheduled

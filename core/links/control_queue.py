@@ -1,10 +1,9 @@
-"""ControlQueue: pause, resume, reload, sleep, wake up, an empty prefix cache and profiles, one after the other.
+"""ControlQueue: runs pause, resume, reload, sleep, wake_up, reset_prefix_cache and profiles, one after the other.
 
-A pause is done when nothing is in flight; a reload pauses, lets every rank read the new weights in the numbered stream
-of steps, and makes all that was computed or cached before void. To fall asleep and to wake up are reloads, too: of
-nothing, and of what was there. Requests stay: they go on from their tokens. The end of each is what the supervisor says
-of it, who names what new workers hold. A profile is the workers': it begins and ends between two steps, and is lost
-with one of them or with the core.
+A pause is complete when no step is in flight. A reload pauses, lets every rank load the weights in place of a step,
+and voids everything computed or cached. Sleep and wake_up are reloads of nothing and of the former weights. Requests
+stay and continue from their tokens. The supervisor confirms each reload, since it starts new workers with the same
+weights. A profile begins and ends between two steps; it is lost if a worker or the core is replaced.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ _ALL: list[MemoryTag] = ["weights", "kv_cache"]
 
 
 class ControlQueue:
-    """At most one order is under way. `tick` is called once a turn; `reload` makes all ranks hold what it
-    is given, `profile` lets them begin a record (True) or write it down."""
+    """Runs at most one control at a time. `tick` is called once a turn. reload: loads a holding on all ranks. profile:
+    starts (True) or writes (False) a profile on all ranks."""
 
     def __init__(
         self,
@@ -33,9 +32,9 @@ class ControlQueue:
     ) -> None:
         self._engine, self._reply, self._reload, self._profile = engine, reply, reload, profile
         self._orders: deque[tuple[int, EngineControl]] = deque()
-        self._is_at_work = False  # the workers are
-        self._is_recording = False  # they are, too
-        self._num_losses = 0  # of workers, by the order that is under way
+        self._is_at_work = False  # the workers carry out a control
+        self._is_recording = False  # the workers record a profile
+        self._num_losses = 0  # of workers during the current control
         self._was_paused = False
 
     def add(self, frontend_id: int, order: EngineControl) -> None:
@@ -50,7 +49,7 @@ class ControlQueue:
             self._engine.resume()
         elif order.action == "reset_prefix_cache":
             self._engine.reset_prefix_cache()
-        elif order.action != "wake_up":  # before it, no step runs anyway
+        elif order.action != "wake_up":  # asleep workers run no steps
             self._engine.pause(order.mode if order.action in ("pause", "sleep") else "keep")
 
     @property
@@ -58,7 +57,7 @@ class ControlQueue:
         return bool(self._orders)
 
     def tick(self) -> None:
-        """Go on with the orders as far as the engine is quiet. There are workers."""
+        """Continue with the controls as far as the engine is quiet. Workers are present."""
         while self._orders and not self._is_at_work:
             _, order = self._orders[0]
             if order.action not in ("resume", "wake_up", "reset_prefix_cache") and not self._engine.is_quiet:
@@ -84,7 +83,7 @@ class ControlQueue:
         return self._engine.asleep
 
     def on_reloaded(self) -> None:
-        """Every rank holds what it shall, and so will those that take their place."""
+        """Finish the reload: every rank has the new holding, and so will workers that replace them."""
         if self._is_at_work:
             self._engine.asleep = self._asleep_after(self._orders[0][1])
             self._end_pause(None)
@@ -100,13 +99,14 @@ class ControlQueue:
             self._end_pause(RequestError(f"no profile is running: start_profile begins one; {lost}"))
 
     def on_profiled(self, error: str) -> None:
-        """Every rank records, or has written down what it has recorded; if not, `error` says why."""
+        """Finish a profile control: every rank has started or written its profile, or `error` says why not."""
         action = self._orders[0][1].action
         self._is_recording = action == "start_profile" and not error
         self._end_pause(InternalError(f"{action} failed: {error}") if error else None)
 
     def on_workers_lost(self, reason: str) -> None:
-        """The group ended; the next one holds what was held before. To fall asleep or to wake up is tried once more."""
+        """Handle the end of the workers; new ones have the former holding. Sleep and wake_up are tried once more, all
+        else fails."""
         self._is_recording = False
         if not self._is_at_work:
             return

@@ -1,7 +1,7 @@
-"""The frontends, as the core reaches them: one socket, a number for each of them, and whose requests end with whom.
+"""FrontendPort: the socket to the frontends, and a number for each.
 
-Requests, aborts and controls come in, columns of outputs go out. Never waits for a frontend: one that is gone loses its
-requests, and submits them again when it is back.
+Requests, aborts and controls come in, output columns go out. Never waits for a frontend: if one is gone its requests
+end, and it submits them again when it is back.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from .control_queue import ControlQueue
 
 logger = logging.getLogger("tokenloom.core")
 
-INTAKE_S = 0.001  # longest intake between two schedules
+INTAKE_S = 0.001  # longest time to receive between two steps
 
 
 class FrontendPort:
-    """Binds at once, so that frontends may connect when they like. `frontend_id` numbers those that said Hello."""
+    """Binds at once, so that frontends may connect at any time. `frontend_id` numbers those that have sent Hello."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], spec: EngineSpec) -> None:
         self.socket = new_socket(context, zmq.ROUTER)
@@ -39,7 +39,7 @@ class FrontendPort:
         self._num_greeted = self._num_malformed = 0
 
     def receive(self, engine: EngineCore, controls: ControlQueue) -> None:
-        """Act on what has come, for INTAKE_S at most."""
+        """Handle received messages, for at most INTAKE_S."""
         deadline = time.monotonic() + INTAKE_S
         for identity, frame in receive(self.socket, num_parts=2):
             try:
@@ -76,7 +76,7 @@ class FrontendPort:
             self._send(identity, Refused(error=error_info(error)))
             return
         if (known := self._frontend_by_identity.get(identity)) is not None:
-            engine.drop_frontend(known)  # it has reconnected and submits again what it holds
+            engine.drop_frontend(known)  # it has reconnected and submits its requests again
         else:
             self._frontend_by_identity[identity] = self._num_greeted
             self._identity_by_frontend[self._num_greeted] = identity
@@ -84,19 +84,19 @@ class FrontendPort:
         self._send(identity, Welcome(protocol_version=PROTOCOL_VERSION, run_id=self._spec.run_id))
 
     def send_outputs(self, engine: EngineCore) -> None:
-        """Tell each frontend what is new of its requests; those of one that is gone end."""
+        """Send the outputs of the engine; the requests of a frontend that is gone end."""
         for frontend_id, outputs in engine.take_outputs():
             identity = self._identity_by_frontend.get(frontend_id)
             if identity is not None and not self._send(identity, outputs):
                 self.lose(identity, engine)
 
     def answer(self, frontend_id: int, message: CoreToFrontend) -> None:
-        """To a frontend, if it is still there."""
+        """Send a message to a frontend, if it is still there."""
         if (identity := self._identity_by_frontend.get(frontend_id)) is not None:
             self._send(identity, message)
 
     def _send(self, identity: bytes, message: CoreToFrontend) -> bool:
-        """False when there is no such frontend any more."""
+        """Send; False if the frontend is gone."""
         try:
             self.socket.send_multipart([identity, encode(message)])
         except zmq.ZMQError as error:
@@ -106,7 +106,7 @@ class FrontendPort:
         return True
 
     def lose(self, identity: bytes, engine: EngineCore) -> None:
-        """A frontend is gone: its requests end."""
+        """End the requests of a frontend that is gone."""
         frontend_id = self._frontend_by_identity.pop(identity, None)
         if frontend_id is not None:
             del self._identity_by_frontend[frontend_id]

@@ -1,6 +1,6 @@
-"""The supervisor, as the core reaches it: orders come in, news go out, pings are answered.
+"""SupervisorLink: the control socket to the supervisor.
 
-While the core waits for workers, orders are put off and only looked at for those that end the wait.
+While the core waits for workers, messages are deferred, except those that end the wait.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ...ipc.sockets import new_socket, receive
 
 
 class SupervisorLink:
-    """Owns the control socket and the orders that were put off."""
+    """Owns the control socket and the deferred messages."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], spec: EngineSpec, core_epoch: int) -> None:
         self.socket = new_socket(context, zmq.DEALER, identity=b"core-%d" % core_epoch)
@@ -34,18 +34,18 @@ class SupervisorLink:
 
     @property
     def has_put_off(self) -> bool:
-        """Whether there are orders of which the socket says nothing any more."""
+        """Whether there are deferred messages, which do not wake a poller."""
         return bool(self._put_off)
 
     def wait(self) -> SupervisorToChild:
-        """The next order, whenever it comes."""
+        """Wait for the next message."""
         while True:
             message = self._decoder.decode(self.socket.recv())
             if not self._obey(message):
                 return message
 
     def receive(self) -> Iterator[SupervisorToChild]:
-        """All orders that have come, those that were put off first."""
+        """Return all received messages, deferred ones first."""
         while self._put_off:
             yield self._put_off.popleft()
         for (frame,) in receive(self.socket):
@@ -54,7 +54,7 @@ class SupervisorLink:
                 yield message
 
     def _obey(self, message: SupervisorToChild) -> bool:
-        """Do at once what does not concern the engine; False if it does."""
+        """Handle a message that does not concern the engine; False if it does."""
         if isinstance(message, SetLogLevel):
             log.set_level(message.level)
         elif isinstance(message, Ping):
@@ -64,7 +64,7 @@ class SupervisorLink:
         return True
 
     def put_off(self, generation: int) -> None:
-        """Leave what has come for later; EngineDead if it ends the wait for the workers of `generation`."""
+        """Defer received messages; EngineDead if one ends the wait for the workers of `generation`."""
         later, self._put_off = self._put_off, deque()
         try:
             for message in self.receive():

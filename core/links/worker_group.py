@@ -1,7 +1,7 @@
-"""The worker processes, as the core reaches them: one numbered broadcast out, one queue of results in.
+"""WorkerGroup: one numbered broadcast to the worker processes, one queue of results from them.
 
-PUB drops what it sends before a SUB has joined, hence no step goes out until every rank has answered a probe. Steps
-are kept until their results are back and sent again on request. Knows no requests.
+A PUB socket drops messages sent before a SUB has joined, so no step is sent until every rank has answered a probe.
+Steps are kept until their results are back, and sent again on request. Knows no requests.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MAX_UNANSWERED = 16  # steps and masks kept for resending; more are never in fli
 
 
 class WorkerGroup:
-    """One generation of workers; `size` ranks. Binds at once, so that workers may connect when they like."""
+    """One generation of workers with `size` ranks. Binds at once, so that workers may connect at any time."""
 
     def __init__(
         self,
@@ -61,17 +61,16 @@ class WorkerGroup:
         self._decoder: Decoder[WorkerToCore] = Decoder(WorkerToCore)
         self._unanswered: deque[tuple[int, bytes]] = deque(maxlen=MAX_UNANSWERED)
         self._order_timeout_s = spec.config.start_timeout_s
-        self.order: ReloadWeights | Profile | None = None  # which ranks still carry out
+        self.order: ReloadWeights | Profile | None = None  # that ranks still carry out
         self._unacknowledged: set[int] = set()  # those ranks
-        self.order_error = ""  # of the last order, by a rank that goes on nevertheless
-        self.order_overdue_at: float | None = None  # by the clock: when they hang
+        self.order_error = ""  # of the last order, from a rank that continues
+        self.order_overdue_at: float | None = None  # by the clock: then the workers count as hung
         self.num_dropped = 0  # stale or malformed frames
 
     def probe(self, timeout_s: float, while_waiting: Callable[[], None]) -> None:
-        """Wait until every rank listens; EngineDead after `timeout_s` naming those that are silent.
+        """Wait until every rank listens; EngineDead after `timeout_s`, naming the silent ranks.
 
-        `while_waiting` is called every PROBE_INTERVAL_MS and may raise.
-        """
+        `while_waiting` is called every PROBE_INTERVAL_MS and may raise."""
         deadline = self._clock.look() + timeout_s
         silent = set(range(self.size))
         frame = encode(Probe(core_epoch=self._core_epoch, generation=self.generation))
@@ -90,11 +89,11 @@ class WorkerGroup:
         self._publisher.send(frame)
 
     def reload(self, step: int, holding: Holding) -> None:
-        """Let every rank hold other weights or none, as step `step` of the stream; `take_done`: all do."""
+        """Send a reload in place of step `step`; `take_done` returns it when every rank is done."""
         self._give(ReloadWeights(step=step, core_epoch=self._core_epoch, generation=self.generation, holding=holding))
 
     def profile(self, step: int, records: bool) -> None:
-        """Let every rank begin a record of what it does or write it down, likewise."""
+        """Send the start or the end of a profile in place of step `step`."""
         self._give(Profile(step=step, core_epoch=self._core_epoch, generation=self.generation, records=records))
 
     def _give(self, order: ReloadWeights | Profile) -> None:
@@ -105,7 +104,7 @@ class WorkerGroup:
         self._publisher.send(frame)
 
     def take_done(self) -> ReloadWeights | Profile | None:
-        """The order, once, when the last rank has acknowledged it."""
+        """Return the order, once, when every rank has acknowledged it."""
         if self.order is None or self._unacknowledged:
             return None
         order, self.order, self.order_overdue_at = self.order, None, None
@@ -113,7 +112,7 @@ class WorkerGroup:
         return order
 
     def receive(self) -> Iterator[ModelRunnerOutput]:
-        """All results that have come. A WorkerError raises EngineDead; a gap is mended by sending again."""
+        """Return all received results. EngineDead on a WorkerError; a gap is filled by sending again."""
         for message in self._receive():
             if isinstance(message, ModelRunnerOutput):
                 while self._unanswered and self._unanswered[0][0] <= message.step:

@@ -69,8 +69,8 @@ class Batch:
         return self.version == state.version and self.num_sent < self.num_steps
 
     def rows_at_block_end(self) -> npt.NDArray[np.intp] | None:
-        """Rows whose next token is the first of a block; None if there are none. The set answers most steps: 0.2 µs,
-        a comparison of all rows takes 5 µs for 256."""
+        """Return the rows that begin a block with their next token; None if there are none. The set decides most steps
+        in 0.2 µs; comparing 256 rows takes 5 µs."""
         if self._block_end_by_row is None:
             self._block_end_by_row = (1 - self.ends) % self._block_size
             self._block_ends = frozenset(self._block_end_by_row.tolist())

@@ -1,4 +1,4 @@
-"""The steps in flight: what was sent and not yet answered. Entries are immutable; results come in order."""
+"""StepLedger: the steps in flight. Entries are immutable; results come in order."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from .batch import Batch
 
 
 class LedgerEntry(NamedTuple):
-    """One step. The epochs in `batch` tell which rows changed hands since: their results are void."""
+    """One step in flight. A row with another epoch than in `batch` has another request since: its result is void."""
 
     step: int
     batch: Batch
-    number: int  # which of the batch's steps it is; the first is 0
-    pending_blocks: list[tuple[int, bytes]]  # blocks and keys that hold for certain when this step is done
+    number: int  # of the step within its batch, from 0
+    pending_blocks: list[tuple[int, bytes]]  # blocks and keys that are written when this step is done
 
 
 class StepLedger:
-    """A FIFO of entries; a result for any step but the oldest is a fault of the protocol."""
+    """A FIFO of entries; a result for any step but the oldest is a ProtocolError."""
 
     def __init__(self) -> None:
         self._entries: deque[LedgerEntry] = deque()
@@ -32,12 +32,12 @@ class StepLedger:
         return self._entries[0] if self._entries else None
 
     def add(self, step: int, batch: Batch, published: list[tuple[int, bytes]]) -> None:
-        """Enter the next step of `batch`, which is about to be sent."""
+        """Enter the next step of `batch`, before it is sent."""
         self._entries.append(LedgerEntry(step, batch, batch.num_sent, published))
         batch.num_sent += 1
 
     def pop(self, step: int) -> LedgerEntry:
-        """The entry that a result for `step` answers, taken off the ledger."""
+        """Remove and return the entry of `step`."""
         if not self._entries or self._entries[0].step != step:
             expected = self._entries[0].step if self._entries else "none"
             raise ProtocolError(f"a result for step {step} came, the oldest in flight is {expected}")

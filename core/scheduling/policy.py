@@ -1,6 +1,7 @@
-"""Who runs first: one number per request, lower first, fixed at its submit.
+"""Policy: the sort key of requests, fixed at submit; lower runs first.
 
-Priority ages: a level of priority is worth AGING_S seconds of waiting, so nothing starves and no queue is resorted.
+Priority ages: one level is worth AGING_S seconds of waiting, so that nothing starves and the queue is never sorted
+again.
 """
 
 from __future__ import annotations
@@ -9,5 +10,5 @@ AGING_S = 60.0
 
 
 def sort_key_of(priority: int, arrival_time: float) -> float:
-    """`priority` is 0 for every request under fcfs."""
+    """Return the sort key; `priority` is 0 for every request under fcfs."""
     return arrival_time + AGING_S * priority

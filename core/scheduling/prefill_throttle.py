@@ -1,22 +1,24 @@
-"""How many prompt tokens may join a step beside decoding rows.
+"""PrefillThrottle: how many prompt tokens may join a step beside decoding rows.
 
-A prompt that comes among many streams may add half a step's time to each of their steps, or they would stall while it
-is taken in; each further prompt as much again. A burst of prompts, on the other hand, is taken in at full speed. What
-a step of so many prompt tokens adds is learned from the steps that came back.
+One prompt among many decoding rows may add half a step's time to their step, and each further prompt as much again;
+more would stall the streams. A burst of prompts gets the whole budget. The cost of prompt tokens is learned from
+finished steps.
 """
 
 from __future__ import annotations
 
 SHARE = 0.5  # of a decode step's time that one prompt may add to it
 CROWD = 4  # decoding rows per prompt; with fewer it is a burst of requests, and prompts take the whole budget
-MIN_TOKENS = 6  # a prompt always gets on; with AVX2, 8 beside 16 rows and 2k keys nearly double the step
-MIN_SAMPLE = 128  # prompt tokens in a step from which their cost is learned: fewer tell of the mixed step's own cost
+MIN_TOKENS = 6  # every prompt makes progress; with AVX2, 8 tokens beside 16 rows and 2k keys nearly double the step
+MIN_SAMPLE = (
+    128  # prompt tokens in a step to learn their cost from: the time of fewer is mostly the mixed step's own cost
+)
 _WEIGHT = 0.3  # of the newest step in the averages
 
 
 class PrefillThrottle:
-    """Moving averages: seconds of a step of decodes alone, seconds per prompt token, and how many times as long a token
-    takes where a step has few of them: a mixed step costs something by itself, and small matmuls are less efficient."""
+    """Owns moving averages: seconds of a decode step, seconds per prompt token, and the factor by which a token takes
+    longer in a small chunk: a mixed step has a cost of its own, and small matmuls are less efficient."""
 
     def __init__(self) -> None:
         self._decode_step_s: float | None = None
@@ -24,7 +26,7 @@ class PrefillThrottle:
         self._times_as_long = 1.0
 
     def on_step(self, num_decodes: int, num_prompt_tokens: int, seconds: float) -> None:
-        """Learn from a step that took `seconds` for both kinds of tokens."""
+        """Learn from a finished step."""
         if seconds <= 0:
             return
         if not num_prompt_tokens:
@@ -40,7 +42,8 @@ class PrefillThrottle:
             self._times_as_long = _blend(self._times_as_long, token_s / self._prompt_token_s)
 
     def limit(self, num_decodes: int, num_prompts: int, budget: int) -> int:
-        """Of `budget` tokens left in a step with `num_decodes` decoding rows, how many go to `num_prompts` prompts."""
+        """Return how many of the `budget` tokens left beside `num_decodes` decoding rows go to `num_prompts`
+        prompts."""
         if num_decodes <= CROWD * num_prompts or self._decode_step_s is None or self._prompt_token_s is None:
             return budget
         token_s = self._prompt_token_s * self._times_as_long

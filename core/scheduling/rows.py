@@ -1,14 +1,14 @@
-"""The running requests in columns: one row each, from admission to finish or preemption.
+"""Rows: the running requests as columns, one row each, from admission to finish or preemption.
 
-What every step touches is numpy here, so that a step costs the same Python for 1 row as for 256. Terms:
+Per-step state is in numpy columns, so that a step makes as many Python calls for 1 row as for 256. Terms:
 
-    num_tokens     known tokens: prompt and the outputs whose results are back
-    num_scheduled  tokens whose computation has been sent, including steps in flight
-    token_limit    most tokens it may have; the last of them is never computed
+    num_tokens     known tokens: the prompt and the outputs returned so far
+    num_scheduled  tokens sent to be computed, including those of steps in flight
+    token_limit    largest number of tokens; the last of them is never computed
 
-A row that has computed all known tokens samples one per step; the sample may still be in flight when the next step is
-scheduled, hence a row can always take max(num_tokens - num_scheduled, 1) tokens, up to its limit. A row to embed
-samples nothing, and its limit is one token past its prompt.
+A row that has computed all its known tokens samples one a step. The sample may still be in flight when the next step
+is scheduled, so a row can always compute max(num_tokens - num_scheduled, 1) tokens, up to its limit. A row to embed
+samples nothing; its limit is one token past its prompt.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Rows:
         self.num_tokens = column()
         self.num_prompt_tokens = column()
         self.num_scheduled = column()
-        self.num_rewound = column()  # times that the row, in all its requests, computed a token again
-        self.num_cached_blocks = column()  # blocks of its table in the index
+        self.num_rewound = column()  # calls of `rewind` for the row, over all its requests
+        self.num_cached_blocks = column()  # blocks of its table that others can find
         self.token_limit = column()
         self.scores_prompt: npt.NDArray[np.bool_] = np.zeros(max_num_seqs, np.bool_)  # logprobs of it are wanted
         self.grammar_id = column()  # 0: none
@@ -64,7 +64,7 @@ class Rows:
         return request
 
     def occupy(self, request: Request, num_computed_tokens: int) -> int:
-        """Move a request's state into a free row; returns the row."""
+        """Move a request into a free row; return the row."""
         row = self._free.pop()
         count = request.num_tokens
         self.tokens[row, :count] = request.tokens
@@ -90,7 +90,7 @@ class Rows:
         return row
 
     def vacate(self, row: int) -> Request:
-        """Take the request off its row, with a copy of its tokens; results in flight for the row become stale."""
+        """Remove the request from its row, with a copy of its tokens. Results in flight for the row become void."""
         request = self.request(row)
         request.num_tokens = int(self.num_tokens[row])
         request.tokens = self.tokens[row, : request.num_tokens].copy()
@@ -108,7 +108,7 @@ class Rows:
         return request
 
     def schedulable(self) -> npt.NDArray[np.int32]:
-        """[max_num_seqs]: how many tokens each row could compute in the next step; 0 for free rows."""
+        """Return how many tokens each row could compute in the next step, 0 for free rows: [max_num_seqs]."""
         ahead = np.maximum(self.num_tokens - self.num_scheduled, 1)
         count: Ids = np.minimum(ahead, self.token_limit - 1 - self.num_scheduled)
         count[~self.is_active] = 0
@@ -120,7 +120,7 @@ class Rows:
         self.num_tokens[rows] = positions + 1
 
     def rewind(self, rows: npt.NDArray[np.integer]) -> None:
-        """Let each of `rows` compute its last token again. Results of steps in flight belong one position earlier."""
+        """Let each of `rows` compute its last token again. Its results in flight then start one position earlier."""
         self.num_scheduled[rows] -= 1
         self.num_rewound[rows] += 1
 

@@ -1,8 +1,12 @@
-"""Decides who computes how many tokens in the next step.
+"""Scheduler: decides which row computes how many tokens in the next step.
 
-There is no prefill phase and no decode phase: each request's scheduled tokens catch up with its known tokens under
-one token budget per step. Step n+1 is scheduled while step n runs; results of rows that changed hands since are
-dropped by their epoch. Knows no sockets, no text, no tensors.
+There is no prefill phase and no decode phase: the scheduled tokens of each request catch up with its known tokens
+under one token budget a step. Step n+1 is scheduled while step n runs; a result for a row that has another request
+since is dropped by its epoch.
+
+A step: `schedule` chooses token counts in `_counts`, makes a Batch of them (or repeats the last Batch) and enters it
+in the ledger; StepDelta adds the changes of rows and blocks to the message; `update_from_output` takes the entry off
+the ledger and the ResultProcessor writes its tokens into the rows. Knows no sockets, no text and no tensors.
 """
 
 from __future__ import annotations
@@ -18,14 +22,15 @@ from ..request import Ids, Request, State, WaitReason
 from ..result_processor import FinishedRequest, NewTokens, ResultProcessor
 from .batch import Batch
 from .ledger import LedgerEntry, StepLedger
+from .preemption import Preemption
 from .prefill_throttle import PrefillThrottle
 from .prompt_group import PromptGroups
 from .rows import Rows
 from .step_delta import StepDelta
 from .waiting_queue import WaitingQueue
 
-MAX_SKIPS = 64  # admissions of later requests that one which does not fit lets pass
-MAX_SKIPS_PER_STEP = 8  # requests that do not fit, looked at in one step
+MAX_SKIPS = 64  # admissions of later requests while one does not fit
+MAX_SKIPS_PER_STEP = 8  # requests that do not fit, tried in one step
 MAX_VICTIMS_PER_STEP = 8  # running requests that are preempted for waiting ones in one step
 
 
@@ -52,10 +57,11 @@ class Scheduler:
         self.prompt_groups = PromptGroups()
         self.rows = Rows(max_num_seqs, max_model_len, kv_cache.block_size)
         self.ledger = StepLedger()
+        self._preemption = Preemption(self.rows, kv_cache)
         self.prefill_throttle = PrefillThrottle()
         self.num_steps = 0
         self.num_preemptions = 0
-        self.num_recomputed_tokens = 0  # given up by preemptions; what the prefix cache still has counts too
+        self.num_recomputed_tokens = 0  # of preempted requests, including those still in the prefix cache
         self._budget = max_num_batched_tokens
         self._max_chunk = long_prefill_token_threshold or max_num_batched_tokens // 4
         self.core_epoch, self.generation = core_epoch, generation
@@ -63,13 +69,13 @@ class Scheduler:
         self._max_victims = MAX_VICTIMS_PER_STEP if preempts_for_waiting else 0
         self._delta = StepDelta()
         self._processor = ResultProcessor(self.rows, self._delta, self._release)
-        self._counts: Ids = np.zeros(max_num_seqs, np.int32)  # tokens per row in the step being made
+        self._counts: Ids = np.zeros(max_num_seqs, np.int32)  # tokens per row in the step that `schedule` makes
         self._batch: Batch | None = None  # of the last step
 
     # ── requests come and go ─────────────────────────────────────────────────────────────────────────────────────
 
     def add_requests(self, requests: list[Request]) -> None:
-        """Queue answers to one prompt, each of which fits into an empty pool: the first computes the prompt, the others
+        """Queue the answers of one request; each fits into an empty pool. The first computes the prompt, the others
         wait until they find its blocks."""
         leader, *followers = requests
         if followers and leader.num_prompt_tokens > self.kv_cache.block_size:  # else there is no block to share
@@ -78,7 +84,7 @@ class Scheduler:
             self.waiting.add(request)
 
     def _release_siblings(self) -> None:
-        """Queue the prompt_groups of rows whose prompt is computed when the steps that were sent are done."""
+        """Release the prompt groups of leaders with a prompt that the steps sent so far compute to its end."""
         size = self.kv_cache.block_size
         for leader in self.prompt_groups.leaders:
             if leader.row >= 0 and self.rows.num_scheduled[leader.row] >= leader.num_prompt_tokens:
@@ -87,7 +93,7 @@ class Scheduler:
                     self.waiting.release(follower, WaitReason.PROMPT)
 
     def abort(self, request: Request) -> None:
-        """End a waiting or running request; its blocks are free at once."""
+        """Abort a waiting or running request; its blocks are free at once."""
         successor = self.prompt_groups.remove(request)
         is_running = request.state is State.RUNNING
         request.move(State.FINISHED)
@@ -99,7 +105,7 @@ class Scheduler:
             self.waiting.release(successor, WaitReason.PROMPT)
 
     def known_tokens_in_oldest_step(self) -> dict[Request, int]:
-        """As `known_tokens`, of those that were being computed when the oldest unanswered step was sent."""
+        """Return `known_tokens` of the requests in the oldest step in flight."""
         entry = self.ledger.oldest
         if entry is None:
             return {}
@@ -109,24 +115,23 @@ class Scheduler:
         return dict(zip(requests, self.rows.num_tokens[live_rows].tolist(), strict=True))
 
     def output_tokens(self, request: Request) -> Ids:
-        """What a request has generated so far."""
+        """Return the output tokens of a request so far."""
         end = int(self.rows.num_tokens[request.row]) if request.state is State.RUNNING else request.num_tokens
         return request.tokens[request.num_prompt_tokens : end]
 
     def known_tokens(self) -> dict[Request, int]:
-        """Of each running request: how many tokens it has."""
+        """Return the number of known tokens of each running request."""
         return {request: int(self.rows.num_tokens[request.row]) for request in self.rows.requests()}
 
     def take_step(self) -> int:
-        """The number of the next message in the workers' stream, for one that is no step. Nothing is in flight."""
+        """Take the next step number for another message to the workers. No step is in flight."""
         self.num_steps += 1
         return self.num_steps
 
     def reset(self, *, shares_prompts: bool = True) -> None:
-        """Nothing that was computed or sent holds any more: all running requests wait again, the cache is empty.
+        """Drop all computed blocks and steps in flight: running requests wait again, the cache is empty.
 
-        `shares_prompts`: of prompt_groups one computes the prompt for all, as at the start.
-        """
+        shares_prompts: prompt groups re-form, so that one request computes the prompt for all."""
         running = list(self.rows.requests())
         if shares_prompts:
             self.prompt_groups.reunite(running)
@@ -137,7 +142,7 @@ class Scheduler:
         self._delta.clear()
 
     def begin_generation(self, generation: int) -> None:
-        """A new worker group, which has no rows, counts its steps from 1. `reset` came before."""
+        """Count the steps of a new worker group from 1, after `reset`."""
         self.generation, self.num_steps = generation, 0
         self.kv_cache.begin_generation(generation)
 
@@ -147,7 +152,7 @@ class Scheduler:
     # ── a step is made ───────────────────────────────────────────────────────────────────────────────────────────
 
     def schedule(self) -> SchedulerOutput | None:
-        """The next step, already entered in the ledger; None when no row has anything to compute."""
+        """Make the next step and enter it in the ledger. None if no row has anything to compute."""
         batch = self._batch
         if batch is not None and batch.repeats(self.rows):
             if (rows := batch.rows_at_block_end()) is not None:
@@ -164,21 +169,21 @@ class Scheduler:
         return None if batch is None else self._commit(batch)
 
     def _pace(self, budget: int) -> int:
-        """What of the budget is left for prompts, so that they do not hold up the decoding rows."""
+        """Limit the budget left for prompts, so that they do not delay the decoding rows."""
         num_decodes = self._budget - budget
         num_prompts = self.rows.num_active - num_decodes + len(self.waiting)
         return self.prefill_throttle.limit(num_decodes, num_prompts, budget)
 
     def _schedule_decodes(self, ahead: Ids) -> int:
-        """One token for each row that has computed all it knows; returns what is left of the budget."""
+        """Schedule one token for each row that has computed all its known tokens; return the rest of the budget."""
         rows, counts = self.rows, self._counts
         counts[ahead == 1] = 1
         self._grow_decodes(np.flatnonzero((counts > 0) & (rows.num_scheduled % rows.block_size == 0)))
         return self._budget - int(np.count_nonzero(counts))
 
     def _grow_decodes(self, rows: npt.NDArray[np.integer]) -> None:
-        """Another block for each of `rows`, whose blocks are full of tokens that were sent; they are indexed, too. The
-        oldest rows take blocks first."""
+        """Give each of `rows` another block, oldest first; their blocks are full of tokens already sent, and are
+        cached."""
         state, size = self.rows, self.rows.block_size
         assert len(self.ledger) < 2, "what one step in flight samples lies behind those blocks: their tokens are known"
         for row in rows.tolist() if len(rows) <= self.kv_cache.pool.num_free else self._in_order(rows):
@@ -191,7 +196,8 @@ class Scheduler:
             self._grow(request, num_blocks * size + 1)
 
     def _schedule_prefills(self, ahead: Ids, budget: int) -> int:
-        """A chunk for each running row that has more than one known token to compute."""
+        """Schedule a chunk for each running row with more than one known token to compute; return the rest of the
+        budget."""
         rows = self.rows
         for row in self._in_order(np.flatnonzero(ahead > 1)):
             request = rows.request_by_row[row]
@@ -206,9 +212,8 @@ class Scheduler:
         return budget
 
     def _chunk_limit(self, request: Request) -> int:
-        """Most tokens of one prompt in this step: the whole budget for a request that is alone, and for one that goes
-        on after a loss or a preemption, since its reader waits in the middle of an answer; unless another answer goes
-        on with this step, whose reader would wait as long: then all such together take what one prompt may."""
+        """Return the prompt-token limit of a request in this step. A lone or resumed request gets the whole budget;
+        but if the step already brings tokens to others, all resumed prompts together get the limit of one prompt."""
         is_alone = self.rows.num_active <= 1 and len(self.waiting) == 0
         if is_alone or (request.num_output_tokens and not self._brings_tokens()):
             return self._budget
@@ -216,36 +221,23 @@ class Scheduler:
         return max(self._max_chunk - given, 1)
 
     def _brings_tokens(self) -> bool:
-        """Whether the step that is being made computes all known tokens of a row."""
+        """Whether the step so far computes all known tokens of a row."""
         ends = self.rows.num_scheduled + self._counts
         return bool(((self._counts > 0) & (ends >= self.rows.num_tokens)).any())
 
     def _grow(self, request: Request, num_tokens: int) -> bool:
-        """Make room for `num_tokens` tokens, preempting others behind the request; if that does not do, the request
-        itself gives way. False: it does not run in this step."""
+        """Extend the table to `num_tokens` tokens, preempting requests behind this one if needed. False: the pool has
+        too few blocks even then, and the request itself was preempted."""
         while (blocks := self.kv_cache.allocate_slots(request, num_tokens)) is None:
-            victim = self._cheapest_behind(request) or request
+            victim = self._preemption.cheapest_behind(request) or request
             self._preempt(victim)
             if victim is request:
                 return False
         self._delta.append_blocks(request.row, self.kv_cache.pool.group, blocks)
         return True
 
-    def _cheapest_behind(self, request: Request) -> Request | None:
-        """Of the running requests behind `request` in order: the lowest priority, then the fewest computed tokens.
-        Never one ahead of it, so the first in order always makes progress."""
-        behind = [
-            other for other in self.rows.requests() if (other.sort_key, other.key) > (request.sort_key, request.key)
-        ]
-        return min(behind, key=self._cost, default=None)
-
-    def _cost(self, request: Request) -> tuple[int, int, float]:
-        """Sorts running requests by the cost of preempting them: the lowest priority first, then the fewest computed
-        tokens, then the last in order."""
-        return -request.priority, int(self.rows.num_scheduled[request.row]), -request.sort_key
-
     def _preempt(self, request: Request) -> None:
-        """Back to the queue; what it computed is recomputed from its tokens, or found in the prefix cache."""
+        """Return a running request to the queue. Its tokens are computed again, or found in the prefix cache."""
         self._counts[request.row] = 0
         self.num_recomputed_tokens += int(self.rows.num_scheduled[request.row])
         self._release(request)
@@ -264,8 +256,8 @@ class Scheduler:
         self._delta.free(row)
 
     def _admit_waiting(self, budget: int) -> None:
-        """Give rows to waiting requests while budget, rows and blocks last. One that does not fit is passed by, but
-        not more than MAX_SKIPS times."""
+        """Admit waiting requests while budget, rows and blocks last. One that does not fit is skipped, at most
+        MAX_SKIPS times."""
         skipped: list[Request] = []
         held: list[Request] = []
         num_victims = 0
@@ -278,7 +270,7 @@ class Scheduler:
             if self._is_held(request):
                 held.append(request)
                 continue
-            victims = self._victims(request, self._max_victims - num_victims)
+            victims = self._preemption.victims(request, self._max_victims - num_victims)
             num_victims += len(victims)
             for victim in victims:
                 budget += int(self._counts[victim.row])
@@ -295,31 +287,10 @@ class Scheduler:
         for request in skipped + held:
             self.waiting.add(request)
 
-    def _victims(self, request: Request, limit: int) -> list[Request]:
-        """The running requests to preempt so that `request` gets a row and blocks: at most `limit`, cheapest first, all
-        strictly behind it in order; none if it fits without, or not even then.
-
-        Only a request that has never run takes the place of others. So each request does it once at most, and requests
-        that preempt one another in turn are impossible."""
-        if not limit or request.num_cached_tokens >= 0 or request.sort_key >= self.rows.sort_key.max():
-            return []
-        computed = self.kv_cache.get_computed_blocks(request)
-        num_missing = self.kv_cache.num_missing(request, computed, self.rows.num_active)
-        has_row = self.rows.has_free
-        victims: list[Request] = []
-        behind = [other for other in self.rows.requests() if other.sort_key > request.sort_key]
-        for victim in sorted(behind, key=self._cost)[:limit]:
-            if has_row and num_missing <= 0:
-                break
-            victims.append(victim)
-            num_missing -= self.kv_cache.num_freed_by(victim, computed) + 1  # and the block that it might grow by
-            has_row = True
-        return victims if has_row and num_missing <= 0 else []
-
     def _admit(self, request: Request, budget: int) -> int:
-        """Move one waiting request to a row; returns the tokens it computes in this step, 0 when it does not fit."""
+        """Move a waiting request to a row; return its tokens in this step, 0 if it does not fit."""
         computed = self.kv_cache.get_computed_blocks(request)
-        if self.kv_cache.num_missing(request, computed, self.rows.num_active) > 0:  # which may grow by a block each
+        if self.kv_cache.num_missing(request, computed, self.rows.num_active) > 0:  # each running row may need a block
             return 0
         self.kv_cache.take_computed(request, computed)
         num_computed = len(computed) * self.kv_cache.block_size
@@ -336,13 +307,12 @@ class Scheduler:
         return count
 
     def _new_batch(self) -> Batch | None:
-        """The rows and tokens that were chosen for this step; None if there are none."""
+        """Make a Batch of the chosen rows and counts; None if there are none."""
         rows = np.flatnonzero(self._counts)
         return Batch(self.rows, rows, self._counts[rows]) if len(rows) else None
 
     def _cache_full_blocks(self, rows: npt.NDArray[np.intp]) -> None:
-        """Index the blocks that are full of known tokens when all steps that were scheduled are done: later steps may
-        read them."""
+        """Cache the blocks that the steps scheduled so far fill with known tokens; later steps may read them."""
         state = self.rows
         num_full = np.minimum(state.num_scheduled[rows], state.num_tokens[rows]) // state.block_size
         is_more = num_full > state.num_cached_blocks[rows]
@@ -354,7 +324,7 @@ class Scheduler:
                     self.kv_cache.cache_blocks(request, num_blocks)
 
     def _commit(self, batch: Batch) -> SchedulerOutput:
-        """Enter the batch's next step in the ledger and make its message."""
+        """Enter the next step of the batch in the ledger and make its message."""
         self.num_steps += 1
         self.rows.num_scheduled[batch.rows] = batch.ends + batch.num_sent
         if not batch.num_sent:
@@ -371,7 +341,8 @@ class Scheduler:
     # ── a step's result is taken in ──────────────────────────────────────────────────────────────────────────────
 
     def update_from_output(self, output: ModelRunnerOutput) -> tuple[LedgerEntry, NewTokens, list[FinishedRequest]]:
-        """Apply the result of the oldest step in flight, which is returned, too."""
+        """Apply the result of the oldest step in flight; return its ledger entry, the new tokens and the finished
+        requests."""
         entry = self.ledger.pop(output.step)
         if entry.pending_blocks:
             self.kv_cache.pool.mark_written(entry.pending_blocks)

@@ -1,6 +1,6 @@
-"""What the next step's message must tell the workers beside the token counts: rows that come and go, blocks, tokens.
+"""StepDelta: the changes since the last step that its message carries: freed and new rows, blocks, tokens.
 
-A row that is freed takes with it what was noted for it and not sent yet. Knows no step and no pool.
+Freeing a row drops its unsent changes. Knows no step and no pool.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .batch import Batch
 
 
 class StepDelta:
-    """Gathers until `take`, which empties it."""
+    """Collects changes until `take`, which empties it."""
 
     def __init__(self) -> None:
         self.clear()
@@ -30,7 +30,7 @@ class StepDelta:
         self._tokens_by_row: dict[int, list[int]] = {}
 
     def admit(self, request: Request, num_computed_tokens: int, group: int) -> None:
-        """The request has got its row, and the first blocks of its table hold that many tokens already."""
+        """Note a new row; the first blocks of its table hold `num_computed_tokens` tokens already."""
         self._new_rows.append(_new_row(request, num_computed_tokens))
         self.append_blocks(request.row, group, request.block_ids)
 
@@ -39,7 +39,7 @@ class StepDelta:
             self._block_appends += (row, group, block)
 
     def append_tokens(self, row: int, token_ids: list[int]) -> None:
-        """These tokens, at least one, follow what the row samples in the step that is in flight."""
+        """Note tokens, at least one, that follow the sample of the step in flight."""
         self._tokens_by_row[row] = token_ids
 
     def free(self, row: int) -> None:
@@ -50,7 +50,7 @@ class StepDelta:
         self._tokens_by_row.pop(row, None)
 
     def take(self, step: int, core_epoch: int, generation: int, batch: Batch) -> SchedulerOutput:
-        """The message of the next step of `batch`, with all that has changed."""
+        """Return the message of the next step of `batch`, with all changes."""
         output = SchedulerOutput(
             step=step,
             core_epoch=core_epoch,

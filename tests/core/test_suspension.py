@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tokenloom.core.engine import BEAT_S, MAX_EXCUSES
-from tokenloom.core.hang_detector import MIN_LIMIT_S
+from tokenloom.core.engine import BEAT_S
+from tokenloom.core.hang_detector import MAX_EXCUSES, MIN_LIMIT_S
 from tokenloom.tests.core.grammar.grammar_harness import GrammarHarness
 from tokenloom.tests.core.harness import Harness
 

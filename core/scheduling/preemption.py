@@ -1,0 +1,51 @@
+"""Preemption: chooses the running requests that give way to another one.
+
+Only requests behind in the policy's order give way, the cheapest first. Changes nothing: the scheduler preempts.
+"""
+
+from __future__ import annotations
+
+from ..kv.manager import KVCacheManager
+from ..request import Request
+from .rows import Rows
+
+
+class Preemption:
+    """Reads the rows and the pool; owns nothing."""
+
+    def __init__(self, rows: Rows, kv_cache: KVCacheManager) -> None:
+        self._rows, self._kv_cache = rows, kv_cache
+
+    def victims(self, request: Request, limit: int) -> list[Request]:
+        """Return the running requests to preempt so that `request` gets a row and blocks: at most `limit`, all
+        strictly behind it in order, cheapest first. Empty if it fits without, or not even then.
+
+        Only a request that has never run preempts others, so each does it at most once and requests cannot preempt one
+        another in turn."""
+        if not limit or request.num_cached_tokens >= 0 or request.sort_key >= self._rows.sort_key.max():
+            return []
+        computed = self._kv_cache.get_computed_blocks(request)
+        num_missing = self._kv_cache.num_missing(request, computed, self._rows.num_active)
+        has_row = self._rows.has_free
+        victims: list[Request] = []
+        behind = [other for other in self._rows.requests() if other.sort_key > request.sort_key]
+        for victim in sorted(behind, key=self._cost)[:limit]:
+            if has_row and num_missing <= 0:
+                break
+            victims.append(victim)
+            num_missing -= self._kv_cache.num_freed_by(victim, computed) + 1  # and its reserved block
+            has_row = True
+        return victims if has_row and num_missing <= 0 else []
+
+    def cheapest_behind(self, request: Request) -> Request | None:
+        """Return the cheapest running request behind `request` in order. Requests ahead are never preempted, so the
+        first in order always makes progress."""
+        behind = [
+            other for other in self._rows.requests() if (other.sort_key, other.key) > (request.sort_key, request.key)
+        ]
+        return min(behind, key=self._cost, default=None)
+
+    def _cost(self, request: Request) -> tuple[int, int, float]:
+        """Return the sort key of preemption, cheapest first: lowest priority, fewest computed tokens, last in
+        order."""
+        return -request.priority, int(self._rows.num_scheduled[request.row]), -request.sort_key
