@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from ...ipc.codec import JsonObject
-from ...ipc.errors import RequestError, TokenloomError
+from ...ipc.errors import Overloaded, RequestError, TokenloomError
 from .forms.errors import HttpError, encode_json
 from .forms.items import Event
 from .response_store import ResponseStore
@@ -77,14 +77,18 @@ class BackgroundResponse:
         unheard = _Unheard(self._told or ())
         try:
             creation = await self._start()
-            async for turn in creation.progress():
-                await asyncio.shield(self._tell([each for event in turn for each in unheard.of(event)]))
+            while not self._is_over:
+                try:
+                    async for turn in creation.progress():
+                        await asyncio.shield(self._tell([each for event in turn for each in unheard.of(event)]))
+                    self._finish()
+                except Overloaded as error:  # comes before anything else: the response stays queued
+                    await asyncio.sleep(error.retry_after_s)
         except Exception as error:
             if not isinstance(error, (HttpError, TokenloomError)):
                 logger.exception("a response in the background failed")
             code = "invalid_prompt" if isinstance(error, (HttpError, RequestError)) else "server_error"
             await self._end("failed", {"code": code, "message": str(error)})
-        self._finish()
 
     def _finish(self) -> None:
         self._is_over = True

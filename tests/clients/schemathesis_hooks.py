@@ -10,7 +10,7 @@ from typing import Any
 import schemathesis
 
 OTHER_FIELDS = ("best_of", "min_tokens", "n", "logprobs", "top_logprobs", "max_completion_tokens")
-OTHER_FIELDS += ("stream_options", "prompt_logprobs")
+OTHER_FIELDS += ("stream_options", "prompt_logprobs", "background", "previous_response_id")
 LANGUAGES = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 LANGUAGES += ("response_format", "text", "tools", "tool_choice")
 MODEL = ("model", "stop_token_ids", "allowed_token_ids", "logit_bias", "dimensions", "chat_template_kwargs")

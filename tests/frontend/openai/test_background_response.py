@@ -1,0 +1,88 @@
+"""A response in the background waits for room, and what is made again continues the events where they stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from tokenloom.frontend.openai.background_response import BackgroundResponse
+from tokenloom.frontend.openai.response_store import Record, ResponseStore
+from tokenloom.frontend.openai.responses import ResponseCreation, encode_events
+from tokenloom.ipc.config.engine_config import EngineConfig
+from tokenloom.ipc.errors import Overloaded
+from tokenloom.scripts.engine_steps import new_frontend
+
+_, SPEC = new_frontend(EngineConfig(device="cpu"))
+QUEUED = {"id": "resp_1", "status": "queued"}
+Turn = list[tuple[str, dict[str, Any]]]
+
+
+def event(kind: str, status: str) -> tuple[str, dict[str, Any]]:
+    return f"response.{kind}", {"response": QUEUED | {"status": status}}
+
+
+def deltas(*texts: str) -> Turn:
+    return [("response.output_text.delta", {"delta": text}) for text in texts]
+
+
+BEGIN = [event("created", "in_progress"), ("response.output_item.added", {})]
+END = [("response.output_item.done", {}), event("completed", "completed")]
+
+
+class Creation:
+    """Brings these turns, after being refused a number of times."""
+
+    def __init__(self, *turns: Turn, num_refusals: int = 0) -> None:
+        self._turns, self.num_refusals = turns, num_refusals
+
+    async def progress(self) -> AsyncGenerator[Turn, None]:
+        if self.num_refusals:
+            self.num_refusals -= 1
+            raise Overloaded("full", retry_after_s=0.001)
+        for turn in self._turns:
+            yield turn
+
+
+def followed(folder: Path, creation: Creation, told: Turn, after: int) -> list[dict[str, Any]]:
+    """The events behind number `after` of what `creation` makes, when `told` are stored."""
+    store = ResponseStore(msgspec.structs.replace(SPEC, run_directory=str(folder)))
+
+    async def start() -> ResponseCreation:
+        return cast(ResponseCreation, creation)
+
+    async def work() -> bytes:
+        await store.add(Record("resp_1", True, True, b"[]", b"{}", json.dumps(QUEUED).encode()))
+        before = list(encode_events(told, 0))
+        await store.update("resp_1", b"", is_open=True, events=before)
+        response = BackgroundResponse(store, dict(QUEUED), start, before)
+        response.task = asyncio.create_task(response.run())
+        heard = b"".join([chunk async for chunk in response.follow(after)])
+        record = await store.get("resp_1")
+        assert record is not None and not record.is_open and json.loads(record.response)["status"] == "completed"
+        assert b"".join((await store.events("resp_1"))[after + 1 :]) == heard
+        return heard
+
+    try:
+        heard = asyncio.run(asyncio.wait_for(work(), 20))
+    finally:
+        store.close()
+    return [json.loads(each.partition(b"data: ")[2]) for each in heard.split(b"\n\n") if each]
+
+
+def test_a_full_engine_is_asked_again(tmp_path: Path) -> None:
+    creation = Creation(BEGIN, deltas("a"), END, num_refusals=3)
+    found = followed(tmp_path, creation, [], -1)
+    assert creation.num_refusals == 0 and found[-1]["type"] == "response.completed"
+
+
+def test_an_answer_that_is_made_again_tells_only_what_is_new(tmp_path: Path) -> None:
+    told = [*BEGIN, *deltas("Li", "ma", " i")]
+    again = Creation(BEGIN + deltas("L"), deltas("ima is", ""), deltas(" big"), END)
+    found = followed(tmp_path, again, told, 2)
+    assert [each.get("delta") for each in found] == ["ma", " i", "s", "", " big", None, None]
+    assert [each["sequence_number"] for each in found] == list(range(3, 10))
