@@ -248,6 +248,15 @@ class SamplingParams(
     def stop_strings(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
 
+    def traced(self, room: int) -> SamplingParams:
+        """These, with as much of the answer that is given, if one is, as has room; nothing else ends that answer."""
+        trace = self.trace_decode_token_ids
+        if trace is None:
+            return self
+        max_tokens = min(len(trace), room if self.max_tokens is None else self.max_tokens, room)
+        ends = {"min_tokens": 0, "ignore_eos": True, "stop": None, "stop_token_ids": None, "repetition_detection": None}
+        return self.replace(trace_decode_token_ids=trace[: max(max_tokens, 1)], max_tokens=max_tokens, **ends)
+
     def replace(self, **changes: Any) -> SamplingParams:
         """A validated copy with `changes`."""
         return msgspec.structs.replace(self, **changes)

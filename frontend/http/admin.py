@@ -69,7 +69,7 @@ class AdminEndpoints:
             "owned_by": "tokenloom",
             "root": self._spec.model_folder,
             "parent": None,
-            "max_model_len": self._spec.max_model_len,
+            "max_model_len": self._engine.inputs.max_model_len,
         }
 
     async def tokenize(self, request: Request) -> Response:
@@ -78,7 +78,7 @@ class AdminEndpoints:
             token_ids = (await self._engine.chat_prompt(parsed)).token_ids or b""
         else:
             token_ids = await self._engine.text_tokens(parsed.inputs[0], parsed.body.add_special_tokens is not False)
-        start = b'{"count":%d,"max_model_len":%d,"tokens":[' % (num_ids(token_ids), self._spec.max_model_len)
+        start = b'{"count":%d,"max_model_len":%d,"tokens":[' % (num_ids(token_ids), self._engine.inputs.max_model_len)
         pieces, token_strs = [piece async for piece in _json_pieces(token_ids)], None
         if parsed.body.return_token_strs:
             token_strs = await in_slices(map(self._engine.inputs.token_string, decode_ids(token_ids)))

@@ -69,7 +69,7 @@ class InfoEndpoints:
         model: JsonObject = take("model", "tokenizer", "revision", "trust_remote_code", "quantization", "seed")
         model |= take("enforce_eager", "max_logprobs", "served_model_name", "dtype", "max_model_len")
         model |= {"model": spec.model_folder, "tokenizer": spec.tokenizer_folder, "dtype": spec.dtype}
-        model |= {"served_model_name": spec.served_model_name, "max_model_len": spec.max_model_len}
+        model |= {"served_model_name": spec.served_model_name, "max_model_len": self._frontend.inputs.max_model_len}
         cache: JsonObject = take("block_size", "gpu_memory_utilization", "enable_prefix_caching")
         cache |= {"cache_dtype": given.pop("kv_cache_dtype"), "num_gpu_blocks": self._frontend.metrics.num_kv_blocks}
         scheduler: JsonObject = take("max_num_seqs", "long_prefill_token_threshold", "max_num_batched_tokens")

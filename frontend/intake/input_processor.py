@@ -56,7 +56,6 @@ class InputProcessor:
     def __init__(self, spec: EngineSpec, tokenizer: Tokenizer | None, chat_template: ChatTemplate | None) -> None:
         self._vocab_size = spec.model.vocab_size
         self._default_timeout_s, self._max_timeout_s = spec.config.default_timeout_s, spec.config.max_timeout_s
-        self._max_model_len = spec.max_model_len
         self._hidden_size = spec.model.hidden_size
         self._tokenizer = tokenizer
         self.limits = PromptLimits.of(spec, None if tokenizer is None else tokenizer.max_bytes_per_token)
@@ -75,6 +74,15 @@ class InputProcessor:
         self._seeds = random.Random(spec.config.seed)
 
     @property
+    def max_model_len(self) -> int:
+        """As the pool has settled it."""
+        return self.limits.max_model_len
+
+    def shorten(self, max_model_len: int) -> None:
+        """The pool holds no longer request, now that its size is known."""
+        self.limits = msgspec.structs.replace(self.limits, max_model_len=max_model_len)
+
+    @property
     def has_tokenizer(self) -> bool:
         return self._tokenizer is not None
 
@@ -85,11 +93,11 @@ class InputProcessor:
         not to fit max_model_len, unless it is to be cut off at one side."""
         tokenizer, needed = self._text_tokenizer(), text
         if cut_side is not None:
-            needed = tokenizer.kept(text, self._max_model_len, cut_side)
+            needed = tokenizer.kept(text, self.max_model_len, cut_side)
         else:
             self.limits.check_text(text)
         token_ids = encode_ids(tokenizer.encode(needed, add_special_tokens=add_special_tokens))
-        return Prompt(head_of(tokenizer, token_ids, self._max_model_len) if cut_side == "right" else token_ids, text)
+        return Prompt(head_of(tokenizer, token_ids, self.max_model_len) if cut_side == "right" else token_ids, text)
 
     def tokenize(
         self,
@@ -174,16 +182,16 @@ class InputProcessor:
         if not submit.children:
             self.limits.check_share(1, params.n, num_prompt_tokens)
         self._check_ids(prompt.token_ids, "prompt_token_ids")
-        room = self._max_model_len - num_prompt_tokens
+        room = self.max_model_len - num_prompt_tokens
         if params.min_tokens > room:
             raise RequestError(
                 f"min_tokens is {params.min_tokens}, but after a prompt of {num_prompt_tokens} tokens max_model_len "
-                f"{self._max_model_len} leaves room for {room}: lower it or shorten the prompt"
+                f"{self.max_model_len} leaves room for {room}: lower it or shorten the prompt"
             )
         params = self._with_timeout(params)
         self._check_stops(params)
         self._check_tokens(params)
-        params = _with_trace(params, room)
+        params = params.traced(room)
         if not math.isfinite(submit.arrival_time) or submit.arrival_time < 0:
             raise RequestError(f"arrival_time must be unix seconds or 0, got {submit.arrival_time}")
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
@@ -228,7 +236,7 @@ class InputProcessor:
             return prompt
         num_kept = params.truncate_prompt_tokens
         if num_kept == -1:
-            num_kept = max(self._max_model_len - num_reserved, 1)
+            num_kept = max(self.max_model_len - num_reserved, 1)
         token_ids, is_begin = prompt.token_ids, params.truncation_side == "right"
         kept = head_of(self._tokenizer, token_ids, num_kept) if is_begin else token_ids[-4 * num_kept :]
         return Prompt(kept, prompt.text)
@@ -380,17 +388,6 @@ class InputProcessor:
             if not -(2**63) <= child.seed < 2**64:
                 raise RequestError(f"children[{child.index}].seed is {child.seed}: it must fit in 64 bits")
         return submit.children
-
-
-def _with_trace(params: SamplingParams, room: int) -> SamplingParams:
-    """`params` with as much of the answer that is given, if one is, as has room; nothing else ends that answer."""
-    trace = params.trace_decode_token_ids
-    if trace is None:
-        return params
-    max_tokens = min(len(trace), room if params.max_tokens is None else params.max_tokens, room)
-    trace = trace[: max(max_tokens, 1)]
-    endless = {"min_tokens": 0, "ignore_eos": True, "stop": None, "stop_token_ids": None, "repetition_detection": None}
-    return params.replace(trace_decode_token_ids=trace, max_tokens=max_tokens, **endless)
 
 
 def _decode_ids(frame: bytes, name: str) -> Sequence[int]:

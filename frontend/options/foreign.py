@@ -94,7 +94,7 @@ REFUSED = {
     "functions are named with --allowed-logits-processors": "logits_processors* logits_processor_pattern",
     "code of others is not loaded": "tool_parser_plugin reasoning_parser_plugin middleware* tool_server",
     "grammars are compiled by llguidance; it can only name a backend": 'structured_outputs_config={"backend":"auto"}|'
-    '{"backend":"xgrammar"}|{"backend":"guidance"}|{"backend":"outlines"} reasoning_config',
+    '{"backend":"xgrammar"}|{"backend":"guidance"}|{"backend":"outlines"}|{"disable_fallback":true} reasoning_config',
     "prompts are text or token ids": "enable_prompt_embeds?",
     "template, roles and parts are those of the chat template": "response_role=assistant "
     "chat_template_content_format=auto|string",
@@ -115,7 +115,10 @@ class Foreign(NamedTuple):
 
     def is_refused(self, value: object) -> bool:
         """Whether it asks for what is not there."""
-        return self.harmless is not None and bool(_plain(value)) and _plain(value) not in self.harmless
+        plain, harmless = _plain(value), self.harmless
+        if harmless is None or not plain or plain in harmless:
+            return False
+        return not isinstance(plain, dict) or any(each and {key: each} not in harmless for key, each in plain.items())
 
     def refusal(self, value: object) -> str:
         harmless = " or ".join(str(each) for each in self.harmless or () if not isinstance(each, dict))

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ...ipc.config.engine_config import EngineConfig
+from ...ipc.config.engine_config import MAX_NUM_SEQS, EngineConfig
 from ...ipc.errors import ConfigError
 from .foreign import FOREIGN
 from .synonyms import COMMA_LISTS, NAMES, VALUES
@@ -146,6 +146,8 @@ def new_config(options: Mapping[str, Given]) -> EngineConfig:
             raise ConfigError(f"{given.where}{known[field].written} and {given.written} are the same option: give one")
         known[field] = given
     values: dict[str, Any] = {name: _checked(name, given) for name, given in known.items()}
+    if (budget := values.get("max_num_batched_tokens")) and "max_num_seqs" not in values:
+        values["max_num_seqs"] = max(1, min(budget, MAX_NUM_SEQS))  # so many can have a token in each step
     try:
         return EngineConfig(**values)
     except ConfigError as error:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from .options import Kind, meant
 
@@ -17,10 +19,32 @@ class OptionParser(argparse.ArgumentParser):
     """Exits with USAGE_CODE after an error."""
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """As parse_args; flags may be written with `_` for `-`."""
-        parts = (word.partition("=") for word in words)
-        flags = ((flag.replace("_", "-") if flag.startswith("--") else flag, *rest) for flag, *rest in parts)
-        return self.parse_args(["".join(each) for each in flags])
+        """As parse_args; flags may be written with `_` for `-`, and those whose value is JSON key by key."""
+        return self.parse_args(self._with_objects([_with_dashes(word) for word in words]))
+
+    def _with_objects(self, words: Sequence[str]) -> list[str]:
+        """Words where `--option.key.key value` has become the JSON object of `--option`."""
+        others: list[str] = []
+        objects: dict[str, dict[str, Any]] = {}
+        rest = deque(words)
+        while rest:
+            word = rest.popleft()
+            written, has_value, text = word.partition("=")
+            flag, *path = written.split(".")
+            if not path or flag not in self._option_string_actions or not all(path):
+                others.append(word)
+                continue
+            if not has_value:
+                text = rest.popleft() if rest and not rest[0].startswith("--") else "true"
+            place = objects.setdefault(flag, {})
+            for key in path[:-1]:
+                place = place.setdefault(key, {})
+                if not isinstance(place, dict):
+                    self.error(f"{written} and a part of its name are both given: give one")
+            place[path[-1]] = _json(text)
+        if twice := next((flag for flag in objects if flag in {word.partition("=")[0] for word in others}), None):
+            self.error(f"{twice} and {twice}.{next(iter(objects[twice]))} are both given: give one")
+        return [*others, *(f"{flag}={json.dumps(value)}" for flag, value in objects.items())]
 
     def error(self, message: str) -> NoReturn:
         words = message.removeprefix("unrecognized arguments: ")
@@ -36,6 +60,19 @@ class OptionParser(argparse.ArgumentParser):
             return f"unexpected argument {words[0]!r}; {self.prog} --help lists what it takes"
         mend = meant(flag, [name for name in self._option_string_actions if name.startswith("--")])
         return f"unknown option {flag}{mend or f'; {self.prog} --help lists all'}"
+
+
+def _with_dashes(word: str) -> str:
+    """A flag with `-` for each `_` of its name; keys behind a dot stay."""
+    name = re.match(r"--[^=.]*", word)
+    return word if name is None else name[0].replace("_", "-") + word[name.end() :]
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def value_parser(kind: Kind) -> Callable[[str], object]:

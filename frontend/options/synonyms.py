@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ...ipc.config.engine_config import AUTO_LENGTH
+
 NAMES = {  # another name of an option: the option
     "tp": "tensor_parallel_size",
     "address": "listen",
@@ -30,7 +32,7 @@ REASONING_PARSERS = dict.fromkeys(_THINK, "think")  # a name of --reasoning-pars
 VALUES: dict[str, Mapping[Any, Any]] = {  # by option: what is taken for another value
     "dtype": {"half": "float16", "float": "float32"},
     "kv_cache_dtype": {"fp8_e4m3": "fp8"},
-    "max_model_len": {"auto": None, -1: None},
+    "max_model_len": {"auto": AUTO_LENGTH},
     "quantization": {"awq_marlin": "awq", "gptq_marlin": "gptq", "fbgemm_fp8": "fp8"},
     "hf_token": {True: None},  # the key that the hub's own command has stored
     "tool_call_parser": TOOL_PARSERS,

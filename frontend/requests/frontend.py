@@ -284,6 +284,7 @@ class Frontend:
         """Stop is the process's own business, after `stop`; the rest is not for a frontend."""
         if isinstance(message, Initialize):
             self.metrics.num_kv_blocks = message.num_blocks - 1  # one block is the null block
+            self.inputs.shorten(self._spec.fitted_model_len(message.num_blocks))
         elif isinstance(message, Progress):
             self._queries.on_progress(message)
         elif isinstance(message, StartPhases):

@@ -112,7 +112,7 @@ class QueryProcessor:
             version=tokenloom_version(),
             run_id=spec.run_id,
             model=spec.served_model_name,
-            max_model_len=spec.max_model_len,
+            max_model_len=self._inputs.max_model_len,
             vocab_size=spec.model.vocab_size,
             block_size=spec.config.block_size,
             num_kv_blocks=self._metrics.num_kv_blocks or spec.config.num_kv_blocks or 0,

@@ -13,7 +13,7 @@ from typing import Literal, cast, get_args
 import msgspec
 
 from ...ipc.addresses import RunDirectory
-from ...ipc.config.engine_config import EngineConfig
+from ...ipc.config.engine_config import AUTO_LENGTH, EngineConfig
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.config.model_config import ModelConfig
 from ...ipc.config.quantization_config import QuantizationConfig
@@ -128,7 +128,7 @@ def _device(config: EngineConfig) -> Literal["cpu", "cuda"]:
 
 def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     longest = model.max_position_embeddings
-    if config.max_model_len is None:
+    if config.max_model_len in (None, AUTO_LENGTH):
         return longest
     if config.max_model_len > longest:
         raise ConfigError(

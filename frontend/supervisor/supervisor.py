@@ -255,7 +255,7 @@ class Supervisor:
             "supervisor",
             f"KV cache: {num_blocks - 1} blocks of {size} = "
             f"{(num_blocks - 1) * size} tokens, {num_blocks * measured.block_bytes / 2**20:.0f} MiB per rank on "
-            f"{measured.device}",
+            f"{measured.device}; max_model_len {self.spec.fitted_model_len(num_blocks)}",
         )
         self._roster.broadcast(messages.Initialize(num_blocks=num_blocks))
 

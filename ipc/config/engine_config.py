@@ -21,6 +21,8 @@ API_KEY_VARIABLE = "TOKENLOOM_API_KEY"  # replaces --api-key, which every user o
 CONFIG_VARIABLE = "TOKENLOOM_CONFIG"  # passes the configuration from a program to the engine that it starts
 
 
+AUTO_LENGTH = -1  # of max_model_len: the longest whose KV cache fits
+MAX_NUM_SEQS = 256  # the default
 DEFAULT_PORT = 8000  # of the HTTP server, if only its host is given
 GROUPS = {  # of options in --help
     "model": "the model and its files",
@@ -66,8 +68,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = "none"
     device: Annotated[Literal["auto", "cpu", "cuda"], _devices("auto: cuda where there is one")] = "auto"
     tensor_parallel_size: Annotated[int, _devices("worker processes that share each layer")] = 1
-    max_model_len: Annotated[int | None, _memory("longest prompt + answer; none: the model's")] = None
-    max_num_seqs: Annotated[int, _scheduling("requests that run at once")] = 256
+    max_model_len: Annotated[int | None, _memory("longest prompt + answer; none: the model's; auto: what fits")] = None
+    max_num_seqs: Annotated[int, _scheduling("requests that run at once")] = MAX_NUM_SEQS
     max_num_batched_tokens: Annotated[
         int | None, _scheduling("token budget of one step; none: 2048, on a CPU 512, at least --max-num-seqs")
     ] = None
@@ -210,7 +212,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def __post_init__(self) -> None:
         for name, low, high in _INT_RANGES:
             value = getattr(self, name)
-            if value is not None and not low <= value <= high:
+            if value not in (None, _AUTO.get(name)) and not low <= value <= high:
                 raise ConfigError(f"{_flag(name)} must be in [{low}, {high}], got {value}")
         if not 0 < self.grammar_timeout_s <= 600:
             raise ConfigError(f"--grammar-timeout-s must be in (0, 600], got {self.grammar_timeout_s}")
@@ -263,6 +265,7 @@ _TIMEOUTS = (
     *("default_timeout_s", "max_timeout_s", "step_timeout_s", "hang_timeout_s", "start_timeout_s"),
     *("http_timeout_s", "response_store_age_s"),
 )
+_AUTO = {"max_model_len": AUTO_LENGTH}  # a value beyond the range
 _INT_RANGES = (
     ("tensor_parallel_size", 1, 64),
     ("max_model_len", 1, 1 << 24),

@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from ..messages.base import PROTOCOL_VERSION, Hello
-from .engine_config import EngineConfig
+from .engine_config import AUTO_LENGTH, EngineConfig
 from .model_config import ModelConfig
 
 VARIABLE = "TOKENLOOM_SPEC"
@@ -74,6 +74,12 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     def max_blocks_per_row(self) -> int:
         """KV blocks of a request of max_model_len tokens."""
         return -(-self.max_model_len // self.config.block_size)
+
+    def fitted_model_len(self, num_blocks: int) -> int:
+        """max_model_len where the pool has so many blocks, the null block included: with `auto` all of it at most."""
+        if self.config.max_model_len != AUTO_LENGTH:
+            return self.max_model_len
+        return min(self.max_model_len, (num_blocks - 1) * self.config.block_size)
 
     def address(self, name: str) -> str:
         """Return the ipc endpoint `name` in the run directory: control, core, workers-G, results-G."""

@@ -188,3 +188,15 @@ def test_metrics_are_values(llm: LLM) -> None:
     value_by_name = {metric.name: getattr(metric, "value", None) for metric in llm.get_metrics()}
     assert value_by_name["tokenloom_engine_up"] == 1.0
     assert (value_by_name["tokenloom_generation_tokens_total"] or 0) >= 3
+
+
+def test_an_automatic_length_is_the_longest_that_the_pool_holds() -> None:
+    options: dict[str, Any] = {"in_process": True, "device": "cpu", "num_threads": 1, "block_size": 16}
+    with LLM("demo", max_model_len="auto", num_kv_blocks=9, **options) as llm:
+        assert llm.info().max_model_len == 128
+        (output,) = llm.generate([[7] * 100], SamplingParams(max_tokens=None, ignore_eos=True), use_tqdm=False)
+        assert len(output.outputs[0].token_ids) == 28
+        with pytest.raises(RequestError, match="maximum context length is 128 tokens"):
+            llm.generate([[7] * 128], use_tqdm=False)
+    with LLM("demo", max_model_len=-1, **options) as llm:
+        assert llm.info().max_model_len == 2048

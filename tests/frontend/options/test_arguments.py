@@ -193,8 +193,16 @@ def test_keywords_are_checked_in_the_same_words(options: dict[str, object], mess
         ("--max-model-len 2K", {"max_model_len": 2048}),
         ("--max-model-len 25.6k", {"max_model_len": 25600}),
         ("--max-model-len 1m", {"max_model_len": 1_000_000}),
-        ("--max-model-len auto", {}),
-        ("--max-model-len -1", {}),
+        ("--max-model-len auto", {"max_model_len": -1}),
+        ("--max-model-len -1", {"max_model_len": -1}),
+        ("--max-num-batched-tokens 48", {"max_num_batched_tokens": 48, "max_num_seqs": 48}),
+        ("--max-num-batched-tokens 4096", {"max_num_batched_tokens": 4096}),
+        (
+            "--hf-overrides.rope_theta 7 --hf_overrides.a.b_c=[1]",
+            {"hf_overrides": {"rope_theta": 7, "a": {"b_c": [1]}}},
+        ),
+        ("--structured-outputs-config.backend xgrammar --structured-outputs-config.disable_fallback", {}),
+        ("--compilation-config.mode 3 --tp 2 -O.level 3 -cc.pass_config.fuse=true", {"tensor_parallel_size": 2}),
         ("--kv-cache-memory-bytes 3G", {"kv_cache_memory_bytes": 3 << 30}),
         ("-tp 2", {"tensor_parallel_size": 2}),
         ("--tensor_parallel_size=2", {"tensor_parallel_size": 2}),
@@ -211,6 +219,30 @@ def test_keywords_are_checked_in_the_same_words(options: dict[str, object], mess
 def test_a_spelling_of_vllms_users_means_what_it_means_there(line: str, expected: dict[str, Any]) -> None:
     arguments = launch.new_serve_parser().parse(line.split())
     assert engine_config(arguments) == EngineConfig(**expected)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--kv-transfer-config.kv_connector X", '--kv-transfer-config {"kv_connector": "X"} is not served: KV blocks'),
+        ("--structured-outputs-config.disable_any_whitespace true", "--structured-outputs-config {"),
+        ("--hf-overrides {} --hf-overrides.a 1", "--hf-overrides and --hf-overrides.a are both given: give one"),
+        ("--hf-overrides.a 1 --hf-overrides.a.b 2", "--hf-overrides.a.b and a part of its name are both given"),
+        ("--max-modl-len.a 1", "unknown option --max-modl-len.a: did you mean --max-model-len"),
+        ("--max-model-len 0", "--max-model-len must be in [1, "),
+    ],
+)
+def test_a_key_of_an_option_that_cannot_be_is_refused_by_its_name(
+    line: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        engine_config(launch.new_serve_parser().parse(line.split()))
+    except ConfigError as error:
+        assert str(error).startswith(message)
+    except SystemExit:
+        assert message in capsys.readouterr().err
+    else:
+        pytest.fail("it was taken")
 
 
 def test_the_file_and_keywords_know_the_same_spellings(tmp_path: Path) -> None:
