@@ -1,12 +1,12 @@
-"""GrammarCompiler: from the text of a grammar to a matcher that knows which tokens may come next.
+"""GrammarCompiler: compiles the text of a grammar to a matcher, which makes masks of the allowed next tokens.
 
-The library is llguidance 1.9, measured against xgrammar 0.2.8 over six schemas and 49,152 tokens, one thread
-(scripts/peer_grammars.py): it compiles in 0.5 to 17 ms, xgrammar in 28 ms to 7.2 s; a mask takes 5 to 184 µs in the
-median, there 5 to 1,048 µs; the longest take 12 and 18 ms. Fuel bounds what a grammar may cost, and it imports in
-40 ms without torch, which xgrammar brings and the core must not have.
+The library is llguidance 1.9. Compared with xgrammar 0.2.8 over six schemas and 49,152 tokens in one thread
+(scripts/peer_grammars.py): it compiles in 0.5 to 17 ms, xgrammar in 28 ms to 7.2 s; a median mask takes 5 to 184 µs
+against 5 to 1,048 µs; the longest take 12 and 18 ms. Fuel bounds the cost of a grammar, and it imports in 40 ms
+without torch, which xgrammar needs and the core must not import.
 
 Knows texts, tokens and bits; no request, no step and no process. Its calls release the GIL and may come from several
-threads; one matcher belongs to one thread at a time.
+threads; a matcher belongs to one thread at a time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 CACHE_SIZE = 64  # compiled grammars; one may take 10 MB
 MAX_ERROR_CHARACTERS = 1000
 MAX_LOCATE_TRIES = 200  # parts of a bad schema that are compiled alone to find where it is wrong
-# A space, or a line break with its indent: what a schema's text looks like in the wild. Unbounded, it need never end.
+# A space, or a line break with its indent. Without a bound, whitespace need never end.
 JSON_OPTIONS: dict[GrammarKind, JsonCompileOptions] = {
     "json": {"whitespace_pattern": r" |\n( {0,32}|\t{0,8})"},
     "compact_json": {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"},
@@ -44,7 +44,7 @@ Words = npt.NDArray[np.uint32]
 
 
 class Matcher:
-    """Where one answer stands in its grammar. `error` is set once a token is refused or a limit of the library met."""
+    """The position in a grammar. `error` is set when a token is refused or a limit of the library is reached."""
 
     def __init__(self, inner: LLMatcher) -> None:
         self.inner = inner
@@ -53,21 +53,22 @@ class Matcher:
         self.inner.consume_tokens(list(token_ids))
 
     def fill(self, words: Words) -> None:
-        """Write which tokens may come next. words: one bit per token of the compiler's vocabulary, contiguous."""
+        """Write the mask of the allowed next tokens. words: one bit per token of the compiler's vocabulary,
+        contiguous."""
         self.fill_at(words.ctypes.data, words.nbytes)
 
     def fill_at(self, address: int, num_bytes: int) -> None:
-        """`fill`, where they lie: asking an array for that takes as long as a small mask."""
+        """Write the mask at an address: asking an array for its address takes as long as a small mask."""
         self.inner.unsafe_compute_mask_ptr(address, num_bytes)
 
     @property
     def has_stopped(self) -> bool:
-        """It is complete, or there is an error."""
+        """Whether the grammar is complete or has an error."""
         return self.inner.is_stopped()
 
     @property
     def is_complete(self) -> bool:
-        """Nothing but an end token can follow."""
+        """Whether only an end token can follow."""
         return self.inner.is_stopped() and not self.inner.is_error()
 
     @property
@@ -82,7 +83,7 @@ class GrammarCompiler:
     """Owns the vocabulary in bytes and the last CACHE_SIZE grammars. `num_words` is the width of a mask."""
 
     def __init__(self, tokenizer_folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        """RequestError if the folder has no tokenizer.json that says which bytes a token stands for."""
+        """RequestError if the folder has no tokenizer.json with the bytes of each token."""
         self._tokenizer = _load_tokenizer(tokenizer_folder, vocab_size, eos_token_ids)
         self.num_words = -(-self._tokenizer.vocab_size // 32)
         self._limits = LLParserLimits(verbose_errors=False)
@@ -90,7 +91,7 @@ class GrammarCompiler:
         self._lock = threading.Lock()
 
     def compile(self, kind: GrammarKind, text: str) -> Matcher:
-        """A matcher at the grammar's start. RequestError says where a bad grammar is wrong."""
+        """Return a matcher at the grammar's start. RequestError names the fault of a bad grammar."""
         with self._lock:
             known = self._cache.get((kind, text))
             if known is not None:
@@ -112,11 +113,11 @@ class GrammarCompiler:
     def _compile(self, kind: GrammarKind, text: str) -> LLMatcher:
         try:
             return LLMatcher(self._tokenizer, _to_llguidance(kind, text), log_level=0, limits=self._limits)
-        except Exception as error:  # the converters raise what they like
+        except Exception as error:  # the converters raise any kind of exception
             raise RequestError(f"structured_outputs.{_FIELD_BY_KIND[kind]}: {_first_lines(str(error))}") from None
 
     def _warm(self, matcher: Matcher, kind: GrammarKind) -> None:
-        """Make the first mask, which fills the lexer's tables; a grammar that allows no token at all is refused."""
+        """Make the first mask, which fills the lexer's tables. RequestError if the grammar allows no token at all."""
         words = np.zeros(self.num_words, np.uint32)
         matcher.fill(words)
         if matcher.error is not None or not words.any():
@@ -124,7 +125,8 @@ class GrammarCompiler:
             raise RequestError(f"structured_outputs.{_FIELD_BY_KIND[kind]}: {reason}")
 
     def _locate(self, text: str, reason: str) -> str:
-        """The JSON pointer of the smallest part of a schema that fails alone for the same reason; "" if unknown."""
+        """Return the JSON pointer of the smallest part of a schema that fails alone for the same reason; "" if
+        unknown."""
         try:
             schema = json.loads(text)
         except (ValueError, RecursionError):
@@ -162,7 +164,7 @@ def _to_llguidance(kind: GrammarKind, text: str) -> str:
 
 
 def _adapted(text: str) -> str:
-    """The schema as the library takes it. What is no schema stays as it is: the library says why."""
+    """Translate a schema for the library. Text that is no schema stays, and the library reports the fault."""
     try:
         schema = json.loads(text)
         if schema is True:
@@ -177,7 +179,7 @@ def _quote(value: object) -> str:
 
 
 def _first_lines(error: str) -> str:
-    """An error without the parser's state, which says nothing about the grammar."""
+    """Return the error without the parser's state, which is not about the grammar."""
     lines = [line.rstrip() for line in error.split("<state>")[0].replace("<non-verbose/>", "").splitlines()]
     text = "\n".join(line for line in lines if line)
     text = {"NoExtensionBias": "no text of finite length conforms to it"}.get(text, text)

@@ -1,7 +1,7 @@
-"""Where one answer stands in its grammar, and the tokens that must follow from there.
+"""GrammarCursor: the position of one answer in its grammar, and the tokens that must follow.
 
-Where the mask leaves one token, that token needs no draw: the matcher goes on past it, and past all that follow so,
-until there is a choice again. The tokens of the answer catch up later, one by one; until then the matcher is ahead.
+If the mask leaves one token, that token needs no sampling: the matcher advances past it and all such tokens after it,
+until several are allowed. The answer's tokens catch up later, one by one; until then the matcher is ahead.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ import numpy as np
 
 from .compiler import Matcher, Words
 
-MAX_AHEAD = 64  # forced tokens told at once: what bounds the time of one look ahead
+MAX_AHEAD = 64  # jump-forward tokens at once, which bounds the time of a look ahead
 
 
 class GrammarCursor:
-    """Owns the matcher. Invariant: it stands after the answer's tokens and `ahead`."""
+    """Owns the matcher. Invariant: it has consumed the answer's tokens and `ahead`."""
 
     def __init__(self, matcher: Matcher, vocab_size: int) -> None:
-        """`vocab_size` is the model's; the matcher's may be larger."""
+        """vocab_size: of the model; the matcher's may be larger."""
         self._matcher = matcher
         self._vocab_size = vocab_size
-        self.ahead: list[int] = []  # the next tokens: there is no choice
+        self.ahead: list[int] = []  # the next tokens, without alternatives
         self._known_mask: Words | None = None  # of the token after `ahead`
 
     def take(self, token_id: int) -> None:
-        """The answer has got this token."""
+        """Advance by a token of the answer."""
         if not self.ahead:
             self._known_mask = None
             self._matcher.consume([token_id])
@@ -33,7 +33,7 @@ class GrammarCursor:
 
     @property
     def has_stopped(self) -> bool:
-        """It is complete, or there is an error: the cheap question."""
+        """Whether the grammar is complete or has an error; cheap."""
         return not self.ahead and self._matcher.has_stopped
 
     @property
@@ -42,11 +42,11 @@ class GrammarCursor:
 
     @property
     def unmasked(self) -> Matcher | None:
-        """The matcher, if the next mask is to be made by it."""
+        """Return the matcher if it must make the next mask."""
         return None if self.ahead or self._known_mask is not None else self._matcher
 
     def finish_mask(self, words: Words) -> None:
-        """Write the mask that is known already, or look ahead from the one that was just made. words: its bits."""
+        """Write the mask if it is known, or look ahead from the mask just made. words: its bits."""
         if self.ahead:
             _write_single(words, self.ahead[0])
             return
@@ -55,18 +55,18 @@ class GrammarCursor:
         self._look_ahead(words)
 
     def _look_ahead(self, words: Words) -> None:
-        """words: the mask of the next token."""
+        """Advance past tokens without an alternative. words: the mask of the next token."""
         while (token_id := self._single(words)) is not None and len(self.ahead) < MAX_AHEAD:
             self.ahead.append(token_id)
             self._matcher.consume([token_id])
             self._known_mask = None
             if self._matcher.has_stopped:
                 return
-            self._known_mask = words = np.zeros_like(words)  # stays so after an error, which is told in its turn
+            self._known_mask = words = np.zeros_like(words)  # stays so after an error, which is reported with its token
             self._matcher.fill(words)
 
     def _single(self, words: Words) -> int | None:
-        """The one token that a mask leaves; None if there are others or none."""
+        """Return the only token of a mask; None if there are others or none."""
         used = np.flatnonzero(words)
         if len(used) != 1:
             return None

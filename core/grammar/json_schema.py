@@ -1,9 +1,9 @@
-"""From the JSON schemas that users send to those that the grammar library takes.
+"""Translates JSON schemas of users to schemas that the grammar library supports.
 
-Three things change. Objects and tuples are closed unless they say otherwise, as with vLLM's default: keys that a schema
-does not name are not written. Keywords that the library lacks are said by others that it has, so that each answer still
-conforms; where that cannot be, they stay, and the library refuses them by name. What only annotates is dropped: formats
-that JSON Schema does not define, and `uniqueItems` over more values than can be listed.
+Three things change. Objects and tuples are closed unless they say otherwise, as in vLLM: the answer has no keys that
+the schema does not name. Keywords that the library lacks are replaced by others so that each answer still conforms;
+if that is impossible they stay, and the library refuses them by name. Annotations are dropped: formats that JSON
+Schema does not define, and `uniqueItems` over more values than can be listed.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ NAME_PATTERNS = {  # of keys, for which the library has no formats
     "time": f"^{_TIME}$",
     "date-time": f"^{_DATE}T{_TIME}$",
 }
-MAX_UNIQUE_VALUES = 5  # whose arrangements are listed: 326 arrays
+MAX_UNIQUE_VALUES = 5  # values, all arrangements listed: 326 arrays
 MAX_CONTAINED = 64
-MAX_INLINED = 2000  # schemas that are repeated because what refers to them adds keys
+MAX_INLINED = 2000  # schemas repeated because their references have keywords beside them
 _TYPES = ("string", "number", "object", "array", "boolean", "null")
 _BRANCHES = ("allOf", "anyOf", "oneOf")
 _KEYS = ("properties", "patternProperties", "additionalProperties", "required")
 
 
 def adapted(schema: Schema) -> Schema:
-    """A schema that the library compiles, all of whose answers `schema` accepts."""
+    """Return a schema that the library compiles; `schema` accepts all its answers."""
     result = _Adapter(schema).adapt(schema, is_open=False)
     assert isinstance(result, dict)
     return result
 
 
 class _Adapter:
-    """Owns the root, in which references are looked up, and the list of those that are being inlined."""
+    """Owns the root, which references point into, and the references being inlined."""
 
     def __init__(self, root: Schema) -> None:
         self._root = root
@@ -53,7 +53,7 @@ class _Adapter:
         self._inlining: list[str] = []
 
     def adapt(self, schema: object, *, is_open: bool) -> object:
-        """`is_open`: a schema around this one closes it."""
+        """is_open: a schema around this one closes it."""
         if not isinstance(schema, dict):
             return schema
         node = schema.copy()
@@ -76,7 +76,7 @@ class _Adapter:
         return result
 
     def resolve(self, schema: object) -> Schema:
-        """What `schema` refers to, if it does; {} for what is not found."""
+        """Return the target of a reference; {} if it is not found."""
         for _ in range(16):
             if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
                 break
@@ -96,8 +96,8 @@ class _Adapter:
         return part
 
     def _inline(self, node: Schema) -> list[Schema]:
-        """Take the reference of `node` away and return what it refers to, to be closed with what is beside it; nothing
-        where the reference must stay."""
+        """Remove the reference of `node` and return its target, to be closed with the keywords beside it; nothing if
+        the reference must stay."""
         reference = node["$ref"]
         target = self._at(reference) if isinstance(reference, str) else None
         self._num_inlined += 1
@@ -142,7 +142,7 @@ class _Adapter:
             node["items"] = rest
 
     def _adapt_names(self, node: Schema) -> None:
-        """Say by properties and patterns what keys may be, and which need others."""
+        """Replace keywords on keys (names, dependencies) by properties and patterns."""
         names = self.resolve(node.get("propertyNames"))
         limits = names.keys() & {"enum", "const", "pattern", "format", "minLength", "maxLength", *_BRANCHES, "not"}
         values, counts = node.get("additionalProperties", True), node.keys() & {"minProperties", "maxProperties"}
@@ -153,7 +153,7 @@ class _Adapter:
             own, keys = node.get("properties", {}), [each for each in _values(names) if isinstance(each, str)]
             node["properties"] = {key: own.get(key, values) for key in keys if key in own or not counts}
             node["additionalProperties"] = False
-            if counts:  # which the library does for patterns, not for properties that may be absent
+            if counts:  # the library does so for patterns, not for properties that may be absent
                 node["patternProperties"] = {f"^(?:{'|'.join(map(re.escape, keys))})$": values}
         elif "propertyNames" in node and "patternProperties" not in node and not node.get("properties"):
             low, high = names.get("minLength", 0), names.get("maxLength", "")
@@ -172,7 +172,7 @@ class _Adapter:
         if "if" in node:
             condition, then, otherwise = node.pop("if"), node.pop("then", {}), node.pop("else", {})
             opposite = self._opposite(condition, node)
-            # what conforms to both parts conforms whatever the condition is
+            # a value that conforms to both parts conforms under any condition
             second = [then, otherwise] if opposite is None else [opposite, otherwise]
             if then != {} or otherwise != {}:
                 _also(node, {"anyOf": [{"allOf": [condition, then]}, {"allOf": second}]})
@@ -194,7 +194,8 @@ class _Adapter:
         del node["not"]
 
     def _opposite(self, condition: object, node: Schema) -> Schema | None:
-        """What exactly the objects of `node` conform to that do not conform to `condition`; None if nothing says it."""
+        """Return a schema of exactly the objects of `node` that do not conform to `condition`; None if there is no
+        such schema."""
         if not isinstance(condition, dict) or not condition.keys() <= {"properties", "required", "type", "title"}:
             return None
         properties, required = condition.get("properties", {}), condition.get("required", [])
@@ -213,8 +214,8 @@ class _Adapter:
 
 
 class _Names:
-    """The keys that schemas name, with all that is joined with them. `has_any`: they name some, or an empty list;
-    `is_open`: one says what others may be."""
+    """The keys named by schemas, and by all schemas joined with them. has_any: a schema names keys, or an empty list;
+    is_open: a schema allows other keys."""
 
     def __init__(self, adapter: _Adapter, *schemas: Schema) -> None:
         self.names: dict[str, None] = {}
@@ -242,8 +243,8 @@ class _Names:
 
 
 def _join_patterns(node: Schema) -> Schema:
-    """Have each property conform to its patterns' schemas, too, so that they are closed together; returns the patterns
-    that it is joined with."""
+    """Join each property with the patterns' schemas that match it, so that they are closed together; return these
+    patterns."""
     own, patterns = node.get("properties"), node.get("patternProperties")
     joined: Schema = {}
     if isinstance(own, dict) and isinstance(patterns, dict):
@@ -281,7 +282,7 @@ def _close(node: Schema, found: _Names) -> None:
 
 
 def _num_parts(node: Schema) -> int:
-    """How many schemas must hold at once in `node`."""
+    """Count the schemas that `node` joins."""
     num_branches = len(node["allOf"]) if isinstance(node.get("allOf"), list) else 0
     others = ("anyOf" in node, "oneOf" in node, "$ref" in node, bool(node.keys() & set(_KEYS)))
     return num_branches + sum(others)
@@ -293,7 +294,7 @@ def _also(node: Schema, *parts: Schema) -> None:
 
 
 def _values(schema: Schema) -> list[object]:
-    """All that conform to a schema, if it lists them; else none."""
+    """Return all values of a schema, if it lists them; else none."""
     if isinstance(schema.get("enum"), list):
         return list(schema["enum"])
     if "const" in schema:
@@ -302,7 +303,7 @@ def _values(schema: Schema) -> list[object]:
 
 
 def _difference(values: list[object], without: list[object]) -> list[object]:
-    """As JSON compares, to which true is not 1."""
+    """Compare as JSON does: true is not 1."""
     texts = [json.dumps(each, sort_keys=True) for each in without]
     return [each for each in values if json.dumps(each, sort_keys=True) not in texts]
 

@@ -1,4 +1,4 @@
-"""GrammarManager in the caller's process, for the in-process engine: a GrammarHost (manager.py) without a socket."""
+"""GrammarLocalHost: a GrammarHost (manager.py) without a process, for the in-process engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class GrammarLocalHost:
-    """GrammarManager in the caller's process: answers are ready when `send` returns."""
+    """Owns a GrammarServer in the caller's process; answers are ready when `send` returns."""
 
     def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec
@@ -43,4 +43,4 @@ class GrammarLocalHost:
         return answers
 
     def stop(self) -> None:
-        """Nothing runs by itself."""
+        """Do nothing: there is no process."""

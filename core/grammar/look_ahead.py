@@ -1,6 +1,6 @@
-"""Patterns with look-ahead at their begin, said by several patterns without, all of which must be found.
+"""Replaces a pattern with look-ahead at its start by several patterns without, which must all match.
 
-(?=X)Y      X at the begin, and Y                    passwords: ^(?=.*[A-Z])(?=.*\\d).{8,}$
+(?=X)Y      X at the start, and Y                    passwords: ^(?=.*[A-Z])(?=.*\\d).{8,}$
 (?![c]*$)Y  a character that is none of c, and Y     Decimal of pydantic 2: ^(?!^[-+.]*$)[+-]?0*\\d*\\.?\\d*$
 (?!$)Y      any character, and Y
 (?!.*[c])Y  no character of c anywhere, and Y
@@ -23,8 +23,8 @@ MAX_DIGITS = 100
 
 
 def without_look_ahead(pattern: str) -> list[str]:
-    """Patterns that together find what `pattern` finds: the pattern itself, if it has no look-ahead or one that cannot
-    be said without."""
+    """Return patterns that together match the same texts as `pattern`: the pattern itself, if it has no look-ahead or
+    one that cannot be replaced."""
     rest = _DIGITS.sub(lambda found: _digits(min(int(found[1]) - 1, MAX_DIGITS)), pattern)
     more: list[str] = []
     while (opening := re.match(r"\^?\(\?[=!]", rest)) is not None:
@@ -52,7 +52,7 @@ def _digits(count: int) -> str:
 
 
 def _closing(pattern: str, start: int) -> int:
-    """Where the group ends that `start` is in; -1 if it does not."""
+    """Return the end of the group around `start`; -1 if it has none."""
     depth = 1
     for found in re.compile(r"\\.|\[\^?\]?(?:[^\]\\]|\\.)*\]|[()]").finditer(pattern, start):
         depth += (found[0] == "(") - (found[0] == ")")

@@ -1,16 +1,16 @@
-"""GrammarManager: the core's side of structured output, from a request's submit to its finish.
+"""GrammarManager: structured output in the core, from a request's submit to its finish.
 
     queued ──open──▶ opening ──opened──▶ ready: masks and tokens until the request ends
       ▲                 └─ error, or longer than the deadline: the request fails
       └── the host was lost: all are opened again with the tokens they have
 
-Compiling and masking are a GrammarHost's (process_host.py), which answers when it is done; nothing here waits. A
-request waits for "grammar" until its first answer. A host that dies or hangs is replaced: what was compiling then is
-tried again alone, and fails if it ends that host too; all others go on from their tokens.
+A GrammarHost (process_host.py) compiles grammars and makes masks; nothing here waits for it. A request waits
+(WaitReason.GRAMMAR) until its grammar is open. A host that ends or hangs is replaced: the grammars it was compiling
+are tried again one at a time, and fail if they end that host too; all others continue from their tokens.
 
-Where a mask leaves one token, that token needs no sampling, and the tokens after it may need none either. The host
-sends them with the mask (jump-forward tokens). The core appends two or more at once, and the next step computes all of
-them together. The host gets them back as any other tokens, so the core may also ignore them.
+If a mask leaves one token, that token needs no sampling, and the tokens after it may need none either. The host sends
+them with the mask (jump-forward tokens). The core appends two or more at once, and the next step computes all of them
+together. The host gets them back as any other tokens, so the core may also ignore them.
 """
 
 from __future__ import annotations
@@ -40,29 +40,30 @@ NUM_COMPILERS = 2  # grammars that are compiled at once
 START_TIMEOUT_S = 60.0  # until a new host has read the vocabulary; compilation times count from then
 ADVANCE_TIMEOUT_S = 5.0  # the library's fuel ends a mask after some 20 ms
 HOST_IS_UP = 0  # the grammar id of a host's first answer
-MAX_LOSSES = 3  # of the host, without a token in between, before a request is given up
+MAX_LOSSES = 3  # losses of the host without a new token before a request fails
 
 
 class GrammarHostLost(Exception):
-    """The host has ended; it starts anew with the next message and knows nothing."""
+    """The host has ended; the next message starts a new one without any grammars."""
 
 
 class GrammarHost(Protocol):
-    """Where grammars live. `send` does not wait; `receive` brings what has been answered so far."""
+    """Compiles grammars and makes masks. `send` does not wait; `receive` returns the answers so far."""
 
     def send(self, message: CoreToGrammar) -> None: ...
 
     def receive(self) -> list[GrammarToCore]:
-        """Raises GrammarHostLost, once, when the host has ended."""
+        """Return the answers so far; GrammarHostLost, once, if the host has ended."""
         ...
 
     def stop(self) -> None:
-        """End the host at once; it starts anew with the next message."""
+        """End the host at once; the next message starts a new one."""
         ...
 
 
 def may_jump(params: SamplingParams) -> bool:
-    """Whether tokens that a grammar forces may go undrawn: nothing else is told of them, or has a say in them."""
+    """Whether jump-forward tokens may skip sampling: only if no logprobs are requested and no other rule could veto
+    them."""
     is_told = params.num_logprobs is not None
     is_ruled = params.bad_words or params.allowed_token_ids or params.min_tokens or params.logits_processors
     return not (is_told or is_ruled or params.thinking_token_budget is not None)
@@ -77,13 +78,13 @@ class GrammarState(Enum):
 @dataclass(eq=False)
 class _Entry:
     request: Request
-    thought: OpenThought  # until it is over the grammar does not hold
+    thought: OpenThought  # before its end the grammar is not in force
     state: GrammarState = GrammarState.QUEUED
-    has_begun: bool = False  # was ready once: its request does not wait any more
-    is_proven: bool = False  # has been compiled before, here or for an earlier core: it will be again
-    is_suspect: bool = False  # was compiling when a host was lost: to be compiled alone
+    has_begun: bool = False  # was ready once: its request waits no longer
+    is_proven: bool = False  # was compiled before, here or for an earlier core: it can be compiled
+    is_suspect: bool = False  # was compiling when a host was lost: compile it alone
     num_losses: int = 0
-    late_tokens: list[int] = field(default_factory=list)  # got while it was opened
+    late_tokens: list[int] = field(default_factory=list)  # received while opening
 
 
 @dataclass
@@ -96,40 +97,40 @@ class _Fill:
 
 
 class RequestMask(NamedTuple):
-    """What may come next in one answer."""
+    """The tokens allowed next in one answer."""
 
     request: Request
     bits: bytes
-    jump_tokens: list[int]  # the tokens that must come next, of which the mask leaves the first; []: there is a choice
+    jump_tokens: list[int]  # jump-forward tokens; the mask allows only the first; []: several tokens are allowed
 
 
 @dataclass
 class GrammarUpdates:
-    """What has happened since the last look, in the order in which it is to be acted on."""
+    """Answers and failures since the last `take`, in the order to apply them."""
 
     ready: list[Request] = field(default_factory=list)
     complete: list[Request] = field(default_factory=list)  # nothing can follow their tokens
     failed: list[tuple[Request, ErrorInfo]] = field(default_factory=list)
-    masks: list[RequestMask] | None = None  # without those of requests that were lost since they were asked for
+    masks: list[RequestMask] | None = None  # of requests that are unfinished
 
 
 class GrammarManager:
-    """One entry per request with a grammar that has not finished. `now` is monotonic seconds everywhere."""
+    """Owns an entry for each unfinished request with a grammar. `now` is monotonic seconds everywhere."""
 
     def __init__(self, host: GrammarHost, timeout_s: float, output_tokens: Callable[[Request], Ids]) -> None:
-        """`output_tokens` tells what a request has generated so far."""
+        """output_tokens: returns a request's output tokens so far."""
         self._host = host
         self._timeout_s = timeout_s
         self._output_tokens = output_tokens
         self._entry_by_id: dict[int, _Entry] = {}
         self._queue: deque[int] = deque()
-        self._deadline_by_opening: dict[int, float] = {}  # what the host compiles, wanted or not
-        self._late: set[int] = set()  # of these: past their deadline, to fail if the host turns out to be alive
-        self._num_until_sign = 0  # answers until one that was asked for as a sign of life
+        self._deadline_by_opening: dict[int, float] = {}  # all that the host compiles, even for finished requests
+        self._late: set[int] = set()  # of these: past their deadline; they fail if the host is alive
+        self._num_until_sign = 0  # answers until the one that shows that the host is alive
         self._next_id = HOST_IS_UP + 1
         self._is_host_up = False
-        self._advances: list[tuple[int, int]] = []  # grammar id, token: not yet told to the host
-        self._is_host_waiting = False  # for one of them; tokens that it has forced do not hurry
+        self._advances: list[tuple[int, int]] = []  # grammar id, token: not sent yet
+        self._is_host_waiting = False  # for one of them; jump-forward tokens need no hurry
         self._serial = 0
         self._fill: _Fill | None = None
         self._num_unanswered = 0
@@ -138,7 +139,7 @@ class GrammarManager:
     # ── requests come and go ─────────────────────────────────────────────────────────────────────────────────────
 
     def add(self, request: Request, now: float) -> None:
-        """The request waits until its grammar is ready."""
+        """Add a request, which waits until its grammar is ready."""
         request.grammar_id, self._next_id = self._next_id, self._next_id + 1
         request.waits_for.add(WaitReason.GRAMMAR)
         thought = OpenThought(request.thought_end, self._output_tokens(request).tobytes())
@@ -147,7 +148,7 @@ class GrammarManager:
         self._open_queued(now)
 
     def drop(self, request: Request) -> None:
-        """The request has finished. What compiles for it goes on and is thrown away."""
+        """Drop a finished request. If its grammar is being compiled, the result is discarded."""
         entry = self._entry_by_id.pop(request.grammar_id, None)
         if entry is not None and entry.state is GrammarState.READY:
             self._host.send(CloseGrammars(grammar_ids=[request.grammar_id]))
@@ -155,15 +156,15 @@ class GrammarManager:
     # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def advance(self, tokens: Iterable[tuple[int, int]], *, are_jump_tokens: bool = False) -> None:
-        """The answers of these grammar ids have got these tokens; told to the host with the next `flush` that has more
-        to say than tokens which it has forced."""
+        """Note new tokens of these grammar ids. The next `flush` sends them, unless it has nothing but jump-forward
+        tokens, which came from the host."""
         self._is_host_waiting |= not are_jump_tokens
         for grammar_id, token_id in tokens:
             entry = self._entry_by_id.get(grammar_id)
             if entry is not None and not entry.thought.is_over:
                 entry.thought.append(token_id)
                 continue
-            if entry is None or entry.state is GrammarState.QUEUED:  # it will be opened with all tokens
+            if entry is None or entry.state is GrammarState.QUEUED:  # it opens with all tokens
                 continue
             entry.num_losses = 0
             if entry.state is GrammarState.READY:
@@ -172,8 +173,8 @@ class GrammarManager:
                 entry.late_tokens.append(token_id)
 
     def want_masks(self, grammar_ids: Iterable[int]) -> bool:
-        """Ask, with the next `flush`, for the masks of these answers' next tokens; they come once, in the news. False
-        if no grammar holds there yet."""
+        """Request the masks of these answers' next tokens with the next `flush`; `take` returns them once. False if
+        none of the grammars is in force yet."""
         entries = ((grammar_id, self._entry_by_id.get(grammar_id)) for grammar_id in grammar_ids)
         held = [grammar_id for grammar_id, entry in entries if entry is None or entry.thought.is_over]
         if held:
@@ -182,7 +183,7 @@ class GrammarManager:
         return bool(held)
 
     def forget_masks(self) -> None:
-        """The step that the masks were for is lost."""
+        """Drop the request for masks of a lost step."""
         self._fill = None
 
     @property
@@ -191,11 +192,11 @@ class GrammarManager:
 
     @property
     def has_news(self) -> bool:
-        """Whether there may be something to `flush`."""
+        """Whether `flush` may have something to send."""
         return bool(self._fill or self._advances)
 
     def flush(self, now: float) -> None:
-        """Tell the host what has gathered. Masks are asked for once all their grammars are open."""
+        """Send tokens and the request for masks. Masks are requested once all their grammars are open."""
         fill, serial, mask_ids = self._fill, 0, list[int]()
         if fill is not None and not fill.is_sent:
             wanted = [grammar_id for grammar_id in fill.grammar_ids if grammar_id in self._entry_by_id]
@@ -218,7 +219,7 @@ class GrammarManager:
     # ── what the host has done ───────────────────────────────────────────────────────────────────────────────────
 
     def take(self, now: float) -> GrammarUpdates:
-        """Act on the host's answers and on deadlines."""
+        """Apply the host's answers and the deadlines."""
         news = GrammarUpdates()
         try:
             for message in self._host.receive():
@@ -235,7 +236,7 @@ class GrammarManager:
 
     @property
     def next_deadline(self) -> float | None:
-        """When to look again though the host says nothing."""
+        """When to call `take` next if the host sends nothing."""
         deadlines = [
             deadline
             for each, deadline in self._deadline_by_opening.items()
@@ -284,7 +285,7 @@ class GrammarManager:
         news.masks = self._masks_of(message)
 
     def _masks_of(self, message: GrammarsAdvanced) -> list[RequestMask]:
-        """Of the requests that are still there."""
+        """Decode the masks of unfinished requests."""
         ids, counts, forced = (decode_ids(frame) for frame in (message.mask_ids, message.jump_counts, message.jump_ids))
         width, start, masks = len(message.bits) // max(len(ids), 1), 0, list[RequestMask]()
         for i, (grammar_id, count) in enumerate(zip(ids, counts, strict=True)):
@@ -298,7 +299,7 @@ class GrammarManager:
     # ── trouble ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _expire(self, now: float, news: GrammarUpdates) -> None:
-        """Fail what has compiled for too long; replace a host that does nothing else, or that hangs."""
+        """Fail grammars that compile for too long; replace a host that hangs."""
         if self._num_unanswered and now >= self._answer_deadline:
             self._replace_host([], news)
             return
@@ -310,14 +311,14 @@ class GrammarManager:
             self._ask_for_sign(now)
 
     def _ask_for_sign(self, now: float) -> None:
-        """Its compilers are late: does the host itself still answer, or does it stand still?"""
+        """Send the host a message that it must answer, to tell a slow grammar from a hung host."""
         self._host.send(AdvanceGrammars(grammar_ids=b"", token_ids=b"", serial=0))
         self._num_unanswered += 1
         self._num_until_sign = self._num_unanswered
         self._answer_deadline = now + ADVANCE_TIMEOUT_S
 
     def _fail_late(self, now: float, news: GrammarUpdates) -> None:
-        """The host answers, so that it is the grammars that take too long; one that was compiled before may."""
+        """Fail the late grammars of a host that still answers; a grammar that was compiled before is tried again."""
         failed = {request for request, _ in news.failed}
         for grammar_id in self._late:
             entry = self._entry_by_id.get(grammar_id)
@@ -335,14 +336,14 @@ class GrammarManager:
             self._replace_host(stuck, news)
 
     def _replace_host(self, stuck: list[int], news: GrammarUpdates) -> None:
-        """End the host; `stuck` are the openings that are known to hold it up, and have failed."""
+        """Replace the host; the openings in `stuck` have failed."""
         self._host.stop()
         for grammar_id in stuck:
             del self._deadline_by_opening[grammar_id]
         self._on_loss("it did not answer in time", news)
 
     def _on_loss(self, reason: str, news: GrammarUpdates) -> None:
-        """All grammars are to be opened again; those to blame fail."""
+        """Queue all grammars to be opened again; fail those that end every host."""
         suspects, self._deadline_by_opening = list(self._deadline_by_opening), {}
         masked = self._fill.grammar_ids if self._fill is not None and self._fill.is_sent else []
         blamed = frozenset(suspects or masked)
@@ -375,7 +376,7 @@ class GrammarManager:
                 self._queue.append(grammar_id)
 
     def _open_queued(self, now: float) -> None:
-        """Let the host compile as many as it may; a suspect only alone."""
+        """Open queued grammars, NUM_COMPILERS at once; a suspect alone."""
         while self._queue and len(self._deadline_by_opening) < NUM_COMPILERS:
             entry = self._entry_by_id.get(self._queue[0])
             opening = (self._entry_by_id.get(grammar_id) for grammar_id in self._deadline_by_opening)

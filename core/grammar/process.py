@@ -1,8 +1,8 @@
 """The grammar process: python -m tokenloom.core.grammar.process --spec JSON --address A
 
 Compiles grammars and makes masks outside the core's loop. The core starts it with the first grammar, and replaces it
-when a grammar ends it or keeps it busy past its deadline: a stack overflow or an endless search in a library costs
-the request that brought it and nothing else.
+if a grammar crashes it or keeps it busy past a deadline: a stack overflow or an endless search in a library fails
+only the request with that grammar.
 
 Compilations run in threads with large stacks (the compilers recurse; a grammar of MAX_GRAMMAR_CHARACTERS needs up to
 60 MB) and release the GIL; masks are made in the loop, between them.
@@ -34,7 +34,7 @@ from .manager import HOST_IS_UP, NUM_COMPILERS
 from .server import GrammarServer
 
 STACK_BYTES = 512 << 20  # of address space; pages are touched as they are needed
-ADDRESS_SPACE_BYTES = 8 << 30  # what a grammar can eat before it ends this process
+ADDRESS_SPACE_BYTES = 8 << 30  # largest memory before this process ends
 
 
 class GrammarProcess:

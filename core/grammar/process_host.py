@@ -1,4 +1,4 @@
-"""The grammar process as the core reaches it: a GrammarHost (manager.py) behind a socket."""
+"""GrammarProcessHost: the grammar process, a GrammarHost (manager.py) behind a socket."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger("tokenloom.core")
 
 
 class GrammarProcessHost:
-    """The grammar process, started with the first message. Owns the socket to it, its pid and its lifeline."""
+    """Owns the grammar process, which the first message starts: the socket to it, its pid and its lifeline."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], spec: EngineSpec, core_epoch: int) -> None:
         self._context, self._spec, self._core_epoch = context, spec, core_epoch
@@ -31,7 +31,7 @@ class GrammarProcessHost:
 
     @property
     def wakers(self) -> list[zmq.Socket[bytes] | int]:
-        """What a poller must watch: answers, and the end of the process."""
+        """The sockets and descriptors to poll: answers, and the end of the process."""
         return [] if self._socket is None else [self._socket, self._pid_fd]
 
     def send(self, message: CoreToGrammar) -> None:
@@ -45,7 +45,7 @@ class GrammarProcessHost:
     def receive(self) -> list[GrammarToCore]:
         if self._socket is None or self._process is None:
             return []
-        has_ended = self._process.poll() is not None  # asked first: what it sent before its end counts
+        has_ended = self._process.poll() is not None  # checked first: answers sent before the end are valid
         messages = [self._decoder.decode(frame) for (frame,) in receive(self._socket)]
         if has_ended and not messages:
             code = self._process.returncode
@@ -56,7 +56,7 @@ class GrammarProcessHost:
         return messages
 
     def stop(self) -> None:
-        """Kill it; the next message starts another one."""
+        """Kill the process; the next message starts another one."""
         if self._socket is None or self._process is None:
             return
         self._process.kill()
@@ -69,7 +69,9 @@ class GrammarProcessHost:
     def _start(self) -> None:
         address = self._spec.address(f"grammar-{self._core_epoch}")
         self._socket = new_socket(self._context, zmq.DEALER)
-        self._socket.connect(address)  # the process binds: a socket bound here would hold up a send until it is there
+        self._socket.connect(
+            address
+        )  # the process binds: if this socket did, a send would block until the process connects
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "tokenloom.core.grammar.process", "--address", address],
             stdin=subprocess.PIPE,

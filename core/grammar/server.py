@@ -1,7 +1,7 @@
-"""GrammarServer: the matchers of all answers that have a grammar, advanced and masked together.
+"""GrammarServer: the matchers of all answers with a grammar, advanced and masked together.
 
-The same object serves in a process of its own (process.py) and inside the in-process engine. `compile` may
-run in any thread; all else belongs to one thread. Knows messages, no socket.
+It runs in a process of its own (process.py) or inside the in-process engine. `compile` may run in any thread; all
+else belongs to one thread. Knows messages, no socket.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PARALLEL_FROM = 1 << 17  # bits of masks in a step: with fewer, one thread is do
 
 
 class GrammarServer:
-    """Owns the compiler, made when the first grammar comes, and the place of each answer in its grammar."""
+    """Owns the compiler, made with the first grammar, and the cursor of each answer."""
 
     def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec
@@ -36,12 +36,12 @@ class GrammarServer:
         self._executor = LLExecutor(max(1, min((os.cpu_count() or 1) // 2, 8)))
 
     def prepare(self) -> None:
-        """Read the vocabulary; where that fails, each request hears why."""
+        """Read the vocabulary; if that fails, each request gets the error."""
         with contextlib.suppress(RequestError):
             self._shared_compiler()
 
     def compile(self, message: OpenGrammar) -> Matcher | ErrorInfo:
-        """A matcher that stands after the answer's tokens, or why there is none."""
+        """Return a matcher after the answer's tokens, or the error."""
         try:
             matcher = self._shared_compiler().compile(message.kind, message.text)
         except RequestError as error:
@@ -60,7 +60,7 @@ class GrammarServer:
             return self._compiler
 
     def open(self, grammar_id: int, compiled: Matcher | ErrorInfo) -> GrammarOpened:
-        """Enter what `compile` has brought."""
+        """Add the result of `compile`."""
         if isinstance(compiled, ErrorInfo):
             return GrammarOpened(grammar_id=grammar_id, error=compiled)
         self._answer_by_id[grammar_id] = GrammarCursor(compiled, self._spec.model.vocab_size)
@@ -71,7 +71,7 @@ class GrammarServer:
             self._answer_by_id.pop(grammar_id, None)
 
     def advance(self, message: AdvanceGrammars) -> GrammarsAdvanced:
-        """Take in the tokens, make the masks. GrammarManager that were closed meanwhile are passed over."""
+        """Advance the cursors and make the masks. Closed grammars are skipped."""
         failures: list[GrammarFailure] = []
         complete: list[int] = []
         for grammar_id, token_id in zip(decode_ids(message.grammar_ids), decode_ids(message.token_ids), strict=True):

@@ -1,4 +1,4 @@
-"""OpenThought: an answer that begins inside a thought, which its grammar does not bind, and where that ends."""
+"""OpenThought: an answer that begins inside a thought. The grammar is not in force before its end."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from ...ipc.codec import decode_ids
 
 
 class OpenThought:
-    """Told every token of the answer in order, until `is_over`."""
+    """Gets each token of the answer in order, until `is_over`."""
 
     def __init__(self, end: bytes, tokens: bytes) -> None:
-        """Both int32. end: the tokens that end the thought; none: there is none. tokens: of the answer so far."""
+        """Both int32. end: tokens that end the thought; empty: there is no thought. tokens: of the answer so far."""
         self._end = decode_ids(end).tolist()
         self._recent: list[int] = []
         self.is_over = not end
@@ -23,7 +23,7 @@ class OpenThought:
 
 
 def tokens_after(end: bytes, tokens: bytes) -> bytes:
-    """int32: those of an answer that follow the thought that it begins with."""
+    """Return the tokens of an answer after the thought that it begins with, int32."""
     width = len(end)
     places = (place for place in range(width, len(tokens) + 1, 4) if tokens[place - width : place] == end)
     return tokens[next(places, len(tokens)) :]
