@@ -25,6 +25,7 @@ from ..metrics.tracing import TraceContext
 from ..openai.answers import Answers
 from ..openai.background_response import BackgroundResponse
 from ..openai.chat import ChatCompletion
+from ..openai.chat_batch import ChatBatch
 from ..openai.cohere import CohereEmbeddings
 from ..openai.completions import Completion
 from ..openai.embeddings import Embeddings
@@ -34,7 +35,7 @@ from ..openai.forms.defaults import with_defaults
 from ..openai.forms.errors import HttpError, json_response, refusal_kind
 from ..openai.forms.params import about_prompt
 from ..openai.forms.response_body import ResponsesRequest, chat_request
-from ..openai.forms.schema import ChatRequest, CompletionRequest, EmbeddingRequest
+from ..openai.forms.schema import BatchChatRequest, ChatRequest, CompletionRequest, EmbeddingRequest
 from ..openai.local_engine import LocalEngine
 from ..openai.parsers.names import find_reasoning_parser, find_tool_parser
 from ..openai.response_store import ResponseStore
@@ -84,6 +85,13 @@ class OpenAIEndpoints:
             self._endpoint("/v1/completions", "Continue texts", CompletionRequest, self._complete, "prompt"),
             self._endpoint("/v1/chat/completions", "The next turn of a chat", ChatRequest, self._chat, "messages"),
             self._endpoint(
+                "/v1/chat/completions/batch",
+                "Each chat's next turn",
+                BatchChatRequest,
+                self._chats,
+                "messages",
+            ),
+            self._endpoint(
                 "/v1/responses", "A conversation's next items", ResponsesRequest, self.responses.start, "input"
             ),
             self._endpoint("/v1/embeddings", "The vectors of texts", EmbeddingRequest, self._embed, "input"),
@@ -129,6 +137,9 @@ class OpenAIEndpoints:
 
     async def _cohere(self, version: int, parsed: ParsedBody[CohereEmbedRequest]) -> CohereEmbeddings:
         return CohereEmbeddings(self._engine, parsed, self._spec, version)
+
+    async def _chats(self, parsed: ParsedBody[BatchChatRequest]) -> ChatBatch:
+        return await ChatBatch.start_all(self._engine, parsed, self._model, self._reasoning_parser)
 
     async def _embed(self, parsed: ParsedBody[EmbeddingRequest]) -> Embeddings:
         return await Embeddings.start(self._engine, parsed, self._model)

@@ -19,6 +19,7 @@ from ..openai.forms.cohere_body import CohereEmbedRequest
 from ..openai.forms.messages import chat_input
 from ..openai.forms.response_body import ResponsesRequest, chat_request
 from ..openai.forms.schema import (
+    BatchChatRequest,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 LargeBody: TypeAlias = (
     CompletionRequest
     | ChatRequest
+    | BatchChatRequest
     | ResponsesRequest
     | EmbeddingRequest
     | CohereEmbedRequest
@@ -65,6 +67,8 @@ class BodyPacker:
             inputs = [] if is_part else [self._chat(chat_request(body), body)]
         elif isinstance(body, CohereEmbedRequest):
             inputs = parsed.inputs  # which come back as texts
+        elif isinstance(body, BatchChatRequest):
+            inputs = [self._chat(each, body) for each in body.chats]
         elif isinstance(body, EmbeddingRequest) and body.messages is not None:
             inputs = [self._chat(body.chat, body)]
         elif isinstance(body, ChatRequest) or (isinstance(body, TokenizeRequest) and body.messages is not None):
@@ -113,6 +117,8 @@ def _rest(body: LargeBody) -> bytes:
     """The body without its prompts, as JSON."""
     if isinstance(body, ChatRequest):
         bare: LargeBody = msgspec.structs.replace(body, messages=[])
+    elif isinstance(body, BatchChatRequest):
+        bare = msgspec.structs.replace(body, messages=[[] for _ in body.messages])
     elif isinstance(body, EmbeddingRequest):
         bare = msgspec.structs.replace(body, input=body.input and "", messages=body.messages and [])
     elif isinstance(body, CohereEmbedRequest):

@@ -113,8 +113,11 @@ class ChatCompletion(Answers):
             return {}
         return {"prompt_token_ids": decode_ids(prompt.prompt_token_ids).tolist()}
 
-    def _choices(self, run: Run) -> list[_Choice]:
-        return [_Choice(index, self._body, self._style, self._echoed, run) for index in range(run.num_choices)]
+    def choice(self, index: int, run: Run) -> ChatChoice:
+        return ChatChoice(index, self._body, self._style, self._echoed, run)
+
+    def _choices(self, run: Run) -> list[ChatChoice]:
+        return [self.choice(index, run) for index in range(run.num_choices)]
 
     async def parts(self, run: Run) -> AsyncGenerator[list[tuple[list[Part], Delta]], None]:
         """The only answer of an entered run, as it comes."""
@@ -125,7 +128,7 @@ class ChatCompletion(Answers):
             yield read
 
 
-class _Choice(Choice):
+class ChatChoice(Choice):
     def __init__(self, index: int, body: ChatRequest, style: AnswerStyle, echoed: str, run: Run) -> None:
         super().__init__()
         self._echoed = echoed

@@ -29,6 +29,7 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": [[5, 6, 7], [8, 9]], "max_tokens": 3, "n": 2, "temperature": 0, "logprobs": 1}),
     ("/v1/completions", {"prompt": ["a", "b"], "max_tokens": 2, "temperature": 0, "add_special_tokens": False}),
     ("/v1/chat/completions", CHAT),
+    ("/v1/chat/completions/batch", CHAT | {"messages": [QUESTION, [{"role": "user", "content": "Hello"}]]}),
     ("/v1/chat/completions", CHAT | {"messages": [*QUESTION, {"role": "assistant", "content": "L"}, *QUESTION]}),
     ("/v1/responses", {"input": "Hello", "max_output_tokens": 4, "temperature": 0, "instructions": "Be brief."}),
     ("/v1/embeddings", {"input": ["a", "b c"], "encoding_format": "base64"}),

@@ -131,3 +131,38 @@ def test_a_tool_of_another_type_is_refused_by_name(http: httpx2.Client, path: st
 def test_an_item_of_another_type_is_refused_by_name(http: httpx2.Client) -> None:
     found = error(http, "/v1/responses", {"input": [{"type": "web_search_call", "id": "ws_1"}]})
     assert found["message"].startswith("input[0] is of type 'web_search_call'") and found["param"] == "input"
+
+
+BATCH = "/v1/chat/completions/batch"
+
+
+def test_chats_in_one_request_are_answered_as_alone(http: httpx2.Client) -> None:
+    others = [{"role": "user", "content": "What is the capital of France?"}]
+    fields = GREEDY | {"max_tokens": 6, "logprobs": True, "top_logprobs": 1}
+    alone = [ask(http, CHAT, fields | {"messages": each}) for each in (QUESTION, others, QUESTION)]
+    batch = ask(http, BATCH, fields | {"messages": [QUESTION, others, QUESTION], "request_id": "b"})
+    assert batch["id"] == "chatcmpl-b" and batch["object"] == "chat.completion"
+    assert [each["index"] for each in batch["choices"]] == [0, 1, 2]
+    for one, choice in zip(alone, batch["choices"], strict=True):
+        assert choice["message"] == one["choices"][0]["message"]
+        assert choice["finish_reason"] == one["choices"][0]["finish_reason"]
+    assert batch["choices"][0]["message"] != batch["choices"][1]["message"]
+    for name in ("prompt_tokens", "completion_tokens"):
+        assert batch["usage"][name] == sum(one["usage"][name] for one in alone)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"stream": True}, "stream"),
+        ({"n": 2}, "n"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"messages": []}, "messages"),
+        ({"messages": [[]]}, "messages"),
+        ({"messages": [[{"role": "user", "content": "x"}]] * 2049}, "messages"),
+        ({"messages": [QUESTION, [{"role": "user", "content": "hi " * 3000}]]}, "messages"),
+    ],
+)
+def test_what_several_chats_cannot_have_is_refused(http: httpx2.Client, fields: dict[str, Any], param: str) -> None:
+    assert error(http, BATCH, {"messages": [QUESTION]} | fields)["param"] == param

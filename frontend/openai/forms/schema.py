@@ -259,8 +259,8 @@ class Conversation(Generation, frozen=True, kw_only=True):
     include_reasoning: bool | None = None
 
 
-class ChatRequest(Conversation, frozen=True, kw_only=True):
-    """POST /v1/chat/completions."""
+class AnyChat(Conversation, frozen=True, kw_only=True):
+    """What one chat and several share."""
 
     NOT_SERVED = Generation.NOT_SERVED | {
         "modalities": ([], ["text"]),
@@ -270,7 +270,6 @@ class ChatRequest(Conversation, frozen=True, kw_only=True):
         "web_search_options": (),
     }
 
-    messages: Annotated[list[Message], items(1)]
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
@@ -291,6 +290,31 @@ class ChatRequest(Conversation, frozen=True, kw_only=True):
     add_special_tokens: bool | None = None
     chat_template: str | None = None
     documents: list[JsonObject] | None = None
+
+
+class ChatRequest(AnyChat, frozen=True, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], items(1)]
+
+
+class BatchChatRequest(AnyChat, frozen=True, kw_only=True):
+    """POST /v1/chat/completions/batch."""
+
+    NOT_SERVED = AnyChat.NOT_SERVED | {
+        "stream": (False,),
+        "n": (1,),
+        "tools": ([],),
+        "tool_choice": ("none", "auto"),
+        "prompt_logprobs": (),
+    }
+
+    messages: Annotated[list[Annotated[list[Message], items(1)]], items(1, MAX_PROMPTS)]  # several chats
+
+    @property
+    def chats(self) -> list[ChatRequest]:
+        shared = {name: getattr(self, name) for name in AnyChat.__struct_fields__}
+        return [ChatRequest(messages=each, **shared) for each in self.messages]
 
 
 class TokenizeRequest(Body, frozen=True, kw_only=True):
