@@ -1,6 +1,6 @@
-"""What a request may ask for: SamplingParams, validated where it is made, where it is used and where it arrives.
+"""SamplingParams: parameters of a request, validated at construction, at submission and on arrival.
 
-Knows the ranges that hold for every model; what depends on the model (vocabulary, length) is the input processor's.
+Checks the limits that hold for every model; the input processor checks those of vocabulary and length.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ MAX_LOGITS_PROCESSORS = 8
 MAX_SALT_CHARACTERS = 1024
 MAX_LOGPROB_TOKEN_IDS = 128
 MAX_EXTRA_ARGS_BYTES = 1 << 16  # as JSON
-MAX_PATTERN_SIZE, MAX_PATTERNS = 256, 128  # of repetition_detection: each token is compared with so many
-_LISTS = (list, tuple, set, frozenset)  # what may be given for a list
+MAX_PATTERN_SIZE, MAX_PATTERNS = 256, 128  # limits of repetition_detection, which bound its work per token
+_LISTS = (list, tuple, set, frozenset)  # accepted types of list fields
 
 OutputKind: TypeAlias = Literal["cumulative", "delta", "final_only"]
 CutSide: TypeAlias = Literal["left", "right"]
 
 
 class RepetitionDetectionParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """An answer ends with finish_reason repetition once its last tokens are `min_count` times the same pattern."""
+    """Settings to end an answer (finish_reason repetition) when its last tokens repeat a pattern `min_count` times."""
 
-    max_pattern_size: int = 0  # tokens of the longest pattern; 0: none is looked for
-    min_pattern_size: int = 0  # of the shortest; 0 is 1
+    max_pattern_size: int = 0  # tokens of the longest pattern; 0: off
+    min_pattern_size: int = 0  # tokens of the shortest pattern; 0 means 1
     min_count: int = 0  # ≥ 2
 
     def __post_init__(self) -> None:
@@ -47,16 +47,15 @@ class RepetitionDetectionParams(msgspec.Struct, frozen=True, omit_defaults=True,
 class SamplingParams(
     msgspec.Struct, kw_only=True, omit_defaults=True, repr_omit_defaults=True, forbid_unknown_fields=True
 ):
-    """How the tokens of one request are chosen and when it ends.
+    """Parameters of sampling, output and end of one request.
 
-    Fields may be assigned. A request takes a copy (`checked`) when it is submitted: bad values raise there, and later
-    assignments do not reach it.
+    Fields may be assigned. Submission takes a validated copy (`checked`), which later assignments do not change.
 
-    The token at a position is argmax(logit / T − log E) over the tokens that the filters leave, where E is
-    exponential noise from a counter-based generator keyed by `seed`, token id and position: the same seed draws the
-    same tokens in any batch, after any restart. Names and meanings are vLLM's, and so is the order of operations:
+    The token at a position is argmax(logit / T − log E) over the tokens that the filters keep. E is exponential noise
+    from a counter-based generator keyed by `seed`, token id and position, so a seed gives the same tokens in any batch
+    and after any restart. Names, meanings and the order of operations are vLLM's:
 
-        1. logprobs are taken from the logits as the model gives them, before anything below;
+        1. logprobs are computed from the model's logits, before anything below;
            structured_outputs: tokens that cannot continue a conforming text become −∞
         2. allowed_token_ids: all others become −∞
         3. bad_words: the token that would complete one becomes −∞
@@ -66,54 +65,54 @@ class SamplingParams(
         7. repetition_penalty (tokens of prompt and output: a positive logit is divided by it, a negative one
            multiplied), then frequency_penalty × count and presence_penalty (tokens of the output) are subtracted
         8. temperature 0 takes the largest logit; else logits are divided by the temperature
-        9. min_p, then top_k, then top_p leave out tokens; each looks at what the one before left
-        10. thinking_token_budget: where it is used up, the end-of-thinking token is all that is left
-        11. trace_decode_token_ids: the next of them is all that is left
+        9. min_p, then top_k, then top_p drop tokens, each from those that the one before kept
+        10. thinking_token_budget: when it is used up, only the end-of-thinking token is kept
+        11. trace_decode_token_ids: only the next of them is kept
         12. the draw
     """
 
     n: int = 1  # answers to make, 1 to MAX_CHILDREN; answer i draws with seed + i
-    best_of: int | None = None  # only as another word for n: nothing is generated that is not returned
+    best_of: int | None = None  # must equal n: all generated answers are returned
     temperature: float = 1.0  # ≥ 0; 0 is greedy
     top_k: int = 0  # keep the k likeliest tokens; 0 or -1 keeps all
     top_p: float = 1.0  # (0, 1]: keep the likeliest tokens whose probabilities first reach top_p
     min_p: float = 0.0  # [0, 1]: keep tokens at least min_p as likely as the likeliest
-    presence_penalty: float = 0.0  # [-2, 2]: subtracted from the logit of each token that the output has
-    frequency_penalty: float = 0.0  # [-2, 2]: the same, times how often the output has it
+    presence_penalty: float = 0.0  # [-2, 2]: subtracted from the logit of each token in the output
+    frequency_penalty: float = 0.0  # [-2, 2]: the same, times the token's count in the output
     repetition_penalty: float = 1.0  # (0, 100]: above 1 discourages tokens of prompt and output
     logit_bias: dict[int, float] | None = None  # token id: [-100, 100], added to its logit
-    allowed_token_ids: list[int] | None = None  # only these may come
-    bad_words: list[str] | None = None  # texts whose last token is not drawn after the others of the output
+    allowed_token_ids: list[int] | None = None  # sample only these
+    bad_words: list[str] | None = None  # texts whose last token is not sampled after their other tokens
     logits_processors: list[str] | None = None  # import paths "module:function" that the operator has allowed
     seed: int | None = None  # [-2^63, 2^64); None draws one at random
-    max_tokens: int | None = 16  # 0 scores the prompt and answers nothing; None: up to max_model_len
-    min_tokens: int = 0  # no stop before this many tokens; tokens that would stop are not drawn
-    stop: str | list[str] | None = None  # text that ends the answer; not part of it
-    stop_token_ids: list[int] | None = None  # tokens that end the answer; the token is part of token_ids, not of text
+    max_tokens: int | None = 16  # 0 only scores the prompt; None: up to max_model_len
+    min_tokens: int = 0  # before this many tokens none that would end the answer is sampled
+    stop: str | list[str] | None = None  # strings that end the answer and are not part of it
+    stop_token_ids: list[int] | None = None  # tokens that end the answer: part of token_ids, not of text
     include_stop_str_in_output: bool = False
-    ignore_eos: bool = False  # go on after the model's end token
+    ignore_eos: bool = False  # continue after the model's end token
     skip_special_tokens: bool = True  # leave special tokens out of the text
-    spaces_between_special_tokens: bool = True  # between special tokens that are shown, where the tokenizer puts one
-    detokenize: bool = True  # make text of the tokens
-    logprobs: int | None = None  # ≥ 0: of each token, and of this many likeliest at its place; -1: of all tokens
+    spaces_between_special_tokens: bool = True  # in the text, if the tokenizer puts them there
+    detokenize: bool = True  # produce text
+    logprobs: int | None = None  # ≥ 0: of each token and of this many likeliest alternatives; -1: of all tokens
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
-    logprob_token_ids: list[int] | None = None  # of each token, and of these instead of the likeliest
-    flat_logprobs: bool = False  # logprobs come as FlatLogprobs, columns, in place of a dict for each token
-    trace_decode_token_ids: list[int] | None = None  # the answer, up to max_tokens, whatever would end or change it
+    logprob_token_ids: list[int] | None = None  # alternatives instead of the likeliest tokens
+    flat_logprobs: bool = False  # return FlatLogprobs, in columns, instead of a dict per token
+    trace_decode_token_ids: list[int] | None = None  # the forced answer, up to max_tokens
     thinking_token_budget: int | None = None  # ≥ 0: tokens in a thought until its end is forced; -1: no limit
-    truncate_prompt_tokens: int | None = None  # ≥ 1: the prompt's last so many; -1: leave room for max_tokens
-    truncation_side: CutSide | None = None  # that is cut off; right: the first so many are kept. None: left
-    output_kind: OutputKind = "cumulative"  # of a stream's outputs: all so far, what is new, or one at the end
+    truncate_prompt_tokens: int | None = None  # ≥ 1: keep the prompt's last tokens; -1: leave room for max_tokens
+    truncation_side: CutSide | None = None  # side to truncate; right keeps the first tokens. None: left
+    output_kind: OutputKind = "cumulative"  # of a stream's outputs: everything so far, new parts, or one at the end
     priority: int = 0  # lower runs first, with --scheduling-policy priority
     timeout_s: float | None = None  # > 0: end with finish_reason timeout this long after arrival
-    queue_timeout_s: float | None = None  # > 0: the same for a request that has not begun to run
-    cache_salt: str | None = None  # prefixes are shared only among requests of the same salt
-    skip_reading_prefix_cache: bool | None = None  # compute the prompt even where the prefix cache has it
+    queue_timeout_s: float | None = None  # > 0: the same while the request waits to run
+    cache_salt: str | None = None  # only requests with the same salt share cached prefixes
+    skip_reading_prefix_cache: bool | None = None  # compute the prompt even if the prefix cache has it
     repetition_detection: RepetitionDetectionParams | None = None  # end an answer that repeats itself; or a dict
-    extra_args: dict[str, object] | None = None  # JSON, for those logits_processors that take it
-    structured_outputs: StructuredOutputsParams | None = None  # what the text must conform to; or a dict of its fields
-    guided_decoding: StructuredOutputsParams | None = None  # former name of structured_outputs, into which it goes
-    # Names that vLLM's users write, without effect; of some only values that ask for nothing are taken (_HARMLESS).
+    extra_args: dict[str, object] | None = None  # JSON, for logits_processors that take it
+    structured_outputs: StructuredOutputsParams | None = None  # constraint on the text; or a dict of its fields
+    guided_decoding: StructuredOutputsParams | None = None  # former name of structured_outputs
+    # Accepted for vLLM's users, without effect; _NO_OPS lists the only allowed values of some of them.
     use_beam_search: bool = False
     length_penalty: float = 1.0
     early_stopping: bool = False
@@ -127,8 +126,8 @@ class SamplingParams(
     _real_n: int | None = None
 
     def __post_init__(self) -> None:
-        for name, (harmless, mend) in _HARMLESS.items():
-            if getattr(self, name) not in harmless:
+        for name, (no_ops, mend) in _NO_OPS.items():
+            if getattr(self, name) not in no_ops:
                 raise RequestError(f"{name} is {getattr(self, name)!r:.80}, which is not offered: {mend}")
         for name, limits in RANGES.items():
             if getattr(self, name) is not None or name not in _OPTIONAL:
@@ -156,7 +155,7 @@ class SamplingParams(
         if self.extra_args is not None:
             self.extra_args = _json_copy("extra_args", self.extra_args)
         if self.repetition_detection is not None:
-            try:  # vLLM's own will do
+            try:  # vLLM's own class has the same attributes
                 found = msgspec.convert(self.repetition_detection, RepetitionDetectionParams, from_attributes=True)
             except msgspec.ValidationError as error:
                 raise RequestError(str(error.__cause__ or f"repetition_detection: {error}")) from None
@@ -221,8 +220,8 @@ class SamplingParams(
 
     @classmethod
     def from_optional(cls, **given: Any) -> SamplingParams:
-        """Parameters from fields of which None stands for the default, but for max_tokens; a logit_bias may have its
-        token ids as text, as in JSON."""
+        """Build parameters; None means the default, except for max_tokens. Keys of logit_bias may be text, as in
+        JSON."""
         given = {name: value for name, value in given.items() if value is not None or name == "max_tokens"}
         if isinstance(bias := given.get("logit_bias"), Mapping):
             if bad := [key for key in bias if not isinstance(key, int) and not str(key).strip().isdecimal()]:
@@ -231,17 +230,17 @@ class SamplingParams(
         return cls(**given)
 
     def clone(self) -> SamplingParams:
-        """A copy that shares nothing with this one."""
+        """Return a deep copy."""
         return copy.deepcopy(self)
 
     def checked(self) -> SamplingParams:
-        """A validated copy that later changes of this one do not reach."""
+        """Return a validated copy that later changes of this object do not affect."""
         held = {name: getattr(self, name) for name in _CONTAINERS}
         return self.replace(**{name: copy.copy(value) for name, value in held.items() if value})
 
     @property
     def num_logprobs(self) -> int | None:
-        """Of how many tokens beside each token itself logprobs are wanted; None: of none, not even of that."""
+        """Number of alternatives per token that get logprobs; None: no logprobs."""
         return len(self.logprob_token_ids) if self.logprob_token_ids else self.logprobs
 
     @property
@@ -258,17 +257,17 @@ class SamplingParams(
         return self.replace(trace_decode_token_ids=trace[: max(max_tokens, 1)], max_tokens=max_tokens, **ends)
 
     def replace(self, **changes: Any) -> SamplingParams:
-        """A validated copy with `changes`."""
+        """Return a validated copy with `changes`."""
         return msgspec.structs.replace(self, **changes)
 
 
 def child_seed(seed: int, index: int) -> int:
-    """The seed of answer `index` of a request whose seed, given or drawn, is `seed`."""
+    """Return the seed of answer `index` of a request with this seed, given or drawn."""
     return seed + index if seed + index < 2**64 else seed + index - 2**64
 
 
 class Range(NamedTuple):
-    """The integers, or all numbers, in [low, high] or (low, high]."""
+    """Integers or real numbers in [low, high] or (low, high]."""
 
     kind: type[int] | type[float]
     low: float
@@ -276,7 +275,7 @@ class Range(NamedTuple):
     excludes_low: bool = False
 
     def check(self, name: str, value: object) -> None:
-        """RequestError unless `value`, of the parameter `name`, is one of them."""
+        """Raise RequestError unless `value`, of the parameter `name`, is in the range."""
         is_number = isinstance(value, (int, self.kind)) and not isinstance(value, bool)
         if isinstance(value, (int, float)) and is_number:
             is_above = value > self.low if self.excludes_low else value >= self.low
@@ -289,7 +288,7 @@ class Range(NamedTuple):
 
 
 _MAX_INT = 2**31 - 1
-LENGTH = Range(int, 1, _MAX_INT)  # of what may not be empty
+LENGTH = Range(int, 1, _MAX_INT)
 _TOKEN_ID, _BIAS = Range(int, 0, _MAX_INT), Range(float, -100, 100)
 TIMEOUT_S = Range(float, 0, 1e9, excludes_low=True)
 RANGES = {
@@ -320,7 +319,7 @@ _CONTAINERS = (
     *("logprob_token_ids", "trace_decode_token_ids"),
 )
 _BEAMS = "it belongs to beam search, which is LLM.beam_search"
-_HARMLESS: dict[str, tuple[tuple[object, ...], str]] = {  # values that ask for nothing, and the mend for others
+_NO_OPS: dict[str, tuple[tuple[object, ...], str]] = {  # values without effect, and advice for other values
     "use_beam_search": ((False,), _BEAMS),
     "length_penalty": ((1.0,), _BEAMS),
     "early_stopping": ((False,), _BEAMS),
@@ -334,11 +333,11 @@ _HARMLESS: dict[str, tuple[tuple[object, ...], str]] = {  # values that ask for 
 
 
 def _json_copy(name: str, value: object) -> dict[str, object]:
-    """`value`, a JSON object of limited size, without what it shares with the caller's."""
+    """Return a deep copy of `value`; RequestError unless it is a JSON object of limited size."""
     try:
         text = msgspec.json.encode(value)
         copied = msgspec.json.decode(text)
-        msgspec.msgpack.encode(copied)  # whose integers have 64 bits
+        msgspec.msgpack.encode(copied)  # raises for integers above 64 bits
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise RequestError(f"{name} must hold JSON values: {error}") from None
     if not isinstance(copied, dict) or copied != value:

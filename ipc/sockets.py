@@ -1,7 +1,7 @@
-"""ZeroMQ sockets with the settings that every socket of the engine shares.
+"""ZeroMQ sockets with the engine's common settings.
 
-No high-water mark inside the engine (flow control is the protocol's: credits, steps in flight), bounded message
-sizes, and no lingering: a process that ends does not wait for a peer that is gone.
+No high-water mark, since the protocol limits messages in flight (credits, steps in flight); bounded message sizes; no
+lingering, so that a process exits without waiting for a dead peer.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import zmq
 
-MAX_CLIENT_MESSAGE_BYTES = 64 << 20  # a prompt of 16M token ids; larger ones are dropped by ZeroMQ itself
+MAX_CLIENT_MESSAGE_BYTES = 64 << 20  # a prompt of 16M token ids; ZeroMQ drops larger messages
 MAX_INTERNAL_MESSAGE_BYTES = 1 << 30
 
 
@@ -22,29 +22,31 @@ def new_socket(
     identity: bytes | None = None,
     max_message_bytes: int = MAX_INTERNAL_MESSAGE_BYTES,
 ) -> zmq.Socket[bytes]:
-    """A socket of `kind` (zmq.ROUTER …), not yet bound or connected."""
+    """Create a socket of `kind` (zmq.ROUTER …), neither bound nor connected."""
     socket = context.socket(kind)
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.RCVHWM, 0)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, max_message_bytes)
     socket.setsockopt(zmq.IPV6, 1)
-    socket.setsockopt(zmq.RECONNECT_IVL, 10)  # ms, at first: who takes the place of a lost peer is found at once
+    socket.setsockopt(zmq.RECONNECT_IVL, 10)  # ms, at first: finds the successor of a lost peer quickly
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 100)
     if identity is not None:
         socket.setsockopt(zmq.IDENTITY, identity)
     if kind == zmq.ROUTER:
-        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a send to a peer that is gone raises instead of vanishing
-        socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a reconnecting identity takes its place at once
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a send to a peer that is gone raises
+        socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a reconnecting identity replaces its old connection
     if kind == zmq.SUB:
         socket.setsockopt(zmq.SUBSCRIBE, b"")
     return socket
 
 
 def receive(socket: zmq.Socket[bytes], num_parts: int = 1) -> Iterator[list[bytes]]:
-    """The messages that have come, until none is left; of one with more parts the last counts, of one with fewer
-    nothing. Whether there is one is asked first: the exception that says that there is none costs twice as much."""
-    with contextlib.suppress(zmq.Again):
+    """Receive all waiting messages as lists of `num_parts` parts, without blocking.
+
+    Of a message with more parts the first num_parts - 1 and the last are kept; one with fewer parts is dropped.
+    """
+    with contextlib.suppress(zmq.Again):  # polling first costs half as much as this exception
         while int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             parts = socket.recv_multipart(zmq.NOBLOCK)
             if len(parts) >= num_parts:

@@ -1,7 +1,6 @@
-"""What the text of an answer must conform to: StructuredOutputsParams, validated where it is made.
+"""StructuredOutputsParams: the constraint on the text of an answer, validated at construction.
 
-Knows the shape of a request for structure, not the grammar languages: whether a schema, regex or grammar makes sense
-is found by its compiler (core/grammar/compiler.py).
+Knows no grammar language: core/grammar/compiler.py finds errors in a schema, regex or grammar.
 """
 
 from __future__ import annotations
@@ -16,26 +15,26 @@ from .errors import RequestError
 
 GrammarKind: TypeAlias = Literal["json", "compact_json", "regex", "choice", "lark"]
 
-MAX_GRAMMAR_CHARACTERS = 1 << 18  # of a schema, regex, grammar or all choices together
+MAX_GRAMMAR_CHARACTERS = 1 << 18  # in a schema, regex, grammar, or all choices together
 MAX_CHOICES = 4096
 MAX_SCHEMA_DEPTH = 124  # levels of objects and lists: the compiler reads JSON 127 deep and puts 3 around it
 
-_BRACKETS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|([\[{])|[\]}]', re.DOTALL)  # and texts, which may hold some
+_BRACKETS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|([\[{])|[\]}]', re.DOTALL)  # matches strings to skip their brackets
 _ANY_OBJECT = '{"type":"object"}'
 
 
 class StructuredOutputsParams(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """Exactly one of these. Names and meanings are vLLM's; after construction `json` is text."""
+    """A constraint of exactly one kind, with vLLM's names; construction converts `json` to text."""
 
-    json: str | dict[str, object] | None = None  # a JSON schema; the answer is a JSON text that it accepts
-    json_object: bool = False  # any JSON object
+    json: str | dict[str, object] | None = None  # JSON schema that the answer must satisfy
+    json_object: bool = False  # the answer is any JSON object
     regex: str | None = None  # the whole answer matches it; syntax of Rust's regex crate
     choice: list[str] | None = None  # the answer is one of these
-    grammar: str | None = None  # Lark, or EBNF as llama.cpp writes it (GBNF)
-    disable_any_whitespace: bool = False  # of JSON outside of its texts
-    includes_thought: bool = False  # not only what follows a thought that the prompt has opened
+    grammar: str | None = None  # Lark, or llama.cpp's EBNF (GBNF)
+    disable_any_whitespace: bool = False  # no whitespace in JSON outside of its strings
+    includes_thought: bool = False  # constrain the whole output, not only the text after a thought
 
     def __post_init__(self) -> None:
         if isinstance(self.json, dict):
@@ -63,7 +62,7 @@ class StructuredOutputsParams(
 
     @classmethod
     def of(cls, value: StructuredOutputsParams | dict[str, object]) -> StructuredOutputsParams:
-        """`value`, or one made from a dict of its fields."""
+        """Return `value`, converted if it is a dict of fields."""
         if isinstance(value, cls):
             return value
         try:
@@ -73,7 +72,7 @@ class StructuredOutputsParams(
 
     @property
     def kind(self) -> GrammarKind:
-        """The language of `text`."""
+        """Language of `text`."""
         if self.regex is not None:
             return "regex"
         if self.choice is not None:
@@ -84,7 +83,7 @@ class StructuredOutputsParams(
 
     @property
     def text(self) -> str:
-        """The constraint as one text in the language `kind`; choices are a JSON list."""
+        """The constraint in the language `kind`; choices are a JSON list."""
         if self.choice is not None:
             return json_module.dumps(self.choice)
         if self.json_object:
@@ -105,7 +104,7 @@ def _json_text(schema: dict[str, object]) -> str:
 
 
 def _depth(text: str) -> int:
-    """Of the objects and lists in a JSON text."""
+    """Return the nesting depth of a JSON text, or 0 if it has too few brackets to exceed MAX_SCHEMA_DEPTH."""
     if text.count("{") + text.count("[") <= MAX_SCHEMA_DEPTH:
         return 0
     depth = deepest = 0

@@ -1,7 +1,7 @@
-"""What every channel shares: the root of all messages, the handshake, signs of life, bulk arrays.
+"""Messages of several channels: the base class, handshake, ping and bulk arrays.
 
 Structs are msgpack maps with a `type` tag; token, row and block ids are `bytes`: raw little-endian int32 (codec.py).
-The other files here hold one channel each.
+Each other file here defines one channel.
 """
 
 from __future__ import annotations
@@ -16,57 +16,57 @@ PROTOCOL_VERSION = 1
 EngineAction: TypeAlias = Literal[
     "pause", "resume", "reload", "sleep", "wake_up", "reset_prefix_cache", "start_profile", "stop_profile"
 ]
-MemoryTag: TypeAlias = Literal["weights", "kv_cache"]  # what a worker's memory is for
+MemoryTag: TypeAlias = Literal["weights", "kv_cache"]  # parts of a worker's memory
 FinishReason: TypeAlias = Literal["stop", "length", "repetition", "abort", "timeout", "error"]
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
-    """Root of all messages: `type` names the message, fields at their default are left out."""
+    """Base class of messages: `type` names the message; fields with their default value are omitted."""
 
 
 class Hello(Message, frozen=True, kw_only=True, tag="hello"):
-    """First message after each connect. The identity of a client is its socket's: 16 random bytes."""
+    """First message after each connect. A client's identity is that of its socket: 16 random bytes."""
 
     protocol_version: int
-    run_id: str = ""  # between the engine's own processes
-    fingerprint: str = ""  # likewise
+    run_id: str = ""  # only between the engine's own processes
+    fingerprint: str = ""  # only between the engine's own processes
 
 
 class Ping(Message, frozen=True, kw_only=True, tag="ping"):
-    """Keeps the lease of a client that has open requests."""
+    """Sign of life; a client with open requests renews its lease by it."""
 
 
-LEASE_S = 3.0  # a client with open requests that is silent for longer is taken for dead
+LEASE_S = 3.0  # a client with open requests counts as dead after this time without a message
 PING_INTERVAL_S = 1.0
 
 
 class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
-    """Answers Hello."""
+    """Reply to Hello."""
 
     protocol_version: int
     run_id: str
 
 
 class Refused(Message, frozen=True, kw_only=True, tag="refused"):
-    """Answers a Hello that cannot be served, and a message that broke the protocol."""
+    """Reply to a Hello that is not accepted, and to a message that violates the protocol."""
 
     error: ErrorInfo
 
 
 class Unknown(Message, frozen=True, kw_only=True, tag="unknown"):
-    """The peer does not know the sender: it must say Hello and submit again what it holds."""
+    """Reply to an unknown sender, which must send Hello and resubmit its open requests."""
 
 
 class Holding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What workers shall hold in memory: the weights and the KV pool, but for what is asleep."""
+    """Desired content of the workers' memory: weights and KV pool, without the sleeping parts."""
 
-    model_folder: str = ""  # weights to read now; empty: those from before
+    model_folder: str = ""  # weights to load; empty: keep the current ones
     asleep: list[MemoryTag] = []
-    drops_pages: bool = False  # the checkpoint's pages leave the machine's page cache, too
+    drops_pages: bool = False  # also drop the checkpoint from the machine's page cache
 
 
 class BulkArray(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbers in bulk: little-endian, in C order."""
+    """An array as raw little-endian numbers in C order."""
 
     dtype: Literal["float32"]
     shape: list[int]

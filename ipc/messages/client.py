@@ -31,24 +31,24 @@ PauseMode: TypeAlias = Literal["keep", "wait", "abort"]  # running requests stop
 
 
 class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One turn of a chat, as the chat template sees it."""
+    """A message of a chat, as passed to the chat template."""
 
     role: str
     content: str
-    more: JsonObject = {}  # what else the template gets of it: name, reasoning_content, tool_calls, tool_call_id …
+    more: JsonObject = {}  # further fields for the template: name, reasoning_content, tool_calls, tool_call_id …
 
 
 class ChatForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How the turns of a chat become a prompt."""
+    """Options for rendering a chat as a prompt."""
 
-    template: str | None = None  # Jinja, in place of the model's own
-    variables: JsonObject = {}  # that it may use: tools, documents, add_generation_prompt and whatever else it knows
-    add_special_tokens: bool = False  # which the checkpoint puts around texts, beside those that the template writes
-    is_continued: bool = False  # the answer goes on with the text of the last turn, which nothing follows then
+    template: str | None = None  # Jinja, instead of the model's own
+    variables: JsonObject = {}  # of the template: tools, documents, add_generation_prompt and others
+    add_special_tokens: bool = False  # add the tokenizer's special tokens to those that the template writes
+    is_continued: bool = False  # the answer continues the last message, which the prompt leaves open
 
 
 class Child(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One of the n answers of a request, with the tokens that it already has."""
+    """One of the n answers of a request, with its tokens so far."""
 
     index: int = 0
     seed: int = 0
@@ -56,7 +56,7 @@ class Child(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Submit(Message, frozen=True, kw_only=True, tag="submit"):
-    """Ask for answers. Exactly one of prompt, prompt_token_ids and chat is given."""
+    """Request for answers. Exactly one of prompt, prompt_token_ids and chat is set."""
 
     request_id: str
     params: SamplingParams
@@ -64,24 +64,24 @@ class Submit(Message, frozen=True, kw_only=True, tag="submit"):
     prompt_token_ids: bytes | None = None
     chat: list[ChatMessage] | None = None
     chat_form: ChatForm | None = None  # of `chat`; nil: the model's own
-    attempt: int = 0  # a higher one replaces what runs under this id, an equal one is ignored
-    children: list[Child] = []  # a resumed request: what was delivered before; empty: a new one
+    attempt: int = 0  # a higher one replaces the running request of this id, an equal one is ignored
+    children: list[Child] = []  # of a resumed request: the tokens already delivered; empty for a new request
     arrival_time: float = 0.0  # unix seconds of the first submit; 0: now
-    num_prompt_logprobs: int = 0  # a resumed request: prompt tokens whose logprobs were delivered
-    pooling: PoolingParams | None = None  # embed the prompt instead of going on with it
-    add_special_tokens: bool = True  # to the prompt's text, as the checkpoint has them around one
-    traceparent: str = ""  # W3C trace context: the span that the request's spans belong to
-    tracestate: str = ""  # W3C trace context: what tracing systems keep beside it
+    num_prompt_logprobs: int = 0  # of a resumed request: prompt tokens whose logprobs were delivered
+    pooling: PoolingParams | None = None  # embed the prompt instead of generating
+    add_special_tokens: bool = True  # add the tokenizer's special tokens to `prompt`
+    traceparent: str = ""  # W3C trace context: parent of the request's spans
+    tracestate: str = ""  # W3C trace context: data of tracing systems
 
 
 class Abort(Message, frozen=True, kw_only=True, tag="abort"):
-    """End a request; answered by its last delta with finish_reason abort, or by nothing if it is unknown."""
+    """Order to end a request. Its last delta has finish_reason abort; an unknown request gets no reply."""
 
     request_id: str
 
 
 class Credit(Message, frozen=True, kw_only=True, tag="credit"):
-    """The client has taken `count` more Deltas messages; the frontend keeps at most CREDIT_WINDOW unanswered."""
+    """Flow control: the client has received `count` more Deltas messages; at most CREDIT_WINDOW are in flight."""
 
     count: int
 
@@ -110,16 +110,18 @@ class GetMetrics(Message, frozen=True, kw_only=True, tag="get_metrics"):
 
 
 class Control(Message, frozen=True, kw_only=True, tag="control"):
-    """Pause, resume, reload weights of the same architecture in place, give memory back and take it again, empty the
-    prefix cache, record traces of the workers, or log more or less; answered by Done when it is so."""
+    """Order to pause, resume, reload weights, sleep, wake up, clear the prefix cache, profile or set the log level.
+
+    Done replies after the action is complete.
+    """
 
     query_id: int
     action: ControlAction
     mode: PauseMode = "keep"  # for pause and sleep
-    model: str = ""  # for reload: folder or hub id
-    sleep_level: int = 1  # 1: the checkpoint stays in the machine's page cache; 2: it leaves that, too
-    tags: list[MemoryTag] | None = None  # for wake_up: what shall be there again; nil: all
-    level: LogLevel = "info"  # for log_level: the least that every process logs
+    model: str = ""  # for reload: folder or hub id of weights of the same architecture
+    sleep_level: int = 1  # 1: keep the checkpoint in the machine's page cache; 2: drop it there too
+    tags: list[MemoryTag] | None = None  # for wake_up: the memory to restore; nil: all
+    level: LogLevel = "info"  # for log_level: the lowest level that processes log
 
 
 Query: TypeAlias = Tokenize | Detokenize | GetHealth | GetInfo | GetMetrics | Control  # each has one Reply
@@ -128,17 +130,17 @@ CREDIT_WINDOW = 128  # Deltas messages in flight to one client
 
 
 class Accepted(Message, frozen=True, kw_only=True, tag="accepted"):
-    """The core holds the request. Until this comes the client submits again after a reconnect."""
+    """Reply to Submit: the core has the request. Until then the client resubmits it after a reconnect."""
 
     request_id: str
     attempt: int
     prompt_token_ids: bytes
     prompt: str | None  # None: the prompt came as token ids
-    seed: int  # given or drawn: what a resubmission must carry
+    seed: int  # given or drawn; a resubmission must repeat it
 
 
 class RequestMetrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """When things happened, by the frontend's clock in unix seconds; 0 = not yet."""
+    """Times of a request by the frontend's clock in unix seconds; 0 = not yet."""
 
     arrival_time: float = 0.0
     first_scheduled_time: float = 0.0  # of the first step that computed some of it
@@ -148,25 +150,26 @@ class RequestMetrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class Logprobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Of m tokens in a row, each with k others: the token itself, then the k likeliest at its place by falling logprob.
+    """Logprobs of m consecutive tokens, each with k alternatives: the token itself, then the alternatives.
 
-    The likeliest have the ranks 1 to k; the token may be among them. Others that were named have no ranks.
+    The alternatives are the k likeliest by falling logprob (ranks 1 to k, possibly with the token itself), or the
+    tokens of logprob_token_ids, without ranks.
     """
 
     num_top: int  # k
     token_ids: bytes  # int32 [m, k + 1]
     logprobs: bytes  # float32 [m, k + 1]
     ranks: bytes  # int32 [m]: of the tokens themselves; 1 = likeliest
-    texts: dict[int, str] = {}  # of each token id in here by itself; empty without a tokenizer
-    are_named: bool = False  # the others are those of logprob_token_ids, in that order
+    texts: dict[int, str] = {}  # text of each token id by itself; empty without a tokenizer
+    are_named: bool = False  # the alternatives are those of logprob_token_ids, in that order
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is new of one answer: tokens [start, start + n) and the text they add."""
+    """New output of one answer: tokens [start, start + n) and their text."""
 
     request_id: str
-    index: int = 0  # which of the n answers
-    start: int = 0  # output index of the first token here
+    index: int = 0  # of the answer, among n
+    start: int = 0  # output index of the first of token_ids
     token_ids: bytes = b""
     text: str = ""
     finish_reason: FinishReason | None = None
@@ -174,14 +177,14 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None  # with the first and the last delta
     error: ErrorInfo | None = None  # with finish_reason error
-    logprobs: Logprobs | None = None  # of the tokens here, if asked for
-    prompt_logprobs: Logprobs | None = None  # if asked for: of the prompt's tokens from prompt_start on
-    prompt_start: int = 0  # the first token of a prompt has none, so the first of these is 1
-    embedding: BulkArray | None = None  # of a request with pooling, with its finish; [dimensions]
+    logprobs: Logprobs | None = None  # of token_ids, if requested
+    prompt_logprobs: Logprobs | None = None  # of the prompt's tokens from prompt_start on, if requested
+    prompt_start: int = 0  # at least 1: the first prompt token has no logprob
+    embedding: BulkArray | None = None  # [dimensions]: result of a request with pooling, in its last delta
 
 
 class Deltas(Message, frozen=True, kw_only=True, tag="deltas"):
-    """All that a step brought for one client."""
+    """The new output of one step for one client."""
 
     deltas: list[Delta]
 
@@ -197,7 +200,7 @@ class Text(Message, frozen=True, kw_only=True, tag="text"):
 
 
 class Health(Message, frozen=True, kw_only=True, tag="health_is"):
-    """live: this answer; ready: requests are served; stalled: requests are there and no step ends."""
+    """Reply to GetHealth. is_ready: requests are served; is_stalled: there are requests, but no step finishes."""
 
     query_id: int
     is_ready: bool
@@ -206,17 +209,17 @@ class Health(Message, frozen=True, kw_only=True, tag="health_is"):
     step_age_s: float  # since the last finished step
     num_running: int
     num_waiting: int
-    num_free_blocks: int = 0  # of the KV pool; as many as Info.num_kv_blocks when no request holds any
-    num_recomputed_tokens: int = 0  # computed once more after a preemption or the loss of workers
+    num_free_blocks: int = 0  # of the KV pool; equals Info.num_kv_blocks if no request uses any
+    num_recomputed_tokens: int = 0  # computed again after a preemption or the loss of workers
     num_restarts: int = 0
     last_failure: str = ""
     is_paused: bool = False
     is_draining: bool = False
-    is_asleep: bool = False  # weights or KV pool have been given back: requests wait
+    is_asleep: bool = False  # weights or KV pool are released, and requests wait
 
     @property
     def state(self) -> Literal["stalled", "draining", "asleep", "paused", "ready", "starting"]:
-        """All this in a word, for people."""
+        """The state in a word, for users."""
         if self.is_stalled:
             return "stalled"
         if self.is_draining:
@@ -241,8 +244,8 @@ class Info(Message, frozen=True, kw_only=True, tag="info_is"):
     eos_token_ids: list[int]
     dtype: str = ""
     device: str = ""
-    kernels: str = ""  # what computes, for people: "C kernels, AVX2, prebuilt", "plain torch: " and the reason
-    default_sampling_params: dict[str, int | float] = {}  # of requests that say nothing, by names of SamplingParams
+    kernels: str = ""  # for users: "C kernels, AVX2, prebuilt", or "plain torch: " and the reason
+    default_sampling_params: dict[str, int | float] = {}  # for fields of SamplingParams that a request leaves out
     tokenizer_folder: str = ""  # on the engine's machine; empty: none
     chat_template: str = ""  # Jinja; empty: none
 
@@ -253,7 +256,7 @@ class Metrics(Message, frozen=True, kw_only=True, tag="metrics_are"):
 
 
 class Done(Message, frozen=True, kw_only=True, tag="done"):
-    """Answers Control."""
+    """Reply to Control, after its action."""
 
     query_id: int
 

@@ -27,7 +27,7 @@ from .client import PauseMode
 
 
 class CoreChild(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One answer to make: `key` is the frontend's number for it, unique on its connection, in [0, 2^31)."""
+    """One answer to generate: `key` is the frontend's number for it, unique on its connection, in [0, 2^31)."""
 
     key: int
     seed: int
@@ -35,30 +35,30 @@ class CoreChild(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class EngineCoreRequest(Message, frozen=True, kw_only=True, tag="request"):
-    """A validated request: tokens and parameters. All that a core needs to start or resume it."""
+    """A validated request: all that a core needs to start or resume it."""
 
     children: list[CoreChild]
     prompt_token_ids: bytes
     params: SamplingParams
     max_tokens: int  # resolved against max_model_len
-    stop_token_ids: list[int]  # the model's end tokens included, unless ignored
+    stop_token_ids: list[int]  # includes the model's end tokens, unless ignored
     arrival_time: float
-    pooling: PoolingParams | None = None  # of a request of kind pool
+    pooling: PoolingParams | None = None  # for kind pool
     attempt: int = 0
     bad_words: list[bytes] = []  # int32: the tokens of each
-    logits_processors: list[int] = []  # their places in --allowed-logits-processors
+    logits_processors: list[int] = []  # indices into --allowed-logits-processors
     thought_markers: list[bytes] = []  # int32: the tokens that begin and end a thought, for thinking_token_budget
-    thought_end: bytes = b""  # int32: tokens of the answer after which its grammar holds; none: from the first on
-    num_prompt_logprobs: int = 0  # prompt tokens, the first included, whose logprobs are known already
+    thought_end: bytes = b""  # int32: the grammar applies after these output tokens; empty: from the first token on
+    num_prompt_logprobs: int = 0  # prompt tokens whose logprobs were delivered; the first, which has none, counts
 
     @property
     def kind(self) -> Literal["generate", "pool"]:
-        """generate: tokens that follow the prompt. pool: a vector of the prompt, which ends with it."""
+        """generate: tokens after the prompt. pool: one vector of the prompt."""
         return "generate" if self.pooling is None else "pool"
 
 
 class EngineControl(Message, frozen=True, kw_only=True, tag="engine_control"):
-    """A client's Control, checked; answered by ControlDone."""
+    """A validated Control of a client; ControlDone replies."""
 
     control_id: int
     action: EngineAction
@@ -69,7 +69,7 @@ class EngineControl(Message, frozen=True, kw_only=True, tag="engine_control"):
 
 
 class AbortRequests(Message, frozen=True, kw_only=True, tag="abort_requests"):
-    """Free these answers; each is answered by Finished(abort) unless it is unknown or finished already."""
+    """Order to end these answers; each gets Finished(abort) unless it is unknown or has finished."""
 
     keys: list[int]
 
@@ -85,54 +85,54 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The answer left the queue for the first time."""
+    """Notice that an answer left the waiting queue for the first time."""
 
     key: int
     num_cached_tokens: int = 0
 
 
 class LogprobColumns(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Logprobs of n tokens of any rows, each the token itself and then the likeliest by falling logprob."""
+    """Logprobs of n tokens of any rows: for each the token itself, then alternatives by falling logprob."""
 
     owners: bytes = b""  # int32 [n]: row or, from core to frontend, key
     positions: bytes = b""  # int32 [n]: index of the token in prompt + output; to the frontend: in prompt or output
-    widths: bytes = b""  # int32 [n]: 1 + how many of the likeliest
+    widths: bytes = b""  # int32 [n]: 1 + number of alternatives
     ranks: bytes = b""  # int32 [n]: of the token itself; 1 = likeliest
     token_ids: bytes = b""  # int32, flat: sum(widths)
     logprobs: bytes = b""  # float32, flat
 
     @classmethod
     def join(cls, parts: Sequence[LogprobColumns]) -> LogprobColumns | None:
-        """All of them in one, in this order; None for none."""
+        """Concatenate columns in this order; None without any."""
         if len(parts) <= 1:
             return parts[0] if parts else None
         return cls(**{name: b"".join(getattr(part, name) for part in parts) for name in cls.__struct_fields__})
 
 
 class Pooled(msgspec.Struct, frozen=True, kw_only=True):
-    """The vector of a prompt that was to be embedded."""
+    """The embedding of a prompt."""
 
     owner: int  # row or, from core to frontend, key
     vector: BulkArray
 
 
 class EngineCoreOutputs(Message, frozen=True, kw_only=True, tag="outputs"):
-    """All that one turn of the core brought for one frontend, in columns: one entry per answer that got tokens."""
+    """New output of one turn of the core for one frontend, in columns: one entry per answer with new tokens."""
 
     keys: bytes = b""  # int32
     starts: bytes = b""  # int32: output index of the first token
     counts: bytes = b""  # int32: tokens per entry
     token_ids: bytes = b""  # int32, flat: sum(counts)
-    accepted: list[int] = []  # keys of first children, each once per submit
+    accepted: list[int] = []  # keys of first children, once per submit
     started: list[Started] = []
     finished: list[Finished] = []  # after their last tokens
-    logprobs: LogprobColumns | None = None  # of tokens in here; a later entry of a key is of a later token
+    logprobs: LogprobColumns | None = None  # of token_ids; the entries of a key are in token order
     prompt_logprobs: LogprobColumns | None = None  # of the prompts of first children
-    pooled: list[Pooled] = []  # each with its key's Finished
+    pooled: list[Pooled] = []  # in the same message as the key's Finished
 
 
 class ControlDone(Message, frozen=True, kw_only=True, tag="control_done"):
-    """Answers EngineControl once it is so."""
+    """Reply to EngineControl, after its action."""
 
     control_id: int
     error: ErrorInfo | None = None

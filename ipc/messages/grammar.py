@@ -12,9 +12,9 @@ from .base import Message
 
 
 class OpenGrammar(Message, frozen=True, kw_only=True, tag="open_grammar"):
-    """Compile a grammar and take it past the tokens that the answer already has; answered by GrammarOpened."""
+    """Order to compile a grammar and advance it by the answer's tokens so far; GrammarOpened replies."""
 
-    grammar_id: int  # the core's number for one answer's place in its grammar
+    grammar_id: int  # the core's number for one answer's grammar state
     kind: GrammarKind
     text: str
     token_ids: bytes = b""  # int32: output tokens so far
@@ -25,11 +25,11 @@ class CloseGrammars(Message, frozen=True, kw_only=True, tag="close_grammars"):
 
 
 class AdvanceGrammars(Message, frozen=True, kw_only=True, tag="advance_grammars"):
-    """Take in one token each, then make the masks of `mask_ids`; answered by GrammarsAdvanced."""
+    """Order to advance each grammar by one token, then compute the masks of `mask_ids`; GrammarsAdvanced replies."""
 
     grammar_ids: bytes  # int32 [n]
     token_ids: bytes  # int32 [n]
-    serial: int  # comes back with the answer
+    serial: int  # repeated in the reply
     mask_ids: bytes = b""  # int32 [m]
 
 
@@ -38,7 +38,7 @@ CoreToGrammar: TypeAlias = OpenGrammar | CloseGrammars | AdvanceGrammars
 
 class GrammarOpened(Message, frozen=True, kw_only=True, tag="grammar_opened"):
     grammar_id: int
-    is_complete: bool = False  # the tokens it has are all that it can have
+    is_complete: bool = False  # the grammar allows no further token
     error: ErrorInfo | None = None
 
 
@@ -48,14 +48,14 @@ class GrammarFailure(msgspec.Struct, frozen=True):
 
 
 class GrammarsAdvanced(Message, frozen=True, kw_only=True, tag="grammars_advanced"):
-    """Masks in the order asked for; complete and failed grammars have none."""
+    """The requested masks, in order; complete and failed grammars have none."""
 
     serial: int
     mask_ids: bytes = b""  # int32 [m]
     bits: bytes = b""  # uint32 [m, ceil(vocab_size / 32)], as in TokenMask
-    jump_counts: bytes = b""  # int32 [m]: tokens that must follow, of which the mask leaves the first; 0: a choice
+    jump_counts: bytes = b""  # int32 [m]: number of jump-forward tokens; the mask allows only the first of them
     jump_ids: bytes = b""  # int32, flat: sum(jump_counts)
-    complete_ids: bytes = b""  # int32: nothing can follow the tokens taken in
+    complete_ids: bytes = b""  # int32: grammars that allow no further token
     failures: list[GrammarFailure] = []
 
 

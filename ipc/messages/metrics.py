@@ -1,4 +1,4 @@
-"""Metrics of an engine as a program reads them: one struct for each family of labels, named as on /metrics."""
+"""Metrics of an engine for programs: one struct per name and labels, named as on /metrics."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Counter(_Metric, frozen=True, kw_only=True, tag="counter"):
 
 
 class Gauge(_Metric, frozen=True, kw_only=True, tag="gauge"):
-    """A value of now."""
+    """A current value."""
 
     value: float
 
 
 class Histogram(_Metric, frozen=True, kw_only=True, tag="histogram"):
-    """Counts of observations at or below each bound; the bound +Inf has all of them."""
+    """Numbers of observations at or below each bound; +Inf counts all."""
 
     count: int
     sum: float

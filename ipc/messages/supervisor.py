@@ -12,7 +12,7 @@ from .base import Hello, Holding, Message, Ping, Pong
 
 
 class Phase(Message, frozen=True, kw_only=True, tag="phase"):
-    """A start-up phase is over; printed by the supervisor."""
+    """A start-up phase that has ended; the supervisor prints it."""
 
     name: str
     duration_s: float
@@ -20,21 +20,21 @@ class Phase(Message, frozen=True, kw_only=True, tag="phase"):
 
 
 class PhaseProgress(Message, frozen=True, kw_only=True, tag="phase_progress"):
-    """How far a start-up phase that takes long has come, every few seconds; printed by the supervisor."""
+    """Progress of a long start-up phase, every few seconds; the supervisor prints it."""
 
     name: str
     num_done: int
     num_all: int
-    unit: str  # of both, in the plural
+    unit: str  # of num_done and num_all, in the plural
 
 
 class Measured(Message, frozen=True, kw_only=True, tag="measured"):
-    """How many KV blocks this rank has room for, and what computes."""
+    """A rank's capacity in KV blocks, its device and its kernels."""
 
     max_blocks: int
     block_bytes: int
     device: str
-    kernels: str = ""  # for people: "C kernels, AVX2, prebuilt", "plain torch: " and the reason
+    kernels: str = ""  # for users: "C kernels, AVX2, prebuilt", or "plain torch: " and the reason
 
 
 class Ready(Message, frozen=True, kw_only=True, tag="ready"):
@@ -42,72 +42,80 @@ class Ready(Message, frozen=True, kw_only=True, tag="ready"):
 
 
 class Failed(Message, frozen=True, kw_only=True, tag="failed"):
-    """The child cannot start or go on, in one line; it exits after this."""
+    """Last message of a child that cannot start or continue."""
 
     error: ErrorInfo
 
 
 class SetLogLevel(Message, frozen=True, kw_only=True, tag="set_log_level"):
-    """From a frontend, for a client: every process shall log what is at least this bad. The supervisor keeps it for
-    processes that it starts later, and says the same to all children."""
+    """Order of a client to set the log level of all processes, sent by a frontend.
+
+    The supervisor passes it on to all children, and to processes that it starts later.
+    """
 
     level: LogLevel
 
 
 class Drained(Message, frozen=True, kw_only=True, tag="drained"):
-    """Answers Drain: every client has been sent all that it asked for."""
+    """Reply to Drain: all open requests have finished and all output was sent."""
 
 
 class ReplaceWorkers(Message, frozen=True, kw_only=True, tag="replace_workers"):
-    """The core cannot go on with this worker group."""
+    """Request of the core to replace a failed worker group."""
 
     generation: int
     reason: str
 
 
 class Reloading(Message, frozen=True, kw_only=True, tag="reloading"):
-    """To the supervisor: the workers shall hold other weights, or none. It notes that what they hold is uncertain and
-    says the same back; only then do they get the order."""
+    """Announcement to the supervisor that the workers' weights are about to change.
+
+    The supervisor records that the content of their memory is uncertain and replies with the same message; only then
+    does the core order the change.
+    """
 
     generation: int
     holding: Holding
 
 
 class Reloaded(Message, frozen=True, kw_only=True, tag="reloaded"):
-    """To the supervisor: all ranks hold them. It notes that new workers do so too and says the same back; only then is
-    the client answered."""
+    """Report to the supervisor that all ranks have the weights of Reloading.
+
+    The supervisor records that new workers load the same weights and replies with the same message; only then does the
+    client get its reply.
+    """
 
     generation: int
 
 
 class Progress(Message, frozen=True, kw_only=True, tag="progress"):
-    """The core's state, passed on to the frontends."""
+    """The core's state; the supervisor passes it on to the frontends."""
 
     step: int
     step_age_s: float
     num_running: int
     num_waiting: int
-    num_deferred: int = 0  # of those that wait: for something else than capacity, such as a grammar
+    num_deferred: int = 0  # waiting requests that need something other than capacity, such as a grammar
     num_free_blocks: int = 0
-    kv_map: bytes = b""  # of some blocks of the pool, evenly spread: 0 empty, 1 cached, 2 used, 3 shared
+    kv_map: bytes = b""  # a byte for each of a sample of blocks, evenly spread: 0 empty, 1 cached, 2 used, 3 shared
     num_recomputed_tokens: int = 0
-    num_preemptions: int = 0  # this and what follows: totals since this core's start, for the metrics
+    num_preemptions: int = 0  # this and the following: totals since this core's start, for the metrics
     num_queried_tokens: int = 0  # looked up in the prefix cache
     num_hit_tokens: int = 0
     num_scheduled_tokens: int = 0
     schedule_s: float = 0.0
     send_s: float = 0.0
     execute_s: float = 0.0
-    host_s: float = 0.0  # taking results in
+    host_s: float = 0.0  # processing of results
     num_rows_in_steps: int = 0
-    num_steps_by_rows: list[int] = []  # of at most 1, 2, 4, 8 … 4096 rows and more than the one before; larger ones
-    num_step_tokens: int = 0  # of steps: tokens of prompts that they completed, cached ones too, and generated
-    num_steps_by_tokens: list[int] = []  # as num_steps_by_rows, up to 16384
-    num_refused_for_requests: int = 0  # as the queue held too many answers
-    num_refused_for_tokens: int = 0  # as it held too many prompt tokens
+    num_steps_by_rows: list[int] = []  # histogram: upper bounds 1, 2, 4 … 4096 rows, then an open bucket
+    num_step_tokens: int = 0  # tokens of prompts completed in steps, cached ones too, and generated tokens
+    num_steps_by_tokens: list[int] = []  # like num_steps_by_rows, up to 16384 tokens
+    num_refused_for_requests: int = 0  # refused because too many answers were waiting
+    num_refused_for_tokens: int = 0  # refused because too many prompt tokens were waiting
     num_steps_in_flight: int = 0
-    num_restarts: int = 0  # this and what follows: the supervisor's
-    num_http_requests_cut: int = 0  # which lost frontends left without the end of their answer
+    num_restarts: int = 0  # this and the following: from the supervisor
+    num_http_requests_cut: int = 0  # responses cut off by the loss of a frontend
     worker_memory_bytes: list[int] = []  # resident, by rank
     last_failure: str = ""
     is_core_up: bool = True
@@ -133,13 +141,13 @@ ChildToSupervisor: TypeAlias = (
 
 
 class Initialize(Message, frozen=True, kw_only=True, tag="initialize"):
-    """The pool's size, the least of all ranks."""
+    """The size of the KV pool, the minimum over all ranks."""
 
     num_blocks: int
 
 
 class StartPhase(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A Phase of one of the processes that live now."""
+    """A Phase of a process that is running."""
 
     process: str
     name: str
@@ -149,47 +157,47 @@ class StartPhase(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class StartPhases(Message, frozen=True, kw_only=True, tag="start_phases"):
-    """To frontends: how all processes that live now have started, in the order in which it happened."""
+    """Start-up phases of all running processes, in order of time; sent to frontends."""
 
     phases: list[StartPhase]
-    kernels: str = ""  # of Measured, each that a rank named once
+    kernels: str = ""  # of Measured, without repetitions
 
 
 class WorkersUp(Message, frozen=True, kw_only=True, tag="workers_up"):
-    """A new worker group has loaded and listens on the addresses of its generation."""
+    """Notice that a new worker group has loaded and listens on the addresses of its generation."""
 
     generation: int
 
 
 class WorkersDown(Message, frozen=True, kw_only=True, tag="workers_down"):
-    """The group has ended; another is being started."""
+    """Notice that a worker group has ended and another is being started."""
 
     generation: int
     reason: str
 
 
 class CoreUp(Message, frozen=True, kw_only=True, tag="core_up"):
-    """To frontends: a new core is there and knows nothing; say Hello and submit again."""
+    """Notice to frontends that a new core runs, without requests: they send Hello and resubmit."""
 
     core_epoch: int
 
 
 class FrontendDown(Message, frozen=True, kw_only=True, tag="frontend_down"):
-    """To the core: this frontend has ended; its clients will submit again through the next."""
+    """Notice to the core that a frontend has ended; its clients resubmit through the next one."""
 
     identity: bytes
 
 
 class Drain(Message, frozen=True, kw_only=True, tag="drain"):
-    """To frontends: refuse new requests and finish those that are open; answered by Drained."""
+    """Order to frontends to refuse new requests and finish the open ones; Drained replies."""
 
-    clients_return_s: float = 0.0  # a frontend was lost: for so long its clients may come with what it had open
+    clients_return_s: float = 0.0  # seconds to wait for clients of a crashed frontend to resubmit
 
 
 class Stop(Message, frozen=True, kw_only=True, tag="stop"):
-    """Exit now."""
+    """Order to exit now."""
 
-    reason: str = ""  # what ended the engine, if nobody asked for it
+    reason: str = ""  # cause of an unrequested end
 
 
 SupervisorToChild: TypeAlias = (

@@ -1,8 +1,8 @@
-"""AwakeClock: seconds in which this process could run.
+"""AwakeClock: a clock that does not count the time in which this process was suspended.
 
-CLOCK_MONOTONIC goes on while a process is suspended (cgroup freezer, SIGSTOP, a debugger), and so do the limits that
-are measured by it: after the suspension every peer seems to have been silent for all of it. By this clock a suspension
-takes one beat, however long it was. Knows no process and no limit; whoever has a limit by it looks once a beat.
+CLOCK_MONOTONIC continues during a suspension (cgroup freezer, SIGSTOP, a debugger), so that afterwards every peer seems
+to have been silent for its whole length. This clock counts any suspension as one beat. A user of it must read it at
+least once a beat.
 """
 
 from __future__ import annotations
@@ -10,21 +10,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-MISSED_BEATS = 2  # without a look, after which the process is taken to have been suspended
+MISSED_BEATS = 2  # a longer time between two reads counts as a suspension
 
 
 class AwakeClock:
-    """`now` never goes back. Between two looks it advances by the time that passed, but for a gap of more than
-    MISSED_BEATS by one beat: a process that is only slow, or gets little CPU, still comes to the end of its limits."""
+    """A monotonic clock: `look` advances `now` by the elapsed time, or by one beat if that exceeds MISSED_BEATS.
+
+    A process that is only slow, or gets little CPU, still reaches its time limits.
+    """
 
     def __init__(self, beat_s: float, monotonic: Callable[[], float] = time.monotonic) -> None:
-        """`beat_s`: the longest time between two looks of a process that waits for a limit."""
+        """`beat_s`: the longest time between two calls of `look` in a process that is not suspended."""
         self._beat_s, self._monotonic = beat_s, monotonic
         self.now = self._looked_at = monotonic()  # `now` as of the last look
         self.num_gaps = 0
 
     def look(self) -> float:
-        """Advance, and return `now`."""
+        """Advance and return `now`."""
         looked_at = self._monotonic()
         elapsed, self._looked_at = looked_at - self._looked_at, looked_at
         if elapsed > MISSED_BEATS * self._beat_s:
@@ -34,5 +36,5 @@ class AwakeClock:
         return self.now
 
     def patience_s(self, until: float) -> float:
-        """How long to wait before the next look, if `until` is the next limit by this clock."""
+        """Return how long to wait before the next `look`, if `until` is the next time limit."""
         return min(max(until - self.now, 0.0), self._beat_s)

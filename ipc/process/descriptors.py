@@ -1,15 +1,15 @@
-"""How many files and sockets this process may have open."""
+"""The limit of open files and sockets of this process."""
 
 from __future__ import annotations
 
 import contextlib
 import resource
 
-MAX_DESCRIPTORS = 1 << 20  # a limit of 2^30, as some container runtimes give, makes others allocate tables of that size
+MAX_DESCRIPTORS = 1 << 20  # some container runtimes set 2^30, for which some programs allocate tables
 
 
 def raise_descriptor_limit() -> int:
-    """Take as many as the hard limit lets this process and its children have; returns how many."""
+    """Raise the soft limit of this process and its children to the hard limit; return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -19,5 +19,6 @@ def raise_descriptor_limit() -> int:
 
 
 def descriptor_limit() -> int:
+    """Return the soft limit."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return MAX_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft

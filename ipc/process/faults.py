@@ -1,9 +1,9 @@
-"""Faults on purpose, for the tests and the chaos harness: TOKENLOOM_FAULTS=FOLDER.
+"""Fault injection for tests and the chaos harness: TOKENLOOM_FAULTS=FOLDER.
 
-Code names the points that it passes (`maybe_fail("core.schedule")`). A file of that name in the folder, in a worker
-`worker.forward.RANK`, says what shall happen there: `error`, `memory`, `device`, `hang`, or `delay SECONDS`. Whoever
-passes next takes the file away, so that each fault strikes once, unless `always` follows. Without the variable a point
-costs one comparison.
+Code marks fault points (`maybe_fail("core.schedule")`). A file of that name in the folder (in a worker
+`worker.forward.RANK`) contains the fault: `error`, `memory`, `device`, `hang`, or `delay SECONDS`. The first process at
+the point removes the file, so that each fault occurs once; `always` after the fault keeps it. Without the variable a
+fault point costs one comparison.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ KINDS = ("error", "memory", "device", "hang", "delay")
 
 
 class InjectedFault(Exception):
-    """A fault that somebody asked for."""
+    """An injected error."""
 
 
 class DeviceFault(RuntimeError):
-    """What torch says of a GPU that has failed, without a GPU."""
+    """A stand-in for torch's error of a failed GPU."""
 
 
 def maybe_fail(point: str, rank: int | None = None) -> None:
-    """Do what is asked for at this point, if anything is."""
+    """Cause the fault that is requested at this point, if any."""
     if FOLDER is not None:
         _strike(Path(FOLDER), point, point if rank is None else f"{point}.{rank}")
 
@@ -45,7 +45,7 @@ def _strike(folder: Path, point: str, name: str) -> None:
         kind, *words = path.read_text(encoding="utf-8").split()
         if "always" not in words:
             path.unlink()
-    except (OSError, ValueError):  # not there, taken by another, without a descriptor, or still being written
+    except (OSError, ValueError):  # no file, taken by another process, no free descriptor, or incomplete
         return
     if kind == "delay":
         time.sleep(float(words[0]))
@@ -60,9 +60,9 @@ def _strike(folder: Path, point: str, name: str) -> None:
 
 
 def inject(folder: Path, point: str, kind: str, rank: int | None = None) -> Path:
-    """Ask for a fault; the file is gone once it has struck."""
+    """Request a fault; return its file, which disappears when the fault occurs."""
     if point not in POINTS:
-        raise ValueError(f"{point} is no fault point: {', '.join(POINTS)}")
+        raise ValueError(f"{point} is not a fault point: {', '.join(POINTS)}")
     path = folder / (point if rank is None else f"{point}.{rank}")
     pending = path.with_name(path.name + ".new")
     pending.write_text(kind, encoding="utf-8")

@@ -1,8 +1,7 @@
-"""How a child dies with its parent: its standard input is a pipe whose write end only the parent holds.
+"""The lifeline: a child exits when its parent ends. Its standard input is a pipe; only the parent has the write end.
 
-A thread blocks on the read end; the kernel closes the write end when the parent ends, however it ends. The thread
-never wakes otherwise. A child whose threads stand still, because it was stopped (SIGSTOP, a debugger) or hangs in a
-call that holds Python's lock, is ended by a signal of the kernel's.
+A thread blocks on the read end, which the kernel closes however the parent ends. If the child's threads do not run,
+because it is stopped (SIGSTOP, a debugger) or hangs with the GIL, a signal from the kernel ends it.
 """
 
 from __future__ import annotations
@@ -14,15 +13,15 @@ import signal
 import threading
 from collections.abc import Callable
 
-PARENT_IS_GONE = 113  # the exit code, for whoever still looks
+PARENT_IS_GONE = 113  # exit code
 _PR_SET_PDEATHSIG = 1
 
 
 def start_lifeline(before_exit: Callable[[], None] | None = None) -> None:
     """Exit this process at the end of its standard input, after `before_exit`, which must be quick and thread-safe.
 
-    Without `before_exit` nothing is lost by SIGKILL, when the thread that started this process ends; with one, a
-    stopped process is only told to go on.
+    When the parent's thread that started this process ends, the kernel also sends SIGKILL, or with `before_exit`
+    SIGCONT, so that a stopped process runs and can exit.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL if before_exit is None else signal.SIGCONT)
 

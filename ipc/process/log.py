@@ -1,6 +1,6 @@
-"""One line per event on stderr: time, level, process, text. Never a prompt.
+"""Logging: one line per event on stderr with time, level, process and text; never a prompt.
 
-Each process calls `configure` once with its name; everything else uses logging.getLogger("tokenloom…").
+Each process calls `configure` once with its name; modules use logging.getLogger("tokenloom…").
 """
 
 from __future__ import annotations
@@ -21,21 +21,20 @@ _TIME_FORMAT = "%H:%M:%S"
 
 
 def is_worth_a_line(count: int) -> bool:
-    """Whether to log the `count`-th event of a kind: the 1st, 2nd, 4th, 8th …, so that no flood fills a disk."""
+    """Whether to log the `count`-th event of a kind: only the 1st, 2nd, 4th, 8th …, to limit floods."""
     return count & (count - 1) == 0
 
 
 def write_line(line: str, stream: TextIO | None) -> None:
-    """Write a line at once, or not at all: a full disk, a reader that is gone or stopped (Ctrl-S in a terminal) costs
-    the line and must not hold up a process."""
+    """Write a line without blocking; drop it if the disk is full or the reader is gone or stopped (Ctrl-S)."""
     if stream is None:
         return
     try:
         fd = stream.fileno()
-    except OSError:  # it is in memory
+    except OSError:  # a stream in memory
         stream.write(f"{line}\n")
         return
-    except ValueError:  # it is closed
+    except ValueError:  # a closed stream
         return
     with contextlib.suppress(OSError):
         if select.select([], [fd], [], 0)[1]:
@@ -43,12 +42,12 @@ def write_line(line: str, stream: TextIO | None) -> None:
 
 
 def info_line(process: str, message: str) -> str:
-    """A line in the form of the log, for what is printed elsewhere."""
+    """Format a line like those of the log, for output elsewhere."""
     return f"{time.strftime(_TIME_FORMAT)} INFO {process}: {message}"
 
 
 def log_always(logger: logging.Logger, message: str) -> None:
-    """Log a line at INFO whatever the least level is."""
+    """Log a line as INFO at every log level."""
     logger.handle(logger.makeRecord(logger.name, logging.INFO, "", 0, message, (), None))
 
 
@@ -67,5 +66,5 @@ def configure(process: str, level: str = "info") -> None:
 
 
 def set_level(level: str) -> None:
-    """Log what is at least this bad from now on."""
+    """Set the lowest level that is logged."""
     logger.setLevel(level.upper())

@@ -1,4 +1,4 @@
-"""The memory of this machine and of a process's cgroups (v1 and v2), as the kernel tells it."""
+"""Memory of this machine and of a process's cgroups (v1 and v2), read from /proc and /sys."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ _NO_LIMIT_BYTES = 1 << 62  # cgroup v1 shows "no limit" as a number near 2^63
 
 
 class MemoryCgroup(NamedTuple):
-    """A cgroup that counts memory. What a kernel does not tell is None."""
+    """A cgroup with a memory controller. A property is None if the kernel does not provide it."""
 
     folder: Path
     is_v1: bool
 
     @property
     def limit_bytes(self) -> int | None:
-        """None without a limit, too."""
+        """The memory limit; None without one."""
         limit = _read_number(self.folder / ("memory.limit_in_bytes" if self.is_v1 else "memory.max"))
         return None if limit is None or limit >= _NO_LIMIT_BYTES else limit
 
     @property
     def headroom_bytes(self) -> int | None:
-        """Limit − usage + file cache that the kernel gives back on demand; None without a limit."""
+        """Limit − usage + file cache that the kernel can reclaim; None without a limit."""
         usage = _read_number(self.folder / ("memory.usage_in_bytes" if self.is_v1 else "memory.current"))
         limit, statistics = self.limit_bytes, _read_table(self.folder / "memory.stat")
         if limit is None or usage is None:
@@ -34,12 +34,12 @@ class MemoryCgroup(NamedTuple):
 
     @property
     def num_oom_kills(self) -> int | None:
-        """Processes of this cgroup that the kernel has killed for want of memory."""
+        """Number of the cgroup's processes that the OOM killer has killed."""
         return _read_table(self.folder / ("memory.oom_control" if self.is_v1 else "memory.events")).get("oom_kill")
 
 
 def memory_cgroups(pid: int | None = None, root: Path = CGROUP_ROOT) -> list[MemoryCgroup]:
-    """Those of a process (None: this one), the innermost first; empty where nobody tells."""
+    """Return the memory cgroups of a process (None: this one), innermost first; empty if unknown."""
     try:
         membership = Path(f"/proc/{'self' if pid is None else pid}/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -56,27 +56,28 @@ def memory_cgroups(pid: int | None = None, root: Path = CGROUP_ROOT) -> list[Mem
 
 
 def available_bytes(root: Path = CGROUP_ROOT) -> int:
-    """Memory that this process may still take: the machine's, or its cgroup's if that is less."""
+    """Return the memory that this process may still allocate: the minimum over the machine and its cgroups."""
     headrooms = [cgroup.headroom_bytes for cgroup in memory_cgroups(root=root)]
     return min([_meminfo_bytes("MemAvailable:"), *(each for each in headrooms if each is not None)])
 
 
 def total_bytes() -> int:
-    """The machine's memory."""
+    """Return the size of the machine's memory."""
     return _meminfo_bytes("MemTotal:")
 
 
 def swap_bytes() -> int:
-    """What the kernel may still write to swap space for others."""
+    """Return the free swap space."""
     return _meminfo_bytes("SwapFree:")
 
 
 def num_machine_oom_kills() -> int | None:
-    """Processes on this machine that the kernel has killed for want of memory, whatever their cgroup."""
+    """Return the number of processes that the OOM killer has killed on this machine, in any cgroup."""
     return _read_table(VMSTAT).get("oom_kill")
 
 
 def gib(num_bytes: int) -> str:
+    """Format a size in GiB, or MiB if it is small."""
     return f"{num_bytes / (1 << 30):.2f} GiB" if num_bytes >= 1 << 27 else f"{num_bytes / (1 << 20):.1f} MiB"
 
 
@@ -92,7 +93,7 @@ def _read_number(path: Path) -> int | None:
 
 
 def _read_table(path: Path) -> dict[str, int]:
-    """Lines of a name and a number; the others are passed over."""
+    """Read the lines that have a name and a number; skip others."""
     try:
         words = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
     except OSError:

@@ -1,5 +1,5 @@
-"""Signals that reach a whole process group or cgroup (Ctrl-C, a closed terminal, `systemctl kill`) and are for the
-supervisor alone: the other processes ignore them, from the moment they exist."""
+"""Signals to a whole process group or cgroup (Ctrl-C, a closed terminal, `systemctl kill`): only the supervisor handles
+them; its children ignore them from their first instruction."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ GROUP_SIGNALS = (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def ignore_group_signals() -> None:
-    """To be called first in a child; what was held back until now is dropped."""
+    """Ignore the signals and drop pending ones; the first call of a child."""
     for number in GROUP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)
@@ -19,8 +19,8 @@ def ignore_group_signals() -> None:
 
 @contextmanager
 def group_signals_held_back() -> Iterator[None]:
-    """A child that is started inside the `with` gets none of them before it calls `ignore_group_signals`; this process
-    gets its own at the end of the `with`."""
+    """Block the signals while children are started: a child gets none before it calls `ignore_group_signals`, and this
+    process gets its own at the end of the context."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)
     try:
         yield
