@@ -12,7 +12,7 @@ from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.sampling_params import RANGES
 from ...ipc.version import tokenloom_version
 from ..openai.forms.errors import ErrorBody
-from ..openai.forms.schema import TOKEN_ID, Body
+from ..openai.forms.schema import TOKEN_ID, Body, EmbeddingRequest
 from .endpoint import Endpoint
 from .middleware import OPEN_PATHS
 
@@ -113,6 +113,8 @@ def _post(endpoint: Endpoint, schema: JsonObject) -> JsonObject:
     content: JsonObject = {"application/json": {}}
     if endpoint.may_stream:
         content["text/event-stream"] = {}
+    if endpoint.body_type is EmbeddingRequest:
+        content["application/octet-stream"] = {}
     return (
         _parameters(endpoint)
         | {

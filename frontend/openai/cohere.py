@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
-
 from ...ipc.codec import num_ids
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import RequestError
+from ...ipc.messages.intake import BodyInput
 from ..intake.body_parser import ParsedBody
 from ..text.tokenizer import read_prefixes
 from .embeddings import Embeddings, vectors_of
@@ -30,7 +29,7 @@ class CohereEmbeddings(Embeddings):
         self._texts = [each.text or "" for each in parsed.inputs]
         refuse_unserved(self._asked)
         prefix = self._asked.prefix(read_prefixes(Path(spec.model_folder)))
-        inputs = [msgspec.structs.replace(each, text=prefix + (each.text or "")) for each in parsed.inputs]
+        inputs = [BodyInput(text=prefix + text) for text in self._texts]
         with under_its_own_name("output_dimension", "dimensions"):
             super().__init__(engine, ParsedBody(self._asked.embedding, inputs), spec.served_model_name)
 
@@ -46,15 +45,10 @@ class CohereEmbeddings(Embeddings):
             self._check_lengths(run)
             made = {kind: await in_slices(map(COHERE_TYPES[kind], vectors)) for kind in kinds or ["float"]}
             units = {"input_tokens": run.num_prompt_tokens, "image_tokens": 0}
-            return encode_json(
-                {
-                    "id": self._id,
-                    "texts": self._texts,
-                    "embeddings": made["float"] if is_bare else made,
-                    "meta": {"api_version": {"version": str(self._version)}, "billed_units": units},
-                    "response_type": "embeddings_floats" if is_bare else "embeddings_by_type",
-                }
-            )
+            meta = {"api_version": {"version": str(self._version)}, "billed_units": units}
+            kind, shown = ("embeddings_floats", made["float"]) if is_bare else ("embeddings_by_type", made)
+            told = {"id": self._id, "texts": self._texts, "embeddings": shown, "meta": meta, "response_type": kind}
+            return encode_json(told)
 
     def _check_lengths(self, run: Run) -> None:
         """max_tokens refuses what is not to be truncated, whose length is known once it is tokenized."""

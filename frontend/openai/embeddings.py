@@ -81,14 +81,15 @@ class Embeddings:
 
     async def _as_bytes(self, vectors: list[array[float]], run: Run) -> Response:
         """The vectors one after the other; a header says where each is, unless the caller knows."""
-        pieces, end = await in_slices(map(self._packed, vectors)), 0
+        pieces = await in_slices(map(self._packed, vectors))
         answer = Response(b"".join(pieces), media_type="application/octet-stream")
         if self._body.encoding_format == "bytes":
-            data: list[JsonObject] = []
-            form = {"embed_dtype": self._body.embed_dtype or "float32", "endianness": self._body.endianness or "native"}
-            for index, (piece, vector) in enumerate(zip(pieces, vectors, strict=True)):
-                begin, end = end, end + len(piece)
-                data.append({"index": index, **form, "start": begin, "end": end, "shape": [len(vector)]})
+            form: JsonObject = {
+                "embed_dtype": self._body.embed_dtype or "float32",
+                "endianness": self._body.endianness or "native",
+            }
+            form["shape"], size = [len(vectors[0])], len(pieces[0])
+            data = [{"index": i, "start": i * size, "end": (i + 1) * size, **form} for i in range(len(pieces))]
             usage = dict.fromkeys(("prompt_tokens", "total_tokens"), run.num_prompt_tokens)
             answer.headers["metadata"] = json.dumps({**self._head(), "data": data, "usage": usage})
         return answer

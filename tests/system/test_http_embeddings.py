@@ -91,6 +91,12 @@ def test_numbers_come_packed_as_they_are_asked_for(http: httpx2.Client, dtype: s
     assert bare.headers["content-type"] == "application/octet-stream"
 
 
+def test_openapi_tells_that_vectors_may_come_as_bytes(http: httpx2.Client) -> None:
+    paths = http.get("/openapi.json").json()["paths"]
+    for path, is_told in (("/v1/embeddings", True), ("/v2/embed", False)):
+        assert ("application/octet-stream" in paths[path]["post"]["responses"]["200"]["content"]) == is_told
+
+
 def test_use_activation_is_normalize(http: httpx2.Client) -> None:
     normal, raw = ({"input": "x", "use_activation": each} for each in (True, False))
     assert embed(http, **normal) == embed(http, input="x") != embed(http, **raw)

@@ -40,9 +40,9 @@ def packed(vector: array[float], dtype: str, endianness: str) -> bytes:
 
 def _code(number: float, form: Float) -> int:
     sign = (math.copysign(1, number) < 0) << (8 * array(form.typecode).itemsize - 1)
-    if not math.isfinite(number):
-        return sign | form.top
-    exponent = max(math.frexp(number)[1] - 1, form.least_exponent) if number else form.least_exponent
+    if not number or not math.isfinite(number):
+        return sign | (form.top if number else 0)
+    exponent = max(math.frexp(number)[1] - 1, form.least_exponent)
     fraction = round(math.ldexp(abs(number), form.num_fraction_bits - exponent))  # the leading 1 included
     return sign | min(((exponent - form.least_exponent) << form.num_fraction_bits) + fraction, form.top)
 
@@ -50,9 +50,7 @@ def _code(number: float, form: Float) -> int:
 def _bits(vector: array[float]) -> bytes:
     """One bit a number, of eight the first in the highest: whether it is not negative."""
     if len(vector) % 8:
-        raise RequestError(
-            f"embedding_types has bits of {len(vector)} numbers: output_dimension must be a multiple of 8"
-        )
+        raise RequestError(f"embedding_types has bits of {len(vector)} numbers: give an output_dimension of 8, 16 …")
     return int("".join("01"[number >= 0] for number in vector), 2).to_bytes(len(vector) // 8, "big")
 
 
