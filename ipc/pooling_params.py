@@ -21,9 +21,13 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     method: Literal["last", "mean"] = "last"  # only the last token attends to all others
     normalize: bool = True  # to length 1, after the cut to `dimensions`
     dimensions: int | None = None  # keep the first elements; None: all of hidden_size
+    use_activation: bool | None = None  # vLLM's name of normalize, into which it goes
 
     def __post_init__(self) -> None:
         if self.method not in ("last", "mean"):
             raise RequestError(f"method must be 'last' or 'mean', got {self.method!r:.80}")
         if self.dimensions is not None:
             _DIMENSIONS.check("dimensions", self.dimensions)
+        if self.use_activation is not None:
+            msgspec.structs.force_setattr(self, "normalize", self.use_activation)
+            msgspec.structs.force_setattr(self, "use_activation", None)

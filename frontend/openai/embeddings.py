@@ -38,9 +38,11 @@ class Embeddings:
                 f"encoding_format is bytes, whose header describes up to {MAX_DESCRIBED} vectors, and there are "
                 f"{len(parsed.inputs)}: use bytes_only or send several requests"
             )
-        is_normal = body.normalize if body.use_activation is None else body.use_activation
         pooling = PoolingParams(
-            method=body.pooling or "last", normalize=is_normal is not False, dimensions=body.dimensions
+            method=body.pooling or "last",
+            normalize=body.normalize is not False,
+            use_activation=body.use_activation,
+            dimensions=body.dimensions,
         )
         params = given_params(body, max_tokens=1)
         self._submits = prompt_submits(self._id, parsed.inputs, params, body.add_special_tokens, pooling)
