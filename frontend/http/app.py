@@ -45,7 +45,7 @@ from ..requests.engine_metrics import EngineMetrics
 from ..requests.frontend import Frontend
 from .admin import AdminEndpoints
 from .control import ControlEndpoints
-from .endpoint import Endpoint
+from .endpoint import Endpoint, routes
 from .invocations import Invocations
 from .load_report import ASKED, load_headers
 from .middleware import Gate
@@ -167,7 +167,7 @@ def new_app(
         return json_response(document(endpoints, spec))
 
     endpoints.append(Endpoint("/openapi.json", openapi, "This document"))
-    router = Router([each.route for each in endpoints])
+    router = Router(routes(endpoints))
     config = spec.config
     gate = Gate(
         router, config.api_key, config.max_body_bytes, frontend.metrics.on_refused, config.root_path, open_requests

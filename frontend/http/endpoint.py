@@ -5,7 +5,7 @@ Knows no field of any body (`openai/forms/schema.py`).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -33,6 +33,17 @@ class Endpoint(NamedTuple):
     def method(self) -> str:
         return self.other_method or ("GET" if self.body_type is None else "POST")
 
-    @property
-    def route(self) -> Route:
-        return Route(self.path, self.answer, methods=[self.method])
+
+def routes(endpoints: Iterable[Endpoint]) -> list[Route]:
+    """One for each path, so that the refusal of another method names all that the path has."""
+    by_path: dict[str, dict[str, Endpoint]] = {}
+    for each in endpoints:
+        by_path.setdefault(each.path, {})[each.method] = each
+
+    def route(path: str, by_method: dict[str, Endpoint]) -> Route:
+        async def answer(request: Request) -> Response:
+            return await by_method["GET" if request.method == "HEAD" else request.method].answer(request)
+
+        return Route(path, answer, methods=list(by_method))
+
+    return [route(*each) for each in by_path.items()]

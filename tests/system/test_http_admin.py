@@ -19,7 +19,8 @@ def test_the_document_lists_every_route_and_field_and_what_needs_the_key(http: h
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             answer = http.request(method.upper(), path, content=b"?")
-            assert answer.status_code in (200, 400), (path, answer.status_code)
+            expected = (404,) if "{" in path else (200, 400)  # no response has the name of the parameter
+            assert answer.status_code in expected, (path, answer.status_code)
             without_key = httpx2.request(method.upper(), url + path, content=b"?", timeout=DEADLINE_S)
             is_open = operation.get("security", document["security"]) == []
             assert (without_key.status_code != 401) == is_open == ("401" not in operation["responses"]), path

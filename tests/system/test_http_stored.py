@@ -83,6 +83,7 @@ def test_a_response_is_found_again_until_it_is_deleted(client: openai.OpenAI, ht
     for answer in (http.get(f"{PATH}/{response.id}"), http.delete(f"{PATH}/{response.id}")):
         assert error(answer) == (404, missing, "response_id", None)
     assert http.post(f"{PATH}/{response.id}/cancel").status_code == 404
+    assert set(http.put(f"{PATH}/{response.id}").headers["allow"].split(", ")) == {"GET", "HEAD", "DELETE"}
     assert http.get(f"{PATH}/{response.id}/input_items").status_code == 404
 
 
