@@ -177,6 +177,8 @@ def test_a_search_in_an_event_loop_finds_the_same(llm: LLM) -> None:
 def test_a_search_that_cannot_be_is_refused_before_it_begins(llm: LLM) -> None:
     with pytest.raises(RequestError, match=r"beam_width must be an integer|beam_width must be in \[1"):
         BeamSearchParams(beam_width=0, max_tokens=5)
+    with pytest.raises(RequestError, match="structured_outputs is not served in a beam search"):
+        BeamSearchParams(beam_width=2, max_tokens=5, structured_outputs={"regex": "a"})
     with pytest.raises(RequestError, match="max_tokens is 5000, max_model_len is"):
         llm.beam_search("x", BeamSearchParams(beam_width=2, max_tokens=5000))
     with pytest.raises(RequestError, match="lora_request"):

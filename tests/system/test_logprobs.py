@@ -69,6 +69,25 @@ def test_logprobs_of_all_tokens_and_of_named_ones_are_those_of_transformers(
         check_named(oracle, named.prompt_token_ids, answer, [299, 0, 17, 41])
 
 
+def test_ranks_of_several_ranks_of_workers_are_those_of_their_own_logprobs(folder: Path, oracle: LogprobOracle) -> None:
+    params = SamplingParams(temperature=2, seed=3, max_tokens=9, ignore_eos=True, logprobs=-1, prompt_logprobs=-1)
+    options: dict[str, object] = {"in_process": False, "tensor_parallel_size": 3, "max_logprobs": -1, "device": "cpu"}
+    with open_llm(folder, **options) as llm:
+        outputs = llm.generate(make_prompts(4, 4), params, use_tqdm=False)
+    num_checked = 0
+    for output in outputs:
+        check_output(oracle, output, VOCAB_SIZE, VOCAB_SIZE)
+        answer = output.outputs[0]
+        told = [*zip(output.prompt_token_ids, output.prompt_logprobs or (), strict=True)][1:]
+        for token_id, found in [*told, *zip(answer.token_ids, answer.logprobs or (), strict=True)]:
+            assert found is not None
+            own, num_checked = found[token_id], num_checked + 1
+            num_larger = sum(each.logprob > own.logprob for each in found.values())
+            num_equal = sum(each.logprob == own.logprob for each in found.values())
+            assert own.rank is not None and num_larger < own.rank <= num_larger + num_equal
+    assert num_checked > 60
+
+
 def check_named(oracle: LogprobOracle, prompt: list[int], answer: CompletionOutput, named: list[int]) -> None:
     expected = oracle.logprobs([*prompt, *answer.token_ids])
     assert answer.logprobs is not None
