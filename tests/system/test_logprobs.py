@@ -69,7 +69,10 @@ def test_logprobs_of_all_tokens_and_of_named_ones_are_those_of_transformers(
         check_named(oracle, named.prompt_token_ids, answer, [299, 0, 17, 41])
 
 
-def test_ranks_of_several_ranks_of_workers_are_those_of_their_own_logprobs(folder: Path, oracle: LogprobOracle) -> None:
+def test_ranks_of_several_ranks_of_workers_are_those_of_their_own_logprobs(tmp_path: Path) -> None:
+    shape = {"vocab_size": VOCAB_SIZE, "num_hidden_layers": 2, "intermediate_size": 204}
+    folder = tiny_checkpoint(tmp_path / "m", "llama", **shape)
+    oracle = LogprobOracle(folder)
     params = SamplingParams(temperature=2, seed=3, max_tokens=9, ignore_eos=True, logprobs=-1, prompt_logprobs=-1)
     options: dict[str, object] = {"in_process": False, "tensor_parallel_size": 3, "max_logprobs": -1, "device": "cpu"}
     with open_llm(folder, **options) as llm:
