@@ -179,3 +179,10 @@ def test_the_side_that_is_cut_off_is_the_callers_choice(http: httpx2.Client, num
     assert left == same and right == pytest.approx(exact, abs=1e-4) and left != pytest.approx(exact, abs=1e-4)
     wrong = http.post(COMPLETION, json=FRANCE | {"truncation_side": "both"})
     assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "truncation_side"
+
+
+def test_all_prompt_logprobs_are_given_beside_fewer_of_the_echo(http: httpx2.Client) -> None:
+    body = FRANCE | {"max_tokens": 1, "echo": True, "logprobs": 1, "prompt_logprobs": -1}
+    (choice,) = ask(http, COMPLETION, body)["choices"]
+    assert {len(each) for each in choice["prompt_logprobs"][1:]} == {2048}
+    assert all(len(each) <= 2 for each in choice["logprobs"]["top_logprobs"][1:])

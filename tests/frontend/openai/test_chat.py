@@ -10,8 +10,10 @@ import msgspec
 import pytest
 
 from tokenloom.frontend.intake.body_parser import ParsedBody
-from tokenloom.frontend.openai.chat import ChatCompletion
+from tokenloom.frontend.openai.chat import ChatChoice, ChatCompletion
 from tokenloom.frontend.openai.forms.schema import ChatRequest
+from tokenloom.frontend.openai.local_engine import Run
+from tokenloom.frontend.openai.parsers.parts import Arguments, CallBegin, CallEnd, Part
 from tokenloom.ipc.messages.intake import BodyInput
 
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
@@ -45,3 +47,19 @@ def test_markers_that_are_special_tokens_are_in_the_text(
     chat = asyncio.run(ChatCompletion.start(engine, ParsedBody(body, []), "m", tool_parser, reasoning_parser))
     (submit,) = chat._submits
     assert submit.params.skip_special_tokens is not shows
+
+
+def test_each_call_of_a_delta_has_its_own_entry_with_all_its_arguments() -> None:
+    body = msgspec.convert({"messages": [{"role": "user", "content": "x"}]}, ChatRequest)
+    style: Any = SimpleNamespace(is_forced=True, new_parsers=list)
+    choice = ChatChoice(0, body, style, "", Run(1, 1))
+    first: list[Part] = [CallBegin("f", "a"), Arguments("{"), Arguments('"x": 1}'), CallEnd(""), CallBegin("g", "b")]
+    choice._text.num_calls = 2
+    f, g = choice._call_deltas([*first, Arguments("[")])
+    assert (f["index"], f["function"]) == (0, {"name": "f", "arguments": '{"x": 1}'})
+    assert (g["index"], g["function"]) == (1, {"name": "g", "arguments": "["})
+    choice._text.num_calls = 3
+    more: list[Part] = [Arguments("1"), Arguments("]"), CallEnd(""), CallBegin("h", "c"), Arguments("{}")]
+    g, h = choice._call_deltas(more)
+    assert g == {"index": 1, "function": {"arguments": "1]"}}
+    assert (h["index"], h["function"]) == (2, {"name": "h", "arguments": "{}"})
