@@ -1,4 +1,4 @@
-"""What surrounds a core process: its supervisor, its frontend and its workers, over real sockets."""
+"""The core process's surroundings: its supervisor, its frontend and its workers, over real sockets."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class Bench:
         )
 
     def tokens(self) -> dict[int, list[int]]:
-        """What each key has received, in order."""
+        """Return the tokens of each key, in order."""
         found: dict[int, list[int]] = {}
         for news in self.news:
             if isinstance(news, EngineCoreOutputs):

@@ -27,7 +27,7 @@ def next_token(history: Sequence[int], seed: int) -> int:
 
 
 def expected_tokens(prompt: Sequence[int], seed: int, max_tokens: int, stop_ids: Sequence[int]) -> list[int]:
-    """What a request alone must bring."""
+    """Return the output tokens of a request that runs alone."""
     tokens = list(prompt)
     outputs: list[int] = []
     while len(outputs) < max_tokens:
@@ -39,17 +39,17 @@ def expected_tokens(prompt: Sequence[int], seed: int, max_tokens: int, stop_ids:
 
 
 def fake_vector(tokens: Sequence[int]) -> BulkArray:
-    """What this worker answers for a prompt to embed, if it has seen these of its tokens."""
+    """Return the vector of a prompt to embed, from the tokens that it includes."""
     return BulkArray(dtype="float32", shape=[2], data=np.array([len(tokens), sum(tokens)], np.float32).tobytes())
 
 
 def masked_token(token: int, allowed: Sequence[int]) -> int:
-    """What is drawn in place of `token` where only `allowed` may come."""
+    """Return the token sampled in place of `token` if only `allowed` tokens may come."""
     return allowed[token % len(allowed)]
 
 
 def fake_logprob(position: int, token: int, seed: int = 0) -> float:
-    """What this worker answers for a token of a prompt (seed 0) or of an output; exact in float32."""
+    """Return the logprob of a token of a prompt (seed 0) or of an output; exact in float32."""
     return -(position * 1000 + token + seed) / 1024
 
 
@@ -68,7 +68,7 @@ class Row:
         return self.pooling is not None and self.num_computed == len(self.tokens)
 
     def prompt_positions(self, count: int) -> range:
-        """Prompt tokens whose logprobs the next `count` computed tokens tell."""
+        """Return the prompt tokens with logprobs in the next `count` computed tokens."""
         if self.sampling.num_prompt_logprobs < 0:
             return range(0)
         first = max(self.num_computed + 1, self.sampling.prompt_logprobs_start)
@@ -97,7 +97,7 @@ class FakeWorker:
             self.mask = message
 
     def forget_rows(self) -> None:
-        """A new core is there; of the old one's steps no more comes. What the slots hold stays."""
+        """Drop rows and steps for a new core. The slots keep their content."""
         self.rows.clear()
         self.queue.clear()
         self.mask, self.num_steps = None, 0

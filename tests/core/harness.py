@@ -1,4 +1,4 @@
-"""A core whose worker checks every read of its cache; the test moves each message."""
+"""A core and a worker that checks every read of its cache; the test moves each message."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def make_spec(**options: object) -> EngineSpec:
 
 
 class Harness:
-    """A core, a worker that answers when told, and what each request has received."""
+    """A core, a worker that answers on request, and the outputs of each request."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Harness:
                 self.core.add_request(frontend_of(key), msgspec.structs.replace(request, children=[child]))
 
     def _computed(self) -> list[Request]:
-        """Whose rows are in the step that the worker is at."""
+        """Return the requests in the step that the worker runs."""
         rows = decode_ids(self.worker.queue[0].rows) if self.worker.queue else ()
         return [each for each in self.core.scheduler.rows.requests() if each.row in rows]
 
@@ -203,7 +203,7 @@ class Harness:
         raise AssertionError(f"{self.core.num_requests} requests do not finish")
 
     def run_to_the_end(self) -> None:
-        """Whatever happened before, every request ends: with what it must bring, unless it was aborted or can never
+        """Run until every request has ended, with the tokens of a request alone, unless it was aborted or can never
         fit."""
         self.run()
         assert self.finished.keys() == self.prompts.keys()

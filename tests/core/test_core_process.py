@@ -111,7 +111,7 @@ def test_a_core_that_stood_still_blames_no_worker(tmp_path: Path, monkeypatch: p
         bench.close()
 
 
-def test_a_new_core_lets_streams_go_on_from_what_the_workers_have_computed(bench: Bench) -> None:
+def test_a_new_core_continues_streams_from_the_blocks_of_the_workers(bench: Bench) -> None:
     bench.start()
     prompt = list(range(100))
     bench.submit(0, prompt, 60)
@@ -150,7 +150,7 @@ def test_workers_that_do_not_answer_a_new_core_are_replaced(bench: Bench) -> Non
     assert bench.tokens()[0] == expected_tokens([1, 2, 3], 0, 10, [])
 
 
-def test_an_order_is_done_after_the_news_of_what_ended_before_it(bench: Bench) -> None:
+def test_requests_that_end_before_a_control_are_reported_before_it(bench: Bench) -> None:
     bench.start()
     bench.submit(0, [1, 2, 3])
     bench.pump(SchedulerOutput)
@@ -176,7 +176,7 @@ def begin_reload(bench: Bench) -> None:
 
 
 def end_reload(bench: Bench, verdict: Reloaded | WorkersDown) -> str:
-    """The error of the answer that follows from what the supervisor says, and from nothing before."""
+    """Return the error of the answer to a message of the supervisor, and check that none came before."""
     assert not any(isinstance(message, ControlDone) for message in bench.pump(seconds=0.1)), "before it is certain"
     bench.order(verdict)
     (done,) = [message for message in bench.pump(ControlDone) if isinstance(message, ControlDone)]

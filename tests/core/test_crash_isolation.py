@@ -31,8 +31,8 @@ def make_request(key: int) -> Request:
 
 
 def simulate(num_requests: int, guilty: dict[int, int], length: int) -> tuple[list[int], int]:
-    """Run requests in lockstep; request k in `guilty` kills the group when it has guilty[k] tokens. Returns who was
-    convicted and how many groups were lost."""
+    """Run requests in lockstep; request k in `guilty` kills the group when it has guilty[k] tokens. Return the failed
+    requests and the number of crashes."""
     quarantine, requests = CrashIsolation(), [make_request(key) for key in range(num_requests)]
     convicted, num_losses = [], 0
     for num_turns in range(10_000):
@@ -60,7 +60,7 @@ def simulate(num_requests: int, guilty: dict[int, int], length: int) -> tuple[li
     raise AssertionError("it does not end")
 
 
-def test_a_single_loss_accuses_nobody() -> None:
+def test_a_single_crash_makes_no_suspects() -> None:
     quarantine, requests = CrashIsolation(), [make_request(key) for key in range(4)]
     assert quarantine.on_loss(dict.fromkeys(requests, 1)) is None
     assert not any(quarantine.is_held(request) for request in requests)
@@ -69,14 +69,14 @@ def test_a_single_loss_accuses_nobody() -> None:
 
 
 @pytest.mark.parametrize("num_requests", [1, 2, 7, 64])
-def test_the_guilty_one_is_found_in_logarithmic_time(num_requests: int) -> None:
+def test_the_request_that_crashes_workers_is_found_in_logarithmic_time(num_requests: int) -> None:
     for at in (1, 5):
         convicted, num_losses = simulate(num_requests, {num_requests // 2: at}, 10)
         assert convicted == [num_requests // 2]
         assert num_losses <= 4 + num_requests.bit_length()
 
 
-def test_any_number_of_guilty_ones_is_found_and_no_innocent() -> None:
+def test_all_requests_that_crash_workers_fail_and_no_others() -> None:
     rng = random.Random(0)
     for _ in range(200):
         num_requests = rng.randrange(1, 40)
@@ -85,7 +85,7 @@ def test_any_number_of_guilty_ones_is_found_and_no_innocent() -> None:
         assert sorted(convicted) == sorted(guilty)
 
 
-def test_new_requests_beside_it_do_not_hide_the_guilty_one() -> None:
+def test_new_requests_do_not_hide_the_request_that_crashes_workers() -> None:
     quarantine, (guilty, *others) = CrashIsolation(), [make_request(key) for key in range(4)]
     for other in others:
         assert not quarantine.has_suspects
@@ -95,7 +95,7 @@ def test_new_requests_beside_it_do_not_hide_the_guilty_one() -> None:
     assert not quarantine.is_held(guilty) and quarantine.is_held(other)
 
 
-def test_an_abort_of_all_on_trial_frees_the_others() -> None:
+def test_aborting_all_suspects_admits_the_others() -> None:
     quarantine, requests = CrashIsolation(), [make_request(key) for key in range(4)]
     for _ in range(2):
         quarantine.on_loss(dict.fromkeys(requests, 1))

@@ -20,7 +20,7 @@ def is_late(request: Request, now: float) -> bool:
     return (total_s is not None and age >= total_s) or (queue_s is not None and in_queue and age >= queue_s)
 
 
-def test_whoever_is_late_is_found_and_whoever_ended_is_let_go() -> None:
+def test_requests_past_their_deadline_expire_and_finished_ones_are_dropped() -> None:
     rng, deadlines, now, num_found = random.Random(3), Deadlines(), 0.0, 0
     alive: list[Request] = []
     known = WeakSet[Request]()
@@ -49,7 +49,7 @@ def test_whoever_is_late_is_found_and_whoever_ended_is_let_go() -> None:
     assert num_found > 100
 
 
-def test_what_expires_at_once_comes_in_turns_of_which_none_is_long() -> None:
+def test_many_requests_that_expire_together_are_returned_in_bounded_parts() -> None:
     deadlines, requests = Deadlines(), [make_request(key) for key in range(2 * MAX_EXPIRED + 1)]
     for request in requests:
         request.params = msgspec.structs.replace(SamplingParams(), timeout_s=1.0)

@@ -76,7 +76,7 @@ def test_a_prefix_is_computed_once_and_at_least_one_token_is_recomputed() -> Non
     harness.check(1)
 
 
-def test_an_emptied_cache_is_found_by_nobody_and_running_requests_go_on(tmp_path: Path) -> None:
+def test_an_emptied_cache_has_no_hits_and_running_requests_continue(tmp_path: Path) -> None:
     harness, rng = Harness(block_size=4, record=tmp_path / "blocks"), random.Random(5)
     first, other = prompt_of(rng, 32), prompt_of(rng, 32)
     harness.add(0, first, 40)
@@ -106,7 +106,7 @@ def test_the_map_of_the_pool_tells_the_state_of_each_block() -> None:
     assert list(pool.sample(4)) == [expected.get(block, 0) for block in (1, 4, 7, 10)]
 
 
-def test_a_block_that_was_taken_for_other_content_while_its_step_was_in_flight_is_not_recorded(tmp_path: Path) -> None:
+def test_a_block_reused_while_its_step_is_in_flight_is_not_recorded(tmp_path: Path) -> None:
     path, keys = tmp_path / "blocks", [b"a" * 32, b"b" * 32]
     pool = BlockPool(3, [BlockRecord(path, 3, 0)])
     blocks = pool.allocate(2)
@@ -130,7 +130,7 @@ def test_a_block_with_a_token_that_is_still_in_flight_is_not_found() -> None:
     harness.turn()
     harness.core.step()
     harness.abort(0)
-    harness.add(1, [1, 2, 3, *harness.tokens[0], 0, 7])  # 0 is what a row holds where nothing is known
+    harness.add(1, [1, 2, 3, *harness.tokens[0], 0, 7])  # an empty row holds zeros
     harness.run()
     harness.check(1)
 
@@ -389,7 +389,7 @@ def test_losing_the_workers_loses_no_token() -> None:
 
 
 @pytest.mark.parametrize("was_lost_with_workers", [False, True])
-def test_a_new_core_goes_on_from_what_the_workers_of_the_old_one_have_computed(
+def test_a_new_core_finds_the_blocks_that_the_workers_computed_for_the_old_one(
     was_lost_with_workers: bool, tmp_path: Path
 ) -> None:
     harness, rng = Harness(num_blocks=128, record=tmp_path / "blocks", block_size=4, max_num_seqs=8), random.Random(8)
@@ -428,7 +428,7 @@ def test_a_new_core_of_new_workers_or_weights_finds_nothing(tmp_path: Path) -> N
         harness.check(key + 10)
 
 
-def test_a_prompt_to_embed_is_computed_whole_for_a_mean_and_from_the_cache_for_its_last_token() -> None:
+def test_mean_pooling_computes_the_whole_prompt_and_last_token_pooling_reads_the_cache() -> None:
     harness = Harness(block_size=4, max_num_batched_tokens=16, max_num_seqs=4)
     prompt = prompt_of(random.Random(8), 33)
     harness.add(0, prompt, pooling=PoolingParams(method="mean"))
@@ -481,7 +481,7 @@ def test_deadlines_end_requests_in_the_queue_and_while_they_run() -> None:
     harness.check(2)
 
 
-def test_the_request_that_kills_every_group_fails_alone() -> None:
+def test_only_the_request_that_crashes_every_worker_group_fails() -> None:
     harness, rng = Harness(max_num_seqs=8, block_size=4), random.Random(7)
     for key in range(8):
         harness.add(key, prompt_of(rng, 5), 20)
@@ -502,7 +502,7 @@ def test_the_request_that_kills_every_group_fails_alone() -> None:
         ("prompt_logprobs", 4, "rows that were not in it"),
     ],
 )
-def test_a_result_that_answers_something_else_is_refused(field: str, value: object, what: str) -> None:
+def test_a_result_for_other_rows_than_the_step_is_refused(field: str, value: object, what: str) -> None:
     harness = Harness(block_size=4, steps_in_flight=1, max_num_seqs=8, max_num_batched_tokens=64)
     harness.add(0, [1, 2])
     harness.add(1, [1] * 18)
@@ -521,7 +521,7 @@ def test_a_result_that_answers_something_else_is_refused(field: str, value: obje
 
 
 @pytest.mark.parametrize("num_outputs", [0, 3])
-def test_a_request_alone_is_given_up_at_the_third_group_that_it_ends(num_outputs: int) -> None:
+def test_a_lone_request_fails_at_the_third_worker_group_that_it_crashes(num_outputs: int) -> None:
     harness = Harness(block_size=4)
     harness.add(0, [1, 2, 3], 20)
     harness.run_with_a_killer(0, num_outputs)

@@ -3,7 +3,7 @@ from __future__ import annotations
 from tokenloom.core.hang_detector import FIRST_LIMIT_S, MARGIN, MIN_LIMIT_S, HangDetector
 
 
-def test_the_limit_grows_with_what_was_seen_and_with_the_tokens() -> None:
+def test_the_limit_grows_with_longer_steps_and_with_more_tokens() -> None:
     watch = HangDetector()
     assert watch.limit_s(1) == FIRST_LIMIT_S
     watch.on_step(1, 0.01)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tokenloom.tests.core.harness import Harness
 
 
-def test_while_there_is_work_progress_is_told_now_and_then_but_a_pause_and_its_end_at_once() -> None:
+def test_progress_is_reported_at_intervals_under_load_and_at_once_for_a_pause_and_its_end() -> None:
     harness = Harness()
     harness.add(1, [1, 2, 3], max_tokens=50)
     core, now = harness.core, 1000.0

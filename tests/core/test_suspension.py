@@ -1,4 +1,4 @@
-"""What a suspension of the core does to the limits of steps and grammars; time is the test's."""
+"""Suspensions of the core and the limits of steps and grammars; the test sets the time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tokenloom.tests.core.harness import Harness
 
 
 class Suspension:
-    """A core with a step in flight whose limit is MIN_LIMIT_S, and the time that passes for it."""
+    """A core with a step in flight and the limit MIN_LIMIT_S, and its clock."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -44,7 +44,7 @@ def test_a_step_that_hangs_is_found_at_its_limit() -> None:
 
 
 @pytest.mark.parametrize("suspended_s", [2 * BEAT_S + 0.1, 10.0, 3600.0])
-def test_after_a_suspension_a_step_has_its_whole_time_again(suspended_s: float) -> None:
+def test_a_suspension_restarts_the_time_limit_of_a_step(suspended_s: float) -> None:
     case = Suspension()
     while case.now < MIN_LIMIT_S - BEAT_S:
         assert not case.let_pass(BEAT_S)

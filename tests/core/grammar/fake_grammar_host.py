@@ -36,7 +36,7 @@ def allowed_tokens(text: str, outputs: Sequence[int]) -> list[int]:
 
 
 def forced_tokens(text: str, outputs: Sequence[int]) -> list[int]:
-    """What must come next, up to the next choice or the end."""
+    """Return the tokens that must follow, up to the next choice or the end."""
     forced = list[int]()
     while len(forced) < MAX_FORCED and not is_complete(text, [*outputs, *forced]):
         allowed = allowed_tokens(text, [*outputs, *forced])
@@ -82,7 +82,7 @@ class FakeGrammarHost:
         self.is_lost = self.is_started = False
 
     def die(self) -> None:
-        """What was answered stays readable, as in a socket."""
+        """Answers stay readable after the end of the host, as in a socket."""
         if self.is_started:
             self.inbox.clear()
             self.open_grammars.clear()

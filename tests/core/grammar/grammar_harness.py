@@ -1,4 +1,4 @@
-"""A harness whose requests may have a grammar of the fake host, and what such a request must bring."""
+"""A harness for requests with a grammar of the fake host, and their expected tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tokenloom.tests.core.harness import Harness
 def expected_with_grammar(
     text: str, prompt: Sequence[int], seed: int, max_tokens: int, stop: Sequence[int]
 ) -> tuple[list[int], str]:
-    """What a request alone must bring, and why it ends."""
+    """Return the tokens of a request that runs alone, and why it ends."""
     tokens, outputs = list(prompt), list[int]()
     while len(outputs) < max_tokens:
         outputs.append(masked_token(next_token(tokens, seed), allowed_tokens(text, outputs)))

@@ -1,5 +1,4 @@
-"""A matcher allows exactly the tokens whose bytes can continue a text of its grammar, of a text that is forced the one
-that the tokenizer itself would take; errors say where they are."""
+"""A matcher allows exactly the tokens with bytes that can continue a text of its grammar; errors name their place."""
 
 from __future__ import annotations
 
@@ -27,7 +26,8 @@ def compiler() -> GrammarCompiler:
 
 @pytest.fixture(scope="module")
 def texts() -> list[str]:
-    """What each token of the demo's byte-level vocabulary stands for, special tokens and parts of characters as ""."""
+    """Return the text of each token of the demo's byte-level vocabulary; "" for special tokens and parts of
+    characters."""
     backend = tokenizers.Tokenizer.from_file(str(DEMO / "tokenizer.json"))
     decoded = [backend.decode([token_id], skip_special_tokens=True) for token_id in range(VOCAB_SIZE)]
     return ["" if "\ufffd" in text else text for text in decoded]
@@ -160,7 +160,7 @@ def test_errors_say_where(compiler: GrammarCompiler, kind: GrammarKind, text: st
     assert words in str(caught.value)
 
 
-def test_a_model_without_tokenizer_json_is_told(tmp_path: Path) -> None:
+def test_a_model_without_tokenizer_json_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"tokenizer\.json"):
         GrammarCompiler(tmp_path, VOCAB_SIZE, [EOS])
 

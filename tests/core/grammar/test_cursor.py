@@ -1,4 +1,4 @@
-"""What is told as forced is what one mask after the other would leave, and the masks after it are the same."""
+"""Jump-forward tokens are the tokens that one mask after the other would leave, and the masks after them are equal."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def told_mask(compiler: GrammarCompiler, answer: GrammarCursor) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_an_answer_that_looks_ahead_says_what_a_plain_matcher_says(compiler: GrammarCompiler, seed: int) -> None:
+def test_looking_ahead_makes_the_masks_of_a_plain_matcher(compiler: GrammarCompiler, seed: int) -> None:
     rng, text = random.Random(seed), json.dumps(SCHEMA)
     plain, answer = compiler.compile("json", text), GrammarCursor(compiler.compile("json", text), VOCAB_SIZE)
     forced, num_forced, num_single = list[int](), 0, 0

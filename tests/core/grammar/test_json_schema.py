@@ -146,7 +146,7 @@ def test_every_answer_conforms(schema: Schema, seed: int) -> None:
     schema = schema | {"$defs": DEFINITIONS}
     try:
         values = [answer(schema, seed + i) for i in range(4)]
-    except RequestError as error:  # what is contradictory, or cannot be said, is refused
+    except RequestError as error:  # contradictions and keywords without a replacement are refused
         assert re.search("nsatisfiable|no text|Unimplemented|only supported", str(error)), error
         return
     for value in values:
@@ -154,7 +154,7 @@ def test_every_answer_conforms(schema: Schema, seed: int) -> None:
             jsonschema.Draft202012Validator(schema).validate(value)
 
 
-CLOSED: list[tuple[Schema, object, object]] = [  # a schema, what is an answer and what is none
+CLOSED: list[tuple[Schema, object, object]] = [  # a schema, a valid answer, an invalid one
     (record(a=DIGIT), {"a": 1}, {"a": 1, "b": 2}),
     ({"type": "object", "properties": {}}, {}, {"a": 1}),
     (record(a={"type": "object", "properties": {"b": DIGIT}}), {"a": {"b": 1}}, {"a": {"c": 1}}),
@@ -248,7 +248,7 @@ def test_keywords_that_the_library_lacks_act(schema: Schema, good: object, bad: 
         ({"type": "string", "pattern": "a(?=b)"}, "look-ahead"),
     ],
 )
-def test_what_cannot_be_said_is_refused_by_name(schema: Schema, words: str) -> None:
+def test_keywords_without_a_replacement_are_refused_by_name(schema: Schema, words: str) -> None:
     with pytest.raises(RequestError) as caught:
         COMPILER.compile("json", json.dumps(schema))
     assert words in str(caught.value)

@@ -56,7 +56,7 @@ def test_forced_tokens_are_computed_together() -> None:
     assert harness.worker.num_steps < 15, "40 tokens, of which most leave no choice"
 
 
-def test_forced_tokens_are_told_with_the_step_that_samples_the_first_of_them() -> None:
+def test_jump_forward_tokens_leave_with_the_step_that_samples_the_first_of_them() -> None:
     harness, num_told = GrammarHarness(block_size=4), 0
     harness.ask(0, [1, 2, 3], 40, FORCING)
     while harness.core.num_requests:
@@ -95,7 +95,7 @@ def test_a_worker_that_samples_another_token_than_the_forced_one_is_refused() ->
     [{"logprobs": 2}, {"bad_words": ["a"]}, {"min_tokens": 2}, {"allowed_token_ids": list(range(997))}],
     ids=lambda params: next(iter(params)),
 )
-def test_nothing_is_jumped_over_where_something_is_told_of_tokens_or_rules_them(params: dict[str, object]) -> None:
+def test_requests_with_logprobs_or_other_token_rules_get_no_jump_forward_tokens(params: dict[str, object]) -> None:
     harness = GrammarHarness(block_size=4)
     harness.ask(0, [1, 2, 3], 40, FORCING, **params)
     harness.run()
@@ -158,7 +158,7 @@ def _let_pass(harness: GrammarHarness, seconds: float) -> None:
         Harness.turn(harness)
 
 
-def test_a_host_that_stands_still_fails_nobody() -> None:
+def test_a_hung_grammar_host_fails_no_request() -> None:
     harness = GrammarHarness(block_size=4, grammar_timeout_s=0.01)
     for key in range(3):
         harness.ask(key, [1, 2, 3], 8, "3,8")
@@ -293,7 +293,7 @@ def test_workers_are_not_blamed_for_a_mask_that_is_late() -> None:
 
 @pytest.mark.parametrize("loss", ["none", "host", "core", "worker"])
 @pytest.mark.parametrize("width", [1, 2])
-def test_a_grammar_holds_from_after_the_thought_whatever_is_lost(width: int, loss: str) -> None:
+def test_a_grammar_is_in_force_after_the_thought_even_after_losses(width: int, loss: str) -> None:
     prompt, text, num_free = [1, 2, 3], "7,20", 9
     free = expected_tokens(prompt, 0, 40, [])
     thought = free[:num_free]

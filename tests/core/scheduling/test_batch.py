@@ -1,4 +1,4 @@
-"""Which steps share what does not change of their rows."""
+"""Steps of the same decoding rows share a batch."""
 
 from __future__ import annotations
 

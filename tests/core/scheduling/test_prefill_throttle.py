@@ -31,7 +31,7 @@ def test_many_prompts_for_few_streams_take_the_budget() -> None:
     assert throttle.limit(16, 1, 2048) < throttle.limit(16, 2, 2048) < throttle.limit(16, 4, 2048) == 2048
 
 
-def test_what_a_mixed_step_costs_by_itself_is_taken_off_the_tokens() -> None:
+def test_the_fixed_cost_of_a_mixed_step_lowers_the_number_of_prompt_tokens() -> None:
     throttle = PrefillThrottle()
     throttle.on_step(16, 0, 0.020)
     throttle.on_step(0, 512, 0.0512)

@@ -186,7 +186,7 @@ def test_a_parked_answer_ends_at_its_deadline() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_groups_survive_preemption_and_lost_workers_and_each_logprob_is_told_once(seed: int) -> None:
+def test_prompt_groups_survive_preemption_and_lost_workers_and_deliver_each_logprob_once(seed: int) -> None:
     rng = random.Random(seed)
     harness = GroupHarness(num_blocks=24, max_num_seqs=8, max_num_batched_tokens=16, block_size=4)
     groups = [range(10 * group, 10 * group + rng.randrange(1, 5)) for group in range(6)]
@@ -210,7 +210,7 @@ def test_groups_survive_preemption_and_lost_workers_and_each_logprob_is_told_onc
             harness.check_told(key)
 
 
-def test_a_resumed_group_goes_on_where_each_answer_was_and_tells_only_what_is_missing() -> None:
+def test_a_resumed_prompt_group_continues_each_answer_and_delivers_only_missing_logprobs() -> None:
     whole = GroupHarness(block_size=4)
     prompt = prompt_of(random.Random(6), 21)
     whole.add_group(range(3), prompt, 12)
@@ -241,7 +241,7 @@ def test_prompt_logprobs_use_the_cache_only_before_the_first_that_is_wanted() ->
 
 
 @pytest.mark.parametrize("enable_prefix_caching", [True, False])
-def test_answers_that_read_no_prefix_cache_share_what_they_compute_themselves(enable_prefix_caching: bool) -> None:
+def test_answers_that_skip_the_prefix_cache_share_their_own_prompt(enable_prefix_caching: bool) -> None:
     prompt = list(range(5, 5 + 96))
     harness = GroupHarness(enable_prefix_caching=enable_prefix_caching)
     for keys in (range(1), range(10, 14)):
