@@ -151,7 +151,7 @@ class InputBatch:
         self._prompt_logprobs.clear()
 
     def free(self, rows: I32) -> None:
-        """Forget these rows."""
+        """Free rows of finished or preempted requests."""
         if len(rows) == 0:
             return
         self._check_active(rows, "freed")

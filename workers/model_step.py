@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -39,17 +37,12 @@ class Model(Protocol):
 def compute(model: Model, inputs: StepInputs, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
     """Return the hidden states [T, hidden_size] of the step's tokens and, on rank 0, logits [s, vocab] of the rows that
     sample."""
-    device = kv_cache.device
-    token_ids, logits_indices = _on(device, inputs.token_ids), _on(device, inputs.sampled_tokens)
     arrays = (inputs.positions, inputs.slots, inputs.query_starts, inputs.seq_lens, inputs.block_tables)
-    metadata = step_metadata(inputs, *(_on(device, array) for array in arrays))
-    return model.forward_logits(token_ids, logits_indices, StepContext(metadata, kv_cache))
-
-
-def _on(device: torch.device, array: npt.NDArray[np.generic]) -> Tensor:
-    """Return the array as a tensor on `device`; on the CPU it shares the memory."""
-    tensor = torch.from_numpy(array)
-    return tensor if device.type == "cpu" else tensor.to(device)
+    tensors = [torch.from_numpy(array) for array in (inputs.token_ids, inputs.sampled_tokens, *arrays)]
+    if kv_cache.device.type != "cpu":
+        tensors = [tensor.to(kv_cache.device) for tensor in tensors]
+    token_ids, logits_indices, *rest = tensors
+    return model.forward_logits(token_ids, logits_indices, StepContext(step_metadata(inputs, *rest), kv_cache))
 
 
 def step_metadata(

@@ -1,7 +1,7 @@
-"""HistoryModel: a model of a few lines that reads its whole context back from the KV cache.
+"""HistoryModel: a model of a few lines that reads its whole context from the KV cache.
 
-Each slot keeps the token that was computed there; the hidden state of a token is a number made from all tokens of its
-context, in order, found through the row's block table. A wrong slot, table, position or query start shows at once.
+Each slot stores its token; the hidden state of a token is a number computed from all tokens of its context, in order,
+through the row's block table. A wrong slot, table, position or query start changes the logits.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def summary(history: Sequence[int]) -> int:
 
 
 def logits_after(history: Sequence[int]) -> Tensor:
-    """[1, vocab] what the model must answer to these tokens."""
+    """Return the logits [1, vocab] that the model must compute after these tokens."""
     return _LOGITS[summary(history)][None]
 
 

@@ -1,6 +1,6 @@
-"""RandomSchedule: a core without a policy, which admits, chunks, interleaves and preempts at random.
+"""RandomSchedule: a core that admits, chunks, interleaves and preempts at random.
 
-And what it takes to say one step by hand: messages, new rows, a runner of the history model.
+Also helpers to write one step by hand: messages, new rows, a runner of the history model.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def message(
     freed: list[int] | None = None,
     new_rows: list[NewRow] | None = None,
     appends: list[int] | None = None,
-    undrawn: list[int] | None = None,
+    forced: list[int] | None = None,
 ) -> SchedulerOutput:
     return SchedulerOutput(
         step=1,
@@ -68,7 +68,7 @@ def message(
         freed_rows=frame(*freed or []),
         new_rows=new_rows or [],
         block_appends=frame(*appends or []),
-        token_appends=frame(*undrawn or []),
+        token_appends=frame(*forced or []),
     )
 
 
@@ -91,7 +91,7 @@ def execute(runner: ModelRunner, step: SchedulerOutput) -> Sampled:
 
 
 def expected_tokens(prompt: list[int], sampling: RowSampling, count: int) -> list[int]:
-    """The oracle: each token drawn alone from the logits of its history."""
+    """The oracle: sample each token alone from the logits of its history."""
     columns = SamplingColumns.greedy(1)
     columns.put(0, sampling)
     history = list(prompt)
@@ -116,7 +116,7 @@ class Request:
 
 
 class RandomSchedule:
-    """Admits, chunks, interleaves and preempts at random; what a core may do, without its policy."""
+    """Admits, chunks, interleaves and preempts at random, as a core may."""
 
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
@@ -177,7 +177,7 @@ class RandomSchedule:
             by_row[row].outputs.append(token)
 
     def run(self, runner: ModelRunner) -> None:
-        """Step after step until all requests have all their tokens."""
+        """Run steps until all requests have all their tokens."""
         for _ in range(3000):
             if not self.open:
                 return
@@ -186,6 +186,6 @@ class RandomSchedule:
         raise AssertionError("the requests do not finish")
 
     def check(self) -> None:
-        """Each request has got the tokens that it would get alone."""
+        """Check that each request has the tokens that it gets alone."""
         for request in self.requests:
             assert request.outputs == expected_tokens(request.prompt, request.sampling, request.limit)

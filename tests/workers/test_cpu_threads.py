@@ -27,12 +27,12 @@ def test_two_threads_of_a_core_count_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "cpus"), [("max 100000", math.inf), ("250000 100000", 2.5), ("20000 100000", 1.0)])
-def test_a_cgroups_quota_limits(text: str, cpus: float, tmp_path: Path) -> None:
+def test_a_cgroup_quota_limits_the_threads(text: str, cpus: float, tmp_path: Path) -> None:
     (tmp_path / "cpu.max").write_text(text + "\n")
     assert cgroup_cpus(tmp_path) == cpus
 
 
-def test_an_old_cgroups_quota_limits_too(tmp_path: Path) -> None:
+def test_a_cgroup_v1_quota_limits_the_threads(tmp_path: Path) -> None:
     folder = tmp_path / "cpu"
     folder.mkdir()
     (folder / "cpu.cfs_quota_us").write_text("150000\n")
@@ -42,7 +42,7 @@ def test_an_old_cgroups_quota_limits_too(tmp_path: Path) -> None:
     assert cgroup_cpus(tmp_path) == math.inf
 
 
-def test_ranks_share_and_none_goes_empty() -> None:
+def test_ranks_share_the_cores_and_each_gets_at_least_one() -> None:
     available = num_cpu_threads(None, 1)
     assert 1 <= available <= len(os.sched_getaffinity(0))
     assert num_cpu_threads(None, 1000) == 1

@@ -1,4 +1,4 @@
-"""The batch's arrays say what a plain record of each row says, and refuse what the rows do not allow."""
+"""The batch's arrays match plain records of each row, and invalid changes raise."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def check_step(batch: InputBatch, records: dict[int, Record], rows: list[int], c
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_random_lives_of_rows_agree_with_plain_records(seed: int) -> None:
+def test_random_admissions_steps_and_frees_match_plain_records(seed: int) -> None:
     rng = np.random.default_rng(seed)
     batch, records = new_batch(), dict[int, Record]()
     for _ in range(120):
@@ -107,9 +107,9 @@ def test_random_lives_of_rows_agree_with_plain_records(seed: int) -> None:
             records[row].num_computed = ends[row]
         for row, token in zip(sampling, sampled.tolist(), strict=True):
             records[row].tokens.append(token)
-        undrawn = {row: [7, 8, 9] for row in sampling if len(records[row].tokens) < 40 and rng.random() < 0.1}
-        batch.append_forced(ints(*(value for row, ids in undrawn.items() for value in (row, len(ids), *ids))))
-        for row, ids in undrawn.items():
+        forced = {row: [7, 8, 9] for row in sampling if len(records[row].tokens) < 40 and rng.random() < 0.1}
+        batch.append_forced(ints(*(value for row, ids in forced.items() for value in (row, len(ids), *ids))))
+        for row, ids in forced.items():
             records[row].tokens += ids
         assert batch.num_active == len(records)
         assert all(batch.token_ids(row) == record.tokens for row, record in records.items())
@@ -126,7 +126,7 @@ def test_a_row_takes_its_own_sampling_parameters() -> None:
     assert columns.seeds.tolist() == [[0xFFFFFFFF, 0xFFFFFFFF], [0x76543210, 0xFEDCBA98]]
 
 
-def test_what_is_kept_from_step_to_step_goes_with_its_row() -> None:
+def test_cached_step_state_is_dropped_when_its_row_is_freed() -> None:
     batch, rows = new_batch(), ints(2)
     for temperature, num_spans, forget in ((0.5, 1, batch.clear), (0.7, 0, None), (0.9, 1, None), (0.3, 0, None)):
         sampling = RowSampling(temperature=temperature, num_prompt_logprobs=num_spans - 1)
@@ -140,7 +140,7 @@ def test_what_is_kept_from_step_to_step_goes_with_its_row() -> None:
             batch.layout(rows, ints(1))
 
 
-def test_a_freed_row_leaves_nothing_in_the_next_ones_table() -> None:
+def test_a_freed_row_leaves_no_blocks_in_the_table_of_the_next_request() -> None:
     batch = new_batch()
     batch.admit(new_row(0, list(range(20))))
     batch.append_blocks(np.array([[0, 0, 10 + i] for i in range(5)], np.int32))
@@ -175,7 +175,7 @@ def started() -> InputBatch:
         ([6], [1], "rows are"),
     ],
 )
-def test_a_step_that_the_rows_do_not_allow_raises(rows: list[int], counts: list[int], reason: str) -> None:
+def test_a_step_that_contradicts_the_rows_raises(rows: list[int], counts: list[int], reason: str) -> None:
     with pytest.raises(ProtocolError, match=reason):
         batch = started()
         batch.prepare(batch.layout(ints(*rows), ints(*counts)))
@@ -208,12 +208,12 @@ def test_blocks_that_do_not_exist_are_refused(append: list[int], reason: str) ->
         ([0, MAX_MODEL_LEN, *range(MAX_MODEL_LEN)], "already"),
     ],
 )
-def test_undrawn_tokens_that_cannot_be_are_refused(appends: list[int], reason: str) -> None:
+def test_invalid_forced_tokens_are_refused(appends: list[int], reason: str) -> None:
     with pytest.raises(ProtocolError, match=reason):
         started().append_forced(ints(*appends))
 
 
-def test_a_table_takes_no_more_blocks_than_the_longest_request_needs() -> None:
+def test_a_row_gets_at_most_the_blocks_of_the_longest_request() -> None:
     most = -(-MAX_MODEL_LEN // BLOCK_SIZE)
     with pytest.raises(ProtocolError, match=f"at most {most}"):
         started().append_blocks(np.array([[0, 0, 9]] * (most - 1), np.int32))
@@ -230,7 +230,7 @@ def test_a_table_takes_no_more_blocks_than_the_longest_request_needs() -> None:
         (new_row(2, [1] * (MAX_MODEL_LEN + 1)), "at most 50"),
     ],
 )
-def test_a_row_that_cannot_be_is_not_admitted(message: NewRow, reason: str) -> None:
+def test_an_invalid_row_is_not_admitted(message: NewRow, reason: str) -> None:
     with pytest.raises(ProtocolError, match=reason):
         started().admit(message)
 

@@ -1,4 +1,4 @@
-"""The pool is what the operator asked for or what is free, never more than rows can use, and costs nothing unused."""
+"""The size of the KV pool follows options and free memory, and an unused pool takes no memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def limits(num_blocks: int | None = None, num_bytes: int | None = None, **fields
     return KVCacheLimits(**numbers, num_blocks=num_blocks, num_bytes=num_bytes)
 
 
-def test_the_operators_number_of_blocks_is_taken_as_it_is() -> None:
+def test_the_configured_number_of_blocks_is_used() -> None:
     assert limits(num_blocks=1000).fit(free_bytes=2000 * MIB, share_bytes=5 * MIB) == 1000
 
 
@@ -29,23 +29,23 @@ def test_more_blocks_than_memory_is_a_config_error_with_both_numbers() -> None:
         limits(num_blocks=3072).fit(free_bytes=2048 * MIB, share_bytes=0)
 
 
-def test_the_operators_bytes_become_whole_blocks() -> None:
+def test_the_configured_bytes_are_rounded_down_to_whole_blocks() -> None:
     assert limits(num_bytes=7 * MIB + 5).fit(free_bytes=100 * MIB, share_bytes=0) == 7
     with pytest.raises(ConfigError, match="--kv-cache-memory-bytes"):
         limits(num_bytes=7 * MIB).fit(free_bytes=6 * MIB, share_bytes=0)
 
 
-def test_no_more_blocks_than_full_rows_can_use() -> None:
+def test_the_pool_has_at_most_the_blocks_that_full_rows_can_use() -> None:
     assert limits().fit(free_bytes=1000 * MIB, share_bytes=500 * MIB) == 4 * 10 + 1
 
 
-def test_the_share_grows_to_one_whole_request_if_that_fits() -> None:
+def test_the_cpu_share_grows_to_one_request_of_max_model_len_if_that_fits() -> None:
     assert limits().fit(free_bytes=100 * MIB, share_bytes=3 * MIB) == 11
     assert limits().fit(free_bytes=10 * MIB, share_bytes=3 * MIB) == 3
 
 
 @pytest.mark.parametrize("share", [-5 * MIB, 0, 2 * MIB - 1])
-def test_room_for_less_than_two_blocks_is_a_config_error(share: int) -> None:
+def test_memory_for_fewer_than_two_blocks_is_a_config_error(share: int) -> None:
     with pytest.raises(ConfigError, match="2 are the least"):
         limits().fit(free_bytes=share, share_bytes=share)
 
@@ -56,7 +56,7 @@ def test_local_ranks_share_the_memory() -> None:
     assert four == pytest.approx(alone / 4, rel=0.2)
 
 
-def test_pages_of_the_pool_cost_nothing_until_they_are_written() -> None:
+def test_pages_of_the_pool_take_no_memory_until_written() -> None:
     process = psutil.Process(os.getpid())
     before = process.memory_info().rss
     cache = KVCacheSpec(2, 2, 64, 16, torch.float32).allocate(1 << 14, torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""Whatever the schedule, each row gets the tokens that it would get alone."""
+"""Under any schedule each row gets the tokens that it gets alone."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ def test_tokens_do_not_depend_on_chunks_batches_or_preemption(seed: int) -> None
     schedule.check()
 
 
-def test_tokens_that_were_not_drawn_are_computed_together_and_the_next_is_drawn_after_them() -> None:
+def test_forced_tokens_are_computed_in_one_step_and_the_next_token_follows_them() -> None:
     runner, sampling = new_runner(), RowSampling(temperature=0.9, seed=5, repetition_penalty=1.5)
     blocks = [each for block in range(1, 9) for each in (3, 0, block)]
     first = execute(runner, message([3], [3], new_rows=[new_row(3, [7, 8, 9], 0, sampling)], appends=blocks))
-    history, undrawn = [7, 8, 9, int(first.token_ids[0])], [4, 4, 11]
-    second = execute(runner, message([3], [4], undrawn=[3, 3, *undrawn]))
+    history, forced = [7, 8, 9, int(first.token_ids[0])], [4, 4, 11]
+    second = execute(runner, message([3], [4], forced=[3, 3, *forced]))
     alone = new_runner()
-    row = new_row(0, [*history, *undrawn], 0, sampling, num_prompt=3)
+    row = new_row(0, [*history, *forced], 0, sampling, num_prompt=3)
     expected = execute(alone, message([0], [7], new_rows=[row], appends=[0, 0, 1, 0, 0, 2]))
     assert second.token_ids == expected.token_ids
 
 
-def test_the_next_step_uses_the_sampled_token_without_being_told_it() -> None:
+def test_the_next_step_uses_the_sampled_token_without_a_message() -> None:
     runner = new_runner()
     prompt = [5, 6, 7]
     tokens = execute(runner, message([0], [3], new_rows=[new_row(0, prompt)], appends=[0, 0, 9])).token_ids
@@ -63,7 +63,7 @@ def test_cached_blocks_are_read_and_not_computed_again() -> None:
     assert answer.token_ids == expected_tokens(other, RowSampling(temperature=0.0), 1)
 
 
-def test_results_keep_the_order_of_the_message_and_leave_out_rows_that_do_not_sample() -> None:
+def test_results_keep_the_message_order_and_omit_rows_that_do_not_sample() -> None:
     runner = new_runner()
     new_rows = [new_row(row, [row] * 4) for row in range(4)]
     appends = [value for row in range(4) for value in (row, 0, row + 1)]
@@ -83,7 +83,7 @@ def test_a_step_without_rows_applies_its_changes() -> None:
         execute(runner, message([3], [1]))
 
 
-def test_an_error_names_the_stage_it_came_from() -> None:
+def test_stage_names_where_an_error_was_raised() -> None:
     runner = new_runner()
     with pytest.raises(ProtocolError):
         execute(runner, message(freed=[1]))
@@ -93,7 +93,7 @@ def test_an_error_names_the_stage_it_came_from() -> None:
     assert runner.stage == "prepare inputs"
 
 
-def test_a_ragged_frame_of_blocks_is_refused() -> None:
+def test_block_appends_must_be_triples() -> None:
     with pytest.raises(ProtocolError, match="triples"):
         execute(new_runner(), message(new_rows=[new_row(0, [1])], appends=[0, 0, 1, 0]))
 
@@ -119,7 +119,7 @@ class SilentModel(HistoryModel):
         return torch.empty(0, VOCAB_SIZE)
 
 
-def test_every_rank_knows_the_tokens_that_rank_0_drew() -> None:
+def test_every_rank_stores_the_tokens_that_rank_0_sampled() -> None:
     channel: SimpleQueue[Tensor] = SimpleQueue()
     runners = [new_runner(HistoryModel(), ThreadGroup(0, channel)), new_runner(SilentModel(), ThreadGroup(1, channel))]
     steps = [message([0], [2], new_rows=[new_row(0, [1, 2], sampling=RowSampling(seed=4))], appends=[0, 0, 1])]

@@ -1,4 +1,4 @@
-"""Ranks that shard a model give the logits of one rank; what cannot be shared is refused; a dead rank is noticed."""
+"""Ranks that shard a model give the logits of one rank; uneven shards are refused; a dead rank is detected."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_ranks_give_the_logits_of_one_rank(size: int, tmp_path: Path) -> None:
             np.testing.assert_allclose(actual, expected, atol=1e-4, err_msg=f"{folder.name} {name}")
 
 
-def test_rank_that_dies_is_noticed_by_the_others(tmp_path: Path) -> None:
+def test_a_dead_rank_makes_the_calls_of_the_others_raise(tmp_path: Path) -> None:
     start = time.monotonic()
     results = run_plan(tmp_path, 2, [tiny_checkpoint(tmp_path / "qwen2", "qwen2")], dies=1)
     assert results[1][0] == 9
@@ -98,7 +98,7 @@ def test_rank_that_dies_is_noticed_by_the_others(tmp_path: Path) -> None:
     assert time.monotonic() - start < 50  # long before the group's own timeout
 
 
-def test_group_of_one_is_silent() -> None:
+def test_a_group_of_one_does_not_communicate() -> None:
     group, x = ParallelGroup(), torch.randn(2, 3)
     for talk in (group.all_reduce, group.gather, group.broadcast):
         assert talk(x) is x
@@ -117,7 +117,7 @@ def test_each_rank_holds_the_kv_heads_that_its_query_heads_read(size: int, num_k
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
-def test_shares_of_the_vocabulary_cover_it_in_equal_parts(size: int) -> None:
+def test_vocabulary_shards_are_equal_and_cover_it(size: int) -> None:
     shards = [ParallelGroup(rank, size).shard_vocab(307) for rank in range(size)]
     assert {len(shard) for shard in shards} == {-(-307 // size)}
     assert [token_id for shard in shards for token_id in shard][:307] == list(range(307))
@@ -131,7 +131,7 @@ def test_shares_of_the_vocabulary_cover_it_in_equal_parts(size: int) -> None:
         ({"num_attention_heads": 6, "num_key_value_heads": 3}, "3 KV heads and --tensor-parallel-size 2"),
     ],
 )
-def test_what_does_not_divide_is_refused_with_the_numbers(fields: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_sizes_that_do_not_divide_are_refused(fields: dict[str, Any], message: str, tmp_path: Path) -> None:
     fields = {"hidden_size": 96, "num_attention_heads": 2, "num_key_value_heads": 1, **fields}
     with pytest.raises(ConfigError, match=message):
         load(tiny_checkpoint(tmp_path, "llama", **fields), group=ParallelGroup(0, 2))

@@ -1,4 +1,4 @@
-"""What is staged arrives whole, aligned and in its shape; tokens return though the step after overwrites them."""
+"""Staged arrays arrive unchanged and aligned; token copies survive later steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tokenloom.workers.staging import Staging
 CPU = torch.device("cpu")
 
 
-def test_arrays_of_any_kind_arrive_as_they_were_and_stay() -> None:
+def test_sent_arrays_keep_values_shapes_and_dtypes() -> None:
     staging, rng = Staging(CPU), np.random.default_rng(0)
     sent, received = [], []
     for size in (3, 0, 50_000, 7):
@@ -33,7 +33,7 @@ def test_arrays_of_any_kind_arrive_as_they_were_and_stay() -> None:
             np.testing.assert_array_equal(tensor.numpy(), array)
 
 
-def test_tokens_return_in_order_and_keep_nothing_of_a_later_step() -> None:
+def test_tokens_are_copied_before_a_later_step_overwrites_them() -> None:
     returned, sampled = AsyncTokenCopy(4, CPU), torch.zeros(4, dtype=torch.int64)
     flights = []
     for step in range(3):
@@ -45,7 +45,7 @@ def test_tokens_return_in_order_and_keep_nothing_of_a_later_step() -> None:
         assert flight.take().tolist() == [step] * (4 - step)
 
 
-def test_a_thread_that_waits_for_tokens_is_on_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_waiting_thread_selects_the_device_of_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any call of CUDA's runtime makes a context on the device that the thread has, which is the first if it chose
     none: of 0.5 GB, where another rank has measured and filled its memory."""
     chosen = threading.local()

@@ -43,7 +43,7 @@ def test_steps_run_in_order_and_once() -> None:
     ]
 
 
-def test_a_gap_is_asked_for_once_and_then_filled() -> None:
+def test_a_gap_is_requested_once_and_then_filled() -> None:
     sequencer = probed()
     assert [sequencer.classify(step(n)) for n in (1, 3, 4)] == [
         StreamAction.EXECUTE,
@@ -62,7 +62,7 @@ def test_a_probe_of_the_same_core_changes_nothing() -> None:
     assert sequencer.classify(step(2)) is StreamAction.EXECUTE
 
 
-def test_a_new_core_starts_again_from_one_and_the_old_one_is_stale() -> None:
+def test_a_new_core_restarts_at_step_one_and_the_old_core_is_stale() -> None:
     sequencer = probed(epoch=4)
     sequencer.classify(step(1, epoch=4))
     sequencer.classify(step(3, epoch=4))
@@ -97,7 +97,7 @@ def test_every_step_runs_exactly_once_through_random_losses_and_repeats() -> Non
         assert executed == list(range(1, last + 2))
 
 
-def test_a_mask_is_for_one_step_of_one_core_and_shows_a_lost_step() -> None:
+def test_a_mask_belongs_to_one_step_of_one_core_and_reveals_a_lost_step() -> None:
     sequencer = probed()
     assert sequencer.classify(step(1)) is StreamAction.EXECUTE
     assert sequencer.is_mask_of(step(1), mask(1))

@@ -1,4 +1,4 @@
-"""A worker process keeps to the stream, survives what is not for it, and dies when and as it should."""
+"""A worker process follows the core's stream, drops invalid messages, and exits with the right code."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def running(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerHarness]:
-    """One process for all tests that leave it alive."""
+    """One process for all tests that do not end it."""
     harness = WorkerHarness(make_spec(checkpoint, tmp_path_factory.mktemp("run")))
     try:
         harness.start()
@@ -48,13 +48,13 @@ def core(running: WorkerHarness) -> WorkerHarness:
 
 @pytest.fixture
 def fresh(checkpoint: Path, tmp_path: Path) -> Iterator[WorkerHarness]:
-    """A process of its own, just started."""
+    """A newly started process."""
     harness = WorkerHarness(make_spec(checkpoint, tmp_path))
     yield harness
     harness.close()
 
 
-def test_it_generates_and_chunks_do_not_matter(core: WorkerHarness) -> None:
+def test_a_worker_generates_the_same_tokens_in_chunks(core: WorkerHarness) -> None:
     sampled = RowSampling(temperature=0.8, top_p=0.95, seed=11)
     for sampling in (GREEDY, sampled):
         whole = core.generate(PROMPT, 12, sampling)
@@ -62,12 +62,12 @@ def test_it_generates_and_chunks_do_not_matter(core: WorkerHarness) -> None:
         assert core.generate(PROMPT, 12, sampling, chunk=5) == whole
 
 
-def test_its_title_names_its_role(running: WorkerHarness) -> None:
+def test_the_process_title_names_the_rank(running: WorkerHarness) -> None:
     arguments = Path(f"/proc/{running.processes[0].pid}/cmdline").read_bytes()
     assert arguments.rstrip(b"\0") == b"tokenloom worker 0"
 
 
-def test_a_gap_is_asked_for_and_mended(core: WorkerHarness) -> None:
+def test_a_gap_is_requested_again_and_filled(core: WorkerHarness) -> None:
     first = core.next_step([0], [len(PROMPT)], [new_row(0, PROMPT)], [0, 0, 1, 0, 0, 2])
     second, third = core.next_step([0], [1]), core.next_step([0], [1])
     core.publish(second)
@@ -77,7 +77,7 @@ def test_a_gap_is_asked_for_and_mended(core: WorkerHarness) -> None:
     assert [token for answer in answers for token in answer] == core.generate(PROMPT, 3, GREEDY)
 
 
-def test_what_is_stale_or_malformed_is_dropped(core: WorkerHarness) -> None:
+def test_stale_and_malformed_messages_are_dropped(core: WorkerHarness) -> None:
     step = core.next_step([0], [len(PROMPT)], [new_row(0, PROMPT)], [0, 0, 1, 0, 0, 2])
     old = type(step)(step=1, core_epoch=core.epoch - 1, generation=GENERATION, rows=b"", counts=b"")
     other_group = type(step)(step=1, core_epoch=core.epoch, generation=GENERATION + 1, rows=b"", counts=b"")
@@ -104,7 +104,7 @@ def test_a_probe_of_the_same_core_keeps_rows_and_a_new_core_drops_them(core: Wor
     assert len(core.execute(core.next_step([0], [2], [new_row(0, [1, 2])], [0, 0, 1]))) == 1
 
 
-def test_interrupts_are_the_supervisors_business(core: WorkerHarness) -> None:
+def test_a_worker_ignores_sigint(core: WorkerHarness) -> None:
     core.processes[0].send_signal(signal.SIGINT)
     assert len(core.generate(PROMPT, 1, GREEDY)) == 1
 
@@ -122,7 +122,7 @@ def test_the_process_gives_the_tokens_of_a_worker_in_this_process(
     assert execute(worker.runner, step).token_ids == core.execute(step)
 
 
-def test_start_tells_who_it_is_what_it_did_and_what_it_measured_then_stop_ends_it(fresh: WorkerHarness) -> None:
+def test_the_start_sends_hello_phases_and_measured_and_stop_ends_the_process(fresh: WorkerHarness) -> None:
     messages = fresh.control_messages()
     identity, hello = next(messages)
     assert identity == b"worker-0-%d" % GENERATION
@@ -141,7 +141,7 @@ def test_start_tells_who_it_is_what_it_did_and_what_it_measured_then_stop_ends_i
     assert "dropped 1 malformed and 0 stale frames" in words
 
 
-def test_a_step_that_fails_is_reported_and_ends_the_process(fresh: WorkerHarness) -> None:
+def test_a_failed_step_is_reported_and_ends_the_process(fresh: WorkerHarness) -> None:
     fresh.start()
     fresh.publish(fresh.next_step([2], [1]))
     error = fresh.receive(WorkerError)
@@ -150,7 +150,7 @@ def test_a_step_that_fails_is_reported_and_ends_the_process(fresh: WorkerHarness
     assert fresh.exit_codes() == [1]
 
 
-def test_it_dies_with_its_parent_within_a_second(fresh: WorkerHarness) -> None:
+def test_a_worker_exits_within_a_second_of_its_parent(fresh: WorkerHarness) -> None:
     fresh.start()
     begun = time.monotonic()
     fresh.cut_lifelines()
@@ -158,7 +158,7 @@ def test_it_dies_with_its_parent_within_a_second(fresh: WorkerHarness) -> None:
     assert time.monotonic() - begun < 1
 
 
-def test_a_checkpoint_that_cannot_be_served_is_one_line_and_exit_code_2(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_bad_checkpoint_is_reported_in_one_line_with_exit_code_2(checkpoint: Path, tmp_path: Path) -> None:
     broken = tiny_checkpoint(tmp_path / "model")
     weights = next(broken.glob("*.safetensors"))
     weights.write_bytes(weights.read_bytes()[:-1000])

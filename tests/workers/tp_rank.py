@@ -37,7 +37,7 @@ def main(plan_file: str, rank: int) -> None:
 
 
 def check_collectives(group: ParallelGroup) -> None:
-    """Every way of talking does what it says, on odd shapes and in half precision."""
+    """Check every collective on odd shapes and in half precision."""
     rank, size = group.rank, group.size
     mine = torch.arange(6, dtype=torch.bfloat16).view(3, 2) + 10 * rank
     everyone = torch.cat([torch.arange(6, dtype=torch.bfloat16).view(3, 2) + 10 * r for r in range(size)], dim=-1)

@@ -1,4 +1,4 @@
-"""WorkerHarness: supervisor and core of one worker group, as far as the workers can see, over real sockets."""
+"""WorkerHarness: plays supervisor and core for one worker group over real sockets."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class WorkerHarness:
         self._control.send_multipart([b"worker-0-%d" % GENERATION, payload])
 
     def start(self) -> None:
-        """Up to the answers to a first probe."""
+        """Start the workers, up to their replies to a first probe."""
         blocks = min(self.wait_for(Measured).max_blocks for _ in range(self.size))
         self.tell(Initialize(num_blocks=blocks))
         for _ in range(self.size):
@@ -164,7 +164,7 @@ class WorkerHarness:
         return msgspec.structs.replace(step, step=self.step, core_epoch=self.epoch, generation=GENERATION)
 
     def receive(self, kind: type[M]) -> M:
-        """The next result, which must be of this kind; late answers to repeated probes are passed over."""
+        """Return the next result, which must be of this kind; skip late replies to repeated probes."""
         deadline = time.monotonic() + ANSWER_S
         while self._results.poll(int(max(deadline - time.monotonic(), 0) * 1000)):
             message = self._result_decoder.decode(self._results.recv())
@@ -174,7 +174,7 @@ class WorkerHarness:
         raise TimeoutError(f"no {kind.__name__} within {ANSWER_S} s")
 
     def execute(self, step: SchedulerOutput) -> list[int]:
-        """Tokens that a step sampled."""
+        """Run a step and return its sampled tokens."""
         self.publish(step)
         result = self.receive(ModelRunnerOutput)
         assert (result.step, result.core_epoch, result.generation) == (step.step, self.epoch, GENERATION)
@@ -199,7 +199,7 @@ class WorkerHarness:
     # ── end ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def cut_lifelines(self) -> None:
-        """As if the parent had been killed: the kernel closes its descriptors."""
+        """Close the lifelines, as the kernel does when the parent is killed."""
         while self._lifelines:
             os.close(self._lifelines.pop())
 
@@ -207,7 +207,7 @@ class WorkerHarness:
         return [process.wait(timeout_s) for process in self.processes]
 
     def stop(self) -> tuple[list[int], str]:
-        """Stop all ranks; exit codes and what rank 0 wrote to stderr."""
+        """Stop all ranks; return the exit codes and the stderr of rank 0."""
         self.tell(Stop())
         words = self.processes[0].communicate(timeout=ANSWER_S)[1]
         return self.exit_codes(), words

@@ -47,7 +47,7 @@ class PendingTokens:
 
 
 class AsyncTokenCopy:
-    """Owns the stream and one slot for each step in flight."""
+    """Owns the CUDA stream of the copies and a reusable buffer for each step in flight."""
 
     def __init__(self, max_num_seqs: int, device: torch.device) -> None:
         self._max_num_seqs = max_num_seqs

@@ -22,7 +22,7 @@ class SparseMLP:
     """x [T, hidden_size] → [T, hidden_size]: a router selects the top experts of each token and mixes their outputs."""
 
     def __init__(self, loader: LayerLoader, name: str, hidden_size: int, config: ExpertsConfig) -> None:
-        """`name`: of the layer."""
+        """`name`: prefix of the layer's tensors in the checkpoint."""
         self._ops, self._group = loader.ops, loader.group
         self._config = config
         checkpoint = loader.checkpoint

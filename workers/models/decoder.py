@@ -158,8 +158,8 @@ class DecoderModel:
         return self._ops.add_rms_norm(hidden, residual, self._norm, self._eps)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Return [n, vocab_size] float32 on rank 0, [0, vocab_size] on the others, which must call too. hidden: [n,
-        hidden_size]."""
+        """Return logits [n, vocab_size] float32 of hidden [n, hidden_size] on rank 0. Other ranks must call, too; they
+        get [0, vocab_size]."""
         shard = self._ops.logits(hidden, self._head)
         scores = self._group.gather(shard)
         if scores is None:

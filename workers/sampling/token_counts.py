@@ -34,7 +34,7 @@ class TokenCounts:
         return self._counts[: self._size]
 
     def append(self, token_id: int) -> None:
-        """Count a token of the output."""
+        """Add a sampled token to the counts."""
         index = self._index_by_token.get(token_id)
         if index is None:
             index = self._index_by_token[token_id] = self._size

@@ -13,7 +13,7 @@ import torch
 
 from tokenloom.ipc.messages.workers import RowSampling
 from tokenloom.kernels.gpu.ops import TritonOps
-from tokenloom.tests.workers.device.fake_device import Again, NoWaiting, new_runner
+from tokenloom.tests.workers.device.fake_device import FakeRecorder, NoWaiting, new_runner
 from tokenloom.tests.workers.paged_run import CPU, load
 from tokenloom.tests.workers.random_schedule import BLOCK_SIZE, NUM_BLOCKS, message, new_row, sampled_by
 from tokenloom.workers.parallel import ParallelGroup
@@ -47,7 +47,7 @@ def drive(model_folder: Path, group: ParallelGroup) -> dict[str, list[int]]:
     """Tokens of each request, two steps in flight, of which none waits for the device to begin."""
     model = load(model_folder, group=group, ops=TritonOps(90))
     (spec,) = model.kv_cache_specs(BLOCK_SIZE, torch.float32)
-    recorder = Again()
+    recorder = FakeRecorder()
     runner = new_runner(recorder, model, spec.allocate(NUM_BLOCKS, CPU), group)
     outputs: dict[str, list[int]] = {}
     requests: dict[int, int] = {}  # by row

@@ -1,5 +1,5 @@
-"""What stands for a GPU in tests of the steps that run there: kernels run in Triton's interpreter, a recorded step is
-run again as it is, and whatever would wait for the device, or be launched there, is seen."""
+"""A fake GPU for tests of device steps. Kernels run in Triton's interpreter, a captured step runs again, and waits for
+the device and launches are observed."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from tokenloom.workers.models.decoder import DecoderModel
 from tokenloom.workers.parallel import ParallelGroup
 
 
-class Again:
-    """Runs the recorded step again: what a graph does, without a GPU."""
+class FakeRecorder:
+    """Replays a captured step by running it again, without a GPU."""
 
     def __init__(self) -> None:
         self.num_replays = 0
@@ -49,7 +49,7 @@ class DeviceHistoryModel(HistoryModel):
 
 
 def new_runner(
-    recorder: Again | None,
+    recorder: FakeRecorder | None,
     model: DecoderModel | DeviceHistoryModel | None = None,
     kv_cache: Tensor | None = None,
     group: ParallelGroup | None = None,
@@ -92,7 +92,7 @@ class NoWaiting(TorchFunctionMode):
 
 
 class Launches(TorchDispatchMode):
-    """Counts what is launched: kernels, and torch's operations that compute or copy. Not what the interpreter does."""
+    """Counts launches: kernels, and torch's operations that compute or copy, except those of the interpreter."""
 
     VIEWS = (
         *("empty", "empty_like", "view", "reshape", "flatten", "slice", "select", "split", "unbind", "t", "alias"),

@@ -14,7 +14,7 @@ def is_readable(watch: CompletionNotifier, timeout_s: float) -> bool:
     return bool(select.select([watch.fd], [], [], timeout_s)[0])
 
 
-def test_the_descriptor_is_readable_when_what_was_waited_for_is_over() -> None:
+def test_the_descriptor_is_readable_after_a_wait_returns() -> None:
     watch, over = CompletionNotifier(), threading.Event()
     watch.add(lambda: over.wait(DEADLINE_S) and None)
     assert not is_readable(watch, 0.05)
@@ -25,7 +25,7 @@ def test_the_descriptor_is_readable_when_what_was_waited_for_is_over() -> None:
     watch.clear()  # of nothing
 
 
-def test_a_wait_that_fails_is_an_end_too() -> None:
+def test_the_descriptor_is_readable_after_a_wait_raises() -> None:
     def fail() -> None:
         raise RuntimeError("the device is gone")
 

@@ -1,6 +1,6 @@
-"""Steps on device-resident rows give the tokens of the plain runner, whatever the schedule, one or two in flight.
+"""Steps on device-resident rows give the tokens of the plain runner under any schedule, with one or two in flight.
 
-Everything but the recording of a graph itself, on the device of fake_device.py; alone and as two ranks of a group.
+Runs everything except graph capture on the device of fake_device.py, alone and as two ranks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tokenloom.ipc.messages.workers import RowSampling, SchedulerOutput
 from tokenloom.kernels.gpu.ops import TritonOps
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.workers.device.device_rank import drive
-from tokenloom.tests.workers.device.fake_device import Again, DeviceHistoryModel, Launches, NoWaiting, new_runner
+from tokenloom.tests.workers.device.fake_device import DeviceHistoryModel, FakeRecorder, Launches, NoWaiting, new_runner
 from tokenloom.tests.workers.paged_run import CPU, PagedRun, load
 from tokenloom.tests.workers.random_schedule import (
     BLOCK_SIZE,
@@ -46,8 +46,8 @@ pytestmark = [
 @pytest.mark.parametrize(
     ("seed", "num_requests"), [(0, 3), *(pytest.param(seed, 20, marks=pytest.mark.slow) for seed in range(1, 5))]
 )
-def test_tokens_do_not_depend_on_who_runs_the_decode_steps(seed: int, num_requests: int) -> None:
-    schedule, recorder = RandomSchedule(seed), Again()
+def test_graph_decode_gives_the_tokens_of_the_plain_runner(seed: int, num_requests: int) -> None:
+    schedule, recorder = RandomSchedule(seed), FakeRecorder()
     schedule.requests = schedule.requests[:num_requests]
     runner = new_runner(recorder)
     schedule.run(runner)
@@ -55,8 +55,8 @@ def test_tokens_do_not_depend_on_who_runs_the_decode_steps(seed: int, num_reques
     assert recorder.num_replays > 10
 
 
-def test_a_row_that_another_request_takes_over_keeps_nothing_of_the_first() -> None:
-    recorder = Again()
+def test_a_reused_row_keeps_no_device_state_of_the_request_before() -> None:
+    recorder = FakeRecorder()
     runner = new_runner(recorder)
     for prompt, first_block, seed in (([5, 6, 7], 9, 3), ([70, 71, 72, 5, 6, 7, 8, 9], 20, 4)):  # begins where it ends
         sampling, size = RowSampling(seed=seed), len(prompt)
@@ -72,14 +72,14 @@ def test_a_row_that_another_request_takes_over_keeps_nothing_of_the_first() -> N
     assert recorder.num_replays == 8
 
 
-def test_a_runner_that_is_dropped_lets_go_of_its_model_and_another_takes_its_cache() -> None:
-    """What a reload does: graphs hold what they compute with, and themselves."""
+def test_a_dropped_runner_frees_its_model_and_another_reuses_its_cache() -> None:
+    """As a reload does. Graphs refer to the model and to themselves."""
     kv_cache, prompt = torch.zeros(NUM_BLOCKS, 1, 2, 1, BLOCK_SIZE, 1), [5, 6, 7]
     models: list[weakref.ref[DeviceHistoryModel]] = []
     for _ in range(2):
         model = DeviceHistoryModel()
         models.append(weakref.ref(model))
-        runner = new_runner(Again(), model, kv_cache)
+        runner = new_runner(FakeRecorder(), model, kv_cache)
         tokens = execute(runner, message([0], [3], [], [new_row(0, prompt)], [0, 0, 9, 0, 0, 10]))
         drawn = tokens.token_ids + [execute(runner, message([0], [1])).token_ids[0] for _ in range(3)]
         assert drawn == expected_tokens(prompt, RowSampling(temperature=0.0), 4)
@@ -90,7 +90,7 @@ def test_a_runner_that_is_dropped_lets_go_of_its_model_and_another_takes_its_cac
 
 @dataclass
 class ExpectingRequest(Request):
-    """Has tokens that are sampled and not known."""
+    """Also counts tokens that are sampled but not received yet."""
 
     num_expected: int = 0
 
@@ -100,13 +100,13 @@ class ExpectingRequest(Request):
 
 
 class OverlappedSchedule(RandomSchedule):
-    """A core with steps in flight: rows go on with tokens that it does not know; those of a freed row are dropped."""
+    """A core with steps in flight: rows continue before it has their tokens; tokens of a freed row are dropped."""
 
     def __init__(self, seed: int, num_requests: int) -> None:
         super().__init__(seed)
         self.waiting_for = [ExpectingRequest(r.prompt, r.sampling, r.limit) for r in self.requests[:num_requests]]
         self.requests = list[Request](self.waiting_for)
-        self.in_flight: deque[dict[int, ExpectingRequest]] = deque()  # who samples, by row
+        self.in_flight: deque[dict[int, ExpectingRequest]] = deque()  # the sampling requests, by row
 
     @property
     def open(self) -> list[Request]:
@@ -151,7 +151,7 @@ class OverlappedSchedule(RandomSchedule):
 )
 @pytest.mark.parametrize("has_graphs", [True, False])
 def test_tokens_do_not_depend_on_steps_in_flight(seed: int, num_requests: int, has_graphs: bool) -> None:
-    schedule, recorder = OverlappedSchedule(seed, num_requests), Again()
+    schedule, recorder = OverlappedSchedule(seed, num_requests), FakeRecorder()
     runner = new_runner(recorder if has_graphs else None)
     for _ in range(3000):
         while len(schedule.in_flight) < 2:
@@ -163,8 +163,8 @@ def test_tokens_do_not_depend_on_steps_in_flight(seed: int, num_requests: int, h
     schedule.check()
 
 
-def test_a_step_that_the_host_takes_part_in_waits_for_those_in_flight() -> None:
-    runner = new_runner(Again())
+def test_a_host_sampled_step_waits_for_the_steps_in_flight() -> None:
+    runner = new_runner(FakeRecorder())
     greedy, counted = RowSampling(temperature=0.0), RowSampling(temperature=0.0, num_logprobs=0)
     new_rows = [new_row(0, [5, 6, 7], sampling=greedy), new_row(1, [8, 9], sampling=counted)]
     tokens: dict[int, list[int]] = {0: [], 1: []}
@@ -193,9 +193,9 @@ def test_a_step_that_the_host_takes_part_in_waits_for_those_in_flight() -> None:
     assert tokens[1] == expected_tokens([8, 9], greedy, 2)
 
 
-def test_decode_steps_whose_tokens_the_host_draws_are_graphs_too() -> None:
-    """Its rows go on with tokens that the host chose, whoever draws the next."""
-    recorder = Again()
+def test_host_sampled_decode_steps_run_as_graphs() -> None:
+    """Rows continue with tokens that the host sampled, on the host and on the device."""
+    recorder = FakeRecorder()
     runner = new_runner(recorder)
     samplings = [RowSampling(seed=3), RowSampling(seed=4, num_logprobs=2)]
     prompts = [[5, 6, 7], [70, 71]]
@@ -218,8 +218,8 @@ def test_decode_steps_whose_tokens_the_host_draws_are_graphs_too() -> None:
     )  # of the host's two rows, of one that the device draws, … of the host's
 
 
-def test_a_token_that_comes_late_does_not_touch_the_rows_next_owner() -> None:
-    runner = new_runner(Again())
+def test_a_late_token_is_not_written_to_the_next_request_of_its_row() -> None:
+    runner = new_runner(FakeRecorder())
     prompt = [70, 71, 72, 73, 74, 75]
     runner.start(message([0], [3], [], [new_row(0, [5, 6, 7])], [0, 0, 9]))
     runner.start(message([0], [2], [0], [new_row(0, prompt)], [0, 0, 11, 0, 0, 12]))
@@ -233,7 +233,7 @@ def test_a_token_that_comes_late_does_not_touch_the_rows_next_owner() -> None:
 def test_starting_a_step_never_waits_for_the_device(tmp_path: Path) -> None:
     model = load(tiny_checkpoint(tmp_path, "qwen3"), ops=TritonOps(90))
     (spec,) = model.kv_cache_specs(BLOCK_SIZE, torch.float32)
-    runner = new_runner(Again(), model, spec.allocate(NUM_BLOCKS, CPU))
+    runner = new_runner(FakeRecorder(), model, spec.allocate(NUM_BLOCKS, CPU))
     sampling = RowSampling(temperature=0.7, top_k=20, top_p=0.9, seed=5)
     new_rows = [new_row(0, [5, 6, 7]), new_row(1, [8, 9], sampling=sampling)]
     steps = [
@@ -255,7 +255,7 @@ def test_a_decode_step_has_one_launch_before_its_layers_and_one_after(tmp_path: 
     launch more, other rows than before another copy."""
     model = load(tiny_checkpoint(tmp_path, "qwen3"), ops=TritonOps(90))
     (spec,) = model.kv_cache_specs(BLOCK_SIZE, torch.float32)
-    runner = new_runner(Again(), model, spec.allocate(NUM_BLOCKS, CPU))
+    runner = new_runner(FakeRecorder(), model, spec.allocate(NUM_BLOCKS, CPU))
     new_rows = [new_row(row, [5, 6, 7], sampling=RowSampling(temperature=0.7, seed=row)) for row in range(3)]
     admitting = message([0, 1, 2], [3, 3, 3], [], new_rows, [0, 0, 9, 0, 0, 10, 1, 0, 11, 2, 0, 12])
     with Launches() as mixed:
@@ -287,7 +287,7 @@ def test_a_decode_step_has_one_launch_before_its_layers_and_one_after(tmp_path: 
     assert changing.counts == expected + Counter({"write_rows_kernel": 1, "copy_": 2})
 
 
-def test_two_ranks_give_the_tokens_of_one_and_wait_for_nothing_but_each_other(tmp_path: Path) -> None:
+def test_two_ranks_give_the_tokens_of_one_without_waiting_for_the_device(tmp_path: Path) -> None:
     tiny_checkpoint(tmp_path / "model", "qwen3")
     wanted = drive(tmp_path / "model", ParallelGroup())
     for code, error in run_ranks(tmp_path, 2, "device.device_rank", tmp_path, deadline_s=300.0):  # it interprets
@@ -297,7 +297,7 @@ def test_two_ranks_give_the_tokens_of_one_and_wait_for_nothing_but_each_other(tm
     assert [len(tokens) for tokens in wanted.values()] == [9, 5, 7, 3]
 
 
-def test_nothing_is_collected_while_a_graph_is_recorded_however_that_ends() -> None:
+def test_garbage_collection_is_paused_during_capture_and_resumes_after_an_error() -> None:
     assert gc.isenabled()
     with pytest.raises(KeyError), gc_paused():
         assert not gc.isenabled()
@@ -305,7 +305,7 @@ def test_nothing_is_collected_while_a_graph_is_recorded_however_that_ends() -> N
     assert gc.isenabled()
 
 
-def test_sizes_grow_by_an_eighth_and_hold_the_rows() -> None:
+def test_padded_sizes_exceed_the_rows_by_at_most_an_eighth() -> None:
     for num_rows in range(1, 513):
         size = padded_size(num_rows, 512)
         assert num_rows <= size <= max(num_rows + 3, num_rows * 9 / 8 + 1)
@@ -314,7 +314,7 @@ def test_sizes_grow_by_an_eighth_and_hold_the_rows() -> None:
     assert len({padded_size(n, 512) for n in range(1, 513)}) <= 48
 
 
-def test_what_graphs_take_has_room_for_the_kernels_of_each() -> None:
+def test_graph_bytes_counts_the_kernels_of_each_graph() -> None:
     """Qwen3-8B's shape, 64 rows: 0.22 GB for the largest, and twice 18 graphs of 36 layers, 10 KB for each kernel."""
     few, many = (graph_bytes(64, 151_936, 32, 128, num_layers, 2560, 1) for num_layers in (1, 36))
     num_sizes = len({padded_size(n, 64) for n in range(1, 65)})
@@ -324,7 +324,7 @@ def test_what_graphs_take_has_room_for_the_kernels_of_each() -> None:
 
 
 @torch.inference_mode()
-def test_a_decoder_gives_the_logits_of_the_reference_with_the_kernels_of_a_gpu(tmp_path: Path) -> None:
+def test_triton_kernels_give_the_logits_of_the_reference(tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path, "qwen3")
     plain, kernels = load(folder), load(folder, ops=TritonOps(90))
     prompt = np.random.default_rng(0).integers(0, 200, 21).tolist()

@@ -1,4 +1,4 @@
-"""What is compiled while weights are read is what steps launch, whatever their sizes; it takes no GPU to see."""
+"""The warm-up compiles the kernels that steps of any size launch; tested without a GPU."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tokenloom.workers.device.kernel_warmup import distinct_layers
 SHAPE = {"hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64}
 
 
-def compile_ahead(folder: Path, *options: str) -> tuple[dict[str, object], str]:
-    """What was found and what was logged, in a process of its own: this one interprets."""
+def run_warmup(folder: Path, *options: str) -> tuple[dict[str, object], str]:
+    """Run the warm-up in its own process, because this one interprets; return its result and its log."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(folder / "cache")
     command = [sys.executable, "-P", "-m", "tokenloom.tests.workers.device.kernel_warmup_run", str(folder), *options]
@@ -52,14 +52,14 @@ def compile_ahead(folder: Path, *options: str) -> tuple[dict[str, object], str]:
         ),
     ],
 )
-def test_no_step_launches_what_was_not_compiled_ahead(
+def test_steps_launch_only_kernels_that_the_warmup_compiled(
     family: str, form: str | None, options: list[str], tmp_path: Path
 ) -> None:
     if form is None:
         folder = tiny_checkpoint(tmp_path, family, **SHAPE)
     else:
         folder, _ = quantized_pair(tmp_path, form, family, intermediate_size=512, **SHAPE)
-    found, log = compile_ahead(folder, *options)
+    found, log = run_warmup(folder, *options)
     assert found["missing"] == []
     num_kernels = found["num_kernels"]
     assert isinstance(num_kernels, int) and 10 <= num_kernels <= 30
@@ -67,21 +67,21 @@ def test_no_step_launches_what_was_not_compiled_ahead(
     assert "one by one" not in log
 
 
-def test_a_triton_that_compiles_in_no_threads_compiles_the_same_one_after_the_other(tmp_path: Path) -> None:
+def test_without_threaded_compilation_the_same_kernels_compile_one_by_one(tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path, "qwen3", **SHAPE)
-    found, log = compile_ahead(folder, "alone")
+    found, log = run_warmup(folder, "alone")
     assert found["missing"] == []
-    assert found["num_kernels"] == compile_ahead(folder)[0]["num_kernels"]
-    assert log.count("kernels are compiled one by one") == 2  # ahead, and what would have been missing
+    assert found["num_kernels"] == run_warmup(folder)[0]["num_kernels"]
+    assert log.count("kernels are compiled one by one") == 2  # at the warm-up and for the missing kernels
 
 
-def test_a_compiler_that_hangs_is_named_by_its_kernel(tmp_path: Path) -> None:
-    found, _ = compile_ahead(tiny_checkpoint(tmp_path, "qwen3", **SHAPE), "hanging")
+def test_a_hanging_compilation_is_reported_with_its_kernel(tmp_path: Path) -> None:
+    found, _ = run_warmup(tiny_checkpoint(tmp_path, "qwen3", **SHAPE), "hanging")
     named = re.search(r"kernels are still compiling after 5 s \((.*)\): raise --start-timeout-s", str(found["error"]))
     assert named is not None and "begin_decode_kernel" in named[1], found
 
 
-def test_few_layers_stand_for_all_where_each_kind_is_among_them(tmp_path: Path) -> None:
+def test_distinct_layers_include_each_kind_of_layer(tmp_path: Path) -> None:
     config = ModelConfig.load(tiny_checkpoint(tmp_path, "mixtral", num_hidden_layers=4))
     for windows, expert_layers, num_layers in (
         ([None] * 4, [0, 1, 2, 3], 1),

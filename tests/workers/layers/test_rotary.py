@@ -76,7 +76,7 @@ def test_rotated_heads_equal_transformers(kind: str, head_dim: int, tmp_path: Pa
 
 
 @pytest.mark.parametrize("max_model_len", [LENGTH + 1, 3 * LENGTH])
-def test_base_of_dynamic_is_that_of_the_longest_context(max_model_len: int) -> None:
+def test_dynamic_rope_uses_the_base_of_the_longest_context(max_model_len: int) -> None:
     parameters = KINDS["dynamic"]
     expected, _ = ROPE_INIT_FUNCTIONS["dynamic"](config_of(parameters, 64), CPU, seq_len=max_model_len)
     rope = RopeConfig(kind="dynamic", theta=10000.0, parameters={"factor": 4.0})
@@ -85,7 +85,7 @@ def test_base_of_dynamic_is_that_of_the_longest_context(max_model_len: int) -> N
     assert magnitude == 1.0
 
 
-def test_base_of_dynamic_is_unchanged_up_to_the_original_length() -> None:
+def test_dynamic_rope_keeps_the_base_up_to_the_original_length() -> None:
     rope = RopeConfig(kind="dynamic", theta=10000.0, parameters={"factor": 4.0})
     plain, _ = rotary_frequencies(RopeConfig(), 64, LENGTH, LENGTH)
     for max_model_len in (1, 100, LENGTH):

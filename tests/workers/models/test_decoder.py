@@ -167,9 +167,7 @@ def test_one_prefill_and_stepwise_decode_agree_with_transformers(family: str, tm
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("family", ["qwen3", "mixtral", "qwen3_moe"])
-def test_half_precision_stays_as_near_to_float32_as_transformers_does(
-    family: str, dtype: torch.dtype, tmp_path: Path
-) -> None:
+def test_half_precision_is_as_close_to_float32_as_transformers(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path, family, seed=3)
     tokens = prompts_of({"a": 120, "b": 40}, 270, seed=4)
     exact, rounded = oracle(folder, tokens), oracle(folder, tokens, dtype)
@@ -196,14 +194,14 @@ def test_logits_on_a_gpu_equal_transformers_on_the_cpu(case: str, tmp_path: Path
         torch.testing.assert_close(actual[name].cpu(), expected[name], atol=TOLERANCE, rtol=0, msg=message)
 
 
-def test_step_without_tokens_changes_nothing(tmp_path: Path) -> None:
+def test_a_step_without_tokens_changes_nothing(tmp_path: Path) -> None:
     run = PagedRun(load(tiny_checkpoint(tmp_path)), 16)
     before = run.kv_cache.clone()
     assert run.step({}) == {}
     assert torch.equal(run.kv_cache, before)
 
 
-def test_model_states_its_size(tmp_path: Path) -> None:
+def test_a_model_reports_its_kv_cache_spec_and_weight_bytes(tmp_path: Path) -> None:
     tied = load(tiny_checkpoint(tmp_path / "tied", "qwen2"), max_model_len=10)
     untied = load(tiny_checkpoint(tmp_path / "untied", "qwen2", tie_word_embeddings=False), max_model_len=10)
     files = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("tied", "untied")]

@@ -27,14 +27,14 @@ def draw_of(reached_noise: float, top_k: int = 0, top_p: float = 1.0, min_p: flo
 
 
 @pytest.mark.parametrize("reached_noise", [-3.1, 0.0, 2.5, 11.0, MAX_GUMBEL])
-def test_the_floor_is_where_the_most_noise_reaches_the_score(reached_noise: float) -> None:
+def test_the_weight_floor_is_the_least_that_the_largest_noise_lifts_to_the_score(reached_noise: float) -> None:
     floor = draw_of(reached_noise).least_winning_weight
     assert math.log(floor) + MAX_GUMBEL < reached_noise, "a token under the floor could have won"
     assert math.log(floor * 1.01) + MAX_GUMBEL > reached_noise, "the floor lets in tokens that cannot win"
 
 
 @pytest.mark.parametrize("reached_noise", [-3.1, 0.0, 2.5, 11.0])
-def test_no_bits_beyond_the_scale_reach_the_score(reached_noise: float) -> None:
+def test_noise_above_the_scale_never_reaches_the_score(reached_noise: float) -> None:
     weights = np.exp(-np.linspace(0, 20, 50))
     bits = np.floor(weights * draw_of(reached_noise).noise_scale()) + 1
     is_possible = bits < 2**32
@@ -42,7 +42,7 @@ def test_no_bits_beyond_the_scale_reach_the_score(reached_noise: float) -> None:
     assert is_possible.any() and (scores < reached_noise).all()
 
 
-def test_a_row_in_which_most_tokens_could_win_is_thinned_by_its_noise() -> None:
+def test_a_wide_row_is_thinned_by_its_noise() -> None:
     vocab_size, reached = 20_000, 3.0
     logits = torch.zeros(1, vocab_size)
     found = find_candidates(logits, [draw_of(reached)], None)[0].token_ids
@@ -62,7 +62,7 @@ def test_top_k_keeps_the_k_largest_and_their_ties(top_k: int) -> None:
 
 
 @pytest.mark.parametrize("top_p", [0.9, 0.99, 1 - 1e-12])
-def test_top_p_cuts_where_exact_sums_do(top_p: float) -> None:
+def test_top_p_cuts_at_the_token_of_exact_sums(top_p: float) -> None:
     draw, rng = draw_of(-30.0, top_p=top_p), np.random.default_rng(2)
     for _ in range(3):
         values = -rng.exponential(3, 152_000).astype(np.float32)

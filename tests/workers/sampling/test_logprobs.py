@@ -33,7 +33,7 @@ def expected(logits: F64, token_id: int, k: int) -> tuple[int, list[int], F64]:
 
 @pytest.mark.parametrize("score", [score_tokens, on_device], ids=["host", "device"])
 @pytest.mark.parametrize("vocab_size", [7, 1000, 9001])
-def test_scores_are_those_of_a_sort(vocab_size: int, score: Callable[..., list[ScoredToken]]) -> None:
+def test_ranks_and_logprobs_equal_a_full_sort(vocab_size: int, score: Callable[..., list[ScoredToken]]) -> None:
     rng = np.random.default_rng(vocab_size)
     logits = rng.normal(0, 4, (40, vocab_size)).astype(np.float32)
     logits[20:] = logits[20:].round(1 if score is score_tokens else 3)  # topk of a device may choose among ties
@@ -54,7 +54,7 @@ def test_scores_are_those_of_a_sort(vocab_size: int, score: Callable[..., list[S
         assert np.allclose(scored[i].logprobs, logprobs, atol=2e-5, rtol=1e-6)
 
 
-def test_a_row_without_a_distribution_has_logprobs_without_a_number() -> None:
+def test_a_row_without_a_distribution_has_nan_logprobs() -> None:
     logits = torch.zeros(4, 50)
     logits[0, 3], logits[1, 7], logits[2] = torch.nan, torch.inf, -torch.inf
     scored = score_tokens(logits, np.array([3, 7, 0, 4]), [5, np.arange(5), 0, 5])
@@ -65,7 +65,7 @@ def test_a_row_without_a_distribution_has_logprobs_without_a_number() -> None:
 
 @pytest.mark.parametrize("chunk", [1, 2, 5, 17])
 @pytest.mark.parametrize("start", [1, 2, 9, 16])
-def test_prompts_are_scored_from_where_they_are_wanted_whatever_the_chunks(
+def test_prompt_logprobs_start_at_the_requested_token_under_any_chunking(
     chunk: int, start: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model_runner, "LOGITS_BYTES", 3 * 4 * VOCAB_SIZE)  # three rows at once

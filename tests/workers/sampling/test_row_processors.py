@@ -1,4 +1,4 @@
-"""Each parameter does what a plain numpy reference says, under any schedule, and its presence changes something."""
+"""Each parameter changes tokens exactly as a plain numpy reference does, under any schedule."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def to_row(wanted: Wanted) -> RowSampling:
 
 
 class WantedSchedule(RandomSchedule):
-    """A random schedule whose requests all ask for `fields`, at different temperatures."""
+    """Make a random schedule with `fields` in all requests, at different temperatures."""
 
     def __init__(self, seed: int, fields: dict[str, object]) -> None:
         self.fields = fields
@@ -119,7 +119,7 @@ def reference(prompt: list[int], wanted: Wanted, count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_tokens_are_those_of_the_reference_and_others_than_without(name: str) -> None:
+def test_tokens_equal_the_reference_and_differ_from_unprocessed_ones(name: str) -> None:
     schedule = WantedSchedule(len(name), CASES[name])
     outputs = serve(schedule)
     for request, wanted in zip(schedule.requests, schedule.wanted, strict=True):
@@ -128,11 +128,11 @@ def test_tokens_are_those_of_the_reference_and_others_than_without(name: str) ->
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_logit_is_that_of_the_reference(name: str) -> None:
+def test_every_logit_equals_the_reference(name: str) -> None:
     rng = np.random.default_rng(len(name))
     wanted = Wanted(**CASES[name])  # type: ignore[arg-type]
     logits = rng.normal(0, 3, (6, VOCAB_SIZE)).astype(np.float32)
-    ends = [[], [1, 2], [9, 2], [2], [7, 50], [1, 2, 1, 2]]  # of the output: what bad words look at
+    ends = [[], [1, 2], [9, 2], [2], [7, 50], [1, 2, 1, 2]]  # the last output tokens, for bad words
     histories = [(rng.integers(0, 30, 9).tolist(), [*rng.integers(0, 30, len(end)).tolist(), *end]) for end in ends]
     rules = {
         i: RowProcessors(new_row(i, [*prompt, *outputs], 0, to_row(wanted), len(prompt)), [prefer_new], VOCAB_SIZE)
@@ -146,7 +146,7 @@ def test_every_logit_is_that_of_the_reference(name: str) -> None:
         assert np.allclose(found[i].numpy(), expected, atol=1e-5)
 
 
-def test_rows_without_rules_are_not_touched_by_those_with_them() -> None:
+def test_rows_without_processors_keep_their_logits() -> None:
     class Mixed(WantedSchedule):
         def _request(self) -> Request:
             self.fields = CASES["everything"] if len(self.wanted) % 2 else {}
@@ -178,13 +178,13 @@ def test_counts_follow_the_output_and_grow() -> None:
         (RowSampling(bias_ids=frame(3)), "1 bias ids, 0 values"),
     ],
 )
-def test_a_row_whose_parameters_make_no_sense_is_refused(sampling: RowSampling, what: str) -> None:
+def test_a_row_with_invalid_parameters_is_refused(sampling: RowSampling, what: str) -> None:
     with pytest.raises(ProtocolError, match=what):
         execute(new_runner(), message(new_rows=[new_row(0, [1], 0, sampling)]))
 
 
 @pytest.mark.parametrize("path", ["no_such_module:function", "math:nothing", "math:pi", "math"])
-def test_a_processor_that_cannot_be_called_stops_the_start_with_its_path(path: str) -> None:
+def test_a_processor_that_cannot_be_loaded_is_a_config_error_with_its_path(path: str) -> None:
     with pytest.raises(ConfigError, match=path):
         load_processors(path)
 

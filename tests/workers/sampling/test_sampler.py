@@ -36,7 +36,7 @@ def wanted_of(sampling: RowSampling) -> Wanted:
 
 
 def filtered_distribution(logits: F64, sampling: RowSampling) -> F64:
-    """What the filters of the reference leave of one row."""
+    """Return the tokens of one row that pass the filters of the reference."""
     scaled = filtered(logits, wanted_of(sampling))
     probabilities = np.exp(scaled - scaled.max())
     return np.asarray(probabilities / probabilities.sum())
@@ -75,14 +75,14 @@ CASES = [
 
 @pytest.mark.parametrize("logits", [PEAKED, TIED], ids=["peaked", "tied"])
 @pytest.mark.parametrize("sampling", CASES, ids=repr)
-def test_draws_follow_the_filtered_distribution(logits: F64, sampling: RowSampling) -> None:
+def test_samples_follow_the_filtered_distribution(logits: F64, sampling: RowSampling) -> None:
     check_draws(logits, sampling, 4000)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("logits", [PEAKED, TIED], ids=["peaked", "tied"])
 @pytest.mark.parametrize("sampling", CASES, ids=repr)
-def test_many_draws_follow_the_filtered_distribution(logits: F64, sampling: RowSampling) -> None:
+def test_many_samples_follow_the_filtered_distribution(logits: F64, sampling: RowSampling) -> None:
     check_draws(logits, sampling, 100_000)
 
 
@@ -118,9 +118,7 @@ def brute_force(logits: F64, sampling: RowSampling, position: int) -> int:
 @pytest.mark.parametrize("sampler", [SAMPLER, WITH_KERNELS], ids=["numpy", "kernels"])
 @pytest.mark.parametrize("spread", [0.01, 1.0, 8.0])
 @pytest.mark.parametrize("vocab_size", [5, 1003, 9001])
-def test_pruning_never_changes_the_token_that_full_noise_would_give(
-    vocab_size: int, spread: float, sampler: Sampler
-) -> None:
+def test_pruning_never_changes_the_sampled_token(vocab_size: int, spread: float, sampler: Sampler) -> None:
     rng = np.random.default_rng(vocab_size)
     num_rows = 60
     logits = rng.normal(0, spread, (num_rows, vocab_size)).astype(np.float32)
@@ -131,7 +129,7 @@ def test_pruning_never_changes_the_token_that_full_noise_would_give(
     assert answer.tolist() == expected
 
 
-def test_a_draw_does_not_depend_on_the_batch() -> None:
+def test_a_sample_does_not_depend_on_the_batch() -> None:
     rng = np.random.default_rng(3)
     logits = torch.from_numpy(rng.normal(0, 2, (40, 2000)).astype(np.float32))
     rows = [random_sampling(rng) for _ in range(40)]
@@ -145,7 +143,7 @@ def test_a_draw_does_not_depend_on_the_batch() -> None:
     assert shuffled.tolist() == together[order].tolist() == alone
 
 
-def test_seed_and_position_each_change_the_draws() -> None:
+def test_seed_and_position_each_change_the_samples() -> None:
     flat = np.zeros(1000)
     first = draw(flat, RowSampling(seed=1), 200)
     assert np.array_equal(first, draw(flat, RowSampling(seed=1), 200))
@@ -179,7 +177,7 @@ def test_greedy_rows_beside_sampled_ones_stay_greedy() -> None:
     assert (answer[1::2] == 7).mean() < 0.2
 
 
-def test_logits_are_left_unchanged_and_minus_infinity_is_never_drawn() -> None:
+def test_logits_stay_unchanged_and_minus_infinity_is_never_sampled() -> None:
     logits = torch.full((300, 9), -torch.inf)
     logits[:, 4:6] = 1.0
     before = logits.clone()
@@ -188,7 +186,7 @@ def test_logits_are_left_unchanged_and_minus_infinity_is_never_drawn() -> None:
     assert torch.equal(logits, before)
 
 
-def test_a_row_of_nan_disturbs_no_other_row() -> None:
+def test_a_row_of_nan_does_not_change_other_rows() -> None:
     rng = np.random.default_rng(4)
     logits = torch.from_numpy(rng.normal(0, 2, (3, 500)).astype(np.float32))
     columns = columns_of([RowSampling(seed=row, top_p=0.9) for row in range(3)])

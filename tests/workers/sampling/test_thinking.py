@@ -40,7 +40,7 @@ def random_row(rng: np.random.Generator, markers: tuple[list[int], list[int]], c
 
 @pytest.mark.parametrize("markers", MARKERS, ids=str)
 @pytest.mark.parametrize("budget", [0, 1, 2, 7])
-def test_every_thought_ends_in_time_and_a_row_that_is_cut_anywhere_goes_on_as_it_would_have(
+def test_reasoning_ends_within_its_budget_and_a_resumed_row_continues_unchanged(
     markers: tuple[list[int], list[int]], budget: int
 ) -> None:
     rng, (begin, end), num_forced = np.random.default_rng(budget), markers, 0
@@ -81,7 +81,7 @@ class ThinkingSchedule(RandomSchedule):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_end_is_forced_at_the_same_token_under_any_schedule(seed: int) -> None:
+def test_the_end_marker_is_forced_at_the_same_token_under_any_schedule(seed: int) -> None:
     schedule = ThinkingSchedule(seed)
     schedule.run(new_runner())
     for request in schedule.requests:

@@ -1,4 +1,4 @@
-"""A mask leaves its rows the tokens whose bits are set and touches no other row."""
+"""A mask keeps the tokens with set bits in its rows and changes no other row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A checkpoint is read by the slice, from one file or many; what is wrong with it is said in one line."""
+"""A checkpoint is read by the slice, from one file or many; an error names the defect in one line."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def same_logits(first: Path, second: Path) -> bool:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_made_checkpoints_are_what_transformers_expects(family: str, tmp_path: Path) -> None:
+def test_transformers_loads_the_checkpoints_of_these_tests(family: str, tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path, family)
     load_theirs: Any = transformers.AutoModelForCausalLM.from_pretrained
     _, report = load_theirs(folder, output_loading_info=True)
@@ -47,7 +47,7 @@ def test_made_checkpoints_are_what_transformers_expects(family: str, tmp_path: P
     assert tokenizer.decode(list(text.encode())) == text
 
 
-def test_pieces_are_stacked_sliced_and_padded_with_zeros(tmp_path: Path) -> None:
+def test_slices_are_concatenated_and_padded_with_zeros(tmp_path: Path) -> None:
     a, b = torch.randn(6, 4), torch.randn(5, 8)
     save_file({"a": a, "b": b}, tmp_path / "model.safetensors")
     with open_checkpoint(tmp_path) as checkpoint:
@@ -61,7 +61,7 @@ def test_pieces_are_stacked_sliced_and_padded_with_zeros(tmp_path: Path) -> None
     assert torch.equal(outside, torch.zeros(2, 4))
 
 
-def test_many_files_give_what_one_file_gives(tmp_path: Path) -> None:
+def test_a_sharded_checkpoint_loads_the_same_tensors_as_one_file(tmp_path: Path) -> None:
     one = tiny_checkpoint(tmp_path / "one", seed=4)
     many = tiny_checkpoint(tmp_path / "many", seed=4, shard_bytes=SHARDED)
     assert len(list(many.glob("*.safetensors"))) > 3
@@ -72,7 +72,7 @@ def test_many_files_give_what_one_file_gives(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stored", [torch.float64, torch.bfloat16, torch.float16])
-def test_tensors_are_converted_to_the_dtype_that_is_asked_for(stored: torch.dtype, tmp_path: Path) -> None:
+def test_tensors_are_converted_to_the_requested_dtype(stored: torch.dtype, tmp_path: Path) -> None:
     tensor = torch.randn(4, 4).to(stored)
     save_file({"a": tensor}, tmp_path / "model.safetensors")
     with open_checkpoint(tmp_path) as checkpoint:
@@ -83,7 +83,7 @@ def test_tensors_are_converted_to_the_dtype_that_is_asked_for(stored: torch.dtyp
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
 @pytest.mark.parametrize("save_original_format", [True, False])
-def test_experts_are_read_as_transformers_saves_them(family: str, save_original_format: bool, tmp_path: Path) -> None:
+def test_experts_load_as_transformers_saves_them(family: str, save_original_format: bool, tmp_path: Path) -> None:
     """One by one under the names of the family, or (its own form) stacked in one tensor per layer."""
     ours, theirs = tiny_checkpoint(tmp_path / "ours", family), tmp_path / "theirs"
     load_theirs: Any = transformers.AutoModelForCausalLM.from_pretrained
@@ -96,7 +96,7 @@ def test_experts_are_read_as_transformers_saves_them(family: str, save_original_
         assert torch.equal(logits[0][name], logits[1][name])
 
 
-def test_tensors_that_no_layer_asks_for_are_ignored(tmp_path: Path) -> None:
+def test_unused_tensors_are_ignored(tmp_path: Path) -> None:
     plain, more = tiny_checkpoint(tmp_path / "plain"), tiny_checkpoint(tmp_path / "more")
     edit(more, {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(16), "lm_head.weight": torch.ones(307, 96)})
     assert same_logits(plain, more)
@@ -109,14 +109,14 @@ def test_missing_tensor_is_named(tmp_path: Path) -> None:
         load(folder)
 
 
-def test_untied_head_must_be_there(tmp_path: Path) -> None:
+def test_a_missing_untied_head_is_an_error(tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path, tie_word_embeddings=False)
     edit(folder, {"lm_head.weight": None})
     with pytest.raises(ConfigError, match=r"lm_head.weight is missing"):
         load(folder)
 
 
-def test_wrong_shape_is_told_with_both_shapes(tmp_path: Path) -> None:
+def test_a_wrong_shape_is_reported_with_both_shapes(tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path)
     edit(folder, {Q_PROJ: torch.zeros(64, 96)})
     with pytest.raises(ConfigError, match=rf"model.safetensors: tensor {Q_PROJ} has shape \[64, 96\].*\[96, 96\]"):
@@ -143,7 +143,7 @@ def test_truncated_file_is_named_with_its_size(kept: int, shard_bytes: int, tmp_
         load(folder)
 
 
-def test_damaged_header_is_told(tmp_path: Path) -> None:
+def test_a_damaged_header_is_reported(tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path)
     file = folder / "model.safetensors"
     content = bytearray(file.read_bytes())
@@ -162,14 +162,14 @@ def test_missing_shard_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": 3}'])
-def test_damaged_index_is_told(content: str, tmp_path: Path) -> None:
+def test_a_damaged_index_is_reported(content: str, tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path, shard_bytes=SHARDED)
     (folder / "model.safetensors.index.json").write_text(content)
     with pytest.raises(ConfigError, match=r"model.safetensors.index.json cannot be read"):
         load(folder)
 
 
-def test_index_decides_which_file_holds_a_tensor(tmp_path: Path) -> None:
+def test_the_index_selects_the_file_of_a_tensor(tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path, shard_bytes=SHARDED)
     index_file = folder / "model.safetensors.index.json"
     index = json.loads(index_file.read_text())
@@ -179,14 +179,14 @@ def test_index_decides_which_file_holds_a_tensor(tmp_path: Path) -> None:
         load(folder)
 
 
-def test_only_pickled_weights_are_refused_with_a_mend(tmp_path: Path) -> None:
+def test_pickled_weights_are_refused_with_a_remedy(tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path)
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(ConfigError, match=r"only pytorch_model.bin.*save_pretrained"):
         load(folder)
 
 
-def test_folder_without_weights_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_weights_is_reported(tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path)
     (folder / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match=r"neither model.safetensors nor"):

@@ -1,4 +1,4 @@
-"""Quantized checkpoints mean what their formats say: ours against numpy's unpacking, whole and cut into shards."""
+"""Quantized matrices equal an unpacking by numpy, whole and in shards."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def open_pair(folders: tuple[Path, Path]) -> tuple[Checkpoint, dict[str, torch.T
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_matrices_are_what_their_codes_stand_for(form: str, tmp_path: Path) -> None:
+def test_loaded_matrices_equal_the_dequantized_codes(form: str, tmp_path: Path) -> None:
     checkpoint, floats = open_pair(quantized_pair(tmp_path, form, intermediate_size=INNER, **SHAPE))
     names = [f"{LAYER}.self_attn.{name}_proj.weight" for name in "qkv"]
     with checkpoint:
@@ -50,7 +50,7 @@ def test_matrices_are_what_their_codes_stand_for(form: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("num_ranks", [2, 4, 8])
 @pytest.mark.parametrize("form", FORMATS)
-def test_a_rank_gets_its_share_wherever_groups_begin(form: str, num_ranks: int, tmp_path: Path) -> None:
+def test_a_shard_may_begin_inside_a_quantization_group(form: str, num_ranks: int, tmp_path: Path) -> None:
     checkpoint, floats = open_pair(quantized_pair(tmp_path, form, intermediate_size=INNER, **SHAPE))
     with checkpoint:
         for name, axis in ((f"{LAYER}.mlp.up_proj.weight", 0), (f"{LAYER}.mlp.down_proj.weight", 1)):
@@ -66,7 +66,7 @@ def test_a_rank_gets_its_share_wherever_groups_begin(form: str, num_ranks: int, 
     ("form", "family"),
     [*((form, "llama") for form in FORMATS), ("awq", "mixtral"), ("gptq, act-order", "qwen3_moe")],
 )
-def test_logits_equal_transformers_on_the_floats(form: str, family: str, tmp_path: Path) -> None:
+def test_logits_equal_transformers_on_dequantized_weights(form: str, family: str, tmp_path: Path) -> None:
     shape = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
     quantized, plain = quantized_pair(tmp_path, form, family, intermediate_size=72, **shape)
     lengths = {"a": 40, "b": 1, "c": 17}
@@ -77,7 +77,7 @@ def test_logits_equal_transformers_on_the_floats(form: str, family: str, tmp_pat
         torch.testing.assert_close(actual[name], expected[name], atol=1e-4, rtol=0, msg=f"{form}: {name}")
 
 
-def test_matrices_that_are_not_quantized_stay_as_they_are(tmp_path: Path) -> None:
+def test_unquantized_matrices_stay_floats(tmp_path: Path) -> None:
     checkpoint, floats = open_pair(quantized_pair(tmp_path, "awq", **SHAPE))
     folder = checkpoint.folder
     names = [f"{LAYER}.self_attn.{name}_proj" for name in "qkv"]
@@ -106,7 +106,7 @@ def test_quantizing_on_load_keeps_logits_near(kind: str, tmp_path: Path) -> None
     assert 1e-4 < error < {"int8": 0.05, "fp8": 0.15}[kind]
 
 
-def test_scales_of_other_blocks_are_told(tmp_path: Path) -> None:
+def test_scales_of_another_block_size_are_reported(tmp_path: Path) -> None:
     quantized, _ = quantized_pair(tmp_path, "fp8, blocks", **SHAPE)
     wrong = QuantizationConfig(layout="scaled", weight_dtype="fp8", block=(16, 16))
     message = r"q_proj.weight_scale_inv has shape \[2, 2\], blocks of 16 x 16 in \[96, 96\] ask for \[6, 6\]"
@@ -114,7 +114,7 @@ def test_scales_of_other_blocks_are_told(tmp_path: Path) -> None:
         load_matrix(checkpoint, TensorSlice(Q_PROJ, (96, 96)))
 
 
-def test_codes_of_another_kind_are_told(tmp_path: Path) -> None:
+def test_codes_of_another_dtype_are_reported(tmp_path: Path) -> None:
     quantized, _ = quantized_pair(tmp_path, "int8, channels", **SHAPE)
     wrong = QuantizationConfig(layout="scaled", weight_dtype="fp8")
     message = r"q_proj.weight is I8, only F8_E4M3 can be used here"
