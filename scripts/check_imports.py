@@ -65,6 +65,8 @@ FOLDERS = {
     "workers/sampling": Folder((*IPC, "kernels", "kernels/cpu", "kernels/gpu/sampling"), _WORKERS),
     "workers/weights": Folder((*IPC, "kernels"), _WORKERS | _parties("safetensors")),
     "frontend": Folder(IPC, _parties("msgspec zmq")),
+    "frontend/anthropic": Folder(_frontend("anthropic/forms openai openai/forms"), _ASGI),
+    "frontend/anthropic/forms": Folder(_frontend("openai/forms openai/parsers"), _ASGI),
     "frontend/cli": Folder(_frontend("client embedded options"), _CLIENT | _parties("shtab")),
     "frontend/client": Folder(("ipc", "ipc/messages", "ipc/process"), _CLIENT),
     "frontend/client/offline": Folder(("ipc", "ipc/messages"), _CLIENT | _parties("transformers")),
@@ -73,10 +75,14 @@ FOLDERS = {
         _parties("msgspec zmq"),
     ),
     "frontend/http": Folder(
-        _frontend("client intake listening metrics openai openai/forms openai/parsers requests"),
+        _frontend(
+            "anthropic anthropic/forms client intake listening metrics openai openai/forms openai/parsers requests"
+        ),
         _ASGI | _parties("zmq uvicorn uvloop"),
     ),
-    "frontend/intake": Folder(_frontend("client openai/forms openai/parsers text"), _parties("msgspec zmq")),
+    "frontend/intake": Folder(
+        _frontend("anthropic/forms client openai/forms openai/parsers text"), _parties("msgspec zmq")
+    ),
     "frontend/listening": Folder(IPC),
     "frontend/metrics": Folder(IPC, _parties("msgspec opentelemetry")),
     "frontend/openai": Folder(_frontend("client intake metrics requests text"), _ASGI),

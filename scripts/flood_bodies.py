@@ -65,6 +65,7 @@ def bodies(megabytes: float) -> Bodies:
         b'{%s,"tools":[{"type":"function","function":{"name":"f","parameters":{"enum":[%s]}}}]}' % (question, objects),
     )
     yield "/v1/responses", "text", b'{"input":"%s"}' % text
+    yield "/v1/messages", "text", b'{"max_tokens":4,"messages":[{"role":"user","content":"%s"}]}' % text
     yield embedding, "text", b'{"input":"%s"}' % text
     yield embedding, "token ids", b'{"input":[%s]}' % ids
     yield "/tokenize", "text", b'{"prompt":"%s"}' % text

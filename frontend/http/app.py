@@ -16,8 +16,12 @@ from starlette.responses import Response
 from starlette.routing import Router
 from starlette.types import ASGIApp
 
+from ...ipc.codec import num_ids
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import TokenloomError
+from ..anthropic.forms.request_body import CountTokensRequest, MessagesRequest, tokenize_request
+from ..anthropic.forms.request_body import chat_request as chat_of_messages
+from ..anthropic.messages import MessageCreation
 from ..intake.body_parser import BodyT, ParsedBody
 from ..listening.open_requests import OpenRequests
 from ..metrics.access_record import CLIENT_CLOSED_REQUEST
@@ -33,7 +37,7 @@ from ..openai.events import EventStream, until_disconnect
 from ..openai.forms.cohere_body import CohereEmbedRequest
 from ..openai.forms.defaults import with_defaults
 from ..openai.forms.errors import HttpError, json_response, refusal_kind
-from ..openai.forms.params import about_prompt
+from ..openai.forms.params import about_prompt, under_its_own_name
 from ..openai.forms.response_body import ResponsesRequest, chat_request
 from ..openai.forms.schema import BatchChatRequest, ChatRequest, CompletionRequest, EmbeddingRequest
 from ..openai.local_engine import LocalEngine
@@ -54,10 +58,12 @@ from .pages import PageEndpoints
 from .responses import ResponseEndpoints
 from .server_info import InfoEndpoints
 
-Work: TypeAlias = Answers | ResponseCreation | BackgroundResponse | Embeddings  # a request that has been checked
+Work: TypeAlias = (  # a request that has been checked
+    Answers | ResponseCreation | BackgroundResponse | MessageCreation | Embeddings
+)
 
 
-class OpenAIEndpoints:
+class GeneratingEndpoints:
     """The endpoints that generate."""
 
     def __init__(self, engine: LocalEngine, metrics: EngineMetrics, spec: EngineSpec, store: ResponseStore) -> None:
@@ -94,6 +100,8 @@ class OpenAIEndpoints:
             self._endpoint(
                 "/v1/responses", "A conversation's next items", ResponsesRequest, self.responses.start, "input"
             ),
+            self._endpoint("/v1/messages", "A conversation's next message", MessagesRequest, self._reply, "messages"),
+            Endpoint("/v1/messages/count_tokens", self._count, "The length of its prompt", CountTokensRequest),
             self._endpoint("/v1/embeddings", "The vectors of texts", EmbeddingRequest, self._embed, "input"),
             self._endpoint("/v1/embed", "Likewise, as Cohere", CohereEmbedRequest, partial(self._cohere, 1), "texts"),
             self._endpoint("/v2/embed", "Likewise", CohereEmbedRequest, partial(self._cohere, 2), "texts"),
@@ -140,6 +148,19 @@ class OpenAIEndpoints:
 
     async def _chats(self, parsed: ParsedBody[BatchChatRequest]) -> ChatBatch:
         return await ChatBatch.start_all(self._engine, parsed, self._model, self._reasoning_parser)
+
+    async def _reply(self, parsed: ParsedBody[MessagesRequest]) -> MessageCreation:
+        body, config = with_defaults(chat_of_messages(parsed.body), self._spec), self._spec.config
+        with under_its_own_name("stop_sequences", r"stop\b"):
+            chat = await self._chat(ParsedBody(body, parsed.inputs))
+        block_size = config.block_size if config.enable_prefix_caching else 0
+        return MessageCreation(parsed.body, self._model, chat, block_size)
+
+    async def _count(self, request: Request) -> Response:
+        with self._refusals():
+            parsed = await self._engine.bodies.read(request, CountTokensRequest, self._spec.model_names)
+            prompt = await self._engine.chat_prompt(ParsedBody(tokenize_request(parsed.body), parsed.inputs))
+        return json_response({"input_tokens": num_ids(prompt.token_ids or b"")})
 
     async def _embed(self, parsed: ParsedBody[EmbeddingRequest]) -> Embeddings:
         return await Embeddings.start(self._engine, parsed, self._model)

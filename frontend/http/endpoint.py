@@ -13,6 +13,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ..anthropic.forms.errors import MessageErrorBody, has_message_errors
+from ..openai.forms.errors import ErrorBody
+
 
 class Endpoint(NamedTuple):
     """A GET, a POST of a `body_type`, or another method."""
@@ -32,6 +35,10 @@ class Endpoint(NamedTuple):
     @property
     def method(self) -> str:
         return self.other_method or ("GET" if self.body_type is None else "POST")
+
+    @property
+    def error_type(self) -> type[msgspec.Struct]:
+        return MessageErrorBody if has_message_errors(self.path) else ErrorBody
 
 
 def routes(endpoints: Iterable[Endpoint]) -> list[Route]:

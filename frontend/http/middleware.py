@@ -2,7 +2,7 @@
 
 Pure ASGI, since this wraps the path of every token. Adds `x-request-id` (the caller's, or a new one), the caller's W3C
 trace context and a `warning` of fields that had no effect to the answer, and turns whatever an endpoint raises into an
-answer in OpenAI's form.
+answer in OpenAI's form, or in Anthropic's on the paths of that.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...ipc.errors import TokenloomError
+from ..anthropic.forms.errors import has_message_errors, message_error
 from ..listening.open_requests import OpenRequests
 from ..metrics.tracing import TraceContext, incoming_trace, read_trace_context
 from ..openai.body_reader import WARNING
 from ..openai.events import SERVER_SEND
-from ..openai.forms.errors import HttpError, to_http_error
+from ..openai.forms.errors import HttpError, json_response, to_http_error
 
 logger = logging.getLogger("tokenloom.http")
 
@@ -61,7 +62,10 @@ class Gate:
         headers = dict(scope["headers"])
         trace = read_trace_context(scope["headers"])
         incoming_trace.set(trace)
-        extra = _headers_to_add(headers, trace)
+        if self._root_path and f"{scope['path']}/".startswith(f"{self._root_path}/"):
+            scope["path"] = scope["path"].removeprefix(self._root_path) or "/"
+        is_message = has_message_errors(scope["path"])
+        extra = _headers_to_add(headers, trace, is_message)
         has_started = False
 
         async def send_with_headers(message: Message) -> None:
@@ -76,8 +80,6 @@ class Gate:
 
         scope.setdefault(SERVER_SEND, send)
         scope["app"] = self  # so that Starlette's router raises what it refuses
-        if self._root_path and f"{scope['path']}/".startswith(f"{self._root_path}/"):
-            scope["path"] = scope["path"].removeprefix(self._root_path) or "/"
         self._open_requests.add(1)
         try:
             self._check(scope, headers)
@@ -89,7 +91,8 @@ class Gate:
             if answer.status == 500 and not isinstance(error, TokenloomError):  # which nobody foresaw
                 logger.exception("%s %s failed", scope["method"], scope["path"])
             if not has_started:
-                await answer.response()(scope, receive, send_with_headers)
+                body, status = message_error(answer) if is_message else (answer.body, answer.status)
+                await json_response(body, status, answer.headers)(scope, receive, send_with_headers)
         finally:
             self._open_requests.add(-1)
 
@@ -100,12 +103,12 @@ class Gate:
             again = {"retry-after": "1", "connection": "close"}
             raise HttpError(503, message, "overloaded_error", code="overloaded", headers=again)
         if self._api_key is not None and scope["path"] not in OPEN_PATHS:
-            wrong = _wrong_with(headers.get(b"authorization", b""), self._api_key)
+            wrong = _wrong_with(headers, self._api_key)
             if wrong:
                 self._on_refused("key")
                 raise HttpError(
                     401,
-                    f"{wrong}: send the header `Authorization: Bearer KEY`",
+                    f"{wrong}: send the header `Authorization: Bearer KEY`, or `x-api-key: KEY`",
                     code="invalid_api_key",
                     headers={"www-authenticate": "Bearer"},
                 )
@@ -134,11 +137,14 @@ class Gate:
         return HttpError(413, f"the body has more than {limit} bytes: send less or raise --max-body-bytes")
 
 
-def _wrong_with(authorization: bytes, key: bytes) -> str:
-    """Why these credentials do not admit; empty if they do. The scheme's name is in any case (RFC 9110, 11.1)."""
-    scheme, _, token = authorization.strip().partition(b" ")
+def _wrong_with(headers: dict[bytes, bytes], key: bytes) -> str:
+    """Why these credentials do not admit; empty if they do. Anthropic's clients send the key alone, others after a
+    scheme, whose name is in any case (RFC 9110, 11.1)."""
+    scheme, _, token = headers.get(b"authorization", b"").strip().partition(b" ")
+    if (alone := headers.get(b"x-api-key", b"").strip()) and hmac.compare_digest(alone, key):
+        return ""
     if not scheme:
-        return "no API key was given"
+        return "the API key is wrong" if alone else "no API key was given"
     if scheme.lower() != b"bearer":
         return "the header authorization does not begin with `Bearer`"
     if not hmac.compare_digest(token.strip(), key):
@@ -152,9 +158,10 @@ def _unrouted(error: HTTPException, scope: Scope) -> HttpError:
     return HttpError(error.status_code, message, headers=dict(error.headers or {}))
 
 
-def _headers_to_add(headers: dict[bytes, bytes], trace: TraceContext) -> list[tuple[bytes, bytes]]:
+def _headers_to_add(headers: dict[bytes, bytes], trace: TraceContext, is_message: bool) -> list[tuple[bytes, bytes]]:
     request_id = headers.get(b"x-request-id", b"")
     if not _REQUEST_ID.fullmatch(request_id):
         request_id = secrets.token_hex(16).encode()
     carried = [(name.encode(), value.encode()) for name, value in trace._asdict().items() if value]
-    return [(b"x-request-id", request_id), *carried]
+    named = [(b"request-id", request_id)] if is_message else []  # under Anthropic's name too
+    return [(b"x-request-id", request_id), *named, *carried]

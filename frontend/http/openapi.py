@@ -24,6 +24,7 @@ _ERRORS = {
     "413": "The body is too large",
     "500": "A fault of the engine",
     "503": "Too busy, shutting down or restarting: ask again after Retry-After seconds",
+    "529": "Too busy, in Anthropic's words",
 }
 _PARAMETERS = {"max_completion_tokens": "max_tokens", "max_output_tokens": "max_tokens", "top_logprobs": "logprobs"}
 _OR_MESSAGES = {"TokenizeRequest": "prompt", "EmbeddingRequest": "input"}  # the other one is null or left out
@@ -33,8 +34,10 @@ def document(endpoints: Iterable[Endpoint], spec: EngineSpec) -> JsonObject:
     """OpenAPI 3.1."""
     listed = [each for each in endpoints if each.summary]
     bodies = [each.body_type for each in listed if each.body_type is not None]
-    (*schemas, _), components = msgspec.json.schema_components(
-        [*bodies, ErrorBody], schema_hook=_anything, ref_template="#/components/schemas/{name}"
+    schemas, components = msgspec.json.schema_components(
+        [*bodies, *{each.error_type: None for each in listed}],
+        schema_hook=_anything,
+        ref_template="#/components/schemas/{name}",
     )
     for title, field in _OR_MESSAGES.items():
         components[title]["oneOf"] = [
@@ -52,16 +55,17 @@ def document(endpoints: Iterable[Endpoint], spec: EngineSpec) -> JsonObject:
             else:
                 _limit(name, field, spec)
     _limit_ids(components, spec.model.vocab_size - 1)
-    schema_by_body = dict(zip(bodies, schemas, strict=True))
+    schema_by_body = dict(zip(bodies, schemas, strict=False))
     paths: dict[str, JsonObject] = {}
     for each in listed:
         if each.body_type is not None:
             paths.setdefault(each.path, {})["post"] = _post(each, schema_by_body[each.body_type])
             continue
         failures = ("401", "503", *(("400", "404") if "{" in each.path else ()))
-        answers = _responses({each.media_type: {}}, _errors(each, failures))
         paths.setdefault(each.path, {})[each.method.lower()] = (
-            {"summary": each.summary, "responses": answers} | _security(each) | _parameters(each)
+            {"summary": each.summary, "responses": _responses(each, {each.media_type: {}}, failures)}
+            | _security(each)
+            | _parameters(each)
         )
     made: JsonObject = {
         "openapi": "3.1.0",
@@ -120,14 +124,10 @@ def _post(endpoint: Endpoint, schema: JsonObject) -> JsonObject:
         | {
             "summary": endpoint.summary,
             "requestBody": {"required": endpoint.needs_body, "content": {"application/json": {"schema": schema}}},
-            "responses": _responses(content, _errors(endpoint, tuple(_ERRORS))),
+            "responses": _responses(endpoint, content, tuple(_ERRORS)),
         }
         | _security(endpoint)
     )
-
-
-def _errors(endpoint: Endpoint, statuses: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(each for each in statuses if each != "401" or endpoint.path not in OPEN_PATHS)
 
 
 def _security(endpoint: Endpoint) -> JsonObject:
@@ -141,9 +141,12 @@ def _parameters(endpoint: Endpoint) -> JsonObject:
     return {"parameters": listed} if listed else {}
 
 
-def _responses(content: JsonObject, errors: tuple[str, ...]) -> JsonObject:
-    failed: JsonObject = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}
+def _responses(endpoint: Endpoint, content: JsonObject, errors: tuple[str, ...]) -> JsonObject:
+    name = endpoint.error_type.__name__
+    failed: JsonObject = {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
+    left_out = {"401"} if endpoint.path in OPEN_PATHS else set()
+    left_out |= {"529"} if endpoint.error_type is ErrorBody else set()
     answers: JsonObject = {"200": {"description": "As asked", "content": content}}
-    for status in errors:
+    for status in (each for each in errors if each not in left_out):
         answers[status] = {"description": _ERRORS[status], "content": failed if status != "503" else {}}
     return answers

@@ -34,7 +34,7 @@ from ..openai.response_store import ResponseStore
 from ..requests.frontend import Frontend
 from .acceptor import Acceptor
 from .access_log import AccessLog
-from .app import OpenAIEndpoints, new_app
+from .app import GeneratingEndpoints, new_app
 from .connections import Connections, HttpConnection, most_connections
 
 IDLE_S = 75  # for how long a connection is kept open between two requests
@@ -91,7 +91,7 @@ async def _serve(
         tells_timings=spec.config.enable_per_request_metrics,
     )
     store = ResponseStore(spec)
-    generating = OpenAIEndpoints(engine, frontend.metrics, spec, store)
+    generating = GeneratingEndpoints(engine, frontend.metrics, spec, store)
     app = new_app(engine, frontend, spec, generating.endpoints(), open_requests)
     log = None if spec.config.access_log == "off" else AccessLog(app, has_all=spec.config.access_log == "all")
 

@@ -15,6 +15,8 @@ import msgspec
 from ...ipc.codec import num_ids
 from ...ipc.messages.intake import BodyInput, BodyRead
 from ...ipc.sampling_params import CutSide
+from ..anthropic.forms.request_body import CountTokensRequest, MessagesRequest, tokenize_request
+from ..anthropic.forms.request_body import chat_request as chat_of_messages
 from ..openai.forms.cohere_body import CohereEmbedRequest
 from ..openai.forms.messages import chat_input
 from ..openai.forms.response_body import ResponsesRequest, chat_request
@@ -40,6 +42,8 @@ LargeBody: TypeAlias = (
     | ChatRequest
     | BatchChatRequest
     | ResponsesRequest
+    | MessagesRequest
+    | CountTokensRequest
     | EmbeddingRequest
     | CohereEmbedRequest
     | TokenizeRequest
@@ -71,6 +75,9 @@ class BodyPacker:
             inputs = [self._chat(each, body) for each in body.chats]
         elif isinstance(body, EmbeddingRequest) and body.messages is not None:
             inputs = [self._chat(body.chat, body)]
+        elif isinstance(body, CountTokensRequest):
+            inner = chat_of_messages(body) if isinstance(body, MessagesRequest) else tokenize_request(body)
+            inputs = [self._chat(inner, inner)]
         elif isinstance(body, ChatRequest) or (isinstance(body, TokenizeRequest) and body.messages is not None):
             inputs = [self._chat(body, body)]
         else:
@@ -119,6 +126,8 @@ def _rest(body: LargeBody) -> bytes:
         bare: LargeBody = msgspec.structs.replace(body, messages=[])
     elif isinstance(body, BatchChatRequest):
         bare = msgspec.structs.replace(body, messages=[[] for _ in body.messages])
+    elif isinstance(body, CountTokensRequest):
+        bare = msgspec.structs.replace(body, messages=[], system=None)
     elif isinstance(body, EmbeddingRequest):
         bare = msgspec.structs.replace(body, input=body.input and "", messages=body.messages and [])
     elif isinstance(body, CohereEmbedRequest):

@@ -1,7 +1,8 @@
 """EventStream: server-sent events, one write for all that a turn brought, and nothing after a disconnect.
 
-The first chunk is awaited before the headers go out, so that a request which is refused gets its status. An error
-after that is an event. No task groups and no per-chunk objects: this is the path of every token.
+The first chunk is awaited before the headers go out, so that a request which is refused gets its status: until then
+errors are raised. An error after that is an event. No task groups and no per-chunk objects: this is the path of every
+token.
 """
 
 from __future__ import annotations
@@ -62,9 +63,6 @@ class EventStream(Response):
                 first = await anext(self._chunks)
             except StopAsyncIteration:
                 first = b""
-            except Exception as error:
-                await to_http_error(error).response()(scope, receive, send)
-                return
             await send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
             send = scope.get(SERVER_SEND, send)
             await send({"type": "http.response.body", "body": first, "more_body": True})

@@ -117,6 +117,11 @@ class Run:
         """Each prompt counted once whatever n is."""
         return sum(num_ids(each.prompt_token_ids) for each in self._prompts if each is not None)
 
+    @property
+    def num_cached_tokens(self) -> int:
+        """Of the prompts, those found in the prefix cache."""
+        return sum(self._num_cached)
+
     def usage(self, num_told: int | None = None) -> JsonObject:
         """Tokens of the prompts, and of all answers so far or, while they are told one by one, those told."""
         num_prompt = self.num_prompt_tokens
@@ -125,7 +130,7 @@ class Run:
             "prompt_tokens": num_prompt,
             "completion_tokens": num_completion,
             "total_tokens": num_prompt + num_completion,
-            "prompt_tokens_details": {"cached_tokens": sum(self._num_cached)},
+            "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
             "completion_tokens_details": {"reasoning_tokens": self.num_thought_tokens},
         }
 

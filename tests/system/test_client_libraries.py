@@ -21,6 +21,7 @@ from tokenloom.tests.system.launched import LaunchedEngine
 from tokenloom.tests.system.recording_proxy import RecordingProxy
 
 DEADLINE_S = 200.0
+KEY = "sk-loom"
 LIMA = "The capital of Peru is Lima."
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # with the installation
@@ -30,6 +31,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # with the installati
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("libraries")
     with LaunchedEngine(folder, "--http", "0", "--chat-template", str(CLIENTS / "tools.jinja")) as engine:
+        yield engine.wait_http()
+
+
+@pytest.fixture(scope="module")
+def keyed_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    options = ("--http", "0", "--chat-template", str(CLIENTS / "tools.jinja"), "--api-key", KEY)
+    with LaunchedEngine(tmp_path_factory.mktemp("keyed"), *options) as engine:
         yield engine.wait_http()
 
 
@@ -86,6 +94,38 @@ def test_coheres_client(url: str) -> None:
         "cut": [2048, 8],
         "refused": "input_type",
         "first": ["embeddings_floats", 200, True],
+    }
+
+
+def test_anthropic_for_python(keyed_url: str) -> None:
+    seen = seen_by(keyed_url, python_of("anthropic"), str(CLIENTS / "anthropic_client.py"), KEY)
+    block = ["content_block_start", "content_block_delta", "text", "content_block_stop"]
+    bad = ["BadRequestError", "invalid_request_error", True]
+    assert seen == {
+        "plain": ["message", "assistant", "end_turn", True, True],
+        "streamed": [True, ["message_start", *block, "message_delta", "message_stop"]],
+        "required": [[True], "tool_use", True, True, "max_tokens"],
+        "named": [[True], "tool_use", "max_tokens"],
+        "free": ["max_tokens", "max_tokens"],
+        "tools_but_none": [True, []],
+        "failed_result": "max_tokens",
+        "structured": [True, True, True],
+        "stopped": ["The capital of ", "stop_sequence", "Peru"],
+        "prefilled": " Lima.",
+        "thinking": "end_turn",
+        "cut": ["max_tokens", True, "end_turn"],
+        "left": ["message_start", "end_turn"],
+        "counted": True,
+        "beta": "end_turn",
+        "models": ["tokenloom-demo"],
+        "refused": {
+            "too_long": bad,
+            "too_long_stream": bad,
+            "wrong_key": ["AuthenticationError", "authentication_error", True],
+            "no_model": ["NotFoundError", "not_found_error", True],
+            "picture": bad,
+            "server_tool": bad,
+        },
     }
 
 

@@ -22,6 +22,7 @@ from tokenloom.tests.system.launched import LaunchedEngine
 
 PADDING = b" " * (SMALL_BYTES + 1)  # white space, which makes a body large and changes nothing
 WORDS = "The capital of Peru is Lima. "
+NO_CALL = {"tool_choice": {"type": "none"}}
 CHAT = {"messages": QUESTION, "max_tokens": 4, "temperature": 0}
 
 BODIES: list[tuple[str, dict[str, Any]]] = [
@@ -32,6 +33,13 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions/batch", CHAT | {"messages": [QUESTION, [{"role": "user", "content": "Hello"}]]}),
     ("/v1/chat/completions", CHAT | {"messages": [*QUESTION, {"role": "assistant", "content": "L"}, *QUESTION]}),
     ("/v1/responses", {"input": "Hello", "max_output_tokens": 4, "temperature": 0, "instructions": "Be brief."}),
+    ("/v1/messages", CHAT | {"system": "Be brief.", "tools": [{"name": "f", "input_schema": {}}]} | NO_CALL),
+    ("/v1/messages", CHAT | {"messages": [*QUESTION, {"role": "assistant", "content": "The capital"}]}),
+    ("/v1/messages", CHAT | {"messages": [{"role": "user", "content": [{"type": "image"}]}]}),
+    ("/v1/messages", CHAT | {"messages": [], "system": "x"}),
+    ("/v1/messages", CHAT | {"messages": [{"role": "user", "content": "hello " * 3000}]}),
+    ("/v1/messages/count_tokens", {"messages": QUESTION, "system": [{"type": "text", "text": "Be brief."}]}),
+    ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "hello " * 3000}]}),
     ("/v1/embeddings", {"input": ["a", "b c"], "encoding_format": "base64"}),
     ("/v1/embeddings", {"messages": QUESTION, "truncate_prompt_tokens": 5, "add_special_tokens": True}),
     ("/v1/embeddings", {"messages": [], "input": "x"}),
@@ -77,7 +85,8 @@ def what_counts(answer: httpx2.Response) -> tuple[int, str | None, object]:
     """Status, warning and body, without ids, times and what the prefix cache held."""
     body = answer.json()
     body.get("usage", {}).pop("prompt_tokens_details", None)
-    body.get("usage", {}).pop("input_tokens_details", None)
+    for name in ("input_tokens_details", "input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"):
+        body.get("usage", {}).pop(name, None)
     for name in ("id", "created", "created_at"):
         body.pop(name, None)
     for item in body.get("output", ()):

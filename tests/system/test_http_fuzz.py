@@ -10,17 +10,20 @@ import httpx2
 import msgspec
 import pytest
 
+from tokenloom.frontend.anthropic.forms.request_body import MessagesRequest
 from tokenloom.frontend.openai.forms.schema import ChatRequest, CompletionRequest, DetokenizeRequest, EmbeddingRequest
 from tokenloom.frontend.openai.responses import ResponsesRequest
 from tokenloom.tests.system.http_engine import KEY, QUESTION
 
 VALUES = [None, True, 0, -1, 1, 3, 1e308, -0.5, "", "x", "\x00", [], [[]], [1], ["a"], {}, {"a": 1}, 2**63, "😀" * 9]
-BODIES = (CompletionRequest, ChatRequest, ResponsesRequest, EmbeddingRequest, DetokenizeRequest)
+BODIES = (CompletionRequest, ChatRequest, ResponsesRequest, EmbeddingRequest, DetokenizeRequest, MessagesRequest)
 FIELDS = sorted({field.name for body in BODIES for field in msgspec.structs.fields(body)})
 GOOD_BODIES: dict[str, dict[str, object]] = {
     "/v1/completions": {"prompt": "The", "max_tokens": 2},
     "/v1/chat/completions": {"messages": QUESTION, "max_tokens": 2},
     "/v1/responses": {"input": "The", "max_output_tokens": 2},
+    "/v1/messages": {"messages": QUESTION, "max_tokens": 2},
+    "/v1/messages/count_tokens": {"messages": QUESTION},
     "/v1/embeddings": {"input": "The"},
     "/tokenize": {"prompt": "The"},
     "/detokenize": {"tokens": [5]},

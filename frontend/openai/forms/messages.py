@@ -125,13 +125,18 @@ def _turn(position: int, message: Message) -> ChatMessage:
     return ChatMessage(role, text, more)
 
 
-def content_of(where: str, content: str | Sequence[TextPart] | None) -> tuple[str, str | None]:
-    """The text of a message or of parts of it, which stand at `where`; and the thoughts among them."""
+def content_of(
+    where: str, content: str | Sequence[TextPart] | None, *, besides: Sequence[str] = ()
+) -> tuple[str, str | None]:
+    """The text of a message or of parts of it, which stand at `where`; and the thoughts among them. Parts of the types
+    `besides` are the caller's own."""
     if content is None or isinstance(content, str):
         return content or "", None
     texts, thoughts = list[str](), list[str]()
     for position, part in enumerate(content):
         text = part.text if part.refusal is None else part.refusal
+        if part.type in besides:
+            continue
         if part.type in _THOUGHTS:
             thoughts.append(part.thinking or text or "")
         elif part.type not in _TEXTS:
@@ -141,7 +146,7 @@ def content_of(where: str, content: str | Sequence[TextPart] | None) -> tuple[st
             raise RequestError(f"{where}[{position}] has no text: give one or leave the part out")
         else:
             texts.append(text)
-    return "\n".join(texts), "\n".join(thoughts) or None
+    return "\n".join(texts), "\n".join(filter(None, thoughts)) or None
 
 
 def _arguments(given: str | JsonObject | None) -> JsonObject:

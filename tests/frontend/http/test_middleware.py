@@ -98,7 +98,36 @@ def test_a_key_follows_bearer_in_any_case_and_what_is_wrong_is_said(
         assert (status, refused) == (200, [])
         return
     assert (status, told["www-authenticate"], refused) == (401, "Bearer", ["key"])
-    assert text == f"{message}: send the header `Authorization: Bearer KEY`"
+    assert text == f"{message}: send the header `Authorization: Bearer KEY`, or `x-api-key: KEY`"
+
+
+@pytest.mark.parametrize(
+    ("authorization", "key", "status"),
+    [
+        (None, "KEY", 200),
+        ("Bearer other", "KEY", 200),
+        ("Bearer KEY", "other", 200),
+        (None, "other", 401),
+        (None, "", 401),
+    ],
+)
+def test_a_key_may_stand_in_anthropics_header(authorization: str | None, key: str, status: int) -> None:
+    headers = [(b"x-api-key", key.encode())]
+    headers += [] if authorization is None else [(b"authorization", authorization.encode())]
+    gate = Gate(tell_path, "KEY", 100, lambda why: None)
+    found, _, text = answer_of(gate, headers=headers)
+    assert found == status
+    assert status == 200 or text.startswith("the API key is wrong" if key else "no API key was given")
+
+
+def test_errors_and_ids_below_messages_have_anthropics_form() -> None:
+    gate = Gate(tell_path, "KEY", 100, lambda why: None, "/llm")
+    sent = [(b"x-request-id", b"mine")]
+    status, headers, _ = answer_of(gate, "/llm/v1/messages/count_tokens", headers=sent)
+    assert (status, headers["request-id"], headers["x-request-id"]) == (401, "mine", "mine")
+    assert "request-id" not in answer_of(gate, "/v1/models", headers=sent)[1]
+    status, headers, _ = answer_of(gate, "/v1/messages", **{SURPLUS: True})
+    assert (status, headers["retry-after"]) == (529, "1")
 
 
 @pytest.mark.parametrize(

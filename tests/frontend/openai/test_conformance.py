@@ -8,12 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tokenloom.frontend.anthropic.forms.request_body import CountTokensRequest, MessagesRequest
 from tokenloom.frontend.openai.forms.schema import ChatRequest, CompletionRequest, EmbeddingRequest
 from tokenloom.frontend.openai.responses import ResponsesRequest
 
 TESTS = Path(__file__).parents[2]
 TEXT = (TESTS.parent / "docs" / "conformance.md").read_text()
-BODIES = (CompletionRequest, ChatRequest, ResponsesRequest, EmbeddingRequest)  # the columns' order
+BODIES = (CompletionRequest, ChatRequest, ResponsesRequest, EmbeddingRequest, MessagesRequest)  # the columns' order
 ROWS = {
     cells[0].strip("`"): cells[1:]
     for line in TEXT.splitlines()
@@ -26,8 +27,9 @@ NAMED = set(re.findall(r"`tests/([\w/]+/test_\w+\.py)::(test_\w+)(?:\[(\w+)\])?`
 def test_the_table_has_every_field_at_its_endpoints() -> None:
     served = [{field.name for field in msgspec.structs.fields(body)} for body in BODIES]
     assert set.union(*served) <= ROWS.keys()
+    assert issubclass(MessagesRequest, CountTokensRequest), "it has no fields of its own"
     for name, (whose, *cells, _, _) in ROWS.items():
-        assert whose in ("OpenAI", "vLLM", "ours"), name
+        assert whose in ("OpenAI", "Anthropic", "vLLM", "ours"), name
         for mark, fields in zip(cells, served, strict=True):
             assert mark in (("✓", "–", "✗") if name in fields else ("", "✗")), (name, mark)
         assert any(cells), name

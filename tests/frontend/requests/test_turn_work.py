@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tokenloom.frontend.http.app import OpenAIEndpoints, new_app
+from tokenloom.frontend.http.app import GeneratingEndpoints, new_app
 from tokenloom.frontend.openai.local_engine import RUNS_PER_GROUP, LocalEngine
 from tokenloom.frontend.openai.response_store import ResponseStore
 from tokenloom.frontend.requests.frontend import Frontend
@@ -89,7 +89,7 @@ async def _open_streams(num_streams: int) -> AsyncGenerator[tuple[Frontend, _Str
     frontend, spec = new_frontend(CONFIG)
     engine = LocalEngine(frontend, lambda: None)
     app = new_app(
-        engine, frontend, spec, OpenAIEndpoints(engine, frontend.metrics, spec, ResponseStore(spec)).endpoints()
+        engine, frontend, spec, GeneratingEndpoints(engine, frontend.metrics, spec, ResponseStore(spec)).endpoints()
     )
     streams = _Streams()
     request = {"prompt": [7, 8, 9], "max_tokens": 100, "ignore_eos": True, "stream": True}

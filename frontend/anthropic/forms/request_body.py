@@ -1,0 +1,178 @@
+"""The bodies of /v1/messages and /v1/messages/count_tokens, and the chat that they are rewritten as."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from ....ipc.codec import JsonObject
+from ....ipc.errors import RequestError
+from ....ipc.sampling_params import MAX_STOP_STRINGS
+from ...openai.forms import schema as openai
+from ...openai.forms.messages import content_of
+from ...openai.forms.params import refuse_unserved
+from ...openai.forms.schema import ChatRequest, Message, Scheduled, Sent, TextPart, TokenizeRequest
+
+BILLING = "x-anthropic-billing-header"  # begins a system block of Claude Code that no two requests share
+_CALLS = ("tool_use", "tool_result")
+_CHOICES: dict[str, Literal["auto", "required", "none"]] = {"auto": "auto", "any": "required", "none": "none"}
+_SAME = (*Scheduled.__struct_fields__, "stream", "temperature", "top_p", "top_k", "vllm_xargs")  # as in a chat
+
+
+class Block(TextPart, frozen=True, kw_only=True):
+    """A text, a thought, a call of a tool, its result, or a block that must be refused by its type."""
+
+    id: str | None = None
+    name: str | None = None
+    input: JsonObject | None = None
+    tool_use_id: str | None = None
+    content: str | list[TextPart] | None = None
+    is_error: bool | None = None
+
+
+class Turn(Sent, frozen=True, kw_only=True):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+
+class MessageTool(Sent, frozen=True, kw_only=True):
+    """A function of the caller's. Anthropic's own tools have other types and run elsewhere."""
+
+    name: str
+    input_schema: JsonObject
+    description: str | None = None
+    type: Literal["custom"] | None = None
+
+
+class MessageToolChoice(Sent, frozen=True, kw_only=True):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str = ""
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(Sent, frozen=True, kw_only=True):
+    """Whether the chat template opens a thought, and after how many tokens it must end."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = None
+
+
+class OutputFormat(Sent, frozen=True, kw_only=True):
+    type: Literal["json_schema"]
+    schema: JsonObject
+
+
+class OutputConfig(Sent, frozen=True, kw_only=True):
+    effort: str | None = None
+    format: OutputFormat | None = None
+
+
+class CountTokensRequest(Scheduled, frozen=True, kw_only=True):
+    """POST /v1/messages/count_tokens: all that makes the prompt."""
+
+    NOT_SERVED = Scheduled.NOT_SERVED | {"container": (), "mcp_servers": ([],)}
+
+    messages: Annotated[list[Turn], openai.items(1)]
+    system: str | list[TextPart] | None = None
+    tools: list[MessageTool] | None = None
+    tool_choice: MessageToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None  # the older place of output_config.format
+    cache_control: JsonObject | None = None  # prefixes are always cached
+    context_management: JsonObject | None = None
+    container: str | JsonObject | None = None
+    mcp_servers: list[JsonObject] | None = None
+    speed: str | None = None
+    # beyond Anthropic
+    chat_template_kwargs: JsonObject | None = None
+
+
+class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True):
+    """POST /v1/messages."""
+
+    max_tokens: int
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stop_sequences: Annotated[list[openai.Text], openai.items(0, MAX_STOP_STRINGS)] | None = None
+    metadata: JsonObject | None = None
+    service_tier: str | None = None
+    inference_geo: str | None = None
+    # beyond Anthropic
+    vllm_xargs: JsonObject | None = None
+
+
+def chat_request(body: MessagesRequest) -> ChatRequest:
+    """The chat that a request is."""
+    fields = {name: getattr(body, name) for name in _SAME} | _prompt(body)
+    if body.tool_choice is not None:
+        kind, function = body.tool_choice.type, openai.NamedFunction(name=body.tool_choice.name)
+        named = openai.NamedTool(type="function", function=function)
+        fields["tool_choice"] = named if kind == "tool" else _CHOICES[kind]
+        fields["parallel_tool_calls"] = not body.tool_choice.disable_parallel_tool_use
+    if body.thinking is not None and body.thinking.type == "enabled":
+        fields["thinking_token_budget"] = body.thinking.budget_tokens
+    form = body.output_format
+    if body.output_config is not None:
+        form = body.output_config.format or form
+    if form is not None:
+        json_schema = openai.JsonSchemaFormat(schema=form.schema)
+        fields["response_format"] = openai.ResponseFormat(type="json_schema", json_schema=json_schema)
+    return ChatRequest(**fields, max_tokens=body.max_tokens, stop=body.stop_sequences)
+
+
+def tokenize_request(body: CountTokensRequest) -> TokenizeRequest:
+    """The question for the tokens of its prompt."""
+    return TokenizeRequest(**_prompt(body))
+
+
+def _prompt(body: CountTokensRequest) -> dict[str, Any]:
+    """The fields that make the prompt, of which a chat and /tokenize have the same."""
+    refuse_unserved(body)
+    if body.system is not None and not body.messages:
+        raise RequestError("messages is empty: give at least one")
+    turns = [*_system(body.system), *(each for place, turn in enumerate(body.messages) for each in _turns(place, turn))]
+    variables: JsonObject = {}
+    if body.thinking is not None:  # under the names of Qwen's and DeepSeek's templates
+        variables = dict.fromkeys(("enable_thinking", "thinking"), body.thinking.type != "disabled")
+    if body.output_config is not None and body.output_config.effort is not None:
+        variables["reasoning_effort"] = body.output_config.effort
+    is_hidden = body.tool_choice is not None and body.tool_choice.type == "none"
+    functions = [
+        openai.Function(name=each.name, description=each.description, parameters=each.input_schema)
+        for each in (() if is_hidden else body.tools or ())
+    ]
+    return {
+        "messages": turns,
+        "tools": [openai.Tool(type="function", function=each) for each in functions] or None,
+        "continue_final_message": bool(turns) and turns[-1].role == "assistant" and not turns[-1].tool_calls,
+        "chat_template_kwargs": variables | (body.chat_template_kwargs or {}),
+    }
+
+
+def _system(given: str | list[TextPart] | None) -> Iterator[Message]:
+    if isinstance(given, list):
+        given = [block for block in given if not (block.text or "").startswith(BILLING)]
+    if given:
+        yield Message(role="system", content=content_of("system", given)[0])
+
+
+def _turns(place: int, turn: Turn) -> Iterator[Message]:
+    """The messages of a chat that a turn is: results of tools each have one of their own, before its text."""
+    blocks: list[Block] = [] if isinstance(turn.content, str) else turn.content
+    where, calls = f"messages[{place}].content", list[openai.ToolCall]()
+    for position, block in enumerate(blocks):
+        if block.type == "tool_use":
+            if not block.name:
+                raise RequestError(f"{where}[{position}] is a tool_use without a name: give it one")
+            function = openai.FunctionCall(name=block.name, arguments=block.input)
+            calls.append(openai.ToolCall(id=block.id, function=function))
+        elif block.type == "tool_result":
+            text, _ = content_of(f"{where}[{position}].content", block.content)
+            content = f"Error: {text}" if block.is_error else text
+            yield Message(role="tool", content=content, tool_call_id=block.tool_use_id)
+    if not blocks or any(block.type != "tool_result" for block in blocks):
+        text, thought = content_of(where, turn.content, besides=_CALLS)
+        yield Message(role=turn.role, content=text, reasoning=thought, tool_calls=calls or None)

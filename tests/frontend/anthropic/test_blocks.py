@@ -1,0 +1,121 @@
+"""The blocks of a message are those that its events build, however the answer is cut into pieces."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jiter
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenloom.frontend.anthropic.forms.blocks import SIGNATURE, BlockWriter, Event, begun_object
+from tokenloom.frontend.openai.forms.text import AnswerStyle, AnswerText
+from tokenloom.ipc.messages.client import Delta
+from tokenloom.tests.frontend.openai.parsers.cuts import cut
+
+PLACES = st.lists(st.integers(0, 200), max_size=8)
+CALL = '<tool_call>{"name": "f", "arguments": {"a": [1, {"b": "x"}]}}</tool_call>'
+ANSWERS = (
+    "plain text, with a line\nbreak",
+    "  \n leading space",
+    "<think>why\nnot</think>\n\n  so: yes",
+    f"<think>why</think>\nI look. {CALL}\n{CALL}  \n",
+    f"{CALL} \n and then {CALL}",
+    f"<think>never closed {CALL}",
+    CALL[:55],
+    f"said {CALL[:57]}",
+    "",
+)
+
+
+def written(pieces: list[str], **changes: Any) -> tuple[BlockWriter, list[Event]]:
+    """The writer after an answer that comes in pieces, and its events."""
+    style: dict[str, Any] = {"tool_parser": "hermes", "reasoning_parser": "think", "schemas": {}, "is_forced": False}
+    style |= {"forced_name": None, "is_inside_thought": False, "max_calls": None}
+    text, writer, events = AnswerText(AnswerStyle(**style | changes)), BlockWriter(), list[Event]()
+    for place, piece in enumerate(pieces):
+        finish = "stop" if place == len(pieces) - 1 else None
+        events += writer.write(text.read(Delta(request_id="r", text=piece, finish_reason=finish)))
+    return writer, [*events, *writer.close()]
+
+
+def assembled(events: list[Event]) -> list[dict[str, Any]]:
+    """The blocks as Anthropic's clients make them of the events."""
+    blocks: list[dict[str, Any]] = []
+    torn = ""
+    for kind, fields in events:
+        event: Any = fields
+        assert event["index"] == len(blocks) - (kind != "content_block_start"), "one is open at most"
+        if kind == "content_block_start":
+            blocks.append(dict(event["content_block"]))
+            torn = ""
+        elif kind == "content_block_delta":
+            delta, block = event["delta"], blocks[-1]
+            if delta["type"] == "input_json_delta":
+                torn += delta["partial_json"]
+                block["input"] = jiter.from_json(torn.encode(), partial_mode=True) if torn else {}
+            else:
+                field = delta["type"].removesuffix("_delta")
+                block[field] += delta[field]
+    return blocks
+
+
+def without_ids(blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    for block in blocks:
+        assert block["type"] != "tool_use" or block["id"].startswith("toolu_")
+    return [{name: value for name, value in block.items() if name != "id"} for block in blocks]
+
+
+@given(st.sampled_from(ANSWERS), PLACES)
+def test_the_events_build_the_blocks_however_an_answer_is_cut(answer: str, places: list[int]) -> None:
+    whole, _ = written([answer])
+    writer, events = written(cut(answer, places))
+    assert assembled(events) == writer.blocks
+    assert without_ids(writer.blocks) == without_ids(whole.blocks)
+    assert writer.has_calls == whole.has_calls
+
+
+@given(st.sampled_from([None, "f"]), st.integers(0, 60), PLACES)
+def test_a_forced_call_is_built_however_it_is_cut(name: str | None, end: int, places: list[int]) -> None:
+    arguments = '{"a": [1, {"b": "x"}], "c": true}'
+    answer = (arguments if name else f'[{{"name": "f", "parameters": {arguments}}}]')[:end]
+    style = {"is_forced": True, "forced_name": name}
+    whole, _ = written([answer], **style)
+    writer, events = written(cut(answer, places), **style)
+    assert assembled(events) == writer.blocks
+    assert without_ids(writer.blocks) == without_ids(whole.blocks)
+
+
+def test_thoughts_texts_and_calls_are_blocks_in_their_order() -> None:
+    writer, events = written([ANSWERS[3]])
+    assert without_ids(writer.blocks) == [
+        {"type": "thinking", "thinking": "why", "signature": SIGNATURE},
+        {"type": "text", "text": "I look. "},
+        {"type": "tool_use", "name": "f", "input": {"a": [1, {"b": "x"}]}},
+        {"type": "tool_use", "name": "f", "input": {"a": [1, {"b": "x"}]}},
+    ]
+    assert writer.has_calls
+    kinds = [str(fields["delta"]["type"]) for kind, fields in events if kind == "content_block_delta"]  # type: ignore[index]
+    assert kinds == ["thinking_delta", "signature_delta", "text_delta", "input_json_delta", "input_json_delta"]
+
+
+def test_a_call_that_is_cut_is_no_call_to_make() -> None:
+    writer, _ = written([CALL[:56]])
+    assert without_ids(writer.blocks) == [{"type": "tool_use", "name": "f", "input": {"a": [1, {}]}}]
+    assert not writer.has_calls
+
+
+@pytest.mark.parametrize("value", [{}, {"a": 12, "b": [True, None, -1.5e3]}, {"a": {"b": [{"c": 'x, "{[y'}], "d": ""}}])
+def test_a_torn_object_is_read_as_anthropics_client_reads_it(value: object) -> None:
+    text = json.dumps(value)
+    for end in range(1, len(text) + 1):
+        assert begun_object(text[:end]) == jiter.from_json(text[:end].encode(), partial_mode=True), text[:end]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[1]", '"x"', "nonsense, {[", '{"a": nonsense, "b": 1}', "[" * 100_000, '{"a":"\\']
+)
+def test_a_text_that_is_no_object_is_an_empty_one(text: str) -> None:
+    assert begun_object(text) == {}

@@ -1,0 +1,38 @@
+"""Errors have Anthropic's words for their status."""
+
+from __future__ import annotations
+
+import pytest
+
+from tokenloom.frontend.anthropic.forms.errors import has_message_errors, message_error
+from tokenloom.frontend.openai.forms.errors import HttpError, to_http_error
+from tokenloom.ipc.errors import EngineDead, Overloaded, RequestError
+
+CASES: list[tuple[BaseException, int, str]] = [
+    (RequestError("max_tokens is 0"), 400, "invalid_request_error"),
+    (HttpError(401, "no key"), 401, "authentication_error"),
+    (HttpError(403, "not you"), 403, "permission_error"),
+    (HttpError(404, "no model"), 404, "not_found_error"),
+    (HttpError(405, "no method"), 405, "invalid_request_error"),
+    (HttpError(413, "too large"), 413, "request_too_large"),
+    (HttpError(429, "slow down"), 429, "rate_limit_error"),
+    (ValueError("unforeseen"), 500, "api_error"),
+    (EngineDead("lost"), 503, "api_error"),
+    (Overloaded("full"), 529, "overloaded_error"),
+]
+
+
+@pytest.mark.parametrize(("error", "status", "kind"), CASES, ids=[kind for *_, kind in CASES])
+def test_an_error_has_a_status_and_a_type(error: BaseException, status: int, kind: str) -> None:
+    body, found = message_error(to_http_error(error))
+    assert (found, body.type, body.error.type) == (status, "error", kind)
+    assert str(error) in body.error.message
+
+
+def test_only_messages_have_this_form() -> None:
+    assert [has_message_errors(path) for path in ("/v1/messages", "/v1/messages/batches", "/v1/messagesx", "/")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
