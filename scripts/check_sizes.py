@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 BUDGETS = {  # (room, kinds of files): lines, when all that is planned is in
-    ("frontend", ".py"): 18_200,
+    ("frontend", ".py"): 18_900,
     ("core", ".py"): 7_000,
     ("workers", ".py"): 9_000,
     ("kernels", ".py"): 6_000,
