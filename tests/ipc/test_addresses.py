@@ -1,4 +1,4 @@
-"""Run directories: private, locked by their owner, swept when it is dead; an address in use is found."""
+"""Run directories are private, locked, and removed after their engine's death; an address in use is detected."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_run_directory_is_private_and_gone_after_remove(runtime: Path) -> None:
+def test_a_run_directory_is_private_until_it_is_removed(runtime: Path) -> None:
     directory = RunDirectory.create()
     assert directory.path.parent == runtime / "tokenloom"
     assert directory.path.stat().st_mode & 0o777 == 0o700
@@ -39,7 +39,7 @@ def test_a_run_directory_is_private_and_gone_after_remove(runtime: Path) -> None
     assert not directory.path.exists()
 
 
-def test_a_start_sweeps_the_directories_of_dead_engines_and_no_others(runtime: Path) -> None:
+def test_a_start_removes_only_the_directories_of_dead_engines(runtime: Path) -> None:
     alive = RunDirectory.create()
     code = "from tokenloom.ipc.addresses import RunDirectory; print(RunDirectory.create().path)"
     dead = Path(subprocess.check_output([sys.executable, "-c", code], text=True, timeout=30, cwd="/").strip())
@@ -56,7 +56,7 @@ def test_a_base_that_others_can_read_is_refused(runtime: Path) -> None:
         RunDirectory.create()
 
 
-def test_a_base_that_cannot_be_made_is_one_line_with_the_mend(runtime: Path) -> None:
+def test_a_base_that_cannot_be_created_is_one_line_with_the_remedy(runtime: Path) -> None:
     (runtime / "tokenloom").write_text("a file")
     with pytest.raises(ConfigError, match=r"cannot make a run directory: .*exists.*: set XDG_RUNTIME_DIR"):
         RunDirectory.create()
@@ -82,7 +82,7 @@ def test_a_path_is_refused_if_the_longest_socket_name_does_not_fit(
     directory.remove()
 
 
-def test_an_address_in_use_is_found_and_a_free_one_can_be_reused(runtime: Path) -> None:
+def test_an_address_in_use_is_refused_and_a_free_one_is_reused(runtime: Path) -> None:
     address = f"ipc://{runtime}/mine.sock"
     lock_ipc_address(address)
     with pytest.raises(ConfigError, match="in use"):
@@ -93,7 +93,7 @@ def test_an_address_in_use_is_found_and_a_free_one_can_be_reused(runtime: Path) 
         lock_ipc_address(f"ipc://{runtime}/missing/mine.sock")
 
 
-def test_what_is_not_an_engines_is_never_taken_for_a_socket(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_files_and_sockets_are_never_replaced(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(addresses, "FAREWELL_S", 0.1)
     taken = runtime / "taken"
     taken.write_text("precious")
@@ -105,7 +105,7 @@ def test_what_is_not_an_engines_is_never_taken_for_a_socket(runtime: Path, monke
         stranger.listen()
         with pytest.raises(ConfigError, match="another program listens there"):
             lock_ipc_address(f"ipc://{runtime}/socket")
-    lock_ipc_address(f"ipc://{runtime}/socket")  # whose program has ended
+    lock_ipc_address(f"ipc://{runtime}/socket")  # its program has ended
     assert sorted(path.name for path in runtime.iterdir()) == ["socket", "socket.lock", "taken"]
 
 

@@ -1,4 +1,4 @@
-"""Frames decode to what was encoded, or raise ProtocolError and nothing else."""
+"""Encoding and decoding are inverse; a malformed frame raises only ProtocolError."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tokenloom.ipc.messages.workers import SchedulerOutput, WorkerToCore
 from tokenloom.ipc.sampling_params import SamplingParams
 
 
-def test_messages_come_back_as_they_were_sent() -> None:
+def test_messages_survive_a_round_trip() -> None:
     decoder: Decoder[ClientMessage] = Decoder(ClientMessage)
     submit = Submit(
         request_id="a", params=SamplingParams(temperature=0.5, stop=["x"]), prompt_token_ids=encode_ids([1])
@@ -32,7 +32,7 @@ def test_ids_are_little_endian_int32() -> None:
         decode_ids(b"1234567")
 
 
-def test_a_broken_frame_raises_protocol_error_and_nothing_else() -> None:
+def test_a_malformed_frame_raises_only_protocol_error() -> None:
     decoder: Decoder[WorkerToCore] = Decoder(WorkerToCore)
     rng = random.Random(0)
     valid = encode(SchedulerOutput(step=1, core_epoch=0, generation=0, rows=b"1234", counts=b"1234"))

@@ -1,4 +1,4 @@
-"""A schema that moves into a larger one means what it meant."""
+"""Embedding a schema in a larger one keeps its meaning."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tokenloom.ipc.json_schema import moved, subschemas
 NODE = {"type": "object", "properties": {"next": {"$ref": "#/$defs/a~1b"}, "all": {"$ref": "#"}}}
 
 
-def test_references_into_a_moved_schema_follow_it_and_data_is_left() -> None:
+def test_moving_a_schema_rewrites_its_references_but_not_data() -> None:
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$defs": {"a/b": NODE},
@@ -29,6 +29,6 @@ def test_references_into_a_moved_schema_follow_it_and_data_is_left() -> None:
     assert schema["anyOf"] == [{"$ref": "#/properties/far"}], "the caller's own is left as it is"
 
 
-def test_parts_are_told_with_their_pointers() -> None:
+def test_subschemas_are_listed_with_their_pointers() -> None:
     schema = {"properties": {"a/b": {}, "c": True}, "items": [{}], "not": {"const": {"items": {}}}}
     assert [pointer for pointer, _ in subschemas(schema)] == ["/properties/a~1b", "/properties/c", "/items/0", "/not"]

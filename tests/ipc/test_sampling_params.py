@@ -1,4 +1,4 @@
-"""SamplingParams refuse what makes no sense, and the message holds the range."""
+"""SamplingParams refuse invalid values with a message that has the range."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_values_out_of_range_are_refused_with_the_range(fields: dict[str, object
 
 
 @pytest.mark.parametrize(("fields", "message"), BAD)
-def test_values_that_are_assigned_are_refused_in_the_same_words_where_they_are_used(
+def test_assigned_values_are_refused_with_the_same_message_at_submission(
     fields: dict[str, object], message: str
 ) -> None:
     params = SamplingParams()
@@ -155,7 +155,7 @@ NAMES_OF_VLLM: dict[str, object] = {
 }
 
 
-def test_all_parameters_of_vllm_are_taken() -> None:
+def test_all_parameters_of_vllm_are_accepted() -> None:
     together = {"best_of": ("n",)}
     taken = [
         name
@@ -165,7 +165,7 @@ def test_all_parameters_of_vllm_are_taken() -> None:
     assert len(taken) == len(NAMES_OF_VLLM) == 46
 
 
-def test_a_checked_copy_is_not_reached_by_later_changes() -> None:
+def test_later_changes_do_not_affect_a_checked_copy() -> None:
     params = SamplingParams(stop=["a"], stop_token_ids=[1], logit_bias={1: 1.0}, extra_args={"a": [1]})
     copies = [params.checked(), params.clone()]
     expected = params.clone()
@@ -183,7 +183,7 @@ def test_a_misspelt_name_cannot_be_assigned() -> None:
         SamplingParams().max_token = 5  # type: ignore[attr-defined]
 
 
-def test_none_stands_for_the_default_in_from_optional() -> None:
+def test_none_means_the_default_in_from_optional() -> None:
     given = dict.fromkeys(("n", "temperature", "top_p", "min_tokens", "detokenize", "stop", "output_kind"))
     assert SamplingParams.from_optional(**given) == SamplingParams()
     assert SamplingParams.from_optional(max_tokens=None).max_tokens is None
@@ -196,7 +196,7 @@ def test_the_former_name_of_structured_outputs_is_the_same() -> None:
     assert SamplingParams(guided_decoding={"regex": "a"}) == SamplingParams(structured_outputs={"regex": "a"})  # type: ignore[arg-type]
 
 
-def test_parameters_come_over_the_wire_as_they_were() -> None:
+def test_parameters_survive_a_round_trip() -> None:
     params = SamplingParams(thinking_token_budget=-1, extra_args={"a": [1, None, "b", {"c": 0.5}]}, skip_clone=True)
     frame = msgspec.msgpack.encode(params)
     assert msgspec.msgpack.decode(frame, type=SamplingParams) == params
@@ -204,12 +204,12 @@ def test_parameters_come_over_the_wire_as_they_were() -> None:
 
 
 @pytest.mark.parametrize("dimensions", [0, 1 << 21, 1.5, "many"])
-def test_dimensions_that_cannot_be_are_refused(dimensions: object) -> None:
+def test_invalid_dimensions_are_refused(dimensions: object) -> None:
     with pytest.raises(RequestError, match="dimensions must be"):
         PoolingParams(dimensions=dimensions)  # type: ignore[arg-type]
 
 
-def test_an_unknown_parameter_is_named() -> None:
+def test_the_error_names_an_unknown_parameter() -> None:
     with pytest.raises(TypeError, match="temprature"):
         SamplingParams(temprature=1.0)  # type: ignore[call-arg]
 
@@ -227,18 +227,18 @@ def test_an_unknown_parameter_is_named() -> None:
         {"top_p": 1},
     ],
 )
-def test_values_at_the_edge_are_taken(fields: dict[str, object]) -> None:
+def test_values_at_the_limits_are_accepted(fields: dict[str, object]) -> None:
     SamplingParams(**fields)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("seed", "index", "expected"), [(5, 0, 5), (5, 3, 8), (-2, 3, 1), (2**64 - 1, 1, 0), (2**64 - 2, 1, 2**64 - 1)]
 )
-def test_the_seeds_of_answers_follow_each_other_within_64_bits(seed: int, index: int, expected: int) -> None:
+def test_seeds_of_answers_are_consecutive_modulo_64_bits(seed: int, index: int, expected: int) -> None:
     assert child_seed(seed, index) == expected
 
 
-def test_a_repetition_may_be_described_by_any_object_with_the_fields() -> None:
+def test_repetition_detection_accepts_any_object_with_the_fields() -> None:
     @dataclasses.dataclass
     class OfVllm:
         max_pattern_size: int = 4

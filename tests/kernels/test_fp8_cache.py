@@ -1,4 +1,4 @@
-"""Keys and values in 8 bits keep the stated bounds; attention over them is numpy's over what they stand for."""
+"""The fp8 cache keeps its error bounds; attention over it equals numpy's over the dequantized values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_an_element_is_stored_within_the_stated_bound(size: float) -> None:
 
 
 @torch.inference_mode()
-def test_attention_is_that_over_what_the_numbers_stand_for() -> None:
+def test_attention_equals_that_over_dequantized_values() -> None:
     ops = ReferenceOps()
     torch.manual_seed(1)
     block_size, rows = 16, scatter_rows([(30, 1), (5, 1), (20, 7)], 16, 9, seed=1)

@@ -28,14 +28,14 @@ def words(text: str) -> list[int]:
 
 
 @pytest.mark.parametrize(("counter", "key", "answer"), KNOWN_ANSWERS)
-def test_philox_gives_the_published_answers(counter: str, key: str, answer: str) -> None:
+def test_philox_gives_the_published_vectors(counter: str, key: str, answer: str) -> None:
     c0, c1, c2, c3 = (np.array([word], np.uint64) for word in words(counter))
     k0, k1 = (np.array([word], np.uint64) for word in words(key))
     assert [int(word[0]) for word in philox4x32((c0, c1, c2, c3), (k0, k1))] == words(answer)
 
 
 def scalar_philox(counter: list[int], key: list[int]) -> list[int]:
-    """The paper's algorithm on Python integers: the oracle."""
+    """Compute the paper's algorithm with Python integers, as the oracle."""
     c, k = list(counter), list(key)
     for _ in range(10):
         p0, p1 = c[0] * 0xD2511F53, c[2] * 0xCD9E8D57

@@ -24,7 +24,7 @@ def inference() -> Iterator[None]:
 
 
 def scatter_rows(sizes: list[tuple[int, int]], block_size: int, num_blocks: int, seed: int) -> list[Row]:
-    """(computed, new) of each row → rows with blocks scattered over the pool; block 0 belongs to nobody."""
+    """Make rows of (computed, new) tokens with blocks scattered over the pool, except block 0."""
     free = list(range(1, num_blocks))
     random.Random(seed).shuffle(free)
     return [(c, n, [free.pop() for _ in range(-(-(c + n) // block_size))]) for c, n in sizes]
@@ -33,7 +33,7 @@ def scatter_rows(sizes: list[tuple[int, int]], block_size: int, num_blocks: int,
 def brute_force(
     query: Tensor, kv_cache: Tensor, layer: int, rows: list[Row], scale: float, window: int | None
 ) -> np.ndarray:
-    """Attention token by token and head by head in float64."""
+    """Compute attention token by token and head by head in float64."""
     cache = kv_cache[:, layer].double().numpy()
     block_size, group = cache.shape[3], query.shape[1] // cache.shape[2]
     output = np.zeros(query.shape)
@@ -54,7 +54,7 @@ def brute_force(
 
 @pytest.mark.parametrize("is_normalized", [False, True])
 @pytest.mark.parametrize(("num_experts", "top_k"), [(1, 1), (5, 2), (16, 16)])
-def test_experts_are_mixed_token_by_token(num_experts: int, top_k: int, is_normalized: bool) -> None:
+def test_fused_moe_equals_a_loop_over_tokens(num_experts: int, top_k: int, is_normalized: bool) -> None:
     torch.manual_seed(num_experts)
     x, scores = torch.randn(9, 24), torch.randn(9, num_experts)
     gate_up, down = torch.randn(num_experts, 14, 24), torch.randn(num_experts, 24, 7)
@@ -175,7 +175,7 @@ def test_store_kv_writes_the_slots_of_its_layer_and_nothing_else() -> None:
             expected[slot // 4, 1, 0, :, slot % 4] = key[token]
             expected[slot // 4, 1, 1, :, slot % 4] = value[token]
     ReferenceOps().store_kv(key, value, kv_cache, 1, metadata)
-    assert torch.equal(kv_cache[1:], expected[1:])  # what is told not to be written may land in the null block
+    assert torch.equal(kv_cache[1:], expected[1:])  # slot -1 may be written to the null block
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), float("-inf")])

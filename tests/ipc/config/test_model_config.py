@@ -1,4 +1,4 @@
-"""ModelConfig reads config.json as transformers does, old spelling and new, and refuses what we cannot run."""
+"""ModelConfig reads config.json like transformers, in both spellings, and refuses unsupported models."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ VARIANTS: dict[str, dict[str, object]] = {
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("architecture", FAMILIES)
-def test_shape_is_what_transformers_makes_of_the_file(architecture: str, variant: str, tmp_path: Path) -> None:
+def test_shape_equals_that_of_transformers(architecture: str, variant: str, tmp_path: Path) -> None:
     fields = VARIANTS[variant]
     ours = read(tmp_path, {"architectures": [architecture], **fields})
     theirs = FAMILIES[architecture].from_pretrained(tmp_path)
@@ -71,7 +71,7 @@ def test_shape_is_what_transformers_makes_of_the_file(architecture: str, variant
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
-def test_biases_and_norms_are_those_of_transformers_modules(architecture: str, tmp_path: Path) -> None:
+def test_biases_and_norms_match_transformers_modules(architecture: str, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "num_hidden_layers": 1}
     ours = read(tmp_path, {"architectures": [architecture], "attention_bias": True, "mlp_bias": True, **heads})
@@ -90,7 +90,7 @@ def test_biases_and_norms_are_those_of_transformers_modules(architecture: str, t
     ("fields", "layers"),
     [({}, [0, 1, 2, 3]), ({"decoder_sparse_step": 2}, [1, 3]), ({"mlp_only_layers": [0, 3]}, [1, 2])],
 )
-def test_experts_are_where_transformers_puts_them(fields: dict[str, object], layers: list[int], tmp_path: Path) -> None:
+def test_expert_layers_match_transformers(fields: dict[str, object], layers: list[int], tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     fields = {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 6, "num_experts_per_tok": 2, **fields}
     ours = read(tmp_path, fields).experts
@@ -117,7 +117,7 @@ def test_new_spelling_of_rope_is_read(tmp_path: Path) -> None:
     assert rope.parameters == {"factor": 4.0, "original_max_position_embeddings": 512}
 
 
-def test_original_length_beside_the_rope_parameters_counts(tmp_path: Path) -> None:
+def test_original_length_outside_the_rope_parameters_is_read(tmp_path: Path) -> None:
     parameters = {"rope_type": "yarn", "factor": 4.0}
     rope = read(tmp_path, {"rope_parameters": parameters, "original_max_position_embeddings": 300}).rope
     assert rope.parameters["original_max_position_embeddings"] == 300
@@ -127,7 +127,7 @@ def test_original_length_beside_the_rope_parameters_counts(tmp_path: Path) -> No
     ("in_config", "in_generation", "expected"),
     [(7, None, [7]), (7, {"eos_token_id": [9, 3]}, [3, 9]), (7, {"eos_token_id": None}, [7]), (None, {}, [])],
 )
-def test_generation_config_names_the_end_tokens_if_it_names_any(
+def test_end_tokens_of_generation_config_replace_those_of_config(
     in_config: int | None, in_generation: dict[str, object] | None, expected: list[int], tmp_path: Path
 ) -> None:
     assert read(tmp_path, {"eos_token_id": in_config}, in_generation).eos_token_ids == expected
@@ -166,7 +166,7 @@ def test_generation_config_names_the_end_tokens_if_it_names_any(
         ),
     ],
 )
-def test_what_cannot_run_is_refused_in_one_line(fields: dict[str, object], message: str, tmp_path: Path) -> None:
+def test_unsupported_models_are_refused_in_one_line(fields: dict[str, object], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         read(tmp_path, fields)
     assert str(caught.value).startswith(str(tmp_path / "config.json"))
@@ -174,18 +174,18 @@ def test_what_cannot_run_is_refused_in_one_line(fields: dict[str, object], messa
 
 
 @pytest.mark.parametrize("content", ["{", "3", "[]"])
-def test_damaged_file_is_told(content: str, tmp_path: Path) -> None:
+def test_a_damaged_file_is_a_config_error(content: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(ConfigError, match=r"config\.json (cannot be read|must hold a JSON object)"):
         ModelConfig.load(tmp_path)
 
 
-def test_missing_file_is_told(tmp_path: Path) -> None:
+def test_a_missing_file_is_a_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"config\.json does not exist: --model must name a folder"):
         ModelConfig.load(tmp_path)
 
 
-def test_fields_may_be_replaced_before_they_are_read(tmp_path: Path) -> None:
+def test_overrides_replace_fields_of_the_file(tmp_path: Path) -> None:
     plain = read(tmp_path, {"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}})
     assert (plain.rope.kind, plain.rope.theta) == ("default", 5e5)
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}

@@ -1,4 +1,4 @@
-"""quantization_config is read for the methods that are known, and anything else is refused in one line."""
+"""quantization_config is parsed for supported methods; any other is refused in one line."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def compressed(file_format: str = "int-quantized", **weights: object) -> dict[st
         ),
     ],
 )
-def test_known_methods_are_read(raw: dict[str, Any], expected: QuantizationConfig) -> None:
+def test_supported_methods_are_parsed(raw: dict[str, Any], expected: QuantizationConfig) -> None:
     assert parse_quantization(raw, PATH) == expected
 
 
-def test_no_method_is_none() -> None:
+def test_without_a_method_there_is_no_quantization() -> None:
     assert parse_quantization(None, PATH) is None
     assert parse_quantization({}, PATH) is None
 
@@ -87,7 +87,7 @@ def test_no_method_is_none() -> None:
         ({**compressed(), "config_groups": {}}, "0 groups of layers with different settings"),
     ],
 )
-def test_anything_else_is_refused_in_one_line(raw: dict[str, Any], message: str) -> None:
+def test_unsupported_settings_are_refused_in_one_line(raw: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         parse_quantization(raw, PATH)
     assert str(caught.value).startswith(f"{PATH}: ") and "\n" not in str(caught.value)

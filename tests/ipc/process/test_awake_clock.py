@@ -10,7 +10,7 @@ BEAT_S = 0.5
 
 
 class Time:
-    """Monotonic seconds that the test lets pass."""
+    """A monotonic clock that the test advances."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -20,7 +20,7 @@ class Time:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_without_a_gap_it_goes_like_the_monotonic_clock(seed: int) -> None:
+def test_without_a_suspension_it_equals_the_monotonic_clock(seed: int) -> None:
     rng, time = random.Random(seed), Time()
     clock = AwakeClock(BEAT_S, time)
     for _ in range(1000):
@@ -30,7 +30,7 @@ def test_without_a_gap_it_goes_like_the_monotonic_clock(seed: int) -> None:
 
 
 @pytest.mark.parametrize("suspended_s", [1.1, 10.0, 86400.0])
-def test_a_suspension_of_any_length_takes_one_beat(suspended_s: float) -> None:
+def test_a_suspension_of_any_length_counts_as_one_beat(suspended_s: float) -> None:
     time = Time()
     clock = AwakeClock(BEAT_S, time)
     time.now += suspended_s
@@ -38,7 +38,7 @@ def test_a_suspension_of_any_length_takes_one_beat(suspended_s: float) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_process_that_gets_little_cpu_still_comes_to_the_end_of_its_limits(seed: int) -> None:
+def test_a_process_with_little_cpu_still_reaches_its_limits(seed: int) -> None:
     rng, time = random.Random(seed), Time()
     clock = AwakeClock(BEAT_S, time)
     before = clock.now
@@ -49,7 +49,7 @@ def test_a_process_that_gets_little_cpu_still_comes_to_the_end_of_its_limits(see
         assert clock.now >= 100.0 + num_looks * BEAT_S
 
 
-def test_whoever_waits_for_a_limit_looks_once_a_beat_and_at_the_limit() -> None:
+def test_a_waiting_process_looks_once_a_beat_and_at_the_limit() -> None:
     clock = AwakeClock(BEAT_S, Time())
     assert clock.patience_s(clock.now + 10.0) == BEAT_S
     assert clock.patience_s(clock.now + 0.25) == 0.25

@@ -1,4 +1,4 @@
-"""A log line is written at once or not at all: whoever reads it, or does not, holds up no process."""
+"""A log line is written without blocking, or dropped."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def ends() -> Iterator[list[int]]:
         os.close(fd)
 
 
-def test_a_full_pipe_costs_the_line_and_a_reader_that_is_back_sees_the_next(ends: list[int]) -> None:
+def test_a_full_pipe_drops_the_line_and_the_next_reader_gets_later_ones(ends: list[int]) -> None:
     read_fd, write_fd = os.pipe()
     ends += [read_fd]
     with os.fdopen(write_fd, "w") as stream:
@@ -40,7 +40,7 @@ def test_a_full_pipe_costs_the_line_and_a_reader_that_is_back_sees_the_next(ends
         assert os.read(read_fd, 100).decode() == "naïve\n"
 
 
-def test_a_reader_that_is_gone_or_a_full_disk_costs_the_line() -> None:
+def test_a_closed_reader_or_a_full_disk_drops_the_line() -> None:
     read_fd, write_fd = os.pipe()
     os.close(read_fd)
     with os.fdopen(write_fd, "w") as stream, open("/dev/full", "w") as full:
@@ -49,18 +49,18 @@ def test_a_reader_that_is_gone_or_a_full_disk_costs_the_line() -> None:
     log.write_line("lost", stream)  # closed
 
 
-def test_a_terminal_that_was_stopped_holds_up_nobody(ends: list[int]) -> None:
+def test_a_stopped_terminal_does_not_block(ends: list[int]) -> None:
     screen, terminal = pty.openpty()
     ends += [screen]
     with os.fdopen(terminal, "w") as stream:
-        termios.tcflow(terminal, termios.TCOOFF)  # what Ctrl-S does
+        termios.tcflow(terminal, termios.TCOOFF)  # like Ctrl-S
         log.write_line("lost", stream)
         termios.tcflow(terminal, termios.TCOON)
         log.write_line("seen", stream)
         assert os.read(screen, 100) == b"seen\r\n"
 
 
-def test_records_go_to_any_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_are_written_to_any_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     monkeypatch.setattr("sys.stderr", stream)
     handlers, level, propagate = log.logger.handlers[:], log.logger.level, log.logger.propagate

@@ -1,4 +1,4 @@
-"""What the kernel tells of memory, in cgroups of both versions."""
+"""Memory of the machine and of cgroups of both versions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tokenloom.ipc.process.machine_memory import MemoryCgroup, available_bytes, 
 MIB = 1 << 20
 
 
-def test_available_memory_is_the_least_of_machine_and_cgroups(tmp_path: Path) -> None:
+def test_available_memory_is_the_minimum_of_machine_and_cgroups(tmp_path: Path) -> None:
     assert available_bytes(tmp_path) <= psutil.virtual_memory().total
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
@@ -28,12 +28,12 @@ def test_available_memory_is_the_least_of_machine_and_cgroups(tmp_path: Path) ->
     assert available_bytes(tmp_path) == 24 * MIB
 
 
-def test_the_machines_memory_is_what_psutil_says() -> None:
+def test_the_machines_memory_equals_psutils() -> None:
     assert total_bytes() == psutil.virtual_memory().total
 
 
 @pytest.mark.parametrize("is_v1", [False, True])
-def test_a_cgroup_tells_its_limit_and_its_kills_whatever_its_version(tmp_path: Path, is_v1: bool) -> None:
+def test_limit_and_kills_are_read_in_both_cgroup_versions(tmp_path: Path, is_v1: bool) -> None:
     cgroup = MemoryCgroup(tmp_path, is_v1)
     assert (cgroup.limit_bytes, cgroup.headroom_bytes, cgroup.num_oom_kills) == (None, None, None)
     names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if is_v1 else ("memory.max", "memory.current")
@@ -45,6 +45,6 @@ def test_a_cgroup_tells_its_limit_and_its_kills_whatever_its_version(tmp_path: P
     assert (cgroup.limit_bytes, cgroup.headroom_bytes, cgroup.num_oom_kills) == (64 * MIB, 4 * MIB, 3)
 
 
-def test_a_process_is_in_its_cgroup_and_in_all_above() -> None:
+def test_a_process_belongs_to_its_cgroup_and_all_parents() -> None:
     for inner, outer in zip(memory_cgroups(), memory_cgroups()[1:], strict=False):
         assert inner.is_v1 != outer.is_v1 or inner.folder.is_relative_to(outer.folder)

@@ -1,4 +1,4 @@
-"""Where large blocks of memory come from, as /proc shows it."""
+"""Large blocks are mapped outside the heap, as /proc shows."""
 
 from __future__ import annotations
 
@@ -29,9 +29,7 @@ print(heap_bytes() - before)
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc's malloc")
 @pytest.mark.parametrize("kind, is_from_heap", [("returned", False), ("kept", True)])
-def test_a_large_block_is_given_back_and_its_successor_does_not_come_from_the_heap(
-    kind: str, is_from_heap: bool
-) -> None:
+def test_a_large_block_is_returned_and_the_next_is_not_on_the_heap(kind: str, is_from_heap: bool) -> None:
     command = [sys.executable, "-P", "-c", HEAP_AFTER_A_LARGE_BLOCK_WAS_FREED, kind]
     grown = int(subprocess.check_output(command, timeout=30.0, cwd="/"))
     assert (grown >= 8 << 20) == is_from_heap, grown

@@ -30,7 +30,7 @@ needs_kernels = pytest.mark.skipif(not HERE, reason="the processor has no AVX2")
 
 @pytest.fixture(autouse=True)
 def nothing_loaded() -> Iterator[None]:
-    """Each test begins as a new process would, and leaves no library of its own behind."""
+    """Clear the cache of loaded libraries before and after each test."""
     load_kernels.cache_clear()
     yield
     load_kernels.cache_clear()
@@ -38,7 +38,7 @@ def nothing_loaded() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def compiled() -> Path:
-    """The library of the best level for bfloat16."""
+    """Compile the library of the best level for bfloat16."""
     root = user_cache_folder()
     assert root is not None
     return cached_library(HERE[0], True, root)
@@ -46,7 +46,7 @@ def compiled() -> Path:
 
 @pytest.fixture
 def prebuilt(compiled: Path, tmp_path: Path) -> Path:
-    """A folder as a wheel has it, with the library of the best level for bfloat16."""
+    """Make a folder like a wheel's, with the library of the best level for bfloat16."""
     folder = tmp_path / "prebuilt"
     folder.mkdir()
     name = prebuilt_name(HERE[0], True)
@@ -74,7 +74,7 @@ def test_a_library_is_compiled_once(tmp_path: Path) -> None:
     written = first.stat().st_mtime_ns
     assert cached_library(HERE[-1], True, tmp_path) == first
     assert first.stat().st_mtime_ns == written
-    assert [path.name for path in tmp_path.iterdir()] == [first.parent.name]  # nothing else is left
+    assert [path.name for path in tmp_path.iterdir()] == [first.parent.name]  # no other files
 
 
 @needs_kernels
@@ -87,7 +87,7 @@ def test_only_torchs_openmp_is_loaded() -> None:
 
 
 @needs_kernels
-def test_a_broken_compiler_is_told_by_its_first_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_compiler_is_reported_with_its_first_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_compiler(tmp_path, "echo no such flag >&2; exit 3")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     with pytest.raises(Unavailable, match="exit code 3: no such flag"):
@@ -111,7 +111,7 @@ def test_a_prebuilt_library_needs_neither_compiler_nor_cache(
 
 @needs_kernels
 @pytest.mark.parametrize("harm", ["sources", "missing", "digests", "nonsense"])
-def test_a_prebuilt_library_that_does_not_fit_is_compiled_anew(prebuilt: Path, harm: str) -> None:
+def test_an_unsuitable_prebuilt_library_is_compiled_again(prebuilt: Path, harm: str) -> None:
     digests, library = prebuilt / library_store.DIGESTS_NAME, prebuilt / prebuilt_name(HERE[0], True)
     if harm == "sources":  # were others: so their digest was another
         digests.write_text(json.dumps({library.name: "0" * 32}))
@@ -127,7 +127,7 @@ def test_a_prebuilt_library_that_does_not_fit_is_compiled_anew(prebuilt: Path, h
     assert prebuilt_library(HERE[-1], False, prebuilt) is None
 
 
-def test_a_change_of_sources_or_flags_makes_another_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_digest_depends_on_sources_and_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     digest = library_digest("AVX2", True, FOR_ANY_MACHINE)
     others = {
         library_digest("AVX2", False, FOR_ANY_MACHINE),
@@ -146,11 +146,11 @@ def test_a_change_of_sources_or_flags_makes_another_digest(tmp_path: Path, monke
 # ── where compiled ones are kept ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_cache_folder_is_where_the_user_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_folder_follows_xdg_cache_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/somebody")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     assert user_cache_folder() == Path("/home/somebody/.cache/tokenloom")
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # to be ignored, says the standard
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # the standard ignores relative paths
     assert user_cache_folder() == Path("/home/somebody/.cache/tokenloom")
     monkeypatch.setenv("XDG_CACHE_HOME", "/var/cache/x")
     assert user_cache_folder() == Path("/var/cache/x/tokenloom")
@@ -158,7 +158,7 @@ def test_the_cache_folder_is_where_the_user_wants_it(monkeypatch: pytest.MonkeyP
 
 @needs_kernels
 @pytest.mark.parametrize("harm", ["no folder", "full"])
-def test_without_a_cache_folder_the_run_directory_and_then_a_temporary_folder_serve(
+def test_without_a_cache_folder_the_run_directory_or_a_temporary_folder_is_used(
     compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str
 ) -> None:
     cache, spare, temporary = tmp_path / "cache", tmp_path / "spare", tmp_path / "tmp"
@@ -182,7 +182,7 @@ def test_without_a_cache_folder_the_run_directory_and_then_a_temporary_folder_se
 
 
 @needs_kernels
-def test_without_compiler_or_folder_the_reference_serves_and_a_warning_says_why(
+def test_without_compiler_or_folder_plain_torch_is_used_with_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "tokenloom.kernels")
@@ -202,7 +202,7 @@ def test_without_compiler_or_folder_the_reference_serves_and_a_warning_says_why(
         assert ops.kernels.startswith("plain torch: ") and reason in ops.kernels and reason in line
 
 
-def test_enforce_reference_turns_the_kernels_off_and_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_enforce_reference_disables_the_kernels_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     ops = select_ops(CPU, torch.bfloat16, enforce_reference=True)
     assert type(ops) is ReferenceOps and ops.kernels == "plain torch: --enforce-reference"
     assert caplog.messages == []

@@ -1,4 +1,4 @@
-"""A decoder as one operation computes what its layers compute one by one, and what the reference does."""
+"""The fused decoder equals its layers, and the reference, within rounding."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LayeredOps(CpuOps):
 
 
 def run(folder: Path, ops: Ops, dtype: torch.dtype) -> list[dict[str, Tensor]]:
-    """Logits of a schedule: prompts in chunks beside decoding rows, among them one over several sliding windows."""
+    """Compute the logits of a schedule: chunked prompts beside decode rows, one longer than several sliding windows."""
     draw = random.Random(1)
     paged = PagedRun(load(folder, dtype, ops=ops), 16, dtype=dtype)
     tokens = {name: [draw.randrange(250) for _ in range(length)] for name, length in (("a", 90), ("b", 40), ("c", 7))}
@@ -63,8 +63,8 @@ def test_fused_layered_and_reference_agree(
                 torch.testing.assert_close(step[name], logits, rtol=0, atol=tolerance)
 
 
-def test_logits_are_those_of_the_chosen_tokens_in_their_order(tmp_path: Path) -> None:
-    """More tokens than one group of a panel has, chosen in part, out of order and twice."""
+def test_logits_follow_the_order_of_logits_indices(tmp_path: Path) -> None:
+    """The step has more tokens than a group of a panel; the indices are partial, unordered and repeated."""
     model = load(tiny_checkpoint(tmp_path, "llama", **ODD), torch.float32, ops=make_cpu_ops(torch.float32, LEVELS[0]))
     token_ids, kv_cache = torch.arange(40, dtype=torch.int32), PagedRun(model, 16).kv_cache
     context = StepContext(make_metadata([(0, 40, [3, 1, 2])], 16), kv_cache)
@@ -84,21 +84,21 @@ def num_threads() -> Iterator[Callable[[int], None]]:
     torch.set_num_threads(before)
 
 
-def test_threads_beyond_the_cores_change_no_bit(tmp_path: Path, num_threads: Callable[[int], None]) -> None:
-    """Most of 16 threads come late, to stages that are over, or lose their core amid a piece of one."""
+def test_more_threads_than_cores_do_not_change_a_bit(tmp_path: Path, num_threads: Callable[[int], None]) -> None:
+    """Most of 16 threads arrive after a stage has ended, or lose their core during a piece."""
     model = load(tiny_checkpoint(tmp_path, "qwen3"), torch.bfloat16, ops=make_cpu_ops(torch.bfloat16, LEVELS[0]))
     answers = []
     for count in (1, 2, 16, 16):
         num_threads(count)
         paged = PagedRun(model, 16, dtype=torch.bfloat16)
-        steps = [paged.step({"long": [id % 250 for id in range(400)], "short": [7] * 5})]  # long: merged from pieces
+        steps = [paged.step({"long": [id % 250 for id in range(400)], "short": [7] * 5})]  # long: merged from splits
         steps += [paged.step({"long": [id], "short": [id + 1]}) for id in range(30)]
         answers.append([step[name] for step in steps for name in ("long", "short")])
     for other in answers[1:]:
         assert all(map(torch.equal, other, answers[0]))
 
 
-def test_a_step_may_have_no_token(tmp_path: Path, num_threads: Callable[[int], None]) -> None:
+def test_a_step_without_tokens_is_legal(tmp_path: Path, num_threads: Callable[[int], None]) -> None:
     model = load(tiny_checkpoint(tmp_path, "llama"), torch.float32, ops=make_cpu_ops(torch.float32, LEVELS[0]))
     num_threads(2)
     assert PagedRun(model, 16).step({}) == {}

@@ -91,7 +91,7 @@ def test_a_rows_result_does_not_depend_on_the_rows_beside_it(ops: CpuOps, num_ro
         assert torch.equal(ops.logits(x[row : row + 1], packed)[0], together[row])
 
 
-def test_a_row_of_nan_or_infinity_disturbs_no_other_row(ops: CpuOps) -> None:
+def test_nan_and_infinity_do_not_spread_to_other_rows(ops: CpuOps) -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(20, 64, dtype=ops.dtype), torch.randn(64, 64, dtype=ops.dtype)
     packed = ops.pack_linear(weight, None, is_gated=True)
@@ -128,7 +128,7 @@ def test_norms_are_the_reference_norms(ops: CpuOps, num_rows: int, size: int) ->
     ("num_heads", "num_kv_heads", "head_dim", "block_size", "has_norms"),
     [(3, 1, 64, 16, False), (8, 8, 128, 8, True), (6, 2, 80, 32, True), (2, 1, 6, 5, False)],
 )
-def test_heads_are_prepared_as_by_the_reference(
+def test_qk_norm_rope_cache_is_the_references(
     ops: CpuOps, num_heads: int, num_kv_heads: int, head_dim: int, block_size: int, has_norms: bool
 ) -> None:
     torch.manual_seed(head_dim)
@@ -224,7 +224,7 @@ def test_step_without_tokens_is_legal(ops: CpuOps) -> None:
     ).shape == (0, 5)
 
 
-def test_a_poisoned_query_disturbs_no_other_token(ops: CpuOps) -> None:
+def test_a_nan_query_does_not_affect_other_tokens(ops: CpuOps) -> None:
     query, kv_cache, metadata, _, _, _ = draw_attention(3, ops.dtype)
     calm = ops.paged_attention(query, kv_cache, 0, metadata, 0.1, None)
     query[0] = torch.nan
@@ -234,7 +234,7 @@ def test_a_poisoned_query_disturbs_no_other_token(ops: CpuOps) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40, 46))
-def test_deterministic_attention_gives_a_token_the_same_bits_in_any_chunk(
+def test_batch_invariant_attention_gives_the_same_bits_for_any_chunk_size(
     kind: tuple[torch.dtype, str], seed: int
 ) -> None:
     ops = make_cpu_ops(*kind, is_batch_invariant=True)

@@ -1,4 +1,4 @@
-"""Triton's driver where there is no device: what is loaded is counted, what is launched is kept."""
+"""A Triton driver without a device, which records loads and launches."""
 
 from __future__ import annotations
 

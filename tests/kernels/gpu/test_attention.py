@@ -101,10 +101,10 @@ def test_a_rows_result_does_not_depend_on_its_neighbours(window: int | None) -> 
 
 
 @pytest.mark.parametrize(("decode_lengths", "prefill_rows"), [([900], []), ([], [(895, 5)])])
-def test_many_keys_of_little_weight_count_in_half_precision_as_well(
+def test_many_keys_of_small_weight_count_in_half_precision(
     decode_lengths: list[int], prefill_rows: list[tuple[int, int]]
 ) -> None:
-    """One key gets e^8 times the weight of each other; small values of an fp8 cache make what is left smaller yet."""
+    """One key has e^8 times the weight of each other; small fp8 scales make the others' products smaller still."""
     step = paged_step(random.Random(3), decode_lengths, prefill_rows, torch.float16, 64, 2, 1, 16, None)
     generator = torch.Generator().manual_seed(3)
     keys, values = step.kv_cache[:, :, 0], step.kv_cache[:, :, 1]
@@ -117,7 +117,7 @@ def test_many_keys_of_little_weight_count_in_half_precision_as_well(
     torch.testing.assert_close(result.float(), expected(step), atol=0, rtol=4e-3)
 
 
-def test_a_row_without_tokens_gives_zeros_and_disturbs_nobody() -> None:
+def test_a_row_without_tokens_gives_zeros_and_does_not_affect_others() -> None:
     step = paged_step(random.Random(2), [100, 40], [], torch.float32, 64, 2, 2, 16, None)
     shape = DecodeShape(tile=32, min_tiles=1, num_warps=4, num_stages=2)
     calm = decode_alone(step, [0, 1], shape)
@@ -128,7 +128,7 @@ def test_a_row_without_tokens_gives_zeros_and_disturbs_nobody() -> None:
 
 
 @pytest.mark.parametrize("times", [1, PLAN_ROWS // 8 + 1])
-def test_the_plan_lists_every_chunk_of_every_row_once(times: int) -> None:
+def test_the_plan_lists_every_split_of_every_row_once(times: int) -> None:
     lengths = torch.tensor([1, 0, 32, 33, 100_000, 0, 64, 65] * times, dtype=torch.int32)
     shape = DecodeShape(tile=32, min_tiles=2, num_warps=4, num_stages=2)
     items = plan_decode(lengths, None, shape).tolist()
@@ -160,7 +160,7 @@ def test_soft_cap_bounds_scores_in_decode_and_prefill() -> None:
         torch.testing.assert_close(output[starts[row] : starts[row + 1]], wanted, atol=1e-5, rtol=1e-5)
 
 
-def test_stale_values_behind_a_rows_end_are_not_seen() -> None:
+def test_stale_values_past_a_rows_end_are_masked() -> None:
     step = paged_step(random.Random(4), [18], [(0, 19)], torch.float32, 64, 2, 1, 32, None)
     check_step(step)
     before = TritonOps(90).paged_attention(step.query, step.kv_cache, 1, step.metadata, step.scale, None)

@@ -31,7 +31,7 @@ BLOCK_SIZE, LENGTH = 16, 44
 
 @pytest.fixture(autouse=True)
 def in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Products whose every element is a sum in one order, which another shape of tile may change."""
+    """Sum every element of a product in one order, so that another tile shape would change its bits."""
 
     def dot(builder: InterpreterBuilder, a: Any, b: Any, d: Any, *precision: Any) -> TensorHandle:
         acc = d.data.astype(np.float32)
@@ -44,7 +44,7 @@ def in_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("num_inputs", "num_outputs"), [(40, 24), (128, 300)])
-def test_a_product_is_torchs_and_its_rows_stand_alone(num_inputs: int, num_outputs: int) -> None:
+def test_products_equal_torchs_and_rows_are_independent(num_inputs: int, num_outputs: int) -> None:
     torch.manual_seed(0)
     x, weight, bias = torch.randn(70, num_inputs), torch.randn(num_outputs, num_inputs), torch.randn(num_outputs)
     together = linear(x, weight, bias, torch.float32)
@@ -54,7 +54,7 @@ def test_a_product_is_torchs_and_its_rows_stand_alone(num_inputs: int, num_outpu
 
 
 @pytest.mark.parametrize("form", [None, "int8"])
-def test_mixed_experts_are_the_references_and_tokens_stand_alone(form: Literal["int8"] | None) -> None:
+def test_fused_moe_is_the_references_and_tokens_are_independent(form: Literal["int8"] | None) -> None:
     torch.manual_seed(0)
     x, scores, num_experts, inner = torch.randn(70, 48), torch.randn(70, 5), 5, 24
     shapes = ((2 * inner, 48), (48, inner))
@@ -70,7 +70,7 @@ def test_mixed_experts_are_the_references_and_tokens_stand_alone(form: Literal["
         assert torch.equal(ops.fused_moe(x[rows], scores[rows], packed, 3, True), together[rows])
 
 
-def test_totals_are_torchs_and_rows_stand_alone() -> None:
+def test_logsumexp_is_torchs_and_rows_are_independent() -> None:
     torch.manual_seed(0)
     logits = torch.randn(5, 9000) * 10
     logits[2, :8000] = -torch.inf

@@ -13,14 +13,14 @@ import pytest
 
 from tokenloom.scripts.compile_kernels import ARCHITECTURES, MAX_SHARED_BYTES
 
-WALL_S = 900  # the end of patience; what it may take is counted in its own time, whatever else the machine computes
+WALL_S = 900  # upper bound; the real limit counts the process's own CPU time
 MAX_SPILL_BYTES = 160  # of a thread; float32 attention, which has no tensor cores, may take more
 
 pytestmark = pytest.mark.timeout(WALL_S + 60)
 
 
 def run(cache_folder: Path, cpu_s: int, *options: str) -> str:
-    """What Python prints with these options, in a process of its own: this one interprets."""
+    """Run Python with these options in a new process, without the interpreter; return its output."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(cache_folder)
     command = [sys.executable, "-P", *options]
@@ -68,8 +68,8 @@ print(*(kernel.asm["ptx"] for kernel in kernels.values()))
 """
 
 
-def test_a_residual_is_written_when_every_thread_has_read_it(tmp_path: Path) -> None:
-    """Of 64 elements 128 threads read each twice, which one after the other, as the interpreter does, is no matter."""
+def test_the_residual_is_stored_after_all_threads_have_read_it(tmp_path: Path) -> None:
+    """128 threads read each of 64 elements twice; the interpreter, which runs them in order, cannot show the race."""
     code = run(tmp_path, 60, "-c", NARROW_NORM)
     assert code.count("st.global") == 2
     assert -1 < code.rindex("bar.sync") < code.index("st.global")

@@ -1,4 +1,4 @@
-"""A launch that is known is the one that triton would make, and few are not known."""
+"""A cached launch equals Triton's own, and most launches are cached."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 
-def test_a_known_launch_is_of_the_kernel_and_the_arguments_that_triton_means(tmp_path: Path) -> None:
+def test_a_cached_launch_has_the_kernel_and_arguments_of_tritons(tmp_path: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path)
     command = [sys.executable, "-c", "from tokenloom.tests.kernels.gpu.launch_run import main; main()"]

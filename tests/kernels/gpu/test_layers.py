@@ -63,7 +63,7 @@ def test_gated_linear_is_the_references(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", seeds(5, 40))
-def test_one_rows_product_is_the_references(seed: int) -> None:
+def test_gemv_is_the_references(seed: int) -> None:
     rng = random.Random(seed)
     torch.manual_seed(seed)
     dtype = rng.choice(list(TOLERANCES))
@@ -79,7 +79,7 @@ def test_one_rows_product_is_the_references(seed: int) -> None:
     check_close(outputs, wanted)
     assert scores.dtype == wanted_scores.dtype == torch.float32
     check_close(scores.to(dtype), wanted_scores.to(dtype))
-    assert torch.equal(scores, outputs.float())  # rounded alike: tokens do not depend on who multiplied
+    assert torch.equal(scores, outputs.float())  # rounded alike, so that tokens do not depend on the kernel
 
 
 @pytest.mark.parametrize("seed", seeds(4, 40))
@@ -96,7 +96,7 @@ def test_embedding_is_the_references(seed: int) -> None:
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # numpy, of the overflowed request
 @pytest.mark.parametrize("seed", seeds(10, 80))
-def test_prepared_heads_and_stored_keys_are_the_references(seed: int) -> None:
+def test_qk_norm_rope_cache_is_the_references(seed: int) -> None:
     rng = random.Random(seed)
     torch.manual_seed(seed)
     dtype, head_dim = rng.choice(list(TOLERANCES)), rng.choice([16, 64, 80, 96, 128, 256])

@@ -1,4 +1,4 @@
-"""A triton that cannot launch says why before anything is compiled or read."""
+"""If Triton cannot launch, the reason is known before anything is compiled or loaded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tokenloom.kernels.gpu.load import launch_obstacle
 
 
 class Driver:
-    """Makes its module as triton does: when it is first asked for."""
+    """A driver that builds its module at first use, like Triton's."""
 
     def __init__(self, error: Exception | None) -> None:
         self._error = error
@@ -35,7 +35,7 @@ class Driver:
         ),
     ],
 )
-def test_what_keeps_triton_from_launching_is_told(
+def test_launch_obstacle_returns_tritons_error(
     error: Exception | None, obstacle: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert knobs.runtime.interpret and launch_obstacle() is None  # the interpreter launches nothing

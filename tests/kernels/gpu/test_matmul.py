@@ -88,7 +88,7 @@ def test_quantized_linear_is_the_references(seed: int, form: str) -> None:
 
 @pytest.mark.parametrize("form", ["float", "int8", "fp8 blocks", "int4", "int4 act-order"])
 @pytest.mark.parametrize("seed", seeds(2, 8))
-def test_mixed_experts_are_the_references(seed: int, form: str) -> None:
+def test_fused_moe_is_the_references(seed: int, form: str) -> None:
     rng = random.Random(f"{seed} {form}")
     torch.manual_seed(rng.getrandbits(32))
     dtype = rng.choice(list(TOLERANCES))
@@ -111,7 +111,7 @@ def test_mixed_experts_are_the_references(seed: int, form: str) -> None:
 
 
 @pytest.mark.parametrize("seed", seeds(6, 30))
-def test_experts_are_chosen_and_listed_as_the_scores_say(seed: int) -> None:
+def test_experts_are_routed_and_listed_by_their_scores(seed: int) -> None:
     rng = random.Random(seed)
     torch.manual_seed(seed)
     num_experts = rng.choice([1, 3, 8, 60, 128])
@@ -132,7 +132,7 @@ def check_lists(experts: torch.Tensor, num_experts: int) -> None:
 
 
 @pytest.mark.parametrize("num_tokens", [CHUNK // 4 - 1, CHUNK // 4, CHUNK // 4 + 1, CHUNK])
-def test_lists_go_on_where_a_chunk_of_choices_ends(num_tokens: int) -> None:
+def test_lists_continue_across_chunks(num_tokens: int) -> None:
     generator = torch.Generator().manual_seed(num_tokens)
     check_lists(torch.rand(num_tokens, 7, generator=generator).argsort(dim=1)[:, :4].int(), 7)
 
@@ -150,7 +150,7 @@ def test_a_quantized_model_with_experts_has_the_references_logits(form: str, fam
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
-def test_scores_that_overflowed_choose_unlike_experts_that_exist() -> None:
+def test_overflowed_scores_give_distinct_valid_experts() -> None:
     scores = torch.tensor([[torch.nan] * 6, [torch.inf, torch.nan, 1, -torch.inf, torch.inf, 0], [1, 2, 3, 4, 5, 6.0]])
     weights, experts = route(scores, 4, True)
     for row in experts.tolist():

@@ -1,4 +1,4 @@
-"""What changed of rows, scattered by one launch, against torch's own assignments, in the interpreter: bit for bit."""
+"""write_rows against torch's own assignments, in the interpreter, bit for bit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIZES = (0, 1, 7, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK)
 
 
 def values(dtype: torch.dtype, *shape: int) -> Tensor:
-    """Of all the bits that an integer has; a float's are as good as any."""
+    """Draw random bits of every integer width, or random floats."""
     if dtype.is_floating_point:
         return torch.randn(shape, dtype=dtype)
     info = torch.iinfo(dtype)
@@ -29,7 +29,7 @@ def some(of: int, count: int) -> Tensor:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_changes_land_in_their_rows_and_nowhere_else(seed: int) -> None:
+def test_only_the_listed_rows_change(seed: int) -> None:
     rng = random.Random(seed)
     torch.manual_seed(seed)
     num_counted, num_changed, num_cells = (rng.choice(SIZES) for _ in range(3))

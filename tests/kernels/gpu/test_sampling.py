@@ -47,7 +47,7 @@ def _bits_kernel(first_id, position, seed_low, seed_high, tokens, runs, noises, 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")  # 32-bit words wrap, as they must
 @pytest.mark.parametrize("seed", range(8))
-def test_noise_is_that_of_the_cpu_bit_for_bit(seed: int) -> None:
+def test_noise_equals_the_cpus_bit_for_bit(seed: int) -> None:
     rng = random.Random(seed)
     words, position, first_id = [rng.getrandbits(32), rng.getrandbits(32)], rng.getrandbits(31), 4 * rng.randrange(9999)
     length = 64
@@ -153,19 +153,19 @@ def check_draws(seed: int) -> int:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy: words that wrap, logits of −inf
-def test_draws_are_those_of_the_definition() -> None:
+def test_draws_match_the_definition() -> None:
     assert sum(check_draws(seed) for seed in range(8)) > 12
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("start", range(100, 200, 10))
-def test_many_draws_are_those_of_the_definition(start: int) -> None:
+def test_many_draws_match_the_definition(start: int) -> None:
     assert sum(check_draws(seed) for seed in range(start, start + 10)) > 10
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_a_sampler_on_a_device_draws_what_one_on_the_host_draws() -> None:
+def test_device_and_host_samplers_draw_the_same_tokens() -> None:
     rng = random.Random(11)
     rows, logits = random_rows(rng, 12), torch.randn(12, 700, generator=torch.Generator().manual_seed(11)) * 2
     columns, positions = SamplingColumns.greedy(len(rows)), np.array([row.position for row in rows])
@@ -181,7 +181,7 @@ def test_a_sampler_on_a_device_draws_what_one_on_the_host_draws() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_rows_that_are_no_distribution_get_the_id_of_their_largest_and_padding_gets_zero() -> None:
+def test_invalid_rows_get_their_largest_logit_and_padding_gets_zero() -> None:
     row = Row(1.0, 5, 0.9, 0.0, (1, 2), 7)
     logits = torch.randn(4, 50)
     logits[0, 31], logits[0, 40] = torch.nan, torch.inf
@@ -205,7 +205,7 @@ def test_a_draw_does_not_depend_on_the_rest_of_the_batch() -> None:
     ("min_p", "top_k", "top_p", "kept"),
     [(0.0, 1, 1.0, 1), (0.0, 0, 0.71, 3), (0.0, 2, 0.6, 2), (0.5, 0, 0.74, 2), (0.5, 4, 0.74, 2)],
 )
-def test_filters_keep_the_likeliest_and_no_more(min_p: float, top_k: int, top_p: float, kept: int) -> None:
+def test_filters_keep_only_the_likeliest(min_p: float, top_k: int, top_p: float, kept: int) -> None:
     weights = [0.001, 0.35, 0.1, 0.33, 0.219]  # token 1 is the likeliest, then 3 (in the same bin), 4, 2
     rows = [Row(1.0, top_k, top_p, min_p, (seed, 9), seed) for seed in range(9)]
     tokens = sample_rows(torch.tensor(weights).log().repeat(len(rows), 1), rows)

@@ -1,4 +1,4 @@
-"""The begin of a step against the reference, over random rows, in the interpreter: bit for bit, nothing is computed."""
+"""The first launch of a step against the reference, over random rows, in the interpreter, bit for bit."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def inference() -> Iterator[None]:
 
 
 def random_table(rng: random.Random) -> tuple[torch.Tensor, int]:
-    """A share of an embedding, and its first id."""
+    """Make a rank's part of an embedding table; return it with its first id."""
     num_ids, width = rng.choice([1, 11, 300]), rng.choice([1, 40, 1024, 1100])
     return torch.randn(num_ids, width).to(rng.choice([torch.float32, torch.float16])), rng.choice([0, 1, 50])
 
 
 def random_columns(rng: random.Random, num_ids: int, first_id: int, max_num_tokens: int, width: int) -> BatchColumns:
-    """Of rows that have computed nothing, one token, a block but one, up to all but one; some tokens of other ranks."""
+    """Make rows with num_computed around block limits, and last tokens partly outside the rank's table."""
     edges = [0, 1, 15, 16, 17, max_num_tokens - 1]
     computed = [rng.choice([*edges, rng.randrange(max_num_tokens)]) for _ in range(NUM_ROWS)]
     return BatchColumns(
@@ -41,7 +41,7 @@ def random_columns(rng: random.Random, num_ids: int, first_id: int, max_num_toke
 
 
 def unwritten(num_rows: int, width: int) -> AttentionMetadata:
-    """Of a step whose tensors are still to be filled."""
+    """Make the metadata of a step with its tensors still to be filled."""
     return AttentionMetadata(
         positions=torch.full((num_rows,), -7),
         slots=torch.full((num_rows,), -7),
@@ -59,7 +59,7 @@ def copy(columns: BatchColumns) -> BatchColumns:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_a_decode_step_begins_as_the_references(seed: int) -> None:
+def test_begin_decode_is_the_references(seed: int) -> None:
     rng = random.Random(seed)
     torch.manual_seed(seed)
     table, first_id = random_table(rng)
@@ -82,8 +82,8 @@ def test_a_decode_step_begins_as_the_references(seed: int) -> None:
         assert torch.equal(metadata.block_tables[i, :num_blocks], wanted_metadata.block_tables[i, :num_blocks])
 
 
-def test_a_decode_step_takes_each_rows_next_token_to_where_it_stands() -> None:
-    """By hand: blocks of 4, row 2 has computed 5 tokens, row 0 none, between them is padding."""
+def test_begin_decode_fills_positions_slots_and_tables() -> None:
+    """Blocks of 4; row 2 has computed 5 tokens, row 0 none; the row between them is padding."""
     table = torch.arange(10.0)[:, None]
     tables = torch.tensor([[7, 0, 0], [0, 0, 0], [9, 3, 0]], dtype=torch.int32)
     for ops in BOTH:
@@ -99,7 +99,7 @@ def test_a_decode_step_takes_each_rows_next_token_to_where_it_stands() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_tokens_that_only_the_device_knows_are_embedded_as_the_references(seed: int) -> None:
+def test_begin_step_embeds_last_tokens_like_the_reference(seed: int) -> None:
     rng = random.Random(seed)
     torch.manual_seed(seed)
     table, first_id = random_table(rng)
