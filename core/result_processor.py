@@ -77,7 +77,8 @@ class ResultProcessor:
         if is_plain:  # one token for each row, and nothing has changed since the step was made
             token_ids = _decode(output.token_ids, len(batch.sampled_rows), output.step)
             new = _Columns(batch.sampled_rows, batch.sampled_ends + entry.number, token_ids)
-            reason_by_row = self._end_reasons(new, may_be_full=may_be_full)
+            may_end = may_be_full or state.num_rows_by_stop_id
+            reason_by_row = self._end_reasons(new, may_be_full=may_be_full) if may_end else {}
         else:
             new = self._unknown_tokens(output, entry)
             new, finished = self._finish_masked(new, output.fully_masked_rows)

@@ -83,7 +83,7 @@ class Scheduler:
         for request in requests:
             self.waiting.add(request)
 
-    def _release_siblings(self) -> None:
+    def _release_prompt_groups(self) -> None:
         """Release the prompt groups of leaders with a prompt that the steps sent so far compute to its end."""
         size = self.kv_cache.block_size
         for leader in self.prompt_groups.leaders:
@@ -330,7 +330,7 @@ class Scheduler:
         if not batch.num_sent:
             self._cache_full_blocks(batch.rows)
             if self.prompt_groups:
-                self._release_siblings()
+                self._release_prompt_groups()
         self.ledger.add(self.num_steps, batch, self.kv_cache.pool.take_pending())
         return self._delta.take(self.num_steps, self.core_epoch, self.generation, batch)
 
