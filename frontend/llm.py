@@ -16,10 +16,10 @@ from collections.abc import Callable
 from ..ipc.config.engine_config import EngineConfig
 from .client.async_client import AsyncClient
 from .client.client import Client
-from .client.transport import Channel
-from .client.zmq_transport import Connection
-from .embedded.child_engine import EngineHandle
-from .embedded.in_process_transport import InProcessConnection
+from .client.transport import Transport
+from .client.zmq_transport import ZmqTransport
+from .embedded.child_engine import ChildEngine
+from .embedded.in_process_transport import InProcessTransport
 from .options.options import config_from_keywords
 
 START_TIMEOUT_S = 30.0  # for the first answer of an engine that has said that it serves
@@ -40,34 +40,34 @@ class LLM(Client):
         self._attach(*(open_in_process(config) if in_process else open_private(config)))
 
 
-def open_private(config: EngineConfig) -> tuple[Channel, Callable[[], None]]:
+def open_private(config: EngineConfig) -> tuple[Transport, Callable[[], None]]:
     """A new engine in its own processes: the channel to it, and how to end both."""
-    handle = EngineHandle(config)
+    handle = ChildEngine(config)
     try:
-        connection = Connection(handle.address, connect_timeout_s=START_TIMEOUT_S)
+        transport = ZmqTransport(handle.address, connect_timeout_s=START_TIMEOUT_S)
     except BaseException:
         handle.stop()
         raise
 
     def close() -> None:
-        connection.close()
+        transport.close()
         handle.stop()
 
     try:
-        handle.on_death(connection.fail)
-        connection.wait_connected()
+        handle.on_death(transport.fail)
+        transport.wait_connected()
     except BaseException:
         close()
         raise
-    return connection, close
+    return transport, close
 
 
-def open_in_process(config: EngineConfig, *, in_background: bool = False) -> tuple[Channel, Callable[[], None]]:
+def open_in_process(config: EngineConfig, *, in_background: bool = False) -> tuple[Transport, Callable[[], None]]:
     """A new engine in this process."""
     from .embedded.in_process import InProcessEngine  # brings torch, which no other way of use needs
 
-    connection = InProcessConnection(InProcessEngine(config), in_background=in_background)
-    return connection, connection.close
+    transport = InProcessTransport(InProcessEngine(config), in_background=in_background)
+    return transport, transport.close
 
 
 class AsyncLLM(AsyncClient):

@@ -21,7 +21,7 @@ import msgspec
 import psutil
 
 from tokenloom import Client
-from tokenloom.frontend.embedded.child_engine import EngineHandle
+from tokenloom.frontend.embedded.child_engine import ChildEngine
 from tokenloom.frontend.options.arguments import add_engine_arguments
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.scripts.bench_contestant import SCRIPTS, Ours, Peer
@@ -39,7 +39,7 @@ def measure_cpu(config: EngineConfig, workload: Workload, rounds: int, peer: Pee
     num_tokens = workload.num_requests * workload.num_out
     ratios = []
     with contextlib.ExitStack() as stack:
-        handle = EngineHandle(config, NULL_ENGINE)
+        handle = ChildEngine(config, NULL_ENGINE)
         stack.callback(handle.stop)
         ours = Ours(stack.enter_context(Client(handle.address)))
         processes = find_roles(handle.pid)

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from tokenloom.frontend.client.transport import Channel
+from tokenloom.frontend.client.transport import Transport
 from tokenloom.frontend.llm import open_in_process, open_private
 from tokenloom.frontend.options.options import config_from_keywords
 from tokenloom.ipc.config.engine_config import EngineConfig
@@ -27,9 +27,9 @@ from tokenloom.scripts.bench_workload import Setup, Workload, new_model_parser
 from tokenloom.workers.cpu_threads import num_cpu_threads
 
 
-def token_times(channel: Channel, prompt: list[int], num_out: int) -> list[float]:
+def token_times(transport: Transport, prompt: list[int], num_out: int) -> list[float]:
     """Seconds from the submit to each token's arrival; tokens of one message share a time."""
-    load, begun = Load(channel), time.perf_counter()
+    load, begun = Load(transport), time.perf_counter()
     load.submit(prompt, num_out)
     load.run_until(lambda: len(load.times[0]) >= num_out)
     return [when - begun for when in load.times[0]]
@@ -38,9 +38,9 @@ def token_times(channel: Channel, prompt: list[int], num_out: int) -> list[float
 class Mode:
     """One way to run the engine, and what was measured of it."""
 
-    def __init__(self, name: str, opened: tuple[Channel, Callable[[], None]]) -> None:
+    def __init__(self, name: str, opened: tuple[Transport, Callable[[], None]]) -> None:
         self.name = name
-        self.channel, self.close = opened
+        self.transport, self.close = opened
         self.first_s: list[float] = []
         self.between_s: list[float] = []
         self.rates: list[float] = []
@@ -48,7 +48,7 @@ class Mode:
 
     def run(self, workload: Workload, number: int, limit: float | None) -> None:
         """One request. limit: tokens/s that the machine allows, if it was measured."""
-        times = token_times(self.channel, workload.prompts(number)[0], workload.num_out)
+        times = token_times(self.transport, workload.prompts(number)[0], workload.num_out)
         self.first_s.append(times[0])
         self.between_s += [after - before for before, after in itertools.pairwise(times)]
         self.rates.append((len(times) - 1) / (times[-1] - times[0]))
@@ -63,7 +63,7 @@ def measure(config: EngineConfig, workload: Workload, rounds: int, limits: Limit
         modes.append(Mode("processes", open_private(config)))
         modes.append(Mode("in_process", open_in_process(config)))
         for mode in modes:  # warm up
-            token_times(mode.channel, workload.prompts("warm-up")[0], 3)
+            token_times(mode.transport, workload.prompts("warm-up")[0], 3)
         for number in range(rounds):
             limit = None
             if limits is not None:

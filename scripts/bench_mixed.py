@@ -20,7 +20,7 @@ from queue import SimpleQueue
 from tokenloom import SamplingParams
 from tokenloom.frontend.client.open_request import Update
 from tokenloom.frontend.client.prompts import new_submit
-from tokenloom.frontend.client.transport import Channel
+from tokenloom.frontend.client.transport import Transport
 from tokenloom.frontend.llm import open_private
 from tokenloom.frontend.options.options import config_from_keywords
 from tokenloom.ipc.codec import num_ids
@@ -39,8 +39,8 @@ Arrivals = SimpleQueue[tuple[float, int, Update]]  # when, which request, what
 class Load:
     """Requests of one channel; `times[i]` are the arrivals of request i's tokens, those of one message together."""
 
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
         self._arrivals: Arrivals = SimpleQueue()
         self._ids: list[str] = []
         self.times: list[list[float]] = []
@@ -51,12 +51,12 @@ class Load:
         self._ids.append(f"mixed-{next(_request_numbers)}")
         params = SamplingParams(temperature=0.0, max_tokens=num_out, ignore_eos=True)
         submit = new_submit(self._ids[-1], {"prompt_token_ids": prompt}, params)
-        self._channel.submit(submit, lambda update: self._arrivals.put((time.perf_counter(), index, update)))
+        self._transport.submit(submit, lambda update: self._arrivals.put((time.perf_counter(), index, update)))
         return index
 
     def run_until(self, is_done: Callable[[], bool]) -> None:
         while not is_done():
-            when, index, update = self._channel.wait(self._arrivals, ANSWER_TIMEOUT_S)
+            when, index, update = self._transport.wait(self._arrivals, ANSWER_TIMEOUT_S)
             if isinstance(update, Exception):
                 raise update
             if isinstance(update, Delta):
@@ -64,20 +64,20 @@ class Load:
 
     def cancel(self) -> None:
         for each in self._ids:
-            self._channel.cancel(each)
+            self._transport.cancel(each)
 
 
-def first_token_s(channel: Channel, prompt: list[int]) -> float:
-    load, begun = Load(channel), time.perf_counter()
+def first_token_s(transport: Transport, prompt: list[int]) -> float:
+    load, begun = Load(transport), time.perf_counter()
     load.submit(prompt, 1)
     load.run_until(lambda: bool(load.times[0]))
     return load.times[0][0] - begun
 
 
-def shared_prefix(channel: Channel, num_shared: int, ids: Callable[[int], list[int]]) -> tuple[float, float]:
+def shared_prefix(transport: Transport, num_shared: int, ids: Callable[[int], list[int]]) -> tuple[float, float]:
     """Seconds to the first token: of the request that computes the prefix, of the one that finds it."""
     prefix = ids(num_shared)
-    return first_token_s(channel, prefix + ids(NUM_SUFFIX)), first_token_s(channel, prefix + ids(NUM_SUFFIX))
+    return first_token_s(transport, prefix + ids(NUM_SUFFIX)), first_token_s(transport, prefix + ids(NUM_SUFFIX))
 
 
 def between(times: list[float], begin: float, end: float) -> list[float]:
@@ -86,10 +86,10 @@ def between(times: list[float], begin: float, end: float) -> list[float]:
 
 
 def prompt_among_answers(
-    channel: Channel, num_streams: int, num_prompt: int, num_out: int, ids: Callable[[int], list[int]]
+    transport: Transport, num_streams: int, num_prompt: int, num_out: int, ids: Callable[[int], list[int]]
 ) -> tuple[list[float], list[float], float]:
     """Seconds between tokens of the running answers without the prompt and during it, and its time to first token."""
-    load = Load(channel)
+    load = Load(transport)
     for _ in range(num_streams):
         load.submit(ids(NUM_STREAM_PROMPT), num_out)
     load.run_until(lambda: all(len(times) >= TOKENS_BEFORE for times in load.times))
@@ -117,12 +117,12 @@ def main() -> int:
 
     num_out = min(1000, (config.max_model_len or 4096) - NUM_STREAM_PROMPT)
     prefix_ratios, stall_ratios = [], []
-    channel, close = open_private(config)
+    transport, close = open_private(config)
     try:
-        first_token_s(channel, ids(NUM_SUFFIX))
+        first_token_s(transport, ids(NUM_SUFFIX))
         for number in range(arguments.rounds):
-            cold_s, cached_s = shared_prefix(channel, arguments.shared, ids)
-            calm, during, late_s = prompt_among_answers(channel, arguments.streams, arguments.prompt, num_out, ids)
+            cold_s, cached_s = shared_prefix(transport, arguments.shared, ids)
+            calm, during, late_s = prompt_among_answers(transport, arguments.streams, arguments.prompt, num_out, ids)
             prefix_ratios.append(cached_s / cold_s)
             stall_ratios.append(percentile(during, 99) / median(calm))
             report.add(

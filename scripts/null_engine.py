@@ -1,6 +1,6 @@
 """engine-launch with null_worker.py in the place of the workers: real supervisor, frontend and core, no model.
 
-EngineHandle(config, command=(sys.executable, "-m", "tokenloom.scripts.null_engine"))
+ChildEngine(config, command=(sys.executable, "-m", "tokenloom.scripts.null_engine"))
 """
 
 from __future__ import annotations

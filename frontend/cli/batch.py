@@ -29,12 +29,12 @@ from tqdm import tqdm
 
 from ...ipc.config.engine_config import API_KEY_VARIABLE
 from ...ipc.errors import ConfigError
-from ..embedded.child_engine import EngineHandle
+from ..embedded.child_engine import ChildEngine
 from ..options.options import config_from_keywords
 from .attach import announce_start
 
 DESCRIPTION = (
-    "Answer the requests of an OpenAI batch file. Run it again after a kill: it goes on where it was.\n"
+    "HttpResponse the requests of an OpenAI batch file. Run it again after a kill: it goes on where it was.\n"
     "Exit code 0: every request has an answer; 1: some have errors."
 )
 EXAMPLES = [
@@ -178,7 +178,7 @@ def ask(line: BatchLine, url: str, api_key: str | None) -> bytes:
     return msgspec.json.encode(made) + b"\n"
 
 
-class Answer(NamedTuple):
+class HttpResponse(NamedTuple):
     """What came of one HTTP request; status 0: nothing that could be read."""
 
     status: int
@@ -188,8 +188,8 @@ class Answer(NamedTuple):
     retry_after_s: float = 0.0
 
 
-def call(method: str, url: str, path: str, body: bytes | None, api_key: str | None) -> Answer:
-    """Ask a server once; an Answer of status 0 says why it does not answer."""
+def call(method: str, url: str, path: str, body: bytes | None, api_key: str | None) -> HttpResponse:
+    """Ask a server once; an HttpResponse of status 0 says why it does not answer."""
     parts = urlsplit(url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(parts.hostname or "", parts.port, timeout=ANSWER_TIMEOUT_S)
@@ -202,13 +202,13 @@ def call(method: str, url: str, path: str, body: bytes | None, api_key: str | No
         data = answer.read() or b"null"
         value = json.loads(data)
     except (OSError, http.client.HTTPException, ValueError) as error:
-        return Answer(0, reason=f"{url} does not answer: {error}")
+        return HttpResponse(0, reason=f"{url} does not answer: {error}")
     finally:
         connection.close()
     reason = "" if answer.status == 200 else f"status {answer.status}: {_message(value)}"
     retry_after = answer.headers.get("retry-after", "")
     request_id = answer.headers.get("x-request-id", "")
-    return Answer(answer.status, data, reason, request_id, float(retry_after) if retry_after.isdecimal() else 0.0)
+    return HttpResponse(answer.status, data, reason, request_id, float(retry_after) if retry_after.isdecimal() else 0.0)
 
 
 def _message(value: object) -> str:
@@ -230,7 +230,7 @@ def _server(arguments: argparse.Namespace) -> Iterator[tuple[str, str | None]]:
         return
     announce_start(arguments.model)
     key = secrets.token_hex(16)
-    handle = EngineHandle(config_from_keywords("batch", arguments.model, {"http": "0", "api_key": key}))
+    handle = ChildEngine(config_from_keywords("batch", arguments.model, {"http": "0", "api_key": key}))
     try:
         yield handle.http_address or "", key
     finally:

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     with open_engine(arguments) as engine, _line_editing():
         print(f"{engine.info().model} · /help for commands")
-        Conversation(engine, sampling_of(arguments), arguments.system, input, _show).run()
+        ChatSession(engine, sampling_of(arguments), arguments.system, input, _show).run()
     return 0
 
 
@@ -75,7 +75,7 @@ def _line_editing() -> Iterator[None]:
 
 
 @dataclass(eq=False)
-class Conversation:
+class ChatSession:
     """The turns so far and what the next one does. `read` and `show` are the terminal."""
 
     _engine: Client

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 from functools import partial
-from typing import TypeVar, Unpack
+from typing import Self, Unpack
 
 import msgspec
 
@@ -41,7 +41,7 @@ from ...ipc.process.log import LogLevel
 from ...ipc.sampling_params import SamplingParams
 from .async_stream import AsyncStream, LoopWaker
 from .base_client import (
-    Attachment,
+    BaseClient,
     log_level_query,
     new_params,
     pause_query,
@@ -52,15 +52,13 @@ from .base_client import (
 )
 from .call_options import CallOptions, ChatOptions, UnservedOptions, chat_form, check_options, with_priority
 from .offline.beam_search import BeamSearch, BeamSearchOutput
-from .offline.tokenizer import TheirTokenizer, load_tokenizer
+from .offline.tokenizer import TransformersTokenizer, load_tokenizer
 from .outputs import EmbeddingRequestOutput, RequestOutput, to_embedding
 from .prompts import Chat, Prompt, check_chat, check_params, check_token_ids
-from .protocol import Answer, ReplyType, check_reply
-
-AsyncClientType = TypeVar("AsyncClientType", bound="AsyncClient")
+from .protocol import QueryResult, ReplyType, check_reply
 
 
-class AsyncClient(Attachment):
+class AsyncClient(BaseClient):
     """A program's side of an engine. Close it, or use it as a context manager; what is open then is aborted."""
 
     _waits_for_engine = False
@@ -131,11 +129,11 @@ class AsyncClient(Attachment):
 
     async def abort(self, request_id: str) -> None:
         """End a request: whoever waits for it gets what there is, with finish_reason abort."""
-        self._channel.abort(request_id)
+        self._transport.abort(request_id)
 
     # ── questions ──
 
-    async def get_tokenizer(self) -> TheirTokenizer:
+    async def get_tokenizer(self) -> TransformersTokenizer:
         """As Client.get_tokenizer."""
         return await asyncio.to_thread(load_tokenizer, await self.info())
 
@@ -208,7 +206,7 @@ class AsyncClient(Attachment):
         """Let go of the engine; a second call does nothing."""
         await asyncio.to_thread(self._finalizer)
 
-    async def __aenter__(self: AsyncClientType) -> AsyncClientType:
+    async def __aenter__(self) -> Self:
         try:
             await self.info()
         except BaseException:
@@ -233,7 +231,7 @@ class AsyncClient(Attachment):
         if self._waker is None or self._waker.loop is not loop:
             self._waker = LoopWaker(loop)
         stream = AsyncStream(submit, self._waker)
-        self._channel.submit(submit, stream.put)
+        self._transport.submit(submit, stream.put)
         try:
             while not stream.is_finished:
                 output = await stream.next()
@@ -241,14 +239,14 @@ class AsyncClient(Attachment):
                     yield output
         finally:
             if not stream.is_finished:
-                self._channel.cancel(submit.request_id)
+                self._transport.cancel(submit.request_id)
 
     async def _run_to_end(self, submit: Submit) -> RequestOutput:
         async with aclosing(self._run(submit)) as outputs:
             return await anext(output async for output in outputs if output.finished)
 
     async def _ask(self, make_query: Callable[..., Query], reply_type: type[ReplyType]) -> ReplyType:
-        future: Future[Answer] = Future()
+        future: Future[QueryResult] = Future()
         future.set_running_or_notify_cancel()  # from here on it cannot be cancelled, even if the asker is
-        self._channel.query(make_query, future.set_result)
+        self._transport.query(make_query, future.set_result)
         return check_reply(await asyncio.wrap_future(future), reply_type)

@@ -72,7 +72,7 @@ class AsyncStream:
         if builder.error is not None:
             raise builder.error
         if builder.output_kind == "delta":
-            return builder.take_new() if builder.has_news else None
+            return builder.build_delta() if builder.has_delta else None
         if builder.is_finished:
             return builder.build()
         return builder.build() if builder.num_tokens > num_tokens and builder.output_kind == "cumulative" else None

@@ -1,6 +1,6 @@
-"""Attachment: what Client and AsyncClient share: the channel to an engine, its life, the messages for what is asked.
+"""BaseClient: what Client and AsyncClient share: the channel to an engine, its life, the messages for what is asked.
 
-Imports `ipc` alone: pyzmq and msgspec, not torch. What a request is on the wire is the Channel's business, what a
+Imports `ipc` alone: pyzmq and msgspec, not torch. What a request is on the wire is the Transport's business, what a
 prompt may look like is `prompts.py`'s.
 """
 
@@ -11,7 +11,7 @@ import os
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, ClassVar, TypeVar, get_args
+from typing import Any, ClassVar, Self, get_args
 
 from ...ipc.errors import RequestError
 from ...ipc.messages.base import MemoryTag
@@ -20,13 +20,11 @@ from ...ipc.pooling_params import PoolingParams
 from ...ipc.process.log import LogLevel
 from ...ipc.sampling_params import SamplingParams
 from .prompts import Chat, Prompt, check_chat, check_pooling, check_text, new_submit
-from .transport import Channel
-from .zmq_transport import Connection
-
-AttachmentType = TypeVar("AttachmentType", bound="Attachment")
+from .transport import Transport
+from .zmq_transport import ZmqTransport
 
 
-class Attachment:
+class BaseClient:
     """A program's side of an engine. Close it, or use it as a context manager; what is open then is aborted."""
 
     _waits_for_engine: ClassVar[bool]
@@ -46,7 +44,7 @@ class Attachment:
         first request or by entering the context in an AsyncClient. When the engine's frontend is lost later, open
         requests go on as soon as it is back, and fail with EngineDead after `reconnect_timeout_s`.
         """
-        connection = Connection(
+        connection = ZmqTransport(
             address,
             connect_timeout_s=connect_timeout_s,
             reconnect_timeout_s=reconnect_timeout_s,
@@ -60,13 +58,13 @@ class Attachment:
                 self._finalizer()
                 raise
 
-    def _attach(self, channel: Channel, close: Callable[[], None]) -> None:
+    def _attach(self, transport: Transport, close: Callable[[], None]) -> None:
         """Serve over `channel`; `close` runs once: when asked, when this object is collected, or at exit."""
-        self._channel = channel
+        self._transport = transport
         self._finalizer = weakref.finalize(self, close)
         self._request_numbers = itertools.count()
 
-    def __enter__(self: AttachmentType) -> AttachmentType:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -106,7 +104,7 @@ def new_params(defaults: dict[str, Any]) -> SamplingParams:
 
 
 def tokenize_query(prompt: str | Chat) -> Callable[..., Query]:
-    """Asks for the token ids of a text or a chat; lacks the query's id, as everything for Channel.query."""
+    """Asks for the token ids of a text or a chat; lacks the query's id, as everything for Transport.query."""
     if isinstance(prompt, str):
         return partial(Tokenize, prompt=check_text(prompt))
     return partial(Tokenize, chat=check_chat(prompt))

@@ -1,4 +1,4 @@
-"""Batch: many requests run to their end, with the results in the order of the prompts. What `generate` does.
+"""RequestBatch: many requests run to their end, with the results in the order of the prompts. What `generate` does.
 
 Keeps a bounded number of requests open. When the engine is overloaded it keeps fewer and tries again as others
 finish, so that a long list is never refused for its length. The first request that fails ends the batch.
@@ -16,17 +16,17 @@ from ...ipc.errors import Draining, Overloaded, RequestError, TokenloomError
 from ...ipc.messages.client import Submit
 from .open_request import Update
 from .outputs import OutputBuilder, RequestOutput
-from .transport import Channel
+from .transport import Transport
 
 MAX_OPEN = 16384
 BAR_INTERVAL_S = 0.2
 
 
-class Batch:
+class RequestBatch:
     """Runs once. Builders are touched by the channel's thread until their index is in `_ended`, then by the caller."""
 
-    def __init__(self, channel: Channel, submits: Sequence[Submit], show_progress: bool) -> None:
-        self._channel = channel
+    def __init__(self, transport: Transport, submits: Sequence[Submit], show_progress: bool) -> None:
+        self._transport = transport
         self._submits = submits
         self._builders = [OutputBuilder(submit) for submit in submits]
         self._outputs: list[RequestOutput | None] = [None] * len(submits)
@@ -45,7 +45,7 @@ class Batch:
                 self._take_one()
         finally:
             for index in self._open:
-                self._channel.cancel(self._submits[index].request_id)
+                self._transport.cancel(self._submits[index].request_id)
             if self._bar is not None:
                 self._bar.close()
         return [output for output in self._outputs if output is not None]
@@ -54,7 +54,7 @@ class Batch:
         while self._todo and len(self._open) < self._limit and monotonic() >= self._retry_at:
             index = self._todo.popleft()
             self._open.add(index)
-            self._channel.submit(self._submits[index], self._sink(index))
+            self._transport.submit(self._submits[index], self._sink(index))
 
     def _sink(self, index: int) -> Callable[[Update], None]:
         builder, ended = self._builders[index], self._ended
@@ -68,7 +68,7 @@ class Batch:
 
     def _take_one(self) -> None:
         try:
-            index = self._channel.wait(self._ended, self._patience_s())
+            index = self._transport.wait(self._ended, self._patience_s())
         except Empty:
             index = -1
         if index >= 0:

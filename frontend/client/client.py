@@ -35,7 +35,7 @@ from ...ipc.pooling_params import PoolingParams
 from ...ipc.process.log import LogLevel
 from ...ipc.sampling_params import SamplingParams
 from .base_client import (
-    Attachment,
+    BaseClient,
     log_level_query,
     new_params,
     pause_query,
@@ -44,20 +44,20 @@ from .base_client import (
     tokenize_query,
     wake_up_query,
 )
-from .batch import Batch
+from .batch import RequestBatch
 from .call_options import CallOptions, ChatOptions, UnservedOptions, chat_form, check_options, with_priority
 from .offline.beam_search import BeamSearch, BeamSearchOutput
-from .offline.tokenizer import TheirTokenizer, load_tokenizer
+from .offline.tokenizer import TransformersTokenizer, load_tokenizer
 from .open_request import Update
 from .outputs import EmbeddingRequestOutput, OutputBuilder, RequestOutput, to_embedding
 from .prompts import Chat, Prompt, check_chat, check_params, check_token_ids, list_chats, list_params, list_prompts
-from .protocol import Answer, ReplyType, check_reply
+from .protocol import QueryResult, ReplyType, check_reply
 from .request_future import RequestFuture
 
 ParamsType = TypeVar("ParamsType", bound=SamplingParams | Sequence[SamplingParams])
 
 
-class Client(Attachment):
+class Client(BaseClient):
     """A program's side of an engine. Close it, or use it as a context manager; what is open then is aborted."""
 
     _waits_for_engine = True
@@ -138,8 +138,8 @@ class Client(Attachment):
     ) -> Future[RequestOutput]:
         """Ask without waiting. `cancel()` on the future aborts; `request_id` is there for `abort`."""
         submit = self._submit_of(prompt, check_params(self._or_default(sampling_params)), request_id)
-        future = RequestFuture(self._channel, submit)
-        self._channel.submit(submit, future.take)
+        future = RequestFuture(self._transport, submit)
+        self._transport.submit(submit, future.take)
         return future
 
     def stream(
@@ -155,11 +155,11 @@ class Client(Attachment):
 
     def abort(self, request_id: str) -> None:
         """End a request: whoever waits for it gets what there is, with finish_reason abort."""
-        self._channel.abort(request_id)
+        self._transport.abort(request_id)
 
     # ── questions ──
 
-    def get_tokenizer(self) -> TheirTokenizer:
+    def get_tokenizer(self) -> TransformersTokenizer:
         """transformers' tokenizer of the model, with the engine's chat template, where its files can be read."""
         return load_tokenizer(self.info())
 
@@ -256,15 +256,15 @@ class Client(Attachment):
         return self._run(submits, use_tqdm)
 
     def _run(self, submits: list[Submit], use_tqdm: bool) -> list[RequestOutput]:
-        return Batch(self._channel, submits, show_progress=use_tqdm).run()
+        return RequestBatch(self._transport, submits, show_progress=use_tqdm).run()
 
     def _stream(self, submit: Submit) -> Iterator[str]:
         updates: SimpleQueue[Update] = SimpleQueue()
         builder = OutputBuilder(submit)
-        self._channel.submit(submit, updates.put)
+        self._transport.submit(submit, updates.put)
         try:
             while not builder.is_finished:
-                update = self._channel.wait(updates)
+                update = self._transport.wait(updates)
                 builder.add(update)
                 if isinstance(update, TokenloomError):
                     raise update
@@ -272,9 +272,9 @@ class Client(Attachment):
                     yield update.text
         finally:
             if not builder.is_finished:
-                self._channel.cancel(submit.request_id)
+                self._transport.cancel(submit.request_id)
 
     def _ask(self, make_query: Callable[..., Query], reply_type: type[ReplyType]) -> ReplyType:
-        replies: SimpleQueue[Answer] = SimpleQueue()
-        self._channel.query(make_query, replies.put)
-        return check_reply(self._channel.wait(replies), reply_type)
+        replies: SimpleQueue[QueryResult] = SimpleQueue()
+        self._transport.query(make_query, replies.put)
+        return check_reply(self._transport.wait(replies), reply_type)

@@ -66,7 +66,7 @@ class FlatLogprobs(Sequence[TokenLogprobs]):
         return {self.token_ids[i]: Logprob(self.logprobs[i], self.ranks[i], self.decoded_tokens[i]) for i in entries}
 
 
-def rows_of(packed: Logprobs) -> list[list[tuple[int, float]]]:
+def unpack_rows(packed: Logprobs) -> list[list[tuple[int, float]]]:
     """Per token: (id, logprob) of itself and then of the others."""
     width, values = packed.num_top + 1, array("f")
     values.frombytes(packed.logprobs)
@@ -77,7 +77,7 @@ def rows_of(packed: Logprobs) -> list[list[tuple[int, float]]]:
 def unpack_logprobs(packed: Logprobs) -> list[TokenLogprobs]:
     """One dict per token."""
     texts, tokens = packed.texts, []
-    for own_rank, ((own, logprob), *others) in zip(decode_ids(packed.ranks), rows_of(packed), strict=True):
+    for own_rank, ((own, logprob), *others) in zip(decode_ids(packed.ranks), unpack_rows(packed), strict=True):
         token = {own: Logprob(logprob, own_rank, texts.get(own))}
         for rank, (token_id, logprob) in enumerate(others, 1):
             if token_id != own:

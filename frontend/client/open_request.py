@@ -19,11 +19,11 @@ from ...ipc.sampling_params import child_seed
 
 Update: TypeAlias = Accepted | Delta | TokenloomError  # immutable; an error is always the last
 Sink: TypeAlias = Callable[[Update], None]  # called in the channel's thread: must be cheap and never block
-Verdict = Literal["new", "old", "gap"]
+DeltaOutcome = Literal["applied", "duplicate", "gap"]
 
 
 @dataclass(slots=True)
-class OpenAnswer:
+class OpenSequence:
     """One of the n answers: `chunks` are exactly the tokens that the sink has seen, `num_tokens` their number."""
 
     chunks: list[bytes] = field(default_factory=list)
@@ -41,13 +41,13 @@ class OpenRequest:
     def __init__(self, submit: Submit, sink: Sink) -> None:
         self._submit = submit
         self.sink = sink
-        self.answers = [OpenAnswer() for _ in range(submit.params.n)]
+        self.sequences = [OpenSequence() for _ in range(submit.params.n)]
         self._num_prompt_logprobs = 0  # prompt tokens whose logprobs are here, the first, which has none, included
         self._seed = submit.params.seed
         self._num_sent = 0
         self._is_accepted = False  # the newest attempt
         self._arrival_time = time.time()
-        self.num_faults = 0  # times that what came did not follow what is here, since something did
+        self.num_gaps = 0  # times that what came did not follow what is here, since something did
         self.is_aborted = False
 
     @property
@@ -56,12 +56,12 @@ class OpenRequest:
 
     @property
     def num_tokens(self) -> int:
-        return sum(answer.num_tokens for answer in self.answers)
+        return sum(sequence.num_tokens for sequence in self.sequences)
 
     @property
-    def open_answers(self) -> list[int]:
+    def unfinished(self) -> list[int]:
         """Indices of the answers that have not finished."""
-        return [index for index, answer in enumerate(self.answers) if not answer.is_finished]
+        return [index for index, sequence in enumerate(self.sequences) if not sequence.is_finished]
 
     @property
     def was_sent(self) -> bool:
@@ -83,11 +83,11 @@ class OpenRequest:
         if attempt == 0:
             return submit
         children: list[Child] = []
-        has_something = self.num_tokens or self._num_prompt_logprobs or len(self.open_answers) < len(self.answers)
+        has_something = self.num_tokens or self._num_prompt_logprobs or len(self.unfinished) < len(self.sequences)
         if has_something and self._seed is not None:
             children = [
-                Child(index=index, seed=child_seed(self._seed, index), output_token_ids=self.answers[index].joined())
-                for index in self.open_answers
+                Child(index=index, seed=child_seed(self._seed, index), output_token_ids=self.sequences[index].joined())
+                for index in self.unfinished
             ]
         return msgspec.structs.replace(
             submit,
@@ -110,27 +110,27 @@ class OpenRequest:
             )
         return True
 
-    def take(self, delta: Delta) -> Verdict:
+    def apply(self, delta: Delta) -> DeltaOutcome:
         """Hold the delta's tokens if they follow those that are here."""
         num_new = num_ids(delta.token_ids)
-        if not self._is_accepted or not 0 <= delta.index < len(self.answers):  # it belongs to an older attempt
-            return "old"
-        answer = self.answers[delta.index]
-        if answer.is_finished:
-            return "old"
-        if delta.start == answer.num_tokens:
-            answer.chunks.append(delta.token_ids)
-            answer.num_tokens += num_new
-            answer.is_finished = delta.finish_reason is not None
+        if not self._is_accepted or not 0 <= delta.index < len(self.sequences):  # it belongs to an older attempt
+            return "duplicate"
+        sequence = self.sequences[delta.index]
+        if sequence.is_finished:
+            return "duplicate"
+        if delta.start == sequence.num_tokens:
+            sequence.chunks.append(delta.token_ids)
+            sequence.num_tokens += num_new
+            sequence.is_finished = delta.finish_reason is not None
             if delta.prompt_logprobs is not None:
                 self._num_prompt_logprobs = delta.prompt_start + num_ids(delta.prompt_logprobs.ranks)
             if delta.metrics is not None and delta.metrics.arrival_time:
                 self._arrival_time = delta.metrics.arrival_time
-            self.num_faults = 0
-            return "new"
-        if delta.start + num_new <= answer.num_tokens and delta.finish_reason is None:
-            return "old"
+            self.num_gaps = 0
+            return "applied"
+        if delta.start + num_new <= sequence.num_tokens and delta.finish_reason is None:
+            return "duplicate"
         # Tokens are missing; or it overlaps in part, and its text cannot be cut where the tokens are. A new attempt
         # mends both.
-        self.num_faults += 1
+        self.num_gaps += 1
         return "gap"

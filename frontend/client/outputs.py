@@ -84,7 +84,7 @@ class OutputBuilder:
         self._prompt_token_ids = submit.prompt_token_ids or b""
         self._is_flat = submit.params.flat_logprobs
         has_logprobs = submit.params.num_logprobs is not None
-        self._answers = [_Answer(index, has_logprobs, self._is_flat) for index in range(submit.params.n)]
+        self._answers = [_CompletionBuilder(index, has_logprobs, self._is_flat) for index in range(submit.params.n)]
         wants_prompt = submit.params.prompt_logprobs is not None
         self._prompt_logprobs: list[TokenLogprobs | None] | None = [None] if wants_prompt else None
         self.output_kind = submit.params.output_kind
@@ -103,9 +103,9 @@ class OutputBuilder:
         return sum(len(answer.token_ids) for answer in self._answers)
 
     @property
-    def has_news(self) -> bool:
-        """Whether `take_new` would show anything."""
-        return any(answer.has_news for answer in self._answers)
+    def has_delta(self) -> bool:
+        """Whether `build_delta` would show anything."""
+        return any(answer.has_delta for answer in self._answers)
 
     def add(self, update: Update) -> None:
         if isinstance(update, TokenloomError):
@@ -126,9 +126,9 @@ class OutputBuilder:
         """All that there is so far."""
         return self._build([answer.build() for answer in self._answers])
 
-    def take_new(self) -> RequestOutput:
+    def build_delta(self) -> RequestOutput:
         """What has come since the last call: of each answer with news its new tokens, text and logprobs."""
-        return self._build([answer.take_new() for answer in self._answers if answer.has_news])
+        return self._build([answer.build_delta() for answer in self._answers if answer.has_delta])
 
     def _build(self, outputs: list[CompletionOutput]) -> RequestOutput:
         return RequestOutput(
@@ -144,8 +144,8 @@ class OutputBuilder:
         )
 
 
-class _Answer:
-    """One of the n answers: what has come, and how much of it `take_new` has shown."""
+class _CompletionBuilder:
+    """One of the n answers: what has come, and how much of it `build_delta` has shown."""
 
     def __init__(self, index: int, has_logprobs: bool, is_flat: bool) -> None:
         self.index = index
@@ -170,7 +170,7 @@ class _Answer:
             self.cumulative_logprob += sum(next(iter(token.values())).logprob for token in new)
 
     @property
-    def has_news(self) -> bool:
+    def has_delta(self) -> bool:
         return (
             len(self.token_ids) > self._num_tokens_shown
             or len(self.text) > self._num_characters_shown
@@ -188,7 +188,7 @@ class _Answer:
             logprobs=_as_asked(self.logprobs, self._is_flat, first_token),
         )
 
-    def take_new(self) -> CompletionOutput:
+    def build_delta(self) -> CompletionOutput:
         new = self.build(self._num_tokens_shown, self._num_characters_shown)
         self._num_tokens_shown, self._num_characters_shown = len(self.token_ids), len(self.text)
         self._has_shown_finish = self.finish_reason is not None

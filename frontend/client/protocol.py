@@ -1,4 +1,4 @@
-"""Conversation: what one client has open with a frontend and what it must say next. No socket, thread or clock.
+"""ClientProtocol: what one client has open with a frontend and what it must say next. No socket, thread or clock.
 
     greeting ──Welcome──▶ ready ──Unknown, gap, silence, disconnect──▶ greeting
        └──deadline──▶ lost ──submit──▶ greeting            any ──refused, engine dead, close──▶ ended
@@ -32,13 +32,13 @@ from .keepalive import Keepalive
 from .open_request import OpenRequest
 from .submit_window import SubmitWindow
 
-Answer: TypeAlias = Reply | TokenloomError  # to a query; QueryFailed comes as its error
-AnswerSink: TypeAlias = Callable[[Answer], None]
+QueryResult: TypeAlias = Reply | TokenloomError  # to a query; QueryFailed comes as its error
+QuerySink: TypeAlias = Callable[[QueryResult], None]
 ReplyType = TypeVar("ReplyType", bound=Message)
 
 MAX_OPEN_REQUESTS = 1 << 17  # in one conversation; a submit beyond gets Overloaded
 CREDIT_BATCH = CREDIT_WINDOW // 4  # taken Deltas messages that one Credit reports
-MAX_FAULTS = 8  # attempts of a request that may meet tokens which do not follow, before it fails
+MAX_GAPS = 8  # attempts of a request that may meet tokens which do not follow, before it fails
 
 State = Literal["greeting", "ready", "lost", "ended"]
 _MOVES: dict[State, set[State]] = {
@@ -49,7 +49,7 @@ _MOVES: dict[State, set[State]] = {
 }
 
 
-class Conversation:
+class ClientProtocol:
     """Invariant: what is open is in `_requests` or `_queries`, and gets exactly one last update."""
 
     def __init__(
@@ -60,7 +60,7 @@ class Conversation:
         self._patience_s = connect_timeout_s
         self._reconnect_timeout_s = reconnect_timeout_s
         self._requests: dict[str, OpenRequest] = {}
-        self._queries: dict[int, tuple[Query, AnswerSink]] = {}
+        self._queries: dict[int, tuple[Query, QuerySink]] = {}
         self._window = SubmitWindow()
         self._keepalive = Keepalive()
         self._unsent_aborts: list[str] = []  # of requests that a frontend may still run when it is back
@@ -69,7 +69,7 @@ class Conversation:
         self._greet_deadline = 0.0
         self.state: State = "lost"
         self.error: TokenloomError | None = None  # why it ended, or why the last greeting failed
-        self.wants_new_connection = False  # the owner must open a fresh connection and call `greet`
+        self.needs_reconnect = False  # the owner must open a fresh connection and call `greet`
 
     @property
     def is_busy(self) -> bool:
@@ -106,7 +106,7 @@ class Conversation:
             request.sink = _ignore
             self.abort(request_id)
 
-    def query(self, query: Query, sink: AnswerSink) -> None:
+    def query(self, query: Query, sink: QuerySink) -> None:
         if self.error is not None and self.state == "ended":
             sink(self.error)
             return
@@ -129,12 +129,12 @@ class Conversation:
         if self.state != "greeting":
             self._greet_deadline = now + self._patience_s
         self._move("greeting")
-        self.wants_new_connection = False
+        self.needs_reconnect = False
         self._keepalive.rest()
         self._send(Hello(protocol_version=PROTOCOL_VERSION))
 
     def receive(self, message: FrontendMessage, now: float) -> None:
-        if self.state == "ended" or self.wants_new_connection:
+        if self.state == "ended" or self.needs_reconnect:
             return
         self._keepalive.heard()
         match message:
@@ -170,7 +170,7 @@ class Conversation:
         if due == "ping":
             self._send(Ping())
         elif due == "lost":
-            self.wants_new_connection = True
+            self.needs_reconnect = True
         return self._keepalive.next_due
 
     # ── how it goes on ──
@@ -182,7 +182,7 @@ class Conversation:
 
     def _wake_up(self) -> None:
         if self.state == "lost":
-            self.wants_new_connection = True
+            self.needs_reconnect = True
         self._submit_waiting()
 
     def _welcome(self, welcome: Welcome) -> None:
@@ -221,7 +221,7 @@ class Conversation:
             self._answer(query.query_id, error)
 
     def _submit_waiting(self) -> None:
-        while self.state == "ready" and not self.wants_new_connection:
+        while self.state == "ready" and not self.needs_reconnect:
             request = self._window.pop()
             if request is None:
                 return
@@ -239,7 +239,7 @@ class Conversation:
     def _take_all(self, message: Deltas) -> None:
         for delta in message.deltas:
             request = self._requests.get(delta.request_id)
-            if request is not None and not self.wants_new_connection:
+            if request is not None and not self.needs_reconnect:
                 self._take(request, delta)
         self._num_taken += 1
         if self._num_taken >= CREDIT_BATCH and self.state == "ready":
@@ -249,23 +249,23 @@ class Conversation:
     def _take(self, request: OpenRequest, delta: Delta) -> None:
         if delta.finish_reason == "error":
             error = delta.error or ErrorInfo("internal", "the request failed and the engine did not say why")
-            if len(request.open_answers) > 1:  # the others may still run
+            if len(request.unfinished) > 1:  # the others may still run
                 self._send_abort(request.request_id)
             self._finish(request, error.to_exception())
             return
-        verdict = request.take(delta)
-        if verdict == "new" and not request.open_answers:
+        outcome = request.apply(delta)
+        if outcome == "applied" and not request.unfinished:
             self._finish(request, delta)
-        elif verdict == "new":
+        elif outcome == "applied":
             request.sink(delta)
         elif request.is_aborted:
             if delta.finish_reason is not None:
                 self._finish_aborted(request)
-        elif verdict == "gap" and request.num_faults > MAX_FAULTS:
+        elif outcome == "gap" and request.num_gaps > MAX_GAPS:
             self._send_abort(request.request_id)
-            self._finish(request, self._fault_error(request, delta))
-        elif verdict == "gap":  # messages were lost, so that everything is asked for again
-            self.wants_new_connection = True
+            self._finish(request, self._gap_error(request, delta))
+        elif outcome == "gap":  # messages were lost, so that everything is asked for again
+            self.needs_reconnect = True
 
     def _send_abort(self, request_id: str) -> None:
         if self.state == "ready":
@@ -273,7 +273,7 @@ class Conversation:
         else:
             self._unsent_aborts.append(request_id)
 
-    def _answer(self, query_id: int, reply: Answer) -> None:
+    def _answer(self, query_id: int, reply: QueryResult) -> None:
         if query_id in self._queries:
             _, sink = self._queries.pop(query_id)
             sink(reply)
@@ -291,10 +291,10 @@ class Conversation:
             Delta(
                 request_id=request.request_id,
                 index=index,
-                start=request.answers[index].num_tokens,
+                start=request.sequences[index].num_tokens,
                 finish_reason="abort",
             )
-            for index in request.open_answers
+            for index in request.unfinished
         ]
         for delta in others:
             request.sink(delta)
@@ -339,14 +339,14 @@ class Conversation:
             f"request {request.request_id}: submit it again"
         )
 
-    def _fault_error(self, request: OpenRequest, delta: Delta) -> ProtocolError:
+    def _gap_error(self, request: OpenRequest, delta: Delta) -> ProtocolError:
         return ProtocolError(
             f"the engine at {self._address} sent tokens from {delta.start} of request {request.request_id}, which "
-            f"has {request.num_tokens}, after {MAX_FAULTS} new attempts: report this as a bug"
+            f"has {request.num_tokens}, after {MAX_GAPS} new attempts: report this as a bug"
         )
 
 
-def check_reply(reply: Answer, reply_type: type[ReplyType]) -> ReplyType:
+def check_reply(reply: QueryResult, reply_type: type[ReplyType]) -> ReplyType:
     """The reply as the type that was asked for; raises it if it is an error."""
     if isinstance(reply, TokenloomError):
         raise reply

@@ -10,7 +10,7 @@ from time import monotonic
 from ...ipc.messages.client import Submit
 from .open_request import Update
 from .outputs import OutputBuilder, RequestOutput
-from .transport import Channel
+from .transport import Transport
 
 
 class RequestFuture(Future[RequestOutput]):
@@ -20,10 +20,10 @@ class RequestFuture(Future[RequestOutput]):
     another way (concurrent.futures.wait) does not.
     """
 
-    def __init__(self, channel: Channel, submit: Submit) -> None:
+    def __init__(self, transport: Transport, submit: Submit) -> None:
         super().__init__()
         self.request_id = submit.request_id
-        self._channel = channel
+        self._transport = transport
         self._builder = OutputBuilder(submit)
         self._ended: SimpleQueue[None] = SimpleQueue()
         self._claim = threading.Lock()  # held by the one who settles: the result or the cancellation
@@ -33,7 +33,7 @@ class RequestFuture(Future[RequestOutput]):
         self._builder.add(update)
         if self._builder.is_finished:
             self._ended.put(None)
-            self._channel.call_later(self._settle)
+            self._transport.call_later(self._settle)
 
     def cancel(self) -> bool:
         """Abort the request; False if it has ended already."""
@@ -41,7 +41,7 @@ class RequestFuture(Future[RequestOutput]):
             return self.cancelled()
         super().cancel()
         self.set_running_or_notify_cancel()
-        self._channel.cancel(self.request_id)
+        self._transport.cancel(self.request_id)
         self._ended.put(None)
         return True
 
@@ -57,7 +57,7 @@ class RequestFuture(Future[RequestOutput]):
             return timeout_s
         begin = monotonic()
         try:
-            self._channel.wait(self._ended, timeout_s)
+            self._transport.wait(self._ended, timeout_s)
         except Empty:
             raise TimeoutError from None
         self._ended.put(None)  # for whoever else waits

@@ -1,4 +1,4 @@
-"""Channel: how a client speaks to an engine, whether over a socket or inside one process.
+"""Transport: how a client speaks to an engine, whether over a socket or inside one process.
 
 Client and AsyncClient are written against this alone. A request is registered with a sink, which gets the request's
 updates in order and each token exactly once; the last update is a Delta with a finish reason or an error.
@@ -24,7 +24,7 @@ from ...ipc.errors import RequestError
 from ...ipc.messages.client import ClientMessage, Query, Submit
 from ...ipc.sockets import MAX_CLIENT_MESSAGE_BYTES
 from .open_request import OpenRequest, Sink
-from .protocol import AnswerSink, Conversation
+from .protocol import ClientProtocol, QuerySink
 
 T = TypeVar("T")
 
@@ -33,34 +33,34 @@ logger = logging.getLogger("tokenloom.client")
 CLOSE_TIMEOUT_S = 5.0  # for callbacks of the caller's that still run; a thread of ours ends at once
 
 
-class Channel(ABC):
+class Transport(ABC):
     """Every method may be called from any thread, except that `wait` must not be called from a sink.
 
     Invariant: the conversation is touched by one thread at a time. Callers only leave commands for it.
     """
 
-    def __init__(self, conversation: Conversation) -> None:
-        self._conversation = conversation
+    def __init__(self, protocol: ClientProtocol) -> None:
+        self._protocol = protocol
         self._commands: deque[Callable[[], None]] = deque()
         self._query_ids = itertools.count(1)
 
     def submit(self, submit: Submit, sink: Sink) -> None:
         """Open a request. Its sink gets RequestError if its id is open already, Overloaded beyond
         MAX_OPEN_REQUESTS."""
-        self._command(partial(self._conversation.submit, OpenRequest(submit, sink)))
+        self._command(partial(self._protocol.submit, OpenRequest(submit, sink)))
 
     def abort(self, request_id: str) -> None:
         """End a request; its sink gets a last delta with finish_reason abort. An unknown id is ignored."""
-        self._command(partial(self._conversation.abort, request_id))
+        self._command(partial(self._protocol.abort, request_id))
 
     def cancel(self, request_id: str) -> None:
         """End a request whose caller is gone: like abort, but its sink hears nothing more."""
         with contextlib.suppress(RequestError):  # closed: cancelled already
-            self._command(partial(self._conversation.cancel, request_id))
+            self._command(partial(self._protocol.cancel, request_id))
 
-    def query(self, make_query: Callable[..., Query], sink: AnswerSink) -> None:
+    def query(self, make_query: Callable[..., Query], sink: QuerySink) -> None:
         """Ask; `make_query` gets the query's id by its name, query_id."""
-        self._command(partial(self._conversation.query, make_query(query_id=next(self._query_ids)), sink))
+        self._command(partial(self._protocol.query, make_query(query_id=next(self._query_ids)), sink))
 
     def _run_commands(self) -> None:
         while self._commands:
@@ -87,7 +87,7 @@ class Channel(ABC):
         """
 
 
-def frame_of(message: ClientMessage) -> bytes:
+def encode_client_message(message: ClientMessage) -> bytes:
     """A client's message as bytes; RequestError if it holds what no frame can."""
     try:
         frame = encode(message)
@@ -99,7 +99,7 @@ def frame_of(message: ClientMessage) -> bytes:
 
 
 def wait_for_end(thread: threading.Thread | None) -> None:
-    """See `Channel.close`. The caller's own thread is not waited for."""
+    """See `Transport.close`. The caller's own thread is not waited for."""
     if thread is None or thread is threading.current_thread():
         return
     thread.join(CLOSE_TIMEOUT_S)
@@ -112,39 +112,39 @@ def wait_for_end(thread: threading.Thread | None) -> None:
         )
 
 
-class ErrandThread:
+class CallbackThread:
     """Runs callers' own functions, one after the other, outside the thread of the socket: one may be slow, or may wait
-    for the very client that calls it, and pings must go on meanwhile. The thread starts with the first errand.
+    for the very client that calls it, and pings must go on meanwhile. The thread starts with the first callback.
 
     `run` from any thread; after `stop` the errands that are queued are still run, new ones at once by the caller."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._errands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._callbacks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._lock = threading.Lock()
-        self.thread: threading.Thread | None = None  # once there was an errand
+        self.thread: threading.Thread | None = None  # once there was a callback
         self._is_stopped = False
 
-    def run(self, errand: Callable[[], None]) -> None:
+    def run(self, callback: Callable[[], None]) -> None:
         with self._lock:
             if not self._is_stopped:
-                self._errands.put(errand)
+                self._callbacks.put(callback)
                 if self.thread is None:
                     self.thread = threading.Thread(target=self._work, name=self._name, daemon=True)
                     self.thread.start()
                 return
-        errand()
+        callback()
 
     def stop(self) -> None:
         """The thread ends when what is queued is done."""
         with self._lock:
             if not self._is_stopped:
                 self._is_stopped = True
-                self._errands.put(None)
+                self._callbacks.put(None)
 
     def _work(self) -> None:
         while True:
-            errand = self._errands.get()
-            if errand is None:
+            callback = self._callbacks.get()
+            if callback is None:
                 return
-            errand()
+            callback()

@@ -1,7 +1,7 @@
-"""Connection: the socket of one client, in one daemon thread that answers for it while the program computes.
+"""ZmqTransport: the socket of one client, in one daemon thread that answers for it while the program computes.
 
 Callers hand commands over and wake the thread through an eventfd; the thread blocks in poll, without a timeout while
-nothing is open. What to say is the Conversation's business; this file knows sockets, threads and time. A lost
+nothing is open. What to say is the ClientProtocol's business; this file knows sockets, threads and time. A lost
 frontend is noticed by the socket's monitor, and a fresh socket of the same identity takes the place of the old one,
 so that nothing stale is sent.
 """
@@ -28,8 +28,8 @@ from ...ipc.messages.client import ClientMessage, FrontendMessage, GetInfo, Info
 from ...ipc.process.awake_clock import AwakeClock
 from ...ipc.sampling_params import TIMEOUT_S
 from ...ipc.sockets import MAX_CLIENT_MESSAGE_BYTES, new_socket, receive
-from .protocol import Answer, Conversation, check_reply
-from .transport import Channel, ErrandThread, frame_of, wait_for_end
+from .protocol import ClientProtocol, QueryResult, check_reply
+from .transport import CallbackThread, Transport, encode_client_message, wait_for_end
 
 T = TypeVar("T")
 
@@ -40,8 +40,8 @@ REOPEN_INTERVAL_S = 0.1  # a peer that accepts and hangs up at once is not hamme
 _MONITORED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 
-class Connection(Channel):
-    """A Channel over ZeroMQ. The constructor does not wait; `wait_connected` does."""
+class ZmqTransport(Transport):
+    """A Transport over ZeroMQ. The constructor does not wait; `wait_connected` does."""
 
     def __init__(
         self,
@@ -55,10 +55,10 @@ class Connection(Channel):
             TIMEOUT_S.check(name, timeout_s)
         self._keys = None if key_file is None else Keys.load(os.fspath(key_file))
         self.address = _check_address(address)
-        super().__init__(Conversation(address, self._send, connect_timeout_s, reconnect_timeout_s))
+        super().__init__(ClientProtocol(address, self._send, connect_timeout_s, reconnect_timeout_s))
         self._identity = secrets.token_bytes(16)
         self._decoder: Decoder[FrontendMessage] = Decoder(FrontendMessage)
-        self._errands = ErrandThread("tokenloom callbacks")
+        self._callbacks = CallbackThread("tokenloom callbacks")
         self._lock = threading.Lock()  # guards _is_closed, _is_woken and the life of _wake_fd
         self._is_closed = False
         self._is_woken = False
@@ -87,18 +87,18 @@ class Connection(Channel):
         return queue.get(timeout=timeout_s)
 
     def call_later(self, function: Callable[[], None]) -> None:
-        self._errands.run(function)
+        self._callbacks.run(function)
 
     def wait_connected(self) -> None:
         """Block until an engine answers; raises EngineDead after connect_timeout_s, ProtocolError if it refuses."""
-        replies: SimpleQueue[Answer] = SimpleQueue()
+        replies: SimpleQueue[QueryResult] = SimpleQueue()
         self.query(GetInfo, replies.put)
         check_reply(replies.get(), Info)
 
     def fail(self, error: TokenloomError) -> None:
         """The engine is known to be dead: everything open, now and later, gets `error`."""
         with contextlib.suppress(RequestError):
-            self._command(partial(self._conversation.end, error))
+            self._command(partial(self._protocol.end, error))
 
     def close(self) -> None:
         with self._lock:
@@ -108,7 +108,7 @@ class Connection(Channel):
             os.eventfd_write(self._wake_fd, 1)
         if threading.current_thread() is not self._thread:  # garbage collection may run in any thread
             wait_for_end(self._thread)
-            wait_for_end(self._errands.thread)  # which the other may have started last
+            wait_for_end(self._callbacks.thread)  # which the other may have started last
 
     def _command(self, command: Callable[[], None]) -> None:
         if os.getpid() != self._pid:
@@ -129,17 +129,17 @@ class Connection(Channel):
             while not self._is_closed:
                 timeout_s = self._turn(timeout_s)
             self._run_commands()
-            self._conversation.end(RequestError("the client was closed while the request was open"))
+            self._protocol.end(RequestError("the client was closed while the request was open"))
         except Exception as error:  # a bug of ours must not leave callers waiting for ever
             self._close_sockets()
-            self._conversation.end(InternalError(f"the connection failed: {type(error).__name__}: {error}"))
+            self._protocol.end(InternalError(f"the connection failed: {type(error).__name__}: {error}"))
             while not self._is_closed:
                 self._wait(None)
                 self._run_commands()
         finally:
             self._close_sockets()
             self._context.term()
-            self._errands.stop()
+            self._callbacks.stop()
             with self._lock:
                 self._is_closed = True
                 os.close(self._wake_fd)
@@ -152,16 +152,16 @@ class Connection(Channel):
         is_disconnected = self._monitor in ready and self._read_monitor()
         self._run_commands()
         now = self._clock.look()
-        conversation = self._conversation
-        next_due = conversation.tick(now)
-        if conversation.state == "ended" or (conversation.state == "lost" and not conversation.wants_new_connection):
+        protocol = self._protocol
+        next_due = protocol.tick(now)
+        if protocol.state == "ended" or (protocol.state == "lost" and not protocol.needs_reconnect):
             self._close_sockets()
-        elif is_disconnected or conversation.wants_new_connection:
+        elif is_disconnected or protocol.needs_reconnect:
             reopen_at = self._opened_at + REOPEN_INTERVAL_S
             if now >= reopen_at:
                 self._open(now)
                 return 0.0
-            conversation.wants_new_connection = True
+            protocol.needs_reconnect = True
             next_due = reopen_at if next_due is None else min(next_due, reopen_at)
         if has_more:
             return 0.0
@@ -187,9 +187,9 @@ class Connection(Channel):
             try:
                 message = self._decoder.decode(frames[-1])
             except ProtocolError as error:  # what a request loses by it shows as a gap
-                self._conversation.fail_queries(error)
+                self._protocol.fail_queries(error)
                 continue
-            self._conversation.receive(message, now)
+            self._protocol.receive(message, now)
         return num_messages == MAX_MESSAGES_PER_TURN
 
     def _read_monitor(self) -> bool:
@@ -205,7 +205,7 @@ class Connection(Channel):
 
     def _send(self, message: ClientMessage) -> None:
         assert self._socket is not None, "a conversation speaks only on an open connection"
-        self._socket.send(frame_of(message), zmq.DONTWAIT)
+        self._socket.send(encode_client_message(message), zmq.DONTWAIT)
 
     def _open(self, now: float) -> None:
         """Replace the socket by a fresh one, so that nothing meant for a lost peer is sent to its successor."""
@@ -223,7 +223,7 @@ class Connection(Channel):
         self._has_shaken_hands = False
         self._opened_at = now
         socket.connect(self.address)
-        self._conversation.greet(now)
+        self._protocol.greet(now)
 
     def _close_sockets(self) -> None:
         if self._socket is not None and self._monitor is not None:

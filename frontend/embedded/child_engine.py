@@ -1,4 +1,4 @@
-"""EngineHandle: a private engine as a child process, from its start to its end.
+"""ChildEngine: a private engine as a child process, from its start to its end.
 
 The engine lives as long as its standard input, the lifeline, stays open here: however this process ends, the engine
 ends too. On its standard output it says once where it serves. Nothing is imported into the child from the user's
@@ -36,7 +36,7 @@ LAST_WORDS_TIMEOUT_S = 0.5  # for what the dead process wrote at the end
 COMMAND = (sys.executable, "-P", "-m", "tokenloom.frontend.launch")  # -P: a checkout's rooms are no top-level modules
 
 
-class _Answer(msgspec.Struct, frozen=True):
+class _StartResult(msgspec.Struct, frozen=True):
     """The one line on the engine's standard output."""
 
     address: str = ""
@@ -44,7 +44,7 @@ class _Answer(msgspec.Struct, frozen=True):
     error: ErrorInfo | None = None
 
 
-class EngineHandle:
+class ChildEngine:
     """Owns the process and its `lifeline`. `address`, and `http_address` with --http, are where the
     engine serves; `stop` may be called from anywhere."""
 
@@ -112,7 +112,7 @@ class EngineHandle:
                 self._watcher.join(TERMINATE_TIMEOUT_S)
                 raise self._death or EngineDead(f"the engine gave up its start{self._quoted()}")
             line += data
-        answer = msgspec.json.decode(line, type=_Answer)
+        answer = msgspec.json.decode(line, type=_StartResult)
         if answer.error is not None:
             raise answer.error.to_exception()
         return answer.address, answer.http_address
@@ -143,7 +143,7 @@ class EngineHandle:
         return "; its last words:\n  " + "\n  ".join(words[-NUM_QUOTED_WORDS:]) if words else ", without a word"
 
 
-_handles: WeakSet[EngineHandle] = WeakSet()
+_handles: WeakSet[ChildEngine] = WeakSet()
 
 
 def _after_fork() -> None:

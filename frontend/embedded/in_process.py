@@ -25,7 +25,7 @@ from ...ipc.messages.supervisor import Initialize, StartPhases
 from ...ipc.messages.workers import SchedulerOutput, TokenMask
 from ...ipc.process import log
 from ...workers.worker import Worker
-from ..client.transport import frame_of
+from ..client.transport import encode_client_message
 from ..requests.frontend import Frontend
 from ..supervisor.resolve import resolve
 from ..text.chat_template import ChatTemplate, check_template
@@ -95,7 +95,7 @@ class InProcessEngine:
 
     def send(self, message: ClientMessage) -> None:
         """Hand the engine a message; what it leads to happens in `step`."""
-        self._frontend.on_client_frame(_IDENTITY, frame_of(message))
+        self._frontend.on_client_frame(_IDENTITY, encode_client_message(message))
 
     def step(self, timeout_s: float) -> list[FrontendMessage]:
         """One turn: intake, one step of the model if there is work, outputs. Waits at most `timeout_s`, and only for

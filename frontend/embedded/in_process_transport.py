@@ -1,4 +1,4 @@
-"""InProcessConnection: a Channel to an engine inside this process, over the same messages as the socket.
+"""InProcessTransport: a Transport to an engine inside this process, over the same messages as the socket.
 
 Whoever waits runs the engine in its own thread, turn by turn, so that a debugger or a profiler sees everything. For
 an event loop, which must not wait, `in_background` runs it in a daemon thread instead.
@@ -18,8 +18,8 @@ from typing import Protocol, TypeVar
 
 from ...ipc.errors import InternalError, RequestError, TokenloomError
 from ...ipc.messages.client import ClientMessage, FrontendMessage
-from ..client.protocol import Conversation
-from ..client.transport import Channel, wait_for_end
+from ..client.protocol import ClientProtocol
+from ..client.transport import Transport, wait_for_end
 
 T = TypeVar("T")
 
@@ -37,18 +37,18 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-class InProcessConnection(Channel):
+class InProcessTransport(Transport):
     """Invariant: engine and conversation are touched only by the holder of `_turn_lock`."""
 
     def __init__(self, engine: Engine, *, in_background: bool = False) -> None:
-        super().__init__(Conversation("in-process", engine.send, _PATIENCE_S, _PATIENCE_S))
+        super().__init__(ClientProtocol("in-process", engine.send, _PATIENCE_S, _PATIENCE_S))
         self._engine = engine
-        self._errands: deque[Callable[[], None]] = deque()
+        self._callbacks: deque[Callable[[], None]] = deque()
         self._turn_lock = threading.Lock()
         self._has_work = threading.Condition()  # guards _is_closed and the end of _commands
         self._is_closed = False
         self._thread: threading.Thread | None = None
-        self._conversation.greet(time.monotonic())
+        self._protocol.greet(time.monotonic())
         if in_background:
             self._thread = threading.Thread(target=self._run, name="tokenloom engine", daemon=True)
             self._thread.start()
@@ -64,13 +64,13 @@ class InProcessConnection(Channel):
                         return self._get_or_turn(queue)
                     finally:
                         self._turn_lock.release()
-                        self._run_errands()
+                        self._run_callbacks()
                 return queue.get(timeout=TURN_S)  # another thread runs the engine
             if deadline is not None and time.monotonic() >= deadline:
                 raise Empty
 
     def call_later(self, function: Callable[[], None]) -> None:
-        self._errands.append(function)
+        self._callbacks.append(function)
 
     def close(self) -> None:
         with self._has_work:
@@ -81,9 +81,9 @@ class InProcessConnection(Channel):
         wait_for_end(self._thread)
         with self._turn_lock:
             self._run_commands()
-            self._conversation.end(RequestError("the engine was closed while the request was open"))
+            self._protocol.end(RequestError("the engine was closed while the request was open"))
             self._engine.close()
-        self._run_errands()
+        self._run_callbacks()
 
     def _command(self, command: Callable[[], None]) -> None:
         with self._has_work:
@@ -108,36 +108,36 @@ class InProcessConnection(Channel):
         try:
             messages = self._engine.step(TURN_S)
         except TokenloomError as error:
-            self._conversation.end(error)
+            self._protocol.end(error)
             return
         now = time.monotonic()
         for message in messages:
-            self._conversation.receive(message, now)
-        if self._conversation.wants_new_connection:
-            self._conversation.greet(now)
-        self._conversation.tick(now)
+            self._protocol.receive(message, now)
+        if self._protocol.needs_reconnect:
+            self._protocol.greet(now)
+        self._protocol.tick(now)
 
-    def _run_errands(self) -> None:
+    def _run_callbacks(self) -> None:
         """What callers want to hear, outside the lock: they may use the engine again."""
         while True:
             try:
-                errand = self._errands.popleft()
+                callback = self._callbacks.popleft()
             except IndexError:
                 return
-            errand()
+            callback()
 
     def _run(self) -> None:
         """The background thread: turns while anything is open, else blocked."""
         while not self._is_closed:
             with self._has_work:
-                while not (self._commands or self._conversation.is_busy or self._is_closed):
+                while not (self._commands or self._protocol.is_busy or self._is_closed):
                     self._has_work.wait()
             with self._turn_lock:
                 try:
                     self._turn()
                 except Exception as error:  # callers wait elsewhere and must hear of it
-                    self._conversation.end(InternalError(f"the engine failed: {type(error).__name__}: {error}"))
-            self._run_errands()
+                    self._protocol.end(InternalError(f"the engine failed: {type(error).__name__}: {error}"))
+            self._run_callbacks()
 
 
 @contextlib.contextmanager

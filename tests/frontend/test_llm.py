@@ -19,8 +19,8 @@ import torch
 from tokenloom.frontend.client.async_client import AsyncClient
 from tokenloom.frontend.client.client import Client
 from tokenloom.frontend.embedded import child_engine as engine_handle
-from tokenloom.frontend.embedded.child_engine import EngineHandle
-from tokenloom.frontend.embedded.in_process_transport import InProcessConnection
+from tokenloom.frontend.embedded.child_engine import ChildEngine
+from tokenloom.frontend.embedded.in_process_transport import InProcessTransport
 from tokenloom.frontend.llm import LLM
 from tokenloom.frontend.options.options import config_from_keywords
 from tokenloom.ipc.config.engine_config import EngineConfig
@@ -53,13 +53,13 @@ LAUNCHERS = {
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., EngineHandle]]:
+def start(tmp_path: Path) -> Iterator[Callable[..., ChildEngine]]:
     handles = []
 
-    def start(launcher: str, **options: object) -> EngineHandle:
+    def start(launcher: str, **options: object) -> ChildEngine:
         script = tmp_path / "launcher.py"
         script.write_text(LAUNCHER + LAUNCHERS[launcher])
-        handle = EngineHandle(EngineConfig(model="x", **options), [sys.executable, str(script)])  # type: ignore[arg-type]
+        handle = ChildEngine(EngineConfig(model="x", **options), [sys.executable, str(script)])  # type: ignore[arg-type]
         handles.append(handle)
         return handle
 
@@ -71,13 +71,13 @@ def start(tmp_path: Path) -> Iterator[Callable[..., EngineHandle]]:
     assert set(threading.enumerate()) == before
 
 
-def test_no_key_stands_in_the_command_line(start: Callable[..., EngineHandle]) -> None:
+def test_no_key_stands_in_the_command_line(start: Callable[..., ChildEngine]) -> None:
     handle = start("serves", api_key="for our eyes only")
     assert handle.address == "ipc://x"
     assert b"only" not in Path(f"/proc/{handle.pid}/cmdline").read_bytes()
 
 
-def test_an_engine_says_where_it_serves_and_ends_with_its_lifeline(start: Callable[..., EngineHandle]) -> None:
+def test_an_engine_says_where_it_serves_and_ends_with_its_lifeline(start: Callable[..., ChildEngine]) -> None:
     handle = start("serves")
     assert handle.address == "ipc://x"
     assert os.getsid(handle.pid) == handle.pid, "Ctrl-C in the terminal is the program's, not the engine's"
@@ -93,9 +93,9 @@ def test_a_program_that_has_closed_its_standard_streams_may_start_one(tmp_path: 
         "import os, sys\n"
         "for fd in range(3):\n"
         "    os.close(fd)\n"
-        "from tokenloom.frontend.embedded.child_engine import EngineHandle\n"
+        "from tokenloom.frontend.embedded.child_engine import ChildEngine\n"
         "from tokenloom.ipc.config.engine_config import EngineConfig\n"
-        f"handle = EngineHandle(EngineConfig(model='x'), [sys.executable, {str(script)!r}])\n"
+        f"handle = ChildEngine(EngineConfig(model='x'), [sys.executable, {str(script)!r}])\n"
         f"open({str(answer)!r}, 'w').write(handle.address)\n"
         "handle.stop()\n"
     )
@@ -104,7 +104,7 @@ def test_a_program_that_has_closed_its_standard_streams_may_start_one(tmp_path: 
 
 
 def test_an_engine_that_does_not_listen_is_killed(
-    start: Callable[..., EngineHandle], monkeypatch: pytest.MonkeyPatch
+    start: Callable[..., ChildEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_handle, "STOP_TIMEOUT_S", 0.1)
     monkeypatch.setattr(engine_handle, "TERMINATE_TIMEOUT_S", 0.1)
@@ -123,13 +123,13 @@ def test_an_engine_that_does_not_listen_is_killed(
     ],
 )
 def test_an_engine_that_cannot_start_says_why(
-    start: Callable[..., EngineHandle], launcher: str, error_type: type[Exception], words: str
+    start: Callable[..., ChildEngine], launcher: str, error_type: type[Exception], words: str
 ) -> None:
     with pytest.raises(error_type, match=words):
         start(launcher, **({"start_timeout_s": 2.0} if launcher == "hangs" else {}))
 
 
-def test_an_engine_that_is_killed_tells_the_signal_and_its_last_words(start: Callable[..., EngineHandle]) -> None:
+def test_an_engine_that_is_killed_tells_the_signal_and_its_last_words(start: Callable[..., ChildEngine]) -> None:
     handle = start("serves")
     told: list[TokenloomError] = []
     has_told = threading.Event()
@@ -143,7 +143,7 @@ def test_an_engine_that_is_killed_tells_the_signal_and_its_last_words(start: Cal
 
 
 def test_the_engines_words_reach_the_programs_stderr(
-    start: Callable[..., EngineHandle], capsys: pytest.CaptureFixture[str]
+    start: Callable[..., ChildEngine], capsys: pytest.CaptureFixture[str]
 ) -> None:
     start("serves").stop()
     assert "first words" in capsys.readouterr().err
@@ -213,14 +213,14 @@ class FakeEngine:
 
 class FakeLLM(Client):
     def __init__(self, engine: FakeEngine) -> None:
-        connection = InProcessConnection(engine)
-        self._attach(connection, connection.close)
+        transport = InProcessTransport(engine)
+        self._attach(transport, transport.close)
 
 
 class FakeAsyncLLM(AsyncClient):
     def __init__(self, engine: FakeEngine) -> None:
-        connection = InProcessConnection(engine, in_background=True)
-        self._attach(connection, connection.close)
+        transport = InProcessTransport(engine, in_background=True)
+        self._attach(transport, transport.close)
 
 
 def test_in_process_the_waiting_thread_does_the_work() -> None:

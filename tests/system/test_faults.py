@@ -18,7 +18,7 @@ import pytest
 
 from tokenloom import Client, EngineDead, InternalError, SamplingParams
 from tokenloom.frontend.client.open_request import Update
-from tokenloom.frontend.client.zmq_transport import Connection
+from tokenloom.frontend.client.zmq_transport import ZmqTransport
 from tokenloom.frontend.supervisor.child_process import Schedule
 from tokenloom.ipc.codec import decode_ids
 from tokenloom.ipc.messages.client import Accepted, Delta, Health, Submit
@@ -216,10 +216,10 @@ def test_a_process_that_was_stopped_is_seen_as_such() -> None:
 @pytest.mark.timeout(120)
 def test_unseeded_answers_go_on_after_a_frontend_with_the_seed_they_were_accepted_with(engine: Engine) -> None:
     params = SamplingParams(temperature=1.0, max_tokens=300, ignore_eos=True, n=2)
-    connection = Connection(engine.address, reconnect_timeout_s=RECOVERY_S)
+    transport = ZmqTransport(engine.address, reconnect_timeout_s=RECOVERY_S)
     try:
         updates: SimpleQueue[Update] = SimpleQueue()
-        connection.submit(Submit(request_id="unseeded", params=params, prompt=PROMPT), updates.put)
+        transport.submit(Submit(request_id="unseeded", params=params, prompt=PROMPT), updates.put)
         tokens: list[list[int]] = [[], []]
         seeds, num_finished, was_killed = list[int](), 0, False
         while num_finished < 2:
@@ -237,7 +237,7 @@ def test_unseeded_answers_go_on_after_a_frontend_with_the_seed_they_were_accepte
                 assert process is not None
                 process.kill()
     finally:
-        connection.close()
+        transport.close()
     assert len(seeds) == 2 and seeds[0] == seeds[1]
     with Client(engine.address) as client:
         seeded = client.generate(PROMPT, params.replace(seed=seeds[0]), use_tqdm=False)[0]

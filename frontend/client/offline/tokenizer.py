@@ -11,16 +11,16 @@ from ....ipc.messages.client import Info
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-TheirTokenizer: TypeAlias = "PreTrainedTokenizerBase"
+TransformersTokenizer: TypeAlias = "PreTrainedTokenizerBase"
 
 
-def load_tokenizer(info: Info) -> TheirTokenizer:
+def load_tokenizer(info: Info) -> TransformersTokenizer:
     """From the folder that the engine reads, with the chat template that it uses; errors are transformers' own."""
     folder = info.tokenizer_folder
     if not folder or not Path(folder).is_dir():
         raise RequestError(f"the engine's tokenizer ({folder or 'none'}) is not here: use tokenize() and detokenize()")
     from transformers import AutoTokenizer  # takes seconds
 
-    tokenizer: TheirTokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer: TransformersTokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = info.chat_template or tokenizer.chat_template
     return tokenizer

@@ -9,7 +9,7 @@ import msgspec
 
 from ....ipc.codec import JsonObject
 from ....ipc.messages.client import Delta, Logprobs
-from ...client.logprobs import Logprob, rows_of, unpack_logprobs
+from ...client.logprobs import Logprob, unpack_logprobs, unpack_rows
 
 LOWEST = -9999.0  # JSON has no −∞; OpenAI writes this
 
@@ -85,7 +85,7 @@ def _rows(logprobs: Logprobs | None, with_ids: bool) -> list[list[tuple[str, str
     that are named."""
     if logprobs is None:
         return []
-    texts, rows = logprobs.texts, rows_of(logprobs)
+    texts, rows = logprobs.texts, unpack_rows(logprobs)
     if logprobs.are_named:
         rows = [[row[0], *dict(row).items()] for row in rows]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import cast
 
 from tokenloom import Client, SamplingParams
-from tokenloom.frontend.cli.chat import Conversation
+from tokenloom.frontend.cli.chat import ChatSession
 
 
 class Engine:
@@ -27,6 +27,6 @@ class Engine:
 
 def test_ctrl_c_just_after_the_end_of_an_answer_does_not_end_the_chat() -> None:
     typed, shown = iter(["first", "second", "/exit"]), list[str]()
-    chat = Conversation(cast(Client, Engine()), SamplingParams(), None, lambda _: next(typed), shown.append)
+    chat = ChatSession(cast(Client, Engine()), SamplingParams(), None, lambda _: next(typed), shown.append)
     chat.run()
     assert shown.count("Lima") == 2 and next(typed, None) is None

@@ -37,8 +37,8 @@ def test_before_anything_came_it_is_asked_for_by_its_tokens_alone() -> None:
 
 def test_each_answer_keeps_the_seed_of_the_first_acceptance() -> None:
     request = accepted_request(n=3)
-    assert request.take(delta(0, 2)) == request.take(delta(0, 1, index=2)) == "new"
-    assert request.take(delta(2, 1, finish_reason="stop")) == "new"
+    assert request.apply(delta(0, 2)) == request.apply(delta(0, 1, index=2)) == "applied"
+    assert request.apply(delta(2, 1, finish_reason="stop")) == "applied"
     for _ in range(2):
         submit = accept(request, seed=6)  # of the first answer that is still open
         assert [(child.index, child.seed) for child in submit.children] == [(1, 6), (2, 7)]
@@ -48,17 +48,21 @@ def test_each_answer_keeps_the_seed_of_the_first_acceptance() -> None:
 def test_prompt_logprobs_that_were_told_before_any_token_are_not_asked_for_again() -> None:
     request = accepted_request()
     told = Logprobs(num_top=0, token_ids=encode_ids([8]), logprobs=bytes(4), ranks=encode_ids([1]))
-    assert request.take(delta(0, 0, prompt_logprobs=told, prompt_start=1)) == "new"
+    assert request.apply(delta(0, 0, prompt_logprobs=told, prompt_start=1)) == "applied"
     submit = accept(request)
     assert len(submit.children) == 1 and submit.num_prompt_logprobs == 2
 
 
 def test_only_what_follows_is_taken_and_only_what_is_missing_is_a_gap() -> None:
     request = accepted_request()
-    assert [request.take(each) for each in (delta(0, 3), delta(1, 2), delta(3, 0))] == ["new", "old", "new"]
-    assert request.take(delta(0, 1, index=1)) == request.take(delta(0, 1, index=-1)) == "old"
+    assert [request.apply(each) for each in (delta(0, 3), delta(1, 2), delta(3, 0))] == [
+        "applied",
+        "duplicate",
+        "applied",
+    ]
+    assert request.apply(delta(0, 1, index=1)) == request.apply(delta(0, 1, index=-1)) == "duplicate"
     for each in (delta(4, 1), delta(2, 2), delta(1, 1, finish_reason="stop")):
-        assert request.take(each) == "gap"
-    assert request.num_faults == 3 and request.take(delta(3, 1)) == "new" and request.num_faults == 0
-    assert request.take(delta(4, 0, finish_reason="stop")) == "new" and request.take(delta(4, 1)) == "old"
-    assert request.answers[0].joined() == encode_ids(range(4))
+        assert request.apply(each) == "gap"
+    assert request.num_gaps == 3 and request.apply(delta(3, 1)) == "applied" and request.num_gaps == 0
+    assert request.apply(delta(4, 0, finish_reason="stop")) == "applied" and request.apply(delta(4, 1)) == "duplicate"
+    assert request.sequences[0].joined() == encode_ids(range(4))

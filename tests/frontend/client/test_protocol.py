@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from tokenloom.frontend.client.keepalive import SILENCE_S
-from tokenloom.frontend.client.protocol import CREDIT_BATCH, MAX_FAULTS, Answer
+from tokenloom.frontend.client.protocol import CREDIT_BATCH, MAX_GAPS, QueryResult
 from tokenloom.frontend.client.submit_window import MAX_UNANSWERED_BYTES, MAX_UNANSWERED_REQUESTS
 from tokenloom.ipc.errors import EngineDead, ErrorInfo, Overloaded, ProtocolError, RequestError, TokenloomError
 from tokenloom.ipc.messages.base import PING_INTERVAL_S, Hello, Ping, Pong, Refused, Unknown, Welcome
@@ -41,20 +41,20 @@ def test_each_token_comes_once_and_in_order_whatever_is_lost_or_repeated(seed: i
                 rig.reopen()
             case 3:
                 rig.now += rng.random()
-                rig.conversation.tick(rig.now)
+                rig.protocol.tick(rig.now)
             case _:
                 rig.carry(rng.randrange(4), rng.randrange(4))
                 rig.service.generate()
-        if rig.conversation.wants_new_connection:
+        if rig.protocol.needs_reconnect:
             rig.reopen()
     rig.service.spoil = lambda delta: [delta]
-    for _ in range(MAX_FAULTS):  # a loss at the very end shows when the next ping is answered or not
+    for _ in range(MAX_GAPS):  # a loss at the very end shows when the next ping is answered or not
         rig.settle()
         rig.reopen()
     rig.settle()
     for submit in submits:
         check_answer(submit, rig.updates[submit.request_id])
-    assert not rig.conversation.is_busy
+    assert not rig.protocol.is_busy
 
 
 def test_a_resumed_request_carries_its_seed_and_the_tokens_that_came() -> None:
@@ -66,9 +66,9 @@ def test_a_resumed_request_carries_its_seed_and_the_tokens_that_came() -> None:
     rig.service.generate()
     rig.carry()
     rig.service.sessions.clear()
-    rig.conversation.receive(Unknown(), 0.0)
+    rig.protocol.receive(Unknown(), 0.0)
     assert isinstance(rig.to_frontend[0], Hello)
-    rig.conversation.receive(HELLO, 0.0)
+    rig.protocol.receive(HELLO, 0.0)
     (submit,) = rig.sent(Submit)
     assert isinstance(submit, Submit)
     assert submit.attempt == 1
@@ -84,18 +84,18 @@ def test_several_unknowns_make_one_hello() -> None:
     rig = Rig()
     rig.settle()
     for _ in range(3):
-        rig.conversation.receive(Unknown(), 0.0)
+        rig.protocol.receive(Unknown(), 0.0)
     assert len(rig.sent(Hello)) == 1
 
 
 def test_an_accepted_of_an_older_attempt_is_not_taken() -> None:
     rig = Rig()
-    rig.conversation.receive(HELLO, 0.0)
+    rig.protocol.receive(HELLO, 0.0)
     rig.submit("a")
     rig.reopen()
-    rig.conversation.receive(HELLO, 0.0)
+    rig.protocol.receive(HELLO, 0.0)
     old = Accepted(request_id="a", attempt=0, prompt_token_ids=b"", prompt=None, seed=99)
-    rig.conversation.receive(old, 0.0)
+    rig.protocol.receive(old, 0.0)
     assert rig.updates["a"] == []
 
 
@@ -112,11 +112,11 @@ def test_a_frontend_that_never_sends_what_follows_is_given_up() -> None:
     rig = Rig()
     rig.service.spoil = lambda delta: [Delta(request_id=delta.request_id, start=delta.start + 1, token_ids=b"\0" * 4)]
     rig.submit("a", max_tokens=3)
-    for _ in range(MAX_FAULTS + 2):
+    for _ in range(MAX_GAPS + 2):
         rig.settle()
     (*_, last) = rig.updates["a"]
     assert isinstance(last, ProtocolError)
-    assert str(MAX_FAULTS) in str(last)
+    assert str(MAX_GAPS) in str(last)
 
 
 def test_tokens_that_overlap_in_part_are_asked_for_again_rather_than_cut() -> None:
@@ -141,7 +141,7 @@ def test_tokens_that_overlap_in_part_are_asked_for_again_rather_than_cut() -> No
 
 def test_what_is_unanswered_is_bounded_in_requests() -> None:
     rig = Rig()
-    rig.conversation.receive(HELLO, 0.0)
+    rig.protocol.receive(HELLO, 0.0)
     for index in range(MAX_UNANSWERED_REQUESTS + 500):
         rig.submit(str(index), max_tokens=1)
     assert len(rig.sent(Submit)) == MAX_UNANSWERED_REQUESTS
@@ -152,31 +152,31 @@ def test_what_is_unanswered_is_bounded_in_requests() -> None:
 
 def test_an_old_answer_leaves_a_request_among_those_that_wait_to_be_sent_anew() -> None:
     rig = Rig()
-    rig.conversation.receive(HELLO, 0.0)
+    rig.protocol.receive(HELLO, 0.0)
     ids = [str(index) for index in range(MAX_UNANSWERED_REQUESTS + 1)]
     for request_id in ids:
         rig.submit(request_id, max_tokens=1)
     first = Accepted(request_id="0", attempt=0, prompt_token_ids=b"", prompt=None, seed=1)
-    rig.conversation.receive(first, 0.0)  # makes room for the last
+    rig.protocol.receive(first, 0.0)  # makes room for the last
     rig.to_frontend.clear()
-    rig.conversation.receive(Unknown(), 0.0)
-    rig.conversation.receive(HELLO, 0.0)  # room for all but the last
-    rig.conversation.receive(msgspec.structs.replace(first, request_id=ids[-1]), 0.0)
+    rig.protocol.receive(Unknown(), 0.0)
+    rig.protocol.receive(HELLO, 0.0)  # room for all but the last
+    rig.protocol.receive(msgspec.structs.replace(first, request_id=ids[-1]), 0.0)
     rig.settle()
     assert {request_id for request_id in ids if not isinstance(rig.updates[request_id][-1], Delta)} == set()
 
 
 def test_what_is_unanswered_is_bounded_in_bytes_but_one_always_goes() -> None:
     rig = Rig()
-    rig.conversation.receive(HELLO, 0.0)
+    rig.protocol.receive(HELLO, 0.0)
     for index in range(5):
         rig.submit(str(index), "x" * (MAX_UNANSWERED_BYTES * 2 // 5), max_tokens=1)
     assert len(rig.sent(Submit)) == 2
-    rig.conversation.receive(Accepted(request_id="0", attempt=0, prompt_token_ids=b"", prompt=None, seed=1), 0.0)
+    rig.protocol.receive(Accepted(request_id="0", attempt=0, prompt_token_ids=b"", prompt=None, seed=1), 0.0)
     assert len(rig.sent(Submit)) == 3
     for index in range(5):
-        rig.conversation.cancel(str(index))
-        rig.conversation.receive(Deltas(deltas=[Delta(request_id=str(index), finish_reason="abort")]), 0.0)
+        rig.protocol.cancel(str(index))
+        rig.protocol.receive(Deltas(deltas=[Delta(request_id=str(index), finish_reason="abort")]), 0.0)
     rig.to_frontend.clear()
     rig.submit("big", "x" * (MAX_UNANSWERED_BYTES * 2), max_tokens=1)
     assert len(rig.sent(Submit)) == 1
@@ -197,36 +197,36 @@ def test_credits_are_returned_in_batches_and_never_more_than_was_taken() -> None
 def test_pings_go_out_only_while_something_is_open() -> None:
     rig = Rig()
     rig.settle()
-    assert rig.conversation.tick(5.0) is None
+    assert rig.protocol.tick(5.0) is None
     rig.service.is_paused = True
     rig.submit("a", max_tokens=4)
     rig.settle()
-    assert rig.conversation.tick(5.0) == 5.0 + PING_INTERVAL_S
+    assert rig.protocol.tick(5.0) == 5.0 + PING_INTERVAL_S
     assert rig.to_frontend == []
-    rig.conversation.tick(5.0 + PING_INTERVAL_S)
+    rig.protocol.tick(5.0 + PING_INTERVAL_S)
     assert rig.to_frontend == [Ping()]
     rig.service.is_paused = False
     rig.settle()
-    assert rig.conversation.tick(99.0) is None
+    assert rig.protocol.tick(99.0) is None
     assert rig.to_frontend == []
 
 
 def test_a_frontend_that_leaves_pings_unanswered_is_lost_and_one_pong_is_enough() -> None:
     rig = Rig()
     rig.settle()
-    rig.conversation.query(GetInfo(query_id=1), lambda reply: None)
+    rig.protocol.query(GetInfo(query_id=1), lambda reply: None)
     now = 0.0
-    rig.conversation.tick(now)
+    rig.protocol.tick(now)
     for _ in range(int(SILENCE_S)):
         now += PING_INTERVAL_S
-        rig.conversation.tick(now)
-    assert not rig.conversation.wants_new_connection
-    rig.conversation.receive(Pong(), now)
+        rig.protocol.tick(now)
+    assert not rig.protocol.needs_reconnect
+    rig.protocol.receive(Pong(), now)
     for _ in range(int(SILENCE_S) + 1):
-        assert not rig.conversation.wants_new_connection
+        assert not rig.protocol.needs_reconnect
         now += PING_INTERVAL_S
-        rig.conversation.tick(now)
-    assert rig.conversation.wants_new_connection
+        rig.protocol.tick(now)
+    assert rig.protocol.needs_reconnect
 
 
 def test_a_program_that_was_stopped_for_long_does_not_blame_the_frontend() -> None:
@@ -235,24 +235,24 @@ def test_a_program_that_was_stopped_for_long_does_not_blame_the_frontend() -> No
     rig.service.is_paused = True
     rig.submit("a")
     rig.settle()
-    rig.conversation.tick(0.0)
-    rig.conversation.tick(1.0)  # a ping; then the program sleeps, and finds the pong before it looks at the clock
-    rig.conversation.receive(Pong(), 1000.0)
-    rig.conversation.tick(1000.0)
-    assert not rig.conversation.wants_new_connection
+    rig.protocol.tick(0.0)
+    rig.protocol.tick(1.0)  # a ping; then the program sleeps, and finds the pong before it looks at the clock
+    rig.protocol.receive(Pong(), 1000.0)
+    rig.protocol.tick(1000.0)
+    assert not rig.protocol.needs_reconnect
 
 
 def test_nobody_at_the_address_is_an_error_that_names_it_and_a_later_submit_tries_again() -> None:
     rig = Rig()
     rig.submit("a")
-    assert rig.conversation.tick(9.9) == 10.0
-    rig.conversation.tick(10.0)
+    assert rig.protocol.tick(9.9) == 10.0
+    rig.protocol.tick(10.0)
     (error,) = rig.updates["a"]
     assert isinstance(error, EngineDead)
     assert "ipc://here" in str(error) and "10 s" in str(error) and "engine-launch" in str(error)
-    assert rig.conversation.state == "lost"
+    assert rig.protocol.state == "lost"
     submit = rig.submit("b", max_tokens=3)
-    assert rig.conversation.wants_new_connection
+    assert rig.protocol.needs_reconnect
     rig.now = 11.0
     rig.settle()
     check_answer(submit, rig.updates["b"])
@@ -265,7 +265,7 @@ def test_an_engine_that_was_lost_is_waited_for_and_its_requests_go_on() -> None:
     rig.settle()
     rig.service.sessions.clear()
     rig.reopen()
-    assert rig.conversation.tick(29.0) == 30.0
+    assert rig.protocol.tick(29.0) == 30.0
     rig.service.is_paused, rig.service.max_deltas = False, None
     rig.settle()
     check_answer(submit, rig.updates["a"])
@@ -296,12 +296,12 @@ def test_an_abort_ends_a_request_at_once_when_no_frontend_holds_it(was_sent: boo
     if was_sent:
         rig.settle()
         rig.reopen()
-    rig.conversation.abort("a")
+    rig.protocol.abort("a")
     last = rig.updates["a"][-1]
     assert isinstance(last, Delta) and last.finish_reason == "abort"
     rig.settle()
     assert all(not session.running for session in rig.service.sessions.values())
-    assert not rig.conversation.is_busy
+    assert not rig.protocol.is_busy
 
 
 def test_an_abort_is_answered_by_the_frontend_and_a_cancelled_request_hears_nothing() -> None:
@@ -310,13 +310,13 @@ def test_an_abort_is_answered_by_the_frontend_and_a_cancelled_request_hears_noth
     rig.submit("a")
     rig.submit("b")
     rig.settle()
-    rig.conversation.abort("a")
-    rig.conversation.cancel("b")
-    rig.conversation.abort("unknown")
+    rig.protocol.abort("a")
+    rig.protocol.cancel("b")
+    rig.protocol.abort("unknown")
     rig.settle()
     assert [getattr(update, "finish_reason", "") for update in rig.updates["a"]] == ["", "abort"]
     assert len(rig.updates["b"]) == 1
-    assert not rig.conversation.is_busy
+    assert not rig.protocol.is_busy
 
 
 def test_an_id_that_is_open_is_refused_and_may_be_used_again_later() -> None:
@@ -352,9 +352,9 @@ def test_requests_on_one_client_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
 def test_another_protocol_version_ends_everything_with_both_numbers(refusal: Refused | Welcome) -> None:
     rig = Rig()
     rig.submit("a")
-    replies: list[Answer] = []
-    rig.conversation.query(GetInfo(query_id=1), replies.append)
-    rig.conversation.receive(refusal, 0.0)
+    replies: list[QueryResult] = []
+    rig.protocol.query(GetInfo(query_id=1), replies.append)
+    rig.protocol.receive(refusal, 0.0)
     for error in (rig.updates["a"][0], replies[0]):
         assert isinstance(error, ProtocolError)
         assert str(error).count("speaks protocol") == 1, "it is said once"
@@ -368,8 +368,8 @@ def test_another_protocol_version_ends_everything_with_both_numbers(refusal: Ref
 def test_queries_are_asked_again_after_a_loss_and_answered_once() -> None:
     rig = Rig()
     rig.settle()
-    replies: list[Answer] = []
-    rig.conversation.query(GetInfo(query_id=1), replies.append)
+    replies: list[QueryResult] = []
+    rig.protocol.query(GetInfo(query_id=1), replies.append)
     rig.reopen()
     rig.settle()
     assert len(replies) == 1 and isinstance(replies[0], Info)
@@ -378,10 +378,10 @@ def test_queries_are_asked_again_after_a_loss_and_answered_once() -> None:
 def test_an_end_reaches_all_that_is_open_and_all_that_comes() -> None:
     rig = Rig()
     rig.submit("a")
-    rig.conversation.end(EngineDead("exit code 7"))
-    rig.conversation.end(EngineDead("later words"))
+    rig.protocol.end(EngineDead("exit code 7"))
+    rig.protocol.end(EngineDead("later words"))
     rig.submit("b")
-    rig.conversation.receive(Deltas(deltas=[]), 0.0)
+    rig.protocol.receive(Deltas(deltas=[]), 0.0)
     for request_id in "ab":
         (error,) = rig.updates[request_id]
         assert isinstance(error, TokenloomError) and "7" in str(error)

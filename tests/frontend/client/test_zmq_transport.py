@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tokenloom.frontend.client.client import Client
-from tokenloom.frontend.client.zmq_transport import Connection
+from tokenloom.frontend.client.zmq_transport import ZmqTransport
 from tokenloom.ipc.errors import EngineDead, InternalError, ProtocolError, RequestError
 from tokenloom.ipc.messages.client import CREDIT_WINDOW, Delta, Submit
 from tokenloom.ipc.sockets import MAX_CLIENT_MESSAGE_BYTES
@@ -137,15 +137,15 @@ def _context_switches() -> int:
 
 
 def test_an_engine_known_to_be_dead_ends_all_waits_at_once(fake: FakeFrontend) -> None:
-    connection = Connection(fake.address)
+    transport = ZmqTransport(fake.address)
     fake.set(is_paused=True)
     with Client(fake.address) as client:
         future = client.submit("p")
-        client._channel.fail(EngineDead("exit code 9"))  # type: ignore[attr-defined]
+        client._transport.fail(EngineDead("exit code 9"))  # type: ignore[attr-defined]
         for ask in (lambda: future.result(DEADLINE_S), lambda: client.generate("q"), client.health):
             with pytest.raises(EngineDead, match="exit code 9"):
                 ask()
-    connection.close()
+    transport.close()
 
 
 def test_a_sink_that_fails_leaves_no_caller_waiting(fake: FakeFrontend) -> None:
@@ -157,7 +157,7 @@ def test_a_sink_that_fails_leaves_no_caller_waiting(fake: FakeFrontend) -> None:
             raise KeyError("a bug")
 
         fake.until(lambda service: service.seen["Submit"] == 1)
-        client._channel.submit(_submit("x"), broken)
+        client._transport.submit(_submit("x"), broken)
         with pytest.raises(InternalError, match="KeyError: 'a bug'"):
             future.result(DEADLINE_S)
         with pytest.raises(InternalError):

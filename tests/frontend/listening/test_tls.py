@@ -15,7 +15,7 @@ import pytest
 import uvloop
 from starlette.types import Receive, Scope, Send
 
-from tokenloom.frontend.cli.batch import Answer, call
+from tokenloom.frontend.cli.batch import HttpResponse, call
 from tokenloom.frontend.http.connections import Connections
 from tokenloom.frontend.http.server import accept, new_server
 from tokenloom.frontend.listening.tls import new_ssl_context
@@ -126,7 +126,7 @@ def test_the_batch_command_speaks_tls(folder: Path, monkeypatch: pytest.MonkeyPa
     if is_trusted:
         monkeypatch.setenv("SSL_CERT_FILE", str(folder / "cert.pem"))
 
-    async def client(port: int) -> Answer:
+    async def client(port: int) -> HttpResponse:
         return await asyncio.to_thread(call, "GET", f"https://localhost:{port}", "/v1/models", None, None)
 
     answer = run(folder, client)

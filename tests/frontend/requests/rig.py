@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tokenloom.frontend.client.open_request import OpenRequest, Update
 from tokenloom.frontend.client.outputs import OutputBuilder
-from tokenloom.frontend.client.protocol import Conversation
+from tokenloom.frontend.client.protocol import ClientProtocol
 from tokenloom.ipc.messages.base import Welcome
 from tokenloom.ipc.messages.client import ClientMessage, Submit
 from tokenloom.ipc.sampling_params import SamplingParams
@@ -19,34 +19,34 @@ class Rig:
 
     def __init__(self) -> None:
         self.to_frontend: list[ClientMessage] = []
-        self.conversation = Conversation("ipc://here", self.to_frontend.append, 10.0, 30.0)
+        self.protocol = ClientProtocol("ipc://here", self.to_frontend.append, 10.0, 30.0)
         self.service = FakeService()
         self.now = 0.0
         self.updates: dict[str, list[Update]] = {}
-        self.conversation.greet(self.now)
+        self.protocol.greet(self.now)
 
     def submit(self, request_id: str, prompt: str = "p", **params: object) -> Submit:
         submit = Submit(request_id=request_id, prompt=prompt, params=SamplingParams(**params))  # type: ignore[arg-type]
         self.updates[request_id] = []
-        self.conversation.submit(OpenRequest(submit, self.updates[request_id].append))
+        self.protocol.submit(OpenRequest(submit, self.updates[request_id].append))
         return submit
 
     def reopen(self) -> None:
         """A fresh connection: what was on its way is gone."""
         self.to_frontend.clear()
         self.service.outbox.clear()
-        self.conversation.greet(self.now)
+        self.protocol.greet(self.now)
 
     def carry(self, num_up: int = 1 << 30, num_down: int = 1 << 30) -> None:
         """Bring so many messages to the other side, in order."""
         for _ in range(min(num_up, len(self.to_frontend))):
             self.service.take(IDENTITY, self.to_frontend.pop(0))
         for _ in range(min(num_down, len(self.service.outbox))):
-            self.conversation.receive(self.service.outbox.pop(0)[1], self.now)
+            self.protocol.receive(self.service.outbox.pop(0)[1], self.now)
 
     def settle(self, max_turns: int = 1000) -> None:
         for _ in range(max_turns):
-            if self.conversation.wants_new_connection:
+            if self.protocol.needs_reconnect:
                 self.reopen()
             self.carry()
             self.service.generate()

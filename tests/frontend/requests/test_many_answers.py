@@ -111,9 +111,9 @@ def test_a_client_resumes_each_answer_that_is_open(bench: Bench) -> None:
         Delta(request_id="r", index=1, token_ids=encode_ids([13]), finish_reason="stop"),
         Delta(request_id="r", index=2, start=2, token_ids=encode_ids([14])),
     ]
-    assert [request.take(delta) for delta in deltas] == ["new"] * 4
-    assert request.take(Delta(request_id="r", index=1, start=1, token_ids=encode_ids([15]))) == "old", "it has ended"
-    assert request.open_answers == [0, 2] and request.num_tokens == 4
+    assert [request.apply(delta) for delta in deltas] == ["applied"] * 4
+    assert request.apply(Delta(request_id="r", index=1, start=1, token_ids=encode_ids([15]))) == "duplicate"
+    assert request.unfinished == [0, 2] and request.num_tokens == 4
     again = request.next_submit()
     assert [(child.index, child.seed, decode_ids(child.output_token_ids).tolist()) for child in again.children] == [
         (0, 9, []),
@@ -143,23 +143,23 @@ def test_an_abort_or_an_error_ends_all_answers_at_the_client() -> None:
         rig.carry()
         submit = rig.submit("a", n=3, seed=1, max_tokens=100)
         rig.carry()
-        conversation = rig.conversation
-        conversation.receive(
+        protocol = rig.protocol
+        protocol.receive(
             Accepted(request_id="a", attempt=0, prompt_token_ids=encode_ids([1]), prompt=None, seed=1), 0.0
         )
-        assert rig.conversation.is_busy
-        conversation._take(conversation._requests["a"], Delta(request_id="a", index=1, token_ids=encode_ids([4])))
+        assert rig.protocol.is_busy
+        protocol._take(protocol._requests["a"], Delta(request_id="a", index=1, token_ids=encode_ids([4])))
         if has_error:
             error = Delta(request_id="a", finish_reason="error", error=ErrorInfo("internal", "broken"))
-            conversation._take(conversation._requests["a"], error)
+            protocol._take(protocol._requests["a"], error)
             assert rig.sent(Abort), "the other answers still run"
         else:
-            conversation._requests["a"].is_aborted = True
-            conversation._finish_aborted(conversation._requests["a"])
+            protocol._requests["a"].is_aborted = True
+            protocol._finish_aborted(protocol._requests["a"])
         builder = OutputBuilder(submit)
         for update in rig.updates["a"]:
             builder.add(update)
-        assert builder.is_finished and not conversation.is_busy
+        assert builder.is_finished and not protocol.is_busy
         if not has_error:
             reasons = [(answer.finish_reason, answer.token_ids) for answer in builder.build().outputs]
             assert reasons == [("abort", []), ("abort", [4]), ("abort", [])]
@@ -168,13 +168,13 @@ def test_an_abort_or_an_error_ends_all_answers_at_the_client() -> None:
 def test_a_new_part_shows_each_token_once_and_each_end_once() -> None:
     builder = OutputBuilder(Submit(request_id="r", params=SamplingParams(n=2, output_kind="delta")))
     builder.add(Delta(request_id="r", token_ids=encode_ids([1, 2]), text="ab"))
-    assert [(part.index, part.token_ids, part.text) for part in builder.take_new().outputs] == [(0, [1, 2], "ab")]
-    assert not builder.has_news
+    assert [(part.index, part.token_ids, part.text) for part in builder.build_delta().outputs] == [(0, [1, 2], "ab")]
+    assert not builder.has_delta
     builder.add(Delta(request_id="r", start=2, token_ids=encode_ids([3]), text="c", finish_reason="stop"))
     builder.add(Delta(request_id="r", index=1, finish_reason="length"))
-    new = builder.take_new()
+    new = builder.build_delta()
     assert [(part.token_ids, part.finish_reason) for part in new.outputs] == [([3], "stop"), ([], "length")]
-    assert new.finished and not builder.has_news
+    assert new.finished and not builder.has_delta
 
 
 def test_special_tokens_stand_close_where_no_space_is_wanted() -> None:
