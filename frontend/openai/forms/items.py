@@ -1,6 +1,7 @@
-"""ItemWriter: the parts of an answer → the output items of /v1/responses and the events that build them.
+"""Write the parts of an answer as output items of /v1/responses, and as the events that build them.
 
-One item is open at most: reasoning until content comes, a message until a call comes, a call until its end.
+At most one item is open: reasoning until content comes, a message until a call comes, a call until its end. The items
+and their joined deltas do not depend on how the answer is split into deltas.
 """
 
 from __future__ import annotations
@@ -15,29 +16,34 @@ _TEXT_EVENTS = {"message": "response.output_text", "reasoning": "response.reason
 
 
 class ItemWriter:
-    """`items` holds what has been closed, in order."""
+    """Writer of one answer. `items` holds the closed items in order."""
 
     def __init__(self, unique: str) -> None:
-        """`unique` makes the ids of items and calls unlike those of other answers. They are the same if the same answer
-        is made again."""
+        """`unique` stands in the ids of all items and calls: generating the answer again repeats its ids."""
         self._unique = unique
-        self._kind = ""  # of the open item: reasoning, message, call or nothing
-        self._text = ""  # its arguments, if it is a call
-        self._call: JsonObject = {}  # the open one
+        self._kind = ""  # of the open item: reasoning, message, call, or "" if none is open
+        self._text = ""  # of the open item; a call's arguments
+        self._space = ""  # leading white space: part of a message only if more text follows
+        self._call: JsonObject = {}  # the open call
         self._logprobs: list[JsonObject] = []  # of the open message
-        self._new_logprobs: list[JsonObject] = []  # of tokens whose text may be held back
+        self._new_logprobs: list[JsonObject] = []  # of tokens that no event has carried yet
         self.items: list[JsonObject] = []
 
     def write(self, parts: Sequence[Part], logprobs: Sequence[JsonObject] = ()) -> Iterator[Event]:
-        """`logprobs`: of the tokens that brought the parts; only a message keeps them."""
+        """Add parts. `logprobs` belong to their tokens; only messages have logprobs."""
         self._new_logprobs += logprobs
         if parts and not any(isinstance(part, Content) for part in parts):
             self._new_logprobs = []
         for part in parts:
+            space, self._space = self._space, ""
             if isinstance(part, Thought):
                 yield from self._append("reasoning", part.text)
-            elif isinstance(part, Content) and (part.text.strip() or self._kind == "message"):
-                yield from self._append("message", part.text)
+            elif isinstance(part, Content):
+                text = space + part.text
+                if text.strip() or self._kind == "message":
+                    yield from self._append("message", text)
+                else:
+                    self._space = text
             elif isinstance(part, CallBegin):
                 yield from self._begin(part)
             elif isinstance(part, Arguments):
@@ -47,7 +53,7 @@ class ItemWriter:
                 yield from self.close()
 
     def finish(self, *, is_whole: bool) -> Iterator[Event]:
-        """Close the last item. An answer that was cut has one at least, if it be empty."""
+        """Close the last item. An incomplete answer without items gets an empty message."""
         if not (is_whole or self._kind or self.items):
             yield from self._append("message", "")
         yield from self.close("completed" if is_whole else "incomplete")
@@ -82,7 +88,7 @@ class ItemWriter:
         yield f"{_TEXT_EVENTS[kind]}.delta", {**self._where(), "content_index": 0, "delta": text, **more}
 
     def _take_logprobs(self) -> JsonObject:
-        """The field that events of a message have; what is new becomes the message's."""
+        """Move new logprobs to the open message and return them as an event's field; {} unless a message is open."""
         if self._kind != "message":
             return {}
         taken, self._new_logprobs = self._new_logprobs, []
@@ -104,7 +110,7 @@ class ItemWriter:
         yield "response.output_item.added", {"output_index": len(self.items), "item": self._call}
 
     def _end(self) -> Iterator[Event]:
-        """Of the open call, whose arguments may be torn."""
+        """Close the open call; it is incomplete if its arguments are not valid JSON."""
         status = "completed" if is_json(self._text) else "incomplete"
         item = self._call | {"arguments": self._text, "status": status}
         done = {**self._call_where(), "name": item["name"], "arguments": self._text}

@@ -11,33 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenloom.frontend.anthropic.forms.blocks import SIGNATURE, BlockWriter, Event, begun_object
-from tokenloom.frontend.openai.forms.text import AnswerStyle, AnswerText
-from tokenloom.ipc.messages.client import Delta
-from tokenloom.tests.frontend.openai.parsers.cuts import cut
-
-PLACES = st.lists(st.integers(0, 200), max_size=8)
-CALL = '<tool_call>{"name": "f", "arguments": {"a": [1, {"b": "x"}]}}</tool_call>'
-ANSWERS = (
-    "plain text, with a line\nbreak",
-    "  \n leading space",
-    "<think>why\nnot</think>\n\n  so: yes",
-    f"<think>why</think>\nI look. {CALL}\n{CALL}  \n",
-    f"{CALL} \n and then {CALL}",
-    f"<think>never closed {CALL}",
-    CALL[:55],
-    f"said {CALL[:57]}",
-    "",
-)
+from tokenloom.tests.frontend.openai.parsers.cuts import ANSWER_TEXTS, ANSWERS, CALL, PLACES, cut, read_deltas
 
 
 def written(pieces: list[str], **changes: Any) -> tuple[BlockWriter, list[Event]]:
     """The writer after an answer that comes in pieces, and its events."""
-    style: dict[str, Any] = {"tool_parser": "hermes", "reasoning_parser": "think", "schemas": {}, "is_forced": False}
-    style |= {"forced_name": None, "is_inside_thought": False, "max_calls": None}
-    text, writer, events = AnswerText(AnswerStyle(**style | changes)), BlockWriter(), list[Event]()
-    for place, piece in enumerate(pieces):
-        finish = "stop" if place == len(pieces) - 1 else None
-        events += writer.write(text.read(Delta(request_id="r", text=piece, finish_reason=finish)))
+    writer, events = BlockWriter(), list[Event]()
+    for parts in read_deltas(pieces, **changes):
+        events += writer.write(parts)
     return writer, [*events, *writer.close()]
 
 
@@ -68,7 +49,7 @@ def without_ids(blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: value for name, value in block.items() if name != "id"} for block in blocks]
 
 
-@given(st.sampled_from(ANSWERS), PLACES)
+@given(ANSWERS, PLACES)
 def test_the_events_build_the_blocks_however_an_answer_is_cut(answer: str, places: list[int]) -> None:
     whole, _ = written([answer])
     writer, events = written(cut(answer, places))
@@ -89,7 +70,7 @@ def test_a_forced_call_is_built_however_it_is_cut(name: str | None, end: int, pl
 
 
 def test_thoughts_texts_and_calls_are_blocks_in_their_order() -> None:
-    writer, events = written([ANSWERS[3]])
+    writer, events = written([ANSWER_TEXTS[3]])
     assert without_ids(writer.blocks) == [
         {"type": "thinking", "thinking": "why", "signature": SIGNATURE},
         {"type": "text", "text": "I look. "},

@@ -1,14 +1,33 @@
-"""An answer's text, fed to parsers whole or in pieces, and what came of it."""
+"""Feed the text of an answer to parsers, whole or in pieces, and collect the parts."""
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
+from hypothesis import strategies as st
+
+from tokenloom.frontend.openai.forms.text import AnswerStyle, AnswerText
 from tokenloom.frontend.openai.parsers.parts import Arguments, CallBegin, Content, Parser, Part, Thought, whole_calls
+from tokenloom.ipc.messages.client import Delta
 
 Parsed = tuple[str, str, list[tuple[str, object]]]  # thought, content, calls by name and arguments
+PLACES = st.lists(st.integers(0, 200), max_size=8)
+CALL = '<tool_call>{"name": "f", "arguments": {"a": [1, {"b": "x"}]}}</tool_call>'
+ANSWER_TEXTS = (
+    "plain text, with a line\nbreak",
+    "  \n leading space",
+    "<think>why\nnot</think>\n\n  so: yes",
+    f"<think>why</think>\nI look. {CALL}\n{CALL}  \n",
+    f"{CALL} \n and then {CALL}",
+    f"<think>never closed {CALL}",
+    CALL[:55],
+    f"said {CALL[:57]}",
+    "",
+)
+ANSWERS = st.sampled_from(ANSWER_TEXTS)
 
 
 def cut(text: str, places: Sequence[int]) -> list[str]:
@@ -47,3 +66,18 @@ def same_however_it_is_cut(new_parser: Callable[[], Parser], text: str, places: 
     assert whole_calls(pieces)[0] == whole_calls(whole)[0]
     for part in (*whole, *pieces):
         assert not isinstance(part, Content | Thought | Arguments) or part.text
+
+
+def new_answer_text(**changes: Any) -> AnswerText:
+    """A reader of answers in Hermes' form with thoughts between <think> and </think>."""
+    style: dict[str, Any] = {"tool_parser": "hermes", "reasoning_parser": "think", "schemas": {}, "is_forced": False}
+    style |= {"forced_name": None, "is_inside_thought": False, "max_calls": None}
+    return AnswerText(AnswerStyle(**style | changes))
+
+
+def read_deltas(pieces: Sequence[str], **changes: Any) -> Iterator[list[Part]]:
+    """The parts of each delta if the answer's text comes in `pieces`, one a delta."""
+    text = new_answer_text(**changes)
+    for position, piece in enumerate(pieces):
+        finish_reason = "stop" if position == len(pieces) - 1 else None
+        yield text.read(Delta(request_id="r", text=piece, finish_reason=finish_reason))

@@ -1,0 +1,41 @@
+"""The items of a response are equal however its text is split into deltas, and its events build them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import example, given
+
+from tokenloom.frontend.openai.forms.items import Event, ItemWriter
+from tokenloom.tests.frontend.openai.parsers.cuts import ANSWER_TEXTS, ANSWERS, PLACES, cut, read_deltas
+
+
+def written(pieces: list[str]) -> tuple[list[Any], list[Event]]:
+    """The items of an answer whose text comes in `pieces`, and the events that build them."""
+    writer, events = ItemWriter("x"), list[Event]()
+    for parts in read_deltas(pieces):
+        events += writer.write(parts)
+    events += writer.finish(is_whole=True)
+    return writer.items, events
+
+
+@example(ANSWER_TEXTS[2], [25])
+@given(ANSWERS, PLACES)
+def test_items_do_not_depend_on_the_deltas(answer: str, places: list[int]) -> None:
+    items, events = written(cut(answer, places))
+    assert items == written([answer])[0]
+    text_by_item: dict[object, str] = {}
+    for _, fields in events:
+        if "delta" in fields:
+            text_by_item[fields["item_id"]] = text_by_item.get(fields["item_id"], "") + str(fields["delta"])
+    shown = {item["id"]: item["arguments"] if "arguments" in item else item["content"][0]["text"] for item in items}
+    assert text_by_item == shown
+
+
+def test_leading_white_space_belongs_to_the_message() -> None:
+    (item,), _ = written(["<think></think>", " ", " said"])
+    assert item["content"][0]["text"] == "  said"
+
+
+def test_white_space_alone_is_no_message() -> None:
+    assert written([" ", "\n"])[0] == []
