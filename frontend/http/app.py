@@ -51,8 +51,8 @@ from .admin import AdminEndpoints
 from .control import ControlEndpoints
 from .endpoint import Endpoint, routes
 from .invocations import Invocations
-from .load_report import ASKED, load_headers
-from .middleware import Gate
+from .load_report import FORMAT_HEADER, load_headers
+from .middleware import HttpMiddleware
 from .openapi import document
 from .pages import PageEndpoints
 from .responses import ResponseEndpoints
@@ -128,7 +128,7 @@ class GeneratingEndpoints:
                 return Response(status_code=CLIENT_CLOSED_REQUEST)
             if isinstance(whole, Response):
                 return whole
-            headers = load_headers(request.headers.get(ASKED, ""), self._metrics)
+            headers = load_headers(request.headers.get(FORMAT_HEADER, ""), self._metrics)
             return Response(whole, headers=headers, media_type="application/json")
 
         return Endpoint(path, answer, summary, body_type)
@@ -173,7 +173,7 @@ def new_app(
     generating: list[Endpoint],
     open_requests: OpenRequests | None = None,
 ) -> ASGIApp:
-    """The whole application: routes, the gate around them, and CORS around all of it, for pages that are refused."""
+    """Build the ASGI app: routes, HttpMiddleware around them, CORS outermost, so that errors have it too."""
     template = engine.inputs.chat_template
     others = (
         AdminEndpoints(engine, frontend, spec),
@@ -190,13 +190,13 @@ def new_app(
     endpoints.append(Endpoint("/openapi.json", openapi, "This document"))
     router = Router(routes(endpoints))
     config = spec.config
-    gate = Gate(
+    middleware = HttpMiddleware(
         router, config.api_key, config.max_body_bytes, frontend.metrics.on_refused, config.root_path, open_requests
     )
     if spec.config.cors_origins is None:
-        return gate
+        return middleware
     return CORSMiddleware(
-        gate,
+        middleware,
         allow_origins=[origin.strip() for origin in spec.config.cors_origins.split(",") if origin.strip()],
         allow_methods=["GET", "POST", "DELETE"],
         allow_headers=["*"],

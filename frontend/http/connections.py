@@ -22,16 +22,16 @@ from uvicorn.server import ServerState
 from ...ipc.process.descriptors import descriptor_limit
 from ...ipc.process.log import is_worth_a_line
 from ..openai.forms.errors import HttpError, encode_json
-from .middleware import LOCAL, SURPLUS
+from .middleware import LOCAL, OVER_LIMIT
 
 logger = logging.getLogger("tokenloom.http")
 
-LOOKS_PER_LIMIT = 4  # of the timer
-LEAST_BYTES_PER_S = 1024  # of a body, on average
+CHECKS_PER_LIMIT = 4  # of the timer
+MIN_BYTES_PER_S = 1024  # of a body, on average
 NUM_KEPT_FDS = 128  # for the engine's own sockets and files, and for clients of the other protocol
 
 
-def most_connections() -> int:
+def connection_limit() -> int:
     """What the limit of open files leaves for HTTP."""
     limit = descriptor_limit()
     return max(limit - NUM_KEPT_FDS, limit // 2)
@@ -65,8 +65,8 @@ class Connections:
         self._awaited: set[HttpConnection] = set()
         self._without_request: dict[HttpConnection, None] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._looked_at = 0.0
-        self._num_surplus = 0
+        self._checked_at = 0.0
+        self._num_over_limit = 0
 
     @property
     def has_timer(self) -> bool:
@@ -85,14 +85,14 @@ class Connections:
             longest.transport.close()
         if self.num_open <= self.max_connections:
             return True
-        self._num_surplus += 1
-        if is_worth_a_line(self._num_surplus):
+        self._num_over_limit += 1
+        if is_worth_a_line(self._num_over_limit):
             logger.warning(
                 "%d HTTP connections have requests and at most %d may be open: new ones are refused, %d so far; raise "
                 "the limit of open files (ulimit -n)",
                 self.num_open - 1,
                 self.max_connections,
-                self._num_surplus,
+                self._num_over_limit,
             )
         return False
 
@@ -105,7 +105,7 @@ class Connections:
             return
         self._awaited.add(connection)
         if self._timer is None:
-            self._looked_at = self.loop.time()
+            self._checked_at = self.loop.time()
             self._set_timer()
 
     def close(self, connection: HttpConnection) -> None:
@@ -114,12 +114,12 @@ class Connections:
         self._awaited.discard(connection)
 
     def _set_timer(self) -> None:
-        self._timer = self.loop.call_later(self.timeout_s / LOOKS_PER_LIMIT, self._look)
+        self._timer = self.loop.call_later(self.timeout_s / CHECKS_PER_LIMIT, self._check_all)
 
-    def _look(self) -> None:
+    def _check_all(self) -> None:
         now, self._timer = self.loop.time(), None
-        late_s = max(now - self._looked_at - self.timeout_s / LOOKS_PER_LIMIT, 0.0)
-        self._looked_at = now
+        late_s = max(now - self._checked_at - self.timeout_s / CHECKS_PER_LIMIT, 0.0)
+        self._checked_at = now
         for each in list(self._awaited):
             each.check(now, late_s)
         if self._awaited:
@@ -148,7 +148,7 @@ class HttpConnection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if not self._connections.open(self):
-            self._marks[SURPLUS] = True
+            self._marks[OVER_LIMIT] = True
         self._enter(Stage.NEW)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -202,7 +202,7 @@ class HttpConnection(HttpToolsProtocol):
         self._last_at += late_s
         limit_s, taken_s = self._connections.timeout_s, now - self._since
         if self._stage is Stage.BODY:
-            if now - self._last_at > limit_s or taken_s > limit_s + self._num_body_bytes / LEAST_BYTES_PER_S:
+            if now - self._last_at > limit_s or taken_s > limit_s + self._num_body_bytes / MIN_BYTES_PER_S:
                 self._refuse(408, f"{self._num_body_bytes} bytes of the body came within {taken_s:.0f} s", "slow")
         elif taken_s > limit_s:
             if self._stage is Stage.HEAD:

@@ -1,7 +1,7 @@
-"""ControlEndpoints: the orders of the library's calls over HTTP, with the same errors.
+"""ControlEndpoints: pause, reload, sleep, profile and similar commands over HTTP, as the client library has them.
 
-Only for who holds the key. Without a key they are for this machine alone: for callers of a unix socket, or of a port
-of the loopback, and then not for web pages, which a browser lets post to any address.
+With --api-key the key is required. Without one, only callers on this machine are accepted: unix sockets and loopback
+ports. Web pages are refused then, because a browser lets any page post to a local port.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ...ipc.codec import JsonObject
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.messages.base import MemoryTag
-from ...ipc.messages.client import Control, PauseMode
+from ...ipc.messages.client import Control, ControlAction, PauseMode
 from ...ipc.process.log import LogLevel
 from ..client.base_client import sleep_query, wake_up_query
 from ..openai.forms.errors import HttpError, json_response
@@ -23,33 +24,33 @@ from ..requests.frontend import Frontend
 from .endpoint import Endpoint
 from .middleware import LOCAL
 
-OrderT = TypeVar("OrderT", bound=msgspec.Struct)
+BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 
 
 class PauseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What running requests do: keep (stop where they are), wait (finish first) or abort (end)."""
+    """Treatment of running requests: keep (freeze them), wait (finish them first) or abort."""
 
     mode: PauseMode = "keep"
 
 
-class ResumeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Nothing more to say."""
+class EmptyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body without fields."""
 
 
 class ReloadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A folder on the engine's machine or a hub id, of the architecture and shape that is served."""
+    """Checkpoint to load: a folder on the engine's machine or a hub id, of the served architecture and shape."""
 
     model: str
 
 
 class LogLevelRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The least level that is logged, by every process."""
+    """Lowest log level that all processes of the engine write."""
 
     level: LogLevel
 
 
 class ControlEndpoints:
-    """Each answers when it is so."""
+    """Handlers that answer when the engine has carried out the command."""
 
     def __init__(self, engine: LocalEngine, frontend: Frontend, spec: EngineSpec) -> None:
         self._engine, self._frontend = engine, frontend
@@ -57,44 +58,49 @@ class ControlEndpoints:
 
     def endpoints(self) -> list[Endpoint]:
         endpoints = [
-            Endpoint("/pause", self.pause, "Begin nothing new until /resume", PauseRequest),
-            Endpoint("/resume", self.resume, "Go on after a pause", ResumeRequest),
-            Endpoint("/reload", self.reload, "Take the weights of another checkpoint", ReloadRequest),
-            Endpoint("/sleep", self.sleep, "Give memory back until /wake_up: ?level=1 or 2", ResumeRequest),
-            Endpoint("/wake_up", self.wake_up, "Take it again, all or the tags in the query", ResumeRequest),
-            Endpoint("/is_sleeping", self.is_sleeping, "Whether memory has been given back"),
-            Endpoint("/reset_prefix_cache", self.reset_cache, "Find nothing of what is cached now", ResumeRequest),
-            Endpoint("/start_profile", self.start_profile, "Record what the workers do", ResumeRequest),
-            Endpoint("/stop_profile", self.stop_profile, "Write a Chrome trace for each", ResumeRequest),
-            Endpoint("/log_level", self.log_level, "The least level that is logged"),
-            Endpoint("/log_level", self.set_log_level, "Change it", LogLevelRequest),
+            Endpoint("/pause", self.pause, "Start no new requests until /resume", PauseRequest),
+            self._command("/resume", "resume", "Continue after a pause", {"paused": None}),
+            Endpoint("/reload", self.reload, "Load the weights of another checkpoint", ReloadRequest),
+            Endpoint("/sleep", self.sleep, "Free memory until /wake_up: ?level=1 or 2", EmptyRequest),
+            Endpoint("/wake_up", self.wake_up, "Allocate it again, all or the tags in the query", EmptyRequest),
+            Endpoint("/is_sleeping", self.is_sleeping, "Whether memory has been freed by /sleep"),
+            self._command("/reset_prefix_cache", "reset_prefix_cache", "Empty the prefix cache", {"success": True}),
+            self._command("/start_profile", "start_profile", "Start profiling the workers", {"profiling": True}),
+            self._command("/stop_profile", "stop_profile", "Write a Chrome trace per worker", {"profiling": False}),
+            Endpoint("/log_level", self.log_level, "The lowest level that is logged"),
+            Endpoint("/log_level", self.set_log_level, "Set the log level", LogLevelRequest),
         ]
         return [each._replace(needs_body=_needs_body(each.body_type)) for each in endpoints]
 
-    async def pause(self, request: Request) -> Response:
-        order = await self._read(request, PauseRequest)
-        await self._engine.control(Control(query_id=0, action="pause", mode=order.mode))
-        return json_response({"paused": order.mode})
+    def _command(self, path: str, action: ControlAction, summary: str, answer: JsonObject) -> Endpoint:
+        """Make the endpoint of a command without fields; `answer` is the JSON of its success."""
 
-    async def resume(self, request: Request) -> Response:
-        await self._read(request, ResumeRequest)
-        await self._engine.control(Control(query_id=0, action="resume"))
-        return json_response({"paused": None})
+        async def handle(request: Request) -> Response:
+            await self._read(request, EmptyRequest)
+            await self._engine.control(Control(query_id=0, action=action))
+            return json_response(answer)
+
+        return Endpoint(path, handle, summary, EmptyRequest)
+
+    async def pause(self, request: Request) -> Response:
+        body = await self._read(request, PauseRequest)
+        await self._engine.control(Control(query_id=0, action="pause", mode=body.mode))
+        return json_response({"paused": body.mode})
 
     async def reload(self, request: Request) -> Response:
-        order = await self._read(request, ReloadRequest)
-        await self._engine.control(Control(query_id=0, action="reload", model=order.model))
-        return json_response({"model": order.model})
+        body = await self._read(request, ReloadRequest)
+        await self._engine.control(Control(query_id=0, action="reload", model=body.model))
+        return json_response({"model": body.model})
 
     async def sleep(self, request: Request) -> Response:
-        await self._read(request, ResumeRequest)
+        await self._read(request, EmptyRequest)
         query = request.query_params
         level, mode = query.get("level", "1"), cast(PauseMode, query.get("mode", "keep"))
         await self._engine.control(sleep_query(int(level) if level.isdecimal() else level, mode)(query_id=0))
         return json_response({"is_sleeping": True})
 
     async def wake_up(self, request: Request) -> Response:
-        await self._read(request, ResumeRequest)
+        await self._read(request, EmptyRequest)
         tags = cast(list[MemoryTag], request.query_params.getlist("tags")) or None
         await self._engine.control(wake_up_query(tags)(query_id=0))
         return json_response({"is_sleeping": self._frontend.health().is_asleep})
@@ -102,47 +108,35 @@ class ControlEndpoints:
     async def is_sleeping(self, request: Request) -> Response:
         return json_response({"is_sleeping": self._frontend.health().is_asleep})
 
-    async def reset_cache(self, request: Request) -> Response:
-        await self._read(request, ResumeRequest)
-        await self._engine.control(Control(query_id=0, action="reset_prefix_cache"))
-        return json_response({"success": True})
-
-    async def start_profile(self, request: Request) -> Response:
-        await self._read(request, ResumeRequest)
-        await self._engine.control(Control(query_id=0, action="start_profile"))
-        return json_response({"profiling": True})
-
-    async def stop_profile(self, request: Request) -> Response:
-        await self._read(request, ResumeRequest)
-        await self._engine.control(Control(query_id=0, action="stop_profile"))
-        return json_response({"profiling": False})
-
     async def log_level(self, request: Request) -> Response:
         self._check(request)
         return json_response({"level": self._frontend.log_level})
 
     async def set_log_level(self, request: Request) -> Response:
-        order = await self._read(request, LogLevelRequest)
-        await self._engine.control(Control(query_id=0, action="log_level", level=order.level))
-        return json_response({"level": order.level})
+        body = await self._read(request, LogLevelRequest)
+        await self._engine.control(Control(query_id=0, action="log_level", level=body.level))
+        return json_response({"level": body.level})
 
-    async def _read(self, request: Request, order_type: type[OrderT]) -> OrderT:
-        """The order of who may give one. No body at all is an order without details."""
+    async def _read(self, request: Request, body_type: type[BodyT]) -> BodyT:
+        """Check that the caller may send commands, and decode the body. An empty body means default values."""
         self._check(request)
-        if not _needs_body(order_type) and not await request.body():
-            return order_type()
-        return (await self._engine.bodies.read(request, order_type)).body
+        if not _needs_body(body_type) and not await request.body():
+            return body_type()
+        return (await self._engine.bodies.read(request, body_type)).body
 
     def _check(self, request: Request) -> None:
-        """403 for orders that nobody can answer for. The Gate has seen the key, where there is one."""
+        """Raise 403 for a remote caller or a web page if no key is set. A set key is checked by HttpMiddleware."""
         if self._has_key:
             return
         if "origin" in request.headers:
-            raise HttpError(403, "without --api-key no web page may give orders: give the engine a key")
+            raise HttpError(403, "without --api-key web pages may not send control requests: give the engine a key")
         if LOCAL not in request.scope:
-            message = "without --api-key orders are taken on 127.0.0.1 and unix sockets alone: give the engine a key"
-            raise HttpError(403, message)
+            raise HttpError(
+                403,
+                "without --api-key control requests are accepted only on 127.0.0.1 and unix sockets: give the engine "
+                "a key",
+            )
 
 
-def _needs_body(order_type: type[msgspec.Struct] | None) -> bool:
-    return order_type is not None and any(each.required for each in msgspec.structs.fields(order_type))
+def _needs_body(body_type: type[msgspec.Struct] | None) -> bool:
+    return body_type is not None and any(each.required for each in msgspec.structs.fields(body_type))

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from ..requests.engine_metrics import EngineMetrics
 
-ASKED = "endpoint-load-metrics-format"  # header of a request
+FORMAT_HEADER = "endpoint-load-metrics-format"  # header of a request
 
 
 def load_headers(form: str, metrics: EngineMetrics) -> Mapping[str, str]:

@@ -1,4 +1,4 @@
-"""Gate: what every HTTP request passes first: its id, the key, the size of its body.
+"""HttpMiddleware: what every HTTP request passes first: its id, the key, the size of its body.
 
 Pure ASGI, since this wraps the path of every token. Adds `x-request-id` (the caller's, or a new one), the caller's W3C
 trace context and a `warning` of fields that had no effect to the answer, and turns whatever an endpoint raises into an
@@ -30,12 +30,12 @@ logger = logging.getLogger("tokenloom.http")
 PROBE_PATHS = frozenset(("/health", "/ready", "/metrics", "/ping", "/load"))  # answered however busy the server is
 OPEN_PAGES = frozenset(("/", "/dashboard", "/chat", "/docs", "/redoc", "/favicon.ico"))  # which hold no data
 OPEN_PATHS = PROBE_PATHS | OPEN_PAGES | {"/version", "/openapi.json"}
-SURPLUS = "tokenloom.surplus"  # in the scopes of a connection that is one too many
+OVER_LIMIT = "tokenloom.over_limit"  # in the scopes of a connection that is one too many
 LOCAL = "tokenloom.local"  # in the scopes of a connection that only this machine can have made
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,200}")
 
 
-class Gate:
+class HttpMiddleware:
     """Wraps `app`. Without a key everyone may call; with one, all but OPEN_PATHS need it."""
 
     def __init__(
@@ -64,8 +64,8 @@ class Gate:
         incoming_trace.set(trace)
         if self._root_path and f"{scope['path']}/".startswith(f"{self._root_path}/"):
             scope["path"] = scope["path"].removeprefix(self._root_path) or "/"
-        is_message = has_message_errors(scope["path"])
-        extra = _headers_to_add(headers, trace, is_message)
+        is_anthropic = has_message_errors(scope["path"])
+        extra = _headers_to_add(headers, trace, is_anthropic)
         has_started = False
 
         async def send_with_headers(message: Message) -> None:
@@ -83,27 +83,27 @@ class Gate:
         self._open_requests.add(1)
         try:
             self._check(scope, headers)
-            await self._app(scope, self._limited(receive), send_with_headers)
+            await self._app(scope, self._limit_body(receive), send_with_headers)
         except ClientDisconnect:  # in the midst of its body: nobody is there to be answered
             return
         except Exception as error:
-            answer = _unrouted(error, scope) if isinstance(error, HTTPException) else to_http_error(error)
+            answer = _routing_error(error, scope) if isinstance(error, HTTPException) else to_http_error(error)
             if answer.status == 500 and not isinstance(error, TokenloomError):  # which nobody foresaw
                 logger.exception("%s %s failed", scope["method"], scope["path"])
             if not has_started:
-                body, status = message_error(answer) if is_message else (answer.body, answer.status)
+                body, status = message_error(answer) if is_anthropic else (answer.body, answer.status)
                 await json_response(body, status, answer.headers)(scope, receive, send_with_headers)
         finally:
             self._open_requests.add(-1)
 
     def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
-        if SURPLUS in scope and scope["path"] not in PROBE_PATHS:
+        if OVER_LIMIT in scope and scope["path"] not in PROBE_PATHS:
             self._on_refused("connections")
             message = "there are as many connections as this server can hold: ask again later"
             again = {"retry-after": "1", "connection": "close"}
             raise HttpError(503, message, "overloaded_error", code="overloaded", headers=again)
         if self._api_key is not None and scope["path"] not in OPEN_PATHS:
-            wrong = _wrong_with(headers, self._api_key)
+            wrong = _credential_error(headers, self._api_key)
             if wrong:
                 self._on_refused("key")
                 raise HttpError(
@@ -117,7 +117,7 @@ class Gate:
             self._on_refused("size")
             raise self._too_large()
 
-    def _limited(self, receive: Receive) -> Receive:
+    def _limit_body(self, receive: Receive) -> Receive:
         """For bodies that come without a length."""
         num_bytes = 0
 
@@ -137,7 +137,7 @@ class Gate:
         return HttpError(413, f"the body has more than {limit} bytes: send less or raise --max-body-bytes")
 
 
-def _wrong_with(headers: dict[bytes, bytes], key: bytes) -> str:
+def _credential_error(headers: dict[bytes, bytes], key: bytes) -> str:
     """Why these credentials do not admit; empty if they do. Anthropic's clients send the key alone, others after a
     scheme, whose name is in any case (RFC 9110, 11.1)."""
     scheme, _, token = headers.get(b"authorization", b"").strip().partition(b" ")
@@ -152,16 +152,16 @@ def _wrong_with(headers: dict[bytes, bytes], key: bytes) -> str:
     return ""
 
 
-def _unrouted(error: HTTPException, scope: Scope) -> HttpError:
+def _routing_error(error: HTTPException, scope: Scope) -> HttpError:
     """No such path, or a method that the path has not."""
     message = f"{scope['method']} {scope['path']}: {error.detail.lower()}; /openapi.json lists what there is"
     return HttpError(error.status_code, message, headers=dict(error.headers or {}))
 
 
-def _headers_to_add(headers: dict[bytes, bytes], trace: TraceContext, is_message: bool) -> list[tuple[bytes, bytes]]:
+def _headers_to_add(headers: dict[bytes, bytes], trace: TraceContext, is_anthropic: bool) -> list[tuple[bytes, bytes]]:
     request_id = headers.get(b"x-request-id", b"")
     if not _REQUEST_ID.fullmatch(request_id):
         request_id = secrets.token_hex(16).encode()
     carried = [(name.encode(), value.encode()) for name, value in trace._asdict().items() if value]
-    named = [(b"request-id", request_id)] if is_message else []  # under Anthropic's name too
+    named = [(b"request-id", request_id)] if is_anthropic else []  # under Anthropic's name too
     return [(b"x-request-id", request_id), *named, *carried]

@@ -35,7 +35,7 @@ from ..requests.frontend import Frontend
 from .acceptor import Acceptor
 from .access_log import AccessLog
 from .app import GeneratingEndpoints, new_app
-from .connections import Connections, HttpConnection, most_connections
+from .connections import Connections, HttpConnection, connection_limit
 
 IDLE_S = 75  # for how long a connection is kept open between two requests
 FAREWELL_S = 2  # how long answers that are being written may take when the engine stops
@@ -101,7 +101,7 @@ async def _serve(
             log.on_refused(connection.client, error)
 
     server = new_server(log or app)
-    connections = Connections(spec.config.http_timeout_s, most_connections(), on_refused)
+    connections = Connections(spec.config.http_timeout_s, connection_limit(), on_refused)
 
     def on_exhausted() -> None:
         frontend.counts["accept_paused_for_descriptors"] += 1

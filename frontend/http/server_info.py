@@ -23,7 +23,7 @@ from ..requests.frontend import Frontend
 from .endpoint import Endpoint
 
 SECRETS = ("api_key", "hf_token", "otlp_endpoint")
-OF_FILES = ("vocab_file", "merges_file")  # of a tokenizer's configuration: paths, which are nobody's business
+PATH_FIELDS = ("vocab_file", "merges_file")  # of a tokenizer's configuration: paths, which are nobody's business
 
 
 class InfoEndpoints:
@@ -86,7 +86,7 @@ class InfoEndpoints:
         """What tokenizer_config.json holds, less paths; of special tokens their text."""
         path = Path(self._spec.tokenizer_folder, "tokenizer_config.json")
         config: JsonObject = msgspec.json.decode(path.read_bytes()) if path.is_file() else {}
-        info = {name: _plain(value) for name, value in config.items() if name not in OF_FILES}
+        info = {name: _plain(value) for name, value in config.items() if name not in PATH_FIELDS}
         info.setdefault("tokenizer_class", "PreTrainedTokenizerFast")
         return info if self._chat_template is None else info | {"chat_template": self._chat_template}
 

@@ -21,7 +21,7 @@ class ZapHandler:
     """Answers every pending handshake in `answer`; `socket` is for the poller."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], client_public: str) -> None:
-        self._admitted = z85.decode(client_public.encode())
+        self._client_key = z85.decode(client_public.encode())
         self.num_refused = 0
         self.socket = context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.LINGER, 0)
@@ -31,13 +31,13 @@ class ZapHandler:
         with contextlib.suppress(zmq.Again):
             while True:
                 identity, empty, *request = self.socket.recv_multipart(zmq.NOBLOCK)
-                reply = self._judge(request)
+                reply = self._authenticate(request)
                 self.socket.send_multipart([identity, empty, *reply])
 
-    def _judge(self, request: list[bytes]) -> list[bytes]:
+    def _authenticate(self, request: list[bytes]) -> list[bytes]:
         """request: version, id, domain, address, identity, mechanism, credentials …"""
         version, request_id, domain, address, _, mechanism, *credentials = request
-        if (version, domain, mechanism, credentials) == (b"1.0", DOMAIN, b"CURVE", [self._admitted]):
+        if (version, domain, mechanism, credentials) == (b"1.0", DOMAIN, b"CURVE", [self._client_key]):
             return [b"1.0", request_id, b"200", b"OK", b"client", b""]
         self.num_refused += 1
         logger.warning("a client at %s was refused: it has another key", address.decode(errors="replace"))

@@ -38,24 +38,24 @@ class ClientSession(Generic[RequestT]):
         self.num_in_flight = 0  # Deltas messages that the client has not credited
 
     @property
-    def is_owed(self) -> bool:
+    def has_open_work(self) -> bool:
         """Whether the client has not been sent all that it asked for."""
-        return bool(self.request_by_id or self.has_news)
+        return bool(self.request_by_id or self.has_updates)
 
     @property
     def has_lease(self) -> bool:
         """Whether silence counts: only while something is owed to the client."""
-        return self.is_owed
+        return self.has_open_work
 
     @property
-    def has_news(self) -> bool:
+    def has_updates(self) -> bool:
         return bool(self.unsent or self.refusals)
 
     @property
     def lease_end(self) -> float:
         return self.last_seen + LEASE_S
 
-    def owner_of(self, request_id: str) -> str:
+    def caller_of(self, request_id: str) -> str:
         """Who counts as the caller of a request, where callers share something fairly."""
         return self.identity.hex()
 
@@ -115,13 +115,13 @@ class LocalSession(ClientSession[RequestT]):
         self.deliver = deliver
         self.num_readers = 0
 
-    def owner_of(self, request_id: str) -> str:
+    def caller_of(self, request_id: str) -> str:
         """The request itself: `id` of all its prompts `id/0`, `id/1` …"""
         return request_id.partition("/")[0]
 
     @property
-    def is_owed(self) -> bool:
-        return bool(self.num_readers) or super().is_owed
+    def has_open_work(self) -> bool:
+        return bool(self.num_readers) or super().has_open_work
 
     @property
     def has_lease(self) -> bool:
@@ -132,6 +132,6 @@ class LocalSession(ClientSession[RequestT]):
         return _FOR_EVER
 
     def take_frames(self) -> list[bytes]:
-        while self.has_news:
+        while self.has_updates:
             self.deliver(Deltas(deltas=self._take_deltas()))
         return []

@@ -1,4 +1,4 @@
-"""ControlRelay: a client's orders, checked and passed on; the answers come back the same way.
+"""ControlProxy: a client's orders, checked and passed on; the answers come back the same way.
 
 Most are the core's. The log level is the supervisor's, which says the new one to every process: that it comes back to
 us is the answer.
@@ -25,38 +25,40 @@ from ...ipc.messages.supervisor import SetLogLevel
 from ...ipc.process.log import LogLevel
 from ..intake.background import Background
 from ..supervisor.hub import find_checkpoint
-from .core_client import CoreLink, Outbox
+from .core_client import CoreClient, Outbox
 
 Send: TypeAlias = Callable[[Reply], None]
 
 
-class ControlRelay:
+class ControlProxy:
     """Owns the orders that the core has not answered yet."""
 
-    def __init__(self, spec: EngineSpec, link: CoreLink, background: Background, outbox: Outbox) -> None:
-        self._spec, self._link, self._background, self._outbox = spec, link, background, outbox
+    def __init__(self, spec: EngineSpec, core: CoreClient, background: Background, outbox: Outbox) -> None:
+        self._spec, self._core, self._background, self._outbox = spec, core, background, outbox
         self._numbers = itertools.count()
         self._open: dict[int, tuple[EngineControl, int, Send]] = {}  # control id: order, query id, who gets the answer
-        self._levels: list[tuple[Control, Send]] = []  # orders for another log level
+        self._level_changes: list[tuple[Control, Send]] = []  # orders for another log level
 
-    def ask(self, control: Control, send: Send) -> None:
+    def submit(self, control: Control, send: Send) -> None:
         """Pass an order on; `send` is called once, from the frontend's own thread."""
         if control.action == "log_level":
-            self._levels.append((control, send))
+            self._level_changes.append((control, send))
             self._outbox.to_supervisor.append(SetLogLevel(level=control.level))
         elif control.action == "reload":
-            self._background.run(lambda: self._find(control.model), lambda folder: self._tell(control, folder, send))
+            self._background.run(
+                lambda: self._find_checkpoint(control.model), lambda folder: self._forward(control, folder, send)
+            )
         else:
-            self._tell(control, "", send)
+            self._forward(control, "", send)
 
     def on_log_level(self, level: LogLevel) -> None:
         """The supervisor says so to every process."""
-        done = [each for each in self._levels if each[0].level == level]
-        self._levels = [each for each in self._levels if each[0].level != level]
+        done = [each for each in self._level_changes if each[0].level == level]
+        self._level_changes = [each for each in self._level_changes if each[0].level != level]
         for control, send in done:
             send(Done(query_id=control.query_id))
 
-    def _find(self, model: str) -> str:
+    def _find_checkpoint(self, model: str) -> str:
         """The folder of a checkpoint that this engine could serve in place of its own."""
         if not model:
             raise RequestError("reload needs a model: a folder or a hub id")
@@ -69,8 +71,8 @@ class ControlRelay:
             raise RequestError(f"{folder} has another architecture or shape than the model that is served: start anew")
         return str(folder)
 
-    def _tell(self, control: Control, folder: str | TokenloomError, send: Send) -> None:
-        if not isinstance(folder, TokenloomError) and not self._link.is_up:
+    def _forward(self, control: Control, folder: str | TokenloomError, send: Send) -> None:
+        if not isinstance(folder, TokenloomError) and not self._core.is_up:
             folder = EngineDead("the core is being replaced just now: ask again in a second")
         if isinstance(folder, TokenloomError):
             send(QueryFailed(query_id=control.query_id, error=error_info(folder)))
@@ -85,7 +87,7 @@ class ControlRelay:
             tags=control.tags,
         )
         self._open[order.control_id] = (order, control.query_id, send)
-        self._link.control(order)
+        self._core.control(order)
 
     def on_done(self, done: ControlDone) -> None:
         if done.control_id in self._open:
@@ -102,7 +104,7 @@ class ControlRelay:
     def on_core_up(self) -> None:
         """Give it what is open."""
         for order, _, _ in self._open.values():
-            self._link.control(order)
+            self._core.control(order)
 
 
 def _shape(model: ModelConfig) -> ModelConfig:

@@ -1,4 +1,4 @@
-"""CoreLink: what the frontend says to the core, and whether the core knows it. Its Outbox is for all that is sent.
+"""CoreClient: what the frontend says to the core, and whether the core knows it. Its Outbox is for all that is sent.
 
 Knows no client. A core that is new, or has forgotten this frontend, must be greeted and told everything again; until it
 says Welcome nothing else is said to it.
@@ -24,7 +24,7 @@ class Outbox:
     to_supervisor: list[SetLogLevel] = field(default_factory=list)
 
 
-class CoreLink:
+class CoreClient:
     """Its messages wait in the outbox."""
 
     def __init__(self, spec: EngineSpec, outbox: Outbox) -> None:

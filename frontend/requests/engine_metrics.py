@@ -23,7 +23,7 @@ from ...ipc.messages.core import Started
 from ...ipc.messages.supervisor import Progress
 from ..metrics.registry import Counter, Gauge, Histogram, Info, Metric, Registry
 from ..metrics.tracing import Timeline, Tracing
-from .output_processor import Answer, RequestState
+from .output_processor import AnswerState, RequestState
 
 SECONDS = (
     *(0.0005, 0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3),
@@ -191,7 +191,7 @@ class EngineMetrics:
             if answer.finish_reason is not None:
                 self.on_end(answer)
 
-    def on_outputs(self, started_ones: list[Started], answers: list[Answer]) -> None:
+    def on_outputs(self, started_ones: list[Started], answers: list[AnswerState]) -> None:
         """What the core's message has started, and the answers that have news by it; before their ends are told."""
         now, timelines, num_new = time.monotonic(), self._timelines, 0
         for started in started_ones:
@@ -225,7 +225,7 @@ class EngineMetrics:
         self.prompt_tokens_by_source.add(num_cached, "local_cache_hit")
         self.prompt_tokens_by_source.add(timeline.num_prompt_tokens - num_cached, "local_compute")
 
-    def on_end(self, answer: Answer, cause: str = "pause") -> None:
+    def on_end(self, answer: AnswerState, cause: str = "pause") -> None:
         """An answer has ended, for whatever reason; a second call does nothing. `cause`: who aborted it, if that is how
         it ended; the core does so only for a pause."""
         timeline = self._timelines.pop(answer.key, None)

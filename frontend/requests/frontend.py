@@ -51,13 +51,13 @@ from ..text.chat_template import ChatTemplate
 from ..text.detokenizer import DetokenizerFactory
 from ..text.tokenizer import Tokenizer
 from .client_session import LocalSession
-from .control import ControlRelay
-from .core_client import CoreLink, Outbox
+from .control import ControlProxy
+from .core_client import CoreClient, Outbox
 from .engine_metrics import EngineMetrics
-from .large_frame import LARGE_BYTES, check_large_frame, id_of
+from .large_frame import LARGE_BYTES, check_large_frame, message_id
 from .output_processor import OutputProcessor, RequestState, Session
 from .queries import QueryProcessor
-from .request_manager import RequestDesk
+from .request_manager import RequestManager
 from .session_table import NEVER, SessionTable
 
 logger = logging.getLogger("tokenloom.frontend")
@@ -90,15 +90,15 @@ class Frontend:
         self.prompts = PromptReader(self.inputs, self.background)
         self._decoder: Decoder[ClientMessage] = Decoder(ClientMessage)
         self._sessions = SessionTable()
-        self._core = CoreLink(spec, self.outbox)
-        self._controls = ControlRelay(spec, self._core, self.background, self.outbox)
+        self._core = CoreClient(spec, self.outbox)
+        self._controls = ControlProxy(spec, self._core, self.background, self.outbox)
         self._tracing = new_tracing(spec)
         self.metrics = EngineMetrics(spec, self._queue_depths, self._tracing, self.counts)
         self._awake_clock = AwakeClock(PING_INTERVAL_S, monotonic)  # looked at in each turn
         self._queries = QueryProcessor(
             spec, self.inputs, self.prompts, self._core, self.metrics, self._awake_clock.look
         )
-        self._desk = RequestDesk(
+        self._requests = RequestManager(
             self._sessions,
             self.inputs,
             self._outputs,
@@ -125,7 +125,7 @@ class Frontend:
     @property
     def is_drained(self) -> bool:
         """Whether this is to end and, with what is in the outbox, everybody has all that was asked for."""
-        return self._monotonic() >= self._drains_at and not any(session.is_owed for session in self._sessions)
+        return self._monotonic() >= self._drains_at and not any(session.has_open_work for session in self._sessions)
 
     @property
     def num_open_requests(self) -> int:
@@ -153,7 +153,7 @@ class Frontend:
             self._on_malformed(identity, session, frame, str(error))
             return
         if isinstance(message, Hello):
-            self._greet(identity, session, message)
+            self._on_hello(identity, session, message)
         elif session is None:
             self._send(identity, Unknown())
         else:
@@ -162,17 +162,17 @@ class Frontend:
     def on_message(self, session: Session, message: ClientMessage) -> None:
         """What a known client says."""
         if isinstance(message, Submit):
-            self._desk.submit(session, message)
+            self._requests.submit(session, message)
         elif isinstance(message, Credit):
             self._credit(session, message.count)
         elif isinstance(message, Abort):
-            self._desk.abort(session, message.request_id, "client")
+            self._requests.abort(session, message.request_id, "client")
         elif isinstance(message, Ping):
             self._send(session.identity, Pong())
         elif isinstance(message, Control):
-            self._controls.ask(message, lambda reply: self._send(session.identity, reply))
+            self._controls.submit(message, lambda reply: self._send(session.identity, reply))
         elif not isinstance(message, Hello):
-            self._queries.answer(message, session.owner_of(""), lambda reply: self._send(session.identity, reply))
+            self._queries.answer(message, session.caller_of(""), lambda reply: self._send(session.identity, reply))
 
     def _credit(self, session: Session, count: int) -> None:
         if count < 0:
@@ -186,27 +186,27 @@ class Frontend:
     def open_local(self, deliver: Callable[[FrontendMessage], None]) -> LocalSession[RequestState]:
         """A client inside this process: `deliver` gets its messages, `on_message` takes what it says."""
         session: LocalSession[RequestState] = LocalSession(secrets.token_bytes(16), deliver)
-        self._sessions.adopt(session)
+        self._sessions.add_local(session)
         return session
 
     def on_local_disconnect(self, session: LocalSession[RequestState], request_id: str) -> None:
         """Whoever asked for it is gone: end a request."""
-        self._desk.abort(session, request_id, "disconnect")
+        self._requests.abort(session, request_id, "disconnect")
 
     def abort_answer(self, key: int) -> bool:
         """End the request that an open answer belongs to, whoever asked for it; False if there is none of this key."""
         answer = self._outputs.answer_by_key.get(key)
         if answer is not None:
-            self._desk.end(answer.request, "abort", cause="operator")
+            self._requests.end(answer.request, "abort", cause="operator")
         return answer is not None
 
     def on_client_gone(self, identity: bytes) -> None:
         """A send found no such peer, or one that does not read."""
         session = self._sessions.get(identity)
         if session is not None:
-            self._desk.drop(session, "gone")
+            self._requests.drop(session, "gone")
 
-    def _greet(self, identity: bytes, session: Session | None, hello: Hello) -> None:
+    def _on_hello(self, identity: bytes, session: Session | None, hello: Hello) -> None:
         if hello.protocol_version != PROTOCOL_VERSION:
             message = (
                 f"the client speaks protocol version {hello.protocol_version}, this engine speaks "
@@ -231,11 +231,11 @@ class Frontend:
     def _on_malformed(self, identity: bytes, session: Session | None, frame: bytes, reason: str) -> None:
         """A Submit or a query whose id can be read is answered under it, so that its sender sees what is wrong."""
         self.counts["malformed_client_frames"] += 1
-        told_id = None if session is None else id_of(frame)
-        if isinstance(told_id, int):
-            self._send(identity, QueryFailed(query_id=told_id, error=ErrorInfo("request", reason)))
-        elif session is not None and told_id is not None and self._may_refuse(session, told_id):
-            self._desk.refuse(session, told_id, ErrorInfo("request", reason))
+        found_id = None if session is None else message_id(frame)
+        if isinstance(found_id, int):
+            self._send(identity, QueryFailed(query_id=found_id, error=ErrorInfo("request", reason)))
+        elif session is not None and found_id is not None and self._may_refuse(session, found_id):
+            self._requests.refuse(session, found_id, ErrorInfo("request", reason))
         else:
             self._send(identity, Refused(error=ErrorInfo("protocol", reason)))
 
@@ -260,12 +260,12 @@ class Frontend:
         """One message of the core. Raises the core's error when it refuses this frontend."""
         if isinstance(message, EngineCoreOutputs):
             try:
-                self._desk.on_outputs(message)
+                self._requests.on_outputs(message)
             except ProtocolError as error:
                 self.count_malformed("core", error)
         elif isinstance(message, Welcome):
             self._core.is_up = True
-            self._desk.submit_all()
+            self._requests.resubmit_all()
             self._controls.on_core_up()
         elif isinstance(message, Unknown):
             if self._core.is_up:
@@ -309,7 +309,7 @@ class Frontend:
         for session in list(self._sessions):
             for request in list(session.request_by_id.values()):
                 error = ErrorInfo("dead", f"request {request.request_id}: {reason}")
-                self._desk.end(request, "error", error)
+                self._requests.end(request, "error", error)
         self.outbox.to_clients += self._sessions.take_frames()
         self.background.close()
         if self._tracing is not None:
@@ -326,8 +326,8 @@ class Frontend:
             self._sessions.renew_leases(now)
         self._ticked_at = now
         if check_leases:
-            for session in self._sessions.take_silent(now):
-                self._desk.drop(session, "silent")
+            for session in self._sessions.take_expired(now):
+                self._requests.drop(session, "silent")
         if self._outputs.answer_by_key:
             self._core.keep_alive(now)
         self.background.expire(now)

@@ -69,7 +69,7 @@ def check_large_frame(frame: bytes) -> None:
             raise ProtocolError(f"{name} has {num_bytes} bytes, at most {MAX_PARAMS_BYTES} are taken")
 
 
-def id_of(frame: bytes) -> str | int | None:
+def message_id(frame: bytes) -> str | int | None:
     """The id of a Submit or of a query that cannot be decoded; None when it is something else, or no msgpack at all."""
     try:
         name = _names.decode(frame)

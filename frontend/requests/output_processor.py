@@ -40,7 +40,7 @@ class RequestState:
         self.session = session
         self.submit = submit
         self.processed: ProcessedRequest | None = None  # None while its prompt is tokenized
-        self.answers: list[Answer] = []
+        self.answers: list[AnswerState] = []
         self.is_accepted = False
         self.tokenizing: BackgroundJob | None = None  # where it waits for its prompt's tokens
         self.prompt_logprobs = LogprobBuffer(max(submit.num_prompt_logprobs, 1))
@@ -62,8 +62,8 @@ class RequestState:
     def is_same(self, submit: Submit) -> bool:
         """Whether `submit` asks for the same, at whatever attempt."""
         prompt = ("prompt", "prompt_token_ids", "chat", "chat_form", "add_special_tokens")
-        what_counts = attrgetter("params", "pooling", *prompt)
-        return bool(what_counts(self.submit) == what_counts(submit))
+        key = attrgetter("params", "pooling", *prompt)
+        return bool(key(self.submit) == key(submit))
 
     def to_core(self) -> EngineCoreRequest:
         """The request with all tokens that are known by now: the same for a submit, a resume and a lost core."""
@@ -81,7 +81,7 @@ Session: TypeAlias = ClientSession[RequestState]
 
 
 @dataclass(slots=True, eq=False)
-class Answer:
+class AnswerState:
     """One answer of a request: its tokens, the state that makes text of them, and what was not taken yet.
 
     A Delta holds tokens and their text in step, so that a client's text is always a function of its tokens.
@@ -93,7 +93,7 @@ class Answer:
     seed: int
     _has_tokens: bool  # False: the request scores its prompt, and the token that comes after that is dropped
     _min_tokens: int
-    _counts_stop_text: bool  # what ends the answer is shown
+    _includes_stop: bool  # what ends the answer is shown
     _has_logprobs: bool
     _stop_token_ids: frozenset[int]
     _eos_token_ids: frozenset[int]
@@ -114,7 +114,7 @@ class Answer:
     _num_preemptions: int = 0
     first_scheduled_time: float = 0.0
     _first_token_time: float = 0.0
-    _has_told_start: bool = False
+    _has_sent_start: bool = False
 
     @property
     def num_preemptions(self) -> int:
@@ -154,7 +154,7 @@ class Answer:
             self.token_ids.append(token_id)
             if detokenizer is None:
                 continue
-            if token_id in self._stop_token_ids and self._may_stop and not self._counts_stop_text:
+            if token_id in self._stop_token_ids and self._has_min_tokens and not self._includes_stop:
                 continue  # it ends the answer and is not shown
             text = detokenizer.append(token_id)
             if self._stop_checker is None:
@@ -164,20 +164,20 @@ class Answer:
                 if self.finish_reason is not None:
                     self.finished_time = now
                     break
-        if self._repetition is not None and self._may_stop and repeats(self.token_ids, self._repetition):
+        if self._repetition is not None and self._has_min_tokens and repeats(self.token_ids, self._repetition):
             self.finish("repetition", now)
             self.stop_reason = self.stop_reason or "repetition_detected"
         return True
 
     @property
-    def _may_stop(self) -> bool:
+    def _has_min_tokens(self) -> bool:
         return len(self.token_ids) >= self._min_tokens
 
     def _append_text(self, text: str) -> None:
         if self._stop_checker is None:
             self._text += text
             return
-        match = self._stop_checker.append(text, self._may_stop)
+        match = self._stop_checker.append(text, self._has_min_tokens)
         self._text += match.text
         if match.stop is not None:
             self.finish_reason, self.stop_reason = "stop", match.stop
@@ -205,12 +205,12 @@ class Answer:
         start, text = self._num_taken, self._text
         self._num_taken, self._text = len(self.token_ids), ""
         token_ids = self.token_ids[start:].tobytes()
-        if self._has_told_start and self.finish_reason is None and not self._has_logprobs:
+        if self._has_sent_start and self.finish_reason is None and not self._has_logprobs:
             request_id = self.request.submit.request_id
             return Delta(request_id=request_id, index=self.index, start=start, token_ids=token_ids, text=text)
         logprobs, prompt_start = self._logprobs.take(self._texts), self.request.prompt_logprobs.start
         prompt_logprobs = self.request.prompt_logprobs.take(self._texts)
-        self._has_told_start = bool(self.token_ids)
+        self._has_sent_start = bool(self.token_ids)
         processed = self.request.processed
         return Delta(
             request_id=self.request.submit.request_id,
@@ -237,11 +237,11 @@ class Answer:
 
 
 @dataclass(slots=True)
-class News:
+class ProcessedOutputs:
     """What a message of the core brought."""
 
     accepted: list[RequestState] = field(default_factory=list)
-    answers: list[Answer] = field(default_factory=list)  # with something to take; may repeat
+    answers: list[AnswerState] = field(default_factory=list)  # with something to take; may repeat
     to_abort: list[int] = field(default_factory=list)  # keys that ended here while the core still runs them
     num_gaps: int = 0
 
@@ -254,9 +254,9 @@ class OutputProcessor:
         self._texts = None if detokenizers is None else detokenizers.texts
         self._eos_token_ids = eos_token_ids
         self._next_key = 0
-        self.answer_by_key: dict[int, Answer] = {}
+        self.answer_by_key: dict[int, AnswerState] = {}
 
-    def add(self, request: RequestState, processed: ProcessedRequest, now: float) -> list[Answer]:
+    def add(self, request: RequestState, processed: ProcessedRequest, now: float) -> list[AnswerState]:
         """Make the answers of `request`; returns those that are at their end already."""
         request.processed = processed
         prompt_token_ids, ended = decode_ids(processed.prompt.token_ids), []
@@ -273,21 +273,21 @@ class OutputProcessor:
 
     def _new_answer(
         self, request: RequestState, processed: ProcessedRequest, child: Child, prompt_token_ids: Sequence[int]
-    ) -> Answer:
+    ) -> AnswerState:
         params, detokenizer = processed.core.params, None
         if self._detokenizers is not None and params.detokenize:
             detokenizer = self._detokenizers.new(
                 prompt_token_ids, params.skip_special_tokens, params.spaces_between_special_tokens
             )
         stops = tuple(params.stop_strings)
-        return Answer(
+        return AnswerState(
             request,
             self._new_key(),
             child.index,
             child.seed,
             _has_tokens=params.max_tokens != 0,
             _min_tokens=params.min_tokens,
-            _counts_stop_text=params.include_stop_str_in_output,
+            _includes_stop=params.include_stop_str_in_output,
             _has_logprobs=params.num_logprobs is not None or params.prompt_logprobs is not None,
             _stop_token_ids=frozenset(processed.core.stop_token_ids),
             _eos_token_ids=self._eos_token_ids,
@@ -302,7 +302,7 @@ class OutputProcessor:
         """Forget the answers of `request`; returns the keys that the core still has."""
         return [key for key in (answer.key for answer in request.answers) if self.answer_by_key.pop(key, None)]
 
-    def process(self, outputs: EngineCoreOutputs, now: float) -> News:
+    def process(self, outputs: EngineCoreOutputs, now: float) -> ProcessedOutputs:
         """Take in one message; `now` in unix seconds. ProtocolError, and no change, when its columns disagree."""
         keys, starts = decode_ids(outputs.keys), decode_ids(outputs.starts)
         counts, token_ids = decode_ids(outputs.counts), decode_ids(outputs.token_ids)
@@ -313,7 +313,7 @@ class OutputProcessor:
             )
         runs = [] if outputs.logprobs is None else list(runs_of(outputs.logprobs))
         prompt_runs = [] if outputs.prompt_logprobs is None else list(runs_of(outputs.prompt_logprobs))
-        news, answer_by_key = News(), self.answer_by_key
+        news, answer_by_key = ProcessedOutputs(), self.answer_by_key
         if outputs.accepted or outputs.started:
             self._accept(outputs, now, news)
         for run in prompt_runs:
@@ -335,7 +335,7 @@ class OutputProcessor:
             self._finish(finished, now, news)
         return news
 
-    def _accept(self, outputs: EngineCoreOutputs, now: float, news: News) -> None:
+    def _accept(self, outputs: EngineCoreOutputs, now: float, news: ProcessedOutputs) -> None:
         for key in outputs.accepted:
             answer = self.answer_by_key.get(key)
             if answer is not None and not answer.request.is_accepted:
@@ -347,7 +347,9 @@ class OutputProcessor:
                 answer.num_cached_tokens = max(answer.num_cached_tokens, started.num_cached_tokens)
                 answer.first_scheduled_time = answer.first_scheduled_time or now
 
-    def _append_all(self, columns: Iterable[tuple[int, int, Sequence[int]]], now: float, news: News) -> None:
+    def _append_all(
+        self, columns: Iterable[tuple[int, int, Sequence[int]]], now: float, news: ProcessedOutputs
+    ) -> None:
         """columns: key, start and tokens."""
         for key, start, token_ids in columns:
             answer = self.answer_by_key.get(key)
@@ -364,7 +366,7 @@ class OutputProcessor:
                 del self.answer_by_key[key]
                 news.to_abort.append(key)
 
-    def _finish(self, finished: Finished, now: float, news: News) -> None:
+    def _finish(self, finished: Finished, now: float, news: ProcessedOutputs) -> None:
         answer = self.answer_by_key.pop(finished.key, None)
         if answer is not None:
             error = finished.error

@@ -29,10 +29,10 @@ from ...ipc.messages.supervisor import Progress
 from ...ipc.version import tokenloom_version
 from ..intake.input_processor import InputProcessor, Prompt
 from ..intake.prompt_reader import PromptReader
-from .core_client import CoreLink
+from .core_client import CoreClient
 from .engine_metrics import EngineMetrics
 
-_PASSED_ON = (  # from the last Progress to who asks for health
+_PROGRESS_FIELDS = (  # from the last Progress to who asks for health
     *("step", "num_running", "num_waiting", "num_free_blocks", "num_recomputed_tokens"),
     *("num_restarts", "last_failure", "is_paused", "is_asleep"),
 )
@@ -46,7 +46,7 @@ class QueryProcessor:
     _spec: EngineSpec
     _inputs: InputProcessor
     _prompts: PromptReader
-    _core: CoreLink
+    _core: CoreClient
     _metrics: EngineMetrics
     _awake_time: Callable[[], float]  # seconds, in which a suspension of the engine is no silence of the core
     _progress_at: float = 0.0
@@ -63,7 +63,7 @@ class QueryProcessor:
     def answer(
         self, query: Tokenize | Detokenize | GetHealth | GetInfo | GetMetrics, owner: str, send: Callable[[Reply], None]
     ) -> None:
-        """Answer `owner` at once, or later where the work is long."""
+        """AnswerState `owner` at once, or later where the work is long."""
         if isinstance(query, GetHealth):
             send(self.health(query.query_id))
         elif isinstance(query, GetInfo):
@@ -102,7 +102,7 @@ class QueryProcessor:
             is_stalled=_is_busy(progress) and not _is_held(progress) and now - self._moved_at > STALL_S,
             step_age_s=progress.step_age_s + since,
             is_draining=self.is_draining,
-            **{name: getattr(progress, name) for name in _PASSED_ON},
+            **{name: getattr(progress, name) for name in _PROGRESS_FIELDS},
         )
 
     def _info(self, query_id: int) -> Info:

@@ -1,4 +1,4 @@
-"""RequestDesk: opens, resumes, ends and refuses the requests of clients.
+"""RequestManager: opens, resumes, ends and refuses the requests of clients.
 
 Between a client's Submit and the core's columns stands one request: its prompt is tokenized (in a thread, if it is
 long), checked, given to the core, and its news marked for its session until the last. Knows no frame and no socket.
@@ -19,7 +19,7 @@ from ..client.prompts import MAX_REQUEST_ID_CHARACTERS
 from ..intake.background import Background
 from ..intake.input_processor import InputProcessor, Prompt
 from ..intake.prompt_reader import PromptReader
-from .core_client import CoreLink
+from .core_client import CoreClient
 from .engine_metrics import EngineMetrics
 from .output_processor import OutputProcessor, RequestState, Session
 from .queries import QueryProcessor
@@ -31,7 +31,7 @@ MAX_REFUSALS = 1 << 17  # ends of requests that wait for a client's credit; beyo
 
 
 @dataclass(eq=False)
-class RequestDesk:
+class RequestManager:
     """Owns every open request.
 
     Invariant: a request is open in exactly one session; its unfinished answers are in `outputs`; while the core is up,
@@ -43,7 +43,7 @@ class RequestDesk:
     _outputs: OutputProcessor
     _background: Background
     _prompts: PromptReader
-    _core: CoreLink
+    _core: CoreClient
     _counts: Counter[str]  # for the metrics
     _metrics: EngineMetrics
     _send: Callable[[bytes, FrontendMessage], None]  # to the client of this identity
@@ -62,7 +62,7 @@ class RequestDesk:
         known = session.request_by_id.get(submit.request_id)
         if known is not None:
             if submit.attempt <= known.submit.attempt:
-                self._repeat(known, submit)
+                self._on_duplicate(known, submit)
                 return
             self.forget(known, "replaced")
         if self._queries.is_draining and submit.attempt == 0 and not submit.children:
@@ -94,17 +94,17 @@ class RequestDesk:
             form=submit.chat_form,
             add_special_tokens=submit.add_special_tokens,
             cut_side=self._inputs.cut_side(submit.params),
-            owner=request.session.owner_of(submit.request_id),
+            owner=request.session.caller_of(submit.request_id),
             wait_s=wait_s,
         )
 
-    def _repeat(self, known: RequestState, submit: Submit) -> None:
+    def _on_duplicate(self, known: RequestState, submit: Submit) -> None:
         """The id is open. A message sent twice, or overtaken by a later attempt, is fine; another request is not."""
         if not known.is_same(submit):
             reason = f"request_id {submit.request_id} is open already with another prompt or other parameters"
             self._send(known.session.identity, Refused(error=ErrorInfo("request", reason)))
         elif known.is_accepted and submit.attempt == known.submit.attempt:
-            self._tell_accepted(known)
+            self._send_accepted(known)
 
     def _start(self, request: RequestState, prompt: Prompt | TokenloomError, expires_at: float) -> None:
         """Give a tokenized request to the core; `expires_at`: unix seconds at which its own timeouts end it."""
@@ -113,7 +113,7 @@ class RequestDesk:
             return  # aborted or replaced meanwhile
         request.tokenizing = None
         if isinstance(prompt, Overloaded) and now >= expires_at:
-            self._tell_accepted(request)
+            self._send_accepted(request)
             self.end(request, "timeout")
             return
         try:
@@ -130,13 +130,13 @@ class RequestDesk:
             session.unsent[answer.key] = answer
         self._sessions.mark(session)
         if request.is_finished:
-            self._tell_accepted(request)
+            self._send_accepted(request)
             del session.request_by_id[request.request_id]
             request.close()
         else:
             self._core.submit(request.to_core())
 
-    def _tell_accepted(self, request: RequestState) -> None:
+    def _send_accepted(self, request: RequestState) -> None:
         """With no tokens for a request that ran out of time before it had any."""
         processed, submit = request.processed, request.submit
         accepted = Accepted(
@@ -170,16 +170,16 @@ class RequestDesk:
         self._sessions.mark(session)
         if not request.answers:
             indices = [child.index for child in request.submit.children] or range(request.submit.params.n)
-            self._end_unanswered(session, request.request_id, reason, error, indices)
+            self._end_without_answers(session, request.request_id, reason, error, indices)
         request.close()
 
     def refuse(self, session: Session, request_id: str, error: ErrorInfo) -> None:
         """End a request that has no answers yet."""
         self._counts["refused_requests"] += 1
         self._metrics.on_refused(error.kind)
-        self._end_unanswered(session, request_id, "error", error)
+        self._end_without_answers(session, request_id, "error", error)
 
-    def _end_unanswered(
+    def _end_without_answers(
         self,
         session: Session,
         request_id: str,
@@ -220,7 +220,7 @@ class RequestDesk:
 
     # ── the core ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def submit_all(self) -> None:
+    def resubmit_all(self) -> None:
         """A core that does not know us gets every open request, with the tokens that it has."""
         for session in self._sessions:
             for request in session.request_by_id.values():
@@ -233,7 +233,7 @@ class RequestDesk:
         self._metrics.on_outputs(outputs.started, news.answers)
         self._counts["gaps"] += news.num_gaps
         for request in news.accepted:
-            self._tell_accepted(request)
+            self._send_accepted(request)
         session: Session | None = None
         finished: list[RequestState] = []
         for answer in news.answers:

@@ -19,7 +19,7 @@ class SessionTable:
 
     def __init__(self) -> None:
         self._session_by_identity: dict[bytes, Session] = {}
-        self._with_news: dict[bytes, Session] = {}
+        self._with_updates: dict[bytes, Session] = {}
         self.next_lease_end = NEVER  # monotonic seconds; may be too early, never too late
 
     def __iter__(self) -> Iterator[Session]:
@@ -37,22 +37,22 @@ class SessionTable:
         session = self._session_by_identity[identity] = ClientSession(identity, now)
         return session
 
-    def adopt(self, session: Session) -> None:
+    def add_local(self, session: Session) -> None:
         """A session that was made elsewhere and is never forgotten."""
         self._session_by_identity[session.identity] = session
 
     def remove(self, session: Session) -> None:
         self._session_by_identity.pop(session.identity, None)
-        self._with_news.pop(session.identity, None)
+        self._with_updates.pop(session.identity, None)
 
     def mark(self, session: Session) -> None:
         """The session has news, or credits for those that it had: something may be sent."""
-        if session.has_news:
-            self._with_news[session.identity] = session
+        if session.has_updates:
+            self._with_updates[session.identity] = session
 
     def take_frames(self) -> list[tuple[bytes, bytes]]:
         """Identity and frame of all that may be sent: one message for each client, unless it is very large."""
-        marked, self._with_news = self._with_news, {}
+        marked, self._with_updates = self._with_updates, {}
         return [(identity, frame) for identity, session in marked.items() for frame in session.take_frames()]
 
     def open_lease(self, session: Session) -> None:
@@ -64,7 +64,7 @@ class SessionTable:
         for session in self:
             session.last_seen = now
 
-    def take_silent(self, now: float) -> list[Session]:
+    def take_expired(self, now: float) -> list[Session]:
         """Those whose lease is over."""
         if now < self.next_lease_end:
             return []

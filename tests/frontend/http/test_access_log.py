@@ -11,7 +11,7 @@ import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenloom.frontend.http.access_log import MAX_ERRORS_PER_S, AccessLog, access_record
-from tokenloom.frontend.http.middleware import Gate
+from tokenloom.frontend.http.middleware import HttpMiddleware
 from tokenloom.frontend.openai.events import SERVER_SEND
 from tokenloom.ipc.errors import Overloaded, RequestError
 from tokenloom.scripts.engine_steps import Calls
@@ -38,7 +38,7 @@ async def answer(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def new_log(*, has_all: bool, api_key: str | None = None) -> AccessLog:
-    return AccessLog(Gate(answer, api_key, 100, lambda why: None), has_all=has_all)
+    return AccessLog(HttpMiddleware(answer, api_key, 100, lambda why: None), has_all=has_all)
 
 
 async def ask(app: ASGIApp, path: str) -> None:
@@ -118,7 +118,7 @@ def test_a_request_costs_a_few_calls(capfd: pytest.CaptureFixture[str], has_all:
             await ask(app, "/v1/completions")
         return calls.count
 
-    gate = Gate(answer, None, 100, lambda why: None)
-    with_log, without = (asyncio.run(count(app)) for app in (AccessLog(gate, has_all=has_all), gate))
+    middleware = HttpMiddleware(answer, None, 100, lambda why: None)
+    with_log, without = (asyncio.run(count(app)) for app in (AccessLog(middleware, has_all=has_all), middleware))
     assert 0 < with_log - without < max_calls
     assert len(capfd.readouterr().err.splitlines()) == has_all

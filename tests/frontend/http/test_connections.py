@@ -14,8 +14,8 @@ import uvicorn
 import uvloop
 from starlette.types import Receive, Scope, Send
 
-from tokenloom.frontend.http.connections import LEAST_BYTES_PER_S, Connections, HttpConnection
-from tokenloom.frontend.http.middleware import Gate
+from tokenloom.frontend.http.connections import MIN_BYTES_PER_S, Connections, HttpConnection
+from tokenloom.frontend.http.middleware import HttpMiddleware
 from tokenloom.frontend.openai.forms.errors import HttpError
 
 DEADLINE_S = 10.0
@@ -54,8 +54,8 @@ class Server:
 
     @contextlib.asynccontextmanager
     async def serve(self, max_connections: int) -> AsyncGenerator[None, None]:
-        gate = Gate(self.app, None, 10**9, lambda why: self.refused.append((503, why)))
-        config = uvicorn.Config(gate, http="httptools", lifespan="off", log_config=None, access_log=False)
+        middleware = HttpMiddleware(self.app, None, 10**9, lambda why: self.refused.append((503, why)))
+        config = uvicorn.Config(middleware, http="httptools", lifespan="off", log_config=None, access_log=False)
         config.load()
         state = uvicorn.server.ServerState()
         self.connections = Connections(LIMIT_S, max_connections, self.on_refused)
@@ -156,7 +156,7 @@ def test_a_body_that_dribbles_or_stands_still_is_answered_408_and_closed(interva
 
 def test_a_body_may_take_longer_than_the_limit_at_a_fair_rate() -> None:
     async def test(server: Server) -> None:
-        num_pieces, piece = 15, b"x" * int(LEAST_BYTES_PER_S * LIMIT_S)
+        num_pieces, piece = 15, b"x" * int(MIN_BYTES_PER_S * LIMIT_S)
         client = await server.connect(HEAD % (num_pieces * len(piece)))
         for _ in range(num_pieces):
             client.send(piece)

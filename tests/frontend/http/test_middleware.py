@@ -11,7 +11,7 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
-from tokenloom.frontend.http.middleware import SURPLUS, Gate
+from tokenloom.frontend.http.middleware import OVER_LIMIT, HttpMiddleware
 from tokenloom.frontend.intake.background import Background
 from tokenloom.frontend.intake.host import IntakeHost
 from tokenloom.frontend.listening.open_requests import OpenRequests
@@ -44,12 +44,14 @@ def test_a_client_that_leaves_in_the_midst_of_its_body_is_neither_answered_nor_l
 
     scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
     with caplog.at_level(logging.DEBUG):
-        asyncio.run(Gate(endpoint, None, 100, lambda why: None)(scope, receive, send))
+        asyncio.run(HttpMiddleware(endpoint, None, 100, lambda why: None)(scope, receive, send))
     assert (arriving, sent) == ([], [])
     assert [record for record in caplog.records if record.name.startswith("tokenloom")] == []
 
 
-def answer_of(gate: Gate, path: str = "/v1/models", **changes: object) -> tuple[int, dict[str, str], str]:
+def answer_of(
+    middleware: HttpMiddleware, path: str = "/v1/models", **changes: object
+) -> tuple[int, dict[str, str], str]:
     """Status, headers and the error's message of a GET."""
     sent: list[Message] = []
 
@@ -60,7 +62,7 @@ def answer_of(gate: Gate, path: str = "/v1/models", **changes: object) -> tuple[
         sent.append(message)
 
     scope = {"type": "http", "method": "GET", "path": path, "headers": [], **changes}
-    asyncio.run(gate(scope, receive, send))
+    asyncio.run(middleware(scope, receive, send))
     body = json.loads(sent[1]["body"])
     headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
     return sent[0]["status"], headers, body["error"]["message"] if "error" in body else body["path"]
@@ -91,9 +93,9 @@ def test_a_key_follows_bearer_in_any_case_and_what_is_wrong_is_said(
     authorization: str | None, message: str | None
 ) -> None:
     refused: list[str] = []
-    gate = Gate(tell_path, "KEY", 100, refused.append)
+    middleware = HttpMiddleware(tell_path, "KEY", 100, refused.append)
     headers = [] if authorization is None else [(b"authorization", authorization.encode())]
-    status, told, text = answer_of(gate, headers=headers)
+    status, told, text = answer_of(middleware, headers=headers)
     if message is None:
         assert (status, refused) == (200, [])
         return
@@ -114,19 +116,19 @@ def test_a_key_follows_bearer_in_any_case_and_what_is_wrong_is_said(
 def test_a_key_may_stand_in_anthropics_header(authorization: str | None, key: str, status: int) -> None:
     headers = [(b"x-api-key", key.encode())]
     headers += [] if authorization is None else [(b"authorization", authorization.encode())]
-    gate = Gate(tell_path, "KEY", 100, lambda why: None)
-    found, _, text = answer_of(gate, headers=headers)
+    middleware = HttpMiddleware(tell_path, "KEY", 100, lambda why: None)
+    found, _, text = answer_of(middleware, headers=headers)
     assert found == status
     assert status == 200 or text.startswith("the API key is wrong" if key else "no API key was given")
 
 
 def test_errors_and_ids_below_messages_have_anthropics_form() -> None:
-    gate = Gate(tell_path, "KEY", 100, lambda why: None, "/llm")
+    middleware = HttpMiddleware(tell_path, "KEY", 100, lambda why: None, "/llm")
     sent = [(b"x-request-id", b"mine")]
-    status, headers, _ = answer_of(gate, "/llm/v1/messages/count_tokens", headers=sent)
+    status, headers, _ = answer_of(middleware, "/llm/v1/messages/count_tokens", headers=sent)
     assert (status, headers["request-id"], headers["x-request-id"]) == (401, "mine", "mine")
-    assert "request-id" not in answer_of(gate, "/v1/models", headers=sent)[1]
-    status, headers, _ = answer_of(gate, "/v1/messages", **{SURPLUS: True})
+    assert "request-id" not in answer_of(middleware, "/v1/models", headers=sent)[1]
+    status, headers, _ = answer_of(middleware, "/v1/messages", **{OVER_LIMIT: True})
     assert (status, headers["retry-after"]) == (529, "1")
 
 
@@ -140,19 +142,19 @@ def test_errors_and_ids_below_messages_have_anthropics_form() -> None:
     ],
 )
 def test_the_root_path_of_a_proxy_is_taken_away_where_it_is(path: str, seen: str) -> None:
-    assert answer_of(Gate(tell_path, None, 100, lambda why: None, "/llm"), path)[2] == seen
+    assert answer_of(HttpMiddleware(tell_path, None, 100, lambda why: None, "/llm"), path)[2] == seen
 
 
 def test_the_probes_are_open_below_the_root_path_too() -> None:
-    assert answer_of(Gate(tell_path, "KEY", 100, lambda why: None, "/llm"), "/llm/health")[0] == 200
+    assert answer_of(HttpMiddleware(tell_path, "KEY", 100, lambda why: None, "/llm"), "/llm/health")[0] == 200
 
 
 def test_a_connection_too_many_is_refused_but_for_probes() -> None:
     refused: list[str] = []
-    gate = Gate(tell_path, None, 100, refused.append)
-    status, headers, _ = answer_of(gate, **{SURPLUS: True})
+    middleware = HttpMiddleware(tell_path, None, 100, refused.append)
+    status, headers, _ = answer_of(middleware, **{OVER_LIMIT: True})
     assert (status, headers["connection"], headers["retry-after"], refused) == (503, "close", "1", ["connections"])
-    assert answer_of(gate, "/health", **{SURPLUS: True})[0] == 200
+    assert answer_of(middleware, "/health", **{OVER_LIMIT: True})[0] == 200
 
 
 def test_a_request_is_open_until_it_has_been_answered_however_it_ends() -> None:
@@ -163,6 +165,6 @@ def test_a_request_is_open_until_it_has_been_answered_however_it_ends() -> None:
         counts.append(requests.count)
         raise RequestError("no")
 
-    gate = Gate(app, None, 100, lambda why: None, open_requests=requests)
-    assert answer_of(gate)[0] == 400
+    middleware = HttpMiddleware(app, None, 100, lambda why: None, open_requests=requests)
+    assert answer_of(middleware)[0] == 400
     assert (counts, requests.count) == ([1], 0)

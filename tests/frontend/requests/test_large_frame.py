@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tokenloom.frontend.requests.large_frame import LARGE_BYTES, MAX_TURNS, check_large_frame, id_of
+from tokenloom.frontend.requests.large_frame import LARGE_BYTES, MAX_TURNS, check_large_frame, message_id
 from tokenloom.ipc.codec import encode
 from tokenloom.ipc.errors import ProtocolError
 from tokenloom.ipc.messages.client import ChatForm, ChatMessage, Child, Submit
@@ -55,10 +55,10 @@ def test_large_texts_and_token_ids_pass(fields: dict[str, Any]) -> None:
 def test_what_is_no_message_is_a_protocol_error(frame: bytes) -> None:
     with pytest.raises(ProtocolError):
         check_large_frame(frame)
-    assert id_of(frame) is None
+    assert message_id(frame) is None
 
 
 def test_the_id_of_a_message_is_found_though_the_rest_is_wrong() -> None:
-    assert id_of(msgspec.msgpack.encode({"params": [1] * 100, "request_id": "r", "type": "submit"})) == "r"
-    assert id_of(msgspec.msgpack.encode({"type": "tokenize", "query_id": 7, "prompt": 5})) == 7
-    assert id_of(msgspec.msgpack.encode({"type": "submit", "request_id": 5})) is None
+    assert message_id(msgspec.msgpack.encode({"params": [1] * 100, "request_id": "r", "type": "submit"})) == "r"
+    assert message_id(msgspec.msgpack.encode({"type": "tokenize", "query_id": 7, "prompt": 5})) == 7
+    assert message_id(msgspec.msgpack.encode({"type": "submit", "request_id": 5})) is None

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tokenloom.frontend.requests import request_manager as request_desk
+from tokenloom.frontend.requests import request_manager
 from tokenloom.ipc.codec import encode, encode_ids
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ErrorInfo
@@ -90,7 +90,7 @@ def test_a_request_error_touches_no_other_request(bench: Bench) -> None:
 
 
 def test_a_client_to_which_too_many_refusals_wait_is_dropped(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_desk, "MAX_REFUSALS", 3)
+    monkeypatch.setattr(request_manager, "MAX_REFUSALS", 3)
     for num_refused in range(1, 5):
         assert bench.frontend.counts["clients_slow"] == 0
         bench.frontend.on_client_frame(b"c", encode(new_submit("")))
