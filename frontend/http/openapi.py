@@ -26,7 +26,7 @@ _ERRORS = {
     "503": "Too busy, shutting down or restarting: ask again after Retry-After seconds",
     "529": "Too busy, in Anthropic's words",
 }
-_PARAMETERS = {"max_completion_tokens": "max_tokens", "max_output_tokens": "max_tokens", "top_logprobs": "logprobs"}
+_PARAMETERS = {"top_logprobs": "logprobs"}
 _OR_MESSAGES = {"TokenizeRequest": "prompt", "EmbeddingRequest": "input"}  # the other one is null or left out
 
 
@@ -82,7 +82,7 @@ def document(endpoints: Iterable[Endpoint], spec: EngineSpec) -> JsonObject:
 
 
 def _limit(name: str, field: JsonObject, spec: EngineSpec) -> None:
-    """Set the limits of a number that becomes a parameter."""
+    """Set the limits of a number that becomes a parameter, unless its type has some."""
     limits = RANGES.get(_PARAMETERS.get(name, name))
     if limits is None:
         return
@@ -91,7 +91,7 @@ def _limit(name: str, field: JsonObject, spec: EngineSpec) -> None:
     forms = field.get("anyOf", [field])
     assert isinstance(forms, list)
     for form in forms:
-        if form.get("type") in ("integer", "number"):
+        if form.get("type") in ("integer", "number") and "minimum" not in form:
             form |= {"exclusiveMinimum" if limits.excludes_low else "minimum": limits.low, "maximum": limits.high}
 
 

@@ -11,8 +11,10 @@ from starlette.responses import Response
 from ...ipc.codec import JsonObject, num_ids
 from ...ipc.errors import RequestError
 from ..intake.body_parser import ParsedBody
+from ..openai.chat import chat_params
 from ..openai.events import EventStream
 from ..openai.forms.errors import json_response
+from ..openai.forms.messages import with_allowed_tools
 from ..openai.forms.response_body import ResponsesRequest, chat_request
 from ..openai.local_engine import LocalEngine
 from ..openai.stored_responses import StoredResponses
@@ -93,7 +95,9 @@ class ResponseEndpoints:
     async def count(self, request: Request) -> Response:
         parsed = await self._engine.bodies.read(request, ResponsesRequest, self._served)
         parsed = await self._responses.with_previous(parsed)
-        prompt = await self._engine.chat_prompt(ParsedBody(chat_request(parsed.body), parsed.inputs))
+        chat = chat_request(parsed.body)
+        chat_params(with_allowed_tools(chat))  # as a response would be refused
+        prompt = await self._engine.chat_prompt(ParsedBody(chat, parsed.inputs))
         assert prompt.token_ids is not None, "the prompt of a chat is made of tokens"
         return json_response({"object": "response.input_tokens", "input_tokens": num_ids(prompt.token_ids)})
 

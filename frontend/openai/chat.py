@@ -10,6 +10,7 @@ import msgspec
 from ...ipc.codec import JsonObject, decode_ids
 from ...ipc.errors import RequestError
 from ...ipc.messages.client import Delta, Submit
+from ...ipc.sampling_params import SamplingParams
 from ...ipc.structured_outputs import StructuredOutputsParams
 from ..intake.body_parser import ParsedBody
 from .answers import Answers, Choice
@@ -52,22 +53,7 @@ class ChatCompletion(Answers):
     ) -> ChatCompletion:
         """Check everything and make the prompt; nothing runs yet."""
         body = with_allowed_tools(parsed.body)
-        forced = _forced_tools(body)
-        if forced is not None and structured_outputs(msgspec.structs.replace(body, response_format=None)) is not None:
-            raise RequestError("tool_choice forces a call while structured_outputs wants something else: give one")
-        if body.top_logprobs and not body.logprobs:
-            raise RequestError("top_logprobs needs logprobs to be true")
-        with under_its_own_name("tools"):
-            constraint = None if forced is None else StructuredOutputsParams(json=forced)
-        with under_its_own_name("top_logprobs", r"logprobs\b"):
-            params = sampling_params(
-                body,
-                max_tokens=chat_max_tokens(body),
-                logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-                structured_outputs=constraint,
-            )
-        if chat_max_tokens(body) is None:
-            params = params.replace(max_tokens=None)  # to the end of the model's length
+        forced, params = _forced_tools(body), chat_params(body)
         has_tools = shows_tools(body)
         tool_parser = tool_parser if has_tools else "none"
         if shows_special_tokens(tool_parser if forced is None else "none", reasoning_parser):
@@ -225,6 +211,26 @@ class ChatChoice(Choice):
 
     def _chunk(self, message: JsonObject) -> JsonObject:
         return {"index": self._index, "delta": message, "logprobs": None, "finish_reason": None}
+
+
+def chat_params(body: ChatRequest) -> SamplingParams:
+    """The parameters of a chat, whose tools are those that may be called."""
+    forced = _forced_tools(body)
+    if forced is not None and structured_outputs(msgspec.structs.replace(body, response_format=None)) is not None:
+        raise RequestError("tool_choice forces a call while structured_outputs wants something else: give one")
+    if body.top_logprobs and not body.logprobs:
+        raise RequestError("top_logprobs needs logprobs to be true")
+    with under_its_own_name("tools"):
+        constraint = None if forced is None else StructuredOutputsParams(json=forced)
+    max_tokens = chat_max_tokens(body)
+    with under_its_own_name("top_logprobs", r"logprobs\b"):
+        params = sampling_params(
+            body,
+            max_tokens=max_tokens,
+            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            structured_outputs=constraint,
+        )
+    return params if max_tokens is not None else params.replace(max_tokens=None)  # to the end of the model's length
 
 
 def _forced_tools(body: ChatRequest) -> JsonObject | None:

@@ -29,6 +29,23 @@ def test_the_document_lists_every_route_and_field_and_what_needs_the_key(http: h
     assert schemas["ChatRequest"]["required"] == ["messages"]
 
 
+@pytest.mark.parametrize(
+    ("body", "path", "field"),
+    [
+        ("ResponsesRequest", "responses", "max_output_tokens"),
+        ("ChatRequest", "chat/completions", "max_completion_tokens"),
+        ("ChatRequest", "chat/completions", "max_tokens"),
+        ("MessagesRequest", "messages", "max_tokens"),
+    ],
+)
+def test_the_least_length_of_an_answer_is_the_documents(http: httpx2.Client, body: str, path: str, field: str) -> None:
+    found = http.get("/openapi.json").json()["components"]["schemas"][body]["properties"][field]
+    (least,) = {form["minimum"] for form in found.get("anyOf", [found]) if "minimum" in form}
+    given = {"input": "Hi"} if path == "responses" else {"messages": QUESTION}
+    assert http.post(f"/v1/{path}", json=given | {field: least}).status_code == 200
+    assert http.post(f"/v1/{path}", json=given | {field: least - 1}).status_code == 400
+
+
 def test_tokenize_and_detokenize_are_inverse(http: httpx2.Client) -> None:
     tokens = http.post("/tokenize", json={"prompt": "The capital of Österreich", "add_special_tokens": False}).json()
     assert tokens["count"] == len(tokens["tokens"])

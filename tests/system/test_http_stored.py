@@ -231,3 +231,22 @@ def test_the_oldest_are_forgotten_first(http: httpx2.Client) -> None:
     others = [made(http, input="Hi", max_output_tokens=1)["id"] for _ in range(50)]
     assert http.get(f"{PATH}/{first}").status_code == 404
     assert {http.get(f"{PATH}/{each}").status_code for each in others} == {200}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"presence_penalty": 3}, "presence_penalty"),
+        ({"top_k": -2}, "top_k"),
+        ({"tool_choice": {"type": "function", "name": "f"}}, None),
+    ],
+)
+def test_input_tokens_refuse_what_a_response_refuses(
+    http: httpx2.Client, fields: dict[str, Any], param: str | None
+) -> None:
+    for path in (PATH, f"{PATH}/input_tokens"):
+        answer = http.post(path, json={"input": QUESTION} | fields)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), path

@@ -91,7 +91,7 @@ class CountTokensRequest(Scheduled, frozen=True, kw_only=True):
 class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True):
     """POST /v1/messages."""
 
-    max_tokens: int
+    max_tokens: openai.Length
     stream: bool | None = None
     temperature: float | None = None
     top_p: float | None = None

@@ -19,6 +19,7 @@ from .schema import (
     FunctionCall,
     Generation,
     JsonSchemaFormat,
+    Length,
     Message,
     NamedFunction,
     NamedTool,
@@ -98,7 +99,7 @@ class ResponsesRequest(Conversation, frozen=True, kw_only=True):
 
     input: str | Annotated[list[InputItem], items(1)]
     instructions: str | None = None
-    max_output_tokens: int | None = None
+    max_output_tokens: Length | None = None
     max_tool_calls: int | None = None  # of tools that run on the server, of which there are none
     tools: list[ResponseTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None

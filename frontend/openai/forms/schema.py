@@ -46,6 +46,7 @@ MAX_ID_CHARACTERS = 200
 MOST = 2**31 - 1
 Natural: TypeAlias = Annotated[int, within(0, MOST)]
 TokenId: TypeAlias = Annotated[int, within(0, MOST), Meta(title=TOKEN_ID)]
+Length: TypeAlias = Annotated[int, within(1, MOST)]  # of an answer that is not only a prompt's score
 Truncation: TypeAlias = Annotated[
     int, Meta(extra_json_schema={"anyOf": [{"const": -1}, {"minimum": 1, "maximum": MOST}]})
 ]
@@ -270,8 +271,8 @@ class AnyChat(Conversation, frozen=True, kw_only=True):
         "web_search_options": (),
     }
 
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
+    max_tokens: Length | None = None
+    max_completion_tokens: Length | None = None
     logprobs: bool | None = None
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
