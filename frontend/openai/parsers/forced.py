@@ -1,20 +1,21 @@
-"""Answers that a schema forces to be calls: the arguments of a named function, or a list of {name, parameters}."""
+"""Parse answers that a schema forces to be calls: the arguments of one function, or a list of {name, parameters}."""
 
 from __future__ import annotations
 
 from ....ipc.codec import JsonObject
 from ....ipc.json_schema import moved
-from .json_calls import CallList
+from .json_calls import CallListReader
 from .parts import Arguments, CallBegin, CallEnd, Content, Part
 
 
 class ForcedParser:
-    """Nothing of such an answer is content, however it is cut."""
+    """Parser of one forced answer. Its parts never hold content, even if the answer is incomplete."""
 
     def __init__(self, name: str | None) -> None:
+        """`name`: the forced function; None if the answer is a list of calls."""
         self._name = name
         self._has_begun = False
-        self._calls = CallList("[,] \n\t")
+        self._calls = CallListReader("[,] \n\t")
 
     def append(self, text: str) -> list[Part]:
         if self._name is None:
@@ -34,7 +35,7 @@ def _without_content(parts: list[Part]) -> list[Part]:
 
 
 def forcing_schema(parameters_by_name: dict[str, JsonObject], name: str | None, *, is_parallel: bool) -> JsonObject:
-    """The schema that an answer must meet to be calls, as ForcedParser reads them."""
+    """Return the schema of the answers that ForcedParser reads: one call of `name`; if it is None, a list of calls."""
     if name is not None:
         return {"type": "object"} | parameters_by_name[name]
     definitions = {

@@ -1,6 +1,6 @@
-"""gpt-oss: messages of channels, <|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>….
+"""Parse gpt-oss: <|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>….
 
-Analysis is thought; commentary to=functions.NAME is a call of that function; all else is content.
+The analysis channel is thought, a message to=functions.NAME is a call of that function, everything else is content.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ _FUNCTION = re.compile(r"to=functions\.([\w.-]+)")
 
 
 class HarmonyParser:
-    """Text before the first header is content: so an answer without channels is, such as JSON of a schema."""
+    """Parser of one answer. Text before the first header is content: a schema's JSON comes without channels."""
 
     def __init__(self, *, has_calls: bool) -> None:
-        """`has_calls`: else calls are content."""
+        """`has_calls`: if False, calls are content."""
         self._has_calls = has_calls
         self._text = MarkedText()
-        self._header: str | None = None  # as long as one comes
+        self._header: str | None = None  # text of the header that is being read
         self._kind: type[Thought | Content | Arguments] = Content
-        self._raw: list[str] = []  # of the open call
+        self._raw: list[str] = []  # texts of the open call
 
     def append(self, text: str) -> list[Part]:
         self._text.held += text
@@ -48,7 +48,7 @@ class HarmonyParser:
                 self._header = None if marker in ENDS else marker
 
     def finish(self) -> list[Part]:
-        """A header that is torn has no text."""
+        """Return the held text and end the open call. An incomplete header is dropped."""
         held = self._text.take() if self._header is None else ""
         parts: list[Part] = [self._kind(held)] if held else []
         return [*parts, *self._end()]

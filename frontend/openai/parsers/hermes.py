@@ -1,23 +1,23 @@
-"""Hermes, Qwen 2.5 and 3: <tool_call>{"name": …, "arguments": {…}}</tool_call>, any number of them."""
+"""Parse Hermes, Qwen 2.5 and 3: any number of <tool_call>{"name": …, "arguments": {…}}</tool_call>."""
 
 from __future__ import annotations
 
-from .json_calls import CallObject
+from .json_calls import CallReader
 from .parts import CallEnd, Content, MarkedText, Part, content
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 
 
 class HermesParser:
-    """Calls between markers; a last one counts without its closing marker. White space after a call is content only if
-    other content follows it. What is between markers and no call is content."""
+    """Parser of one answer. The last call may lack its closing marker. Text between markers is content unless it is a
+    call. White space after a call is content only if other content follows."""
 
     def __init__(self) -> None:
         self._text = MarkedText()
-        self._call: CallObject | None = None
-        self._raw: str | None = None  # of a call that has ended, until the closing marker
+        self._call: CallReader | None = None
+        self._raw: str | None = None  # text of a complete call before its closing marker
         self._is_after_call = False
-        self._space = ""  # since that call
+        self._space = ""  # white space after the call
 
     def append(self, text: str) -> list[Part]:
         self._text.held += text
@@ -30,20 +30,20 @@ class HermesParser:
             else:
                 before, marker = self._text.until(OPENING)
                 found, is_done = self._outside(before), bool(marker)
-                self._call = CallObject(OPENING) if marker else None
+                self._call = CallReader(OPENING) if marker else None
             parts += found
             if not is_done:
                 return parts
 
     def finish(self) -> list[Part]:
-        """A last call that is torn ends with its raw text."""
+        """Return the held text. An incomplete call ends with its raw text, or is content if its name is incomplete."""
         if self._call is not None:
-            torn = self._call.finish()
-            return self._outside(torn[0].text) if isinstance(torn[0], Content) else torn
+            parts = self._call.finish()
+            return self._outside(parts[0].text) if isinstance(parts[0], Content) else parts
         held = self._text.take()
         return [CallEnd(self._raw + held)] if self._raw is not None else self._outside(held)
 
-    def _read_call(self, call: CallObject) -> tuple[list[Part], bool]:
+    def _read_call(self, call: CallReader) -> tuple[list[Part], bool]:
         parts = call.append(self._text.take())
         if not call.is_over:
             return parts, False
@@ -65,7 +65,7 @@ class HermesParser:
         return ended, True
 
     def _outside(self, text: str) -> list[Part]:
-        """What is known to be content once this text has come."""
+        """Return the content of text outside calls; hold back white space after a call."""
         if self._is_after_call:
             text, self._space = self._space + text, ""
             if not text.strip():

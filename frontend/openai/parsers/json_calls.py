@@ -1,4 +1,4 @@
-"""Calls that are written as JSON objects: {"name": …, "arguments": {…}}, one or several, read as they come."""
+"""Read calls in JSON, {"name": …, "arguments": {…}}, from text that comes in pieces."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:argument
 _OUTSIDE, _IN_TEXT = re.compile(r'["\[\]{}<]'), re.compile(r'["\\]')
 
 
-class JsonEnd:
-    """Finds the end of a JSON object or list whose text comes in pieces. `is_over`: it was found, or there is what no
-    JSON has."""
+class JsonScanner:
+    """Scanner for the end of a JSON object or list. `is_over`: the end was found, or a character that is not JSON."""
 
     def __init__(self, depth: int = 0) -> None:
         self._depth = depth
@@ -21,7 +20,7 @@ class JsonEnd:
         self.is_over = False
 
     def append(self, text: str) -> int:
-        """How many characters of `text` are the object's."""
+        """Scan `text` and return the number of its characters that belong to the object."""
         position = int(self._is_escaped and bool(text))
         self._is_escaped = self._is_escaped and not text
         while (found := (_IN_TEXT if self._is_in_text else _OUTSIDE).search(text, position)) is not None:
@@ -42,28 +41,28 @@ class JsonEnd:
         return len(text)
 
 
-class CallObject:
-    """Reads one call. Where the name does not stand before the arguments it is read as a whole.
+class CallReader:
+    """Reader of one call. If the name does not precede the arguments, no part comes before the whole object.
 
-    When `is_over`, `rest` is the text after it; unless it `is_call`, that is all of its text."""
+    Once it `is_over`, `rest` is the text after the call, or the whole text if `is_call` is False."""
 
     def __init__(self, before: str = "") -> None:
-        """`before` is what stood before it and belongs to it."""
+        """`before`: text before the object that is part of the raw call, such as its opening marker."""
         self._before = before
         self._head = ""
         self._raw: list[str] = []
-        self._whole = JsonEnd()
-        self._arguments: JsonEnd | None = None
-        self._tail = JsonEnd(depth=1)
+        self._whole = JsonScanner()
+        self._arguments: JsonScanner | None = None
+        self._tail = JsonScanner(depth=1)
         self.is_over = False
         self.is_call = False
         self.rest = ""
 
     def append(self, text: str) -> list[Part]:
-        return self._go_on(text) if self.is_call else self._begin(text)
+        return self._continue(text) if self.is_call else self._begin(text)
 
     def finish(self) -> list[Part]:
-        """The text ends before the object does."""
+        """Return the parts of an object that the end of the text cuts off."""
         if self.is_over:
             return []
         return [self._end()] if self.is_call else content(self._before + self._head)
@@ -71,9 +70,9 @@ class CallObject:
     def _begin(self, text: str) -> list[Part]:
         self._head += text
         if (head := _HEAD.match(self._head)) is not None and (name := _text_of(head[1])) is not None:
-            self.is_call, self._arguments = True, JsonEnd()
+            self.is_call, self._arguments = True, JsonScanner()
             self._raw.append(head[0])
-            return [CallBegin(name), *self._go_on(self._head[head.end() :])]
+            return [CallBegin(name), *self._continue(self._head[head.end() :])]
         begun = self._head.lstrip()
         if begun and begun[0] != "{":
             self.is_over, self.rest = True, self._head
@@ -89,7 +88,7 @@ class CallObject:
         self.is_call, self.rest = True, self._head[end:]
         return call(*found, raw=self._before + self._head[:end])
 
-    def _go_on(self, text: str) -> list[Part]:
+    def _continue(self, text: str) -> list[Part]:
         parts: list[Part] = []
         if self._arguments is not None:
             end = self._arguments.append(text)
@@ -110,14 +109,15 @@ class CallObject:
         return CallEnd(self._before + "".join(self._raw))
 
 
-class CallList:
-    """Reads calls with nothing but `between` before, between and after them. Once there is something else it `is_over`,
-    `rest` is that, and `before` what stands between it and the last call."""
+class CallListReader:
+    """Reader of consecutive calls. Other text ends the list: then it `is_over`, `rest` is that text, and `before` the
+    separators between it and the last call."""
 
     def __init__(self, between: str, before: str = "") -> None:
-        """`before` is what stood before the list and belongs to it."""
+        """`between`: the characters that may separate calls. `before`: text before the list that is part of the first
+        raw call."""
         self._between = between
-        self._call: CallObject | None = None
+        self._call: CallReader | None = None
         self._has_calls = False
         self.before = before
         self.is_over = False
@@ -131,7 +131,7 @@ class CallList:
                 self.before += text[: len(text) - len(begun)]
                 if not begun:
                     break
-                self._call, text = CallObject(self.before), begun
+                self._call, text = CallReader(self.before), begun
             parts += self._call.append(text)
             if not self._call.is_over:
                 break
@@ -149,7 +149,9 @@ class CallList:
 
 
 def read_call(text: str) -> tuple[str, str] | None:
-    """The name and arguments of the call that `text` is, in whichever of the spellings."""
+    """Return name and arguments (JSON text) of a call, or None if `text` is not a call.
+
+    The arguments may be called arguments or parameters, and may be an object or its JSON text."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,19 +1,19 @@
-"""Llama 3 and 4: the whole answer is {"name": …, "parameters": {…}}, more of them after a semicolon."""
+"""Parse Llama 3 and 4: the answer is {"name": …, "parameters": {…}}, several separated by semicolons."""
 
 from __future__ import annotations
 
-from .json_calls import CallList
+from .json_calls import CallListReader
 from .parts import Part, content
 
 PYTHON_TAG = "<|python_tag|>"
 
 
 class LlamaParser:
-    """The answer is calls if it begins as JSON does, and what comes after them is content; else all of it is."""
+    """Parser of one answer. It holds calls only if it begins with one; the text after its calls is content."""
 
     def __init__(self) -> None:
         self._held = ""
-        self._calls: CallList | None = None
+        self._calls: CallListReader | None = None
         self._is_content = False
 
     def append(self, text: str) -> list[Part]:
@@ -26,7 +26,7 @@ class LlamaParser:
                 begun = begun.removeprefix(PYTHON_TAG).lstrip() if begun.startswith(PYTHON_TAG) else ""
             if not begun:
                 return []
-            self._calls, text = CallList("; \n\t", self._held[: len(self._held) - len(begun)]), begun
+            self._calls, text = CallListReader("; \n\t", self._held[: len(self._held) - len(begun)]), begun
         parts = self._calls.append(text)
         self._is_content = self._calls.is_over
         return [*parts, *content(self._calls.before + self._calls.rest)] if self._is_content else parts

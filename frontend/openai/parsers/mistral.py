@@ -1,10 +1,10 @@
-"""Mistral: [TOOL_CALLS] before a list of {"name": …, "arguments": {…}}, or before each name{…} or name[ARGS]{…}."""
+"""Parse Mistral: [TOOL_CALLS] before a list of {"name": …, "arguments": {…}}, before name{…} or name[ARGS]{…}."""
 
 from __future__ import annotations
 
 import re
 
-from .json_calls import CallList, JsonEnd
+from .json_calls import CallListReader, JsonScanner
 from .parts import Arguments, CallBegin, CallEnd, MarkedText, Part, content
 
 MARKER = "[TOOL_CALLS]"
@@ -12,14 +12,14 @@ _NAME = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*[\w-]*\s*)?(?:\[ARGS\]\s*)?
 
 
 class MistralParser:
-    """Calls after markers; what follows a call is content, and so is a marker that no call follows."""
+    """Parser of one answer. Text after a call is content, and so is a marker without a call."""
 
     def __init__(self) -> None:
         self._text = MarkedText()
         self._is_marked = False
-        self._list: CallList | None = None
-        self._arguments: JsonEnd | None = None
-        self._raw: list[str] = []  # of the call whose arguments come
+        self._list: CallListReader | None = None
+        self._arguments: JsonScanner | None = None
+        self._raw: list[str] = []  # texts of the open call
 
     def append(self, text: str) -> list[Part]:
         self._text.held += text
@@ -50,25 +50,25 @@ class MistralParser:
         held = self._text.held
         if held.lstrip().startswith("["):
             before, _, self._text.held = held.partition("[")
-            self._list = CallList(", \n\t", f"{MARKER}{before}[")
+            self._list = CallListReader(", \n\t", f"{MARKER}{before}[")
         elif (name := _NAME.match(held)) is not None:
-            self._text.held, self._arguments, self._raw = held[name.end() :], JsonEnd(), [name[0]]
+            self._text.held, self._arguments, self._raw = held[name.end() :], JsonScanner(), [name[0]]
             return [CallBegin(name[1])], True
         elif "{" in held or "\n" in held.strip():
             self._is_marked = False
             return content(MARKER), True
         return [], self._list is not None
 
-    def _read_list(self, calls: CallList) -> tuple[list[Part], bool]:
+    def _read_list(self, calls: CallListReader) -> tuple[list[Part], bool]:
         parts = calls.append(self._text.take())
         if calls.is_over:
             self._list, self._is_marked, self._text.held = None, False, calls.rest
-            if not calls.rest.startswith("]"):  # the list goes wrong, or its first item is no call
+            if not calls.rest.startswith("]"):  # an item of the list is not a call
                 return [*parts, *content(calls.before)], True
             self._text.held = calls.rest[1:]
         return parts, calls.is_over
 
-    def _read_arguments(self, arguments: JsonEnd) -> tuple[list[Part], bool]:
+    def _read_arguments(self, arguments: JsonScanner) -> tuple[list[Part], bool]:
         text = self._text.take()
         end = arguments.append(text)
         parts: list[Part] = [Arguments(text[:end])] if end else []

@@ -1,4 +1,4 @@
-"""Which parsers there are, by the names of --tool-call-parser and --reasoning-parser, and which a template asks for."""
+"""Find parsers by the names of --tool-call-parser and --reasoning-parser, or by the markers in a chat template."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .pythonic import START, PythonicParser
 from .qwen3_coder import FUNCTION, Qwen3CoderParser
 from .thoughts import MARKERS, ThoughtParser
 
-Schemas: TypeAlias = Mapping[str, JsonObject]  # of the arguments, by name of the tool
+Schemas: TypeAlias = Mapping[str, JsonObject]  # schema of the arguments by name of the tool
 TOOL_PARSERS: dict[str, Callable[[Schemas], Parser]] = {
     "hermes": lambda _: HermesParser(),
     "llama": lambda _: LlamaParser(),
@@ -25,8 +25,8 @@ TOOL_PARSERS: dict[str, Callable[[Schemas], Parser]] = {
     "openai": lambda _: HarmonyParser(has_calls=True),
 }
 HARMONY = "gpt_oss"
-_SPECIAL = frozenset(("mistral", "openai", HARMONY))  # their markers are special tokens, which texts leave out
-_TOOL_SIGNS = (  # in this order: what a template holds, and the form of calls that it shows
+_SPECIAL = frozenset(("mistral", "openai", HARMONY))  # parsers of markers that are special tokens
+_TOOL_SIGNS = (  # text in a template, and the parser that it implies; the first match wins
     (CHANNEL, "openai"),
     (MARKER, "mistral"),
     (FUNCTION, "qwen3_coder"),
@@ -37,7 +37,7 @@ _TOOL_SIGNS = (  # in this order: what a template holds, and the form of calls t
 
 
 def find_tool_parser(template: str) -> str:
-    """The form that a chat template shows its model; none if it says nothing of tools."""
+    """Return the parser of the calls that a chat template shows its model; "none" if it does not mention tools."""
     named = next((name for sign, name in _TOOL_SIGNS if sign in template), None)
     if named is not None or "tools" not in template:
         return named or "none"
@@ -52,12 +52,12 @@ def find_reasoning_parser(template: str) -> str:
 
 
 def shows_special_tokens(tool_parser: str, reasoning_parser: str) -> bool:
-    """Whether the text must hold special tokens for these to read it."""
+    """Tell whether these parsers need the special tokens in the text."""
     return not _SPECIAL.isdisjoint((tool_parser, reasoning_parser))
 
 
 def new_parsers(tool_parser: str, reasoning_parser: str, schemas: Schemas, *, is_inside_thought: bool) -> list[Parser]:
-    """What the text of an answer goes through; each but the first reads the content of the one before."""
+    """Return the parsers of one answer; each reads the content that the parser before it found."""
     has_calls = tool_parser != "none"
     if reasoning_parser == HARMONY or tool_parser == "openai":
         return [HarmonyParser(has_calls=has_calls)]

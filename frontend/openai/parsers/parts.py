@@ -1,6 +1,7 @@
-"""What an answer's text is made of, and the parsers that find it: text in pieces in, parts in the text's order out.
+"""Parts of an answer's text (thought, content, calls) and the protocol of the parsers that find them.
 
-However a text is cut into pieces, the parts are the same when those of a kind are joined.
+A parser takes the text in pieces and returns its parts in order. The pieces may be cut anywhere: joined with their
+neighbours of the same kind, the parts are equal.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Content(msgspec.Struct, frozen=True):
 
 
 class CallBegin(msgspec.Struct, frozen=True):
-    """A call of a function. Its arguments follow, as JSON text in pieces, then its end."""
+    """Begin of a function call. Its Arguments follow, JSON text in pieces, and then its CallEnd."""
 
     name: str
     id: str = msgspec.field(default_factory=lambda: f"call_{secrets.token_hex(12)}")
@@ -36,7 +37,7 @@ class Arguments(msgspec.Struct, frozen=True):
 
 
 class CallEnd(msgspec.Struct, frozen=True):
-    """`raw` is the call as the model wrote it: what an answer shows if the arguments turn out to be no JSON."""
+    """End of a function call. `raw`: the call as the model wrote it, which is content if the arguments are not JSON."""
 
     raw: str
 
@@ -45,25 +46,27 @@ Part: TypeAlias = Thought | Content | CallBegin | Arguments | CallEnd
 
 
 class Parser(Protocol):
-    """Takes all the text of one answer."""
+    """Parser of one answer."""
 
-    def append(self, text: str) -> list[Part]: ...
+    def append(self, text: str) -> list[Part]:
+        """Take the next piece of the text and return the parts that are certain."""
 
     def finish(self) -> list[Part]:
-        """What was held back; nothing comes after."""
+        """Return the parts of the text that was held back. This is the last call."""
 
 
 def content(text: str) -> list[Part]:
+    """Return `text` as content; nothing if it is empty."""
     return [Content(text)] if text else []
 
 
 def call(name: str, arguments: str, raw: str) -> list[Part]:
-    """A call that came as a whole."""
+    """Return the parts of a whole call."""
     return [CallBegin(name), Arguments(arguments), CallEnd(raw)]
 
 
 class ToolUse(msgspec.Struct, frozen=True):
-    """A whole call of a function: its name and its arguments as JSON text."""
+    """Whole function call. `arguments` is JSON text."""
 
     id: str
     name: str
@@ -74,8 +77,7 @@ class ToolUse(msgspec.Struct, frozen=True):
 
 
 def whole_calls(parts: Iterable[Part]) -> tuple[str, list[ToolUse]]:
-    """The content of an answer that has ended, and its calls: of those whose arguments are torn their raw text, as
-    content."""
+    """Return content and calls of a whole answer. A call is content if its arguments are not valid JSON."""
     texts: list[str] = []
     calls: list[ToolUse] = []
     begin, arguments = CallBegin(""), list[str]()
@@ -104,14 +106,15 @@ def is_json(text: str) -> bool:
 
 
 class MarkedText:
-    """Text that comes in pieces and is read from marker to marker. Owns what is held back."""
+    """Buffer of text that is read from marker to marker. Add pieces to `held`."""
 
     def __init__(self) -> None:
         self.held = ""
 
     def until(self, *markers: str) -> tuple[str, str]:
-        """Take the text before the next of the markers, and that marker; as long as there is none, the text that
-        certainly comes before it, and ""."""
+        """Take the text before the next marker, and that marker.
+
+        Without a marker, take the text that cannot be the beginning of one, and ""."""
         found = _any_of(markers).search(self.held)
         if found is not None:
             before, self.held = self.held[: found.start()], self.held[found.end() :]
@@ -121,7 +124,7 @@ class MarkedText:
         return before, ""
 
     def take(self) -> str:
-        """All that is held."""
+        """Take all of the held text."""
         held, self.held = self.held, ""
         return held
 
@@ -132,5 +135,5 @@ def _any_of(markers: Sequence[str]) -> re.Pattern[str]:
 
 
 def held_back(text: str, marker: str) -> int:
-    """How many characters at the end of `text` may be the beginning of `marker`."""
+    """Return the number of characters at the end of `text` that may begin `marker`."""
     return next((n for n in range(min(len(text), len(marker) - 1), 0, -1) if marker.startswith(text[-n:])), 0)

@@ -1,4 +1,4 @@
-"""Llama 3.2 and 4, Olmo 3: the whole answer is a list of Python's calls, [f(a=1), g(b="x")], read when it is whole."""
+"""Parse Llama 3.2 and 4, Olmo 3: the whole answer is a list of calls in Python, [f(a=1), g(b="x")]."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NAMES = {"true": True, "false": False, "null": None}
 
 
 class PythonicParser:
-    """The answer is calls if it begins as such a list, and is one; else it is content."""
+    """Parser of one answer. It is held until its end, and is content unless it is a list of calls."""
 
     def __init__(self) -> None:
         self._held = ""
@@ -46,7 +46,7 @@ class PythonicParser:
 
 
 def _read(text: str) -> list[tuple[str, str]]:
-    """Names and arguments; ValueError for what is no list of calls with named arguments."""
+    """Return names and arguments (JSON text) of calls; ValueError unless `text` lists calls with named arguments."""
     listed = ast.parse(text, mode="eval").body
     if not isinstance(listed, ast.List) or not listed.elts:
         raise ValueError(text)

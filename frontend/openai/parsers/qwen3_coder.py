@@ -1,6 +1,7 @@
-"""Qwen 3 Coder: <tool_call><function=NAME><parameter=KEY>VALUE</parameter>…</function></tool_call>.
+"""Parse Qwen 3 Coder: <tool_call><function=NAME><parameter=KEY>VALUE</parameter>…</function></tool_call>.
 
-Values are bare text; the tool's schema says which of them are strings. Arguments come parameter by parameter.
+Values are text without quotes; the schema of the tool tells strings from other types. Arguments leave one parameter at
+a time.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from .parts import Arguments, CallBegin, CallEnd, MarkedText, Part, content
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 FUNCTION, END_FUNCTION = "<function=", "</function>"
 PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
-_MARKERS: dict[str, tuple[str, ...]] = {  # by where the text stands: what ends it
+_MARKERS: dict[str, tuple[str, ...]] = {  # the markers that end each state
     "outside": (OPENING, FUNCTION),
     "opened": (FUNCTION, CLOSING),
     "name": (">",),
@@ -23,7 +24,7 @@ _MARKERS: dict[str, tuple[str, ...]] = {  # by where the text stands: what ends 
     "value": (END_PARAMETER, PARAMETER, END_FUNCTION),
     "closing": (CLOSING, OPENING, FUNCTION),
 }
-_NEXT = {  # where it stands after a marker
+_NEXT = {  # state after each marker
     OPENING: "opened",
     CLOSING: "outside",
     FUNCTION: "name",
@@ -34,15 +35,16 @@ _NEXT = {  # where it stands after a marker
 
 
 class Qwen3CoderParser:
-    """Owns what stands between two markers until the second has come, but for content."""
+    """Parser of one answer: a state machine over the markers. It holds text between two markers until the second one
+    comes; content is not held."""
 
     def __init__(self, schemas: Mapping[str, JsonObject]) -> None:
-        """`schemas`: of the arguments, by name of the tool."""
+        """`schemas`: schema of the arguments by name of the tool."""
         self._schemas = schemas
         self._text = MarkedText()
-        self._place = "outside"
+        self._state = "outside"
         self._before = ""  # the text since the last marker
-        self._raw = ""  # since the call's first marker
+        self._raw = ""  # the text since the first marker of the call
         self._name = self._key = ""
         self._num_parameters = 0
 
@@ -51,8 +53,8 @@ class Qwen3CoderParser:
         parts: list[Part] = []
         marker = "?"
         while marker:
-            before, marker = self._text.until(*_MARKERS[self._place])
-            if self._place == "outside":
+            before, marker = self._text.until(*_MARKERS[self._state])
+            if self._state == "outside":
                 parts += content(before)
                 self._raw = marker
             else:
@@ -64,30 +66,30 @@ class Qwen3CoderParser:
         return parts
 
     def finish(self) -> list[Part]:
-        """A call that is torn ends with its raw text."""
+        """Return the held text. An incomplete call ends with its raw text, or is content if it has no name."""
         raw = self._raw + self._text.take()
-        if self._place == "outside":
+        if self._state == "outside":
             return content(raw)
-        if self._place == "closing":
+        if self._state == "closing":
             return content(raw.rpartition(END_FUNCTION)[2].strip())
-        is_call = self._place not in ("opened", "name")
+        is_call = self._state not in ("opened", "name")
         return [CallEnd(raw)] if is_call else content(raw)
 
     def _move(self, before: str, marker: str) -> list[Part]:
-        """Take a marker and the text before it."""
-        place, self._place = self._place, _NEXT.get(marker, "")
-        if place == "name":
-            self._name, self._num_parameters, self._place = before.strip(), 0, "parameters"
+        """Enter the state after `marker` and return the parts of the text `before` it."""
+        state, self._state = self._state, _NEXT.get(marker, "")
+        if state == "name":
+            self._name, self._num_parameters, self._state = before.strip(), 0, "parameters"
             return [CallBegin(self._name), Arguments("{")]
-        if place == "key":
-            self._key, self._place = before.strip(), "value"
+        if state == "key":
+            self._key, self._state = before.strip(), "value"
             return []
-        if place == "opened" and marker == CLOSING:
+        if state == "opened" and marker == CLOSING:
             return content(self._raw)
-        parts = [self._argument(before)] if place == "value" else []
+        parts = [self._argument(before)] if state == "value" else []
         if marker == END_FUNCTION:
             return [*parts, Arguments("}"), CallEnd(self._raw)]
-        if place == "closing":
+        if state == "closing":
             self._raw = marker
         return parts
 

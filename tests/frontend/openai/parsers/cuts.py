@@ -47,7 +47,7 @@ def parse(parser: Parser, pieces: Sequence[str]) -> Parsed:
 
 
 def joined(parts: Sequence[Part]) -> list[tuple[str, str]]:
-    """Neighbours of a kind as one; ids left out."""
+    """Return kinds and texts of parts, without ids, with neighbours of the same kind joined."""
     kinds = [
         (type(part).__name__, part.name if isinstance(part, CallBegin) else getattr(part, "text", "")) for part in parts
     ]
@@ -60,7 +60,8 @@ def joined(parts: Sequence[Part]) -> list[tuple[str, str]]:
     return found
 
 
-def same_however_it_is_cut(new_parser: Callable[[], Parser], text: str, places: Sequence[int]) -> None:
+def check_cuts(new_parser: Callable[[], Parser], text: str, places: Sequence[int]) -> None:
+    """Fail unless the parts are equal whether `text` comes whole or cut at `places`."""
     whole, pieces = parts_of(new_parser(), [text]), parts_of(new_parser(), cut(text, places))
     assert joined(pieces) == joined(whole)
     assert whole_calls(pieces)[0] == whole_calls(whole)[0]

@@ -1,4 +1,4 @@
-"""Thought is told apart from content, however the text is cut, and its tokens are counted."""
+"""Parsers split thought from content wherever the text is cut, and count the tokens of thoughts."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenloom.frontend.openai.forms.text import AnswerStyle, AnswerText
 from tokenloom.frontend.openai.parsers.parts import Content, Thought
 from tokenloom.frontend.openai.parsers.thoughts import MARKERS, ThoughtParser, ends_inside
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.messages.base import FinishReason
 from tokenloom.ipc.messages.client import Delta
-from tokenloom.tests.frontend.openai.parsers.cuts import cut, parse, same_however_it_is_cut
+from tokenloom.tests.frontend.openai.parsers.cuts import check_cuts, cut, new_answer_text, parse
 
 PLACES = st.lists(st.integers(0, 100), max_size=6)
 
 
 @given(st.sampled_from(sorted(MARKERS)), st.booleans(), PLACES)
-def test_thought_is_what_stands_between_the_markers(name: str, is_open: bool, places: list[int]) -> None:
+def test_the_text_between_the_markers_is_thought(name: str, is_open: bool, places: list[int]) -> None:
     opening, closing = MARKERS[name]
     text = (
         "" if is_open else f"\n{opening}"
@@ -28,36 +27,28 @@ def test_thought_is_what_stands_between_the_markers(name: str, is_open: bool, pl
 
 
 @given(st.sampled_from(sorted(MARKERS)), PLACES)
-def test_a_marker_that_the_model_repeats_inside_the_thought_that_is_open_is_left_out(
-    name: str, places: list[int]
-) -> None:
+def test_an_opening_marker_in_an_open_thought_is_dropped(name: str, places: list[int]) -> None:
     opening, closing = MARKERS[name]
     text = f"\n{opening}why{closing}so"
     assert parse(ThoughtParser(name, is_open=True), cut(text, places))[:2] == ("why", "so")
 
 
 @given(st.text(alphabet="<think>/ a\n", max_size=30), PLACES, st.booleans())
-def test_cuts_change_nothing_for_thoughts(text: str, places: list[int], is_open: bool) -> None:
-    same_however_it_is_cut(lambda: ThoughtParser("think", is_open=is_open), text, places)
+def test_thoughts_do_not_depend_on_cuts(text: str, places: list[int], is_open: bool) -> None:
+    check_cuts(lambda: ThoughtParser("think", is_open=is_open), text, places)
 
 
-def test_an_answer_without_thoughts_is_content() -> None:
+def test_an_answer_without_a_thought_is_content() -> None:
     assert parse(ThoughtParser("think", is_open=False), [" pl", "ain"])[:2] == ("", " plain")
     assert parse(ThoughtParser("think", is_open=True), ["never ", "closed"])[:2] == ("never closed", "")
 
 
-def test_a_prompt_may_end_inside_a_thought() -> None:
+def test_only_an_opening_marker_at_the_end_opens_a_thought() -> None:
     assert ends_inside("<think>\n") and not ends_inside("<think></think>\n") and not ends_inside("")
     assert ends_inside("[/THINK][THINK]")
     assert not ends_inside("user: what is <think>?\nassistant: "), "a user wrote it"
     assert ends_inside("assistant: <think>so far", is_continued=True)
     assert not ends_inside("assistant: <think>so</think> far", is_continued=True)
-
-
-def answer_text(**changes: object) -> AnswerText:
-    style = {"tool_parser": "hermes", "reasoning_parser": "think", "schemas": {}, "is_forced": False}
-    style |= {"forced_name": None, "is_inside_thought": False, "max_calls": None}
-    return AnswerText(AnswerStyle(**style | changes))  # type: ignore[arg-type]
 
 
 def delta(text: str, num_tokens: int, finish_reason: FinishReason | None = None) -> Delta:
@@ -80,30 +71,30 @@ def delta(text: str, num_tokens: int, finish_reason: FinishReason | None = None)
         ([("<think>never", 5)], 5),
     ],
 )
-def test_tokens_of_thought_are_counted(deltas: list[tuple[str, int]], expected: int) -> None:
-    text = answer_text()
+def test_tokens_of_thoughts_are_counted(deltas: list[tuple[str, int]], expected: int) -> None:
+    text = new_answer_text()
     for position, (each, count) in enumerate(deltas):
         text.read(delta(each, count, "stop" if position == len(deltas) - 1 else None))
     assert text.num_thought_tokens == expected
 
 
-def test_a_call_may_follow_a_thought_and_one_beyond_the_limit_is_dropped() -> None:
+def test_calls_beyond_max_calls_are_dropped() -> None:
     call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
-    text = answer_text(max_calls=1)
+    text = new_answer_text(max_calls=1)
     last = delta(f"<think>why</think>Well. {call}{call}", 20, "stop")
     kinds = [type(part).__name__ for part in text.read(last)]
     assert kinds == ["Thought", "Content", "CallBegin", "Arguments", "CallEnd"]
     assert text.finish_reason(last) == "tool_calls"
 
 
-def test_a_forced_call_may_follow_the_thought_that_is_open() -> None:
-    text = answer_text(is_forced=True, forced_name="f", is_inside_thought=True)
+def test_a_forced_call_may_follow_an_open_thought() -> None:
+    text = new_answer_text(is_forced=True, forced_name="f", is_inside_thought=True)
     parts = [*text.read(delta("wh", 1)), *text.read(delta("y</think>{}", 3, "stop"))]
     assert [type(part).__name__ for part in parts] == ["Thought", "Thought", "CallBegin", "Arguments", "CallEnd"]
 
 
-def test_a_named_call_ends_with_stop() -> None:
-    text = answer_text(is_forced=True, forced_name="f")
+def test_a_call_of_a_named_function_ends_with_stop() -> None:
+    text = new_answer_text(is_forced=True, forced_name="f")
     last = delta("{}", 1, "stop")
     assert not any(isinstance(part, Content | Thought) for part in text.read(last))
     assert text.finish_reason(last) == "stop"

@@ -1,4 +1,4 @@
-"""Calls come out of a text the same however it is cut into pieces, as they come, and nothing is lost."""
+"""Parsers find the same calls wherever the text is cut, stream them, and lose no text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tokenloom.frontend.openai.parsers.parts import Arguments, CallBegin, Parser
 from tokenloom.frontend.openai.parsers.pythonic import PythonicParser
 from tokenloom.frontend.openai.parsers.qwen3_coder import Qwen3CoderParser
 from tokenloom.ipc.codec import JsonObject
-from tokenloom.tests.frontend.openai.parsers.cuts import parse, same_however_it_is_cut
+from tokenloom.tests.frontend.openai.parsers.cuts import check_cuts, parse
 
 SCHEMAS: dict[str, JsonObject] = {
     "add": {"properties": {"a": {"type": "integer"}, "s": {"type": "string"}, "l": {"type": "array"}}}
@@ -98,21 +98,21 @@ def new_parser(name: str) -> Parser:
 
 @pytest.mark.parametrize("name", TOOL_PARSERS)
 @given(st.data())
-def test_cuts_change_nothing(name: str, data: st.DataObject) -> None:
+def test_parts_do_not_depend_on_cuts(name: str, data: st.DataObject) -> None:
     text = "".join(data.draw(st.lists(st.sampled_from(PIECES[name]), max_size=6)))
-    same_however_it_is_cut(lambda: new_parser(name), text, data.draw(st.lists(st.integers(0, 10_000), max_size=8)))
+    check_cuts(lambda: new_parser(name), text, data.draw(st.lists(st.integers(0, 10_000), max_size=8)))
 
 
 @example(CALL * 2 + "{")
 @example(CALL + "\n<tool_call>x</tool_call>")
 @given(st.text(alphabet='<tol_cal>/{}" ab', max_size=40))
-def test_hermes_is_the_same_letter_by_letter(text: str) -> None:
-    same_however_it_is_cut(HermesParser, text, range(len(text)))
+def test_hermes_reads_single_characters(text: str) -> None:
+    check_cuts(HermesParser, text, range(len(text)))
 
 
 @pytest.mark.parametrize("name", [name for name in TOOL_PARSERS if name != "openai"])
 @given(text=st.text(alphabet="<tol_cal>/{}[]TOLCAS|()= ab", max_size=40))
-def test_text_without_a_call_is_content_unchanged(name: str, text: str) -> None:
+def test_text_without_a_call_is_unchanged_content(name: str, text: str) -> None:
     assert parse(new_parser(name), list(text))[1:] == (text, [])
 
 
@@ -186,12 +186,12 @@ def test_each_form_is_read(parser: Callable[[], Parser], text: str, calls: list[
         (lambda: Qwen3CoderParser(SCHEMAS), "<tool_call>x</tool_call>"),
     ],
 )
-def test_what_is_torn_or_no_call_is_content(parser: Callable[[], Parser], text: str) -> None:
+def test_incomplete_calls_and_other_json_are_content(parser: Callable[[], Parser], text: str) -> None:
     for pieces in ([text], list(text)):
         assert parse(parser(), pieces) == ("", text, [])
 
 
-def test_arguments_come_as_they_are_written() -> None:
+def test_arguments_stream() -> None:
     texts = {
         "hermes": '<tool_call>{"name": "f", "arguments": {"a": ["x',
         "llama": '{"name": "f", "parameters": {"a": ["x',
@@ -206,14 +206,14 @@ def test_arguments_come_as_they_are_written() -> None:
     assert "".join(part.text for part in coder if isinstance(part, Arguments)) == '{"a": 1'
 
 
-def test_harmony_tells_thought_content_and_calls_apart() -> None:
+def test_harmony_separates_thought_content_and_calls() -> None:
     text = HARMONY.replace("<|call|>", "<|end|>") + "<|start|>assistant<|channel|>final<|message|>3<|return|>"
     assert parse(HarmonyParser(has_calls=True), list(text)) == ("Let me see.", "3", [("add", {"a": 1})])
     assert parse(HarmonyParser(has_calls=False), [text]) == ("Let me see.", '{"a": 1}3', [])
     assert parse(HarmonyParser(has_calls=True), ['{"a": 1}']) == ("", '{"a": 1}', []), "an answer without channels"
 
 
-def test_a_deep_object_is_read_as_it_comes() -> None:
+def test_a_deeply_nested_object_is_read_by_character() -> None:
     value: object = 1
     for _ in range(300):
         value = {"a": [value]}
@@ -233,10 +233,10 @@ def test_a_deep_object_is_read_as_it_comes() -> None:
         ("{{ messages }}", "none", "none"),
     ],
 )
-def test_the_template_says_how_answers_are_written(template: str, tools: str, reasoning: str) -> None:
+def test_a_template_implies_its_parsers(template: str, tools: str, reasoning: str) -> None:
     assert (find_tool_parser(template), find_reasoning_parser(template)) == (tools, reasoning)
 
 
-def test_markers_at_an_end() -> None:
+def test_the_beginning_of_a_marker_at_the_end_is_held_back() -> None:
     assert held_back("ab</thi", "</think>") == 5
     assert held_back("ab", "</think>") == 0
