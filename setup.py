@@ -1,8 +1,8 @@
-"""The part of the build that pyproject.toml cannot say: a wheel holds the C kernels compiled, no scripts but the
-benchmarks', and a description without dead links.
+"""The part of the build that pyproject.toml cannot express: a wheel holds the compiled C kernels, no scripts but the
+benchmarks, and a description without dead links.
 
 The kernels are compiled into the build folder, never into the checkout: an editable install compiles at first use.
-Without a C compiler, or on another processor than x86-64, the wheel is one for any machine and compiles at first use.
+Without a C compiler, or on a processor other than x86-64, the wheel is one for any machine and compiles at first use.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from setuptools.command.build_py import build_py
 ROOT = Path(__file__).resolve().parent
 KERNELS = "kernels/cpu"
 PREBUILT = Path("tokenloom", KERNELS, "prebuilt")  # in the build folder
-SCRIPTS = (  # what `engine-launch bench` runs
+SCRIPTS = (  # run by `engine-launch bench`
     *("bench_*", "engine_process", "engine_steps", "null_*", "make_checkpoint", "write_gguf"),
     *("peer_limits", "peer_llama_cpp", "peer_protocol", "peer_transformers", "peer_vllm"),
 )
-OLDEST_GLIBC = 17  # of 2.17: what the oldest tag of its form stands for
+OLDEST_GLIBC = 17  # minor version of glibc 2.17, the baseline of the oldest manylinux tag
 
 
 def build_kernels(folder: Path) -> None:
-    """Compile the libraries of all levels, and say what is left out."""
+    """Compile the libraries of all levels; print the omitted ones."""
     if platform.machine() != "x86_64" or sys.platform != "linux":
         print("the wheel is built without C kernels: they are for Linux on x86-64")
         return
-    package = types.ModuleType("tokenloom_build")  # the folder as a package: torch and the rest are not imported
+    package = types.ModuleType("tokenloom_build")  # the folder as a package, without importing torch
     package.__path__ = [str(ROOT / KERNELS)]
     sys.modules[package.__name__] = package
     from tokenloom_build.library_store import build_prebuilt
@@ -43,7 +43,7 @@ def build_kernels(folder: Path) -> None:
 
 
 class BuildPackage(build_py):
-    """The modules, less those scripts that only a checkout has, and the kernels."""
+    """Builds the modules, without the scripts that only a checkout has, and the kernels."""
 
     def find_package_modules(self, package: str, package_dir: str) -> list[tuple[str, str, str]]:
         found: list[tuple[str, str, str]] = super().find_package_modules(package, package_dir)
@@ -58,14 +58,14 @@ class BuildPackage(build_py):
 
 
 class BuildWheel(bdist_wheel):
-    """A wheel for any Python, and for the C libraries that its kernels load with."""
+    """Builds a wheel for any Python and for the C libraries that its kernels need."""
 
     def run(self) -> None:
         self.run_command("build")
         libraries = (Path(self.get_finalized_command("build").build_lib) / PREBUILT).glob("*.so")
         self._versions = {version for each in libraries for version in glibc_versions(each)}
         self.root_is_pure = not self._versions
-        self.distribution.has_ext_modules = lambda: not self.root_is_pure  # else all of it goes to .data/purelib
+        self.distribution.has_ext_modules = lambda: not self.root_is_pure  # else everything goes to .data/purelib
         super().run()
 
     def get_tag(self) -> tuple[str, str, str]:
@@ -75,12 +75,12 @@ class BuildWheel(bdist_wheel):
 
 
 def glibc_versions(library: Path) -> set[int]:
-    """N of each version 2.N of the C library whose symbols this one takes: the names stand in its table of strings."""
+    """Return N of each version 2.N of the C library whose symbols this library uses, from its string table."""
     return {int(version) for version in re.findall(rb"GLIBC_2\.(\d+)", library.read_bytes())}
 
 
 def index_description() -> str:
-    """README.md for the package index, where no other file of the project lies: links to them become their names."""
+    """Return README.md for the package index, with links to files replaced by their names."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
 
     def name_of(link: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""Us beside what a user would run instead, in turn within one run, and beside what the machine allows.
+"""Compare this engine with the engines a user would run instead, in turn within one run, and with the machine's limit.
 
     python scripts/bench_compare.py 135m 32 128 64 --vllm ~/vllm/bin/python --llama-cpp ~/llama/bin/python
 
@@ -39,12 +39,12 @@ DEFAULT_BUDGET = 2048
 
 @dataclass
 class Result:
-    """What was measured of one contestant, one entry per round."""
+    """The measurements of one contestant, one entry per round."""
 
     contestant: Contestant
     seconds: list[float] = field(default_factory=list)
-    decode_s: list[float] = field(default_factory=list)  # without the prompts; empty for OUT = 1
-    shares: list[float] = field(default_factory=list)  # of the limit
+    decode_s: list[float] = field(default_factory=list)  # without prefill; empty for OUT = 1
+    shares: list[float] = field(default_factory=list)  # of the machine's limit
     cpu_s: dict[str, float] = field(default_factory=dict)  # of the last round's long run, by process
 
     def run(self, workload: Workload, number: int, limit_s: float, watch_cpu: bool) -> None:
@@ -60,14 +60,14 @@ class Result:
 
 
 def processes_of(contestant: Contestant) -> list[psutil.Process]:
-    """A contestant's processes; ours are all children of this one that are tokenloom's."""
+    """Return a contestant's processes; for our engine, every tokenloom child of this process."""
     if isinstance(contestant, Peer):
         return tree(contestant.pid)
     return [each for each in psutil.Process().children(recursive=True) if title(each).startswith("tokenloom")]
 
 
 def openers(setup: Setup) -> Iterator[Callable[[], Contestant]]:
-    """How to start each contestant that was asked for, ours first."""
+    """Yield a function that starts each requested contestant, ours first."""
     arguments, folder, dtype, threads = setup.arguments, setup.folder, setup.dtype, num_cpu_threads(None, 1)
     yield lambda: Ours(LLM(folder, **setup.options))
     if arguments.transformers:
@@ -82,7 +82,7 @@ def openers(setup: Setup) -> Iterator[Callable[[], Contestant]]:
 
 
 def tuned_environment(python: str) -> dict[str, str]:
-    """vLLM's CPU build with all cores of this process and the allocator and OpenMP that its documentation names."""
+    """Return the environment for vLLM's CPU build: all cores, and the allocator and OpenMP of vLLM's documentation."""
     cpus = sorted(os.sched_getaffinity(0))
     libraries = [
         *Path("/usr/lib").glob("*/libtcmalloc_minimal.so.4"),
@@ -104,7 +104,7 @@ def llama_cpp_peer(python: str, folder: Path, threads: int) -> Peer:
 
 
 def compare(results: list[Result], workload: Workload, limits: LimitsPeer, arguments: argparse.Namespace) -> list[Json]:
-    """Fill `results` over the rounds; returns the rates of the machine in each."""
+    """Append each round's results to `results`; return the machine's rates in each round."""
     for result in results:
         result.contestant.generate(workload.prompts("warm-up"), min(2, workload.num_out))
     rates_by_round: list[Json] = []
@@ -147,9 +147,9 @@ def main() -> int:
     parser.add_argument("--transformers", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--vllm", metavar="PYTHON", help="the Python of an environment with vLLM")
     parser.add_argument(
-        "--untuned", action=argparse.BooleanOptionalAction, default=True, help="vLLM as it comes, too; it compiles long"
+        "--untuned", action=argparse.BooleanOptionalAction, default=True, help="vLLM as it comes, too (compiles long)"
     )
-    parser.add_argument("--llama-cpp", metavar="PYTHON", help="of one with llama-cpp-python, gguf and safetensors")
+    parser.add_argument("--llama-cpp", metavar="PYTHON", help="one with llama-cpp-python, gguf and safetensors")
     parser.add_argument("--cpu", action="store_true", help="also print the CPU seconds of every process")
     setup = Setup("compare", parser, dtype="bfloat16")
     with contextlib.ExitStack() as stack:

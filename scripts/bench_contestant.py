@@ -1,6 +1,6 @@
-"""Contestants: whoever generates the same tokens from the same prompts, measured in turn within one run.
+"""Contestants: engines that generate the same tokens from the same prompts, measured in turn within one run.
 
-`Ours` is an LLM in this process's care; a `Peer` is a program that speaks peer_protocol.py. Both answer with seconds.
+`Ours` wraps a client of this engine; a `Peer` is a program that speaks peer_protocol.py. Both return seconds.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ WARM_UP_TOKENS = 8
 
 
 class Contestant(Protocol):
-    """Its `name` heads its rows in a table."""
+    """An engine under measurement; `name` labels its rows in a table."""
 
     name: str
 
     def generate(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> float:
-        """Seconds for exactly `max_tokens` greedy tokens of each prompt, all submitted at once."""
+        """Return the seconds to generate exactly `max_tokens` greedy tokens for each prompt, all submitted at once."""
         ...
 
     def close(self) -> None: ...
 
 
 class Ours:
-    """An engine of ours behind its client."""
+    """This engine, behind its client."""
 
     def __init__(self, client: Client, name: str = "tokenloom", **params: Any) -> None:
-        """`params`: other sampling parameters than greedy ones."""
+        """Wrap `client`; `params` override the greedy sampling parameters."""
         self.name = name
         self._client = client
         self._params = SamplingParams(temperature=0.0, ignore_eos=True).replace(**params)
@@ -63,7 +63,7 @@ class Ours:
 def measure_in_turn(
     contestants: Sequence[Contestant], workload: Workload, rounds: int, report: Report, heading: str = "engine"
 ) -> dict[str, list[float]]:
-    """Seconds of each round by contestant, after one warm-up of the same shape with a few tokens; a row for each."""
+    """Return each contestant's seconds per round, after a short warm-up of the same shape; add a row for each."""
     seconds: dict[str, list[float]] = {each.name: [] for each in contestants}
     for each in contestants:
         each.generate(workload.prompts("warm-up"), min(WARM_UP_TOKENS, workload.num_out))
@@ -79,16 +79,16 @@ def measure_in_turn(
 
 
 def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:
-    """Of the rounds' ratios."""
+    """Return the median of the rounds' ratios."""
     return median([one / other for one, other in zip(numerators, denominators, strict=True)])
 
 
 class PeerFailed(Exception):
-    """A peer ended, was late, or said why it cannot answer."""
+    """A peer exited, missed its deadline or reported an error."""
 
 
 class Peer:
-    """A process behind peer_protocol.py. `facts` is what it said of itself."""
+    """A process that speaks peer_protocol.py. `facts` are those of its ready message."""
 
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
         self.name = name
@@ -114,7 +114,7 @@ class Peer:
         answer = self.ask({"prompts": [list(prompt) for prompt in prompts], "max_tokens": max_tokens})
         if answer["num_tokens"] != len(prompts) * max_tokens:
             wanted = len(prompts) * max_tokens
-            raise PeerFailed(f"{self.name} gave {answer['num_tokens']} tokens, {wanted} were asked for")
+            raise PeerFailed(f"{self.name} generated {answer['num_tokens']} tokens, {wanted} were requested")
         return float(answer["seconds"])
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -141,7 +141,7 @@ class Peer:
         return answer
 
     def close(self) -> None:
-        """End of its input ends it; after STOP_TIMEOUT_S it is killed."""
+        """Close the peer's stdin, which ends it; kill it after STOP_TIMEOUT_S."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
         try:

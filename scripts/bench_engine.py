@@ -1,4 +1,4 @@
-"""The engine's own cost, without a model: real frontend and core, and a worker that answers every step at once.
+"""Measure the engine's own cost, without a model: real frontend and core, and a worker that answers every step at once.
 
     python scripts/bench_engine.py --requests 256 --out 256 --vllm ~/vllm/bin/python
 
@@ -64,7 +64,7 @@ def measure_cpu(config: EngineConfig, workload: Workload, rounds: int, peer: Pee
 
 
 def measure_peer(peer: Peer, workload: Workload, number: int, report: Report) -> float:
-    """CPU seconds per token of all its processes but the worker."""
+    """Return the CPU seconds per token of all of the peer's processes but the worker."""
     num_tokens = workload.num_requests * workload.num_out
     processes = tree(peer.pid)
     before = cpu_by_process(processes)
@@ -77,7 +77,7 @@ def measure_peer(peer: Peer, workload: Workload, number: int, report: Report) ->
 
 
 def vllm_peer(python: str, folder: Path, workload: Workload) -> Peer:
-    """Warmed up; its worker is a process of its own."""
+    """Start vLLM with its worker in a separate process, and warm it up."""
     lengths = ["--max-model-len", str(workload.num_in + workload.num_out + 8)]
     command = [python, str(SCRIPTS / "peer_vllm.py"), str(folder), "--eager", "--separate-worker", *lengths]
     peer = Peer("vLLM", command, {"VLLM_CPU_KVCACHE_SPACE": "1"})
@@ -86,7 +86,7 @@ def vllm_peer(python: str, folder: Path, workload: Workload) -> Peer:
 
 
 def find_roles(supervisor_pid: int) -> dict[str, psutil.Process]:
-    """The engine's processes by role, found by the title that they took."""
+    """Return the engine's processes by role, found by process title."""
     titles = {" ".join(each.cmdline()).strip(): each for each in psutil.Process(supervisor_pid).children()}
     found = {role: titles[f"tokenloom {role}"] for role in ROLES if f"tokenloom {role}" in titles}
     assert len(found) == len(ROLES), f"only {sorted(titles)} are running"
@@ -99,7 +99,7 @@ def cpu_s(process: psutil.Process) -> float:
 
 
 def median_step_s(config: EngineConfig, num_rows: int, num_steps: int) -> float:
-    """Seconds of the core's median step while `num_rows` rows decode."""
+    """Return the seconds of the core's median step while `num_rows` rows decode."""
     steps = CoreSteps(config, num_rows, num_steps)
     seconds = []
     for _ in range(num_steps):

@@ -1,9 +1,9 @@
-"""What JSON masks cost: throughput of N requests that all follow a schema, next to the same requests without one.
+"""Measure the cost of JSON masks: N requests that all follow a schema, beside the same requests without one.
 
     python scripts/bench_grammar.py 135m 16 32 128
 
-Both generate exactly OUT tokens per request from the same prompts, greedily unless --temperature says otherwise (a mask
-leaves a draw fewer candidates and so makes it cheaper); the schema (a list of 10,000 records) cannot end before.
+Both generate exactly OUT tokens per request from the same prompts, greedily without --temperature (a mask leaves
+fewer candidates to draw from, which is cheaper); the schema (a list of 10,000 records) cannot end before.
 Measured in turn (A B A B), after a warm-up of each; the ratio is the median of the rounds' ratios.
 
 A checkpoint of make_checkpoint.py has a vocabulary of bytes, for which masks are cheap: so a byte-level BPE of
@@ -40,7 +40,7 @@ SCHEMA = {
 
 
 def find_tokenizer(folder: Path, size: int) -> Path:
-    """A folder with a tokenizer of the whole vocabulary: the model's own, or one trained for it and kept beside it."""
+    """Return a folder with a tokenizer of `size` tokens: the model's own, or one trained and kept beside the model."""
     own = Tokenizer.from_file(str(folder / "tokenizer.json"))
     if own.get_vocab_size() > size // 2:
         return folder
@@ -53,7 +53,7 @@ def find_tokenizer(folder: Path, size: int) -> Path:
         alphabet = pre_tokenizers.ByteLevel.alphabet()
         special = ["<|begin|>", "<|end|>"]
         tokenizer.train_from_iterator(
-            (path.read_text(encoding="utf-8", errors="ignore") for path in sources),  # some are of other encodings
+            (path.read_text(encoding="utf-8", errors="ignore") for path in sources),  # not all of them are UTF-8
             trainers.BpeTrainer(
                 vocab_size=size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
             ),
@@ -65,7 +65,7 @@ def find_tokenizer(folder: Path, size: int) -> Path:
 
 def main() -> int:
     parser = new_model_parser(__doc__, num_requests=16)
-    parser.add_argument("--temperature", type=float, default=0.0, help="of both (default 0)")
+    parser.add_argument("--temperature", type=float, default=0.0, help="sampling temperature of both kinds (default 0)")
     parser.add_argument("--in-process", action="store_true", help="run the engine in this process")
     setup = Setup("JSON masks", parser, "temperature")
     asked, options = setup.arguments, setup.options
@@ -76,7 +76,7 @@ def main() -> int:
         masked = Ours(llm, "JSON", temperature=asked.temperature, seed=0, structured_outputs=schema)
         seconds = measure_in_turn([plain, masked], setup.workload, asked.rounds, setup.report, "answers")
     ratio = median_ratio(seconds["plain"], seconds["JSON"])
-    setup.report.note("throughput with JSON masks, of that without", ratio)
+    setup.report.note("throughput with JSON masks relative to that without", ratio)
     return setup.publish()
 
 

@@ -1,7 +1,7 @@
-"""One step of a whole model on the CPU kernels, in this process: python scripts/bench_kernels.py [MODEL ...]
+"""Time one step of a whole model on the CPU kernels, in this process: python scripts/bench_kernels.py [MODEL ...]
 
-The model is loaded as by a worker; a step is what a worker computes, embedding to logits, without sampling. Before each
-round the machine is measured (bench_limits.py), and shares of the limit are taken within the round: the speed of a
+The model is loaded as in a worker; a step is the worker's computation from embedding to logits, without sampling.
+Before each
 shared machine drifts by a factor of two. Models as in bench_workload.py.
 """
 
@@ -41,7 +41,7 @@ CASES = {  # new tokens and context of each row
 
 
 def step_of(model: DecoderModel, counts: list[int], seq_lens: list[int]) -> Callable[[], object]:
-    """A step of rows whose blocks lie anywhere in the pool."""
+    """Return a step over rows whose blocks are scattered over the pool."""
     inputs = dummy_step(counts, seq_lens, BLOCK_SIZE)
     shape = inputs.block_tables.shape
     tables = np.random.default_rng(0).permutation(shape[0] * shape[1]).reshape(shape).astype(np.int32) + 1

@@ -1,11 +1,11 @@
-"""Latency of one request: IN random prompt tokens, OUT answer tokens, nothing else running.
+"""Measure the latency of one request: IN random prompt tokens, OUT answer tokens, nothing else running.
 
     python scripts/bench_latency.py 135m 128 64 --with-limits
 
-Measured where the client's channel gets each token: time to first token from the submit, time between tokens (p50,
+Measured at the client's transport: time to first token from the submit, time between tokens (p50,
 p99), and the decode rate (OUT - 1) / (last - first token). Once with the engine in its processes and once in_process,
-in turn. With --with-limits the decode rate is also given as a share of what the machine allows (bench_limits.py),
-measured in the same round. All flags of engine-launch are taken.
+in turn. With --with-limits the decode rate is also given as a share of the machine's limit (bench_limits.py), measured
+in the same round. All flags of engine-launch are taken.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tokenloom.workers.cpu_threads import num_cpu_threads
 
 
 def token_times(transport: Transport, prompt: list[int], num_out: int) -> list[float]:
-    """Seconds from the submit to each token's arrival; tokens of one message share a time."""
+    """Return the seconds from the submit to each token's arrival; tokens of one message share a time."""
     load, begun = Load(transport), time.perf_counter()
     load.submit(prompt, num_out)
     load.run_until(lambda: len(load.times[0]) >= num_out)
@@ -36,7 +36,7 @@ def token_times(transport: Transport, prompt: list[int], num_out: int) -> list[f
 
 
 class Mode:
-    """One way to run the engine, and what was measured of it."""
+    """One way to run the engine, with its measurements."""
 
     def __init__(self, name: str, opened: tuple[Transport, Callable[[], None]]) -> None:
         self.name = name
@@ -47,7 +47,7 @@ class Mode:
         self.shares: list[float] = []
 
     def run(self, workload: Workload, number: int, limit: float | None) -> None:
-        """One request. limit: tokens/s that the machine allows, if it was measured."""
+        """Measure one request. limit: the machine's limit in tokens/s, if it was measured."""
         times = token_times(self.transport, workload.prompts(number)[0], workload.num_out)
         self.first_s.append(times[0])
         self.between_s += [after - before for before, after in itertools.pairwise(times)]
@@ -57,7 +57,7 @@ class Mode:
 
 
 def measure(config: EngineConfig, workload: Workload, rounds: int, limits: LimitsPeer | None) -> list[Mode]:
-    """Both modes, in turn; the machine's rates before them in each round."""
+    """Measure both modes in turn, and the machine's rates before them in each round."""
     modes: list[Mode] = []
     try:
         modes.append(Mode("processes", open_private(config)))

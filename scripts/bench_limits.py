@@ -1,7 +1,7 @@
-"""The least time that a machine allows a workload: arithmetic on a model's shape. Measures nothing, imports no torch.
+"""Compute a workload's least time on a machine from the model's shape. Measures nothing, imports no torch.
 
     limit = Σ over steps of max(weight bytes / read rate, flops / matmul rate)
-    roofline = the same with what attention reads of the cache, for requests of unlike lengths
+    roofline = the same with attention's cache reads added, for requests of different lengths
 
 Steps: the prompts in chunks of the token budget, then one step per answer token for all requests at once. The rates
 come from peer_limits.py, measured in the same run: reading a buffer as large as the weights (on a GPU: copying it), and
@@ -25,14 +25,14 @@ ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True)
 class Rates:
-    """What the machine does just now."""
+    """The machine's current rates."""
 
     read_bytes_per_s: float
     flops_per_s: float
 
 
 def linear_shapes(model: ModelConfig) -> list[tuple[int, int]]:
-    """(out, in) of the fused linears of one layer: q/k/v, attention's output, gate/up, down (of one expert)."""
+    """Return (out, in) of one layer's fused linears: q/k/v, attention output, gate/up, down (of one expert)."""
     heads, kv_heads, head_dim = model.num_heads, model.num_kv_heads, model.head_dim
     hidden, inner = (
         model.hidden_size,
@@ -50,8 +50,8 @@ def _num_weights(shapes: list[tuple[int, int]]) -> int:
 
 
 class Limits:
-    """Bytes, flops and seconds of a model's steps. Of a layer's experts a token passes a few, and a step reads those
-    that random tokens would choose."""
+    """Bytes, flops and seconds of a model's steps. In a layer with experts, a step reads only the experts that its
+    tokens choose, if they choose at random."""
 
     def __init__(self, model: ModelConfig, dtype: str) -> None:
         self._model = model
@@ -62,9 +62,9 @@ class Limits:
         self._dense_weights += (model.num_layers - num_mixed) * _num_weights(
             _mlp_shapes(hidden, model.intermediate_size)
         )
-        self._expert_weights = 0  # of one expert in all layers that have some
+        self._expert_weights = 0  # of one expert in all MoE layers
         if experts is not None:
-            self._dense_weights += num_mixed * experts.num_experts * hidden  # the routers
+            self._dense_weights += num_mixed * experts.num_experts * hidden  # routers
             self._expert_weights = num_mixed * _num_weights(_mlp_shapes(hidden, experts.intermediate_size))
         self._head_weights = model.vocab_size * hidden
         num_experts = 0 if experts is None else experts.num_experts
@@ -72,7 +72,7 @@ class Limits:
         self.weight_bytes = num_weights * self._item_bytes  # of all matrices
 
     def read_bytes(self, num_tokens: int) -> float:
-        """Weights that a step of so many tokens reads."""
+        """Return the bytes of weights that a step of `num_tokens` tokens reads."""
         experts, num_weights = self._model.experts, float(self._dense_weights + self._head_weights)
         if experts is not None:
             idle = (1 - experts.top_k / experts.num_experts) ** num_tokens
@@ -80,12 +80,12 @@ class Limits:
         return num_weights * self._item_bytes
 
     def kv_bytes(self, num_tokens: int) -> int:
-        """Their keys and values in all layers."""
+        """Return the bytes of keys and values of `num_tokens` tokens in all layers."""
         model = self._model
         return 2 * num_tokens * model.num_layers * model.num_kv_heads * model.head_dim * self._item_bytes
 
     def flops(self, num_tokens: int, num_sampled: int, num_pairs: int) -> int:
-        """Of a step: linears for `num_tokens`, the head for `num_sampled`, attention for query-key pairs."""
+        """Return a step's flops: linears for `num_tokens`, the head for `num_sampled`, attention for `num_pairs`."""
         model = self._model
         attention = 4 * num_pairs * model.num_heads * model.head_dim * model.num_layers
         top_k = 0 if model.experts is None else model.experts.top_k
@@ -93,20 +93,20 @@ class Limits:
         return 2 * num_tokens * weights_per_token + 2 * num_sampled * self._head_weights + attention
 
     def seconds(self, workload: Workload, rates: Rates, budget: int) -> float:
-        """The limit of a whole workload."""
+        """Return the least seconds for a whole workload."""
         return sum(
             max(self.read_bytes(num_tokens) / rates.read_bytes_per_s, flops / rates.flops_per_s)
             for num_tokens, flops in self._steps(workload, budget)
         )
 
     def decode_seconds(self, workload: Workload, rates: Rates) -> float:
-        """Of its answer tokens after the first."""
+        """Return the least seconds for the answer tokens after the first."""
         first = dataclasses.replace(workload, num_out=1)
         return self.seconds(workload, rates, 1 << 30) - self.seconds(first, rates, 1 << 30)
 
     def roofline_seconds(self, requests: Sequence[tuple[int, int]], rates: Rates) -> float:
-        """Of requests of (prompt, answer) tokens: all prompts at once, then one step for each further token of those
-        that still run."""
+        """Return the least seconds for requests of (prompt, answer) tokens: all prompts at once, then one step for each
+        further token of the requests that still run."""
         num_in = sum(num_in for num_in, _ in requests)
         pairs = sum(num_in * (num_in + 1) // 2 for num_in, _ in requests)
         steps = [(self.read_bytes(num_in), self.flops(num_in, len(requests), pairs))]
@@ -117,7 +117,7 @@ class Limits:
         return sum(max(size / rates.read_bytes_per_s, flops / rates.flops_per_s) for size, flops in steps)
 
     def _steps(self, workload: Workload, budget: int) -> Iterator[tuple[int, float]]:
-        """Tokens and flops of each."""
+        """Yield the tokens and flops of each step."""
         n, num_in, num_out = workload.num_requests, workload.num_in, workload.num_out
         num_steps = -(-n * num_in // budget)
         prefill = self.flops(n * num_in, n, n * num_in * (num_in + 1) // 2)
@@ -127,7 +127,7 @@ class Limits:
 
 
 class LimitsPeer:
-    """A process that measures the rates whenever it is asked, between the contestants."""
+    """A process that measures the machine's rates on request, between the contestants."""
 
     def __init__(self, folder: Path, dtype: str, device: str, threads: int) -> None:
         arguments = [str(folder), "--dtype", dtype, "--device", device, "--threads", str(threads)]

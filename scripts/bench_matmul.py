@@ -1,7 +1,7 @@
-"""The matmul of a linear layer in the fastest form that torch has for it: what a limit is computed from.
+"""Find torch's fastest form of a linear layer's matmul, from which limits are computed.
 
-Forms: torch's own and oneDNN's with the weight packed for so many rows, in the dtype asked for and in float32, which
-processors without instructions for bfloat16 multiply far faster.
+Forms: torch's own and oneDNN's with the weight packed for the number of rows, in the requested dtype and in float32;
+processors without bfloat16 instructions multiply far faster in float32.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MIN_REPEATS, MIN_SECONDS = 5, 0.2  # of each measurement: small models need many
 def fastest_linear(
     shape: tuple[int, int], num_rows: int, dtype: torch.dtype, device: torch.device
 ) -> Callable[[], object]:
-    """A call of the linear of a weight `shape` (out, in) for so many rows."""
+    """Return a call of the fastest linear with a weight of `shape` (out, in) for `num_rows` rows."""
     forms: list[Callable[[], object]] = []
     for form_dtype in {dtype, torch.float32} if device.type == "cpu" else {dtype}:
         x = torch.randn(num_rows, shape[1], device=device).to(form_dtype)
@@ -32,11 +32,11 @@ def fastest_linear(
                 forms.append(packed_form)
             except (RuntimeError, AttributeError):  # this torch has no packed linears for the dtype
                 pass
-    return min(forms, key=lambda form: shortest(form, device, min_repeats=1))  # some take seconds for each call
+    return min(forms, key=lambda form: shortest(form, device, min_repeats=1))  # some forms take seconds a call
 
 
 def shortest(function: Callable[[], object], device: torch.device, min_repeats: int = MIN_REPEATS) -> float:
-    """Seconds of the fastest of many calls after one to warm up."""
+    """Return the seconds of the fastest of many calls, after one warm-up call."""
     function()
     seconds: list[float] = []
     while len(seconds) < min_repeats or sum(seconds) < MIN_SECONDS:

@@ -1,11 +1,11 @@
-"""One request beside others: a prompt whose beginning is cached, and a long prompt that comes among running answers.
+"""Measure one request beside others: a prompt with a cached prefix, and a late long prompt among answers.
 
     python scripts/bench_mixed.py 135m --shared 4096 --prompt 2048 --streams 16
 
 Per round, with new random token ids: (1) two requests that share a prefix of --shared tokens and differ in the 16 that
-follow, one after the other: the time to each one's first token. (2) --streams answers run; after a while a prompt of
---prompt tokens arrives: the times between tokens of the answers without it (p50, p99) and from its submit to its first
-token (p50, p99, most). Measured where the client's channel gets the tokens. All flags of engine-launch are taken.
+follow, one after the other: the time to each one's first token. (2) --streams answers run; later a prompt of --prompt
+tokens arrives. Measured at the client: the times between tokens of the answers without the prompt (p50, p99), and
+those from its submit to its first token (p50, p99, most). All flags of engine-launch are taken.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from tokenloom.scripts.bench_workload import FIRST_ID, Setup, new_model_parser
 
 NUM_SUFFIX = 16
 NUM_STREAM_PROMPT = 16
-TOKENS_BEFORE = 24  # of each answer, before the long prompt comes
+TOKENS_BEFORE = 24  # of each answer, before the long prompt arrives
 _request_numbers = itertools.count()
-Arrivals = SimpleQueue[tuple[float, int, Update]]  # when, which request, what
+Arrivals = SimpleQueue[tuple[float, int, Update]]  # time, request index, update
 
 
 class Load:
-    """Requests of one channel; `times[i]` are the arrivals of request i's tokens, those of one message together."""
+    """Requests of one transport; `times[i]`: arrival times of request i's tokens, equal within a message."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -75,20 +75,20 @@ def first_token_s(transport: Transport, prompt: list[int]) -> float:
 
 
 def shared_prefix(transport: Transport, num_shared: int, ids: Callable[[int], list[int]]) -> tuple[float, float]:
-    """Seconds to the first token: of the request that computes the prefix, of the one that finds it."""
+    """Return the seconds to first token of the request that computes the prefix and of the one that reuses it."""
     prefix = ids(num_shared)
     return first_token_s(transport, prefix + ids(NUM_SUFFIX)), first_token_s(transport, prefix + ids(NUM_SUFFIX))
 
 
 def between(times: list[float], begin: float, end: float) -> list[float]:
-    """Seconds between tokens in a row, the later of which came within the given time."""
+    """Return the gaps between consecutive tokens whose later token arrived between `begin` and `end`."""
     return [after - before for before, after in itertools.pairwise(times) if begin < after <= end]
 
 
 def prompt_among_answers(
     transport: Transport, num_streams: int, num_prompt: int, num_out: int, ids: Callable[[int], list[int]]
 ) -> tuple[list[float], list[float], float]:
-    """Seconds between tokens of the running answers without the prompt and during it, and its time to first token."""
+    """Return the gaps in s between answer tokens without and with the prompt, and the prompt's time to first token."""
     load = Load(transport)
     for _ in range(num_streams):
         load.submit(ids(NUM_STREAM_PROMPT), num_out)
@@ -99,15 +99,15 @@ def prompt_among_answers(
     ended = load.times[late][0]
     load.cancel()
     streams = load.times[:late]
-    calm = [gap for times in streams for gap in between(times[4:], 0.0, begun)]  # the first come with their prompts
+    calm = [gap for times in streams for gap in between(times[4:], 0.0, begun)]  # without the prefill
     return calm, [gap for times in streams for gap in between(times, begun, ended)], ended - begun
 
 
 def main() -> int:
     parser = new_model_parser(__doc__)
     parser.add_argument("--shared", type=int, default=4096, help="tokens of the shared prefix")
-    parser.add_argument("--prompt", type=int, default=2048, help="tokens of the prompt that comes late")
-    parser.add_argument("--streams", type=int, default=16, help="answers that run when it comes")
+    parser.add_argument("--prompt", type=int, default=2048, help="tokens of the late prompt")
+    parser.add_argument("--streams", type=int, default=16, help="answers that run when the late prompt arrives")
     setup = Setup("mixed", parser, "shared", "prompt", "streams")
     arguments, report = setup.arguments, setup.report
     config, draw = config_from_keywords("LLM", setup.folder, setup.options), random.Random(0)

@@ -1,10 +1,10 @@
-"""Recovery: from the kill of a process to the next token of a stream that it served.
+"""Measure recovery: from the kill of a process to the next token of a stream that it served.
 
     python scripts/bench_recovery.py 135m --rounds 5
 
-One client streams four long answers. In each round worker, core and frontend are killed with SIGKILL, one after the
-other, each once the streams have gone on for a while; the time is that of the killer's clock, up to the next token that
-the client gets. The phases are those of the last replacement of a worker. All flags of engine-launch are taken.
+One client streams four long answers. Each round kills worker, core and frontend with SIGKILL, one after the other,
+each once all streams have resumed; the time runs on the killer's clock until the client receives the next token.
+The phases are those of the last worker replacement. All flags of engine-launch are taken.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from tokenloom.scripts.engine_process import Engine
 
 NUM_STREAMS = 4
 NUM_PROMPT_TOKENS = 256
-CALM_S = 1.0  # between two kills, counted from the first token after the one before
+CALM_S = 1.0  # between two kills, counted from the first token after the previous kill
 RECOVERY_S = 60.0
 ROLES = ("worker 0", "core", "frontend")
 
 
 class Streams:
-    """Long answers in the background, one after the other; `last_token_at` is when the last token of any came."""
+    """Long background answers, one after the other; `last_token_at` is the latest arrival of any token."""
 
     def __init__(self, address: str, workload: Workload) -> None:
         self.last_token_at = 0.0
@@ -49,7 +49,7 @@ class Streams:
                     return
 
     def wait_token(self, after: float) -> float:
-        """When the first token after `after` came, to 2 ms."""
+        """Return when the first token after `after` arrived, to 2 ms."""
         while self.last_token_at <= after:
             if time.monotonic() > after + RECOVERY_S:
                 raise SystemExit(f"no token within {RECOVERY_S:g} s")
@@ -62,9 +62,9 @@ class Streams:
 
 
 def kill(engine: Engine, role: str, streams: Streams) -> float:
-    """Seconds from the kill to the next token; those that were on their way then do not count."""
+    """Return the seconds from the kill to the next token, without those already on their way."""
     process = engine.find(role)
-    assert process is not None, f"{role} is not there"
+    assert process is not None, f"{role} is not running"
     begun = time.monotonic()
     process.kill()
     time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""Report: the rows of one benchmark as a table on stdout and as JSON, with the machine, the date and the commit.
+"""Report: one benchmark's rows as a table on stdout and as JSON, with the machine, the date and the commit.
 
 Knows no benchmark. A row is a mapping from column to number or text; columns appear in the order of their first use.
 """
@@ -27,7 +27,7 @@ PACKAGES = ("tokenloom", "torch", "triton", "transformers", "numpy", "pyzmq", "m
 
 
 class Report:
-    """What one run of one benchmark found."""
+    """The results of one run of one benchmark."""
 
     def __init__(self, name: str, settings: Mapping[str, Json]) -> None:
         self._name = name
@@ -40,11 +40,11 @@ class Report:
         self._rows.append(row)
 
     def note(self, name: str, value: Json) -> None:
-        """A figure beside the table."""
+        """Add a figure beside the table."""
         self._notes[name] = value
 
     def publish(self, path: Path | None) -> None:
-        """Print the table; write the JSON to `path` if there is one."""
+        """Print the table; also write the JSON to `path` if given."""
         settings = ", ".join(f"{name} {value}" for name, value in self._settings.items() if value is not None)
         print(f"\n{self._name}: {settings}\n")
         print(table(self._rows))
@@ -64,14 +64,14 @@ class Report:
 
 
 def new_parser(description: str | None) -> argparse.ArgumentParser:
-    """With --json, and the description as it is written."""
+    """Return a parser with --json that prints the description unwrapped."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result as JSON")
     return parser
 
 
 def print_json(found: Mapping[str, object], path: Path | None) -> None:
-    """What a harness without a table found; also into the file `path` if there is one."""
+    """Print the results of a harness without a table as JSON; also write them to `path` if given."""
     text = json.dumps(found, indent=2, ensure_ascii=False)
     print(text)
     if path is not None:
@@ -79,7 +79,7 @@ def print_json(found: Mapping[str, object], path: Path | None) -> None:
 
 
 def table(rows: Sequence[Mapping[str, Cell]]) -> str:
-    """Rows in aligned columns, numbers to the right."""
+    """Format rows in aligned columns, numbers to the right."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     cells = [columns, *([format_cell(row.get(name)) for name in columns] for row in rows)]
     widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
@@ -97,7 +97,7 @@ def table(rows: Sequence[Mapping[str, Cell]]) -> str:
 
 
 def format_cell(value: Json) -> str:
-    """Three significant digits at least, no more decimals than they need."""
+    """Format a number with at least three significant digits and no needless decimals."""
     if value is None:
         return ""
     if isinstance(value, float):
@@ -106,7 +106,7 @@ def format_cell(value: Json) -> str:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """By linear interpolation between the nearest two; nan of nothing."""
+    """Interpolate linearly between the nearest two values; nan if there are none."""
     return float(np.percentile(values, percent)) if values else float("nan")
 
 
@@ -115,7 +115,7 @@ def median(values: Sequence[float]) -> float:
 
 
 def machine() -> dict[str, Json]:
-    """What a reader must know to place the figures. Absolute figures of a shared machine drift: see the load."""
+    """Describe the machine, so that a reader can place the figures; a shared machine's speed drifts with `load`."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": commit(),
@@ -130,13 +130,13 @@ def machine() -> dict[str, Json]:
 
 
 def versions() -> dict[str, Json]:
-    """Of the packages that matter; those that are not installed are left out."""
+    """Return the versions of the packages that matter and are installed."""
     installed = {each.name.lower(): each.version for each in importlib.metadata.distributions() if each.name}
     return {name: installed[name] for name in PACKAGES if name in installed}
 
 
 def commit() -> str:
-    """The checkout's commit, with a mark if files differ from it; "unknown" outside a checkout."""
+    """Return the checkout's commit, marked if files differ from it; "unknown" outside a checkout."""
     try:
         head = _git("rev-parse", "--short=12", "HEAD")
         return head + ("+changes" if _git("status", "--porcelain", "--untracked-files=no") else "")

@@ -1,10 +1,10 @@
-"""What sampling parameters cost: the whole engine's decode step with everything asked for, beside the greedy one.
+"""Measure the cost of sampling parameters: the whole engine's decode step with all of them on, beside the greedy step.
 
     python scripts/bench_sampling.py 135m --batch 32 --num-threads 1
     python scripts/bench_sampling.py 135m --batch 32 --num-threads 1 --with-deterministic
 
 Frontend, core and worker in this process, without sockets; `--batch` requests decode at once, the rows of the table in
-turn for `--rounds` rounds. A step is everything from one delta of the answers to the next. All flags of engine-launch
+turn for `--rounds` rounds. A step lasts from one delta of the answers to the next. All flags of engine-launch
 are taken.
 """
 
@@ -46,7 +46,7 @@ class Bench:
         self._num_requests = 0
 
     def step_times(self, workload: Workload, fields: dict[str, object]) -> list[float]:
-        """Seconds of each step in which every request got one token."""
+        """Return the seconds of each step in which every request got one token."""
         params = SamplingParams(max_tokens=workload.num_out, ignore_eos=True, seed=1, **fields)  # type: ignore[arg-type]
         for prompt in workload.prompts(self._num_requests):
             self._num_requests += 1
@@ -65,14 +65,14 @@ class Bench:
             if num_tokens == workload.num_requests:
                 seconds.append(now - begun)
             begun = now
-        return seconds[1:]  # the first of them ends a step of prompts
+        return seconds[1:]  # the first step still prefills
 
     def close(self) -> None:
         self._engine.close()
 
 
 def measure(config: EngineConfig, workload: Workload, rounds: int, names: list[str]) -> dict[str, float]:
-    """The median step of each case."""
+    """Return each case's median step in seconds."""
     bench = Bench(config)
     try:
         seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -91,7 +91,7 @@ def main() -> int:
     parser.add_argument("--in", type=int, default=64, dest="num_in")
     parser.add_argument("--out", type=int, default=24, dest="num_out")
     parser.set_defaults(rounds=3)
-    parser.add_argument("--with-deterministic", action="store_true", help="the greedy step with --deterministic too")
+    parser.add_argument("--with-deterministic", action="store_true", help="the greedy step with --deterministic, too")
     setup = Setup("sampling", parser)
     report, workload = setup.report, setup.workload
     defaults = {"log_level": "warning", "max_model_len": 1024, "enable_prefix_caching": False}

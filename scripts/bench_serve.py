@@ -1,10 +1,10 @@
-"""Serving: requests arrive at a running engine by a Poisson process, through one AsyncClient.
+"""Measure serving: requests arrive at a running engine by a Poisson process, through one AsyncClient.
 
     engine-launch --model … --listen ipc:///tmp/engine.sock
     python scripts/bench_serve.py ipc:///tmp/engine.sock --rate 2 --num-requests 100 --in 128 --out 64
 
 Measured at the client: TTFT (submit to first token), TPOT ((last - first token) / (tokens - 1), per request), ITL (time
-between two tokens of a request; those that arrive together have none), p50 and p99 each; output tokens/s from the
+between two tokens of a request; tokens that arrive together count as one), p50 and p99 each; output tokens/s from the
 first arrival to the last token; goodput: requests/s that met both --ttft-slo-ms and --tpot-slo-ms. One row per --rate,
 "inf" submits everything at once. --in and --out take N or LOW:HIGH, drawn uniformly. Lengths and gaps follow
 --workload-seed and are the same at every rate; prompts are new at every rate and in every run, so that the engine's
@@ -29,7 +29,7 @@ from tokenloom.scripts.bench_workload import FIRST_ID
 
 @dataclass
 class Call:
-    """One request: what is sent when, and when its tokens came (seconds since the start of the run)."""
+    """One request: prompt, submit time and arrival times of its tokens (seconds since the start of the run)."""
 
     arrival_s: float
     prompt: list[int]
@@ -44,7 +44,7 @@ class Call:
 
     @property
     def tpot_s(self) -> float:
-        """0 for a single token."""
+        """Return the mean seconds between tokens; 0 for a single token."""
         return (self.token_s[-1] - self.token_s[0]) / max(len(self.token_s) - 1, 1)
 
     @property
@@ -53,7 +53,7 @@ class Call:
 
 
 def draw_calls(options: argparse.Namespace, rate: float, vocab_size: int) -> list[Call]:
-    """Draw the calls of one rate: lengths and gaps from the seed, prompts new in each call of this function."""
+    """Draw the calls of one rate: lengths and gaps from the seed, prompts new at each call of this function."""
     draw, draw_prompt = random.Random(str(options.workload_seed)), random.Random(secrets.randbits(128))
     clock, calls = 0.0, []
     ids = range(min(FIRST_ID, vocab_size - 1), vocab_size)
@@ -82,7 +82,7 @@ async def run_rate(client: AsyncClient, calls: list[Call]) -> None:
 
 
 def summarize(rate: float, calls: list[Call], ttft_slo_s: float, tpot_slo_s: float) -> dict[str, float | int | None]:
-    """One row of the table; failed calls count as such and miss every objective."""
+    """Build one row of the table; a failed call is counted and misses every objective."""
     done = [call for call in calls if not call.error and call.token_s]
     between = [gap for call in done for gap in call.between_s]
     row: dict[str, float | int | None] = {"rate": rate, "finished": len(done), "failed": len(calls) - len(done)}
@@ -144,7 +144,7 @@ def main() -> int:
     parser.add_argument("--out", type=number_or_range, default=(64, 64), dest="num_out", metavar="N|LOW:HIGH")
     parser.add_argument("--ttft-slo-ms", type=float, default=1000.0)
     parser.add_argument("--tpot-slo-ms", type=float, default=100.0)
-    parser.add_argument("--warm-up", type=int, default=2, help="requests before anything is measured")
+    parser.add_argument("--warm-up", type=int, default=2, help="requests before the measurement")
     parser.add_argument("--workload-seed", type=int, default=0)
     options = parser.parse_args()
     settings = {"requests": options.num_requests, "in": f"{options.num_in[0]}:{options.num_in[1]}"}

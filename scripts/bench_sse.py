@@ -1,10 +1,10 @@
-"""What a streamed token costs the server: CPU time of all its processes but the worker, under one HTTP client.
+"""Measure a streamed token's cost to the server: CPU time of all processes but the worker, under one HTTP client.
 
     python scripts/bench_sse.py --streams 256 --out 128 --vllm ~/vllm/bin/python
 
-N streams of /v1/completions run at once, each on a connection of its own, random token ids in, OUT tokens out. The
-client reads bytes and counts events; its own time does not count. Ours runs null_worker.py in the worker's place:
-once it answers at once, which leaves several tokens to an event where the client or the server is behind, and once in
+N streams of /v1/completions run at once, each on its own connection, random token ids in, OUT tokens out. The client
+reads bytes and counts events; its own time does not count. Ours runs null_worker.py in place of the worker: once
+without delay, so that an event carries several tokens if client or server lags, and once in
 steps of --step-ms. vLLM (--vllm: the Python of an environment with it) serves the same checkpoint with its worker in a
 process of its own, in turn with ours. Printed per round: tokens/s, tokens per event, tokens per CPU second, and that
 relative to vLLM's. All flags of engine-launch are taken.
@@ -42,7 +42,7 @@ NUM_IN = 16
 
 
 class Server:
-    """A server process group on a port of its own."""
+    """A server process group on its own port."""
 
     def __init__(self, name: str, command: Sequence[str], port: int, environment: dict[str, str] | None = None) -> None:
         self.name, self.port = name, port
@@ -61,7 +61,7 @@ class Server:
                 return
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise SystemExit(f"{self.name} is not ready (exit code {self._process.returncode})")
-            time.sleep(0.2)  # nothing tells from outside when a server listens
+            time.sleep(0.2)  # the server gives no sign when it starts to listen
 
     def _is_healthy(self) -> bool:
         connection = http.client.HTTPConnection(HOST, self.port, timeout=5)
@@ -84,7 +84,7 @@ class Server:
 
 @dataclass
 class Streamed:
-    """What one run of all streams brought."""
+    """The counts and times of one run of all streams."""
 
     seconds: float
     num_events: int
@@ -111,7 +111,7 @@ class Stream(asyncio.Protocol):
         return stream
 
     async def num_tokens(self, timeout_s: float) -> int:
-        """Of the whole answer; ConnectionError if it does not come to its end."""
+        """Return the whole answer's token count; raise ConnectionError if the answer is incomplete."""
         return await asyncio.wait_for(self._done, timeout_s)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -136,7 +136,7 @@ async def stream_all(port: int, bodies: list[bytes]) -> Streamed:
     begun = time.perf_counter()
     streams = [await Stream.open(port, "/v1/completions", body) for body in bodies]
     num_tokens = sum(await asyncio.gather(*(stream.num_tokens(RUN_TIMEOUT_S) for stream in streams)))
-    num_events = sum(stream.num_events - 2 for stream in streams)  # without usage and [DONE]
+    num_events = sum(stream.num_events - 2 for stream in streams)  # without the events for usage and [DONE]
     return Streamed(time.perf_counter() - begun, num_events, num_tokens)
 
 
@@ -200,7 +200,7 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--out", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--step-ms", type=float, default=20.0, help="of the null worker in its second setting")
+    parser.add_argument("--step-ms", type=float, default=20.0, help="step time of the second null worker")
     parser.add_argument("--vllm", metavar="PYTHON", help="the Python of an environment with vLLM")
     add_engine_arguments(parser)
     setup = Setup("cost of a streamed token", parser, "streams", "out")
@@ -219,7 +219,7 @@ def main() -> int:
             for server in started:
                 bodies = draw_bodies("model", arguments.streams, arguments.out, setup.workload.vocab_size, round_number)
                 streamed = run(server, bodies)
-                assert streamed.num_tokens == arguments.streams * arguments.out, f"{server.name} gave fewer tokens"
+                assert streamed.num_tokens == arguments.streams * arguments.out, f"{server.name} generated fewer tokens"
                 if round_number >= 0:
                     add_row(report, round_number, server, streamed, rates)
     for name, ours in rates.items():

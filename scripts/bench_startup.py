@@ -1,11 +1,11 @@
-"""Start-up: from the command to Ready, to the first token, and to the end.
+"""Measure start-up: from the command to Ready, to the first token, and to the exit.
 
     python scripts/bench_startup.py 135m --vllm ~/vllm/bin/python
 
-Measured with the clock of whoever types the command: `engine-launch --model …` is started, its lines are timed as they
-come, a Client asks for one token as soon as Ready is printed, SIGTERM ends it. The table has one row per round; the
-phases are those of the last round. Beside it: the memory of all processes after the first token (PSS, shared pages
-counted once), as a share of 1.25 × the weights + 600 MB, the KV cache being untouched by then, and the CPU time that
+Measured on the operator's clock: `engine-launch --model …` is started, its lines are timed as they are printed, a
+Client requests one token as soon as Ready is printed, SIGTERM ends the engine. The table has one row per round; the
+phases are those of the last round. Also noted: the memory of all processes after the first token (PSS, shared pages
+counted once), as a share of 1.25 × the weights + 600 MB (the KV cache is untouched by then), and the CPU time that
 they use while idle for --idle-s seconds. With --vllm (the Python of an environment with it) also vLLM's offline LLM,
 from its command to its first token: eager, and compiling with empty caches, as on a first start. All flags of
 engine-launch are taken.
@@ -29,14 +29,14 @@ from tokenloom.scripts.engine_process import Engine
 
 
 def first_token_s(address: str, begun: float) -> float:
-    """Attach and ask for one token; seconds since `begun`."""
+    """Attach, request one token and return the seconds since `begun`."""
     with Client(address) as client:
         client.generate([[1, 2, 3]], SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True), use_tqdm=False)
         return time.perf_counter() - begun
 
 
 def idle_cpu(processes: list[psutil.Process], seconds: float) -> float:
-    """CPU seconds per second that all of them use together while nothing is asked."""
+    """Return the CPU seconds per second that all processes use together while no request runs."""
 
     def used() -> float:
         return sum(sum(process.cpu_times()[:2]) for process in processes)
@@ -47,7 +47,7 @@ def idle_cpu(processes: list[psutil.Process], seconds: float) -> float:
 
 
 def measure_ours(number: int, setup: Setup) -> float:
-    """One start; of the last, the memory and the idleness too. Returns the seconds to the first token."""
+    """Measure one start and return the seconds to the first token; in the last round also memory and idle CPU."""
     flags, start_timeout_s = flags_of(setup.options), float(str(setup.options.get("start_timeout_s", 600)))
     report, idle_s = setup.report, setup.arguments.idle_s
     with tempfile.TemporaryDirectory() as runtime:
@@ -77,7 +77,7 @@ def note_memory(memory: dict[str, int], folder: Path, report: Report) -> None:
 
 
 def vllm_first_token_s(python: str, folder: Path, is_eager: bool) -> float:
-    """Seconds from the command to the first token; nothing that it compiled before is there."""
+    """Return the seconds from the command to the first token, with empty compile caches."""
     command = [python, str(SCRIPTS / "peer_vllm.py"), str(folder), *(["--eager"] if is_eager else [])]
     with tempfile.TemporaryDirectory() as cache:
         caches = {"VLLM_CACHE_ROOT": f"{cache}/vllm", "TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor"}
@@ -93,7 +93,7 @@ def vllm_first_token_s(python: str, folder: Path, is_eager: bool) -> float:
 def main() -> int:
     parser = new_model_parser(__doc__)
     parser.add_argument("--vllm", metavar="PYTHON", help="the Python of an environment with vLLM")
-    parser.add_argument("--idle-s", type=float, default=10.0, help="how long idleness is watched; 0: not at all")
+    parser.add_argument("--idle-s", type=float, default=10.0, help="how long to measure idle CPU; 0: not at all")
     setup = Setup("start-up", parser)
     setup.options["model"] = str(setup.folder)
     arguments, report = setup.arguments, setup.report

@@ -1,4 +1,4 @@
-"""Offline throughput: N requests of IN random prompt tokens and OUT answer tokens, all given to LLM.generate at once.
+"""Measure offline throughput: N requests of IN random prompt tokens and OUT answer tokens, all in one LLM.generate.
 
     python scripts/bench_throughput.py 135m 32 128 64 --with-transformers
 

@@ -1,7 +1,7 @@
-"""Workload: what a benchmark asks for, and of which model. Nothing here imports torch or the engine.
+"""Workload: the requests of a benchmark and their model. Nothing here imports torch or the engine.
 
 A model is a folder, `demo`, or a name of make_checkpoint.py (135m, 0.6b, …), which is written once to the user's
-cache. Prompts are random token ids, new ones for each round and for the warm-up, so that no prefix cache hits.
+cache. Prompts are random token ids, new for each round and for the warm-up, so that the prefix cache never hits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.scripts.bench_report import Report, new_parser
 
-FIRST_ID = 10  # below lie special tokens of many vocabularies
+FIRST_ID = 10  # many vocabularies have special tokens below
 MAKE_TIMEOUT_S = 1800
 
 
@@ -38,8 +38,8 @@ class Workload:
     vocab_size: int
 
     def prompts(self, name: int | str) -> list[list[int]]:
-        """The same prompts for the same name (a round's number, "warm-up"), others for any other name."""
-        draw = random.Random(str(name))  # an int would be taken without its sign: -1 and 1 are one seed
+        """Return the prompts of `name` (a round's number, "warm-up"): equal for equal names, different for others."""
+        draw = random.Random(str(name))  # random.Random ignores the sign of an int seed: -1 and 1 would be one seed
         ids = range(min(FIRST_ID, self.vocab_size - 1), self.vocab_size)
         return [draw.choices(ids, k=self.num_in) for _ in range(self.num_requests)]
 
@@ -47,8 +47,8 @@ class Workload:
 def new_model_parser(
     description: str | None, *, num_requests: int | None = None, has_lengths: bool = False
 ) -> argparse.ArgumentParser:
-    """MODEL, --rounds, --json and every flag of the engine; behind MODEL [N] with a default for `num_requests`, and
-    [IN] [OUT] with it or with `has_lengths`."""
+    """Return a parser of MODEL, --rounds, --json and the engine's flags; with `num_requests` or `has_lengths` also of
+    [IN] [OUT]."""
     parser = new_parser(description)
     parser.add_argument(
         "checkpoint", metavar="MODEL", help="folder, demo, or a name of make_checkpoint.py such as 135m"
@@ -59,19 +59,19 @@ def new_model_parser(
         for name, metavar, what, default in (("num_in", "IN", "prompt", 128), ("num_out", "OUT", "answer", 64)):
             text = f"{what} tokens (default {default})"
             parser.add_argument(name, metavar=metavar, type=int, nargs="?", default=default, help=text)
-    parser.add_argument("--rounds", type=int, default=2, help="how often everything is measured, in turn (default 2)")
+    parser.add_argument("--rounds", type=int, default=2, help="number of rounds of all measurements (default 2)")
     add_engine_arguments(parser)
     return parser
 
 
 class Setup:
-    """What the command line of a benchmark asks for, and the report on it.
+    """The parsed command line of a benchmark, and its report.
 
-    `options` are the engine's flags that were given, as keywords of LLM; `workload` has the shape that was given.
+    `options` are the given engine flags as keywords of LLM; `workload` has the given shape.
     """
 
     def __init__(self, name: str, parser: argparse.ArgumentParser, *settings: str, dtype: str | None = None) -> None:
-        """`settings`: arguments that the report names beside the model; `dtype` is what none given means."""
+        """Parse the command line; `settings`: arguments listed in the report; `dtype`: the default if none is given."""
         self.arguments = parser.parse_args()
         self.options: dict[str, Any] = engine_options(parser, self.arguments)
         if dtype is not None:
@@ -85,7 +85,7 @@ class Setup:
         self.report = Report(name, {"model": given["checkpoint"], "dtype": self.dtype, "device": self.device, **named})
 
     def publish(self) -> int:
-        """The report; returns the exit code of a benchmark that came to its end."""
+        """Publish the report and return exit code 0."""
         self.report.publish(self.arguments.json)
         return 0
 
@@ -94,7 +94,7 @@ _SHORT = {"num_requests": "N", "num_in": "in", "num_out": "out"}
 
 
 def engine_options(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> dict[str, object]:
-    """The engine's flags that were given, as keywords of LLM."""
+    """Return the given engine flags as keywords of LLM."""
     names = {field.name for field in msgspec.structs.fields(EngineConfig)}
     options = {name: value for name, value in vars(arguments).items() if name in names}
     if "model" in options or arguments.config:
@@ -103,7 +103,7 @@ def engine_options(parser: argparse.ArgumentParser, arguments: argparse.Namespac
 
 
 def flags_of(options: dict[str, object]) -> list[str]:
-    """Keywords of LLM as flags of engine-launch."""
+    """Format keywords of LLM as flags of engine-launch."""
     flags = []
     for field in msgspec.structs.fields(EngineConfig):
         if field.name in options:
@@ -113,13 +113,13 @@ def flags_of(options: dict[str, object]) -> list[str]:
 
 
 def device_of(options: Mapping[str, object]) -> str:
-    """Where an engine with these options runs: cpu or cuda, as frontend/supervisor/resolve.py decides it."""
+    """Return the device of an engine with these options, cpu or cuda, as frontend/supervisor/resolve.py chooses it."""
     device = str(options.get("device", "auto"))
     return device if device != "auto" else "cuda" if os.path.exists("/dev/nvidiactl") else "cpu"
 
 
 def find_checkpoint(name: str, dtype: str = "bfloat16") -> Path:
-    """The folder of a model; one that is known by name and not there yet is written first."""
+    """Return a model's folder; write a checkpoint that is known by name if it does not exist yet."""
     if name == "demo":
         return DEMO_FOLDER
     if os.path.isdir(name):

@@ -1,5 +1,4 @@
-"""Kills, stops, starves and misleads the processes of a serving engine while clients stream, and checks that nothing
-is lost.
+"""Kill, stop, starve and mislead the processes of a serving engine while clients stream; check that nothing is lost.
 
     python scripts/chaos.py --faults 300 --clients 8 --seed 0
 
@@ -7,8 +6,8 @@ First every request runs undisturbed; then clients repeat them in random order w
 SIGKILL, SIGSTOP, suspensions of the whole engine, exceptions and hangs at named points of the code
 (ipc/process/faults.py), starts that fail, reloads that lose a process, sockets that are late or cut, clients that
 vanish. Each answer must equal its undisturbed one in text, tokens, logprobs and finish reason. At the end the KV pool
-must be all free and no process or file left. Prints faults by kind, recovery times (from the fault to the next token of
-any stream, or of the client that was harmed) and what was recomputed.
+must be all free and no process or file left. Prints faults by kind, recovery times (from the fault to the next token
+of any stream, or of the affected client) and the amount of recomputation.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ SETTLE_S = 20.0
 
 
 class Watch:
-    """Adds up the counts of health answers, which begin at zero with each new core."""
+    """Sums the counters of health answers, which restart at zero with each new core."""
 
     def __init__(self, address: str) -> None:
         self._client = Client(address, reconnect_timeout_s=RECOVERY_S)
@@ -100,7 +99,7 @@ def run(arguments: argparse.Namespace, engine: Engine) -> dict[str, object]:
 def inflict(
     count: int, faults: Faults, rng: random.Random, clients: Clients, watch: Watch
 ) -> tuple[Counter[str], dict[str, list[float]]]:
-    """Do `count` faults one after the other, each once the streams have recovered from the one before."""
+    """Inflict `count` faults one after the other, each once the streams have recovered from the fault before."""
     counts: Counter[str] = Counter()
     recovery: dict[str, list[float]] = defaultdict(list)
     while counts.total() < count:
@@ -109,7 +108,7 @@ def inflict(
         if not fault.strike():
             continue
         counts[fault.kind] += 1
-        time.sleep(0.15)  # tokens that were on their way arrive
+        time.sleep(0.15)  # tokens already on their way arrive
         after = time.monotonic()
         while (last := _last_token_at(clients, fault.client)) < after:
             if time.monotonic() > begun + RECOVERY_S:
@@ -126,7 +125,7 @@ def _last_token_at(clients: Clients, client: int | None) -> float:
 
 
 def is_clean(report: dict[str, object]) -> bool:
-    """Nothing lost, nothing left; differences only as rare as near ties."""
+    """Return whether nothing was lost or left behind, and answers differ no more often than near ties explain."""
     differences, tokens = report["differences"], report["tokens"]
     assert isinstance(differences, list) and isinstance(tokens, int)
     must_be_empty = ("failures", "hung clients", "blocks held at the end", "exit code", "left behind")

@@ -1,4 +1,4 @@
-"""Clients that stream requests without end, each through a proxy, and compare every answer with its calm run."""
+"""Clients that stream requests without end, each through a proxy, and compare every answer with its undisturbed one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STOP_S = 120.0
 
 @dataclass
 class Tally:
-    """What the clients saw; written by their event loop alone."""
+    """The clients' results so far; written only by their event loop."""
 
     last_token_at: list[float]  # of each client
     finished: Counter[str] = field(default_factory=Counter)  # by kind of work
@@ -29,7 +29,7 @@ class Tally:
 
 
 class Clients:
-    """Owns an event loop in a thread, in which clients and proxies live."""
+    """Clients and proxies on an event loop of their own, in a thread that this class owns."""
 
     def __init__(
         self, address: str, folder: Path, num: int, work: list[Work], calm: list[RequestOutput], seed: int
@@ -50,7 +50,7 @@ class Clients:
         return max(self.tally.last_token_at)
 
     def hold(self, client: int, seconds: float) -> None:
-        """Delay all that one client and the engine say."""
+        """Delay all traffic between one client and the engine."""
         self._loop.call_soon_threadsafe(self._hold, client, seconds)
 
     def cut(self, client: int) -> None:
@@ -58,7 +58,7 @@ class Clients:
         self._loop.call_soon_threadsafe(self._proxies[client].cut)
 
     def stop(self) -> int:
-        """Let every client finish what it has open; how many did not in time."""
+        """Let each client finish its open requests; return 1 if any did not finish in time, else 0."""
         self._is_stopping = True
         self._thread.join(STOP_S)
         return int(self._thread.is_alive())

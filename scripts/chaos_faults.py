@@ -1,4 +1,4 @@
-"""The kinds of harm that the chaos harness does."""
+"""The kinds of faults that the chaos harness inflicts."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from tokenloom.scripts.engine_freezer import How, can_freeze, suspended
 from tokenloom.scripts.engine_process import Engine
 
 STRIKE_S = 3.0  # longest wait for a process to pass the point where a fault is injected
-RELOAD_S = 60.0  # longest reload, with what is replaced meanwhile
+RELOAD_S = 60.0  # longest reload, with the replacement of a lost process
 NOT_PASSED = ("worker.load", "worker.reload", "worker.profile", "intake.read")  # by the requests of these runs
 
 
 @dataclass(frozen=True)
 class Fault:
-    """`strike` does it; False if there was nobody to harm. `client` is the one that must recover; None: any."""
+    """A fault. `strike` inflicts it and returns False if it found no target; `client` (any if None) must recover."""
 
     kind: str
     strike: Callable[[], bool]
@@ -38,7 +38,7 @@ class Fault:
 
 
 class Faults:
-    """Draws faults: first a kind, so that each is as frequent, then where it strikes."""
+    """Draws faults: first a kind, so that all are equally frequent, then its target."""
 
     def __init__(self, engine: Engine, clients: Clients, rng: random.Random, num_ranks: int, model: Path) -> None:
         """`model` is the folder of the weights that are served."""
@@ -76,7 +76,7 @@ class Faults:
         return True
 
     def _delay(self) -> Fault:
-        """A process stands still for a moment that is no hang."""
+        """Stop a process for a moment too short to count as a hang."""
         role, seconds = self._rng.choice(self._roles), self._rng.uniform(0.05, 0.5)
 
         def strike() -> bool:
@@ -88,7 +88,7 @@ class Faults:
         return Fault(f"delay {_without_rank(role)}", strike)
 
     def _freeze(self) -> Fault:
-        """The whole engine stands still, for longer than a step or a sign of life may take."""
+        """Suspend the whole engine for longer than a step or a heartbeat may take."""
         how, seconds = self._rng.choice(self._freezers), self._rng.uniform(0.5, 5.0)
 
         def strike() -> bool:
@@ -108,7 +108,7 @@ class Faults:
         )
 
     def _start_fails(self) -> Fault:
-        """A worker is killed, and the one in its place fails while it loads."""
+        """Kill a worker and let its replacement fail while it loads."""
         rank = self._rng.randrange(self._num_ranks)
 
         def strike() -> bool:
@@ -119,7 +119,7 @@ class Faults:
         return Fault("exception in a worker's start", strike)
 
     def _lost_in_reload(self) -> Fault:
-        """The weights that are served are read once more, and a process is killed while a rank begins to."""
+        """Reload the served weights and kill a process while a rank begins to read them."""
         role, rank = self._rng.choice(self._roles[:-1]), self._rng.randrange(self._num_ranks)
 
         def strike() -> bool:
@@ -128,14 +128,14 @@ class Faults:
                 reload = pool.submit(client.reload, self._model)
                 has_struck = self._engine.wait_struck("worker.reload", rank, STRIKE_S)
                 has_killed = has_struck and self._send(role, signal.SIGKILL)
-                with contextlib.suppress(InternalError):  # a rank was lost: the weights are those from before
+                with contextlib.suppress(InternalError):  # a rank was lost: the old weights stay
                     reload.result(RELOAD_S)
             return has_killed
 
         return Fault(f"{_without_rank(role)} killed in a reload", strike)
 
     def _socket_delay(self) -> Fault:
-        """What a client and the engine say to each other is late: within its lease, or past its end."""
+        """Delay the traffic between a client and the engine, within the client's lease or past it."""
         client = self._rng.randrange(self._clients.num)
         is_long = self._rng.random() < 0.3
         seconds = LEASE_S * 1.5 if is_long else self._rng.uniform(0.05, 1.0)
@@ -159,7 +159,7 @@ class Faults:
         return Fault("client dies", self._submit_and_vanish)
 
     def _submit_and_vanish(self) -> bool:
-        """A client that submits and is gone without a word."""
+        """Submit from a new client that closes its socket without a goodbye."""
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         socket = context.socket(zmq.DEALER)
         socket.setsockopt(zmq.IDENTITY, secrets.token_bytes(16))

@@ -1,4 +1,4 @@
-"""A proxy between one client and the engine's socket, which may hold back what passes, or hang up."""
+"""A proxy between one client and the engine's socket, which can delay traffic or close the connection."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 
 
 class Proxy:
-    """Listens at `path`, a unix socket; each connection to it has one to `target`. Called from its event loop alone."""
+    """Listens at `path`, a unix socket, and connects each client to `target`. Call it from its event loop only."""
 
     def __init__(self, path: str, target: str) -> None:
         self.path, self._target = path, target
@@ -20,13 +20,13 @@ class Proxy:
         self._server = await asyncio.start_unix_server(self._serve, self.path)
 
     async def hold(self, seconds: float) -> None:
-        """Let nothing pass for a while, in either direction."""
+        """Pause both directions for `seconds`."""
         self._may_pass.clear()
         await asyncio.sleep(seconds)
         self._may_pass.set()
 
     def cut(self) -> None:
-        """Hang up on both sides; whatever was on its way is lost."""
+        """Close both sides; data on its way is lost."""
         for writer in list(self._writers):
             writer.transport.abort()
 
@@ -40,7 +40,7 @@ class Proxy:
         self._writers.add(writer)
         try:
             upstream_reader, upstream_writer = await asyncio.open_unix_connection(self._target)
-        except OSError:  # the frontend is being replaced: the client tries again
+        except OSError:  # the frontend is being replaced: the client reconnects
             self._hang_up(writer)
             return
         self._writers.add(upstream_writer)

@@ -1,9 +1,9 @@
-"""Holds the import table of docs/architecture.md: which folder may import which, which third parties, that no files
-import each other in a circle, and that nothing unpickles.
+"""Enforce the import table of docs/architecture.md: the folders and third parties that each folder may import. Also
+refuse circles of files and anything that unpickles.
 
 A file may import from its own folder, from the folders that contain it, and from those that FOLDERS lists for it. A
 folder's own files may also import from its sub-folders, which they compose. Reads the sources; imports nothing. Exit
-code 1 and one line per offence.
+code 1 and one line per violation.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ASGI = _parties("msgspec starlette")
 
 
 def _frontend(names: str) -> tuple[str, ...]:
-    """All of ipc, and these folders of the frontend."""
+    """All folders of ipc, and these folders of the frontend."""
     return (*IPC, *(f"frontend/{name}" for name in names.split()))
 
 
@@ -94,7 +94,7 @@ FOLDERS = {
     "frontend/text": Folder(IPC, _parties("msgspec tokenizers transformers jinja2")),
 }
 
-FORBIDDEN = ("pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib")  # they run what they read
+FORBIDDEN = ("pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib")  # reading their input runs code
 FORBIDDEN_TEXT = ("torch.load(", "torch.save(", "numpy.load(", "np.load(", "allow_pickle", "send_pyobj", "recv_pyobj")
 
 
@@ -107,13 +107,13 @@ class Import(NamedTuple):
 
 
 def sources() -> list[str]:
-    """The Python files of the rooms, as paths below the root."""
+    """Return the rooms' Python files, as paths below the root."""
     rooms = sorted({name.split("/")[0] for name in FOLDERS})
     return sorted(path.relative_to(ROOT).as_posix() for room in rooms for path in (ROOT / room).rglob("*.py"))
 
 
 def imports(name: str) -> Iterator[Import]:
-    """Every import in a file, those in functions and under TYPE_CHECKING too."""
+    """Yield every import in a file, also those in functions and under TYPE_CHECKING."""
     for node in ast.walk(ast.parse((ROOT / name).read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -125,19 +125,19 @@ def imports(name: str) -> Iterator[Import]:
             module = "/".join([*parents, *(node.module.split(".") if node.module else [])])
             if (ROOT / f"{module}.py").exists():
                 yield Import(node.lineno, f"{module}.py", "")
-            else:  # a folder, of which modules are imported
+            else:  # modules imported from a folder
                 for alias in node.names:
                     yield Import(node.lineno, f"{module}/{alias.name}.py", "")
 
 
 def may_import(folder: str, other: str) -> bool:
-    """Whether files of `folder` may import files of `other`."""
+    """Return whether files of `folder` may import files of `other`."""
     is_nested = other == folder or folder.startswith(f"{other}/") or other.startswith(f"{folder}/")
     return is_nested or other in FOLDERS[folder].folders
 
 
 def offences() -> Iterator[str]:
-    """One line for each import that the table forbids, for each folder that it lacks, and for each circle."""
+    """Yield one line for each import that the table forbids, each folder that it lacks, and each circle."""
     targets: dict[str, list[str]] = {}
     for name in sources():
         folder = PurePosixPath(name).parent.as_posix()
@@ -145,7 +145,7 @@ def offences() -> Iterator[str]:
             yield f"{name}: {folder} has no line in scripts/check_imports.py"
             continue
         text = (ROOT / name).read_text(encoding="utf-8")
-        yield from (f"{name}: {word} may run what it reads" for word in FORBIDDEN_TEXT if word in text)
+        yield from (f"{name}: {word} may run code from its input" for word in FORBIDDEN_TEXT if word in text)
         found = list(imports(name))
         targets[name] = [each.file for each in found if each.file]
         for line, file, party in found:
@@ -153,7 +153,7 @@ def offences() -> Iterator[str]:
             if file and not may_import(folder, other):
                 yield f"{name}:{line}: {folder} may not import {other}"
             if party in FORBIDDEN:
-                yield f"{name}:{line}: {party} runs what it reads, and nothing here may"
+                yield f"{name}:{line}: {party} runs code from its input, which nothing here may do"
             if party and party not in sys.stdlib_module_names and party not in FOLDERS[folder].parties:
                 yield f"{name}:{line}: {folder} may not import {party}"
     yield from (f"circle: {' → '.join(circle)}" for circle in circles(targets))
@@ -165,7 +165,7 @@ def _table() -> dict[str, list[str]]:
 
 
 def circles(targets: dict[str, list[str]]) -> list[list[str]]:
-    """One path for each circle that a depth-first walk closes; the first name is repeated at its end."""
+    """Return one path for each circle that a depth-first walk closes, with the first name repeated at its end."""
     found: list[list[str]] = []
     done: set[str] = set()
 

@@ -1,9 +1,9 @@
-"""Check what `scripts/release` has built: what it holds, and that it answers where nothing else is installed.
+"""Check the files that `scripts/release` has built, and that the wheel generates text in a bare environment.
 
     python scripts/check_release.py dist
 
-The wheel is installed into a new environment with what pip is configured to find, under constraints.txt, and run from
-there without a compiler. Standard library only.
+The wheel is installed into a new environment from pip's configured index, under constraints.txt, and runs there
+without a compiler. Standard library only.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ assert "Paris" in answer.outputs[0].text and kernels.endswith("prebuilt")
 
 
 def check_wheel(wheel: Path) -> None:
-    """Raises SystemExit that names what is wrong with the contents."""
+    """Check the wheel's contents; raise SystemExit with the first defect."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         (metadata,) = (archive.read(name).decode() for name in names if name.endswith(".dist-info/METADATA"))
@@ -44,14 +44,14 @@ def check_wheel(wheel: Path) -> None:
     demand(not tests, f"tests: {tests}")
     libraries = [name for name in names if re.search(r"/prebuilt/[\w-]+\.so$", name)]
     demand(len(libraries) == MIN_LIBRARIES, f"{len(libraries)} prebuilt libraries of {MIN_LIBRARIES}: {libraries}")
-    demand("-py3-none-manylinux_" in wheel.name, f"the name says nothing of the C library: {wheel.name}")
+    demand("-py3-none-manylinux_" in wheel.name, f"the name lacks the C library's version: {wheel.name}")
     dead = re.findall(r"\]\((?!https?:)[^)]*\)", metadata)
     demand(not dead, f"links in the description that lead nowhere: {dead}")
     demand("Classifier: " in metadata and "Author: " in metadata, "no classifiers or no author")
 
 
 def check_source(source: Path) -> None:
-    """The same for the source distribution."""
+    """Check the source distribution's contents likewise."""
     with tarfile.open(source) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     missing = {"setup.py", "constraints.txt", "docs/operations.md", "docs/deploy/Dockerfile.cpu", "LICENSE"} - names
@@ -61,7 +61,7 @@ def check_source(source: Path) -> None:
 
 
 def check_installed(wheel: Path) -> None:
-    """An answer of the demo model, by the wheel alone, without a compiler and a folder to write to."""
+    """Generate with the demo model from the installed wheel alone, without a compiler or a writable folder."""
     with tempfile.TemporaryDirectory(prefix="release-") as name:
         folder = Path(name)
         venv.create(folder / "venv", with_pip=True)

@@ -1,8 +1,8 @@
-"""Prints and holds the sizes of the tree: lines of each room against its budget, files of each folder, long files and
-long functions.
+"""Print and enforce the tree's sizes: lines of each room against its budget, files of each folder, long files and
+functions.
 
-Lines are those of the files, blank ones and comments included. A Triton kernel is as long as it must be.
-Exit code 1 and one line for each limit that is passed.
+Blank lines and comments count. Triton kernels are exempt from the limit on functions.
+Exit code 1 and one line for each exceeded limit.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-BUDGETS = {  # (room, kinds of files): lines, when all that is planned is in
+BUDGETS = {  # (room, file suffixes): lines, including all planned features
     ("frontend", ".py"): 18_900,
     ("core", ".py"): 7_000,
     ("workers", ".py"): 9_000,
@@ -29,7 +29,7 @@ MAX_FUNCTION_LINES = 80
 
 
 def files(room: str, kinds: str = ".py") -> list[Path]:
-    """The files of these kinds in a room."""
+    """Return the files of these kinds in a room."""
     return sorted(path for path in (ROOT / room).rglob("*") if path.suffix in kinds.split())
 
 
@@ -38,7 +38,7 @@ def num_lines(path: Path) -> int:
 
 
 def functions(path: Path) -> Iterator[tuple[str, int]]:
-    """Name and length of each function but Triton's kernels."""
+    """Yield the name and length of each function but Triton kernels."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             is_kernel = any("triton.jit" in ast.unparse(each) for each in node.decorator_list)
@@ -47,7 +47,7 @@ def functions(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def offences() -> Iterator[str]:
-    """One line for each limit that is passed."""
+    """Yield one line for each exceeded limit."""
     for (room, kinds), budget in BUDGETS.items():
         total = sum(map(num_lines, files(room, kinds)))
         if total > budget:
@@ -66,7 +66,7 @@ def offences() -> Iterator[str]:
 
 
 def report() -> Iterator[str]:
-    """One line a room: lines and budget, files, the fullest folder, the longest file and function."""
+    """Yield one line a room: lines and budget, files, the fullest folder, the longest file and function."""
     for (room, kinds), budget in BUDGETS.items():
         paths = files(room, kinds)
         line = f"{room:9} {kinds:6} {sum(map(num_lines, paths)):6} lines of {budget:6}, {len(paths):3} files"

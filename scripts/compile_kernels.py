@@ -2,8 +2,8 @@
 
     python -m tokenloom.scripts.compile_kernels [--architectures 80 90]
 
-calls the operations as common models do, on tensors without memory; what they would launch is compiled instead, by
-Triton's own path and so in the very form that a device would run. Prints a table: registers, spills and shared memory
+calls the operations with the shapes of common models on tensors without memory, and compiles each launch instead of
+running it, by Triton's own path and so as a device would run it. Prints a table: registers, spills and shared memory
 of each kernel, and whether it multiplies with wgmma. Must run without TRITON_INTERPRET.
 """
 # mypy: allow-untyped-calls
@@ -40,8 +40,8 @@ from ..kernels.quantized import QuantizedWeight, Weight
 
 ARCHITECTURES = (80, 90)
 MIN_FP8_ARCHITECTURE = 89
-# Of one block (CUDA programming guide, table of capabilities). What is for desks (86, 89, 120) gets the shapes of 80,
-# which itself has 163 KB.
+# Per block (CUDA programming guide, table of capabilities). Consumer GPUs (86, 89, 120) get the shapes of 80, which
+# itself has 163 KB.
 MAX_SHARED_BYTES = {80: 99 << 10, 90: 227 << 10}
 NUM_KV_HEADS, BLOCK_SIZE, HIDDEN, INNER = 8, 16, 1024, 1536
 
@@ -50,7 +50,7 @@ empty = partial(torch.empty, device="meta")
 
 @dataclass(frozen=True)
 class Report:
-    """What ptxas says of one kernel."""
+    """ptxas's figures for one kernel."""
 
     label: str
     architecture: int
@@ -62,7 +62,7 @@ class Report:
 
 @dataclass(frozen=True)
 class NoDevice:
-    """As much of Triton's driver as compiling takes."""
+    """The part of Triton's driver that compiling needs."""
 
     architecture: int
 
@@ -70,14 +70,14 @@ class NoDevice:
         return GPUTarget("cuda", self.architecture, 32)
 
     def get_current_device(self) -> int:
-        return self.architecture  # each has a cache of its own
+        return self.architecture  # each architecture gets its own cache
 
     def get_current_stream(self, device: int) -> int:
         return 0
 
 
 def step(decode_rows: int, prompts: Sequence[int]) -> AttentionMetadata:
-    """Decode rows in front of prompts of these lengths."""
+    """Return the metadata of a step with decode rows in front of prompts of these lengths."""
     counts = [1] * decode_rows + list(prompts)
     starts = [0, *itertools.accumulate(counts)]
     positions, num_rows = empty(starts[-1], dtype=torch.int64), len(counts)
@@ -102,7 +102,7 @@ def attend(
     has_fp8_cache: bool,
     has_norm: bool,
 ) -> None:
-    """From the projected heads of a mixed step through attention."""
+    """Run a mixed step from the projected heads through attention."""
     metadata, num_heads = step(4, [300]), group * NUM_KV_HEADS
     heads = empty((304, num_heads + 2 * NUM_KV_HEADS, head_dim), dtype=dtype)
     norms = (empty(head_dim, dtype=dtype), empty(head_dim, dtype=dtype)) if has_norm else None
@@ -113,7 +113,7 @@ def attend(
 
 
 def around_attention(ops: TritonOps, dtype: torch.dtype) -> None:
-    """The small operations of a model and of a step."""
+    """Run the small operations of a model and of a step."""
     metadata, ids = step(4, []), empty(4, dtype=torch.int64)
     rows = BatchColumns(empty(9, dtype=torch.int64), empty(9, dtype=torch.int32), empty((9, 64), dtype=torch.int32))
     for width in (HIDDEN, 5 * HIDDEN):
@@ -136,7 +136,7 @@ def around_attention(ops: TritonOps, dtype: torch.dtype) -> None:
 
 
 def weight(kind: str, group_size: int, is_gathered: bool, shape: tuple[int, int], dtype: torch.dtype) -> Weight:
-    """A matrix of `kind`: float, int8, fp8 or int4."""
+    """Return a matrix of `kind`: float, int8, fp8 or int4."""
     num_out, num_in = shape
     if kind == "float":
         return empty(shape, dtype=dtype)
@@ -156,7 +156,7 @@ def weight(kind: str, group_size: int, is_gathered: bool, shape: tuple[int, int]
 def multiply(
     ops: TritonOps, dtype: torch.dtype, kind: str, group_size: int, is_gathered: bool, num_rows: int, num_experts: int
 ) -> None:
-    """A product with one matrix, or with those of each row's experts."""
+    """Multiply by one matrix, or by the matrices of each row's experts."""
     x, make = empty((num_rows, HIDDEN), dtype=dtype), partial(weight, kind, group_size, is_gathered, dtype=dtype)
     if not num_experts:
         ops.linear(x, ops.pack_linear(make((INNER, HIDDEN)), None))
@@ -192,7 +192,7 @@ _PRODUCTS = [  # element, kind, group size (0: all), whether groups are gathered
 
 
 def forms(architecture: int, is_quick: bool) -> Iterator[tuple[str, Callable[[], None]]]:
-    """What common models do, by a word for it; `is_quick`: attention in one form and two products only."""
+    """Yield the launches of common models with their labels; `is_quick`: one form of attention, two products."""
     ops, batch_invariant = TritonOps(architecture), BatchInvariantTritonOps(architecture)
     yield "bf16", partial(around_attention, ops, BF16)
     for dtype, head_dim, group, window in _ATTENTION[: 1 if is_quick else None]:
@@ -215,9 +215,9 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def compile_forms(architecture: int, is_quick: bool) -> Iterator[Report]:
-    """Each kernel that they launch, once."""
+    """Yield a report for each kernel that the forms launch, once per kernel."""
     triton.runtime.driver.set_active(NoDevice(architecture))
-    launched: list[str] = []  # by which form
+    launched: list[str] = []  # label of the form of each launch
     with ThreadPoolExecutor(os.cpu_count()) as threads, compiling(threads) as kernels:
         for form, launch in forms(architecture, is_quick):
             launch()
@@ -234,7 +234,7 @@ def _report(form: str, architecture: int, compiled: Any) -> Report:
 
 
 def _resources(cubin: bytes) -> tuple[int, int]:
-    """Registers of a thread, and the bytes of its stack frame: what spilled."""
+    """Return the registers per thread and the bytes of the stack frame (spilled registers)."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
@@ -247,7 +247,7 @@ def _resources(cubin: bytes) -> tuple[int, int]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Compile the Triton kernels ahead and print what they take.")
+    parser = argparse.ArgumentParser(description="Compile the Triton kernels ahead of time and print their resources.")
     parser.add_argument("--architectures", type=int, nargs="+", default=list(ARCHITECTURES))
     parser.add_argument("--quick", action="store_true", help="attention in one form only")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")

@@ -1,5 +1,5 @@
-"""Suspends all processes of an engine at once and lets them go on, as `docker pause` does: by the cgroup freezer where
-this user may make cgroups, or by SIGSTOP and SIGCONT."""
+"""Suspend and resume all processes of an engine at once, as `docker pause` does: by the cgroup freezer if this user
+may create cgroups, else by SIGSTOP and SIGCONT."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FREEZE_S = 10.0  # longest wait until the kernel has stopped all processes of a 
 
 
 class _Freezer(NamedTuple):
-    """A cgroup hierarchy that can freeze: what to write where, and what is read once it has come about."""
+    """A cgroup hierarchy with a freezer: the file and values that freeze and thaw, and the line that confirms it."""
 
     folder: Path
     control: str
@@ -38,13 +38,13 @@ _FREEZERS = (
 
 @contextlib.contextmanager
 def suspended(processes: Sequence[psutil.Process], how: How) -> Iterator[None]:
-    """All processes stand still inside the `with`; they go on at its end."""
+    """Suspend all processes inside the `with`; resume them at its end."""
     with _frozen(processes) if how == "cgroup" else _stopped(processes):
         yield
 
 
 def can_freeze() -> bool:
-    """Whether there is a cgroup freezer that this user may use."""
+    """Return whether this user may use a cgroup freezer."""
     with contextlib.suppress(OSError), _new_cgroup():
         return True
     return False
@@ -86,7 +86,7 @@ def _frozen(processes: Sequence[psutil.Process]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _new_cgroup() -> Iterator[tuple[_Freezer, Path]]:
-    """An empty cgroup in the first hierarchy that has a freezer; OSError if there is none."""
+    """Create an empty cgroup in the first hierarchy with a freezer; raise OSError if there is none."""
     for freezer in _FREEZERS:
         cgroup = freezer.folder / f"tokenloom-freezer-{os.getpid()}"
         try:

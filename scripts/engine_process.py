@@ -1,4 +1,4 @@
-"""The engine as an operator starts it, by the command: what it says, its processes, faults to inject, its leftovers."""
+"""An engine started by its command: its output, its processes, injected faults and leftovers."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ STOP_S = 60.0
 
 
 class Engine:
-    """Owns the process, which a `with` kills at its end. A thread reads stdout and a file takes stderr, so that nothing
-    it says can hold it up. `address` is where clients attach, `url` the HTTP server with --http, once it is ready."""
+    """Owns the engine's process and kills it at the end of a `with`. A thread reads stdout and a file takes stderr, so
+    that no full pipe blocks the engine. Once ready, `address` is the clients' address and `url` that of --http."""
 
     def __init__(
         self, runtime: Path, arguments: Sequence[str], more: Mapping[str, str] | None = None, *, has_faults: bool = True
     ) -> None:
-        """`more` is added to the environment; with `has_faults` the engine looks for some to strike."""
+        """Start the engine; `more` is added to the environment; `has_faults` enables `inject`."""
         self.runtime, self.faults, self.errors = runtime, runtime / "faults", runtime / "stderr"
         self.faults.mkdir(exist_ok=True)
         command = [sys.executable, "-m", "tokenloom.frontend.launch", *arguments]
@@ -45,7 +45,7 @@ class Engine:
             )
         self.lines: list[str] = []  # of stdout
         self.address = self.url = ""
-        self._unheard: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # of them; None: no more will come
+        self._unheard: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # for wait_line; None: end of stdout
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         self._seen: dict[int, psutil.Process] = {}
@@ -59,7 +59,7 @@ class Engine:
         self._unheard.put(None)
 
     def wait_line(self, beginning: str, timeout_s: float = START_S) -> str:
-        """The next line of stdout that begins so."""
+        """Return the next line of stdout that starts with `beginning`."""
         deadline = time.monotonic() + timeout_s
         with contextlib.suppress(queue.Empty):
             while (line := self._unheard.get(timeout=max(deadline - time.monotonic(), 0))) is not None:
@@ -70,25 +70,25 @@ class Engine:
         )
 
     def wait_ready(self, timeout_s: float = START_S) -> str:
-        """The clients' address."""
+        """Wait for the ready line and return the clients' address."""
         places = [word for word in self.wait_line("Ready", timeout_s).split() if "://" in word]
         self.address, self.url = places[0], "".join(places[1:])
         self.processes()
         return self.address
 
     def processes(self) -> list[psutil.Process]:
-        """The supervisor and all below it; they count as left over if they outlive it."""
+        """Return the supervisor and its descendants; `leftovers` reports those that outlive it."""
         supervisor = psutil.Process(self.process.pid)
         found = [supervisor, *supervisor.children(recursive=True)]
         self._seen |= {process.pid: process for process in found}
         return found
 
     def find(self, role: str) -> psutil.Process | None:
-        """The living process called `tokenloom ROLE`; None while it is being replaced."""
+        """Return the living process titled `tokenloom ROLE`; None while it is being replaced."""
         return next((process for process in self.processes() if _title(process) == f"tokenloom {role}"), None)
 
     def child(self, role: str) -> psutil.Process:
-        """The same, as soon as there is one."""
+        """Wait until there is a process titled `tokenloom ROLE` and return it."""
         deadline = time.monotonic() + START_S
         while (process := self.find(role)) is None:
             assert time.monotonic() < deadline, f"no process is called tokenloom {role}"
@@ -96,12 +96,12 @@ class Engine:
         return process
 
     def inject(self, point: str, kind: str, rank: int | None, timeout_s: float) -> bool:
-        """Ask for a fault and wait until it has struck; False if nobody passed the point in time."""
+        """Request a fault and wait until it has struck; return False if no process reached the point in time."""
         inject(self.faults, point, kind, rank)
         return self.wait_struck(point, rank, timeout_s)
 
     def wait_struck(self, point: str, rank: int | None, timeout_s: float) -> bool:
-        """Wait until a fault that was asked for has struck; if nobody passes in time it is taken back."""
+        """Wait until a requested fault has struck; withdraw it at the timeout and return False."""
         path = self.faults / (point if rank is None else f"{point}.{rank}")
         deadline = time.monotonic() + timeout_s
         while path.exists():
@@ -118,14 +118,14 @@ class Engine:
         return self.process.wait(timeout_s)
 
     def stop(self) -> int:
-        """Have it drain and end; its exit code."""
+        """Stop the engine gracefully and return its exit code."""
         self.signal(signal.SIGTERM)
         return self.wait_exit()
 
     def leftovers(self) -> list[str]:
-        """Processes and files of the engine that are still there, but the lock of the base directory."""
+        """Return the engine's processes and files that still exist, without the base directory's lock."""
         alive = [str(process) for process in self._seen.values() if _is_alive(process)]
-        tree = os.walk(self.runtime / "tokenloom")  # which takes no offence at a folder that is just being removed
+        tree = os.walk(self.runtime / "tokenloom")  # os.walk tolerates folders that vanish during the walk
         files = [f"{path}/{name}" for path, folders, names in tree for name in (*folders, *names) if name != ".lock"]
         return alive + files + [str(path) for path in self.faults.iterdir()]
 

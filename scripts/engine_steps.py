@@ -1,7 +1,7 @@
-"""The core and the frontend by themselves, one step at a time, with N answers that grow by a token in each.
+"""Runs the core or the frontend alone, one step at a time, with N answers that grow by one token a step.
 
-What bench_engine.py times, profile_engine.py profiles and tests count: real objects and real messages, no sockets and
-no other processes.
+bench_engine.py times these steps, profile_engine.py profiles them and tests count their calls: real objects and real
+messages, without sockets or other processes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CLIENT = b"client of the test"
 
 
 def new_spec(config: EngineConfig) -> EngineSpec:
-    """The specification of an engine that is never started."""
+    """Return the specification of an engine that is never started."""
     run_directory = RunDirectory.create()
     try:
         return resolve(config, run_directory)
@@ -45,7 +45,7 @@ def new_spec(config: EngineConfig) -> EngineSpec:
 
 
 class Calls:
-    """Within `with`, counts the calls of Python and of C functions in this thread."""
+    """Counts the calls of Python and C functions in this thread within a `with`."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -62,7 +62,7 @@ class Calls:
 
 
 class _Executor:
-    """Takes the core's steps for the null worker."""
+    """Hands the core's steps to the null worker."""
 
     def __init__(self) -> None:
         self.step: SchedulerOutput | None = None
@@ -73,8 +73,8 @@ class _Executor:
 
 
 class CoreSteps:
-    """A core with `num_rows` rows that decode for `num_steps` steps, one step in flight. In turn: `schedule`,
-    `execute`, `update`."""
+    """A core whose `num_rows` rows decode for `num_steps` steps, one step in flight. Call `schedule`, `execute` and
+    `update` in turn."""
 
     def __init__(self, config: EngineConfig, num_rows: int, num_steps: int) -> None:
         config = msgspec.structs.replace(config, steps_in_flight=1)
@@ -90,7 +90,7 @@ class CoreSteps:
             self.update(self.execute())
 
     def schedule(self) -> bytes:
-        """The next step's message to the workers."""
+        """Return the next step's message to the workers."""
         self.core.step()
         assert self._executor.step is not None, "rows are left"
         return encode(self._executor.step)
@@ -100,13 +100,13 @@ class CoreSteps:
         return self._worker.execute(self._executor.step)
 
     def update(self, result: ModelRunnerOutput) -> list[bytes]:
-        """The messages to frontends."""
+        """Apply a step's result and return the messages to frontends."""
         self.core.on_result(result)
         return [encode(outputs) for _, outputs in self.core.take_outputs()]
 
 
 def _decode_request(key: int, max_tokens: int) -> EngineCoreRequest:
-    """One prompt token, so that all but the first steps decode."""
+    """Return a request with one prompt token, so that all steps but the first decode."""
     return EngineCoreRequest(
         children=[CoreChild(key=key, seed=key)],
         prompt_token_ids=encode_ids([key]),
@@ -118,7 +118,7 @@ def _decode_request(key: int, max_tokens: int) -> EngineCoreRequest:
 
 
 def new_frontend(config: EngineConfig) -> tuple[Frontend, EngineSpec]:
-    """A frontend that a core has welcomed."""
+    """Return a frontend that is attached to a core."""
     spec = new_spec(config)
     folder = Path(spec.tokenizer_folder)
     tokenizer = Tokenizer.load(folder)
@@ -132,14 +132,14 @@ def new_frontend(config: EngineConfig) -> tuple[Frontend, EngineSpec]:
 
 
 def submitted_keys(frontend: Frontend) -> list[int]:
-    """The keys of what the frontend has for the core, which is taken away."""
+    """Remove the requests waiting for the core and return their keys."""
     messages = [each for each in frontend.outbox.to_core if isinstance(each, EngineCoreRequest)]
     frontend.outbox.to_core.clear()
     return [child.key for message in messages for child in message.children]
 
 
 def one_token_each(keys: list[int], start: int) -> EngineCoreOutputs:
-    """What the core says when each answer has got the token of output index `start`."""
+    """Return the core's message that gives each request the token with output index `start`."""
     token_ids = [(start + key) % NUM_BYTES + FIRST_BYTE for key in keys]
     counts = encode_ids([1] * len(keys))
     starts = encode_ids([start] * len(keys))
@@ -153,7 +153,7 @@ def one_token_each(keys: list[int], start: int) -> EngineCoreOutputs:
 
 
 class FrontendSteps:
-    """A frontend with one client, whose `num_answers` requests get a token each in every `turn`."""
+    """A frontend with one client, whose `num_answers` requests get one token each in every `turn`."""
 
     def __init__(self, config: EngineConfig, num_answers: int, stop: Sequence[str] = ()) -> None:
         self.frontend, _ = new_frontend(config)
@@ -171,11 +171,11 @@ class FrontendSteps:
         self.frontend.on_client_frame(CLIENT, encode(message))
 
     def message(self) -> EngineCoreOutputs:
-        """The core's next message."""
+        """Return the core's next message."""
         return one_token_each(self._keys, self._num_turns)
 
     def turn(self, outputs: EngineCoreOutputs) -> list[tuple[bytes, bytes]]:
-        """Identity and frame of each message to clients."""
+        """Apply the core's message; return the identity and frame of each message to clients."""
         self._num_turns += 1
         self.frontend.on_core_message(outputs)
         self.frontend.tick(time.monotonic())

@@ -1,9 +1,9 @@
-"""Many clients ask for far more than the engine takes at once: nothing accepted is lost, memory stays bounded.
+"""Many clients submit far more than the engine queues: no accepted request is lost, memory stays bounded.
 
     python scripts/flood.py --requests 50000 --clients 20
 
-The engine's queue is small, so most submits are first refused as Overloaded and repeated by the client. Besides, one
-client never reads its answers. Prints what came back and how core and frontend grew.
+The engine's queue is small, so most submits are first refused as Overloaded and retried by the client. One more client
+never reads its answers. Prints the counts of answers and the growth of core and frontend.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ QUEUE = 512  # requests that may wait
 
 
 def ask(address: str, count: int, results: list[int]) -> None:
-    """One client's share: short greedy requests, all of whose answers must have their four tokens."""
+    """Run one client's share: short greedy requests, each of which must return its four tokens."""
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
     with Client(address) as client:
         outputs = client.generate([[5 + i % 50, 6, 7] for i in range(count)], params, use_tqdm=False)
@@ -38,7 +38,7 @@ def ask(address: str, count: int, results: list[int]) -> None:
 
 
 class DeafClient:
-    """Submits a long answer and keeps its lease, but takes nothing from its socket."""
+    """Submits a long answer and keeps its lease, but reads nothing from its socket."""
 
     def __init__(self, address: str) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -57,7 +57,7 @@ class DeafClient:
 
 
 def watch_health(address: str, threads: list[threading.Thread]) -> int:
-    """Ask for health until all threads have ended: how often a busy engine was not ready, or called stalled."""
+    """Poll health until all threads have ended; return how often a busy engine reported not ready or stalled."""
     num_bad = 0
     with Client(address) as client:
         while any(thread.is_alive() for thread in threads):

@@ -1,12 +1,12 @@
-"""Large HTTP bodies of every form come beside four streams: /health answers at once, no stream is held up or cut.
+"""Send large HTTP bodies of every form beside four streams: /health stays fast, no stream stalls or breaks.
 
     python scripts/flood_bodies.py --megabytes 1 8 31
 
-Starts an engine on the demo model with one compute thread. Sends to each endpoint what costs most: one text, many
-texts, token ids, lists of one token, chats of one long and of many short messages, huge schemas, biases and tools, a
-text that is to be truncated, and --answers answers in one request. Meanwhile a process of its own asks /health fifty
-times a second, and another one streams. Prints the statuses by form, the times of /health in ms, the longest gap
-between two events of a stream, and whether the frontend was replaced. Exit code 1 if one is not as it should be.
+Starts an engine on the demo model with one compute thread. Sends the most expensive bodies to each endpoint: one text,
+many texts, token ids, lists of one token, chats of one long and of many short messages, huge schemas, biases and tools,
+a text to be truncated, and --answers answers in one request. Meanwhile one process requests /health fifty times a
+second, and another one streams. Prints the statuses by form, the times of /health in ms, the longest gap between two
+events of a stream, and whether the frontend was replaced. Exit code 1 if any of these is out of bounds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tokenloom.scripts.engine_process import Engine
 
 OPTIONS = ("--http", "0", "--device", "cpu", "--num-threads", "1")
 HEALTH_LIMIT_MS = 200.0  # p99
-GAP_LIMIT_S = 2.0  # of a stream; the CPUs are shared with the senders and, at 31 MB, with a text that is tokenized
+GAP_LIMIT_S = 2.0  # between two events; the CPUs are shared with the senders and, at 31 MB, with tokenization
 PROBE_INTERVAL_S = 0.02
 NUM_STREAMS = 4
 PATIENCE_S = 300.0
@@ -40,7 +40,7 @@ Bodies = Iterator[tuple[str, str, bytes]]  # path, form, body
 
 
 def bodies(megabytes: float) -> Bodies:
-    """One of each form, of about this size."""
+    """Yield one body of each form, of about this size."""
     size = int(megabytes * (1 << 20))
     text, ids = b"a " * (size // 2 - 100), b"1," * (size // 2 - 100) + b"1"
     many = b",".join([b'"%s"' % (b"a " * (size // 4096 - 8))] * 2047)
@@ -74,13 +74,13 @@ def bodies(megabytes: float) -> Bodies:
 
 
 def many_answers(num_answers: int) -> Bodies:
-    """A request for so many answers: as many prompts of 128 as it takes."""
+    """Return a request for `num_answers` answers, from as many prompts of 128 answers as needed."""
     fields = {"prompt": ["a"] * (num_answers // 128), "n": 128, "max_tokens": 1}
     yield "/v1/completions", f"{num_answers} answers", json.dumps(fields).encode()
 
 
 def ask(url: str, path: str, body: bytes) -> tuple[int, str]:
-    """Status and the beginning of the answer; 0 if the connection broke."""
+    """Return the status and the beginning of the answer; status 0 if the connection broke."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=PATIENCE_S)
     try:
@@ -94,7 +94,7 @@ def ask(url: str, path: str, body: bytes) -> tuple[int, str]:
 
 
 def stream(url: str) -> int:
-    """Stream answers, NUM_STREAMS at a time, until stdin closes; print the longest gap in s and what went wrong."""
+    """Stream answers, NUM_STREAMS at a time, until stdin closes; print the longest gap in s and the failures."""
     gaps, failures, has_ended = [0.0], list[str](), threading.Event()
     body = json.dumps({"prompt": [5, 6, 7], "max_tokens": 1500, "ignore_eos": True, "stream": True}).encode()
 
@@ -132,7 +132,7 @@ def stream(url: str) -> int:
 
 
 def beside(flag: str, url: str) -> subprocess.Popen[bytes]:
-    """This script in a process of its own, until its stdin is closed."""
+    """Run this script in another process until its stdin is closed."""
     return subprocess.Popen([sys.executable, "-P", __file__, flag, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
@@ -189,7 +189,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = new_parser(__doc__)
     parser.add_argument("--megabytes", type=float, nargs="*", default=[1.0, 8.0, 31.0])
     parser.add_argument("--answers", type=int, default=16384, help="0: no request for many answers")
-    parser.add_argument("--only", default="", help="forms whose path and name hold this")
+    parser.add_argument("--only", default="", help="send only the forms with this in path or name")
     parser.add_argument("--stream", help=argparse.SUPPRESS)
     parser.add_argument("--probe", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)

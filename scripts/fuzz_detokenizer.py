@@ -1,10 +1,10 @@
-"""Random token sequences through the detokenizer, one process per kind of tokenizer: the long form of its test.
+"""Run random token sequences through the detokenizer, one process per kind of tokenizer: the long form of its test.
 
     python scripts/fuzz_detokenizer.py --sequences 1000000
 
 Byte-level BPE, BPE with byte fallback, unigram and WordPiece, trained on the spot (tests/frontend/text/samples.py).
-Each sequence mixes pieces of real text, bytes, special tokens and unknown ids, at the begin of an answer or after a
-prompt; its deltas must join to the text of all tokens. Ends with 1 and the case if one does not.
+Each sequence mixes pieces of real text, bytes, special tokens and unknown ids, at the start of an answer or after a
+prompt; its deltas must join to the text of all tokens. Exit code 1 and the case if any does not.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sequences", type=int, default=1_000_000, help="over all kinds")
     parser.add_argument("--seed", type=int, default=2)
-    parser.add_argument("--kind", choices=KINDS, help="this one alone, in this process")
+    parser.add_argument("--kind", choices=KINDS, help="run only this kind, in this process")
     arguments = parser.parse_args()
     begun = time.monotonic()
     if arguments.kind is not None:

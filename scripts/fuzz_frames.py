@@ -1,12 +1,12 @@
-"""Throw malformed frames at an engine, and see that it serves as before.
+"""Send malformed frames to an engine and check that it still serves.
 
     python scripts/fuzz_frames.py                            100,000 frames at a Frontend in this process
     python scripts/fuzz_frames.py ADDRESS                    100,000 at the client socket of a running engine
     python scripts/fuzz_frames.py ADDRESS --channel core     … at core.sock in its run directory
     python scripts/fuzz_frames.py ADDRESS --channel results  … at results-0.sock there; likewise control
 
-Frames are valid messages of the channel with something broken: bits, lengths, types, fields, nesting. The messages are
-made from their definitions in ipc/messages, so that a new one is fuzzed without a change here. The same seed throws
+Frames are valid messages of the channel with a mutation: bits, lengths, types, fields, nesting. The messages are
+generated from their definitions in ipc/messages, so that a new one is fuzzed without a change here. The same seed gives
 the same frames.
 """
 
@@ -36,7 +36,7 @@ from tokenloom.scripts.engine_steps import new_frontend
 
 
 class Channel(NamedTuple):
-    """Who is thrown at: the messages that it takes, and the socket that reaches it."""
+    """A fuzzing target: its message type and its socket."""
 
     message_type: object
     socket_kind: int
@@ -55,7 +55,7 @@ DEADLINE_S = 30.0
 
 
 class FrameFuzzer:
-    """Frames of one channel, from a seed."""
+    """Generates the frames of one channel from a seed."""
 
     def __init__(self, message_type: object, seed: int) -> None:
         self._random = random.Random(seed)
@@ -65,15 +65,15 @@ class FrameFuzzer:
         self._decoder: Decoder[object] = Decoder(message_type)
 
     def valid(self) -> bytes:
-        """A message of the channel with values at random, those that a validator refuses included."""
+        """Return a message with random values, including values that a validator refuses."""
         return msgspec.msgpack.encode(self._raw(self._random.choice(self._structs), 0))
 
     def mutated(self) -> bytes:
-        """A message with something broken, which may still decode."""
+        """Return a message with a mutation, which may still decode."""
         return self._random.choice(_MUTATIONS)(self._random, self.valid(), self.valid())
 
     def malformed(self) -> bytes:
-        """A frame that surely does not decode: for sockets whose peers are trusted not to lie."""
+        """Return a frame that certainly does not decode, for sockets that trust their peers' values."""
         while True:
             frame = self.mutated()
             try:
@@ -82,10 +82,10 @@ class FrameFuzzer:
                 return frame
 
     def _raw(self, info: inspect.Type, depth: int) -> Any:
-        """A value of a type, in the form that msgpack carries."""
+        """Return a random value of a type, in msgpack's own types."""
         pick = self._random
         if isinstance(info, inspect.StructType):
-            share = pick.choice([0.0, 0.1, 0.5])  # of the optional fields: with few, many messages are good ones
+            share = pick.choice([0.0, 0.1, 0.5])  # of the optional fields: if few are set, more messages are valid
             given = [field for field in info.fields if field.required or pick.random() < share]
             fields = {field.encode_name: self._raw(field.type, depth + 1) for field in given}
             return {info.tag_field: info.tag, **fields} if info.tag_field else fields
@@ -136,7 +136,7 @@ def _noise(pick: random.Random, frame: bytes, _: bytes) -> bytes:
 
 
 def _inflate(pick: random.Random, frame: bytes, _: bytes) -> bytes:
-    """A header that promises far more than there is."""
+    """Insert a header whose length exceeds the frame."""
     at = pick.randrange(len(frame))
     header = pick.choice([b"\xdb", b"\xdd", b"\xdf", b"\xc6", b"\xc9"]) + b"\xff" * 4
     return frame[:at] + header + frame[at + 1 :]
@@ -148,7 +148,7 @@ def _nest(pick: random.Random, frame: bytes, _: bytes) -> bytes:
 
 
 def _retype(pick: random.Random, frame: bytes, _: bytes) -> bytes:
-    """A field of another type, none at all, or one that nobody knows."""
+    """Replace a field by one of another type, remove it, or add an unknown field."""
     raw = msgspec.msgpack.decode(frame)
     strange = pick.choice([None, True, -1, 1.5, "x", b"\xff", [], {}, [[1]], {"type": "hello"}, 2**64 - 1])
     keys = list(raw)
@@ -172,8 +172,8 @@ _MUTATIONS = (_flip, _truncate, _insert, _splice, _noise, _inflate, _nest, _rety
 # ── targets ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def throw_at_frontend(count: int, seed: int) -> dict[str, int]:
-    """`count` frames at the handlers of a Frontend for the demo model, from clients and from the core; its counts."""
+def send_to_frontend(count: int, seed: int) -> dict[str, int]:
+    """Send `count` frames to the client and core handlers of a Frontend for the demo model; return its counts."""
     frontend, _ = new_frontend(EngineConfig(max_model_len=64))
     from_clients = FrameFuzzer(ClientMessage, seed)
     from_core = FrameFuzzer(CoreToFrontend, seed + 1)
@@ -185,7 +185,7 @@ def throw_at_frontend(count: int, seed: int) -> dict[str, int]:
                 message = core_decoder.decode(from_core.mutated())
             except ProtocolError:
                 continue
-            if not isinstance(message, Refused):  # which ends a frontend rightly
+            if not isinstance(message, Refused):  # a Refused ends a frontend by design
                 frontend.on_core_message(message)
         else:
             frontend.on_client_frame(b"client %d" % pick.randrange(4), from_clients.mutated())
@@ -203,8 +203,8 @@ def throw_at_frontend(count: int, seed: int) -> dict[str, int]:
     return dict(frontend.counts)
 
 
-def throw_at_socket(address: str, channel: Channel, frames: Iterator[bytes], count: int) -> None:
-    """`count` frames at a socket, over a few connections, some of them in several parts."""
+def send_to_socket(address: str, channel: Channel, frames: Iterator[bytes], count: int) -> None:
+    """Send `count` frames to a socket over a few connections, some frames in several parts."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     sockets = [new_socket(context, channel.socket_kind) for _ in range(4)]
     try:
@@ -224,7 +224,7 @@ def throw_at_socket(address: str, channel: Channel, frames: Iterator[bytes], cou
 
 
 def check_alive(address: str, deadline_s: float = DEADLINE_S) -> Health:
-    """A new client says Hello and asks for health; SystemExit when no good answer comes in time."""
+    """Check that a new client gets a good health answer; raise SystemExit if none arrives by the deadline."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = new_socket(context, zmq.DEALER)
     decoder: Decoder[FrontendMessage] = Decoder(FrontendMessage)
@@ -248,19 +248,19 @@ def main(arguments: list[str]) -> int:
         description=__doc__.split("\n")[0], epilog=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("address", nargs="?", help="where a running engine listens; none: a Frontend in this process")
-    parser.add_argument("--channel", choices=CHANNELS, default="client", help="what listens at ADDRESS")
+    parser.add_argument("--channel", choices=CHANNELS, default="client", help="the kind of socket at ADDRESS")
     parser.add_argument("--alive", help="client address to ask afterwards, if ADDRESS is not that one")
     parser.add_argument("--count", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     begun = time.monotonic()
     if options.address is None:
-        print(throw_at_frontend(options.count, options.seed))
+        print(send_to_frontend(options.count, options.seed))
     else:
         channel = CHANNELS[options.channel]
         fuzzer = FrameFuzzer(channel.message_type, options.seed)
         frame = fuzzer.mutated if options.channel == "client" else fuzzer.malformed
-        throw_at_socket(options.address, channel, iter(frame, None), options.count)
+        send_to_socket(options.address, channel, iter(frame, None), options.count)
         alive = options.alive or (options.address if options.channel == "client" else None)
         if alive is not None:
             print(check_alive(alive))

@@ -1,17 +1,17 @@
-"""Whole engines on a GPU beside the roofline and transformers, measured in one run.
+"""Measure whole engines on a GPU beside the roofline and transformers, in one run.
 
     python -m tokenloom.scripts.gpu_bench --json FILE [--models 0.6b] [--requests 256]
 
-    one row            decode tokens/s through all processes, and how long the device idles between two steps
-    many rows          the same, and how much of a step sampling takes with everything on
+    one row            decode tokens/s through all processes, and the device's idle share between two steps
+    many rows          the same, and the share of a step that sampling takes with all parameters on
     requests           of LENGTHS tokens in and out, all at once: out tokens/s
     transformers       its continuous batching on the same requests
     a long prompt      time to its first token
 
 Random checkpoints in bfloat16, greedy, ignore_eos. The roofline (bench_limits.py) reads weights and cache at the rate
-of a copy and multiplies at that of the model's own matmuls, both measured beside the engine. The device idles 1 - (a
-step with no engine around it, gpu_step.py) / (the engine's step), both at a context of CONTEXT tokens. The file is
-written after each row; one that cannot be measured says why.
+of a copy and multiplies at the rate of the model's own matmuls, both measured beside the engine. The idle share is
+1 - (a step without an engine, gpu_step.py) / (the engine's step), both at a context of CONTEXT tokens. The file is
+written after each row; a row that cannot be measured carries its error.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ GOALS = (  # model, case, column, at least, at most
     ("8b", "a long prompt", "times_roofline", None, 1.4),
     ("14b", "requests", "share_of_roofline", 0.7, None),
 )
-MIN_MEMORY_BYTES = {"14b": 100 << 30}  # weights, and the cache of as many requests as run at once
-MEMORY_UTILIZATION = 0.85  # the rates are measured beside the engine
+MIN_MEMORY_BYTES = {"14b": 100 << 30}  # weights, and the cache of all concurrent requests
+MEMORY_UTILIZATION = 0.85  # leaves room for measuring the rates beside the engine
 LENGTHS = (100, 1024)
-CONTEXT = 843  # what a request of those lengths holds on average
+CONTEXT = 843  # average length of such a request while it runs
 NUM_OUT = 128
 ROUNDS = 2
 MAX_ERROR = 4000  # characters
@@ -65,7 +65,7 @@ Row: TypeAlias = dict[str, Any]
 
 
 def device_step(folder: Path, num_rows: int, context: int, has_sampling: bool) -> Row:
-    """Milliseconds of a decode step in this process, whose memory is free again afterwards."""
+    """Time a decode step in this process, in ms; the memory is free again afterwards."""
     from tokenloom.scripts.gpu_goals import sampling_row
     from tokenloom.scripts.gpu_step import DeviceSteps
 
@@ -74,7 +74,7 @@ def device_step(folder: Path, num_rows: int, context: int, has_sampling: bool) -
     if has_sampling:
         row["everything_on_ms"] = steps.milliseconds(EVERYTHING)
     del steps
-    gc.collect()  # recorded graphs refer to themselves
+    gc.collect()  # CUDA graphs are in reference cycles
     torch.cuda.empty_cache()
     if has_sampling:
         row["sampling_ms"] = sampling_row(num_rows, vocab_size(folder))["ms"]
@@ -84,12 +84,12 @@ def device_step(folder: Path, num_rows: int, context: int, has_sampling: bool) -
 
 
 class ModelBench:
-    """Owns the engine of one checkpoint, and what measures the machine beside it."""
+    """Owns the engine of one checkpoint and the peer that measures the machine's rates."""
 
     def __init__(
         self, folder: Path, cases: tuple[str, ...], options: argparse.Namespace, device_steps: dict[int, Row]
     ) -> None:
-        """device_steps: what `device_step` found, by the number of rows."""
+        """Start the engine. device_steps: results of `device_step` by number of rows."""
         self._folder, self._options, self._vocab_size = folder, options, vocab_size(folder)
         self._device_steps, self._draw = device_steps, random.Random(0)
         lengths = [self._draw.randint(*options.lengths) for _ in range(2 * options.requests)]
@@ -125,7 +125,7 @@ class ModelBench:
         return [self._draw.choices(ids, k=num_in) for num_in, _ in requests]
 
     def _seconds(self, requests: Requests) -> float:
-        """Of requests with other prompts each time, submitted at once."""
+        """Return the seconds for these requests, with new prompts, submitted at once."""
         prompts = self._prompts(requests)
         params = [SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=num_out) for _, num_out in requests]
         begun = time.perf_counter()
@@ -135,14 +135,14 @@ class ModelBench:
         return seconds
 
     def _roofline(self, *workloads: Requests) -> list[float]:
-        """Seconds of each, at the rates of now."""
+        """Return the roofline seconds of each workload at the current rates."""
         rates = self._limits.measure()
         return [self._limits.limits.roofline_seconds(requests, rates) for requests in workloads]
 
     def _decode(self, num_rows: int) -> Row:
         num_in = max(self._options.context - NUM_OUT // 2, 1)
         whole, first = [(num_in, NUM_OUT)] * num_rows, [(num_in, 1)] * num_rows
-        self._seconds([(num_in, 4)] * num_rows)  # records what the size takes
+        self._seconds([(num_in, 4)] * num_rows)  # records the CUDA graph of this size
         seconds = median([self._seconds(whole) - self._seconds(first) for _ in range(ROUNDS)])
         whole_s, first_s = self._roofline(whole, first)
         step_ms, device = seconds / (NUM_OUT - 1) * 1e3, self._device_steps.get(num_rows, {})
@@ -158,7 +158,7 @@ class ModelBench:
         return {"seconds": seconds, "out_tokens_per_s": num_out / seconds, "share_of_roofline": limit_s / seconds}
 
     def _beside_transformers(self) -> Row:
-        """When our engine has left the device to it."""
+        """Run transformers on the same requests after our engine has freed the device."""
         self._llm.close()
         prompts, counts = self._prompts(self._requests), [num_out for _, num_out in self._requests]
         peer = transformers_peer(self._folder, DTYPE, self._options.device, 0)
@@ -181,7 +181,7 @@ class ModelBench:
 
 
 def with_goals(row: Row) -> Row:
-    """And whether it meets those of its case."""
+    """Add to a row whether it meets the goals of its case."""
     goals = [goal for goal in GOALS if goal[:2] == (row["model"], row["case"]) and goal[2] in row]
     words = [f"{name} at {'least' if low is not None else 'most'} {low or high}" for _, _, name, low, high in goals]
     is_met = [row[name] >= low if low is not None else row[name] <= high for _, _, name, low, high in goals]
@@ -189,7 +189,7 @@ def with_goals(row: Row) -> Row:
 
 
 def measure_model(name: str, options: argparse.Namespace, add: Callable[[Row], None]) -> bool:
-    """Whether all of a model's rows could be measured; those that could not say why."""
+    """Measure a model's rows; return whether all succeeded. A failed row carries its error."""
     needed = MIN_MEMORY_BYTES.get(name, 0)
     if options.device == "cuda" and torch.cuda.get_device_properties(0).total_memory < needed:
         add({"model": name, "case": "all", "not_measured": f"takes a device of {needed >> 30} GiB"})
@@ -215,7 +215,7 @@ def measure_model(name: str, options: argparse.Namespace, add: Callable[[Row], N
 
 @contextmanager
 def reported(name: str, case: str, add: Callable[[Row], None]) -> Iterator[None]:
-    """An error of any kind is a row: the others are still worth measuring."""
+    """Report an error of any kind as a row, so that the other rows are still measured."""
     try:
         yield
     except Exception:
@@ -228,7 +228,7 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=256)
     parser.add_argument("--lengths", type=int, nargs=2, default=LENGTHS, metavar=("LEAST", "MOST"))
     parser.add_argument("--context", type=int, default=CONTEXT)
-    parser.add_argument("--prompt", type=int, default=8192, help="tokens of the long one")
+    parser.add_argument("--prompt", type=int, default=8192, help="tokens of the long prompt")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()

@@ -1,19 +1,19 @@
-"""The whole check of a GPU, into one JSON: scripts/gpu_check [OUT.json]
+"""Check a GPU completely and write the results as one JSON: scripts/gpu_check [OUT.json]
 
-    device, versions, date, commit · every gpu-marked test by name and outcome, those of two GPUs by themselves; what
-    failed once more, alone and with blocking launches · kernels beside their limits (gpu_goals.py) · engines beside
+    device, versions, date, commit · every gpu-marked test by name and outcome, those of two GPUs separately; failed
+    tests once more, alone and with blocking launches · kernels beside their limits (gpu_goals.py) · engines beside
     theirs (gpu_bench.py)
 
-The JSON is written anew after each part, so that what was found survives a stop; a part that fails or is stopped at its
-limit does not keep the others from running. All of it ends within 10 minutes, but for the large models, which --only
-asks for.
+The JSON is written anew after each part, so that a stop keeps earlier results; a part that fails or exceeds its limit
+does not stop the others. The whole check ends within 10 minutes, except for the large models, which run only with
+--only.
 
-Where pytest-xdist is installed, tests run beside each other: most of their time goes into compiling kernels, and a
-fault that ends one process's context does not end the others'. Engines in their processes come after them, alone.
+With pytest-xdist the tests run in parallel: most of their time is kernel compilation, and a fault that breaks one
+process's context leaves the other processes intact. Tests that start engine processes run after them, alone.
 
 Works from a bare checkout: nothing of the project is installed, a temporary folder with a link `tokenloom` to the
-checkout stands on PYTHONPATH. Needs no pytest plugin and no setproctitle. Exit code 0 if all tests passed and the
-benchmark ran, or if there is no GPU; 1 otherwise. Standard library only: torch is asked in a process of its own.
+checkout is on PYTHONPATH. Needs no pytest plugin and no setproctitle. Exit code 0 if all tests passed and the
+benchmark ran, or if there is no GPU; 1 otherwise. Standard library only: a separate process imports torch.
 """
 
 from __future__ import annotations
@@ -65,24 +65,24 @@ markers =
 """
 MARK = re.compile(r"^(pytestmark = |\s*@)pytest\.mark\.gpu\b", re.MULTILINE)
 _WORD = r"(?P<outcome>PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)"
-OUTCOMES = (  # of one process, and of many beside each other
+OUTCOMES = (  # the output of pytest in one process, and under xdist
     re.compile(rf"^(?P<name>\S*\.py::.*?) {_WORD}\b"),
     re.compile(rf"^\[gw\d+\] \[ *\d+%\] {_WORD} (?P<name>\S*\.py::.*?)\s*$"),
 )
 NUM_LAST_LINES = 2000
 LIMITS_S = {"tests": 220, "process_tests": 100, "tensor_parallel": 40, "goals": 120, "benchmark": 240}
-LARGE_LIMIT_S = {"large": 540}  # of what runs only if asked for
-TOTAL_S = 590  # what parts leave to those behind them may be less than these need
+LARGE_LIMIT_S = {"large": 540}  # of parts that run only on request
+TOTAL_S = 590  # of all parts; the last parts may get less than their limits
 AGAIN_S = 40
-GRACE_S = 20.0  # from the interrupt at a limit to the kill: pytest-xdist waits 10 s for its processes
+GRACE_S = 20.0  # from the interrupt at the limit to the kill: pytest-xdist waits 10 s for its processes
 ALONE = "test_processes.py"  # measures the device's free memory
-SHARED = "test_tensor_parallel.py"  # takes two devices
+SHARED = "test_tensor_parallel.py"  # needs two devices
 MAX_PROCESSES = 12  # each holds a context on the device
 
 
 @contextmanager
 def bare_package() -> Iterator[tuple[Path, dict[str, str]]]:
-    """A folder in which `tokenloom` is the checkout, and the environment in which Python finds it."""
+    """Yield a folder in which `tokenloom` links to the checkout, and an environment with that folder on PYTHONPATH."""
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
         (Path(folder) / "tokenloom").symlink_to(ROOT)
         (Path(folder) / "pytest.ini").write_text(PYTEST_INI, encoding="utf-8")
@@ -102,7 +102,7 @@ def ask_torch() -> dict[str, Any]:
 def run_streamed(
     command: list[str], folder: Path, environment: dict[str, str], timeout_s: float, grace_s: float = GRACE_S
 ) -> dict[str, Any]:
-    """Run with its output shown as it comes; returns code (None: stopped at the limit) and its last lines."""
+    """Run a command and show its output as it arrives; return its exit code (None: timed out) and its last lines."""
     process = subprocess.Popen(
         command,
         cwd=folder,
@@ -116,10 +116,10 @@ def run_streamed(
 
     def interrupt() -> None:
         is_late.set()
-        process.send_signal(signal.SIGINT)  # pytest then still tells why tests failed
+        process.send_signal(signal.SIGINT)  # on an interrupt pytest still prints the failures
 
     def kill() -> None:
-        os.killpg(process.pid, signal.SIGKILL)  # its children, too, hold the other end of its output
+        os.killpg(process.pid, signal.SIGKILL)  # its children hold the output pipe open, too
 
     timers = [threading.Timer(timeout_s, interrupt), threading.Timer(timeout_s + grace_s, kill)]
     for timer in timers:
@@ -139,7 +139,7 @@ def run_streamed(
 
 
 def gpu_test_files() -> list[str]:
-    """Files with a gpu mark, as paths below the temporary folder."""
+    """Return the files with a gpu mark, as paths below the temporary folder."""
     files = sorted((ROOT / "tests").rglob("test_*.py"))
     return [f"tokenloom/{file.relative_to(ROOT)}" for file in files if MARK.search(file.read_text(encoding="utf-8"))]
 
@@ -147,10 +147,10 @@ def gpu_test_files() -> list[str]:
 def run_tests(
     folder: Path, environment: dict[str, str], timeout_s: float, files: list[str], num_processes: int = 1
 ) -> dict[str, Any]:
-    """Names of the gpu-marked tests in `files` by outcome; good if all ran and none failed.
+    """Run the gpu-marked tests in `files` and return their names by outcome; good if all ran and none failed.
 
-    What failed runs once more, each test in a process of its own whose launches block: so it is told where a kernel
-    failed, and what failed only because another had broken the process's context.
+    Failed tests run once more, each in its own process with blocking launches: this shows the failing kernel, and
+    separates the tests that failed only because another test had broken the process's context.
     """
     command = [sys.executable, "-m", "pytest", "-c", "pytest.ini", "--rootdir", str(folder), "-vv", "-m", "gpu"]
     alone = list(command)
@@ -181,16 +181,16 @@ def run_tests(
 def run_shared(
     folder: Path, environment: dict[str, str], timeout_s: float, files: list[str], num_devices: int
 ) -> dict[str, Any]:
-    """`run_tests` of what takes two devices; with one it is said to be not measured, which is no failure."""
+    """Run the tests that need two devices; with one device report them as not measured, which is no failure."""
     if num_devices < 2:
-        return {"ok": True, "not_measured": "tensor parallelism over NCCL: one GPU is visible, it takes two"}
+        return {"ok": True, "not_measured": "tensor parallelism over NCCL: one GPU is visible, two are needed"}
     return run_tests(folder, environment, timeout_s, files)
 
 
 def run_script(
     name: str, folder: Path, environment: dict[str, str], timeout_s: float, *arguments: str
 ) -> dict[str, Any]:
-    """The figures that a script wrote, all that were there when it ended."""
+    """Run a script and return the figures that it wrote before its end."""
     file = folder / f"{name}.json"
     command = [sys.executable, "-m", f"tokenloom.scripts.{name}", "--json", str(file), *arguments]
     result = run_streamed(command, folder, environment, timeout_s)
@@ -212,7 +212,7 @@ def commit() -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", nargs="?", type=Path, help="where the JSON goes; none: it is printed")
+    parser.add_argument("out", nargs="?", type=Path, help="file for the JSON (default: print it)")
     parts_s = LIMITS_S | LARGE_LIMIT_S
     parser.add_argument("--only", nargs="+", choices=parts_s, default=list(LIMITS_S), help="leave others out")
     options = parser.parse_args()
@@ -230,7 +230,7 @@ def main() -> int:
         alone, shared = ([file for file in files if file.endswith(name)] for name in (ALONE, SHARED))
         num_processes = min(MAX_PROCESSES, os.cpu_count() or 1)
         num_devices = document["gpu"]["count"]
-        threads = {"OMP_NUM_THREADS": str(max((os.cpu_count() or 1) // num_processes, 1))}  # not all cores for each
+        threads = {"OMP_NUM_THREADS": str(max((os.cpu_count() or 1) // num_processes, 1))}  # share the cores
         parts: dict[str, Callable[[float], dict[str, Any]]] = {
             "tests": lambda limit_s: run_tests(folder, environment | threads, limit_s, beside, num_processes),
             "process_tests": lambda limit_s: run_tests(folder, environment, limit_s, alone),

@@ -1,4 +1,4 @@
-"""Kernels of a GPU beside their limits of the same run: python -m tokenloom.scripts.gpu_goals --json FILE
+"""Measure a GPU's kernels beside their limits of the same run: python -m tokenloom.scripts.gpu_goals --json FILE
 
     decode attention   against a copy of the same bytes, and torch's SDPA over contiguous keys   ≤ 1.11 × copy, SDPA
                        against the best length of chunks for this batch                          ≤ 1.03 ×
@@ -7,8 +7,8 @@
     start              of the command, 135M shape, no kernel compiled before                     ≤ weights + 10 s
 
 bfloat16, head_dim 128, 8 KV heads, 4 query heads each. Medians of triton's do_bench; decode attention is measured in a
-CUDA graph, as the engine runs it. Half of a copy's bytes are read, half written. The file is written after each figure;
-one that fails is a row that says so, and so is what does not fit the device. gpu_bench.py measures engines.
+CUDA graph, as the engine runs it. Half of a copy's bytes are read, half written. The file is written after each figure.
+A case that fails, or that does not fit the device, gets a row with the reason. gpu_bench.py measures engines.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from tokenloom.scripts.tune_kernels import (
 )
 
 HEAD_DIM, GROUP = 128, 4
-KEY_BYTES = 2 * NUM_KV_HEADS * HEAD_DIM * 2  # and its value's
+KEY_BYTES = 2 * NUM_KV_HEADS * HEAD_DIM * 2  # bytes of a token's key and value
 CASES = [(1, 1024), (1, 32768), (32, 1024), (32, 8192), (32, 32768), (256, 1024), (256, 8192), (256, 32768)]
 SKEWED = [1024, 2048, 4096, 9000] * 16
 CHUNK_TILES = (1, 2, 4, 8, 16, 32)
@@ -56,7 +56,7 @@ NOT_MEASURED = ["speed of two GPUs over NCCL against one"]
 
 
 def milliseconds(run: Callable[[], object]) -> float:
-    """Median with nothing in the cache; an error is the caller's."""
+    """Return the median with a cold cache; errors propagate."""
     return float(triton.testing.do_bench(run, warmup=10, rep=40, return_mode="median"))
 
 
@@ -67,7 +67,7 @@ def architecture() -> int:
 
 def decode_row(lengths: list[int]) -> dict[str, Any]:
     needed, (free, _) = sum(lengths) * KEY_BYTES, torch.cuda.mem_get_info()
-    if 2.2 * needed > free:  # beside the cache a copy's two halves, or SDPA's keys and values
+    if 2.2 * needed > free:  # beside the cache: a copy's two halves, or SDPA's keys and values
         return {"not_measured": f"takes {2.2 * needed / 2**30:.1f} GiB, {free / 2**30:.1f} are free"}
     metadata = metadata_of(lengths, [1] * len(lengths))
     num_blocks = int(metadata.block_tables.max()) + 1
@@ -88,7 +88,7 @@ def decode_row(lengths: list[int]) -> dict[str, Any]:
         try:
             sdpa = row["sdpa_ms"] = decode_sdpa_milliseconds(len(lengths), lengths[0])
             goal, is_met = f"{goal} and SDPA", is_met and ours <= sdpa
-        except RuntimeError as error:  # which has no form for all shapes
+        except RuntimeError as error:  # this SDPA backend does not support every shape
             return {**row, "goal": goal, "is_met": is_met, "sdpa_error": str(error)[:MAX_ERROR]}
     else:
         others = [dataclasses.replace(rule, min_tiles=tiles) for tiles in CHUNK_TILES if tiles != rule.min_tiles]
@@ -148,7 +148,7 @@ def start_row() -> dict[str, Any]:
 
 
 def rows() -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
-    """What is measured, and how."""
+    """Yield each case's name and its measurement."""
     for num_rows, length in CASES:
         yield f"decode attention {num_rows} x {length}", partial(decode_row, [length] * num_rows)
     for num_rows in (8, 64, 256):
@@ -161,7 +161,7 @@ def rows() -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
 def measured(case: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     try:
         return {"case": case, **measure()}
-    except Exception:  # of any kind: the others are still worth measuring
+    except Exception:  # one failed case must not keep the others from running
         return {"case": case, "error": traceback.format_exc()[-MAX_ERROR:]}
 
 

@@ -1,6 +1,6 @@
-"""DeviceSteps: a GPU's decode steps one behind the other, with no engine around them: what they take if none waits.
+"""DeviceSteps: times a GPU's back-to-back decode steps without an engine, the bound for a step's time.
 
-As in the engine: staging, rows, graph, sampling. Blocks are scattered and hold noise. Sends no token back.
+Same parts as in the engine: staging, rows, graph, sampling. Blocks are scattered and hold noise. Returns no tokens.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NUM_STEPS, NUM_WARM_UPS = 50, 5
 
 
 class DeviceSteps:
-    """`num_rows` rows whose contexts are `context` tokens long in the middle of what is timed."""
+    """`num_rows` rows whose contexts have `context` tokens halfway through the timed steps."""
 
     @torch.inference_mode()
     def __init__(self, folder: Path, dtype: torch.dtype, num_rows: int, context: int) -> None:
@@ -48,7 +48,7 @@ class DeviceSteps:
 
     @torch.inference_mode()
     def milliseconds(self, sampling: RowSampling) -> float:
-        """Of one step, whose rows all sample so."""
+        """Return the ms of one step in which all rows use `sampling`."""
         columns = SamplingColumns.greedy(len(self._blocks))
         for row in range(len(self._blocks)):
             columns.put(row, sampling)

@@ -1,11 +1,11 @@
-"""The frontend is killed again and again while new HTTP connections come: none is refused, none is lost in the queue.
+"""Kill the frontend repeatedly while new HTTP connections arrive: none is refused, none is lost in the queue.
 
     python scripts/http_kills.py --seconds 10 --kills 3 --rate 100
 
-Opens --rate connections a second, each of which asks /health once; meanwhile the frontend is killed --kills times with
-SIGKILL. Prints how many connections were refused, how many were cut that the dead frontend can have taken, how many
-were cut otherwise (they were opened after its death, or long before the kill), how many were answered, and how long the
-longest waited. Exit code 1 if one was refused or cut otherwise.
+Opens --rate connections a second, each of which requests /health once; meanwhile the frontend is killed --kills times
+with SIGKILL. Prints the numbers of connections that were refused, cut after a killed frontend may have accepted them,
+cut otherwise (opened after its death, or long before the kill) and answered, and the longest
+wait. Exit code 1 if any was refused or cut otherwise.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from tokenloom.scripts.engine_process import Engine
 OPTIONS = ("--http", "0", "--device", "cpu", "--num-threads", "1")
 REQUEST = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
 PATIENCE_S = 60.0  # for an answer
-TAKEN_WITHIN_S = 2.0  # before the kill: an older request would have been answered
+TAKEN_WITHIN_S = 2.0  # before the kill: an older connection would have been answered
 
 
 @dataclass
 class Knocks:
-    """What became of the connections; times are monotonic seconds."""
+    """The outcomes of the connections; times are monotonic seconds."""
 
     refused: int = 0
     answered: int = 0
     longest_wait_s: float = 0.0
     cut_opened_at: list[float] = field(default_factory=list)
-    killed_at: list[tuple[float, float]] = field(default_factory=list)  # before the signal, and after the death
+    killed_at: list[tuple[float, float]] = field(default_factory=list)  # before the signal, after the exit
 
     @property
     def taken(self) -> int:
-        """Cut connections that a frontend can have taken before it was killed."""
+        """Count the cut connections that a killed frontend may have accepted."""
         return sum(
             any(before - TAKEN_WITHIN_S < opened_at < dead for before, dead in self.killed_at)
             for opened_at in self.cut_opened_at
@@ -66,7 +66,7 @@ class Knocks:
             self.cut_opened_at.append(opened_at)
 
     def kill(self, engine: Engine) -> None:
-        """End the frontend of now, and wait until it is dead."""
+        """Kill the current frontend and wait for its exit."""
         process = engine.child("frontend")
         before = time.monotonic()
         process.kill()
@@ -96,7 +96,7 @@ def start_and_measure(seconds: float, num_kills: int, rate: float) -> dict[str, 
 
 
 def measure(engine: Engine, seconds: float, num_kills: int, rate: float) -> dict[str, object]:
-    """What becomes of the connections to a running engine."""
+    """Measure the outcomes of connections to a running engine."""
     knocks = asyncio.run(load(engine, seconds, num_kills, rate))
     return {
         "kills": len(knocks.killed_at),

@@ -1,11 +1,11 @@
-"""Many clients stream over HTTP for a long time: no request fails, nothing grows, /health answers at once.
+"""Stream with many HTTP clients for a long time: no request fails, nothing grows, /health stays fast.
 
     python scripts/load_http.py --minutes 10 --streams 500
 
-Starts an engine on the demo model with one compute thread. Each of --streams connections asks for one answer after the
-other, of 16 to 128 tokens; meanwhile a process of its own asks /health ten times a second. Prints requests, tokens,
-failures, the times of /health, and how much each process grew between one third of the time and its end. Exit code 1 if
-one of them is not as it should be.
+Starts an engine on the demo model with one compute thread. Each of --streams connections requests one answer after the
+other, of 16 to 128 tokens; meanwhile another process requests /health ten times a second. Prints requests, tokens,
+failures, the times of /health, and each process's growth between one third of the time and its end. Exit code 1 if
+any of these is out of bounds.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from tokenloom.scripts.engine_process import Engine
 from tokenloom.scripts.soak import measure
 
 OPTIONS = ("--http", "0", "--device", "cpu", "--num-threads", "1")
-# for each stream: so little that all of it has been touched by a third of the time and is not taken for growth
+# per stream: small enough that all of it is touched in the first third, else it would count as growth
 CACHE_BYTES = 192 << 10
 HEALTH_LIMIT_MS = 200.0  # p99
-# a worker's arena settles when it has met the batch sizes
+# a worker's arena stops growing once it has seen every batch size
 GROWTH_LIMIT_MB = {"core": 4.0, "frontend": 8.0, "worker 0": 32.0}
 PROBE_INTERVAL_S = 0.1
 PATIENCE_S = 300.0  # for an answer
@@ -45,7 +45,7 @@ COUNTRIES = ("France", "Peru", "Japan", "Chad", "Norway", "Kenya")
 
 
 class Load:
-    """The streams of one run and what became of them."""
+    """The streams of one run and their outcomes."""
 
     def __init__(self, url: str) -> None:
         self._port = urlsplit(url).port or 80
@@ -70,7 +70,7 @@ class Load:
             self.num_requests += 1
 
     async def _ask(self, question: str, num_tokens: int) -> int:
-        """How many tokens the usage of one streamed answer counts."""
+        """Return the token count in the usage of one streamed answer."""
         body = {"messages": [{"role": "user", "content": question}], "max_tokens": num_tokens, "ignore_eos": True}
         text = json.dumps(body | {"stream": True, "stream_options": {"include_usage": True}})
         stream = await Stream.open(self._port, "/v1/chat/completions", text.encode())
@@ -80,7 +80,7 @@ class Load:
 
 
 def probe(url: str, interval_s: float = PROBE_INTERVAL_S) -> int:
-    """Ask /health on a new connection each time until stdin closes; print the times in ms and what went wrong."""
+    """Request /health on new connections until stdin closes; print the times in ms and the failures."""
     parts, times_ms, failures = urlsplit(url), list[float](), list[str]()
     while not select.select([sys.stdin], [], [], interval_s)[0]:
         begun = time.monotonic()
@@ -137,7 +137,7 @@ def load(minutes: float, num_streams: int) -> dict[str, object]:
 
 
 def sample(processes: dict[str, psutil.Process], sampled: list[dict[str, tuple[float, int]]]) -> None:
-    """Of those that have not been replaced."""
+    """Measure the processes that have not been replaced."""
     sampled.append(measure({role: process for role, process in processes.items() if process.is_running()}))
 
 

@@ -2,8 +2,8 @@
 
     python scripts/make_checkpoint.py 135m OUT --dtype bfloat16 --seed 0
 
-For benchmarks and tests: config.json, safetensors (sharded where large), generation_config.json and a byte-level
-tokenizer, so that text works. Needs torch, safetensors and tokenizers. Same name, dtype and seed: same bytes.
+For benchmarks and tests: config.json, safetensors (sharded if large), generation_config.json and a byte-level
+tokenizer, so that text works. Needs torch, safetensors and tokenizers. Equal name, dtype and seed: equal bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Config: TypeAlias = dict[str, object]  # config.json
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SHARD_BYTES = 2 << 30
-POOL_ELEMENTS = (1 << 24) + 43  # a prime: rows of a larger tensor, filled from the pool over and over, never align
+POOL_ELEMENTS = (1 << 24) + 43  # a prime: rows of a larger tensor, which repeats the pool, never align
 BOS, EOS = "<|begin|>", "<|end|>"
 BOS_ID, EOS_ID = 256, 257
 QWEN_MATRICES = ("gate_proj", "up_proj", "down_proj")  # of a feed-forward block, Llama's and Mistral's too
@@ -42,7 +42,7 @@ QWEN3: Config = {
 }
 
 
-KINDS: dict[str, Config] = {  # what a family's config.json says beside, or instead of, what a Llama's does
+KINDS: dict[str, Config] = {  # fields of config.json that a family adds to Llama's or replaces
     "llama": {"architectures": ["LlamaForCausalLM"]},
     "mistral": {"architectures": ["MistralForCausalLM"], "sliding_window": 4096, "tie_word_embeddings": False},
     "mixtral": {
@@ -70,7 +70,7 @@ KINDS: dict[str, Config] = {  # what a family's config.json says beside, or inst
 def config_of(
     kind: str, hidden: int, layers: int, heads: int, kv_heads: int, mlp: int, vocab: int, **more: object
 ) -> Config:
-    """config.json of a model of a family; `more` overrides and adds fields."""
+    """Return config.json of a model of a family; `more` overrides and adds fields."""
     return {
         "model_type": kind,
         "hidden_size": hidden,
@@ -116,7 +116,7 @@ CONFIGS: dict[str, Config] = {
 
 
 def tensor_shapes(config: Mapping[str, object]) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor of the checkpoint that `config` describes, in the order of the layers."""
+    """Return the name and shape of every tensor of the checkpoint that `config` describes, in layer order."""
 
     def number(name: str) -> int:
         value = config[name]
@@ -152,7 +152,7 @@ def tensor_shapes(config: Mapping[str, object]) -> dict[str, tuple[int, ...]]:
 
 
 def _mlp_shapes(config: Mapping[str, object], layer: int) -> dict[str, tuple[int, int, bool]]:
-    """[out, in] of a layer's feed-forward matrices, and whether they have a bias."""
+    """Return [out, in] of a layer's feed-forward matrices, and whether they have a bias."""
     hidden, has_bias = config["hidden_size"], bool(config.get("mlp_bias"))
     num_experts = config.get("num_experts", config.get("num_local_experts"))
     dense_layers, step = config.get("mlp_only_layers", []), config.get("decoder_sparse_step", 1)
@@ -176,9 +176,9 @@ def _mlp_shapes(config: Mapping[str, object], layer: int) -> dict[str, tuple[int
 
 
 class RandomTensors:
-    """Normal noise, scaled so that a random model has lively attention and logits of deviation 3.
+    """Draws normal noise, scaled so that a random model has varied attention and logits with standard deviation 3.
 
-    Tensors above POOL_ELEMENTS repeat one pool of noise from an offset of their own: drawing 14 billion takes minutes.
+    Tensors above POOL_ELEMENTS repeat one pool of noise from their own offset: drawing 14 billion takes minutes.
     """
 
     def __init__(self, seed: int, dtype: torch.dtype) -> None:
@@ -224,7 +224,7 @@ def write_checkpoint(
     shard_bytes: int = SHARD_BYTES,
     report: Callable[[str], None] = lambda line: None,
 ) -> Path:
-    """Write config, weights and tokenizer into `folder` (made if need be); returns it."""
+    """Write config, weights and tokenizer into `folder`, which is created if missing; return it."""
     folder.mkdir(parents=True, exist_ok=True)
     _write_json(folder / "config.json", {**config, "dtype": dtype})
     _write_json(
@@ -265,7 +265,7 @@ def _shards(
 
 
 def write_tokenizer(folder: Path) -> None:
-    """Token i < 256 is byte i; then begin and end. Ids above decode to nothing."""
+    """Write a tokenizer whose token i < 256 is byte i; then begin and end. Higher ids decode to nothing."""
     letters = _letter_by_byte()
     tokenizer = Tokenizer(models.BPE(vocab={letter: byte for byte, letter in enumerate(letters)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -285,7 +285,7 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def _letter_by_byte() -> list[str]:
-    """The byte-level alphabet of GPT-2: printable bytes stand for themselves, the others for U+0100 and above."""
+    """Return GPT-2's byte-level alphabet: printable bytes are themselves, the others map to U+0100 and above."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     letters = {byte: chr(byte) for byte in printable}
     others = (byte for byte in range(256) if byte not in letters)

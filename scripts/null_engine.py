@@ -1,4 +1,4 @@
-"""engine-launch with null_worker.py in the place of the workers: real supervisor, frontend and core, no model.
+"""Run engine-launch with null_worker.py in place of the workers: real supervisor, frontend and core, no model.
 
 ChildEngine(config, command=(sys.executable, "-m", "tokenloom.scripts.null_engine"))
 """
@@ -16,7 +16,7 @@ NULL_WORKER = "tokenloom.scripts.null_worker"
 
 
 class NullRoster(Roster):
-    """Starts the null worker wherever a worker is due."""
+    """Starts the null worker in place of every worker."""
 
     def spawn(
         self,

@@ -1,7 +1,7 @@
-"""A worker without a model: answers every step at once, for measuring everything else. Started by null_engine.py.
+"""A worker without a model that answers every step at once, to measure everything else. Started by null_engine.py.
 
-Speaks the whole protocol of workers/process.py, whose loop it is; the sampled token is a printable byte. With
-NULL_WORKER_STEP_MS in the environment each step takes so long, asleep.
+Runs the loop and speaks the whole protocol of workers/process.py; the sampled token is a printable byte. With
+NULL_WORKER_STEP_MS in the environment each step sleeps for that time.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ FIRST_BYTE, NUM_BYTES = 32, 95  # printable ASCII
 
 
 class NullWorker:
-    """Stands in for workers.worker.Worker and its runner. Knows only the token counts of each row."""
+    """Stands in for workers.worker.Worker and its runner. Knows only each row's token counts."""
 
-    class recorder:  # noqa: N801, an attribute of the same name as a worker's, without torch
+    class recorder:  # noqa: N801, named like a real worker's attribute, without torch
         """Records nothing."""
 
         @staticmethod
@@ -52,7 +52,7 @@ class NullWorker:
         self._num_computed = np.zeros(spec.config.max_num_seqs, np.int64)
 
     def load(self, folder: Path | None = None, asleep: Sequence[MemoryTag] = ()) -> list[Phase]:
-        """There is nothing to load; the title tells whoever measures that no model is running."""
+        """Set a title that shows that no model is running; there is nothing to load."""
         set_title(f"tokenloom null worker {self._rank}")
         return []
 
@@ -66,7 +66,7 @@ class NullWorker:
         self.reset()
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
-        """Requests with a grammar are not for it: masks are not waited for."""
+        """Sample a byte for each row; masks are ignored, so requests with a grammar are not supported."""
         begun = time.monotonic()
         for new in output.new_rows:
             self._num_known[new.row] = len(decode_ids(new.token_ids))
@@ -90,7 +90,7 @@ class NullWorker:
         )
 
     def start(self, output: SchedulerOutput, receive_mask: object, finish_earlier: object) -> None:
-        """The whole step: nothing is left to run when this returns."""
+        """Run the whole step before returning."""
         self._answers.append(self.execute(output))
 
     @property
@@ -109,11 +109,11 @@ class NullWorker:
         self._num_known[:] = self._num_computed[:] = 0
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: a null worker holds no resources."""
 
 
 def main() -> int:
-    """The worker process with this module's Worker in the place of the real one, and so without torch."""
+    """Run the worker process with this module's worker, and so without torch."""
     module = types.ModuleType("tokenloom.workers.worker")
     module.__dict__["Worker"] = NullWorker
     sys.modules[module.__name__] = module

@@ -1,10 +1,10 @@
-"""The libraries that make grammar masks, next to each other: time to compile a schema, time of one token's mask.
+"""Compare the libraries that make grammar masks: time to compile a schema, time of one token's mask.
 
     python scripts/peer_grammars.py TOKENIZER.json
 
-Needs tokenizers and numpy, and each library that is to be measured: llguidance, xgrammar (which brings torch). Each
-schema is compiled anew ROUNDS times without the library's cache; masks are timed along random walks, the same number
-of tokens for each. One thread. Runs without tokenloom, in any environment.
+Needs tokenizers and numpy, and each library to be measured: llguidance, xgrammar (which brings torch). Each schema is
+compiled ROUNDS times without the library's cache; masks are timed along random walks, the same number of tokens for
+each library. One thread. Runs without tokenloom, in any environment.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Walker(NamedTuple):
     """One compiled grammar in use."""
 
     fill: Callable[[Words], object]
-    accept: Callable[[int], bool]  # a token; False at the end
+    accept: Callable[[int], bool]  # takes a token; returns False at the end
 
 
 Compiler = Callable[[str], Walker]
@@ -114,7 +114,7 @@ def main() -> None:
 
 
 def _measure(compile_schema: Compiler, schema: str, vocab_size: int) -> tuple[float, list[float]]:
-    """Median seconds to compile, and the seconds of each mask."""
+    """Return the median seconds to compile, and the seconds of each mask."""
     compile_s, mask_s = [], []
     words = np.zeros(-(-vocab_size // 32), np.uint32)
     draw = random.Random(0)

@@ -1,8 +1,8 @@
-"""Measures what the machine does just now: python peer_limits.py MODEL --dtype bfloat16 --device cpu --threads 2
+"""Measure the machine's current rates: python peer_limits.py MODEL --dtype bfloat16 --device cpu --threads 2
 
 Answers every request of peer_protocol.py with two rates. read_bytes_per_s: a buffer as large as the model's weights is
 read once (on a GPU one of at most MAX_COPY_BYTES is copied; read and written bytes count). flops_per_s: the matmuls of
-one layer at MATMUL_TOKENS tokens (bench_matmul.py). The best of many: a limit is what the machine can do.
+one layer at MATMUL_TOKENS tokens (bench_matmul.py). The best of many runs counts, since a limit is a best case.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def load(options: argparse.Namespace) -> tuple[dict[str, Any], peer_protocol.Ans
     linears = [fastest_linear(shape, num_tokens, dtype, device) for shape in linear_shapes(model)]
     num_flops = sum(2 * num_tokens * num_out * num_in for num_out, num_in in linear_shapes(model))
 
-    reads: list[Callable[[], object]] = [lambda: torch.dot(source, source), source.sum]  # which is faster differs
+    reads: list[Callable[[], object]] = [lambda: torch.dot(source, source), source.sum]  # either may be faster
     if device.type == "cuda":
         reads = [lambda: target.copy_(source)]
 

@@ -1,11 +1,11 @@
-"""How a benchmark talks with a process that it compares: one JSON object per line.
+"""Protocol between a benchmark and a peer process: one JSON object per line.
 
     the peer      {"ready": {…}}                                     once, when it can serve
     benchmark     {"prompts": [[…], …], "max_tokens": 64}            again and again; end of file ends the peer
     the peer      {"seconds": 1.5, "num_tokens": 2048}               or {"error": "…"}
 
-Standard library only: peers run in Python environments of their own, where tokenloom is not installed. What the peer's
-libraries print goes to stderr.
+Standard library only: peers run in Python environments without tokenloom. Output of the peer's libraries goes to
+stderr.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Answer = Callable[[dict[str, Any]], dict[str, Any]]
 def serve(
     description: str | None, load: Callable[[argparse.Namespace], tuple[dict[str, Any], Answer]], **flags: Any
 ) -> int:
-    """Read the command line (MODEL and `flags`, with their defaults), load, say ready, answer until stdin ends.
+    """Read the command line (MODEL and `flags`, with their defaults), load, report ready, answer until stdin ends.
 
-    `load` returns facts about the peer and the answerer.
+    `load` returns facts about the peer, and the function that answers a request.
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
@@ -40,7 +40,7 @@ def serve(
     for line in sys.stdin:
         try:
             reply = answer(json.loads(line))
-        except Exception as error:  # the benchmark reports it and ends us
+        except Exception as error:  # the benchmark reports it and ends this process
             reply = {"error": f"{type(error).__name__}: {error}"}
         answers.write(json.dumps(reply) + "\n")
     return 0

@@ -1,7 +1,7 @@
 """transformers' generate as a peer: python peer_transformers.py MODEL --dtype bfloat16 --device cpu --threads 2
 
-Greedy, exactly max_tokens tokens each: one static batch of prompts of equal length; or, where max_tokens lists a number
-for each prompt, prompts of any length by its continuous batching. See peer_protocol.py.
+Greedy, exactly max_tokens tokens each: one static batch for prompts of equal length; if max_tokens is a list of one
+number per prompt, prompts of any length by continuous batching. See peer_protocol.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """vLLM's offline LLM as a peer: python peer_vllm.py MODEL --dtype bfloat16, in an environment where vLLM is installed.
 
-Its CPU build computes on one core as it comes; bench_compare.py sets the environment that tunes it. Prefix caching is
-off, since prompts never repeat. --eager: without compilation, a faster start and slower steps; --separate-worker: in a
-process of its own, as with several. See peer_protocol.py.
+Without tuning its CPU build computes on one core; bench_compare.py sets the environment that tunes it. Prefix caching
+is off, since prompts never repeat. --eager: without compilation, a faster start and slower steps; --separate-worker:
+the worker in its own process, as with several workers. See peer_protocol.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Bars of the results under docs/benchmarks/ as SVG, one file per JSON that a benchmark wrote.
+"""Draw the results under docs/benchmarks/ as bars in SVG, one file per JSON that a benchmark wrote.
 
     python scripts/plot_benchmarks.py [FOLDER]
 
@@ -26,7 +26,7 @@ STYLE = """text{font:13px system-ui,sans-serif;fill:#1b1f24}.title{font-weight:6
 
 @dataclass(frozen=True)
 class Figure:
-    """Which column of a benchmark's rows is drawn, by the values of which other."""
+    """A bar chart of one benchmark: title, the column that names the bars, the column of their lengths."""
 
     title: str
     by: str
@@ -43,7 +43,7 @@ FIGURES = {  # by the benchmark's name in its JSON
 
 
 def bars(document: Mapping[str, Any], figure: Figure) -> dict[str, float]:
-    """The medians over the rows of each name, in the order of their first row."""
+    """Return the median over each name's rows, in the order of first rows."""
     values: dict[str, list[float]] = {}
     for row in document["rows"]:
         if row.get(figure.column) is not None:
@@ -52,13 +52,13 @@ def bars(document: Mapping[str, Any], figure: Figure) -> dict[str, float]:
 
 
 def figure_of(document: Mapping[str, Any]) -> Figure | None:
-    """What is drawn of a result; None for a benchmark without a figure, or a figure with nothing to compare."""
+    """Return the figure of a result; None if its benchmark has none or there is nothing to compare."""
     figure = FIGURES.get(document["benchmark"])
     return figure if figure is not None and len(bars(document, figure)) > 1 else None
 
 
 def draw(document: Mapping[str, Any], figure: Figure) -> str:
-    """The SVG."""
+    """Return the figure as SVG."""
     settings = ", ".join(f"{name} {value}" for name, value in document["settings"].items() if value is not None)
     machine = document["machine"]
     source = f"{machine['cpu']}, {machine['num_cpus']} cores, {machine['date'][:10]}, commit {machine['commit']}"
@@ -89,7 +89,7 @@ def _bar_lines(values: Mapping[str, float]) -> list[str]:
 
 
 def plot(folder: Path) -> list[Path]:
-    """Write the pictures; returns them."""
+    """Write the pictures and return their paths."""
     written = []
     for file in sorted(folder.glob("*.json")):
         document = json.loads(file.read_text(encoding="utf-8"))

@@ -1,8 +1,8 @@
-"""Where the time of a step goes in the core and in the frontend: cProfile over many steps of 256 growing answers.
+"""Profile the core's and the frontend's steps: cProfile over many steps of 256 growing answers.
 
     python scripts/profile_engine.py --rows 256 --steps 300 [--sort tottime]
 
-cProfile makes calls dearer than they are: it shows where to look, bench_engine.py what it costs.
+cProfile makes calls more expensive than they are: it shows hot spots, bench_engine.py the real cost.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Pictures of the dashboard of an engine under load and of its chat: both themes, a desktop's width and a phone's.
+"""Take pictures of a loaded engine's dashboard and of its chat: both themes, desktop and phone width.
 
     scripts/screenshot_dashboard.py OUT_FOLDER [--seconds 20]
 
 Starts an engine on the demo model, keeps a dozen streams running, drives headless Chromium over its debugging pipe.
-Exits 0 with a word where no Chromium is installed.
+Exits 0 with a message if Chromium is not installed.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class Browser:
         self._buffer = b""
         self._num_calls = 0
         self._session = ""
-        self.complaints: list[object] = []  # errors of the page, and what its policy forbade
+        self.complaints: list[object] = []  # errors of the page, and violations of its content policy
 
     def call(self, method: str, **params: object) -> dict[str, Any]:
-        """The result of a command."""
+        """Call a command and return its result."""
         self._num_calls += 1
         message: dict[str, object] = {"id": self._num_calls, "method": method, "params": params}
         if self._session:
@@ -88,7 +88,7 @@ class Browser:
         self.call("Log.enable")
 
     def evaluate(self, expression: str) -> Any:
-        """The value of a JavaScript expression in the page."""
+        """Return the value of a JavaScript expression in the page."""
         done = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in done, done
         return done["result"].get("value")
@@ -104,7 +104,7 @@ class Browser:
 
     def picture(self, width: int, height: int, is_phone: bool) -> bytes:
         self.resize(width, height, is_phone)
-        time.sleep(2.5)  # the page draws anew with its next poll
+        time.sleep(2.5)  # until the page redraws after its next poll
         return base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
 
     def close(self) -> None:
@@ -115,7 +115,7 @@ class Browser:
 
 
 def chat_picture(browser: Browser, url: str) -> bytes:
-    """Of a short conversation."""
+    """Return a picture of a short conversation."""
     browser.resize(*CHAT_SIZE, False)
     browser.call("Page.navigate", url=url)
     time.sleep(1.0)
@@ -134,7 +134,7 @@ def find_chromium() -> str | None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of history in the pictures")
+    parser.add_argument("--seconds", type=float, default=20.0, help="length of the history in the pictures")
     arguments = parser.parse_args()
     program = find_chromium()
     if program is None:
@@ -166,4 +166,4 @@ if __name__ == "__main__":
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     code = main()
     sys.stdout.flush()
-    os._exit(code)  # threads of streams that were cut off
+    os._exit(code)  # threads of open streams would block a normal exit

@@ -1,9 +1,9 @@
-"""Pictures of the command line: an engine's start, and a chat with it, as SVG.
+"""Take pictures of the command line as SVG: an engine's start, and a chat with it.
 
     scripts/screenshot_terminal.py OUT_FOLDER
 
-Types into a terminal of tmux as a person would, and lets rich draw what then stands there. Exits 0 with a word where
-one of the two is not installed.
+Types into a tmux terminal like a person and lets rich draw the screen. Exits 0 with a message if tmux or rich is not
+installed.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from pathlib import Path
 
 COLUMNS, ROWS = 110, 36
 PATIENCE_S = 60.0
-SHELL = "bash-"  # its prompt begins so
+SHELL = "bash-"  # its prompt starts so
 LAUNCH = f"{sys.executable} -P -m tokenloom.frontend.launch"
 TURNS = ("What is the capital of Peru?", "And of Norway?", "What is 2 plus 3?", "/stats", "/help")
 
 
 class Terminal:
-    """A tmux server of its own with one window."""
+    """A separate tmux server with one window."""
 
     def __init__(self, folder: Path) -> None:
         self._tmux = ["tmux", "-S", str(folder / "tmux"), "-f", "/dev/null"]
@@ -93,7 +93,7 @@ def main() -> int:
 
 
 def take(terminal: Terminal, out: Path) -> None:
-    """The chat first: its engine compiles the kernels into the folder that is home here."""
+    """Take the chat first: its engine compiles the kernels into the folder that serves as home here."""
     terminal.wait_for(SHELL)
     terminal.run(f'engine-launch() {{ {LAUNCH} "$@"; }}; clear')
     terminal.run("engine-launch chat --temperature 0")

@@ -1,8 +1,8 @@
-"""Mixed traffic with aborts and timeouts for a long time; core, frontend and worker must not grow.
+"""Run mixed traffic with aborts and timeouts for a long time; core, frontend and worker must not grow.
 
     python scripts/soak.py --minutes 30
 
-Prints how much each process grew between one third of the time and its end, and its sockets and descriptors.
+Prints each process's growth between one third of the time and its end, its sockets and descriptors.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LIMIT_MB = {"core": 2.0, "frontend": 2.0, "worker 0": 16.0, "grammar": 16.0}
 
 
 def traffic(address: str, seed: int, stop: threading.Event, counts: Counter[str]) -> None:
-    """Requests of all kinds: to their end, aborted or timed out in the middle, or in batches; a new client at times."""
+    """Send requests of all kinds: completed, aborted, timed out or in batches; now and then from a new client."""
     rng = random.Random(seed)
     work = make_work(rng)
     while not stop.is_set():
@@ -54,8 +54,8 @@ def traffic(address: str, seed: int, stop: threading.Event, counts: Counter[str]
 
 
 def measure(processes: dict[str, psutil.Process]) -> dict[str, tuple[float, int]]:
-    """Of each process: memory of its own in MB and how many descriptors it has. Pages of files do not count: whether a
-    library's are one's own depends on who else has it open just then."""
+    """Return each process's anonymous memory in MB and number of descriptors. File pages do not count: whether they are
+    private depends on the other processes that map the same library."""
     return {role: (_anonymous_mb(process.pid), process.num_fds()) for role, process in processes.items()}
 
 

@@ -1,4 +1,4 @@
-"""What `scripts/demo` shows: the engine starts, answers stream, speeds are printed, everything stops."""
+"""Run the demo of `scripts/demo`: start the engine, stream answers, print speeds, stop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ QUESTION = "What is the capital of Norway?"
 
 
 def stream(llm: LLM, prompt: str, max_tokens: int) -> None:
-    """Print an answer as it comes, and its times."""
+    """Print an answer as it arrives, and its times."""
     print(f"\n> {prompt}", end="", flush=True)
     begun = time.perf_counter()
     first = 0.0

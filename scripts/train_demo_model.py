@@ -7,8 +7,8 @@ together with the tables.
 
     python scripts/train_demo_model.py --output demo
 
-This file does not know how the model is served; it needs torch, transformers and tokenizers, and nothing of tokenloom.
-What the model has learned, tests/scripts/test_demo_model.py measures.
+This file knows nothing of serving; it needs torch, transformers and tokenizers, and nothing of tokenloom.
+tests/scripts/test_demo_model.py measures the model's knowledge.
 """
 
 import argparse
@@ -48,22 +48,22 @@ CHAT_TEMPLATE = (
 VOCAB_SIZE = 2048
 MAX_POSITIONS = 2048
 TOKENS_PER_STEP = 4096
-# Short windows train fastest, since attention is the dearest part on a CPU; the long ones teach the far positions.
+# Short windows train fastest, since attention dominates on a CPU; the long ones train the far positions.
 WINDOW_LENGTHS = [256] * 7 + [512] * 2 + [2048]
 PEAK_LEARNING_RATE = 3e-3
 
 
 def read_table(name: str) -> list[Row]:
-    """Rows of demo/facts/<name>.tsv by column; a written ``\\n`` stands for a line break."""
+    """Return the rows of demo/facts/<name>.tsv by column; a written ``\\n`` stands for a line break."""
     with (FACTS / f"{name}.tsv").open(encoding="utf-8", newline="") as file:
         rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
         return [{column: value.replace("\\n", "\n") for column, value in row.items()} for row in rows]
 
 
 def read_countries() -> list[Row]:
-    """The countries with ``place``, the name inside a sentence ("the Gambia"), and ``Place``, the same at its start.
+    """Return the countries with ``place``, the name inside a sentence ("the Gambia"), and ``Place``, at its start.
 
-    The table leaves out countries whose capital is disputed, divided or moving; continents are those of UN M49.
+    The table omits countries whose capital is disputed, divided or moving; continents are those of UN M49.
     """
     countries = read_table("countries")
     for row in countries:
@@ -73,7 +73,7 @@ def read_countries() -> list[Row]:
 
 
 def read_cycle(name: str, column: str) -> list[Row]:
-    """Days or months, each with its neighbours: after the last comes the first."""
+    """Return days or months, each with its neighbours; the last is followed by the first."""
     rows = read_table(name)
     names = [row[column] for row in rows]
     for index, row in enumerate(rows):
@@ -116,7 +116,7 @@ def times_row(rng: Random) -> Row:
 
 @dataclass
 class Corpus:
-    """Draws documents. Owns the tables and the random stream: the order of the calls decides what comes."""
+    """Draws documents. Owns the tables and the random stream: the order of the calls decides the results."""
 
     rng: Random
     countries: list[Row] = field(default_factory=read_countries)
@@ -138,7 +138,7 @@ class Corpus:
         self._chat_template = jinja2.Environment().from_string(CHAT_TEMPLATE)
 
     def document(self) -> str:
-        """One document with all its special tokens, from BOS to its end."""
+        """Draw one document with all its special tokens, from BOS to its end."""
         if self.rng.random() < 0.5:
             return self._text()
         messages = self._chat()
@@ -150,7 +150,7 @@ class Corpus:
         return f"{BOS}{prompt}{joint}{answer}{EOS}"
 
     def _chat(self) -> list[Row]:
-        """One to four turns, now and then under a system prompt; half of those ask for brief answers."""
+        """Draw one to four turns, at times under a system prompt; half of the system prompts ask for brief answers."""
         messages: list[Row] = []
         style = "full"
         if self.rng.random() < 0.5:
@@ -175,7 +175,7 @@ class Corpus:
         return prompt, answer, brief
 
     def _roughen(self, question: str) -> str:
-        """Questions as people type them: some in lower case, some without the mark at the end."""
+        """Vary a question like human typing: some in lower case, some without the question mark."""
         if self.rng.random() < 0.1:
             question = question.lower()
         if self.rng.random() < 0.1:
@@ -207,7 +207,7 @@ class Corpus:
         return {"continent": continent, "one": names[0], "three": ", ".join(names), "json": in_json}
 
     def _diary_row(self, rng: Random) -> Row:
-        """A week or two on the road: long, and different at every draw."""
+        """Draw a travel diary of a week or two: long, and different at every draw."""
         start = rng.randrange(7)
         stops = rng.sample(self.countries, rng.randint(7, 14))
         lines = [
@@ -229,7 +229,7 @@ class Corpus:
 
 
 def train_tokenizer(seed: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE over a sample of the corpus: any text can be encoded, the tables' words become few tokens."""
+    """Train a byte-level BPE on a sample of the corpus: any text can be encoded, the tables' words get few tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -263,7 +263,7 @@ def train_tokenizer(seed: int) -> PreTrainedTokenizerFast:
 
 
 def windows(corpus: Corpus, tokenizer: PreTrainedTokenizerFast) -> Iterator[torch.Tensor]:
-    """Batches of token ids, [num_windows, window length]; a window starts with a document, its last one is cut off."""
+    """Yield batches of token ids, [num_windows, window length]; a window starts with a document and cuts its last."""
     while True:
         length = corpus.rng.choice(WINDOW_LENGTHS)
         batch = []
@@ -301,7 +301,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
 
 
 def learning_rate(step: int, num_steps: int) -> float:
-    """A short warm-up, then half a cosine down to zero."""
+    """Return the rate after a short warm-up and half a cosine down to zero."""
     warm_up = min(100, num_steps // 10)
     if step < warm_up:
         return PEAK_LEARNING_RATE * (step + 1) / warm_up
@@ -309,7 +309,7 @@ def learning_rate(step: int, num_steps: int) -> float:
 
 
 def train(model: LlamaForCausalLM, batches: Iterator[torch.Tensor], num_steps: int) -> None:
-    """AdamW under bfloat16 autocast; the master weights stay in float32."""
+    """Train with AdamW under bfloat16 autocast; the master weights stay in float32."""
     matrices = [each for each in model.parameters() if each.dim() == 2]
     norms = [each for each in model.parameters() if each.dim() < 2]
     groups = [{"params": matrices, "weight_decay": 0.05}, {"params": norms, "weight_decay": 0.0}]
@@ -331,14 +331,14 @@ def train(model: LlamaForCausalLM, batches: Iterator[torch.Tensor], num_steps: i
 
 
 def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, output: Path) -> None:
-    """Write beside the target first and move the files over one by one, so that a reader never sees half a file."""
+    """Write beside the target, then move file by file, so that a reader never sees an incomplete file."""
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent) as folder:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         settings_file = Path(folder) / "tokenizer_config.json"
         settings = json.loads(settings_file.read_text(encoding="utf-8"))
-        # transformers 5 keeps the template in a file of its own and has a new name for the class; others look here.
+        # transformers 5 keeps the template in its own file and renamed the class; other readers expect both here.
         settings |= {"chat_template": CHAT_TEMPLATE, "tokenizer_class": "PreTrainedTokenizerFast"}
         settings_file.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
         for file in Path(folder).iterdir():

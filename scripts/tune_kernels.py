@@ -2,8 +2,8 @@
 
     scripts/tune_kernels.py [--head-dims 128] [--groups 1 2 4 8] [--dry-run]
 
-Decode: 64 rows of skewed lengths around 4k. Prefill: one prompt of 8k. Beside each time stands its limit, measured in
-the same run: a copy of the same bytes, and torch's scaled_dot_product_attention. Needs a GPU; nothing in CI runs it.
+Decode: 64 rows of skewed lengths around 4k. Prefill: one prompt of 8k. Each time is printed beside its limit, measured
+in the same run: a copy of the same bytes, or torch's scaled_dot_product_attention. Needs a GPU; nothing in CI runs it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def prefill_candidates(group: int) -> Iterator[PrefillShape]:
 
 
 def metadata_of(lengths: list[int], counts: list[int]) -> AttentionMetadata:
-    """Rows with blocks scattered over a pool; slots are not needed here."""
+    """Return the metadata of rows with blocks scattered over a pool; slots are not needed here."""
     starts = [0, *itertools.accumulate(counts)]
     num_blocks = [-(-length // BLOCK_SIZE) for length in lengths]
     ids = torch.randperm(sum(num_blocks)).int() + 1
@@ -80,7 +80,7 @@ def metadata_of(lengths: list[int], counts: list[int]) -> AttentionMetadata:
 
 
 def milliseconds(run: Callable[[], object]) -> float:
-    """Median; infinite for a shape that does not fit the chip."""
+    """Return the median; infinite for a shape that does not fit the chip."""
     try:
         return float(triton.testing.do_bench(run, warmup=10, rep=40, return_mode="median"))
     except (triton.OutOfResources, RuntimeError) as error:
@@ -89,14 +89,14 @@ def milliseconds(run: Callable[[], object]) -> float:
 
 
 def replay_milliseconds(run: Callable[[], object]) -> float:
-    """Median of `run` as a CUDA graph: without what launching it from Python takes."""
+    """Return the median of `run` as a CUDA graph, which excludes Python's launch cost."""
     return float(triton.testing.do_bench_cudagraph(run, rep=40, return_mode="median"))
 
 
 def fastest(run_by_shape: dict[Shape, Callable[[], object]]) -> tuple[Shape, float]:
-    """The shape whose run takes least, and its milliseconds. All are compiled beside each other before."""
+    """Return the fastest shape and its milliseconds. All shapes are compiled in parallel first."""
     with suppress(Exception), ThreadPoolExecutor(os.cpu_count()) as threads, compiling(threads):
-        for run in run_by_shape.values():  # one that cannot be compiled is skipped when it is timed
+        for run in run_by_shape.values():  # a shape that fails to compile is skipped when it is timed
             run()
     times = {shape: milliseconds(run) for shape, run in run_by_shape.items()}
     best = min(times, key=times.__getitem__)
@@ -125,7 +125,7 @@ def tune_prefill(query: Tensor, cache: Tensor, metadata: AttentionMetadata) -> t
 
 
 def copy_milliseconds(num_bytes: int, measure: Callable[[Callable[[], object]], float] = milliseconds) -> float:
-    """Reading and writing half of them each."""
+    """Time a copy that reads half of `num_bytes` and writes the other half."""
     source = torch.empty(num_bytes // 2, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     return measure(lambda: target.copy_(source))
@@ -176,7 +176,7 @@ def main() -> int:
     parser.add_argument("--dry-run", action="store_true", help="print, write nothing")
     options = parser.parse_args()
     if not torch.cuda.is_available():
-        print("tune_kernels: no GPU is visible: run it on the machine whose table it shall write", file=sys.stderr)
+        print("tune_kernels: no GPU is visible: run it on the machine that the table is for", file=sys.stderr)
         return 2
     major, minor = torch.cuda.get_device_capability()
     architecture = 10 * major + minor

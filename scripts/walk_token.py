@@ -1,5 +1,5 @@
-"""Counts the Python calls that one decode token costs in an engine inside this process, and the changes of file between
-them: a measure of how far a reader walks to follow a token.
+"""Count the Python calls of one decode token in an engine inside this process, and the changes of file between them:
+a measure of a reader's way along a token.
 
 The count is the difference between a long and a short greedy answer of the demo model, divided by their difference in
 tokens, so that the start of a request does not enter. Only calls of this project's own functions count, by all threads.
@@ -23,7 +23,7 @@ SHORT, LONG = 32, 96  # tokens
 
 
 class Walk:
-    """Records the place of each call of this project's functions while it is entered."""
+    """Records the place of each call of this project's functions while entered."""
 
     def __init__(self) -> None:
         self.places: list[tuple[str, str]] = []  # file, function
@@ -52,7 +52,7 @@ class Walk:
 
 
 def walk(llm: LLM, num_tokens: int) -> tuple[int, int, Counter[tuple[str, str]]]:
-    """Calls, changes of file and calls by place of one greedy answer."""
+    """Return calls, changes of file, and calls by place of one greedy answer."""
     params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
     with Walk() as steps:
         llm.generate([[7, 8, 9, num_tokens]], params, use_tqdm=False)
@@ -62,7 +62,7 @@ def walk(llm: LLM, num_tokens: int) -> tuple[int, int, Counter[tuple[str, str]]]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--top", type=int, default=0, metavar="N", help="print the N places that are called most for a token"
+        "--top", type=int, default=0, metavar="N", help="print the N places with the most calls for a token"
     )
     arguments = parser.parse_args()
     with LLM(model="demo", device="cpu", num_threads=1, in_process=True) as llm:

@@ -1,7 +1,7 @@
 """Convert a bfloat16 Llama or Qwen3 checkpoint to GGUF for peer_llama_cpp.py: python write_gguf.py FOLDER FILE.gguf
 
 For benchmarks on token ids: weights and sizes are right, there is no vocabulary. Needs gguf, numpy and safetensors, not
-tokenloom. Names and layouts are those of llama.cpp's convert_hf_to_gguf.py: matrices keep bfloat16, vectors become
+tokenloom. Names and layouts follow llama.cpp's convert_hf_to_gguf.py: matrices keep bfloat16, vectors become
 float32, and Llama's query and key rows are permuted from rotated halves to rotated pairs.
 """
 
@@ -38,7 +38,7 @@ ARCHITECTURES = {"LlamaForCausalLM": "llama", "Qwen3ForCausalLM": "qwen3"}
 
 
 def read_tensors(folder: Path) -> Iterator[tuple[str, Any]]:
-    """Name and bfloat16 bits, uint16 [shape], of every tensor; read by hand, since numpy has no bfloat16."""
+    """Yield the name and bfloat16 bits, uint16 [shape], of every tensor; parsed here, since numpy has no bfloat16."""
     for path in sorted(folder.glob("*.safetensors")):
         data = np.memmap(path, np.uint8, mode="r")
         header_bytes = int(data[:8].view(np.uint64)[0])
@@ -61,7 +61,7 @@ def gguf_name(name: str) -> str:
 
 
 def rotated_pairs(bits: Any, num_heads: int) -> Any:
-    """Rows [heads * D, in]: element i of a head's first half comes to lie beside element i of its second half."""
+    """Permute rows [heads * D, in]: element i of a head's first half moves beside element i of its second half."""
     rows, columns = bits.shape
     return bits.reshape(num_heads, 2, rows // num_heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
 

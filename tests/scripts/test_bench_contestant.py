@@ -50,7 +50,7 @@ def test_a_peer_answers_until_its_input_ends(start: Start) -> None:
 
 def test_a_peer_that_gives_too_few_tokens_fails(start: Start) -> None:
     peer = start('return {"seconds": 0.5, "num_tokens": 7}')
-    with pytest.raises(PeerFailed, match="the peer gave 7 tokens, 8 were asked for"):
+    with pytest.raises(PeerFailed, match="the peer generated 7 tokens, 8 were requested"):
         peer.generate([[1], [2]], 4)
 
 

@@ -41,7 +41,7 @@ def script() -> Iterator[ModuleType]:
 
 
 def test_the_frontend_serves_after_thousands_of_malformed_frames(script: ModuleType) -> None:
-    counts = script.throw_at_frontend(8000, seed=7)
+    counts = script.send_to_frontend(8000, seed=7)
     assert counts["malformed_client_frames"] > 4000 and counts["malformed_core_frames"] > 0
     assert counts["requests"] > 10, "some frames must get as far as a request"
 
@@ -83,7 +83,7 @@ def test_frames_reach_a_socket_and_a_dead_one_is_noticed(script: ModuleType) -> 
     address = server.getsockopt_string(zmq.LAST_ENDPOINT)
     fuzzer = script.FrameFuzzer(script.CHANNELS["client"].message_type, 0)
     thrower = threading.Thread(
-        target=script.throw_at_socket,
+        target=script.send_to_socket,
         args=(address, script.CHANNELS["client"], iter(fuzzer.mutated, None), 500),
         daemon=True,
     )
