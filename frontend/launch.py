@@ -30,10 +30,10 @@ from .options.arguments import add_engine_arguments, given_options
 from .options.help import HelpAction
 from .options.options import log_ignored, new_config
 from .options.parser import OptionParser
-from .supervisor.hub import is_model
+from .supervisor.hub import is_model_name
 from .supervisor.resolve import resolve
 from .supervisor.signal_watch import StartInterrupted
-from .supervisor.start_report import PatientReport, write_to_stderr
+from .supervisor.start_report import ThrottledWriter, write_to_stderr
 from .supervisor.supervisor import Supervisor
 
 _WORDS = {SERVE: [], "version": ["--version"], "help": ["--help"]}  # that may come first, and the flags they stand for
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return load_command(first).main(argv[1:])
     if first in _WORDS:
         return serve([*_WORDS[first], *argv[1:]], has_http=first == SERVE)
-    if first and not first.startswith("-") and not is_model(first):
+    if first and not first.startswith("-") and not is_model_name(first):
         print(f"engine-launch: {unknown_command(first)}", file=sys.stderr)
         return 2
     return serve(argv)
@@ -152,7 +152,7 @@ def _start(config: EngineConfig, is_private: bool) -> Supervisor:
     run_directory = RunDirectory.create()
     announce: Callable[[str], None] = _say
     if is_private:
-        announce = (lambda line: None) if config.log_level == "error" else PatientReport(write_to_stderr)
+        announce = (lambda line: None) if config.log_level == "error" else ThrottledWriter(write_to_stderr)
     listeners = HttpListeners()
     try:
         listeners.open(config)  # first of all: a port in use is told at once

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 from tokenloom.frontend import launch
 from tokenloom.frontend.supervisor import supervisor
-from tokenloom.frontend.supervisor.children import Roster
+from tokenloom.frontend.supervisor.children import Children
 
 NULL_WORKER = "tokenloom.scripts.null_worker"
 
 
-class NullRoster(Roster):
+class NullChildren(Children):
     """Starts the null worker in place of every worker."""
 
     def spawn(
@@ -32,5 +32,5 @@ class NullRoster(Roster):
 
 
 if __name__ == "__main__":
-    supervisor.__dict__["Roster"] = NullRoster
+    supervisor.__dict__["Children"] = NullChildren
     sys.exit(launch.main())

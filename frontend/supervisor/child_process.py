@@ -1,4 +1,7 @@
-"""One child of the supervisor: started by exec in its own session, tied to us by a lifeline, its last words kept."""
+"""ChildProcess: one child of the supervisor, started by exec in a session of its own.
+
+Its standard input is the lifeline that ends it with the supervisor; the last lines of its stderr are kept for errors.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,11 @@ from ...ipc.process.signals import group_signals_held_back
 from .oom_kills import OomKills
 
 NUM_LAST_WORDS = 50
-LEAST_RUN_S = 1e-3  # who runs for less has not run
+MIN_RUN_S = 1e-3  # below this CPU time a process counts as not scheduled
 
 
 class ChildProcess:
-    """Owns the process, its standard input, which is its lifeline, and the read end of its stderr."""
+    """Owns the process, the write end of its lifeline and the read end of its stderr."""
 
     def __init__(
         self,
@@ -47,7 +50,7 @@ class ChildProcess:
         os.set_blocking(self.stderr_fd, False)
         self.pid_fd = os.pidfd_open(self._process.pid)
         self._partial = b""
-        self._schedule = Schedule.of(self.pid)
+        self._sched_stat = SchedStat.of(self.pid)
         self.oom_kills = OomKills(self.pid)
 
     @property
@@ -60,7 +63,7 @@ class ChildProcess:
         return self._process.poll()
 
     def resident_bytes(self) -> int:
-        """Its memory by now; 0 when it has ended."""
+        """Return the resident memory of the process, 0 if it has ended."""
         try:
             with open(f"/proc/{self.pid}/statm", "rb") as file:
                 return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -68,21 +71,22 @@ class ChildProcess:
             return 0
 
     def take_starved_s(self) -> float:
-        """For how long its loop has waited for a CPU or for the disk since the last call."""
-        before, self._schedule = self._schedule, Schedule.of(self.pid)
-        return self._schedule.starved_s(before)
+        """Return the seconds since the last call in which the main thread waited for a CPU or for the disk."""
+        before, self._sched_stat = self._sched_stat, SchedStat.of(self.pid)
+        return self._sched_stat.starved_s(before)
 
     def describe_exit(self) -> str:
+        """Describe how the process ended, with its last line of stderr above INFO. It must have ended."""
         code = self.exit_code
         assert code is not None
-        if code == -signal.SIGKILL and (reason := self.oom_kills.verdict()):
+        if code == -signal.SIGKILL and (reason := self.oom_kills.describe()):
             return f"{self.name} was killed by SIGKILL: {reason}"
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
         words = next((line for line in reversed(self.last_words) if line.strip() and " INFO " not in line), "")
         return f"{self.name} {how}" + (f": {words.strip()}" if words else "")
 
     def read_stderr(self) -> list[str]:
-        """Whole lines that have come since the last call; b"" at end of file ends the stream."""
+        """Return the whole lines written since the last call."""
         try:
             data = os.read(self.stderr_fd, 1 << 16)
         except (BlockingIOError, OSError):
@@ -93,7 +97,7 @@ class ChildProcess:
         return text
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it ended within `timeout_s`; its stderr is drained meanwhile so that it cannot block on it."""
+        """Wait until the process ends; False after `timeout_s`."""
         ready = select.select([self.pid_fd], [], [], max(timeout_s, 0))[0]
         return bool(ready) and self._process.wait() is not None
 
@@ -103,7 +107,7 @@ class ChildProcess:
             self._process.wait()
 
     def close(self) -> None:
-        """Kill it if it still runs, and give up all descriptors."""
+        """Kill the process if it still runs, and close all descriptors."""
         self.kill()
         assert self._process.stderr is not None and self._process.stdin is not None
         self._process.stderr.close()
@@ -111,16 +115,16 @@ class ChildProcess:
         os.close(self.pid_fd)
 
 
-class Schedule(NamedTuple):
-    """What the first thread of a process has got of the CPUs until now."""
+class SchedStat(NamedTuple):
+    """CPU scheduling of a process's main thread up to now, from /proc."""
 
     at: float  # monotonic seconds
-    state: str  # R: runs or could; D: waits for the disk; S: sleeps; T: was stopped; empty where nobody tells
+    state: str  # R: runs or is runnable; D: waits for the disk; S: sleeps; T: stopped; empty: unknown
     ran_s: float
-    waited_s: float  # for a CPU; counted when it gets one
+    waited_s: float  # for a CPU; the kernel adds a wait when it ends
 
     @classmethod
-    def of(cls, pid: int) -> Schedule:
+    def of(cls, pid: int) -> SchedStat:
         now = time.monotonic()
         try:
             with (
@@ -132,8 +136,8 @@ class Schedule(NamedTuple):
         except (OSError, ValueError):
             return cls(now, "", 0.0, 0.0)
 
-    def starved_s(self, before: Schedule) -> float:
-        """Since `before`: all of the time if it wants to go on now and has not run at all."""
-        if self.state in ("R", "D") and self.ran_s - before.ran_s < LEAST_RUN_S:
+    def starved_s(self, before: SchedStat) -> float:
+        """Return the seconds since `before` in which the thread was runnable, or in disk sleep, but not scheduled."""
+        if self.state in ("R", "D") and self.ran_s - before.ran_s < MIN_RUN_S:
             return self.at - before.at
         return max(self.waited_s - before.waited_s, 0.0)

@@ -1,6 +1,7 @@
-"""Roster: the children that live, and how to reach them over the control socket.
+"""Children: the supervisor's child processes and the control socket to them.
 
-Knows processes and messages as such; what a message means and what a loss leads to is the supervisor's.
+Starts, signals and removes processes, sends and receives messages. Does not know what a message means or how a lost
+process is replaced: both belong to the supervisor.
 """
 
 from __future__ import annotations
@@ -28,23 +29,23 @@ logger = logging.getLogger("tokenloom.supervisor")
 
 @dataclass(eq=False)
 class Child:
-    """A process and the identity under which it speaks on the control socket."""
+    """A process and its identity on the control socket."""
 
     role: str  # worker, core or frontend
     process: ChildProcess
     identity: bytes
     is_ready: bool = False
     measured: Measured | None = None
-    heard_at: float = field(default_factory=time.monotonic)
-    failure: str = ""  # what it said of its own end
+    last_sign_at: float = field(default_factory=time.monotonic)  # last message; the time without a CPU is added
+    failure: str = ""  # message of its Failed
 
     def describe_end(self) -> str:
-        """Which process, how it ended and why; there is an exit code."""
+        """Name the process and the cause of its end. It must have ended, or have sent Failed."""
         return f"{self.process.name} failed: {self.failure}" if self.failure else self.process.describe_exit()
 
 
-class Roster:
-    """Owns the control socket and the children; whatever can wake the supervisor is registered with `poller`."""
+class Children:
+    """Owns the control socket, the children, and `poller`, which wakes the supervisor for any event of them."""
 
     def __init__(self, spec: EngineSpec) -> None:
         self._environment = spec.environment()
@@ -55,7 +56,7 @@ class Roster:
         self._num_malformed = 0
         self.poller = zmq.Poller()
         self.poller.register(self._control, zmq.POLLIN)
-        self.children: list[Child] = []
+        self.all: list[Child] = []
 
     def spawn(
         self,
@@ -67,15 +68,15 @@ class Roster:
         inherited_fds: Sequence[int] = (),
     ) -> None:
         process = ChildProcess(name, module, arguments, self._environment, inherited_fds)
-        self.children.append(Child(role, process, identity.encode()))
+        self.all.append(Child(role, process, identity.encode()))
         self.poller.register(process.stderr_fd, zmq.POLLIN)
         self.poller.register(process.pid_fd, zmq.POLLIN)
 
     def of(self, role: str) -> list[Child]:
-        return [child for child in self.children if child.role == role]
+        return [child for child in self.all if child.role == role]
 
     def kernels(self) -> str:
-        """What the workers compute with, each kind once."""
+        """Name the kernels that the workers use, each kind once."""
         named = (child.measured.kernels for child in self.of("worker") if child.measured is not None)
         return "; ".join(dict.fromkeys(named))
 
@@ -84,36 +85,37 @@ class Roster:
         return bool(children) and all(child.is_ready for child in children)
 
     def remove(self, role: str) -> None:
-        """Kill what is left of a role and forget it."""
+        """Kill all processes of a role and remove them."""
         for child in self.of(role):
             self.poller.unregister(child.process.stderr_fd)
             self.poller.unregister(child.process.pid_fd)
             child.process.close()
-            self.children.remove(child)
+            self.all.remove(child)
 
     def ended(self) -> Iterator[Child]:
-        """Children whose process has ended, as long as they are on the roster."""
-        for child in list(self.children):
-            if child in self.children and child.process.exit_code is not None:
+        """Yield the children with an ended process. The caller may remove children meanwhile."""
+        for child in list(self.all):
+            if child in self.all and child.process.exit_code is not None:
                 yield child
 
-    def bury_orphans(self) -> None:
-        """As process 1 of a container the supervisor inherits what its children leave behind (compilers, the grammar
-        process of a lost core), and the dead among it stay until they are waited for."""
-        ours = {child.process.pid for child in self.children}
+    def reap_orphans(self) -> None:
+        """Wait for ended processes that are not children of ours. As process 1 of a container the supervisor inherits
+        the orphans of its children (compilers, the grammar process of a lost core), which else stay as zombies."""
+        ours = {child.process.pid for child in self.all}
         with contextlib.suppress(ChildProcessError):  # there are no children at all
             while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and found.si_pid not in ours:
                 os.waitpid(found.si_pid, 0)
 
-    def pass_on_stderr(self) -> None:
-        for child in self.children:
+    def forward_stderr(self) -> None:
+        """Write the new stderr lines of all children to ours."""
+        for child in self.all:
             for line in child.process.read_stderr():
                 write_line(line, sys.stderr)
 
     def receive(self) -> Iterator[tuple[Child, ChildToSupervisor]]:
-        """All messages that have come from children on the roster."""
+        """Yield all waiting messages with their sender; those of removed children are dropped."""
         for identity, frame in receive(self._control, num_parts=2):
-            child = next((child for child in self.children if child.identity == identity), None)
+            child = next((child for child in self.all if child.identity == identity), None)
             try:
                 message = self._decoder.decode(frame)
             except ProtocolError as error:
@@ -122,26 +124,26 @@ class Roster:
                     logger.warning("%d malformed on the control socket; the last: %s", self._num_malformed, error)
                 continue
             if child is not None:
-                child.heard_at = time.monotonic()
+                child.last_sign_at = time.monotonic()
                 yield child, message
 
     def broadcast(self, message: SupervisorToChild, *roles: str) -> None:
-        """To all children, or to those of the given roles."""
-        for child in self.children:
+        """Send `message` to all children, or to those of the given roles."""
+        for child in self.all:
             if not roles or child.role in roles:
-                self.tell(child, message)
+                self.send(child, message)
 
-    def tell(self, child: Child, message: SupervisorToChild) -> None:
-        with contextlib.suppress(zmq.ZMQError):  # it has not connected yet, or is gone
+    def send(self, child: Child, message: SupervisorToChild) -> None:
+        with contextlib.suppress(zmq.ZMQError):  # not connected yet, or no longer
             self._control.send_multipart([child.identity, encode(message)])
 
     def close(self, timeout_s: float) -> None:
-        """Wait for the children to end, kill those that have not within `timeout_s`, and release everything."""
+        """Wait at most `timeout_s` for the children to end, kill the others, and close all sockets and descriptors."""
         deadline = time.monotonic() + timeout_s
-        for child in self.children:
+        for child in self.all:
             child.process.wait(deadline - time.monotonic())
-        self.pass_on_stderr()
-        for child in self.children:
+        self.forward_stderr()
+        for child in self.all:
             child.process.close()
-        self.children.clear()
+        self.all.clear()
         self._context.destroy(linger=0)

@@ -1,4 +1,4 @@
-"""What an engine is at just now, in a few lines for its log."""
+"""EngineState: a snapshot of the engine, formatted as log lines on SIGUSR1."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from .children import Child
 
 
 class EngineState(NamedTuple):
-    """As the supervisor knows it."""
+    """Snapshot of the engine as the supervisor sees it."""
 
-    places: Sequence[str]  # where it serves
+    places: Sequence[str]  # addresses that it serves
     uptime_s: float
     phase: str  # starting, serving or draining
     children: Sequence[Child]
-    epochs: Mapping[str, str]  # by role: which generation of it this is
+    epochs: Mapping[str, str]  # by role: "generation 2", "epoch 0", "number 0"
     progress: Progress
     progress_age_s: float
-    num_blocks: int  # of the KV pool, the null block among them; 0: not settled yet
+    num_blocks: int  # of the KV pool, with the null block; 0: not measured yet
     num_restarts: Mapping[str, int]  # by role
     last_failure: str
     is_asleep: bool = False
 
 
 def state_lines(state: EngineState) -> list[str]:
-    """The engine, each of its processes, and the work."""
+    """Format the state: a line for the engine, one for each process, one for the work, one for the last failure."""
     restarts = ", ".join(f"{count} of the {role}" for role, count in state.num_restarts.items() if count)
     where = f" at {' and '.join(state.places)}" if state.places else ""
     lines = [f"state: {state.phase}{where}, up {_duration(state.uptime_s)}; restarts: {restarts or 'none'}"]

@@ -1,4 +1,4 @@
-"""Holdings: what every worker holds in memory, for those that take its place; while it changes, what is from before."""
+"""Holdings: the weights and memory that all workers hold, so that replacement workers start with the same."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ logger = logging.getLogger("tokenloom.supervisor")
 
 
 class Holdings:
-    """Weights of `model_folder` and the KV pool, but for what is `asleep`."""
+    """The workers hold the weights in `model_folder` and the KV pool, except the parts named in `asleep`.
+
+    During a change (reload, sleep, wake-up) both attributes keep the old values until all ranks have finished.
+    """
 
     def __init__(self, model_folder: str) -> None:
         self.model_folder = model_folder
@@ -23,7 +26,7 @@ class Holdings:
         return self._next is not None
 
     def note(self, message: Reloading | Reloaded) -> None:
-        """A change begins, or has come to its end on all ranks."""
+        """Begin a change at Reloading, apply it at Reloaded, when all ranks have finished."""
         if isinstance(message, Reloading):
             self._next = message.holding
         elif self._next is not None:
@@ -33,5 +36,5 @@ class Holdings:
             logger.info("serves the weights in %s now; asleep: %s", self.model_folder, asleep)
 
     def abandon_change(self) -> None:
-        """New workers hold what was held before."""
+        """Keep the old values; new workers load them."""
         self._next = None

@@ -1,4 +1,4 @@
-"""From the name of a checkpoint to its folder: a folder, an id of the Hugging Face hub, or the demo model.
+"""Finds the folder of a checkpoint by its name: a folder, an id of the Hugging Face hub, or the demo model.
 
 The hub's client is imported only for a hub id.
 """
@@ -19,32 +19,32 @@ _WEIGHT_FILES = ["*.safetensors", "*.safetensors.index.json"]
 _OTHER_FILES = ["*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
 
 
-def is_model(name: str) -> bool:
-    """Whether it is of the form of a model's name, and not of a command's."""
+def is_model_name(name: str) -> bool:
+    """Whether `name` can name a model: the demo, a folder or a hub id. Names of commands cannot."""
     return name == "demo" or os.path.isdir(name) or _HUB_ID.fullmatch(name) is not None
 
 
 def find_checkpoint(
-    name: str | None, revision: str | None, what: str = "--model", config: EngineConfig | None = None
+    name: str | None, revision: str | None, option: str = "--model", config: EngineConfig | None = None
 ) -> Path:
-    """The folder of `name`: a folder, or a hub id whose files are fetched unless cached; None, demo: the demo.
-    An error calls it by `what` it was given as."""
+    """Return the folder of a checkpoint; the files of a hub id are downloaded unless cached. None is the demo model.
+    `option` names the checkpoint in errors."""
     if name is not None and os.path.isdir(name):
         return Path(name).resolve()
     if name in (None, "demo"):
         return DEMO_FOLDER
     if not _HUB_ID.fullmatch(name):
-        raise ConfigError(f"{what} {name} is neither a folder, nor a hub id of the form owner/name, nor demo")
-    return _fetch(name, revision, what, config or EngineConfig())
+        raise ConfigError(f"{option} {name} is neither a folder, nor a hub id of the form owner/name, nor demo")
+    return _fetch(name, revision, option, config or EngineConfig())
 
 
-def _fetch(name: str, revision: str | None, what: str, config: EngineConfig) -> Path:
+def _fetch(name: str, revision: str | None, option: str, config: EngineConfig) -> Path:
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     from .hub_progress import HubProgress
 
-    has_weights = what != "--tokenizer" and config.load_format != "dummy"
+    has_weights = option != "--tokenizer" and config.load_format != "dummy"
     try:
         folder = snapshot_download(
             name,
@@ -52,7 +52,7 @@ def _fetch(name: str, revision: str | None, what: str, config: EngineConfig) -> 
             allow_patterns=_OTHER_FILES + (_WEIGHT_FILES if has_weights else []),
             cache_dir=config.download_dir,
             token=config.hf_token,
-            tqdm_class=None if sys.stderr.isatty() else HubProgress,  # on a terminal the hub's own bars
+            tqdm_class=None if sys.stderr.isatty() else HubProgress,  # a terminal shows the hub's own bars
         )
         return Path(folder)
     except GatedRepoError:
@@ -61,7 +61,7 @@ def _fetch(name: str, revision: str | None, what: str, config: EngineConfig) -> 
         why = "no such folder, and the hub knows no such repository; a private one needs HF_TOKEN or --hf-token"
     except RevisionNotFoundError:
         why = f"the hub knows no revision {revision} of it"
-    except OSError as error:  # the hub's errors and those of the network are
+    except OSError as error:  # base class of the hub's and the network's errors
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         if constants.HF_HUB_OFFLINE:
             cache = config.download_dir or constants.HF_HUB_CACHE
@@ -71,4 +71,4 @@ def _fetch(name: str, revision: str | None, what: str, config: EngineConfig) -> 
                 f"it is no folder and cannot be fetched from {constants.ENDPOINT} ({reason}): check the network "
                 "or give a folder; HF_ENDPOINT names a mirror, HF_TOKEN a key, HF_HUB_OFFLINE=1 asks the cache alone"
             )
-    raise ConfigError(f"{what} {name}: {why}")
+    raise ConfigError(f"{option} {name}: {why}")

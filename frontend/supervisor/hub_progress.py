@@ -1,4 +1,4 @@
-"""HubProgress: a download's bar as lines of the log, for a standard error that is no terminal."""
+"""HubProgress: shows a download as log lines if standard error is not a terminal."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from ...ipc.process.log import info_line
-from .start_report import PATIENCE_S, PatientReport, write_to_stderr
+from .start_report import MIN_INTERVAL_S, ThrottledWriter, write_to_stderr
 
 
 class HubProgress(tqdm):  # type: ignore[misc]  # tqdm has no types
-    """What huggingface_hub takes as `tqdm_class`."""
+    """Progress bar for huggingface_hub's `tqdm_class`."""
 
     monitor_interval = 0  # no thread of its own
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        self._report = PatientReport(write_to_stderr)
-        more = {"disable": False, "ascii": True, "mininterval": PATIENCE_S / 2, "file": io.StringIO()}  # its own writes
+        self._report = ThrottledWriter(write_to_stderr)
+        more = {"disable": False, "ascii": True, "mininterval": MIN_INTERVAL_S / 2, "file": io.StringIO()}  # not stderr
         super().__init__(*arguments, **{**options, **more})
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:

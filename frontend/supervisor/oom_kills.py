@@ -1,4 +1,4 @@
-"""OomKills: whether it was the kernel, out of memory, that killed a process."""
+"""OomKills: detects that the kernel's OOM killer killed a process."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ _MEND = "or lower --kv-cache-memory-bytes"
 
 
 class OomKills:
-    """Remembers the kernel's counts of such kills as of the last `look`: only what comes after counts."""
+    """Compares the kernel's counts of OOM kills with those at the last `update`."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._cgroups: list[MemoryCgroup] = []
         self._num_kills: list[int | None] = []  # of the process's own cgroup, and of the machine
-        self.look()
+        self.update()
 
-    def look(self) -> None:
-        """To be called now and then while the process lives: it may be moved to another cgroup, and other processes
-        may be killed in its own."""
+    def update(self) -> None:
+        """Read the counts. Call it now and then while the process runs: it may move to another cgroup, and other
+        processes in its cgroup may be killed."""
         self._cgroups = memory_cgroups(self._pid) or self._cgroups
         self._num_kills = self._count()
 
@@ -26,8 +26,8 @@ class OomKills:
         own = next((count for cgroup in self._cgroups if (count := cgroup.num_oom_kills) is not None), None)
         return [own, num_machine_oom_kills()]
 
-    def verdict(self) -> str:
-        """Of a process that SIGKILL ended: how the kernel came to kill it, and the mend; empty if it did not."""
+    def describe(self) -> str:
+        """Describe the OOM kill of a process that SIGKILL ended, with the mend; empty if the kernel did not kill it."""
         is_same = [before == now for before, now in zip(self._num_kills, self._count(), strict=True) if now is not None]
         if not is_same or any(is_same):
             return ""

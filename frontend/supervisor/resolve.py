@@ -1,4 +1,4 @@
-"""From EngineConfig to EngineSpec: find the checkpoint, read its shape, settle everything automatic.
+"""Resolves an EngineConfig into an EngineSpec: finds the checkpoint, reads its shape, replaces each "auto" by a value.
 
 Needs neither torch nor transformers.
 """
@@ -20,13 +20,13 @@ from ...ipc.config.quantization_config import QuantizationConfig
 from ...ipc.errors import ConfigError
 from ...ipc.keys import Keys
 from ..listening.tls import new_ssl_context
-from .generation import default_sampling_params, generation_folder
+from .generation_config import default_sampling_params, generation_folder
 from .hub import DEMO_FOLDER as DEMO_FOLDER
 from .hub import find_checkpoint as find_checkpoint
 from .start_check import check_gpu, check_weights
 
 DType = Literal["float32", "bfloat16", "float16"]
-_STORED_AS = {  # by --quantization: layouts of checkpoints that are quantized so
+_STORED_AS = {  # --quantization: layouts of checkpoints in this format
     "awq": ("awq",),
     "gptq": ("gptq",),
     "compressed-tensors": ("packed", "scaled"),
@@ -35,7 +35,7 @@ _STORED_AS = {  # by --quantization: layouts of checkpoints that are quantized s
 
 
 def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
-    """Raises ConfigError for whatever can be known to fail before a process is started."""
+    """Resolve the configuration. Raises ConfigError for each failure that is certain before a process starts."""
     if config.key_file is not None:
         Keys.load(config.key_file)
     new_ssl_context(config)
@@ -71,7 +71,7 @@ def _tokenizer_folder(config: EngineConfig, folder: Path) -> Path:
 
 
 def check_parallel(model: ModelConfig, size: int) -> None:
-    """Whether the model's layers can be shared by `size` ranks."""
+    """Raise ConfigError if the model's layers cannot be sharded over `size` ranks."""
     if model.num_heads % size:
         raise ConfigError(
             f"{model.num_heads} attention heads do not divide among --tensor-parallel-size {size}: choose a divisor"

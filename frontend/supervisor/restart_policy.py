@@ -1,4 +1,4 @@
-"""How long to wait before a process is started again, and when to give up."""
+"""RestartPolicy: the delay before a lost process is started again, and the limit of failures in a row."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ MAX_DELAY_S = 5.0
 
 
 class RestartPolicy:
-    """Counts failures in a row; progress forgives them."""
+    """Counts failures in a row; a finished step sets the count to 0."""
 
     def __init__(self) -> None:
         self.num_restarts = 0  # ever
         self._num_in_a_row = 0
 
     def on_failure(self) -> float | None:
-        """Seconds to wait before the next start; None: it is hopeless."""
+        """Count a failure and return the seconds to wait before the next start; None: give up."""
         self._num_in_a_row += 1
         if self._num_in_a_row > MAX_FAILURES:
             return None

@@ -1,6 +1,6 @@
-"""The service manager's protocol (sd_notify): systemd learns when the engine serves and when it stops.
+"""Notifies the service manager (systemd's sd_notify protocol) when the engine serves and when it stops.
 
-A service manager that wants to know names a datagram socket in NOTIFY_SOCKET; without one nothing is sent.
+The manager names a datagram socket in NOTIFY_SOCKET; without this variable nothing is sent.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ READY, STOPPING = "READY=1", "STOPPING=1"
 
 
 def notify(state: str, status: str) -> None:
-    """Send a state and the line that `systemctl status` shows. A manager that cannot be reached is ignored."""
+    """Send a state and the line that `systemctl status` shows. Errors of the socket are ignored."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return

@@ -4,7 +4,7 @@
     SIGUSR1                   log the state
     SIGUSR2                   nothing
 
-SIGHUP is ignored where it was at the start (nohup).
+SIGHUP stays ignored if it was ignored at the start (nohup).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StartInterrupted(EngineDead):
-    """A signal ended the start; `exit_code` is that of a command that the signal killed."""
+    """A signal ended the start; `exit_code` is 128 + its number, as of a command that the signal killed."""
 
     def __init__(self, number: int) -> None:
         super().__init__("stopped by a signal while starting")
@@ -27,12 +27,12 @@ class StartInterrupted(EngineDead):
 
 
 class SignalWatch:
-    """Owns the handlers and the pipe that wakes the supervisor's loop; to be made in the main thread."""
+    """Owns the signal handlers and the pipe that wakes the supervisor's loop. Create it in the main thread."""
 
     def __init__(self) -> None:
         self.num_stops = 0
         self.first_stop: signal.Signals | None = None
-        self._wants_state = False
+        self._is_state_requested = False
         self.fd, wakeup_fd = os.pipe()
         for fd in (self.fd, wakeup_fd):
             os.set_blocking(fd, False)
@@ -48,14 +48,14 @@ class SignalWatch:
         with contextlib.suppress(BlockingIOError):
             os.read(self.fd, 64)
 
-    def take_wish_for_state(self) -> bool:
-        """Whether the state was asked for since the last call."""
-        wants_state, self._wants_state = self._wants_state, False
-        return wants_state
+    def take_state_request(self) -> bool:
+        """Whether SIGUSR1 came since the last call."""
+        is_requested, self._is_state_requested = self._is_state_requested, False
+        return is_requested
 
     def _on_stop(self, number: int, frame: object) -> None:
         self.num_stops += 1
         self.first_stop = self.first_stop or signal.Signals(number)
 
     def _on_state(self, *_: object) -> None:
-        self._wants_state = True
+        self._is_state_requested = True

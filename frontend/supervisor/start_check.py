@@ -1,4 +1,4 @@
-"""What makes a start hopeless and can be known before a process is started: no device, no room for the weights."""
+"""Checks before a process is started that the device exists and that the weights are whole and fit in memory."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ...ipc.config.weight_files import stored_tensors
 from ...ipc.errors import ConfigError
 from ...ipc.process.machine_memory import available_bytes, gib, swap_bytes
 
-GPU_NODES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # of NVIDIA's driver, of WSL, of AMD's
+GPU_NODES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # NVIDIA's driver, WSL, AMD's driver
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def check_gpu() -> None:
-    """ConfigError where no GPU can be reached; where there is one, its driver has the last word."""
+    """Raise ConfigError if no device node of a GPU exists. A node does not prove that the driver works."""
     if not any(map(os.path.exists, GPU_NODES)):
         raise ConfigError(
             "--device cuda: there is no GPU here (none of " + ", ".join(GPU_NODES) + "): check the driver and, in a "
@@ -25,8 +25,8 @@ def check_gpu() -> None:
 
 
 def check_weights(folder: Path, model: ModelConfig, dtype: str, device: str) -> None:
-    """ConfigError for weight files that are missing, not whole or unreadable, and for weights that the memory of this
-    machine cannot hold by far."""
+    """Raise ConfigError if a weight file is missing, truncated or unreadable, or if the weights of a CPU model need
+    more than the free memory and swap of this machine."""
     tensors = stored_tensors(folder)
     if device != "cpu":
         return

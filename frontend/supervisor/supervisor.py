@@ -1,10 +1,9 @@
-"""The supervisor: starts frontend, core and workers, watches them, replaces them, stops them. No request passes
-through it.
+"""Supervisor: starts, watches, replaces and stops frontend, core and workers. No request passes through it.
 
-Start: every rank says Measured → the least number of blocks goes to all as Initialize → everyone says Ready.
-Later: a worker that ends takes its group with it and a new generation is started, while core and frontend stay; a core
-that ends is started again beside the workers, a frontend at the same address. Each of these resumes its requests from
-their tokens. Waits on one poller; its only timer asks core and frontend for a sign of life.
+Start: every rank sends Measured → all get the least number of blocks in Initialize → every child sends Ready.
+Losses: if one worker ends, the whole group is replaced by a new generation, while core and frontend keep running. A
+lost core restarts beside the workers, a lost frontend at the same address. Requests resume from their tokens. The loop
+waits on one poller; its only periodic timer is the HealthMonitor's.
 """
 
 from __future__ import annotations
@@ -27,25 +26,25 @@ from ...ipc.process.awake_clock import AwakeClock
 from ...ipc.process.log import log_always
 from ..listening import open_requests
 from ..listening.http_listeners import HttpListeners
-from .children import Child, Roster
+from .children import Child, Children
 from .engine_state import EngineState, state_lines
+from .health_monitor import HealthMonitor
 from .holdings import Holdings
 from .restart_policy import RestartPolicy
 from .service_manager import READY, STOPPING, notify
 from .signal_watch import SignalWatch, StartInterrupted
-from .signs_of_life import SignsOfLife
 from .start_report import StartReport
 
 logger = logging.getLogger("tokenloom.supervisor")
 
 LONGEST_WAIT_S = 86400.0  # a poller's milliseconds have 31 bits
-BEAT_S = 1.0  # of the clock that start and drain are measured by
-RETRY_S = 0.1  # between looks at whether the workers that a core needs are up
+BEAT_S = 1.0  # of the clock that measures start and drain
+RETRY_S = 0.1  # between checks whether the workers are up, before a core starts
 STOP_TIMEOUT_S = 3.0  # from Stop to SIGKILL
 
 
 class Supervisor:
-    """Owns the roster and decides what a loss leads to. `start`, then `run`, then always `stop`."""
+    """Owns the children and replaces lost ones. Call `start`, then `run`, then always `stop`."""
 
     def __init__(
         self,
@@ -54,61 +53,61 @@ class Supervisor:
         listeners: HttpListeners,
         announce: Callable[[str], None],
     ) -> None:
-        """Takes over `run_directory` and `listeners`."""
+        """Take over `run_directory` and `listeners`."""
         self.spec = spec
         self.address = spec.client_address
         self.http_address = next(iter(listeners.addresses), None)
         self._listeners = listeners
-        self._num_requests_cut = 0  # HTTP requests that lost frontends left without the end of their answer
+        self._num_requests_cut = 0  # HTTP requests that lost frontends left unfinished
         self._run_directory = run_directory
         self._announce = announce
-        self._begun = time.monotonic()
+        self._started_at = time.monotonic()
         self._clock = AwakeClock(BEAT_S)
         self._report = StartReport(announce, self._clock)
-        self._roster = Roster(spec)
+        self._children = Children(spec)
         self._generation = self._core_epoch = self._num_frontends = 0
         self._holdings = Holdings(spec.model_folder)
-        self._num_blocks = 0  # 0: not settled yet
+        self._num_blocks = 0  # 0: not measured yet
         self._is_serving = False
         self._policy_by_role = {role: RestartPolicy() for role in ("worker", "core", "frontend")}
-        self._pending_start: dict[str, float] = {}  # role: when to start it
+        self._start_at_by_role: dict[str, float] = {}  # monotonic seconds
         self._progress = messages.Progress(step=0, step_age_s=0.0, num_running=0, num_waiting=0)
         self._log_level = spec.config.log_level
-        self._phases: list[messages.StartPhase] = []  # of the processes that live
+        self._phases: list[messages.StartPhase] = []  # of the running processes
         self._last_failure = ""
         self._failure: TokenloomError | None = None
-        self._signs = SignsOfLife(self._roster, spec.config.hang_timeout_s)
+        self._health = HealthMonitor(self._children, spec.config.hang_timeout_s)
         self._progress_at = 0.0  # monotonic seconds
         self._is_draining = self._has_drained = False
-        self._frontend_back_at = -LEASE_S  # when a lost one had a successor; monotonic seconds
-        self._signals: SignalWatch | None = None  # from the start on
+        self._frontend_back_at = -LEASE_S  # when the last replacement was ready; monotonic seconds
+        self._signals: SignalWatch | None = None  # set by start
         self._lock_fd: int | None = None
 
     # ── start ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def start(self) -> None:
-        """Bring everything up. Raises the TokenloomError that a child reported, or EngineDead."""
+        """Start all children and wait until they are ready. Raises the error of a child's Failed, or EngineDead."""
         if self.spec.config.listen and self.spec.config.listen.startswith("ipc://"):
             self._lock_fd = lock_ipc_address(self.spec.config.listen)
         self._signals = SignalWatch()
-        self._roster.poller.register(self._signals.fd, zmq.POLLIN)
+        self._children.poller.register(self._signals.fd, zmq.POLLIN)
         for role in ("worker", "core", "frontend"):
             self._start(role)
         deadline = self._clock.now + self.spec.config.start_timeout_s
-        while not all(child.is_ready for child in self._roster.children):
+        while not all(child.is_ready for child in self._children.all):
             self._turn(self._clock.patience_s(deadline))
             if self._signals.first_stop is not None:
                 raise StartInterrupted(self._signals.first_stop)
-            late = [child.process.name for child in self._roster.children if not child.is_ready]
-            self._report.tell_late(late)
+            late = [child.process.name for child in self._children.all if not child.is_ready]
+            self._report.announce_late(late)
             if self._clock.look() >= deadline:
                 limit_s = self.spec.config.start_timeout_s
                 raise EngineDead(f"{', '.join(late)} not ready after --start-timeout-s {limit_s:g} s")
         self._is_serving = True
-        self._signs.begin(time.monotonic() - self._begun)
+        self._health.begin(time.monotonic() - self._started_at)
         self._publish_start()
         places = " and ".join((self.address, *self._listeners.addresses))
-        self._announce(f"Ready at {places} after {time.monotonic() - self._begun:.2f} s")
+        self._announce(f"Ready at {places} after {time.monotonic() - self._started_at:.2f} s")
         notify(READY, f"serves {self.spec.served_model_name} at {places}")
 
     def _start(self, role: str) -> None:
@@ -120,22 +119,22 @@ class Supervisor:
                 identity = f"worker-{rank}-{self._generation}"
                 arguments = ["--rank", str(rank), "--generation", str(self._generation)]
                 arguments += ["--model-folder", self._holdings.model_folder, "--asleep", *self._holdings.asleep]
-                self._roster.spawn(role, f"worker {rank}", "tokenloom.workers.process", identity, arguments)
+                self._children.spawn(role, f"worker {rank}", "tokenloom.workers.process", identity, arguments)
         elif role == "core":
             arguments = ["--epoch", str(self._core_epoch), "--generation", str(self._generation)]
             arguments += ["--asleep", *self._holdings.asleep]
-            self._roster.spawn(role, "core", "tokenloom.core.process", f"core-{self._core_epoch}", arguments)
+            self._children.spawn(role, "core", "tokenloom.core.process", f"core-{self._core_epoch}", arguments)
         else:
             identity = f"frontend-{self._num_frontends}"
             arguments = ["--identity", identity, "--address", self.address]
             fds = self._listeners.fds
             arguments += [word for fd in fds for word in ("--http-fd", str(fd))]
-            self._roster.spawn(role, "frontend", "tokenloom.frontend.process", identity, arguments, fds)
+            self._children.spawn(role, "frontend", "tokenloom.frontend.process", identity, arguments, fds)
 
-    # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── serve ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def run(self) -> None:
-        """Serve until a signal; the first drains, a second aborts. Raises EngineDead when a loss cannot be mended."""
+        """Serve until a signal; the first drains, a second aborts. Raises EngineDead after too many losses."""
         assert self._signals is not None, "start comes before run"
         while not self._signals.num_stops:
             self._turn(None)
@@ -151,53 +150,53 @@ class Supervisor:
             self._turn(self._clock.patience_s(deadline))
 
     def _ask_to_drain(self) -> None:
-        """Only the frontend knows when its clients have all that they asked for. One that is starting is asked when
-        it is ready, and gives the clients of the lost one the time to come back."""
+        """Send Drain to the frontend, once it is ready. A replacement waits for the clients of its predecessor to
+        reconnect, until LEASE_S after it was ready."""
         returns_s = max(self._frontend_back_at + LEASE_S - time.monotonic(), 0.0)
-        for child in self._roster.of("frontend"):
+        for child in self._children.of("frontend"):
             if child.is_ready:
-                self._roster.tell(child, messages.Drain(clients_return_s=returns_s))
+                self._children.send(child, messages.Drain(clients_return_s=returns_s))
 
     def _turn(self, timeout_s: float | None) -> None:
-        """Wait for something and deal with all that is there. Raises what cannot be mended."""
-        self._roster.poller.poll(self._patience_ms(timeout_s))
+        """Wait at most `timeout_s` for an event; handle all messages, ended processes, due starts and hangs.
+        Raises the error that ends the engine."""
+        self._children.poller.poll(self._poll_timeout_ms(timeout_s))
         if self._signals is not None:
             self._signals.clear()
-            if self._signals.take_wish_for_state():
+            if self._signals.take_state_request():
                 self._log_state()
-        self._roster.pass_on_stderr()
-        for child, message in self._roster.receive():
+        self._children.forward_stderr()
+        for child, message in self._children.receive():
             self._on_message(child, message)
-        for child in self._roster.ended():
+        for child in self._children.ended():
             self._on_loss(child, child.describe_end())
         if os.getpid() == 1:
-            self._roster.bury_orphans()
+            self._children.reap_orphans()
         if self._failure is not None:
             raise self._failure
-        self._start_what_is_due()
-        hanging = self._signs.look()
-        if hanging is not None:
-            self._on_loss(*hanging)
+        self._start_due_roles()
+        if hang := self._health.check():
+            self._on_loss(*hang)
 
-    def _patience_ms(self, timeout_s: float | None) -> int:
+    def _poll_timeout_ms(self, timeout_s: float | None) -> int:
         now = time.monotonic()
-        waits = [when - now for when in self._pending_start.values()]
+        waits = [when - now for when in self._start_at_by_role.values()]
         if timeout_s is not None:
             waits.append(timeout_s)
-        waits.append(self._signs.next_at - now)
+        waits.append(self._health.next_at - now)
         return max(int(min(*waits, LONGEST_WAIT_S) * 1000) + 1, 0)
 
     def _on_message(self, child: Child, message: messages.ChildToSupervisor) -> None:
         if isinstance(message, Hello):
             self._check_hello(child, message)
             if self._log_level != self.spec.config.log_level:
-                self._roster.tell(child, messages.SetLogLevel(level=self._log_level))
+                self._children.send(child, messages.SetLogLevel(level=self._log_level))
             if self._num_blocks and child.role != "worker":
-                self._roster.tell(child, messages.Initialize(num_blocks=self._num_blocks))
+                self._children.send(child, messages.Initialize(num_blocks=self._num_blocks))
         elif isinstance(message, messages.Phase):
             self._on_phase(child, message)
         elif isinstance(message, messages.PhaseProgress):
-            self._report.tell_progress(child.process.name, message)
+            self._report.announce_progress(child.process.name, message)
         elif isinstance(message, messages.Measured):
             self._on_measured(child, message)
         elif isinstance(message, messages.Ready):
@@ -206,7 +205,7 @@ class Supervisor:
             self._on_failed(child, message)
         elif isinstance(message, messages.ReplaceWorkers):
             if message.generation == self._generation:
-                self._on_loss(self._roster.of("worker")[0], message.reason)
+                self._on_loss(self._children.of("worker")[0], message.reason)
         elif isinstance(message, messages.Drained):
             self._has_drained = True
         elif isinstance(message, (messages.Reloading, messages.Reloaded)):
@@ -214,13 +213,13 @@ class Supervisor:
         elif isinstance(message, messages.SetLogLevel):
             self._log_level = message.level
             log.set_level(message.level)
-            self._roster.broadcast(message)
+            self._children.broadcast(message)
         elif isinstance(message, messages.Progress):
             self._on_progress(message)
         else:
             assert isinstance(message, Pong)
 
-    # ── start-up news ────────────────────────────────────────────────────────────────────────────────────────────
+    # ── start messages ───────────────────────────────────────────────────────────────────────────────────────────
 
     def _check_hello(self, child: Child, hello: Hello) -> None:
         if (hello.protocol_version, hello.fingerprint) != (PROTOCOL_VERSION, self.spec.fingerprint):
@@ -232,42 +231,42 @@ class Supervisor:
     def _on_phase(self, child: Child, phase: messages.Phase) -> None:
         if phase.name == "listen":
             self.address = phase.detail
-        since = time.monotonic() - self._begun
-        told = msgspec.structs.asdict(phase)
-        self._phases.append(messages.StartPhase(process=child.process.name, ended_s=since, **told))
+        since = time.monotonic() - self._started_at
+        fields = msgspec.structs.asdict(phase)
+        self._phases.append(messages.StartPhase(process=child.process.name, ended_s=since, **fields))
         detail = f" ({phase.detail})" if phase.detail else ""
-        self._report.tell(child.process.name, f"{phase.name} in {phase.duration_s:.2f} s{detail}")
+        self._report.announce(child.process.name, f"{phase.name} in {phase.duration_s:.2f} s{detail}")
 
     def _on_measured(self, child: Child, measured: messages.Measured) -> None:
         child.measured = measured
-        group = [each.measured for each in self._roster.of("worker")]
+        group = [each.measured for each in self._children.of("worker")]
         if any(each is None for each in group):
             return
         num_blocks = min(each.max_blocks for each in group if each is not None)
         if self._num_blocks:
             if num_blocks < self._num_blocks:
                 logger.warning("a new worker has room for %d KV blocks, %d are needed", num_blocks, self._num_blocks)
-            self._roster.broadcast(messages.Initialize(num_blocks=self._num_blocks), "worker")
+            self._children.broadcast(messages.Initialize(num_blocks=self._num_blocks), "worker")
             return
         self._num_blocks = num_blocks
         size = self.spec.config.block_size
-        self._report.tell(
+        self._report.announce(
             "supervisor",
             f"KV cache: {num_blocks - 1} blocks of {size} = "
             f"{(num_blocks - 1) * size} tokens, {num_blocks * measured.block_bytes / 2**20:.0f} MiB per rank on "
             f"{measured.device}; max_model_len {self.spec.fitted_model_len(num_blocks)}",
         )
-        self._roster.broadcast(messages.Initialize(num_blocks=num_blocks))
+        self._children.broadcast(messages.Initialize(num_blocks=num_blocks))
 
     def _on_ready(self, child: Child) -> None:
         child.is_ready = True
-        if not self._is_serving or not self._roster.is_up(child.role):
+        if not self._is_serving or not self._children.is_up(child.role):
             return
         logger.info("%s is back", child.process.name)
         if child.role == "worker":
-            self._roster.broadcast(messages.WorkersUp(generation=self._generation), "core")
+            self._children.broadcast(messages.WorkersUp(generation=self._generation), "core")
         elif child.role == "core":
-            self._roster.broadcast(messages.CoreUp(core_epoch=self._core_epoch), "frontend")
+            self._children.broadcast(messages.CoreUp(core_epoch=self._core_epoch), "frontend")
         else:
             self._frontend_back_at = time.monotonic()
             if self._is_draining:
@@ -276,66 +275,67 @@ class Supervisor:
         self._publish_progress()
 
     def _publish_start(self) -> None:
-        phases = messages.StartPhases(phases=self._phases, kernels=self._roster.kernels())
-        self._roster.broadcast(phases, "frontend")
+        phases = messages.StartPhases(phases=self._phases, kernels=self._children.kernels())
+        self._children.broadcast(phases, "frontend")
 
     def _on_failed(self, child: Child, message: messages.Failed) -> None:
-        """A child knows why it ends. While the engine starts, that is the engine's own error."""
+        """Keep a child's reason for its end. During the start it becomes the engine's error."""
         child.failure = message.error.message
         if not self._is_serving:
             self._failure = self._failure or message.error.to_exception()
 
     def _on_reload(self, core: Child, message: messages.Reloading | messages.Reloaded) -> None:
-        """Note it and say so, unless the workers were lost meanwhile; the core has been told that instead."""
+        """Record the reload's state and confirm it to the core, unless these workers were lost: then the core gets
+        WorkersDown instead."""
         if message.generation == self._generation:
             self._holdings.note(message)
-            self._publish_progress()  # before the client that gave the order is answered
-            self._roster.tell(core, message)
+            self._publish_progress()  # before the core answers the client
+            self._children.send(core, message)
 
     # ── losses ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _on_loss(self, child: Child, reason: str) -> None:
-        """A process ended, hangs, or its group is of no use: end what belongs to it and start it anew."""
+        """Replace a process that ended or hangs, and all processes that cannot go on without it."""
         if not self._is_serving:
             self._failure = self._failure or EngineDead(reason)
             return
         logger.error("%s", reason)
         self._last_failure = reason
-        self._roster.remove(child.role)
+        self._children.remove(child.role)
         delay_s = self._policy_by_role[child.role].on_failure()
         if delay_s is None:
             self._failure = EngineDead(f"the {child.role} cannot be kept alive; last: {reason}")
             return
         if child.role == "worker":
-            self._roster.broadcast(messages.WorkersDown(generation=self._generation, reason=reason), "core")
+            self._children.broadcast(messages.WorkersDown(generation=self._generation, reason=reason), "core")
             self._generation += 1
-            core = self._roster.of("core")
-            if core and not core[0].is_ready:  # it waits for the group that has just ended
-                self._roster.remove("core")
+            core = self._children.of("core")
+            if core and not core[0].is_ready:  # it waits for the old generation
+                self._children.remove("core")
                 self._core_epoch += 1
-                self._pending_start["core"] = time.monotonic()
+                self._start_at_by_role["core"] = time.monotonic()
         elif child.role == "core":
             self._core_epoch += 1
             if self._holdings.is_changing:  # some ranks may have read the order, others not
-                self._roster.remove("worker")
+                self._children.remove("worker")
                 self._generation += 1
-                self._pending_start["worker"] = time.monotonic()
+                self._start_at_by_role["worker"] = time.monotonic()
         else:
             left = open_requests.take_left(open_requests.path_of(self.spec.run_directory, child.identity.decode()))
             self._num_requests_cut += left
             self._num_frontends += 1
-            self._roster.broadcast(messages.FrontendDown(identity=child.identity), "core")
-        self._pending_start[child.role] = time.monotonic() + delay_s
+            self._children.broadcast(messages.FrontendDown(identity=child.identity), "core")
+        self._start_at_by_role[child.role] = time.monotonic() + delay_s
         self._publish_progress()
 
-    def _start_what_is_due(self) -> None:
+    def _start_due_roles(self) -> None:
         now = time.monotonic()
-        for role, when in list(self._pending_start.items()):
-            if when <= now and (role != "core" or self._roster.is_up("worker")):  # a core needs workers to probe
-                del self._pending_start[role]
+        for role, when in list(self._start_at_by_role.items()):
+            if when <= now and (role != "core" or self._children.is_up("worker")):  # a core needs workers to probe
+                del self._start_at_by_role[role]
                 self._start(role)
             elif when <= now:
-                self._pending_start[role] = now + RETRY_S  # looked at again when the workers are up
+                self._start_at_by_role[role] = now + RETRY_S
 
     def _on_progress(self, progress: messages.Progress) -> None:
         if progress.step > self._progress.step:
@@ -345,27 +345,27 @@ class Supervisor:
         self._publish_progress()
 
     def _publish_progress(self) -> None:
-        """Tell the frontends, which answer health from it."""
+        """Send the engine's progress and state to the frontends, for /health and metrics."""
         num_restarts = sum(policy.num_restarts for policy in self._policy_by_role.values())
         progress = msgspec.structs.replace(
             self._progress,
             num_restarts=num_restarts,
             num_http_requests_cut=self._num_requests_cut,
-            worker_memory_bytes=[child.process.resident_bytes() for child in self._roster.of("worker")],
+            worker_memory_bytes=[child.process.resident_bytes() for child in self._children.of("worker")],
             last_failure=self._last_failure,
-            is_core_up=self._roster.is_up("core"),
+            is_core_up=self._children.is_up("core"),
             is_asleep=bool(self._holdings.asleep),
         )
-        self._roster.broadcast(progress, "frontend")
+        self._children.broadcast(progress, "frontend")
 
     def _log_state(self) -> None:
-        """At any log level: the operator has asked."""
+        """Log the engine's state at any log level, since the operator asked for it."""
         now = time.monotonic()
         state = EngineState(
             places=[place for place in (self.address, self.http_address) if place] if self._is_serving else [],
-            uptime_s=now - self._begun,
+            uptime_s=now - self._started_at,
             phase="draining" if self._is_draining else "serving" if self._is_serving else "starting",
-            children=self._roster.children,
+            children=self._children.all,
             epochs={
                 "worker": f"generation {self._generation}",
                 "core": f"epoch {self._core_epoch}",
@@ -384,14 +384,14 @@ class Supervisor:
     # ── stop ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def stop(self) -> None:
-        """End all children and leave nothing behind; harmless when called twice."""
+        """End all children and remove all files; harmless when called twice."""
         self._listeners.close()
-        self._roster.broadcast(messages.Stop(reason="" if self._failure is None else str(self._failure)))
-        self._roster.close(STOP_TIMEOUT_S if self._is_serving else 0.0)  # a start leaves nothing to be finished
+        self._children.broadcast(messages.Stop(reason="" if self._failure is None else str(self._failure)))
+        self._children.close(STOP_TIMEOUT_S if self._is_serving else 0.0)  # a start has nothing to finish
         self.remove_files()
 
     def remove_files(self) -> None:
-        """The run directory, and the sockets that the operator named."""
+        """Remove the run directory and the sockets of --listen and --uds."""
         self._run_directory.remove()
         self._listeners.remove_files()
         if self._lock_fd is not None and self.spec.config.listen is not None:

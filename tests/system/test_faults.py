@@ -19,7 +19,7 @@ import pytest
 from tokenloom import Client, EngineDead, InternalError, SamplingParams
 from tokenloom.frontend.client.open_request import Update
 from tokenloom.frontend.client.zmq_transport import ZmqTransport
-from tokenloom.frontend.supervisor.child_process import Schedule
+from tokenloom.frontend.supervisor.child_process import SchedStat
 from tokenloom.ipc.codec import decode_ids
 from tokenloom.ipc.messages.client import Accepted, Delta, Health, Submit
 from tokenloom.ipc.process.faults import POINTS, maybe_fail
@@ -173,11 +173,11 @@ def test_waiting_for_a_cpu_is_told_from_standing_still() -> None:
         for process in processes:
             assert process.stdout is not None and process.stdout.readline()
             os.sched_setaffinity(process.pid, {cpu})
-        before, deadline = [Schedule.of(process.pid) for process in processes], time.monotonic() + 20
-        while Schedule.of(processes[0].pid).starved_s(before[0]) < 0.2:
+        before, deadline = [SchedStat.of(process.pid) for process in processes], time.monotonic() + 20
+        while SchedStat.of(processes[0].pid).starved_s(before[0]) < 0.2:
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        assert Schedule.of(processes[2].pid).starved_s(before[2]) < 0.05
+        assert SchedStat.of(processes[2].pid).starved_s(before[2]) < 0.05
     finally:
         for process in processes:
             process.kill()
@@ -198,18 +198,18 @@ def test_waiting_for_a_cpu_is_told_from_standing_still() -> None:
 def test_who_wants_to_go_on_and_cannot_does_not_hang(
     state: str, ran_s: float, waited_s: float, starved_s: float
 ) -> None:
-    before = Schedule(100.0, "S", 7.0, 9.0)
-    assert Schedule(103.0, state, 7.0 + ran_s, 9.0 + waited_s).starved_s(before) == pytest.approx(starved_s)
+    before = SchedStat(100.0, "S", 7.0, 9.0)
+    assert SchedStat(103.0, state, 7.0 + ran_s, 9.0 + waited_s).starved_s(before) == pytest.approx(starved_s)
 
 
 def test_a_process_that_was_stopped_is_seen_as_such() -> None:
     with subprocess.Popen(["sleep", "100"]) as process:
         process.send_signal(signal.SIGSTOP)
-        before, deadline = Schedule.of(process.pid), time.monotonic() + 20
-        while Schedule.of(process.pid).state != "T":
+        before, deadline = SchedStat.of(process.pid), time.monotonic() + 20
+        while SchedStat.of(process.pid).state != "T":
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        assert Schedule.of(process.pid).starved_s(before) < 1
+        assert SchedStat.of(process.pid).starved_s(before) < 1
         process.kill()
 
 

@@ -76,7 +76,7 @@ def test_a_kill_by_the_kernel_is_named_with_the_limit_and_the_mend(cgroup: Path)
         kills = OomKills(process.pid)
         _limit_file(cgroup).write_text(str(LIMIT_BYTES))
         assert grow(process) == -signal.SIGKILL
-        assert kills.verdict() == (
+        assert kills.describe() == (
             "the kernel ran out of memory in its cgroup (limit 16.0 MiB): raise the limit or lower "
             "--kv-cache-memory-bytes"
         )
@@ -88,9 +88,9 @@ def test_a_kill_by_somebody_else_is_not_taken_for_the_kernels(cgroup: Path) -> N
         with hog(cgroup) as other:
             _limit_file(cgroup).write_text(str(LIMIT_BYTES))
             assert grow(other) == -signal.SIGKILL
-        kills.look()
+        kills.update()
         process.kill()
-        assert process.wait(DEADLINE_S) == -signal.SIGKILL and kills.verdict() == ""
+        assert process.wait(DEADLINE_S) == -signal.SIGKILL and kills.describe() == ""
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ def new_state(**changes: Any) -> EngineState:
     return state._replace(**changes)
 
 
-def test_the_state_names_each_process_the_work_and_the_last_failure() -> None:
+def test_state_lines_name_each_process_the_work_and_the_last_failure() -> None:
     assert state_lines(new_state()) == [
         "state: serving at ipc:///run/engine.sock and http://127.0.0.1:8000, up 3 h 2 min; restarts: 2 of the worker",
         "state: worker 0: pid 11, starting, generation 2, 300 MiB",
@@ -42,7 +42,7 @@ def test_the_state_names_each_process_the_work_and_the_last_failure() -> None:
     ]
 
 
-def test_an_engine_that_starts_has_a_state_too() -> None:
+def test_a_starting_engine_has_state_lines_too() -> None:
     progress = Progress(step=0, step_age_s=0.0, num_running=0, num_waiting=0)
     restarts = {"worker": 0, "core": 0, "frontend": 0}
     state = new_state(

@@ -1,4 +1,4 @@
-"""A hub id is fetched to where and with what the operator said; what hinders it names the mends."""
+"""find_checkpoint downloads a hub id to the operator's folder with the operator's token; errors name the mend."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import huggingface_hub.constants
 import pytest
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
-from tokenloom.frontend.supervisor.hub import find_checkpoint, is_model
+from tokenloom.frontend.supervisor.hub import find_checkpoint, is_model_name
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ConfigError
 
@@ -19,7 +19,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of --download-dir that holds owner/name, and no network."""
+    """Make a --download-dir that holds owner/name, and switch the hub's client offline."""
     folder = tmp_path / "models--owner--name"
     (folder / "refs").mkdir(parents=True)
     (folder / "refs" / "main").write_text(COMMIT)
@@ -29,12 +29,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_download_folder_is_where_the_hub_keeps_its_files(cache: Path) -> None:
+def test_a_hub_id_is_found_in_the_download_dir(cache: Path) -> None:
     found = find_checkpoint("owner/name", None, config=EngineConfig(download_dir=str(cache)))
     assert found == cache / "models--owner--name" / "snapshots" / COMMIT
 
 
-def test_what_is_not_in_the_cache_offline_names_the_cache_and_the_switch(cache: Path) -> None:
+def test_a_model_missing_from_the_offline_cache_names_the_cache_and_hf_hub_offline(cache: Path) -> None:
     with pytest.raises(ConfigError, match=rf"--model owner/other: .* not in {cache}; HF_HUB_OFFLINE forbids .*: unset"):
         find_checkpoint("owner/other", None, config=EngineConfig(download_dir=str(cache)))
 
@@ -54,7 +54,7 @@ class _Refusal:
         (GatedRepoError("403", response=_Refusal()), "licence to be accepted"),
     ],
 )
-def test_why_the_hub_gives_nothing_is_one_line_with_the_mend(
+def test_a_failed_download_is_one_line_with_the_mend(
     error: Exception, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: dict[str, Any] = {}
@@ -70,6 +70,6 @@ def test_why_the_hub_gives_nothing_is_one_line_with_the_mend(
     assert not any("safetensors" in pattern for pattern in asked["allow_patterns"])
 
 
-def test_a_models_name_has_the_form_of_one(tmp_path: Path) -> None:
-    assert is_model("demo") and is_model("owner/name-1.5") and is_model(str(tmp_path))
-    assert not is_model("statsu") and not is_model("./nowhere") and not is_model("a/b/c")
+def test_only_the_demo_folders_and_hub_ids_are_model_names(tmp_path: Path) -> None:
+    assert is_model_name("demo") and is_model_name("owner/name-1.5") and is_model_name(str(tmp_path))
+    assert not is_model_name("statsu") and not is_model_name("./nowhere") and not is_model_name("a/b/c")

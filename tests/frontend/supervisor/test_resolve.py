@@ -1,4 +1,4 @@
-"""What can be known to fail before a process is started fails then, in one line."""
+"""resolve refuses a configuration that cannot start, in one line and before a process is started."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def test_a_checkpoint_that_cannot_be_served_is_refused(tmp_path: Path, change: d
         resolve(EngineConfig(model=str(tmp_path), device="cpu"), RunDirectory(tmp_path))
 
 
-def test_a_length_beyond_the_model_is_refused(tmp_path: Path) -> None:
+def test_a_max_model_len_above_the_models_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--max-model-len 1000000 is above .* lower it, or give a model: without"):
         resolve(EngineConfig(max_model_len=1_000_000, device="cpu"), RunDirectory(tmp_path))
 
 
-def test_a_name_that_is_no_folder_and_no_hub_id_is_refused(tmp_path: Path) -> None:
+def test_a_model_that_is_neither_folder_nor_hub_id_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="neither a folder, nor a hub id"):
         find_checkpoint(str(tmp_path / "missing"), None)
     with pytest.raises(ConfigError, match="--tokenizer /nowhere is neither a folder"):
@@ -68,7 +68,7 @@ def test_a_quantized_checkpoint_is_not_quantized_again(tmp_path: Path) -> None:
         resolve(EngineConfig(model=str(tmp_path), quantization="int8", device="cpu"), RunDirectory(tmp_path))
 
 
-def test_heads_that_do_not_divide_are_refused() -> None:
+def test_heads_that_do_not_divide_among_the_ranks_are_refused() -> None:
     model = ModelConfig.load(DEMO_FOLDER)
     for size in (1, 2, 4):
         check_parallel(model, size)
@@ -78,13 +78,13 @@ def test_heads_that_do_not_divide_are_refused() -> None:
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    """The demo's config.json, and weights that each test makes."""
+    """Make a folder with the demo's config.json and no weights."""
     (tmp_path / "config.json").write_bytes((DEMO_FOLDER / "config.json").read_bytes())
     return tmp_path
 
 
 def write_weights(folder: Path, num_elements: int, size: int | None = None) -> Path:
-    """A file of one tensor in bfloat16; what it holds takes no room on a disk. `size`: if it is not whole."""
+    """Write a sparse safetensors file of one bfloat16 tensor; `size` in bytes truncates it."""
     tensor = {"dtype": "BF16", "shape": [num_elements], "data_offsets": [0, 2 * num_elements]}
     header = json.dumps({"__metadata__": {"format": "pt"}, "model.embed_tokens.weight": tensor}).encode()
     file = folder / "model.safetensors"
@@ -99,7 +99,7 @@ def refusal(folder: Path, **options: object) -> str:
     return str(caught.value)
 
 
-def test_weights_that_are_missing_or_not_whole_are_told_before_a_process_is_started(checkpoint: Path) -> None:
+def test_missing_or_truncated_weights_are_refused_before_a_process_is_started(checkpoint: Path) -> None:
     assert "neither model.safetensors nor model.safetensors.index.json" in refusal(checkpoint)
     file = write_weights(checkpoint, 1000, size=1500)
     assert f"{file} (1500 bytes) is truncated or damaged" in refusal(checkpoint)
@@ -107,7 +107,7 @@ def test_weights_that_are_missing_or_not_whole_are_told_before_a_process_is_star
     assert f"{file} (15 bytes) is truncated or damaged" in refusal(checkpoint)
 
 
-def test_weights_that_memory_cannot_hold_are_refused_with_both_numbers(checkpoint: Path) -> None:
+def test_weights_larger_than_memory_are_refused_with_both_numbers(checkpoint: Path) -> None:
     num_elements = total_bytes() + swap_bytes()
     write_weights(checkpoint, num_elements)
     message = refusal(checkpoint, dtype="float32")
@@ -117,6 +117,6 @@ def test_weights_that_memory_cannot_hold_are_refused_with_both_numbers(checkpoin
 
 
 @pytest.mark.skipif(any(map(os.path.exists, GPU_NODES)), reason="there is a GPU")
-def test_a_gpu_that_is_not_there_is_told_before_a_process_is_started() -> None:
+def test_device_cuda_without_a_gpu_is_refused_before_a_process_is_started() -> None:
     with pytest.raises(ConfigError, match="--device cuda: there is no GPU here"):
         resolve(EngineConfig(device="cuda"), RunDirectory(Path("/nowhere")))

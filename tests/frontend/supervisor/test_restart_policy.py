@@ -1,5 +1,3 @@
-"""When a process is started again."""
-
 from __future__ import annotations
 
 from itertools import pairwise
@@ -7,7 +5,7 @@ from itertools import pairwise
 from tokenloom.frontend.supervisor.restart_policy import MAX_DELAY_S, MAX_FAILURES, RestartPolicy
 
 
-def test_restarts_back_off_and_end_after_failures_in_a_row() -> None:
+def test_restart_delays_grow_up_to_a_limit_and_end_after_failures_in_a_row() -> None:
     policy = RestartPolicy()
     delays = [policy.on_failure() for _ in range(MAX_FAILURES + 1)]
     assert delays[0] == 0.0 and delays[-1] is None
@@ -16,7 +14,7 @@ def test_restarts_back_off_and_end_after_failures_in_a_row() -> None:
     assert all(one < other or one == MAX_DELAY_S for one, other in pairwise(waits)) and max(waits) <= MAX_DELAY_S
 
 
-def test_a_finished_step_forgives_the_failures_before_it() -> None:
+def test_a_finished_step_resets_the_count_of_failures() -> None:
     policy = RestartPolicy()
     for _ in range(3 * MAX_FAILURES):
         assert policy.on_failure() == 0.0

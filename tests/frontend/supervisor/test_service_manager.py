@@ -1,4 +1,4 @@
-"""What systemd is told, and that nothing is sent where nobody listens."""
+"""notify sends states to systemd, and ignores a missing or closed socket."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ TIMEOUT_S = 5.0
 
 
 @pytest.mark.parametrize("address", ["{folder}/notify", "@tokenloom-test-{folder}"])
-def test_a_state_reaches_the_socket_that_the_environment_names(
-    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_state_is_sent_to_the_notify_socket(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = address.format(folder=tmp_path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
         receiver.bind(name.replace("@", "\0"))
@@ -25,9 +23,7 @@ def test_a_state_reaches_the_socket_that_the_environment_names(
         assert receiver.recv(1000) == b"READY=1\nSTATUS=serves demo"
 
 
-def test_a_manager_that_is_gone_or_that_nobody_named_is_ignored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_or_closed_notify_socket_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
     notify(READY, "")
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "nobody"))

@@ -6,24 +6,24 @@ import pytest
 
 from tokenloom.frontend.supervisor import hub_progress
 from tokenloom.frontend.supervisor.hub_progress import HubProgress
-from tokenloom.frontend.supervisor.start_report import PATIENCE_S, PatientReport
+from tokenloom.frontend.supervisor.start_report import MIN_INTERVAL_S, ThrottledWriter
 
 
-def test_a_quick_start_says_nothing_and_a_long_one_a_line_now_and_then() -> None:
+def test_a_throttled_writer_writes_a_line_per_interval_and_none_for_a_quick_start() -> None:
     now, shown = 0.0, list[str]()
-    report = PatientReport(shown.append, lambda: now)
+    report = ThrottledWriter(shown.append, lambda: now)
     for tenths in range(100):
         now = tenths / 10
         report(f"at {now}")
-    assert shown == [f"at {when * PATIENCE_S}" for when in (1.0, 2.0, 3.0)]
+    assert shown == [f"at {when * MIN_INTERVAL_S}" for when in (1.0, 2.0, 3.0)]
 
 
-def test_a_download_is_told_in_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_download_is_shown_as_log_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr(hub_progress, "PatientReport", lambda write: PatientReport(write, lambda: now))
+    monkeypatch.setattr(hub_progress, "ThrottledWriter", lambda write: ThrottledWriter(write, lambda: now))
     bar = HubProgress(total=4, desc="Fetching 4 files", disable=True)
     for step in range(4):
-        now = step * PATIENCE_S
+        now = step * MIN_INTERVAL_S
         bar.update(1)
         bar.refresh()
     bar.close()

@@ -1,4 +1,4 @@
-"""Sampling defaults: the file's, the operator's, or the engine's own."""
+"""Sampling defaults come from generation_config.json, the operator's overrides or the engine."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def spec_of(model: Path | None, **options: object) -> EngineSpec:
     return resolve(config, RunDirectory(Path("/nowhere")))
 
 
-def test_the_file_of_the_model_gives_the_defaults_and_overrides_win(
+def test_overrides_win_over_the_defaults_of_generation_config_json(
     model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "tokenloom.supervisor"):
@@ -51,12 +51,12 @@ def test_the_file_of_the_model_gives_the_defaults_and_overrides_win(
     assert changed.default_sampling_params == OF_FILE | {"temperature": 0.0, "top_k": 5}
 
 
-def test_vllm_means_the_engines_own_and_keeps_the_models_ends(model: Path) -> None:
+def test_generation_config_vllm_uses_the_engines_defaults_and_the_models_eos_tokens(model: Path) -> None:
     spec = spec_of(model, generation_config="vllm", override_generation_config={"top_k": 5})
     assert spec.default_sampling_params == {"top_k": 5} and spec.model.eos_token_ids == [1, 2]
 
 
-def test_a_folder_gives_defaults_and_ends(model: Path, tmp_path: Path) -> None:
+def test_a_generation_config_folder_gives_defaults_and_eos_tokens(model: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     with pytest.raises(
@@ -76,12 +76,12 @@ def test_a_folder_gives_defaults_and_ends(model: Path, tmp_path: Path) -> None:
         ({"top_p": "much"}, "--override-generation-config: "),
     ],
 )
-def test_a_default_that_cannot_be_is_refused_at_the_start(model: Path, given: dict[str, object], words: str) -> None:
+def test_an_invalid_default_is_refused_at_the_start(model: Path, given: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         spec_of(model, override_generation_config=given)
 
 
-def test_whole_numbers_stay_whole_on_their_way_to_other_processes(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_integer_default_stays_an_integer_in_other_processes(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = spec_of(model)
     monkeypatch.setattr("os.environ", spec.environment())
     found = EngineSpec.from_environment()

@@ -1,4 +1,4 @@
-"""The sampling defaults of a checkpoint: what its generation_config.json says of requests that say nothing."""
+"""Sampling defaults of a checkpoint, from generation_config.json and the options that replace or override it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...ipc.sampling_params import SamplingParams
 logger = logging.getLogger("tokenloom.supervisor")
 
 FILE = "generation_config.json"
-NAMES = {  # of SamplingParams, by the file's name for it
+NAMES = {  # name in the file: field of SamplingParams
     **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")},
     **{name: name for name in ("presence_penalty", "frequency_penalty", "max_tokens")},
     "max_new_tokens": "max_tokens",
@@ -23,7 +23,7 @@ NAMES = {  # of SamplingParams, by the file's name for it
 
 
 def generation_folder(config: EngineConfig, folder: Path) -> Path:
-    """Where generation_config.json is read: the model's `folder`, or that of --generation-config."""
+    """Return the folder of the generation_config.json to read: the model's `folder` or that of --generation-config."""
     if config.generation_config in ("auto", "vllm"):
         return folder
     found = Path(config.generation_config)
@@ -33,13 +33,13 @@ def generation_folder(config: EngineConfig, folder: Path) -> Path:
 
 
 def default_sampling_params(config: EngineConfig, folder: Path) -> dict[str, int | float]:
-    """What requests get that do not say otherwise, by the names of SamplingParams."""
+    """Read the default values of SamplingParams' fields, for requests without values of their own."""
     file = folder / FILE
     reads_file = config.generation_config != "vllm" and file.is_file()
     params = _params(read_json(file) if reads_file else {}, str(file))
     if params:
-        told = ", ".join(f"{name} {value}" for name, value in params.items())
-        logger.info("defaults of %s: %s; --generation-config vllm takes the engine's own", file, told)
+        shown = ", ".join(f"{name} {value}" for name, value in params.items())
+        logger.info("defaults of %s: %s; --generation-config vllm takes the engine's own", file, shown)
     given = config.override_generation_config or {}
     unknown = [name for name in given if name not in NAMES]
     if unknown:
