@@ -1,8 +1,8 @@
-"""Acceptor: takes connections from a listening socket while there are descriptors for them.
+"""Acceptor: accepts connections from a listening socket while file descriptors are left.
 
-libuv's own answer to a lack of descriptors is to accept connections and to reset them at once, without a word. Here
-those that come wait in the socket's backlog instead, and are taken when others have ended. Some descriptors are left
-for the engine's own files and sockets. Has the part of asyncio.Server that uvicorn uses.
+Without descriptors libuv accepts new connections and resets them at once. This class leaves them in the socket's
+backlog until other connections have closed, and reserves some descriptors for the engine's own files and sockets.
+It has the methods of asyncio.Server that uvicorn calls.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ...ipc.process.log import is_worth_a_line
 
 logger = logging.getLogger("tokenloom.http")
 
-PAUSE_S = 0.25  # until it looks again whether there are descriptors
-MAX_ACCEPTS = 64  # in one turn of the loop
-MAX_RESERVE = 64  # descriptors that connections leave to others
+PAUSE_S = 0.25  # until the next attempt to accept
+MAX_ACCEPTS = 64  # per iteration of the event loop
+MAX_RESERVE = 64  # descriptors that HTTP connections may not use
 OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Acceptor:
-    """Owns the listening socket's place in the loop and the connections that are being set up."""
+    """Reader of one listening socket; owns the tasks that set connections up."""
 
     def __init__(
         self,
@@ -37,11 +37,11 @@ class Acceptor:
         tls: SSLContext | None = None,
         tls_handshake_s: float | None = None,
     ) -> None:
-        """`on_exhausted` is called each time that accepting has to pause. The listener does not block."""
+        """`listener` must be non-blocking. `on_exhausted` is called each time that accepting pauses."""
         self._listener, self._new_protocol, self._on_exhausted = listener, new_protocol, on_exhausted
         self._tls, self._tls_handshake_s = tls, tls_handshake_s
         self._loop = asyncio.get_running_loop()
-        self._beginnings: set[asyncio.Task[None]] = set()
+        self._setups: set[asyncio.Task[None]] = set()
         self._num_pauses = 0
         self._timer: asyncio.TimerHandle | None = None
         limit = descriptor_limit()
@@ -49,13 +49,13 @@ class Acceptor:
         self._loop.add_reader(listener, self._accept_all)
 
     def close(self) -> None:
-        """Take no more connections; those that are there go on."""
+        """Stop accepting. Open connections stay open."""
         self._loop.remove_reader(self._listener)
         if self._timer is not None:
             self._timer.cancel()
 
     async def wait_closed(self) -> None:
-        await asyncio.gather(*self._beginnings, return_exceptions=True)
+        await asyncio.gather(*self._setups, return_exceptions=True)
 
     def _accept_all(self) -> None:
         for _ in range(MAX_ACCEPTS):
@@ -70,12 +70,12 @@ class Acceptor:
                 self._pause(error)
                 return
             connection.setblocking(False)
-            task = self._loop.create_task(self._begin(connection))
-            self._beginnings.add(task)
-            task.add_done_callback(self._beginnings.discard)
+            task = self._loop.create_task(self._set_up(connection))
+            self._setups.add(task)
+            task.add_done_callback(self._setups.discard)
 
     def _check_room(self) -> None:
-        """The kernel gives the lowest free descriptor: a high one says that there are few left."""
+        """Raise EMFILE if few descriptors are left: the kernel hands out the lowest free one, and it is high."""
         fd = os.dup(self._listener.fileno())
         os.close(fd)
         if fd >= self._highest_fd:
@@ -92,16 +92,16 @@ class Acceptor:
                 descriptor_limit(),
             )
         self._loop.remove_reader(self._listener)
-        self._timer = self._loop.call_later(PAUSE_S, self._go_on)
+        self._timer = self._loop.call_later(PAUSE_S, self._resume)
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         self._timer = None
         self._loop.add_reader(self._listener, self._accept_all)
 
-    async def _begin(self, connection: socket.socket) -> None:
+    async def _set_up(self, connection: socket.socket) -> None:
         try:
             await self._loop.connect_accepted_socket(
                 self._new_protocol, connection, ssl=self._tls, ssl_handshake_timeout=self._tls_handshake_s
             )
-        except (TimeoutError, OSError):  # it has gone, or speaks no TLS
+        except (TimeoutError, OSError):  # the client has closed, or does not speak TLS
             connection.close()

@@ -1,9 +1,10 @@
-"""AccessLog: a line for each HTTP request at its end: who asked for what, what came of it, and how long it took.
+"""AccessLog: one line for each finished HTTP request with client, path, status, size and time.
 
     127.0.0.1:51234 POST /v1/completions 200 5312 bytes 0.532 s first 0.021 s tokens 12+34 id 6f1c…
 
-Neither a query string nor a body, so never a prompt. `all` costs two clock readings, a line and, for each event of a
-stream, a call; `errors`, the default, does so only for requests that failed, of which no flood can fill a disk.
+Query strings and bodies, and so prompts, are never logged. `all` costs two clock readings and a line per request, and
+a call per event of a stream. `errors`, the default, logs failed requests only, with a limit per second, so that a
+flood of them cannot fill a disk.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ MAX_PATH_CHARACTERS = 200
 
 
 class AccessLog:
-    """Wraps the whole application. Counts what it leaves out."""
+    """ASGI middleware around the whole app. Counts the lines above the limit that it does not write."""
 
     def __init__(self, app: ASGIApp, *, has_all: bool) -> None:
         self._app, self._has_all = app, has_all
-        self._second = self._num_in_second = self._num_left_out = 0
-        self._clock = ""  # the time of day in that second
+        self._second = self._num_in_second = self._num_dropped = 0
+        self._clock = ""  # time of day of `_second`
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         record = AccessRecord()
@@ -49,7 +50,7 @@ class AccessLog:
 
         path = scope["path"]
         if not self._has_all:
-            scope[SERVER_SEND] = send  # of a stream that is well the bytes need not be known
+            scope[SERVER_SEND] = send  # bytes of successful streams need not be counted
         try:
             await self._app(scope, receive, counting)
         finally:
@@ -70,29 +71,29 @@ class AccessLog:
         )
 
     def on_refused(self, client: tuple[str, int] | None, error: HttpError) -> None:
-        """Whoever was answered before there was a request."""
+        """Log a client that got an error before its request reached the app."""
         self._write(f"{_peer(client)} - - {error.status} {error}", time.monotonic())
 
     def _write(self, line: str, now: float) -> None:
-        """One line, unless nobody wants it or there are too many errors within a second. Not by way of a logger, which
-        takes twice as long as all the rest."""
+        """Write a line, unless the log level is above INFO or this second has too many errors. `logging` is bypassed
+        because it would take twice as long as everything else here."""
         if not logger.isEnabledFor(logging.INFO):
             return
         if int(now) != self._second:
             self._second, self._num_in_second = int(now), 0
             self._clock = time.strftime("%H:%M:%S")
-            if self._num_left_out:
-                write_line(f"{self._clock} INFO frontend: {self._num_left_out} failed HTTP requests more", sys.stderr)
-                self._num_left_out = 0
+            if self._num_dropped:
+                write_line(f"{self._clock} INFO frontend: {self._num_dropped} failed HTTP requests more", sys.stderr)
+                self._num_dropped = 0
         self._num_in_second += 1
         if self._has_all or self._num_in_second <= MAX_ERRORS_PER_S:
             write_line(f"{self._clock} INFO frontend: {line}", sys.stderr)
         else:
-            self._num_left_out += 1
+            self._num_dropped += 1
 
 
 def _peer(client: tuple[str, int] | None) -> str:
-    """HOST:PORT; of a client of a unix socket nothing is known."""
+    """Format an address as HOST:PORT. Clients of a unix socket have none: "unix"."""
     if not client:
         return "unix"
     host = client[0].removeprefix("::ffff:")

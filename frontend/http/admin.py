@@ -1,4 +1,4 @@
-"""The endpoints beside generating: health, models, tokens, aborts, metrics. Pages for people: `pages.py`."""
+"""AdminEndpoints: health, models, tokenize, detokenize, abort, metrics, version. HTML pages are in `pages.py`."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from ..openai.slices import in_slices
 from ..requests.frontend import Frontend
 from .endpoint import Endpoint
 
-IDS_PER_PIECE = 1 << 14  # of an answer, written in one go
+IDS_PER_PIECE = 1 << 14  # token ids encoded without yielding to the event loop
 
 
 class AnyBody(msgspec.Struct, frozen=True):
-    """Whatever it is, it is not read."""
+    """Body that is accepted and not read."""
 
 
 class AdminEndpoints:
-    """Cheap answers; none of them waits for the core."""
+    """Handlers that answer without waiting for the core."""
 
     def __init__(self, engine: LocalEngine, frontend: Frontend, spec: EngineSpec) -> None:
         self._engine = engine
@@ -42,15 +42,15 @@ class AdminEndpoints:
             Endpoint("/tokenize", self.tokenize, "The tokens of a text or a chat", TokenizeRequest),
             Endpoint("/detokenize", self.detokenize, "The text of tokens", DetokenizeRequest),
             Endpoint("/abort", self.abort, "End a request by the id of its answer", AbortRequest),
-            Endpoint("/v1/models", self.models, "The model that is served"),
+            Endpoint("/v1/models", self.models, "The served model"),
             Endpoint("/v1/models/{model:path}", self.model),
-            Endpoint("/health", self.health, "503 when requests are there and no step ends"),
-            Endpoint("/ready", self.ready, "503 until a request would be served"),
+            Endpoint("/health", self.health, "503 if requests are open and no step finishes"),
+            Endpoint("/ready", self.ready, "503 while new requests would be refused"),
             Endpoint("/version", self.version, "The version"),
             Endpoint("/metrics", self.metrics, "For Prometheus", media_type="text/plain"),
             Endpoint("/ping", self.health, "As /health, for SageMaker"),
             Endpoint("/ping", self.health, "The same", AnyBody, needs_body=False),
-            Endpoint("/load", self.load, "How many requests are open"),
+            Endpoint("/load", self.load, "The number of open requests"),
         ]
 
     async def models(self, request: Request) -> Response:
@@ -98,7 +98,7 @@ class AdminEndpoints:
         return json_response({"request_id": body.request_id, "aborted": num_aborted})
 
     async def health(self, request: Request) -> Response:
-        """200 while this answers and steps end; 503 when requests are there and no step ends."""
+        """Return the engine's state; 503 if requests are open and no step finishes."""
         health = self._frontend.health()
         body: JsonObject = {
             "status": "ok" if health.state == "ready" else health.state,
@@ -113,16 +113,16 @@ class AdminEndpoints:
         return json_response(body, 503 if health.is_stalled else 200)
 
     async def ready(self, request: Request) -> Response:
-        """200 when a request would be served now."""
+        """Return 200 if a new request would be served, else 503."""
         health = self._frontend.health()
         return json_response({"ready": health.is_ready}, 200 if health.is_ready else 503)
 
     async def load(self, request: Request) -> Response:
-        """For balancers of load, under vLLM's name."""
+        """Return the number of open requests, for load balancers, under vLLM's name."""
         return json_response({"server_load": self._frontend.num_open_requests})
 
     async def metrics(self, request: Request) -> Response:
-        """What Prometheus scrapes; open to all, as its scrapers expect."""
+        """Return the metrics in Prometheus' text format. No key is needed, as scrapers expect."""
         return Response(self._frontend.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def version(self, request: Request) -> Response:
@@ -130,7 +130,7 @@ class AdminEndpoints:
 
 
 async def _json_pieces(token_ids: bytes) -> AsyncGenerator[bytes, None]:
-    """The inside of a JSON list of token ids; between two pieces the loop has its turn."""
+    """Yield a JSON list of token ids without its brackets, in pieces; the event loop runs between two pieces."""
     for begin in range(0, len(token_ids), 4 * IDS_PER_PIECE):
         if begin:
             yield b","

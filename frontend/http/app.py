@@ -1,6 +1,6 @@
-"""The routes of the HTTP server, and how a body becomes a call of an endpoint.
+"""new_app: the ASGI app of the HTTP server. GeneratingEndpoints decode bodies and start the work for them.
 
-Knows no field of any body (`openai/forms/schema.py`) and no protocol of the engine (`openai/local_engine.py`).
+Does not know the fields of bodies (`openai/forms/schema.py`) or the engine's messages (`openai/local_engine.py`).
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ from .pages import PageEndpoints
 from .responses import ResponseEndpoints
 from .server_info import InfoEndpoints
 
-Work: TypeAlias = (  # a request that has been checked
+Work: TypeAlias = (  # a checked request
     Answers | ResponseCreation | BackgroundResponse | MessageCreation | Embeddings
 )
 
 
 class GeneratingEndpoints:
-    """The endpoints that generate."""
+    """Endpoints that generate or embed, from completions to Anthropic's messages."""
 
     def __init__(self, engine: LocalEngine, metrics: EngineMetrics, spec: EngineSpec, store: ResponseStore) -> None:
         self._engine, self._metrics = engine, metrics
@@ -78,7 +78,7 @@ class GeneratingEndpoints:
 
     @contextlib.contextmanager
     def _refusals(self) -> Iterator[None]:
-        """Count what is refused in here, where the engine does not know of the request."""
+        """Count errors of requests that fail before the engine gets them."""
         try:
             yield
         except (HttpError, TokenloomError) as error:
@@ -88,23 +88,23 @@ class GeneratingEndpoints:
     def endpoints(self) -> list[Endpoint]:
         stored = ResponseEndpoints(self._engine, self.responses, self._spec.model_names)
         return [
-            self._endpoint("/v1/completions", "Continue texts", CompletionRequest, self._complete, "prompt"),
-            self._endpoint("/v1/chat/completions", "The next turn of a chat", ChatRequest, self._chat, "messages"),
+            self._endpoint("/v1/completions", "Text completions", CompletionRequest, self._complete, "prompt"),
+            self._endpoint("/v1/chat/completions", "A chat completion", ChatRequest, self._chat, "messages"),
             self._endpoint(
                 "/v1/chat/completions/batch",
-                "Each chat's next turn",
+                "Completions of several chats",
                 BatchChatRequest,
                 self._chats,
                 "messages",
             ),
             self._endpoint(
-                "/v1/responses", "A conversation's next items", ResponsesRequest, self.responses.start, "input"
+                "/v1/responses", "A response (OpenAI Responses)", ResponsesRequest, self.responses.start, "input"
             ),
-            self._endpoint("/v1/messages", "A conversation's next message", MessagesRequest, self._reply, "messages"),
-            Endpoint("/v1/messages/count_tokens", self._count, "The length of its prompt", CountTokensRequest),
-            self._endpoint("/v1/embeddings", "The vectors of texts", EmbeddingRequest, self._embed, "input"),
-            self._endpoint("/v1/embed", "Likewise, as Cohere", CohereEmbedRequest, partial(self._cohere, 1), "texts"),
-            self._endpoint("/v2/embed", "Likewise", CohereEmbedRequest, partial(self._cohere, 2), "texts"),
+            self._endpoint("/v1/messages", "A message (Anthropic Messages)", MessagesRequest, self._reply, "messages"),
+            Endpoint("/v1/messages/count_tokens", self._count, "Token count of a message's prompt", CountTokensRequest),
+            self._endpoint("/v1/embeddings", "Embeddings of texts", EmbeddingRequest, self._embed, "input"),
+            self._endpoint("/v1/embed", "Embeddings, Cohere v1", CohereEmbedRequest, partial(self._cohere, 1), "texts"),
+            self._endpoint("/v2/embed", "Embeddings, Cohere v2", CohereEmbedRequest, partial(self._cohere, 2), "texts"),
             *stored.endpoints(),
         ]
 

@@ -1,11 +1,10 @@
-"""Connections: how long an HTTP client may take to send a request, and how many connections there may be.
+"""Connections: limits the time in which an HTTP client must send a request, and the number of connections.
 
-A client that has not sent a request's head within the limit, or whose body stands still or trickles, is answered with
-408 and closed. One timer looks at all connections that are waited for, a few times within the limit; without such
-connections there is none. An answer may take as long as it takes.
+A client that sends a head or body too slowly gets 408 and is closed. One timer checks all connections that wait for
+their client, a few times within the limit; without such connections no timer runs. Answers have no time limit.
 
-When there are as many connections as the process has descriptors for, the one that has been without a request for
-longest makes room. If there is none, the requests of the new one are answered with 503; probes are served all the same.
+At the limit of connections a new one replaces the connection that has been idle for longest. If none is idle, requests
+on the new connection get 503, except probes.
 """
 
 from __future__ import annotations
@@ -26,39 +25,39 @@ from .middleware import LOCAL, OVER_LIMIT
 
 logger = logging.getLogger("tokenloom.http")
 
-CHECKS_PER_LIMIT = 4  # of the timer
-MIN_BYTES_PER_S = 1024  # of a body, on average
-NUM_KEPT_FDS = 128  # for the engine's own sockets and files, and for clients of the other protocol
+CHECKS_PER_LIMIT = 4  # runs of the timer within the time limit
+MIN_BYTES_PER_S = 1024  # average rate at which a body must arrive
+NUM_KEPT_FDS = 128  # descriptors for the engine's own sockets and files, and for ZeroMQ clients
 
 
 def connection_limit() -> int:
-    """What the limit of open files leaves for HTTP."""
+    """Return how many HTTP connections the limit of open files allows."""
     limit = descriptor_limit()
     return max(limit - NUM_KEPT_FDS, limit // 2)
 
 
 class Stage(enum.Enum):
-    """How far the youngest request of a connection has come."""
+    """Progress of the newest request of a connection."""
 
-    NEW = enum.auto()  # nothing has come yet
-    HEAD = enum.auto()  # some of its head
-    BODY = enum.auto()  # its head
-    ANSWER = enum.auto()  # all of it
-    IDLE = enum.auto()  # it has been answered to the end
+    NEW = enum.auto()  # connected, nothing received
+    HEAD = enum.auto()  # part of the head received
+    BODY = enum.auto()  # head received, body not complete
+    ANSWER = enum.auto()  # request received, not answered
+    IDLE = enum.auto()  # answered completely
 
 
-_AWAITED = frozenset((Stage.NEW, Stage.HEAD, Stage.BODY))  # the client is to send something
+_AWAITED = frozenset((Stage.NEW, Stage.HEAD, Stage.BODY))  # the client must send something
 _WITHOUT_REQUEST = frozenset((Stage.NEW, Stage.HEAD, Stage.IDLE))
 
 
 class Connections:
-    """Owns the timer. Knows of each open connection whether it is awaited, and in the order in which they became so
-    those that are without a request."""
+    """All open connections and the timer. Keeps those that wait for their client, and those without a request in the
+    order in which they became so."""
 
     def __init__(
         self, timeout_s: float, max_connections: int, on_refused: Callable[[HttpConnection, HttpError, str], None]
     ) -> None:
-        """`on_refused` gets whoever is answered without the application, with what and why in a word."""
+        """`on_refused` is called for each error sent without the app: connection, error, reason (a metric label)."""
         self.timeout_s, self.max_connections, self.on_refused = timeout_s, max_connections, on_refused
         self._open: set[HttpConnection] = set()
         self.loop = asyncio.get_running_loop()
@@ -77,7 +76,7 @@ class Connections:
         return len(self._open)
 
     def open(self, connection: HttpConnection) -> bool:
-        """Count a new connection; False if it is one too many."""
+        """Add a connection; closes idle ones for it. Returns False if it exceeds the limit nevertheless."""
         self._open.add(connection)
         while self.num_open > self.max_connections and self._without_request:
             longest = next(iter(self._without_request))
@@ -127,16 +126,16 @@ class Connections:
 
 
 class HttpConnection(HttpToolsProtocol):
-    """uvicorn's connection, whose client has a limit of time."""
+    """uvicorn's HTTP protocol with time limits for the client."""
 
     def __init__(self, config: Config, server_state: ServerState, connections: Connections, is_local: bool) -> None:
-        """`is_local`: only this machine can have made it."""
+        """`is_local`: only a process of this machine can have connected."""
         super().__init__(config, server_state, {}, connections.loop)
         self._connections = connections
         self._stage = Stage.NEW
-        self._marks = {LOCAL: True} if is_local else {}  # for the scopes of its requests
+        self._marks = {LOCAL: True} if is_local else {}  # added to the ASGI scope of each request
         self._num_body_bytes = 0
-        self._since = self._last_at = 0.0  # when the stage began, and when something came last
+        self._since = self._last_at = 0.0  # loop times: start of the stage, last data
 
     def _enter(self, stage: Stage) -> None:
         self._stage = stage
@@ -167,7 +166,7 @@ class HttpConnection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope.update(self._marks)  # type: ignore[typeddict-item]
-        if self._stage is not Stage.HEAD:  # the next one of a pipeline
+        if self._stage is not Stage.HEAD:  # the next request of a pipeline
             self._enter(Stage.HEAD)
 
     def on_headers_complete(self) -> None:
@@ -181,7 +180,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        # answered before it was whole: uvicorn's own timer of idle connections has been set off by the rest of the body
+        # If the answer came before the end of the body, the rest has stopped uvicorn's keep-alive timer: use ours.
         self._enter(Stage.NEW if self.cycle.response_complete else Stage.ANSWER)
 
     def on_response_complete(self) -> None:
@@ -192,8 +191,8 @@ class HttpConnection(HttpToolsProtocol):
     # ── limits ──
 
     def check(self, now: float, late_s: float) -> None:
-        """End it if its client has had its time. The loop stood still for `late_s`, which does not count, nor does the
-        time in which nothing is read since an answer is being written."""
+        """Close the connection if its client exceeded a limit. Excluded are `late_s`, the seconds by which the loop was
+        late, and the time in which reading pauses because an answer is being written."""
         is_answering = self._stage is Stage.HEAD and self.cycle and not self.cycle.response_complete
         if is_answering or self.flow.read_paused:
             self._since = self._last_at = now
@@ -212,18 +211,18 @@ class HttpConnection(HttpToolsProtocol):
 
     @property
     def _is_unanswered(self) -> bool:
-        """Whether an answer may be written to what has come last."""
-        if not self.cycle:  # no request has had a head yet
+        """Whether the newest request has no answer yet, not even a part."""
+        if not self.cycle:  # no complete head yet
             return True
         if self._stage is Stage.BODY:
             return not self.cycle.response_started
         return self._stage is not Stage.ANSWER and self.cycle.response_complete
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(400, "this is no request of HTTP/1.1", "http")
+        self._refuse(400, "this is not an HTTP/1.1 request", "http")
 
     def _refuse(self, status: int, message: str, why: str) -> None:
-        """Answer without the application, unless it is answering or has answered, and close."""
+        """Send an error without the app, unless the app has begun to answer, and close."""
         if self._is_unanswered:
             error = HttpError(status, f"{message}: send it again")
             self._connections.on_refused(self, error, why)

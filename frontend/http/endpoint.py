@@ -1,6 +1,6 @@
-"""Endpoint: a path of the HTTP server: how it answers and what /openapi.json says of it.
+"""Endpoint: one path and method of the HTTP server, with its handler and its entry in /openapi.json.
 
-Knows no field of any body (`openai/forms/schema.py`).
+Does not know the fields of bodies (`openai/forms/schema.py`).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ..openai.forms.errors import ErrorBody
 
 
 class Endpoint(NamedTuple):
-    """A GET, a POST of a `body_type`, or another method."""
+    """Route with its documentation: a POST if it has a `body_type`, else a GET, unless `other_method` is set."""
 
     path: str
     answer: Callable[[Request], Awaitable[Response]]
-    summary: str = ""  # none: not listed in /openapi.json
+    summary: str = ""  # empty: not listed in /openapi.json
     body_type: type[msgspec.Struct] | None = None
     media_type: str = "application/json"
-    needs_body: bool = True  # of a POST
+    needs_body: bool = True  # in /openapi.json: whether a POST must have a body
     other_method: str = ""
 
     @property
@@ -42,7 +42,7 @@ class Endpoint(NamedTuple):
 
 
 def routes(endpoints: Iterable[Endpoint]) -> list[Route]:
-    """One for each path, so that the refusal of another method names all that the path has."""
+    """Make one route per path, so that a 405 lists all methods of the path."""
     by_path: dict[str, dict[str, Endpoint]] = {}
     for each in endpoints:
         by_path.setdefault(each.path, {})[each.method] = each

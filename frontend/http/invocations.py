@@ -1,8 +1,8 @@
-"""Invocations: SageMaker's one path for everything that generates or embeds.
+"""Invocations: SageMaker's single path for generation and embeddings.
 
-The body's own fields name the endpoint that answers: `encoding_format` or `dimensions` an embedding, which may be of a
-chat; else `messages` a chat, `prompt` a completion, `input` an embedding. They are found in the body's first bytes,
-so that a large one is still decoded where large ones are.
+The fields of the body choose the endpoint: `encoding_format` or `dimensions` embeddings (also of a chat), else
+`messages` chat, `prompt` completions, `input` embeddings. Only the first bytes of the body are searched, so that a
+large body is still decoded in an intake process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..intake.body_parser import SMALL_BYTES
 from ..openai.forms.errors import HttpError
 from .endpoint import Endpoint
 
-PATH_BY_FIELD = {  # in order: a chat to embed has messages too
+PATH_BY_FIELD = {  # first match wins: a chat to embed has messages too
     "encoding_format": "/v1/embeddings",
     "dimensions": "/v1/embeddings",
     "messages": "/v1/chat/completions",
@@ -30,7 +30,7 @@ _TOKEN = re.compile(rb'"((?:[^"\\]|\\.)*)"(\s*:)?|[{}\[\]]')
 
 
 class Invocation(msgspec.Struct, frozen=True):
-    """The fields that decide; all others are the chosen endpoint's."""
+    """Body fields that choose the endpoint, for /openapi.json."""
 
     encoding_format: object = None
     dimensions: object = None
@@ -40,7 +40,7 @@ class Invocation(msgspec.Struct, frozen=True):
 
 
 class Invocations:
-    """Hands each request, its body unread, to one of the given endpoints."""
+    """Dispatcher of requests to the given endpoints by path."""
 
     def __init__(self, endpoints: list[Endpoint]) -> None:
         self._by_path: Mapping[str, Endpoint] = {each.path: each for each in endpoints}
@@ -71,7 +71,7 @@ class Invocations:
 
 
 def top_level_fields(head: bytes) -> set[str]:
-    """The names of the outermost object's fields, as far as the begin of a JSON text shows them."""
+    """Find the field names of the outermost object in the beginning of a JSON text."""
     depth, fields = 0, set()
     for token in _TOKEN.finditer(head):
         if token[0] in (b"{", b"["):

@@ -1,4 +1,4 @@
-"""The engine's load in a header of an answer, for balancers of load: Open Request Cost Aggregation (ORCA).
+"""The engine's load as a response header, for load balancers: Open Request Cost Aggregation (ORCA).
 
 https://github.com/cncf/xds/blob/main/xds/data/orca/v3/orca_load_report.proto
 """
@@ -10,11 +10,11 @@ from collections.abc import Mapping
 
 from ..requests.engine_metrics import EngineMetrics
 
-FORMAT_HEADER = "endpoint-load-metrics-format"  # header of a request
+FORMAT_HEADER = "endpoint-load-metrics-format"  # request header
 
 
 def load_headers(form: str, metrics: EngineMetrics) -> Mapping[str, str]:
-    """Headers with the load under vLLM's names; none for a `form` other than TEXT and JSON."""
+    """Return the load header with vLLM's metric names; empty if `form` is neither TEXT nor JSON."""
     load = {"kv_cache_usage_perc": metrics.kv_use, "num_requests_waiting": float(metrics.progress.num_waiting)}
     reports = {
         "TEXT": ", ".join(f"named_metrics.{name}={value}" for name, value in load.items()),

@@ -1,8 +1,8 @@
-"""HttpMiddleware: what every HTTP request passes first: its id, the key, the size of its body.
+"""HttpMiddleware: checks the key and the body size of every HTTP request, and turns exceptions into error answers.
 
-Pure ASGI, since this wraps the path of every token. Adds `x-request-id` (the caller's, or a new one), the caller's W3C
-trace context and a `warning` of fields that had no effect to the answer, and turns whatever an endpoint raises into an
-answer in OpenAI's form, or in Anthropic's on the paths of that.
+Errors have OpenAI's form, on Anthropic's paths Anthropic's. Each answer gets `x-request-id` (the caller's or a new
+one), the caller's W3C trace context, and a `warning` if fields of the body had no effect. Plain ASGI, because every
+streamed token passes through it.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from ..openai.forms.errors import HttpError, json_response, to_http_error
 
 logger = logging.getLogger("tokenloom.http")
 
-PROBE_PATHS = frozenset(("/health", "/ready", "/metrics", "/ping", "/load"))  # answered however busy the server is
-OPEN_PAGES = frozenset(("/", "/dashboard", "/chat", "/docs", "/redoc", "/favicon.ico"))  # which hold no data
+PROBE_PATHS = frozenset(("/health", "/ready", "/metrics", "/ping", "/load"))  # served above the connection limit too
+OPEN_PAGES = frozenset(("/", "/dashboard", "/chat", "/docs", "/redoc", "/favicon.ico"))  # static: they hold no data
 OPEN_PATHS = PROBE_PATHS | OPEN_PAGES | {"/version", "/openapi.json"}
-OVER_LIMIT = "tokenloom.over_limit"  # in the scopes of a connection that is one too many
-LOCAL = "tokenloom.local"  # in the scopes of a connection that only this machine can have made
+OVER_LIMIT = "tokenloom.over_limit"  # scope key: the connection exceeds the limit
+LOCAL = "tokenloom.local"  # scope key: the client is on this machine
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,200}")
 
 
 class HttpMiddleware:
-    """Wraps `app`. Without a key everyone may call; with one, all but OPEN_PATHS need it."""
+    """ASGI middleware around `app`. If a key is set, all paths except OPEN_PATHS require it."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class HttpMiddleware:
         root_path: str = "",
         open_requests: OpenRequests | None = None,
     ) -> None:
-        """`on_refused` gets why. `root_path` is the proxy's, which may leave it in front of a path or not."""
+        """`on_refused` gets the reason (a metric label). `root_path` is removed from paths if the proxy has left it."""
         self._app = app
         self._on_refused = on_refused
         self._api_key = None if api_key is None else api_key.encode()
@@ -79,16 +79,16 @@ class HttpMiddleware:
             await send(message)
 
         scope.setdefault(SERVER_SEND, send)
-        scope["app"] = self  # so that Starlette's router raises what it refuses
+        scope["app"] = self  # makes Starlette's router raise HTTPException instead of answering
         self._open_requests.add(1)
         try:
             self._check(scope, headers)
             await self._app(scope, self._limit_body(receive), send_with_headers)
-        except ClientDisconnect:  # in the midst of its body: nobody is there to be answered
+        except ClientDisconnect:  # the client disconnected before its body was complete
             return
         except Exception as error:
             answer = _routing_error(error, scope) if isinstance(error, HTTPException) else to_http_error(error)
-            if answer.status == 500 and not isinstance(error, TokenloomError):  # which nobody foresaw
+            if answer.status == 500 and not isinstance(error, TokenloomError):  # a bug, not an expected error
                 logger.exception("%s %s failed", scope["method"], scope["path"])
             if not has_started:
                 body, status = message_error(answer) if is_anthropic else (answer.body, answer.status)
@@ -99,16 +99,16 @@ class HttpMiddleware:
     def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         if OVER_LIMIT in scope and scope["path"] not in PROBE_PATHS:
             self._on_refused("connections")
-            message = "there are as many connections as this server can hold: ask again later"
+            message = "the server has as many connections as it can hold: try again later"
             again = {"retry-after": "1", "connection": "close"}
             raise HttpError(503, message, "overloaded_error", code="overloaded", headers=again)
         if self._api_key is not None and scope["path"] not in OPEN_PATHS:
-            wrong = _credential_error(headers, self._api_key)
-            if wrong:
+            fault = _credential_error(headers, self._api_key)
+            if fault:
                 self._on_refused("key")
                 raise HttpError(
                     401,
-                    f"{wrong}: send the header `Authorization: Bearer KEY`, or `x-api-key: KEY`",
+                    f"{fault}: send the header `Authorization: Bearer KEY`, or `x-api-key: KEY`",
                     code="invalid_api_key",
                     headers={"www-authenticate": "Bearer"},
                 )
@@ -118,7 +118,7 @@ class HttpMiddleware:
             raise self._too_large()
 
     def _limit_body(self, receive: Receive) -> Receive:
-        """For bodies that come without a length."""
+        """Wrap `receive` to refuse bodies above the limit that have no content-length."""
         num_bytes = 0
 
         async def limited() -> Message:
@@ -138,8 +138,8 @@ class HttpMiddleware:
 
 
 def _credential_error(headers: dict[bytes, bytes], key: bytes) -> str:
-    """Why these credentials do not admit; empty if they do. Anthropic's clients send the key alone, others after a
-    scheme, whose name is in any case (RFC 9110, 11.1)."""
+    """Return the fault of the credentials, empty if they are valid. Anthropic's clients send the key in x-api-key,
+    others after a scheme, which is case-insensitive (RFC 9110, 11.1)."""
     scheme, _, token = headers.get(b"authorization", b"").strip().partition(b" ")
     if (alone := headers.get(b"x-api-key", b"").strip()) and hmac.compare_digest(alone, key):
         return ""
@@ -153,8 +153,8 @@ def _credential_error(headers: dict[bytes, bytes], key: bytes) -> str:
 
 
 def _routing_error(error: HTTPException, scope: Scope) -> HttpError:
-    """No such path, or a method that the path has not."""
-    message = f"{scope['method']} {scope['path']}: {error.detail.lower()}; /openapi.json lists what there is"
+    """Make the error of an unknown path or method."""
+    message = f"{scope['method']} {scope['path']}: {error.detail.lower()}; /openapi.json lists all paths"
     return HttpError(error.status_code, message, headers=dict(error.headers or {}))
 
 
@@ -163,5 +163,5 @@ def _headers_to_add(headers: dict[bytes, bytes], trace: TraceContext, is_anthrop
     if not _REQUEST_ID.fullmatch(request_id):
         request_id = secrets.token_hex(16).encode()
     carried = [(name.encode(), value.encode()) for name, value in trace._asdict().items() if value]
-    named = [(b"request-id", request_id)] if is_anthropic else []  # under Anthropic's name too
+    named = [(b"request-id", request_id)] if is_anthropic else []  # Anthropic's name
     return [(b"x-request-id", request_id), *named, *carried]

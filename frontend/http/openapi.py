@@ -1,4 +1,4 @@
-"""/openapi.json: what the server serves, made from the same structs that decode the bodies."""
+"""/openapi.json: OpenAPI document of all endpoints, generated from the structs that decode their bodies."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from .middleware import OPEN_PATHS
 _ERRORS = {
     "400": "The request cannot be served as asked",
     "401": "The API key is missing or wrong",
-    "403": "An order that needs a key where the server has none",
+    "403": "A control request that needs a key, and the server has none",
     "404": "No such model or request",
     "413": "The body is too large",
-    "500": "A fault of the engine",
-    "503": "Too busy, shutting down or restarting: ask again after Retry-After seconds",
-    "529": "Too busy, in Anthropic's words",
+    "500": "An error of the engine",
+    "503": "Too busy, shutting down or restarting: try again after Retry-After seconds",
+    "529": "Too busy, in Anthropic's form",
 }
 _PARAMETERS = {"top_logprobs": "logprobs"}
-_OR_MESSAGES = {"TokenizeRequest": "prompt", "EmbeddingRequest": "input"}  # the other one is null or left out
+_OR_MESSAGES = {"TokenizeRequest": "prompt", "EmbeddingRequest": "input"}  # exactly one of the two fields is given
 
 
 def document(endpoints: Iterable[Endpoint], spec: EngineSpec) -> JsonObject:
-    """OpenAPI 3.1."""
+    """Build the OpenAPI 3.1 document of the listed endpoints."""
     listed = [each for each in endpoints if each.summary]
     bodies = [each.body_type for each in listed if each.body_type is not None]
     schemas, components = msgspec.json.schema_components(
@@ -44,10 +44,10 @@ def document(endpoints: Iterable[Endpoint], spec: EngineSpec) -> JsonObject:
             {"required": [this], "properties": {this: {"not": {"type": "null"}}, other: {"type": "null"}}}
             for this, other in ((field, "messages"), ("messages", field))
         ]
-    orders = {each.__name__ for each in bodies if not issubclass(each, Body)}
+    strict = {each.__name__ for each in bodies if not issubclass(each, Body)}
     not_served = {each.__name__: each.NOT_SERVED for each in bodies if issubclass(each, Body)}
     for title, component in components.items():
-        if not spec.config.strict_fields and title not in orders:
+        if not spec.config.strict_fields and title not in strict:
             component.pop("additionalProperties", None)
         for name, field in component.get("properties", {}).items():
             if (harmless := not_served.get(title, {}).get(name)) is not None:
@@ -82,11 +82,11 @@ def document(endpoints: Iterable[Endpoint], spec: EngineSpec) -> JsonObject:
 
 
 def _limit(name: str, field: JsonObject, spec: EngineSpec) -> None:
-    """Set the limits of a number that becomes a parameter, unless its type has some."""
+    """Add minimum and maximum to a field that is a sampling parameter, unless its type has limits."""
     limits = RANGES.get(_PARAMETERS.get(name, name))
     if limits is None:
         return
-    if name.endswith("logprobs"):  # -1 is all tokens
+    if name.endswith("logprobs"):  # -1 means all tokens
         limits = limits._replace(low=0 if spec.max_logprobs < spec.model.vocab_size else -1, high=spec.max_logprobs)
     forms = field.get("anyOf", [field])
     assert isinstance(forms, list)
@@ -96,7 +96,7 @@ def _limit(name: str, field: JsonObject, spec: EngineSpec) -> None:
 
 
 def _limit_ids(schema: object, highest: int) -> None:
-    """Set the maximum of every token id, which its title tells."""
+    """Set the maximum of every token id in a schema; TOKEN_ID is their title."""
     if isinstance(schema, dict):
         if schema.get("title") == TOKEN_ID:
             schema["maximum"] = highest
@@ -107,7 +107,7 @@ def _limit_ids(schema: object, highest: int) -> None:
 
 
 def _anything(kind: type) -> JsonObject:
-    """`object`: any JSON value."""
+    """Give fields of type `object` a schema that allows any JSON value (msgspec's schema_hook)."""
     if kind is not object:
         raise NotImplementedError(f"{kind} has no JSON schema")
     return {"description": "any JSON value"}
@@ -135,7 +135,7 @@ def _security(endpoint: Endpoint) -> JsonObject:
 
 
 def _parameters(endpoint: Endpoint) -> JsonObject:
-    """Those in the path."""
+    """Describe the path parameters."""
     names = re.findall(r"{(\w+)}", endpoint.path)
     listed = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
     return {"parameters": listed} if listed else {}

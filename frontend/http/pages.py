@@ -1,8 +1,8 @@
-"""PageEndpoints: pages for people and the numbers of the dashboard.
+"""PageEndpoints: the HTML pages (dashboard, chat, docs) and the data of the dashboard.
 
-Each page is one file without external assets, and a policy forbids it to load any but its icon. The pages hold no data
-and need no key; the requests that they send do. The dashboard's numbers are the metrics' own, totals and cumulative
-buckets; the page makes rates and quantiles of them.
+Each page is one file without external assets; its content security policy allows only its icon. Pages hold no data and
+need no key, the requests that they send do. The dashboard's data are totals and cumulative buckets of the metrics; the
+page computes rates and quantiles.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..requests.frontend import Frontend
 from .endpoint import Endpoint
 
 FOLDER = Path(__file__).resolve().parent / "static"
-MAX_SHOWN = 100  # open answers in the table
+MAX_SHOWN = 100  # open answers in the dashboard's table
 
 _HEADERS = {
     "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
@@ -36,13 +36,13 @@ _HEADERS = {
 
 
 class AbortAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which row of the table."""
+    """Key of the open answer to abort."""
 
     key: int
 
 
 class PageEndpoints:
-    """Files are read once each; the dashboard's data are made anew for each poll."""
+    """Handlers of the pages. Files are read once; the dashboard's data are collected for each poll."""
 
     def __init__(self, engine: LocalEngine, frontend: Frontend, spec: EngineSpec) -> None:
         self._engine, self._frontend, self._spec = engine, frontend, spec
@@ -51,18 +51,18 @@ class PageEndpoints:
     def endpoints(self) -> list[Endpoint]:
         return [
             Endpoint("/", self._redirect("dashboard")),
-            Endpoint("/dashboard", _page("dashboard.html"), "A page with live numbers", media_type="text/html"),
+            Endpoint("/dashboard", _page("dashboard.html"), "The dashboard page", media_type="text/html"),
             Endpoint("/dashboard/data", self.data),
             Endpoint("/dashboard/abort", self.abort_answer, body_type=AbortAnswer),
-            Endpoint("/chat", _page("chat.html"), "A page to chat with the model", media_type="text/html"),
-            Endpoint("/docs", _page("docs.html"), "A page about these endpoints", media_type="text/html"),
+            Endpoint("/chat", _page("chat.html"), "The chat page", media_type="text/html"),
+            Endpoint("/docs", _page("docs.html"), "The API documentation page", media_type="text/html"),
             Endpoint("/redoc", self._redirect("docs")),
             Endpoint("/favicon.ico", _page("favicon.ico", "image/x-icon")),
         ]
 
     def _redirect(self, page: str) -> Callable[[Request], Awaitable[Response]]:
-        """For a person who opens the address that the Ready line names."""
-        root = self._spec.config.root_path  # without one the link is relative, for proxies that say nothing of theirs
+        """Make a handler that redirects to `page`, relative to the proxy's root path."""
+        root = self._spec.config.root_path  # without one the link is relative, for proxies with an unknown prefix
 
         async def redirect(request: Request) -> Response:
             return RedirectResponse(f"{root}/{page}" if root else page)
@@ -70,7 +70,7 @@ class PageEndpoints:
         return redirect
 
     async def data(self, request: Request) -> Response:
-        """The dashboard's numbers; with `?history` also those of the last two minutes."""
+        """Return the dashboard's data; with `?history` also the samples of the last two minutes."""
         health = self._frontend.health()
         metrics = self._frontend.metrics
         body: JsonObject = {
@@ -114,7 +114,7 @@ class PageEndpoints:
 
 
 def _page(name: str, media_type: str = "text/html; charset=utf-8") -> Callable[[Request], Awaitable[Response]]:
-    """The answer that is a file of the folder."""
+    """Make a handler that returns a file of FOLDER."""
     content = (FOLDER / name).read_bytes()
 
     async def page(request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""ResponseEndpoints: what is beside making a response: to find it again, its input, to cancel and to forget it."""
+"""ResponseEndpoints: retrieve, cancel and delete stored responses, list their input, count input tokens."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ from ..openai.local_engine import LocalEngine
 from ..openai.stored_responses import StoredResponses
 from .endpoint import Endpoint
 
-MAX_LISTED = 100  # items of an answer, as at OpenAI
+MAX_LISTED = 100  # items per page, as at OpenAI
 
 
 class CancelRequest(msgspec.Struct, frozen=True):
-    """Nothing to say."""
+    """Body that may be empty."""
 
 
 class ResponseEndpoints:
-    """Those of the responses that are stored."""
+    """Endpoints of stored responses."""
 
     def __init__(self, engine: LocalEngine, responses: StoredResponses, served: Collection[str]) -> None:
-        """`served` are the model's names."""
+        """`served`: names of the served model."""
         self._engine, self._responses, self._served = engine, responses, served
 
     def endpoints(self) -> list[Endpoint]:
         return [
-            Endpoint("/v1/responses/input_tokens", self.count, "How many tokens an input has", ResponsesRequest),
+            Endpoint("/v1/responses/input_tokens", self.count, "Token count of an input", ResponsesRequest),
             Endpoint("/v1/responses/{response_id}", self.retrieve, "A stored response, or its events: ?stream=true"),
-            Endpoint("/v1/responses/{response_id}", self.delete, "Forget a response", other_method="DELETE"),
+            Endpoint("/v1/responses/{response_id}", self.delete, "Delete a response", other_method="DELETE"),
             Endpoint(
                 "/v1/responses/{response_id}/cancel",
                 self.cancel,
-                "End one in the background",
+                "Cancel a background response",
                 CancelRequest,
                 needs_body=False,
             ),
             Endpoint(
                 "/v1/responses/{response_id}/input_items",
                 self.list_items,
-                "What a response answers: ?limit=20&order=desc&after=ID",
+                "Input items of a response: ?limit=20&order=desc&after=ID",
             ),
         ]
 
@@ -70,7 +70,7 @@ class ResponseEndpoints:
         return Response(cancelled, media_type="application/json")
 
     async def list_items(self, request: Request) -> Response:
-        """The newest first, unless the order is asc."""
+        """List input items, newest first unless `order` is asc."""
         record = await self._responses.find(request.path_params["response_id"])
         items: list[JsonObject] = msgspec.json.decode(record.items)
         unique = record.id.removeprefix("resp_")
@@ -85,7 +85,7 @@ class ResponseEndpoints:
         if after is not None:
             ids = [item["id"] for item in items]
             if after not in ids:
-                raise RequestError(f"after is {after!r:.80}, which is no item of this response")
+                raise RequestError(f"after is {after!r:.80}, which is not an item of this response")
             items = items[ids.index(after) + 1 :]
         shown = items[:limit]
         first, last = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
@@ -103,7 +103,7 @@ class ResponseEndpoints:
 
 
 def _in_parts(item: JsonObject) -> JsonObject:
-    """With a list for a content that is text."""
+    """Replace text content by a list with one text part."""
     if not isinstance(text := item.get("content"), str):
         return item
     kind = "output_text" if item.get("role") == "assistant" else "input_text"
@@ -111,7 +111,7 @@ def _in_parts(item: JsonObject) -> JsonObject:
 
 
 def _number(request: Request, name: str, default: int) -> int:
-    """Of the query."""
+    """Read an integer query parameter."""
     given = request.query_params.get(name)
     try:
         return default if given is None else int(given)

@@ -1,11 +1,11 @@
 """The HTTP server: uvicorn on the frontend's own event loop. Imported only when --http is given.
 
-One thread runs the frontend's turns and the HTTP handlers, so that a token goes from the core's message to the
-client's socket without a lock, a queue or a second process.
+One thread runs the frontend's turns (iterations of its loop) and the HTTP handlers, so that a token goes from the
+core's message to the client's socket without a lock, a queue or a second process.
 
-ZeroMQ's descriptors are edge-triggered: they say that something happened, not that something is there. So each turn
-ends with a look at what the sockets still hold, and what does is read in the next turn. However many handlers ask for
-a turn, one is pending at most: all that they want sent goes out together.
+ZeroMQ's descriptors are edge-triggered: they signal an event, not pending data. So each turn ends with a check of the
+sockets, and if any is still readable another turn follows. At most one turn is pending, however many handlers ask for
+one: their messages go out together.
 """
 
 from __future__ import annotations
@@ -37,41 +37,41 @@ from .access_log import AccessLog
 from .app import GeneratingEndpoints, new_app
 from .connections import Connections, HttpConnection, connection_limit
 
-IDLE_S = 75  # for how long a connection is kept open between two requests
-FAREWELL_S = 2  # how long answers that are being written may take when the engine stops
+IDLE_S = 75  # keep-alive time of a connection without a request
+FAREWELL_S = 2  # for unfinished answers when the engine stops
 
 
 class TurnTaker(Protocol):
-    """A process whose turns run on the event loop of the HTTP server."""
+    """Protocol of the frontend process: its turns run on the event loop of the HTTP server."""
 
     is_stopping: bool
     wakeup_fd: int
 
     @property
     def sockets(self) -> Sequence[zmq.Socket[bytes]]:
-        """Those that a turn reads."""
+        """ZeroMQ sockets that a turn reads."""
         ...
 
     def turn(self) -> None:
-        """Take in what has come and send what is due."""
+        """Read all sockets, process the messages and send the results."""
         ...
 
     def seconds_to_tick(self, now: float) -> float | None:
-        """How long nothing may happen; `now` in monotonic seconds. None: until something comes."""
+        """Seconds until the next turn is due without new messages; None: no limit. `now` in monotonic seconds."""
         ...
 
     def stop(self) -> None:
-        """Tell everybody that this is the end."""
+        """End all requests and tell their clients that the engine stops."""
         ...
 
 
 def run_with_http(
     process: TurnTaker, frontend: Frontend, spec: EngineSpec, fds: Sequence[int], open_requests: OpenRequests
 ) -> None:
-    """Serve on the listening sockets `fds`, which are the supervisor's, until the process is stopping."""
+    """Serve HTTP on `fds`, listening sockets inherited from the supervisor, until the process is stopping."""
     listeners = [socket.socket(fileno=fd) for fd in fds]
     for each in listeners:
-        each.set_inheritable(False)  # not for this process's own children
+        each.set_inheritable(False)  # child processes must not inherit them
         each.setblocking(False)
     uvloop.run(_serve(process, frontend, spec, listeners, open_requests))
 
@@ -108,7 +108,7 @@ async def _serve(
 
     await generating.responses.resume()
     server.servers = [accept(each, server, connections, spec.config, on_exhausted) for each in listeners]  # type: ignore[misc]
-    await turns.run()  # uvicorn's own main loop would wake ten times a second to do nothing
+    await turns.run()  # in place of uvicorn's main loop, which wakes ten times a second
     process.stop()
     with contextlib.suppress(asyncio.CancelledError):
         await server.shutdown(sockets=list(listeners))
@@ -116,7 +116,7 @@ async def _serve(
 
 
 def new_server(app: ASGIApp) -> uvicorn.Server:
-    """Without its own main loop and sockets."""
+    """Make a uvicorn server to run without its main loop and without sockets of its own."""
     config = uvicorn.Config(
         app,
         http="httptools",
@@ -130,7 +130,7 @@ def new_server(app: ASGIApp) -> uvicorn.Server:
         timeout_graceful_shutdown=FAREWELL_S,
     )
     config.load()
-    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # a line for each malformed request would fill a disk
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # else each malformed request logs a line
     server = uvicorn.Server(config)
     server.lifespan = config.lifespan_class(config)
     return server
@@ -143,8 +143,8 @@ def accept(
     config: EngineConfig,
     on_exhausted: Callable[[], None],
 ) -> Acceptor:
-    """Serve whoever connects to `listener`; `on_exhausted` is called when descriptors run out. Closing what is returned
-    leaves the listener open."""
+    """Accept connections from `listener`. `on_exhausted` is called when descriptors run out. Closing the returned
+    Acceptor leaves the listener open."""
     is_unix = listener.family == socket.AF_UNIX
     is_local = is_unix or is_loopback(listener.getsockname()[0])
 
@@ -157,7 +157,7 @@ def accept(
 
 
 class TurnLoop:
-    """`run` returns when the process is stopping, and raises what a turn raises."""
+    """Runs the turns of a process on the event loop."""
 
     def __init__(self, process: TurnTaker) -> None:
         self._process = process
@@ -167,12 +167,13 @@ class TurnLoop:
         self._end: asyncio.Future[None] = self._loop.create_future()
 
     def wake(self) -> None:
-        """Have a turn soon; from the loop's own thread."""
+        """Schedule a turn. Call only from the loop's thread."""
         if not self._is_pending and not self._end.done():
             self._is_pending = True
             self._loop.call_soon(self._turn)
 
     async def run(self) -> None:
+        """Run turns until the process is stopping. Raises the exception of a turn."""
         fds = [int(each.getsockopt(zmq.FD)) for each in self._process.sockets]
         fds.append(self._process.wakeup_fd)
         for fd in fds:

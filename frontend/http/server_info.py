@@ -1,6 +1,6 @@
-"""InfoEndpoints: how this engine is configured, under vLLM's names, and its tokenizer's own configuration.
+"""InfoEndpoints: the engine's configuration under vLLM's names, and the tokenizer's configuration.
 
-Secrets stay out: neither the API key nor what a URL may carry of one.
+Secrets are left out: keys, tokens, and URLs that may contain them.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from ..requests.frontend import Frontend
 from .endpoint import Endpoint
 
 SECRETS = ("api_key", "hf_token", "otlp_endpoint")
-PATH_FIELDS = ("vocab_file", "merges_file")  # of a tokenizer's configuration: paths, which are nobody's business
+PATH_FIELDS = ("vocab_file", "merges_file")  # of tokenizer_config.json: they show local paths
 
 
 class InfoEndpoints:
-    """Both answers need the key."""
+    """Endpoints of the configuration. Both need the API key if one is set."""
 
     def __init__(self, frontend: Frontend, spec: EngineSpec, chat_template: str | None) -> None:
         self._frontend, self._spec, self._chat_template = frontend, spec, chat_template
 
     def endpoints(self) -> list[Endpoint]:
-        found = [Endpoint("/server_info", self.server_info, "How the engine is configured")]
+        found = [Endpoint("/server_info", self.server_info, "The engine's configuration")]
         if self._spec.config.enable_tokenizer_info_endpoint:
             found.append(Endpoint("/tokenizer_info", self.tokenizer_info, "The tokenizer's configuration"))
         return found
 
     async def server_info(self, request: Request) -> Response:
-        """As vLLM: the configuration as one text, or with `?config_format=json` as objects."""
+        """Return the configuration as one text, or with `?config_format=json` as objects, as vLLM does."""
         config_format = request.query_params.get("config_format", "text")
         if config_format not in ("text", "json"):
             raise HttpError(
@@ -58,7 +58,7 @@ class InfoEndpoints:
         )
 
     def _groups(self) -> dict[str, JsonObject]:
-        """Every option that is no secret, where a user of vLLM looks for it; what was automatic as it was settled."""
+        """Group all options except secrets as vLLM does. Automatic options have their resolved value."""
         spec = self._spec
         options = msgspec.to_builtins(spec.config)
         given = {name: value for name, value in options.items() if name not in SECRETS}
@@ -83,7 +83,7 @@ class InfoEndpoints:
 
     @cached_property
     def _tokenizer_info(self) -> JsonObject:
-        """What tokenizer_config.json holds, less paths; of special tokens their text."""
+        """tokenizer_config.json without paths, with special tokens as text."""
         path = Path(self._spec.tokenizer_folder, "tokenizer_config.json")
         config: JsonObject = msgspec.json.decode(path.read_bytes()) if path.is_file() else {}
         info = {name: _plain(value) for name, value in config.items() if name not in PATH_FIELDS}
@@ -92,7 +92,7 @@ class InfoEndpoints:
 
 
 def _plain(value: object) -> object:
-    """A token that is written as an object becomes its text."""
+    """Replace tokens that are written as objects by their text, at any depth."""
     if isinstance(value, dict):
         return value["content"] if "content" in value else {key: _plain(each) for key, each in value.items()}
     return [_plain(each) for each in value] if isinstance(value, list) else value
