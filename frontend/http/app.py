@@ -37,7 +37,7 @@ from ..openai.events import EventStream, until_disconnect
 from ..openai.forms.cohere_body import CohereEmbedRequest
 from ..openai.forms.defaults import with_defaults
 from ..openai.forms.errors import HttpError, json_response, refusal_kind
-from ..openai.forms.params import about_prompt, under_its_own_name
+from ..openai.forms.params import errors_about, prompt_errors_about
 from ..openai.forms.response_body import ResponsesRequest, chat_request
 from ..openai.forms.schema import BatchChatRequest, ChatRequest, CompletionRequest, EmbeddingRequest
 from ..openai.local_engine import LocalEngine
@@ -117,7 +117,7 @@ class GeneratingEndpoints:
         prompt_field: str,
     ) -> Endpoint:
         async def answer(request: Request) -> Response:
-            with self._refusals(), about_prompt(prompt_field):
+            with self._refusals(), prompt_errors_about(prompt_field):
                 parsed = await self._engine.bodies.read(request, body_type, self._spec.model_names)
                 parsed = parsed._replace(body=with_defaults(parsed.body, self._spec))
                 work = await start(parsed)
@@ -151,7 +151,7 @@ class GeneratingEndpoints:
 
     async def _reply(self, parsed: ParsedBody[MessagesRequest]) -> MessageCreation:
         body, config = with_defaults(chat_of_messages(parsed.body), self._spec), self._spec.config
-        with under_its_own_name("stop_sequences", r"stop\b"):
+        with errors_about("stop_sequences", r"stop\b"):
             chat = await self._chat(ParsedBody(body, parsed.inputs))
         block_size = config.block_size if config.enable_prefix_caching else 0
         return MessageCreation(parsed.body, self._model, chat, block_size)

@@ -16,7 +16,7 @@ from ...ipc.codec import JsonObject, num_ids
 from ...ipc.messages.client import Delta, Logprobs, Submit
 from .events import DONE, TextEvents, event
 from .forms.errors import encode_json
-from .forms.params import about_prompt
+from .forms.params import prompt_errors_about
 from .forms.schema import Generation
 from .local_engine import LocalEngine, Run
 from .slices import in_slices
@@ -90,7 +90,7 @@ class Answers(ABC):
 
     @contextlib.contextmanager
     def run(self) -> Iterator[Run]:
-        with about_prompt(self.prompt_field), self._engine.run(self._submits) as run:
+        with prompt_errors_about(self.prompt_field), self._engine.run(self._submits) as run:
             yield run
 
     @abstractmethod

@@ -16,7 +16,7 @@ from ..intake.body_parser import ParsedBody
 from .answers import Answers, Choice
 from .forms.logprobs import chat_logprobs, prompt_logprob_dicts
 from .forms.messages import shows_tools, with_allowed_tools
-from .forms.params import chat_max_tokens, sampling_params, structured_outputs, under_its_own_name
+from .forms.params import chat_max_tokens, errors_about, sampling_params, structured_outputs
 from .forms.prompts import answer_id
 from .forms.schema import ChatRequest, NamedTool
 from .forms.text import AnswerStyle, AnswerText
@@ -85,7 +85,7 @@ class ChatCompletion(Answers):
 
     @contextlib.contextmanager
     def run(self) -> Iterator[Run]:
-        with under_its_own_name("top_logprobs", r"logprobs\b"), super().run() as run:
+        with errors_about("top_logprobs", r"logprobs\b"), super().run() as run:
             yield run
 
     def _of_prompt(self, run: Run, choice: Choice) -> JsonObject:
@@ -220,10 +220,10 @@ def chat_params(body: ChatRequest) -> SamplingParams:
         raise RequestError("tool_choice forces a call while structured_outputs wants something else: give one")
     if body.top_logprobs and not body.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true")
-    with under_its_own_name("tools"):
+    with errors_about("tools"):
         constraint = None if forced is None else StructuredOutputsParams(json=forced)
     max_tokens = chat_max_tokens(body)
-    with under_its_own_name("top_logprobs", r"logprobs\b"):
+    with errors_about("top_logprobs", r"logprobs\b"):
         params = sampling_params(
             body,
             max_tokens=max_tokens,

@@ -13,7 +13,7 @@ from ..text.tokenizer import read_prefixes
 from .embeddings import Embeddings, vectors_of
 from .forms.cohere_body import CohereEmbedRequest
 from .forms.errors import encode_json
-from .forms.params import about_prompt, refuse_unserved, under_its_own_name
+from .forms.params import errors_about, prompt_errors_about, refuse_unserved
 from .forms.vectors import COHERE_TYPES
 from .local_engine import LocalEngine, Run
 from .slices import in_slices
@@ -30,15 +30,15 @@ class CohereEmbeddings(Embeddings):
         refuse_unserved(self._asked)
         prefix = self._asked.prefix(read_prefixes(Path(spec.model_folder)))
         inputs = [BodyInput(text=prefix + text) for text in self._texts]
-        with under_its_own_name("output_dimension", "dimensions"):
+        with errors_about("output_dimension", "dimensions"):
             super().__init__(engine, ParsedBody(self._asked.embedding, inputs), spec.served_model_name)
 
     async def whole(self) -> bytes:
         kinds = self._asked.embedding_types
         is_bare = self._version == 1 and kinds is None
         with (
-            under_its_own_name("output_dimension", "dimensions"),
-            about_prompt("texts"),
+            errors_about("output_dimension", "dimensions"),
+            prompt_errors_about("texts"),
             self._engine.run(self._submits) as run,
         ):
             vectors = await vectors_of(run, "texts")

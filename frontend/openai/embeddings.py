@@ -15,7 +15,7 @@ from ...ipc.pooling_params import PoolingParams
 from ..client.outputs import floats
 from ..intake.body_parser import ParsedBody
 from .forms.errors import encode_json
-from .forms.params import about_prompt, given_params
+from .forms.params import given_params, prompt_errors_about
 from .forms.prompts import answer_id, prompt_submits
 from .forms.schema import EmbeddingRequest
 from .forms.vectors import packed
@@ -52,14 +52,14 @@ class Embeddings:
         """Check everything and make a chat's prompt; nothing runs yet."""
         if parsed.body.messages is not None:
             cut_side = engine.inputs.limits.cut_side(parsed.body.truncate_prompt_tokens, parsed.body.truncation_side)
-            with about_prompt("messages"):
+            with prompt_errors_about("messages"):
                 prompt = await engine.chat_prompt(ParsedBody(parsed.body.chat, parsed.inputs), cut_side)
             parsed = parsed._replace(inputs=[prompt])
         return cls(engine, parsed, model)
 
     async def whole(self) -> bytes | Response:
         with (
-            about_prompt("input" if self._body.messages is None else "messages"),
+            prompt_errors_about("input" if self._body.messages is None else "messages"),
             self._engine.run(self._submits) as run,
         ):
             vectors = await vectors_of(run, "input")

@@ -16,7 +16,7 @@ from .chat import ChatCompletion
 from .forms.errors import encode_json
 from .forms.items import Event, ItemWriter
 from .forms.logprobs import chat_logprobs
-from .forms.params import under_its_own_name
+from .forms.params import errors_about
 from .forms.response_body import ResponsesRequest
 from .local_engine import LocalEngine, Run
 
@@ -65,7 +65,7 @@ class ResponseCreation:
         """All events in order, those of a turn of the engine together."""
         with_ids = bool(self._body.return_tokens_as_token_ids)
         token_ids = bytearray()
-        with under_its_own_name("input", r"messages\b"), self._chat.run() as run:
+        with errors_about("input", r"messages\b"), self._chat.run() as run:
             turn: list[Event] = [(kind, {"response": self.response("in_progress")}) for kind in BEGIN]
             finish_reason: str | None = None
             async for read in self._chat.parts(run):

@@ -1,7 +1,7 @@
-"""BlockWriter: the parts of an answer → the content blocks of a message and the events that build them.
+"""Write the parts of an answer as content blocks of /v1/messages, and as the events that build them.
 
-One block is open at most: thinking until content comes, text until a call comes, a call until its end. However an
-answer is cut into pieces, the blocks and the joined deltas are the same.
+At most one block is open: thinking until content comes, text until a call comes, a call until its end. The blocks and
+their joined deltas do not depend on how the answer is split into deltas.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from ....ipc.codec import JsonObject
 from ...openai.parsers.parts import Arguments, CallBegin, CallEnd, Content, Part, Thought, is_json
 
 Event = tuple[str, JsonObject]  # type, fields
-SIGNATURE = "unsigned"  # of every thought: clients keep only those with a signature, and nobody reads it here
+SIGNATURE = "unsigned"  # of every thought, because clients drop thoughts without one; it is never checked
 _TOKENS = re.compile(r'"(?:[^"\\]|\\.?)*"?|[\[\]{},]', re.DOTALL)
-MAX_TRIES = 8  # to read a torn object: more are needed only where it is no JSON anyway
+MAX_TRIES = 8  # to close an incomplete object; only text that is not JSON would need more
 
 
 class BlockWriter:
-    """`blocks` holds the closed ones in order; `has_calls` says that one of them is a call with whole arguments."""
+    """Writer of one answer. `blocks` holds the closed blocks in order; `has_calls`: one of them is a complete call."""
 
     def __init__(self) -> None:
-        self._open: JsonObject = {}  # the open block as it began, if there is one
-        self._kind = ""  # its type
-        self._texts: list[str] = []  # its deltas
-        self._space = ""  # white space that is content only if more follows
+        self._open: JsonObject = {}  # the open block as it began
+        self._kind = ""  # type of the open block, "" if none is open
+        self._texts: list[str] = []  # deltas of the open block
+        self._space = ""  # leading white space: part of a text only if more text follows
         self.blocks: list[JsonObject] = []
         self.has_calls = False
 
@@ -53,13 +53,13 @@ class BlockWriter:
                 yield from self.close()
 
     def close(self) -> Iterator[Event]:
-        """Close the open block, if there is one."""
+        """Close the open block, if any."""
         if not self._kind:
             return
         text = "".join(self._texts)
         if self._kind == "tool_use":
             self.has_calls |= is_json(text)
-            self._open["input"] = begun_object(text)
+            self._open["input"] = partial_object(text)
         else:
             self._open[self._kind] = text
         if self._kind == "thinking":
@@ -85,10 +85,10 @@ class BlockWriter:
         return "content_block_delta", {"index": len(self.blocks), "delta": {"type": kind, field: text}}
 
 
-def begun_object(text: str) -> JsonObject:
-    """The object that a JSON text is; of one that is torn, the values that are whole."""
+def partial_object(text: str) -> JsonObject:
+    """Return the object of a JSON text; if the text is incomplete, its complete values. {} if it is not an object."""
     closers = ""
-    ends: deque[tuple[int, str]] = deque(maxlen=MAX_TRIES)  # where a value may end, and what closes the rest there
+    ends: deque[tuple[int, str]] = deque(maxlen=MAX_TRIES)  # where a value may end, and the brackets to add there
     for token in _TOKENS.finditer(text):
         sign = token[0]
         if sign in "{[":

@@ -1,4 +1,4 @@
-"""Errors as Anthropic's clients expect them: a status and {"type": "error", "error": {type, message}}."""
+"""Format errors for Anthropic's clients: a status and {"type": "error", "error": {type, message}}."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 from ...openai.forms.errors import HttpError
 
-OVERLOADED = 529  # Anthropic's own status, after which its clients ask again
+OVERLOADED = 529  # Anthropic's own status, which its clients retry
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large"}
 _KINDS |= {429: "rate_limit_error", OVERLOADED: "overloaded_error"}
 
@@ -24,12 +24,12 @@ class MessageErrorBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def has_message_errors(path: str) -> bool:
-    """Whether the errors of this path have Anthropic's form."""
+    """Return whether the errors of this path have Anthropic's form."""
     return f"{path}/".startswith("/v1/messages/")
 
 
 def message_error(error: HttpError) -> tuple[MessageErrorBody, int]:
-    """The body of an error and its status."""
+    """Return the body and the status of an error."""
     status = OVERLOADED if error.body.error.code == "overloaded" else error.status
     kind = _KINDS.get(status, "api_error" if status >= 500 else "invalid_request_error")
     return MessageErrorBody(error=MessageErrorDetail(kind, str(error))), status

@@ -1,4 +1,4 @@
-"""The bodies of /v1/messages and /v1/messages/count_tokens, and the chat that they are rewritten as."""
+"""Define the bodies of /v1/messages and /v1/messages/count_tokens and rewrite them as chats."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ...openai.forms.messages import content_of
 from ...openai.forms.params import refuse_unserved
 from ...openai.forms.schema import ChatRequest, Message, Scheduled, Sent, TextPart, TokenizeRequest
 
-BILLING = "x-anthropic-billing-header"  # begins a system block of Claude Code that no two requests share
+BILLING = "x-anthropic-billing-header"  # begins a system block of Claude Code that differs in each request
 _CALLS = ("tool_use", "tool_result")
 _CHOICES: dict[str, Literal["auto", "required", "none"]] = {"auto": "auto", "any": "required", "none": "none"}
 _SAME = (*Scheduled.__struct_fields__, "stream", "temperature", "top_p", "top_k", "vllm_xargs")  # as in a chat
 
 
 class Block(TextPart, frozen=True, kw_only=True):
-    """A text, a thought, a call of a tool, its result, or a block that must be refused by its type."""
+    """Text, thought, tool call or tool result. Other types decode, so that an error can name them."""
 
     id: str | None = None
     name: str | None = None
@@ -36,7 +36,7 @@ class Turn(Sent, frozen=True, kw_only=True):
 
 
 class MessageTool(Sent, frozen=True, kw_only=True):
-    """A function of the caller's. Anthropic's own tools have other types and run elsewhere."""
+    """Function of the caller. Anthropic's own tools have other types and run on its servers."""
 
     name: str
     input_schema: JsonObject
@@ -51,7 +51,7 @@ class MessageToolChoice(Sent, frozen=True, kw_only=True):
 
 
 class Thinking(Sent, frozen=True, kw_only=True):
-    """Whether the chat template opens a thought, and after how many tokens it must end."""
+    """Switch of the chat template's thought, and the number of tokens after which the thought ends."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = None
@@ -68,7 +68,7 @@ class OutputConfig(Sent, frozen=True, kw_only=True):
 
 
 class CountTokensRequest(Scheduled, frozen=True, kw_only=True):
-    """POST /v1/messages/count_tokens: all that makes the prompt."""
+    """POST /v1/messages/count_tokens: the fields that determine the prompt."""
 
     NOT_SERVED = Scheduled.NOT_SERVED | {"container": (), "mcp_servers": ([],)}
 
@@ -105,7 +105,7 @@ class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True):
 
 
 def chat_request(body: MessagesRequest) -> ChatRequest:
-    """The chat that a request is."""
+    """Return the chat that answers a request."""
     fields = {name: getattr(body, name) for name in _SAME} | _prompt(body)
     if body.tool_choice is not None:
         kind, function = body.tool_choice.type, openai.NamedFunction(name=body.tool_choice.name)
@@ -124,12 +124,12 @@ def chat_request(body: MessagesRequest) -> ChatRequest:
 
 
 def tokenize_request(body: CountTokensRequest) -> TokenizeRequest:
-    """The question for the tokens of its prompt."""
+    """Return the request for the tokens of the prompt."""
     return TokenizeRequest(**_prompt(body))
 
 
 def _prompt(body: CountTokensRequest) -> dict[str, Any]:
-    """The fields that make the prompt, of which a chat and /tokenize have the same."""
+    """Return the fields of the prompt, which ChatRequest and TokenizeRequest share."""
     refuse_unserved(body)
     if body.system is not None and not body.messages:
         raise RequestError("messages is empty: give at least one")
@@ -160,7 +160,7 @@ def _system(given: str | list[TextPart] | None) -> Iterator[Message]:
 
 
 def _turns(place: int, turn: Turn) -> Iterator[Message]:
-    """The messages of a chat that a turn is: results of tools each have one of their own, before its text."""
+    """Yield the chat messages of a turn: one per tool result, and then one for its text and calls."""
     blocks: list[Block] = [] if isinstance(turn.content, str) else turn.content
     where, calls = f"messages[{place}].content", list[openai.ToolCall]()
     for position, block in enumerate(blocks):

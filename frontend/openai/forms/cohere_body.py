@@ -1,4 +1,4 @@
-"""The body of Cohere's embeddings, which are ours in another form."""
+"""Define the body of Cohere's embedding requests and rewrite it as an EmbeddingRequest."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ class CohereEmbedRequest(Body, frozen=True, kw_only=True):
     embedding_types: list[Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]] | None = None
     output_dimension: int | None = None
     truncate: Literal["NONE", "START", "END"] | None = None
-    max_tokens: int | None = None  # of each text: a longer one is truncated, or refused if truncate is NONE
+    max_tokens: int | None = None  # per text; a longer text is truncated, or refused if truncate is NONE
     images: list[str] | None = None
     inputs: list[JsonObject] | None = None
     priority: int | None = None
-    timeout_s: float | None = None  # beyond Cohere and vLLM, as the next
+    # beyond Cohere and vLLM
+    timeout_s: float | None = None
     request_id: RequestId | None = None
 
     @property
     def embedding(self) -> EmbeddingRequest:
-        """What this asks for, without the texts."""
+        """Return the request without its texts."""
         return EmbeddingRequest(
             dimensions=self.output_dimension,
             truncate_prompt_tokens=None if self.truncate == "NONE" else self.max_tokens or -1,
@@ -42,8 +43,10 @@ class CohereEmbedRequest(Body, frozen=True, kw_only=True):
         )
 
     def prefix(self, prefixes: dict[str, str]) -> str:
-        """What the checkpoint, which names these, puts before each text. Cohere's clients always send an input_type:
-        where a checkpoint names none, theirs are taken and add nothing."""
+        """Return the text that goes before each text for this input_type; RequestError if the checkpoint lacks it.
+
+        `prefixes`: the checkpoint's own, by input_type. Cohere's clients always send an input_type: if the checkpoint
+        has none, Cohere's input types are accepted and add nothing."""
         known = {"": "", **(prefixes or dict.fromkeys(INPUT_TYPES, ""))}
         if (asked := self.input_type or "") not in known:
             named = ", ".join(filter(None, known))

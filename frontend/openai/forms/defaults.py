@@ -1,4 +1,4 @@
-"""What the operator has chosen for requests that do not say it, put into their bodies."""
+"""Fill in the operator's defaults for fields that a request leaves out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LENGTHS = ("max_completion_tokens", "max_output_tokens", "max_tokens")  # the n
 
 
 def with_defaults(body: BodyT, spec: EngineSpec) -> BodyT:
-    """`body` with the model's sampling defaults and what flags turn on, where it leaves them open."""
+    """Return `body` with the model's sampling defaults, and the fields that flags turn on, in place of null fields."""
     if not isinstance(body, Generation):
         return body
     defaults: dict[str, Any] = dict(spec.default_sampling_params)

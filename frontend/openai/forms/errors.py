@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients expect them: a status and {"error": {message, type, param, code}}."""
+"""Format errors for OpenAI's clients: a status and {"error": {message, type, param, code}}."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LEADING_NAME = re.compile(r"([a-z_]+)(?:[.\[][\w.\[\]]*)?(?::| (?:is|must|has|h
 class ErrorDetail(msgspec.Struct, frozen=True):
     message: str
     type: str
-    param: str | None  # the field that it is about
+    param: str | None  # the field at fault
     code: str | None
 
 
@@ -27,7 +27,7 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 
 class HttpError(Exception):
-    """An answer other than 200, on purpose."""
+    """Error with an HTTP status and OpenAI's body."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ def json_response(body: object, status: int = 200, headers: dict[str, str] | Non
 
 
 def to_http_error(error: BaseException) -> HttpError:
-    """The answer to a request that failed; what is unforeseen is a 500 that names its type."""
+    """Convert an error to its HTTP error. An unexpected exception is a 500 that names its type."""
     if isinstance(error, HttpError):
         return error
     if isinstance(error, RequestError):
@@ -74,7 +74,7 @@ def to_http_error(error: BaseException) -> HttpError:
 
 
 def refusal_kind(error: HttpError | TokenloomError) -> str:
-    """Why a request was refused before the engine knew of it, as the metrics say it."""
+    """Return the metrics' label for a request that was refused before it reached the engine."""
     return _REFUSAL_BY_STATUS.get(error.status, "body") if isinstance(error, HttpError) else error_info(error).kind
 
 

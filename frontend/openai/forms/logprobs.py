@@ -1,5 +1,4 @@
-"""Log probabilities in the two forms that OpenAI gives them: columns for completions, objects for chats;
-and those of prompts as vLLM does."""
+"""Format logprobs: OpenAI's columns for completions, OpenAI's objects for chats, vLLM's dicts for prompts."""
 
 from __future__ import annotations
 
@@ -11,26 +10,26 @@ from ....ipc.codec import JsonObject
 from ....ipc.messages.client import Delta, Logprobs
 from ...client.logprobs import Logprob, unpack_logprobs, unpack_rows
 
-LOWEST = -9999.0  # JSON has no −∞; OpenAI writes this
+LOWEST = -9999.0  # stands for −∞, which JSON lacks; OpenAI's value
 
 
 class CompletionLogprobs:
-    """The columns {tokens, token_logprobs, top_logprobs, text_offset}; `take` gives what was added since the last."""
+    """Columns {tokens, token_logprobs, top_logprobs, text_offset} of one choice."""
 
     def __init__(self, *, with_ids: bool = False) -> None:
-        """`with_ids`: tokens are written token_id:ID instead of as text."""
+        """`with_ids`: write tokens as token_id:ID instead of text."""
         self._with_ids = with_ids
-        self._offset = 0  # in characters of the choice's text
+        self._offset = 0  # of the next token, in characters of the choice's text
         self._rows: list[tuple[str, float | None, dict[str, float] | None, int]] = []
 
     def add_first(self, token_id: int, text: str) -> None:
-        """The first token of an echoed prompt, which nothing came before."""
+        """Add the first token of an echoed prompt, which has no logprob."""
         self._add(_name(token_id, text, self._with_ids), text, None, None)
 
     def add(self, logprobs: Logprobs | None) -> None:
         for tokens in _rows(logprobs, self._with_ids):
             name, text, logprob = tokens[0]
-            top = {name: logprob for name, _, logprob in reversed(tokens[1:])}  # of one name: the likeliest
+            top = {name: logprob for name, _, logprob in reversed(tokens[1:])}  # tokens of one name: the likeliest
             self._add(name, text, logprob, {name: logprob} | top | {name: logprob})
 
     def _add(self, name: str, text: str, logprob: float | None, top: dict[str, float] | None) -> None:
@@ -38,14 +37,16 @@ class CompletionLogprobs:
         self._offset += len(text)
 
     def take(self) -> JsonObject:
+        """Return the columns of the tokens that were added since the last call."""
         rows, self._rows = self._rows, []
         names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
         return {name: [row[column] for row in rows] for column, name in enumerate(names)}
 
 
 def chat_logprobs(delta: Delta, *, with_ids: bool = False) -> list[JsonObject]:
-    """One object for each token of the delta: the token itself and the likeliest at its place. `with_ids`: tokens are
-    written token_id:ID, and their text is in `bytes` alone."""
+    """Return one object per token of the delta: the token and the most likely ones at its position.
+
+    `with_ids`: write tokens as token_id:ID; only `bytes` has their text."""
     return [
         _token(*tokens[0]) | {"top_logprobs": [_token(*each) for each in tokens[1:]]}
         for tokens in _rows(delta.logprobs, with_ids)
@@ -53,9 +54,9 @@ def chat_logprobs(delta: Delta, *, with_ids: bool = False) -> list[JsonObject]:
 
 
 def prompt_logprob_dicts(parts: Iterable[Logprobs], num_top: int) -> list[JsonObject | None]:
-    """vLLM's form for the tokens of a prompt: by token id, of the token itself and of the `num_top` likeliest."""
+    """Return vLLM's prompt_logprobs: per token a dict by token id of the token itself and the `num_top` likeliest."""
     tokens = (token for part in parts for token in unpack_logprobs(narrowed(part, num_top)))
-    first: list[JsonObject | None] = [None]  # which nothing came before
+    first: list[JsonObject | None] = [None]  # the first token has no logprob
     return first + [{str(token_id): _ranked(each) for token_id, each in token.items()} for token in tokens]
 
 
@@ -68,7 +69,7 @@ def _ranked(logprob: Logprob) -> JsonObject:
 
 
 def narrowed(logprobs: Logprobs, num_top: int) -> Logprobs:
-    """`logprobs` with no more than `num_top` of the likeliest; -1: with all."""
+    """Keep at most the `num_top` likeliest tokens per position; -1 keeps all."""
     if num_top < 0 or num_top >= logprobs.num_top:
         return logprobs
     width, kept = 4 * (logprobs.num_top + 1), 4 * (num_top + 1)
@@ -81,8 +82,9 @@ def narrowed(logprobs: Logprobs, num_top: int) -> Logprobs:
 
 
 def _rows(logprobs: Logprobs | None, with_ids: bool) -> list[list[tuple[str, str, float]]]:
-    """Per token: (how it is written, text, logprob) of itself and then of the likeliest, or of itself and the others
-    that are named."""
+    """Return per position (name, text, logprob) of the sampled token and then of the likeliest ones.
+
+    If the request named tokens (logprob_token_ids), these come in place of the likeliest."""
     if logprobs is None:
         return []
     texts, rows = logprobs.texts, unpack_rows(logprobs)

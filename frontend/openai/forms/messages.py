@@ -1,6 +1,6 @@
-"""Messages of a chat request → the turns that a chat template takes, and from there the prompt.
+"""Convert the messages of a chat request to the turns and variables of a chat template.
 
-Templates know role and content as text, and for tools `tool_calls` (arguments as objects), `tool_call_id` and `name`.
+Templates take role and content as text, and for tools `tool_calls` (arguments as objects), `tool_call_id` and `name`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _RESERVED = frozenset(
 
 
 class ChatInput(NamedTuple):
-    """What a chat template gets; and the text of the last turn, if answers are to begin with it."""
+    """Input of a chat template."""
 
     turns: list[ChatMessage]
     form: ChatForm
-    echoed: str | None = None
+    echoed: str | None = None  # text of the last turn, if answers begin with it
 
 
 def chat_input(body: ChatRequest | TokenizeRequest) -> ChatInput:
-    """The turns of a chat, and how they become a prompt."""
+    """Return the template's input for a chat; RequestError for fields that contradict each other."""
     if isinstance(body, ChatRequest):
         body = with_allowed_tools(body)
     turns = [_turn(position, message) for position, message in enumerate(body.messages or ())]
@@ -66,7 +66,7 @@ def chat_input(body: ChatRequest | TokenizeRequest) -> ChatInput:
 
 
 def with_allowed_tools(body: ChatRequest) -> ChatRequest:
-    """`body` with those of its tools alone that its tool_choice allows, and with the mode of that choice."""
+    """Apply a tool_choice of allowed_tools: keep only these tools, and replace the choice by its mode."""
     choice = body.tool_choice
     if not isinstance(choice, NamedTool):
         return body
@@ -85,12 +85,12 @@ def with_allowed_tools(body: ChatRequest) -> ChatRequest:
 
 
 def shows_tools(body: ChatRequest | TokenizeRequest) -> bool:
-    """Whether the model gets to see the tools."""
+    """Return whether the prompt holds the tools."""
     return bool(body.tools) and not (isinstance(body, ChatRequest) and body.tool_choice == "none")
 
 
 def tools_for_template(tools: Sequence[Tool]) -> list[JsonObject]:
-    """As Hugging Face's templates expect them: the request's own objects without what was not given."""
+    """Return tools as Hugging Face's templates expect them: {type, function: {name, description, parameters}}."""
     listed: list[JsonObject] = []
     for tool in tools:
         function: JsonObject = {"name": tool.function.name}
@@ -128,8 +128,10 @@ def _turn(position: int, message: Message) -> ChatMessage:
 def content_of(
     where: str, content: str | Sequence[TextPart] | None, *, besides: Sequence[str] = ()
 ) -> tuple[str, str | None]:
-    """The text of a message or of parts of it, which stand at `where`; and the thoughts among them. Parts of the types
-    `besides` are the caller's own."""
+    """Return the text of a message's content and its thoughts, each joined with line breaks.
+
+    `where`: path of the content, for errors. Parts with a type in `besides` are skipped. RequestError for parts
+    other than text."""
     if content is None or isinstance(content, str):
         return content or "", None
     texts, thoughts = list[str](), list[str]()
@@ -150,8 +152,8 @@ def content_of(
 
 
 def _arguments(given: str | JsonObject | None) -> JsonObject:
-    """As templates take them. Text that is no JSON object, such as that of a call which was cut short, counts as none:
-    the conversation goes on."""
+    """Return the arguments of a call as an object. Text that is not a JSON object counts as {}: a call that was cut off
+    does not end the conversation."""
     if isinstance(given, dict):
         return given
     try:

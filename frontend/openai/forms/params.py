@@ -1,6 +1,6 @@
-"""From a request's fields to SamplingParams. What the engine has no parameter for is refused by name, not swallowed.
+"""Convert the fields of a request to SamplingParams. A field that the engine does not support is refused by name.
 
-OpenAI's bookkeeping fields (user, metadata, store …) change nothing and are let through.
+OpenAI's bookkeeping fields (user, metadata, store …) are accepted and have no effect.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .schema import Body, ChatRequest, Generation, Scheduled
 
 
 def sampling_params(body: Generation, **more: object) -> SamplingParams:
-    """The parameters that `body` asks for; `more` is what the endpoint has worked out itself."""
+    """Return the parameters of a request. `more`: values that the endpoint derives; they replace those of `body`."""
     refuse_unserved(body)
     if body.stream and body.prompt_logprobs is not None:
         raise RequestError("prompt_logprobs is not told in a stream: leave it out or set stream to false")
@@ -26,7 +26,7 @@ def sampling_params(body: Generation, **more: object) -> SamplingParams:
     if body.logprob_token_ids:
         if more.get("logprobs") is None:
             raise RequestError("logprob_token_ids needs logprobs: ask for them too")
-        more["logprobs"] = None  # those of the tokens that are named come instead
+        more["logprobs"] = None  # the logprobs of these tokens replace those of the likeliest
     more["extra_args"] = body.vllm_xargs
     if more.get("structured_outputs") is None:
         more["structured_outputs"] = structured_outputs(body)
@@ -34,7 +34,7 @@ def sampling_params(body: Generation, **more: object) -> SamplingParams:
 
 
 def refuse_unserved(body: Body) -> None:
-    """RequestError for the first field that asks for what the engine has not."""
+    """Raise RequestError for the first field that asks for a feature in NOT_SERVED."""
     if getattr(body, "stream_options", None) is not None and not getattr(body, "stream", None):
         raise RequestError("stream_options needs stream to be true: leave it out or stream the answer")
     for name, harmless in body.NOT_SERVED.items():
@@ -44,7 +44,7 @@ def refuse_unserved(body: Body) -> None:
 
 
 def given_params(body: Scheduled, **more: object) -> SamplingParams:
-    """What a body has under the same names as SamplingParams, but for `more`, which wins; None: not given."""
+    """Return SamplingParams from the body's fields of the same names. `more` replaces them; None: default."""
     given = {name: getattr(body, name, None) for name in SamplingParams.__struct_fields__} | more
     try:
         return SamplingParams(**{name: value for name, value in given.items() if value is not None})
@@ -53,7 +53,7 @@ def given_params(body: Scheduled, **more: object) -> SamplingParams:
 
 
 def _logit_bias(body: Generation) -> dict[int, float] | None:
-    """OpenAI writes the token ids as JSON keys."""
+    """Convert the keys, token ids as text, to integers."""
     if not body.logit_bias:
         return None
     try:
@@ -64,7 +64,7 @@ def _logit_bias(body: Generation) -> dict[int, float] | None:
 
 
 def structured_outputs(body: Generation) -> StructuredOutputsParams | None:
-    """What the answer must conform to; None if it is free."""
+    """Return the constraint on the answer, from any of its fields; None without one."""
     found: dict[str, object] = dict(body.structured_outputs or {})  # by name of the constraint
     style = {name: found.pop(name) for name in ("disable_any_whitespace",) if name in found}
     field = "structured_outputs"
@@ -84,13 +84,13 @@ def structured_outputs(body: Generation) -> StructuredOutputsParams | None:
         raise RequestError(f"structured_outputs is asked for in {len(found)} ways ({', '.join(found)}): give one")
     if not found:
         return None
-    with under_its_own_name(field):
+    with errors_about(field):
         return StructuredOutputsParams.of(found | style)
 
 
 @contextlib.contextmanager
-def under_its_own_name(field: str, begin: str = r"structured_outputs\.\w+") -> Iterator[None]:
-    """Have errors that begin with a parameter name the field that its value came in."""
+def errors_about(field: str, begin: str = r"structured_outputs\.\w+") -> Iterator[None]:
+    """Name `field` in a RequestError in place of the parameter's name, the regex `begin`, with which it begins."""
     try:
         yield
     except RequestError as error:
@@ -100,17 +100,17 @@ def under_its_own_name(field: str, begin: str = r"structured_outputs\.\w+") -> I
 
 
 @contextlib.contextmanager
-def about_prompt(field: str) -> Iterator[None]:
-    """Have errors about the prompt begin with the field that it came in."""
+def prompt_errors_about(field: str) -> Iterator[None]:
+    """Begin each RequestError about the prompt with `field`, the field that holds the prompt."""
     with (
-        under_its_own_name(f"{field}: ", r"(?=(?:the|a) prompt\b)"),
-        under_its_own_name(field, r"prompt_token_ids\b"),
+        errors_about(f"{field}: ", r"(?=(?:the|a) prompt\b)"),
+        errors_about(field, r"prompt_token_ids\b"),
     ):
         yield
 
 
 def chat_max_tokens(body: ChatRequest) -> int | None:
-    """The newer name wins; OpenAI counts reasoning too, as we do."""
+    """Return the limit of new tokens, reasoning included; max_completion_tokens takes precedence over max_tokens."""
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     if (most := getattr(body, name)) is not None:
         LENGTH.check(name, most)

@@ -1,6 +1,6 @@
-"""The prompts of a request that may hold many, as texts or as token ids, made into Submit messages.
+"""Convert the prompts of a request, texts or token ids, to Submit messages.
 
-Of the ids `cmpl-…` is the answer's, and `cmpl-…/3` that of its fourth prompt.
+A request with one prompt submits it under its own id, `cmpl-…`; of several prompts the fourth is `cmpl-…/3`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .schema import MAX_ID_CHARACTERS, MAX_PROMPTS, Prompts
 
 
 def answer_id(prefix: str, given: str | None) -> str:
-    """A fresh id, or one of the caller's own."""
+    """Return `prefix` with the caller's id, or with a random one."""
     if given is None:
         return f"{prefix}-{secrets.token_hex(16)}"
     if not 0 < len(given) <= MAX_ID_CHARACTERS or not given.isprintable() or "/" in given:
@@ -29,12 +29,11 @@ def answer_id(prefix: str, given: str | None) -> str:
 
 
 def body_inputs(field: str, prompts: Prompts, limits: PromptLimits, n: int | None = None) -> list[BodyInput]:
-    """Each prompt as text or token ids, checked as far as that needs no model. `field` names them in errors; each is to
-    have `n` answers."""
+    """Return the prompts after the checks that need no model. `field`: name for errors; `n`: answers per prompt."""
     listed = _listed(field, prompts)
     if len(listed) > MAX_PROMPTS:
         raise RequestError(f"{field} holds {len(listed)} prompts, at most {MAX_PROMPTS} are served at once")
-    num_answers = n if n and 0 < n <= MAX_CHILDREN else 1  # another n is refused by its range
+    num_answers = n if n and 0 < n <= MAX_CHILDREN else 1  # SamplingParams refuses any other n
     num_tokens = sum(len(each) for each in listed if not isinstance(each, str))
     limits.check_share(len(listed), num_answers, num_tokens)
     return [
@@ -50,7 +49,7 @@ def prompt_submits(
     add_special_tokens: bool | None,
     pooling: PoolingParams | None = None,
 ) -> list[Submit]:
-    """One Submit for each prompt, in their order."""
+    """Return one Submit per prompt, in order."""
     return [
         Submit(
             request_id=request_id if len(inputs) == 1 else f"{request_id}/{position}",

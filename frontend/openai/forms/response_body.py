@@ -1,4 +1,4 @@
-"""The body of /v1/responses, and the chat that it is rewritten as."""
+"""Define the body of /v1/responses and rewrite it as a chat."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LOGPROBS = "message.output_text.logprobs"  # in `include`
 
 
 class InputItem(Sent, frozen=True, kw_only=True):
-    """A message, a call of a function, its output, or the reasoning of an earlier answer, which is left out."""
+    """Message, function call, its output, or reasoning of an earlier answer, which does not enter the prompt."""
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     role: str | None = None
@@ -47,7 +47,7 @@ class InputItem(Sent, frozen=True, kw_only=True):
 
 
 class ResponseTool(Function, frozen=True, kw_only=True):
-    """A function; here its fields stand beside the type."""
+    """Function tool, with the function's fields beside the type."""
 
     type: Literal["function"]
 
@@ -57,7 +57,7 @@ class ResponseToolName(NamedFunction, frozen=True, kw_only=True):
 
 
 class ResponseToolChoice(Body, frozen=True, kw_only=True, omit_defaults=True):
-    """The function that must be called, or those that may be."""
+    """Function that must be called, or a list of allowed ones."""
 
     type: Literal["function", "allowed_tools"]
     name: str = ""
@@ -65,7 +65,7 @@ class ResponseToolChoice(Body, frozen=True, kw_only=True, omit_defaults=True):
     tools: list[ResponseToolName] | None = None
 
     def to_chat(self) -> NamedTool:
-        """As a chat has it."""
+        """Return the tool_choice of a chat."""
         allowed = [AllowedTool(type="function", function=NamedFunction(name=each.name)) for each in self.tools or ()]
         lists = AllowedTools(mode=self.mode, tools=allowed) if self.type == "allowed_tools" else None
         return NamedTool(type=self.type, function=NamedFunction(name=self.name), allowed_tools=lists)
@@ -100,7 +100,7 @@ class ResponsesRequest(Conversation, frozen=True, kw_only=True):
     input: str | Annotated[list[InputItem], items(1)]
     instructions: str | None = None
     max_output_tokens: Length | None = None
-    max_tool_calls: int | None = None  # of tools that run on the server, of which there are none
+    max_tool_calls: int | None = None  # limits tools that run on the server, and there are none
     tools: list[ResponseTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
     text: TextOptions | None = None
@@ -112,11 +112,11 @@ class ResponsesRequest(Conversation, frozen=True, kw_only=True):
     conversation: str | JsonObject | None = None
     prompt: JsonObject | None = None
     # beyond OpenAI
-    enable_response_messages: bool | None = None  # tell prompt and answer as the model sees them
+    enable_response_messages: bool | None = None  # return the tokens of prompt and answer
 
 
 def chat_request(body: ResponsesRequest) -> ChatRequest:
-    """The chat that a request is."""
+    """Return the chat that answers a request."""
     refuse_unserved(body)
     tools = [
         Tool(

@@ -1,12 +1,11 @@
-"""The bodies of HTTP requests: OpenAI's fields, and those beyond them as vLLM names them.
+"""Define the bodies of HTTP requests: OpenAI's fields and further ones under vLLM's names.
 
-A null counts as not given. What a field means for the engine is said in
-`params.py`; a field that is listed here and cannot be served is refused there, by name.
+A null field counts as absent. `params.py` converts fields to SamplingParams and refuses fields that the engine does not
+support.
 
-Beside their types fields have ranges for /openapi.json, where they have no SamplingParams' (`http/openapi.py`).
-Decoding does not look at them: they are checked where they matter, by SamplingParams, the endpoints and the input
-processor, whose messages name the mend. That both say the same is shown by schemathesis
-(`tests/system/test_http_tools.py`), in both directions.
+The ranges beside the types are for /openapi.json (`http/openapi.py`); decoding ignores them. SamplingParams, endpoints
+and input processor check values, because their errors name the mend. schemathesis compares schema and checks in both
+directions (`tests/system/test_http_tools.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from ....ipc.sampling_params import (
     MAX_STOP_TOKEN_IDS,
 )
 
-TOKEN_ID = "token id"  # title of integers whose maximum the loaded model gives
+TOKEN_ID = "token id"  # title of integers below the vocabulary size of the loaded model
 
 
 def within(low: float, high: float) -> Meta:
@@ -41,7 +40,7 @@ def matching(pattern: str) -> Meta:
     return Meta(extra_json_schema={"pattern": pattern})
 
 
-MAX_PROMPTS = 2048  # of one request: OpenAI's limit
+MAX_PROMPTS = 2048  # per request; OpenAI's limit
 MAX_ID_CHARACTERS = 200
 MOST = 2**31 - 1
 Natural: TypeAlias = Annotated[int, within(0, MOST)]
@@ -65,13 +64,13 @@ Prompts: TypeAlias = Annotated[  # one prompt as text or ids, or a list of promp
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Root of all bodies. Without --strict-fields their unknown fields are taken out first and warned of."""
+    """Base of all bodies. Without --strict-fields, unknown fields are removed before decoding, with a warning."""
 
-    NOT_SERVED: ClassVar[dict[str, tuple[object, ...]]] = {}  # fields, and the values with which they ask for nothing
+    NOT_SERVED: ClassVar[dict[str, tuple[object, ...]]] = {}  # unsupported fields, and the values that make them no-ops
 
 
 class Sent(msgspec.Struct, frozen=True, kw_only=True):
-    """Root of what a conversation holds. Clients send back what any server sent them, so unknown fields pass."""
+    """Base of the parts of a conversation. Unknown fields pass: clients send back the messages of any server."""
 
 
 class StreamOptions(Body, frozen=True, kw_only=True):
@@ -93,7 +92,7 @@ class ResponseFormat(Body, frozen=True, kw_only=True):
 
 
 class Scheduled(Body, frozen=True, kw_only=True):
-    """What all requests share that the engine works on."""
+    """Fields of all requests that the engine runs."""
 
     model: str | None = None
     user: str | None = None
@@ -108,7 +107,7 @@ class Scheduled(Body, frozen=True, kw_only=True):
 
 
 class Generation(Scheduled, frozen=True, kw_only=True):
-    """What completions, chats and responses share."""
+    """Fields of completions, chats and responses."""
 
     NOT_SERVED = {"use_beam_search": (False,), "length_penalty": (1,)}
 
@@ -139,7 +138,7 @@ class Generation(Scheduled, frozen=True, kw_only=True):
     allowed_token_ids: Annotated[list[TokenId], items(1)] | None = None
     bad_words: Annotated[list[Word], items(0, MAX_BAD_WORDS)] | None = None
     logits_processors: Annotated[list[Word], items(0, MAX_LOGITS_PROCESSORS)] | None = None
-    vllm_xargs: JsonObject | None = None  # for these
+    vllm_xargs: JsonObject | None = None  # arguments of the logits processors
     repetition_detection: JsonObject | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None  # tokens of logprobs are written token_id:ID
@@ -167,7 +166,7 @@ class CompletionRequest(Generation, frozen=True, kw_only=True):
 
 
 class TextPart(Sent, frozen=True, kw_only=True):
-    """A part of a message: text, or what must be refused by its type."""
+    """Part of a message. Types other than text and thought decode, so that an error can name them."""
 
     type: str
     text: str | None = None
@@ -188,7 +187,7 @@ class ToolCall(Sent, frozen=True, kw_only=True):
 
 
 class Message(Sent, frozen=True, kw_only=True):
-    """One turn. Roles are the template's business, but `developer`, which is OpenAI's later word for system."""
+    """Message of a chat. The template interprets the role; `developer`, OpenAI's newer name, becomes system."""
 
     role: str
     content: str | list[TextPart] | None = None
@@ -211,7 +210,7 @@ class Function(Body, frozen=True, kw_only=True):
 
     @property
     def schema(self) -> JsonObject:
-        """Of its arguments."""
+        """Return the schema of the arguments."""
         return self.parameters or {"type": "object", "properties": {}}
 
 
@@ -230,14 +229,14 @@ class AllowedTool(Body, frozen=True, kw_only=True):
 
 
 class AllowedTools(Body, frozen=True, kw_only=True):
-    """Which of the tools may be called, and whether one must be."""
+    """Tools that may be called; with mode `required`, one of them must be."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[AllowedTool], items(1)]
 
 
 class NamedTool(Body, frozen=True, kw_only=True):
-    """The function that must be called, or those that may be."""
+    """Function that must be called, or a list of allowed ones."""
 
     type: Literal["function", "allowed_tools"]
     function: NamedFunction = NamedFunction(name="")
@@ -245,7 +244,7 @@ class NamedTool(Body, frozen=True, kw_only=True):
 
 
 class Conversation(Generation, frozen=True, kw_only=True):
-    """What chats and responses share."""
+    """Fields of chats and responses."""
 
     top_logprobs: int | None = None
     parallel_tool_calls: bool | None = None
@@ -261,7 +260,7 @@ class Conversation(Generation, frozen=True, kw_only=True):
 
 
 class AnyChat(Conversation, frozen=True, kw_only=True):
-    """What one chat and several share."""
+    """Fields of single and batched chats."""
 
     NOT_SERVED = Generation.NOT_SERVED | {
         "modalities": ([], ["text"]),
@@ -287,7 +286,7 @@ class AnyChat(Conversation, frozen=True, kw_only=True):
     # beyond OpenAI
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    echo: bool | None = None  # answers begin with the last message, if it is one of theirs
+    echo: bool | None = None  # answers begin with the last message if its role is assistant
     add_special_tokens: bool | None = None
     chat_template: str | None = None
     documents: list[JsonObject] | None = None
@@ -319,7 +318,7 @@ class BatchChatRequest(AnyChat, frozen=True, kw_only=True):
 
 
 class TokenizeRequest(Body, frozen=True, kw_only=True):
-    """POST /tokenize: a text, or a chat."""
+    """POST /tokenize: a text or a chat."""
 
     model: str | None = None
     prompt: Text | None = None
@@ -354,7 +353,7 @@ class EmbeddingRequest(Scheduled, frozen=True, kw_only=True):
 
     @property
     def chat(self) -> TokenizeRequest:
-        """The chat to embed, as one whose tokens are asked for. It begins no turn unless it says so."""
+        """Return the chat to embed as a TokenizeRequest. Its default is no generation prompt."""
         names = ("messages", "continue_final_message", "chat_template", "chat_template_kwargs", "add_special_tokens")
         given = {name: getattr(self, name) for name in names}
         return TokenizeRequest(**given, add_generation_prompt=bool(self.add_generation_prompt))
@@ -368,6 +367,6 @@ class DetokenizeRequest(Body, frozen=True, kw_only=True):
 
 
 class AbortRequest(Body, frozen=True, kw_only=True):
-    """POST /abort: the id of an answer (cmpl-…, chatcmpl-…, resp_…)."""
+    """POST /abort with the id of an answer (cmpl-…, chatcmpl-…, resp_…)."""
 
     request_id: str

@@ -1,4 +1,4 @@
-"""AnswerText: the text of one answer of a chat → thoughts, content and calls, as it comes."""
+"""Split the text of one answer of a chat into thoughts, content and calls, delta by delta."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from ..parsers.thoughts import MARKERS, ThoughtParser
 
 
 class AnswerStyle(msgspec.Struct, frozen=True, kw_only=True):
-    """How the answers of a request are to be read."""
+    """Settings for reading the answers of one request."""
 
     tool_parser: str
     reasoning_parser: str
-    schemas: Mapping[str, JsonObject]  # of the arguments, by name of the tool
-    is_forced: bool  # a schema makes the answer calls and nothing else, but for a thought before them
+    schemas: Mapping[str, JsonObject]  # schema of the arguments by name of the tool
+    is_forced: bool  # a schema allows only calls, with at most a thought before them
     forced_name: str | None
-    is_inside_thought: bool  # as the prompt ends
-    max_calls: int | None  # 1 without parallel calls: what comes after the last of them is dropped
+    is_inside_thought: bool  # the answer begins inside a thought
+    max_calls: int | None  # 1 without parallel calls; further calls are dropped
 
     def new_parsers(self) -> list[Parser]:
         if self.is_forced:
@@ -37,23 +37,23 @@ class AnswerStyle(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnswerText:
-    """Text → parser → parser → parts, in the order of the text. `num_thought_tokens`: those whose text is thought."""
+    """Reader of one answer: passes its text through the parsers and counts calls and the tokens of thoughts."""
 
     def __init__(self, style: AnswerStyle) -> None:
         self._style = style
         self._parsers = style.new_parsers()
-        self._is_dropping = False  # a call beyond max_calls
-        self._num_held_tokens = 0  # whose text is held back
+        self._is_dropping = False  # inside a call beyond max_calls
+        self._num_held_tokens = 0  # tokens with text that is held back
         self.num_calls = 0
         self.num_thought_tokens = 0
 
     @property
     def is_plain(self) -> bool:
-        """Whether all text is content as it comes."""
+        """Return whether no parser runs: all text is content."""
         return not self._parsers
 
     def read(self, delta: Delta) -> list[Part]:
-        """All that a delta brings; with the last one, what was held back too."""
+        """Return the parts of a delta; the last delta also brings the parts of held text."""
         if not self._parsers:
             return [Content(delta.text)] if delta.text else []
         parts = self._parse(delta.text, is_last=delta.finish_reason is not None)
@@ -70,7 +70,8 @@ class AnswerText:
         return parts
 
     def _count(self, delta: Delta, parts: list[Part]) -> None:
-        """Tokens whose text is held back count as what comes of it; of a delta that brings both, each has its share."""
+        """Count the tokens of thoughts. Held tokens count with the parts that their text becomes; a delta with thought
+        and other parts divides its tokens in proportion to the characters."""
         count = self._num_held_tokens + num_ids(delta.token_ids)
         num_said = sum(len(part.text) for part in parts if isinstance(part, Content | Arguments))
         is_thought = any(isinstance(part, Thought) for part in parts)
@@ -86,6 +87,8 @@ class AnswerText:
         return not (self._is_dropping and isinstance(part, CallBegin | Arguments | CallEnd))
 
     def finish_reason(self, delta: Delta) -> str | None:
-        """A named call ends as any answer, as at OpenAI and vLLM."""
+        """Return "tool_calls" for an answer with calls that ends with "stop", otherwise the delta's own reason.
+
+        A call that tool_choice names keeps "stop", as at OpenAI and vLLM."""
         is_made = self.num_calls and self._style.forced_name is None
         return "tool_calls" if is_made and delta.finish_reason == "stop" else delta.finish_reason

@@ -1,4 +1,4 @@
-"""How long an answer took, as vLLM tells it."""
+"""Format the durations of one answer under vLLM's names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ....ipc.messages.client import RequestMetrics
 
 
 def timings(metrics: RequestMetrics, num_tokens: int) -> JsonObject:
-    """{"metrics": …} in milliseconds, of an answer with `num_tokens`; without what is not known."""
+    """Return {"metrics": …}, durations in milliseconds, of an answer with `num_tokens`; unknown ones are left out."""
     begin, first, end = metrics.first_scheduled_time, metrics.first_token_time, metrics.finished_time
     found: JsonObject = {}
     if begin:

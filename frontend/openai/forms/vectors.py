@@ -1,4 +1,4 @@
-"""Vectors as callers ask for them: floats of several widths in either order of bytes, and Cohere's quantized ones."""
+"""Encode embeddings: floats of several widths in either byte order, and Cohere's quantized types."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ....ipc.errors import RequestError
 
 
 class Float(NamedTuple):
-    """A form of floating point numbers narrower than float32."""
+    """Floating point format narrower than float32."""
 
-    typecode: str  # of an array of its codes
+    typecode: str  # of the array of bit patterns
     num_fraction_bits: int
     least_exponent: int  # of normal numbers
-    top: int  # the code of all that is too large: infinity, or the largest number where there is none
+    top: int  # bit pattern for overflow: infinity, or the largest number if the format has no infinity
 
 
 NARROW = {
@@ -30,7 +30,7 @@ NARROW = {
 
 
 def packed(vector: array[float], dtype: str, endianness: str) -> bytes:
-    """The numbers as bytes, rounded to the nearest of `dtype`, which may be float32, and half to even."""
+    """Return the numbers as bytes in `dtype`, rounded half to even. `endianness`: little, big or native."""
     form = NARROW.get(dtype)
     codes = array("f", vector) if form is None else array(form.typecode, (_code(number, form) for number in vector))
     if endianness not in ("native", sys.byteorder):
@@ -43,27 +43,27 @@ def _code(number: float, form: Float) -> int:
     if not number or not math.isfinite(number):
         return sign | (form.top if number else 0)
     exponent = max(math.frexp(number)[1] - 1, form.least_exponent)
-    fraction = round(math.ldexp(abs(number), form.num_fraction_bits - exponent))  # the leading 1 included
+    fraction = round(math.ldexp(abs(number), form.num_fraction_bits - exponent))  # with the leading 1
     return sign | min(((exponent - form.least_exponent) << form.num_fraction_bits) + fraction, form.top)
 
 
 def _bits(vector: array[float]) -> bytes:
-    """One bit a number, of eight the first in the highest: whether it is not negative."""
+    """Return one bit per number, set if it is not negative; the first of eight numbers is the highest bit."""
     if len(vector) % 8:
         raise RequestError(f"embedding_types has bits of {len(vector)} numbers: give an output_dimension of 8, 16 …")
     return int("".join("01"[number >= 0] for number in vector), 2).to_bytes(len(vector) // 8, "big")
 
 
-def _steps(vector: array[float]) -> Iterable[int]:
-    """-127 to 127, the number that is farthest from 0: what is compared by its angle loses nothing by the scale."""
+def _int8(vector: array[float]) -> Iterable[int]:
+    """Return the numbers scaled so that the largest is ±127. Cosine similarity does not depend on the scale."""
     scale = 127 / (max(map(abs, vector)) or 1)
     return (round(number * scale) for number in vector)
 
 
 COHERE_TYPES: dict[str, Callable[[array[float]], object]] = {
     "float": lambda vector: vector.tolist(),
-    "int8": lambda vector: list(_steps(vector)),
-    "uint8": lambda vector: [128 + step for step in _steps(vector)],
+    "int8": lambda vector: list(_int8(vector)),
+    "uint8": lambda vector: [128 + number for number in _int8(vector)],
     "binary": lambda vector: [byte - 128 for byte in _bits(vector)],
     "ubinary": lambda vector: list(_bits(vector)),
     "base64": lambda vector: base64.b64encode(packed(vector, "float32", "little")).decode(),

@@ -52,7 +52,7 @@ def find_reasoning_parser(template: str) -> str:
 
 
 def shows_special_tokens(tool_parser: str, reasoning_parser: str) -> bool:
-    """Tell whether these parsers need the special tokens in the text."""
+    """Return whether these parsers need the special tokens in the text."""
     return not _SPECIAL.isdisjoint((tool_parser, reasoning_parser))
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenloom.frontend.anthropic.forms.blocks import SIGNATURE, BlockWriter, Event, begun_object
+from tokenloom.frontend.anthropic.forms.blocks import SIGNATURE, BlockWriter, Event, partial_object
 from tokenloom.tests.frontend.openai.parsers.cuts import ANSWER_TEXTS, ANSWERS, CALL, PLACES, cut, read_deltas
 
 
@@ -92,11 +92,11 @@ def test_a_call_that_is_cut_is_no_call_to_make() -> None:
 def test_a_torn_object_is_read_as_anthropics_client_reads_it(value: object) -> None:
     text = json.dumps(value)
     for end in range(1, len(text) + 1):
-        assert begun_object(text[:end]) == jiter.from_json(text[:end].encode(), partial_mode=True), text[:end]
+        assert partial_object(text[:end]) == jiter.from_json(text[:end].encode(), partial_mode=True), text[:end]
 
 
 @pytest.mark.parametrize(
     "text", ["", "[1]", '"x"', "nonsense, {[", '{"a": nonsense, "b": 1}', "[" * 100_000, '{"a":"\\']
 )
 def test_a_text_that_is_no_object_is_an_empty_one(text: str) -> None:
-    assert begun_object(text) == {}
+    assert partial_object(text) == {}
