@@ -40,6 +40,8 @@ from ..openai.forms.errors import HttpError, json_response, refusal_kind
 from ..openai.forms.params import errors_about, prompt_errors_about
 from ..openai.forms.response_body import ResponsesRequest, chat_request
 from ..openai.forms.schema import BatchChatRequest, ChatRequest, CompletionRequest, EmbeddingRequest
+from ..openai.forms.scoring_body import GenerativeScoringRequest
+from ..openai.generative_scoring import GenerativeScoring
 from ..openai.local_engine import LocalEngine
 from ..openai.parsers.names import find_reasoning_parser, find_tool_parser
 from ..openai.response_store import ResponseStore
@@ -58,9 +60,8 @@ from .pages import PageEndpoints
 from .responses import ResponseEndpoints
 from .server_info import InfoEndpoints
 
-Work: TypeAlias = (  # a checked request
-    Answers | ResponseCreation | BackgroundResponse | MessageCreation | Embeddings
-)
+Whole: TypeAlias = Embeddings | GenerativeScoring  # never streamed
+Work: TypeAlias = Answers | ResponseCreation | BackgroundResponse | MessageCreation | Whole  # a checked request
 
 
 class GeneratingEndpoints:
@@ -91,11 +92,7 @@ class GeneratingEndpoints:
             self._endpoint("/v1/completions", "Text completions", CompletionRequest, self._complete, "prompt"),
             self._endpoint("/v1/chat/completions", "A chat completion", ChatRequest, self._chat, "messages"),
             self._endpoint(
-                "/v1/chat/completions/batch",
-                "Completions of several chats",
-                BatchChatRequest,
-                self._chats,
-                "messages",
+                "/v1/chat/completions/batch", "Completions of several chats", BatchChatRequest, self._chats, "messages"
             ),
             self._endpoint(
                 "/v1/responses", "A response (OpenAI Responses)", ResponsesRequest, self.responses.start, "input"
@@ -105,6 +102,7 @@ class GeneratingEndpoints:
             self._endpoint("/v1/embeddings", "Embeddings of texts", EmbeddingRequest, self._embed, "input"),
             self._endpoint("/v1/embed", "Embeddings, Cohere v1", CohereEmbedRequest, partial(self._cohere, 1), "texts"),
             self._endpoint("/v2/embed", "Embeddings, Cohere v2", CohereEmbedRequest, partial(self._cohere, 2), "texts"),
+            self._endpoint("/generative_scoring", "Scores of labels", GenerativeScoringRequest, self._score, "items"),
             *stored.endpoints(),
         ]
 
@@ -121,7 +119,7 @@ class GeneratingEndpoints:
                 parsed = await self._engine.bodies.read(request, body_type, self._spec.model_names)
                 parsed = parsed._replace(body=with_defaults(parsed.body, self._spec))
                 work = await start(parsed)
-            if not isinstance(work, Embeddings) and getattr(parsed.body, "stream", None):
+            if not isinstance(work, Whole) and getattr(parsed.body, "stream", None):
                 return EventStream(work.events(), work.stream_end)
             whole = await until_disconnect(request.receive, work.whole())
             if whole is None:
@@ -164,6 +162,9 @@ class GeneratingEndpoints:
 
     async def _embed(self, parsed: ParsedBody[EmbeddingRequest]) -> Embeddings:
         return await Embeddings.start(self._engine, parsed, self._model)
+
+    async def _score(self, parsed: ParsedBody[GenerativeScoringRequest]) -> GenerativeScoring:
+        return await GenerativeScoring.start(self._engine, parsed, self._model)
 
 
 def new_app(

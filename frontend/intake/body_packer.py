@@ -29,6 +29,7 @@ from ..openai.forms.schema import (
     Scheduled,
     TokenizeRequest,
 )
+from ..openai.forms.scoring_body import GenerativeScoringRequest
 from ..openai.parsers.thoughts import ends_inside
 from ..text.prompt_limits import PromptLimits
 from .body_error import BodyError
@@ -46,6 +47,7 @@ LargeBody: TypeAlias = (
     | CountTokensRequest
     | EmbeddingRequest
     | CohereEmbedRequest
+    | GenerativeScoringRequest
     | TokenizeRequest
     | DetokenizeRequest
 )
@@ -53,6 +55,17 @@ LARGE_TYPES: dict[str, type[LargeBody]] = {each.__name__: each for each in get_a
 LONG_CHARACTERS = 64 << 10  # of a text that is tokenized here
 MAX_VALUES = 64 << 10  # numbers, texts, lists and objects of a body without its prompts: 20 ms of the loop
 MAX_REST_BYTES = 8 << 20  # of a body without its prompts: 10 ms of the loop
+_EMPTIED: dict[type[LargeBody], dict[str, object]] = {  # the fields that hold prompts
+    ChatRequest: {"messages": []},
+    MessagesRequest: {"messages": [], "system": None},
+    CountTokensRequest: {"messages": [], "system": None},
+    CohereEmbedRequest: {"texts": []},
+    CompletionRequest: {"prompt": ""},
+    DetokenizeRequest: {"tokens": []},
+    GenerativeScoringRequest: {"query": "", "items": []},
+    ResponsesRequest: {"input": ""},
+    TokenizeRequest: {"prompt": None, "messages": None},
+}
 
 
 class BodyPacker:
@@ -69,7 +82,7 @@ class BodyPacker:
         if isinstance(body, ResponsesRequest):
             is_part = body.previous_response_id is not None  # the whole of it is packed later
             inputs = [] if is_part else [self._chat(chat_request(body), body)]
-        elif isinstance(body, CohereEmbedRequest):
+        elif isinstance(body, CohereEmbedRequest | GenerativeScoringRequest):
             inputs = parsed.inputs  # which come back as texts
         elif isinstance(body, BatchChatRequest):
             inputs = [self._chat(each, body) for each in body.chats]
@@ -122,24 +135,12 @@ class BodyPacker:
 
 def _rest(body: LargeBody) -> bytes:
     """The body without its prompts, as JSON."""
-    if isinstance(body, ChatRequest):
-        bare: LargeBody = msgspec.structs.replace(body, messages=[])
-    elif isinstance(body, BatchChatRequest):
-        bare = msgspec.structs.replace(body, messages=[[] for _ in body.messages])
-    elif isinstance(body, CountTokensRequest):
-        bare = msgspec.structs.replace(body, messages=[], system=None)
+    if isinstance(body, BatchChatRequest):
+        bare: LargeBody = msgspec.structs.replace(body, messages=[[] for _ in body.messages])
     elif isinstance(body, EmbeddingRequest):
         bare = msgspec.structs.replace(body, input=body.input and "", messages=body.messages and [])
-    elif isinstance(body, CohereEmbedRequest):
-        bare = msgspec.structs.replace(body, texts=[])
-    elif isinstance(body, ResponsesRequest):
-        bare = msgspec.structs.replace(body, input="")
-    elif isinstance(body, CompletionRequest):
-        bare = msgspec.structs.replace(body, prompt="")
-    elif isinstance(body, TokenizeRequest):
-        bare = msgspec.structs.replace(body, prompt=None, messages=None)
     else:
-        bare = msgspec.structs.replace(body, tokens=[])
+        bare = msgspec.structs.replace(body, **_EMPTIED[type(body)])
     field, num_values = _num_values(bare)
     if num_values > MAX_VALUES:
         raise BodyError(

@@ -16,6 +16,7 @@ from ..client.prompts import check_text, check_token_ids
 from ..openai.forms.cohere_body import CohereEmbedRequest
 from ..openai.forms.prompts import body_inputs
 from ..openai.forms.schema import Body, CompletionRequest, DetokenizeRequest, EmbeddingRequest, TokenizeRequest
+from ..openai.forms.scoring_body import GenerativeScoringRequest
 from ..text.prompt_limits import PromptLimits
 from .body_error import UNKNOWN_FIELD, BodyError, invalid_body
 from .unknown_fields import without_unknown
@@ -74,6 +75,9 @@ def _inputs(body: msgspec.Struct, limits: PromptLimits) -> Iterator[BodyInput]:
             yield from body_inputs("input", body.input, limits)
     elif isinstance(body, CohereEmbedRequest):
         yield from body_inputs("texts", list[str | int | list[int]](body.texts), limits)
+    elif isinstance(body, GenerativeScoringRequest):
+        yield from body_inputs("query", body.query if isinstance(body.query, str) else [*body.query], limits)
+        yield from body_inputs("items", list[str | int | list[int]](body.items), limits)
     elif isinstance(body, TokenizeRequest):
         _check_one("prompt", body.prompt, body.messages)
         if body.prompt is not None:

@@ -6,11 +6,14 @@ import base64
 import json
 import time
 from array import array
+from collections.abc import Callable
+from typing import TypeVar
 
 from starlette.responses import Response
 
 from ...ipc.codec import JsonObject
 from ...ipc.errors import RequestError
+from ...ipc.messages.client import Delta
 from ...ipc.pooling_params import PoolingParams
 from ..client.outputs import floats
 from ..intake.body_parser import ParsedBody
@@ -22,6 +25,7 @@ from .forms.vectors import packed
 from .local_engine import LocalEngine, Run
 from .slices import in_slices
 
+T = TypeVar("T")
 MAX_DESCRIBED = 512  # vectors in a header: clients take lines of 64 KiB
 
 
@@ -98,12 +102,17 @@ class Embeddings:
 
 
 async def vectors_of(run: Run, field: str) -> list[array[float]]:
-    """The vector of each prompt; RequestError, naming it as an item of `field`, if one has ended without."""
-    vectors: dict[int, array[float]] = {}
+    """The vector of each prompt."""
+    return [floats(each) for each in await results_of(run, field, "embedded", lambda delta: delta.embedding)]
+
+
+async def results_of(run: Run, field: str, deed: str, result: Callable[[Delta], T | None]) -> list[T]:
+    """The `result` of each prompt; RequestError, naming it as an item of `field`, if one has ended without."""
+    results: dict[int, T] = {}
     async for news in run.news():
         for index, delta in news:
-            if delta.embedding is not None:
-                vectors[index] = floats(delta.embedding)
-            elif delta.finish_reason is not None:
-                raise RequestError(f"{field}[{index}] cannot be embedded: its request ended with {delta.finish_reason}")
-    return [vectors[index] for index in range(run.num_choices)]
+            if (found := result(delta)) is not None:
+                results[index] = found
+            elif delta.finish_reason is not None and index not in results:
+                raise RequestError(f"{field}[{index}] cannot be {deed}: its request ended with {delta.finish_reason}")
+    return [results[index] for index in range(run.num_choices)]

@@ -177,14 +177,20 @@ class LocalEngine:
         ids, is_inside = prompt.token_ids, ends_inside(prompt.text or "")
         return BodyInput(text=chat.echoed, token_ids=ids, is_of_chat=True, is_inside_thought=is_inside)
 
-    async def text_tokens(self, given: BodyInput, add_special_tokens: bool) -> bytes:
-        """The tokens of a text, in whose place they may stand already."""
+    async def text_tokens(self, given: BodyInput, add_special_tokens: bool, cut_side: CutSide | None = None) -> bytes:
+        """The tokens of a text, in whose place they may stand already; with `cut_side` those that may be kept."""
         if given.token_ids is not None:
             return given.token_ids
 
         def start(then: Then[Prompt]) -> BackgroundJob | None:
             return self._frontend.prompts.read(
-                given.text, None, None, then, add_special_tokens=add_special_tokens, owner=secrets.token_hex(8)
+                given.text,
+                None,
+                None,
+                then,
+                add_special_tokens=add_special_tokens,
+                cut_side=cut_side,
+                owner=secrets.token_hex(8),
             )
 
         return (await in_background(self._frontend.background, start)).token_ids

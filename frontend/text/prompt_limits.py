@@ -30,15 +30,16 @@ class PromptLimits(msgspec.Struct, frozen=True):
     def check_share(self, num_prompts: int, num_answers: int, num_tokens: int = 0) -> None:
         """RequestError for a request that leaves too little of the queue to others: so many prompts, of `num_tokens`
         together as far as that is known, and `num_answers` to each."""
+        asked = f"n is {num_answers} and " * (num_answers > 1)
         if num_prompts * num_answers > self.max_answers:
-            prompts = "" if num_prompts == 1 else f" and there are {num_prompts} prompts"
+            many = f"n is {num_answers}" if num_prompts == 1 else f"{asked}the prompts are {num_prompts}"
             raise RequestError(
-                f"n is {num_answers}{prompts}: one request may have at most {self.max_answers} answers, a quarter of "
+                f"{many}: one request may have at most {self.max_answers} answers, a quarter of "
                 "--max-waiting-requests: send several requests"
             )
         if num_tokens * num_answers > self.max_tokens:
             raise RequestError(
-                f"n is {num_answers} and the prompts have {num_tokens} tokens: one request may have at most "
+                f"{asked}the prompts have {num_tokens} tokens: one request may have at most "
                 f"{self.max_tokens}, counted for each answer, a quarter of --max-waiting-tokens: send several requests"
             )
 

@@ -12,11 +12,20 @@ import pytest
 
 from tokenloom.frontend.anthropic.forms.request_body import MessagesRequest
 from tokenloom.frontend.openai.forms.schema import ChatRequest, CompletionRequest, DetokenizeRequest, EmbeddingRequest
+from tokenloom.frontend.openai.forms.scoring_body import GenerativeScoringRequest
 from tokenloom.frontend.openai.responses import ResponsesRequest
 from tokenloom.tests.system.http_engine import KEY, QUESTION
 
 VALUES = [None, True, 0, -1, 1, 3, 1e308, -0.5, "", "x", "\x00", [], [[]], [1], ["a"], {}, {"a": 1}, 2**63, "😀" * 9]
-BODIES = (CompletionRequest, ChatRequest, ResponsesRequest, EmbeddingRequest, DetokenizeRequest, MessagesRequest)
+BODIES = (
+    CompletionRequest,
+    ChatRequest,
+    ResponsesRequest,
+    EmbeddingRequest,
+    GenerativeScoringRequest,
+    DetokenizeRequest,
+    MessagesRequest,
+)
 FIELDS = sorted({field.name for body in BODIES for field in msgspec.structs.fields(body)})
 GOOD_BODIES: dict[str, dict[str, object]] = {
     "/v1/completions": {"prompt": "The", "max_tokens": 2},
@@ -25,6 +34,7 @@ GOOD_BODIES: dict[str, dict[str, object]] = {
     "/v1/messages": {"messages": QUESTION, "max_tokens": 2},
     "/v1/messages/count_tokens": {"messages": QUESTION},
     "/v1/embeddings": {"input": "The"},
+    "/generative_scoring": {"query": "The", "items": ["x", [5]], "label_token_ids": [5, 6]},
     "/tokenize": {"prompt": "The"},
     "/detokenize": {"tokens": [5]},
     "/abort": {"request_id": "none"},

@@ -103,7 +103,7 @@ def errors_about(field: str, begin: str = r"structured_outputs\.\w+") -> Iterato
 def prompt_errors_about(field: str) -> Iterator[None]:
     """Begin each RequestError about the prompt with `field`, the field that holds the prompt."""
     with (
-        errors_about(f"{field}: ", r"(?=(?:the|a) prompt\b)"),
+        errors_about(f"{field}: ", r"(?=(?:the|a) prompts?\b)"),
         errors_about(field, r"prompt_token_ids\b"),
     ):
         yield

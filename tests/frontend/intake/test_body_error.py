@@ -74,5 +74,5 @@ def test_a_schema_nested_too_deep_is_refused_under_the_name_of_its_field(field: 
 
 def test_prompts_times_answers_are_counted_before_anything_else() -> None:
     raw = b'{"prompt":[%s],"n":128}' % b",".join([b'""'] * 200)  # an empty prompt would be refused too
-    with pytest.raises(RequestError, match=r"n is 128 and there are 200 prompts: .* at most 16384 answers"):
+    with pytest.raises(RequestError, match=r"n is 128 and the prompts are 200: .* at most 16384 answers"):
         parse_body(raw, CompletionRequest, LIMITS)

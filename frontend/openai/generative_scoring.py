@@ -1,0 +1,78 @@
+"""/generative_scoring: how likely the first of several label tokens comes after a query and each item."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Sequence
+
+from ...ipc.codec import num_ids
+from ...ipc.errors import RequestError
+from ...ipc.messages.client import Logprobs
+from ...ipc.messages.intake import BodyInput
+from ..client.logprobs import unpack_rows
+from ..intake.body_parser import ParsedBody
+from .embeddings import results_of
+from .forms.errors import encode_json
+from .forms.logprobs import LOWEST
+from .forms.params import errors_about, given_params, prompt_errors_about
+from .forms.prompts import answer_id, prompt_submits
+from .forms.scoring_body import GenerativeScoringRequest
+from .local_engine import LocalEngine
+from .slices import in_slices
+
+
+class GenerativeScoring:
+    """One request to the endpoint, made by `start`. `whole` is used once."""
+
+    def __init__(
+        self, engine: LocalEngine, body: GenerativeScoringRequest, prompts: Sequence[BodyInput], model: str
+    ) -> None:
+        self._engine, self._body, self._model = engine, body, model
+        self._id, self._created = answer_id("generative-scoring", body.request_id), int(time.time())
+        if not body.label_token_ids:
+            raise RequestError("label_token_ids is empty: give at least one token id")
+        with errors_about("label_token_ids", "logprob_token_ids"):
+            labels = {"logprob_token_ids": body.label_token_ids}
+            params = given_params(body, max_tokens=1, ignore_eos=True, detokenize=False, **labels)
+        self._submits = prompt_submits(self._id, prompts, params, add_special_tokens=None)
+
+    @classmethod
+    async def start(
+        cls, engine: LocalEngine, parsed: ParsedBody[GenerativeScoringRequest], model: str
+    ) -> GenerativeScoring:
+        """Check everything and make the prompts; nothing runs yet."""
+        body, limits = parsed.body, engine.inputs.limits
+        cut_side = limits.cut_side(body.truncate_prompt_tokens, body.truncation_side)
+        with prompt_errors_about("query"):
+            query = await engine.text_tokens(parsed.inputs[0], body.add_special_tokens is not False, cut_side)
+        items = []
+        for item in parsed.inputs[1:]:
+            items.append(await engine.text_tokens(item, False, cut_side))
+            await asyncio.sleep(0)  # a short text takes its time in this loop
+        limits.check_share(len(items), 1, num_ids(query) * len(items) + sum(map(num_ids, items)))
+        pairs = ((item, query) if body.item_first else (query, item) for item in items)
+        return cls(engine, body, [BodyInput(token_ids=first + second) for first, second in pairs], model)
+
+    async def whole(self) -> bytes:
+        with (
+            errors_about("label_token_ids", "logprob_token_ids"),
+            prompt_errors_about("items"),
+            self._engine.run(self._submits) as run,
+        ):
+            found = await results_of(run, "items", "scored", lambda delta: delta.logprobs)
+            data = await in_slices(
+                {"index": index, "object": "score", "score": self._score(logprobs)}
+                for index, logprobs in enumerate(found)
+            )
+            told = {"id": self._id, "object": "list", "created": self._created, "model": self._model, "data": data}
+            return encode_json({**told, "usage": run.usage()})
+
+    def _score(self, logprobs: Logprobs) -> float:
+        named = {token_id: max(value, LOWEST) for token_id, value in unpack_rows(logprobs)[0][1:]}
+        first = named[self._body.label_token_ids[0]]
+        if self._body.apply_softmax is False:
+            return math.exp(first)
+        highest = max(named.values())
+        return math.exp(first - highest) / sum(math.exp(value - highest) for value in named.values())

@@ -1,0 +1,163 @@
+"""/generative_scoring over a running engine: the numbers of /v1/completions for the same tokens, forms, refusals."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import pytest
+
+from tokenloom.frontend.intake.body_parser import SMALL_BYTES
+from tokenloom.tests.system.http_engine import KEY
+from tokenloom.tests.system.launched import LaunchedEngine
+
+PATH = "/generative_scoring"
+QUERY, ITEMS, LABELS = "Is this city a capital? ", ["Lima is large.", "Oslo", "The capital of Peru is"], [300, 301, 7]
+FEW = ("--max-waiting-tokens", "200000")  # of which one request may have a quarter
+LONG = "The capital of Peru is Lima. " * 700
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with LaunchedEngine(tmp_path_factory.mktemp("scoring"), "--http", "0", "--api-key", KEY, *FEW) as engine:
+        yield engine.wait_http()
+
+
+def ask(http: httpx2.Client, path: str = PATH, **body: object) -> Any:
+    answer = http.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def scores(http: httpx2.Client, **body: object) -> list[float]:
+    data = ask(http, **{"query": QUERY, "items": ITEMS, "label_token_ids": LABELS} | body)["data"]
+    assert [each["index"] for each in data] == list(range(len(data)))
+    assert all(each["object"] == "score" for each in data)
+    return [each["score"] for each in data]
+
+
+def tokens_of(http: httpx2.Client, text: str, add_special_tokens: bool) -> list[int]:
+    body = {"prompt": text, "add_special_tokens": add_special_tokens}
+    return list(ask(http, "/tokenize", **body)["tokens"])
+
+
+def prompts_of(http: httpx2.Client, *, item_first: bool, add_special_tokens: bool) -> list[list[int]]:
+    query = tokens_of(http, QUERY, add_special_tokens)
+    pieces = [tokens_of(http, item, False) for item in ITEMS]
+    return [piece + query if item_first else query + piece for piece in pieces]
+
+
+def label_logprobs(http: httpx2.Client, prompt: list[int]) -> list[float]:
+    """What /v1/completions tells of each label after `prompt`."""
+    fields = {"max_tokens": 1, "logprobs": 1, "logprob_token_ids": LABELS, "return_tokens_as_token_ids": True}
+    (choice,) = ask(http, "/v1/completions", prompt=prompt, **fields)["choices"]
+    (by_name,) = choice["logprobs"]["top_logprobs"]
+    return [by_name[f"token_id:{label}"] for label in LABELS]
+
+
+@pytest.mark.parametrize("item_first", [False, True])
+@pytest.mark.parametrize("add_special_tokens", [False, True])
+def test_a_score_is_the_softmax_of_what_completions_tell_of_the_same_tokens(
+    http: httpx2.Client, item_first: bool, add_special_tokens: bool
+) -> None:
+    order = {"item_first": item_first, "add_special_tokens": add_special_tokens}
+    logprobs = [label_logprobs(http, prompt) for prompt in prompts_of(http, **order)]
+    expected = [math.exp(each[0]) / sum(map(math.exp, each)) for each in logprobs]
+    assert len({round(each, 6) for each in expected}) == len(ITEMS)
+    assert scores(http, **order) == pytest.approx(expected, rel=1e-3)
+    whole = [math.exp(each[0]) for each in logprobs]
+    assert scores(http, **order, apply_softmax=False) == pytest.approx(whole, rel=1e-3)
+
+
+def test_scores_of_all_labels_add_up_to_one(http: httpx2.Client) -> None:
+    turned = [LABELS[place:] + LABELS[:place] for place in range(len(LABELS))]
+    columns = [scores(http, label_token_ids=labels) for labels in turned]
+    assert [sum(row) for row in zip(*columns, strict=True)] == pytest.approx([1] * len(ITEMS), abs=1e-4)
+    assert scores(http, label_token_ids=[300]) == [1.0] * len(ITEMS)
+    assert scores(http, label_token_ids=[300, 300]) == [1.0] * len(ITEMS)
+
+
+def test_token_ids_are_worth_their_text(http: httpx2.Client) -> None:
+    ids = [tokens_of(http, item, False) for item in ITEMS]
+    expected = scores(http)
+    assert scores(http, query=tokens_of(http, QUERY, True), items=ids) == pytest.approx(expected, rel=1e-3)
+    assert scores(http, items=[ITEMS[0], *ids[1:]]) == pytest.approx(expected, rel=1e-3)
+
+
+def test_an_answer_tells_its_id_model_and_usage(http: httpx2.Client) -> None:
+    answer = ask(http, query=QUERY, items=ITEMS, label_token_ids=LABELS, request_id="mine", priority=3, cache_salt="s")
+    num_tokens = sum(map(len, prompts_of(http, item_first=False, add_special_tokens=True)))
+    usage = answer["usage"]
+    assert answer["id"] == "generative-scoring-mine" and answer["object"] == "list" and answer["created"] > 1e9
+    assert answer["model"] == "tokenloom-demo"
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (num_tokens, len(ITEMS))
+    assert usage["total_tokens"] == num_tokens + len(ITEMS)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_what_is_too_long_is_truncated_on_request(http: httpx2.Client, side: str) -> None:
+    ids = tokens_of(http, QUERY, True) + tokens_of(http, LONG, False)
+    kept = ids[-2047:] if side == "left" else ids[:2047]
+    assert len(ids) > 2 * 2048
+    cut_to = {"truncate_prompt_tokens": -1, "truncation_side": side}
+    cut = ask(http, query=QUERY, items=[LONG], label_token_ids=LABELS, **cut_to)
+    assert cut["usage"]["prompt_tokens"] == 2047
+    logprobs = label_logprobs(http, kept)
+    expected = math.exp(logprobs[0]) / sum(map(math.exp, logprobs))
+    assert cut["data"][0]["score"] == pytest.approx(expected, rel=1e-2)
+
+
+def test_a_large_body_is_answered_as_a_small_one_is(http: httpx2.Client) -> None:
+    body = {"query": QUERY, "items": ITEMS, "label_token_ids": LABELS}
+    for more in ({}, {"label_token_ids": []}, {"items": [[5], [6, 7]], "query": [8]}):
+        small, large = (http.post(PATH, content=" " * n + json.dumps(body | more)).json() for n in (0, SMALL_BYTES))
+        for index, each in enumerate(small.get("data", ())):
+            assert large["data"][index]["score"] == pytest.approx(each["score"], rel=1e-3)
+        assert small.get("error") == large.get("error") and ("data" in small) == ("label_token_ids" not in more)
+    (first,) = scores(http, items=["Lima. " * 200])
+    assert scores(http, items=["Lima. " * 200] * 120) == pytest.approx([first] * 120, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("more", "status", "param"),
+    [
+        ({"query": None}, 400, "query"),
+        ({"query": ""}, 400, "query"),
+        ({"query": []}, 400, "query"),
+        ({"query": [[1]]}, 400, "query[0]"),
+        ({"query": LONG * 30}, 400, "query"),
+        ({"items": None}, 400, "items"),
+        ({"items": []}, 400, "items"),
+        ({"items": [""]}, 400, "items"),
+        ({"items": ["x", LONG]}, 400, "items"),
+        ({"items": ["x"] * 2049}, 400, "items"),
+        ({"items": [[5] * 2000] * 30}, 400, "items"),
+        ({"query": [5] * 2000, "items": ["x"] * 30}, 400, "items"),
+        ({"items": [[999_999]]}, 400, "items"),
+        ({"items": ["x"], "timeout_s": 1e-9}, 400, "items"),
+        ({"label_token_ids": None}, 400, "label_token_ids"),
+        ({"label_token_ids": []}, 400, "label_token_ids"),
+        ({"label_token_ids": [-1]}, 400, "label_token_ids"),
+        ({"label_token_ids": [999_999]}, 400, "label_token_ids"),
+        ({"label_token_ids": [9_999_999_999]}, 400, "label_token_ids"),
+        ({"label_token_ids": [5] * 5000}, 400, "label_token_ids"),
+        ({"label_token_ids": ["x"]}, 400, "label_token_ids[0]"),
+        ({"model": "other"}, 404, "model"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused_by_name(
+    http: httpx2.Client, more: dict[str, object], status: int, param: str
+) -> None:
+    given = {"query": QUERY, "items": ITEMS, "label_token_ids": LABELS} | more
+    answer = http.post(PATH, json={name: value for name, value in given.items() if value is not None})
+    assert answer.status_code == status, answer.text[:500]
+    assert answer.json()["error"]["param"] == param, answer.json()
+
+
+def test_the_endpoint_is_behind_the_key_and_in_openapi(url: str, http: httpx2.Client) -> None:
+    assert httpx2.post(url + PATH, json={}).status_code == 401
+    fields = http.get("/openapi.json").json()["components"]["schemas"]["GenerativeScoringRequest"]["properties"]
+    assert fields["items"]["minItems"] == 1 and fields["label_token_ids"]["items"]["maximum"] < 10_000
