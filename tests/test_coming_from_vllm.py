@@ -10,8 +10,8 @@ import pytest
 
 from tokenloom import LLM, SamplingParams
 from tokenloom.frontend.options.arguments import add_engine_arguments
-from tokenloom.frontend.options.foreign import IGNORED, REFUSED
 from tokenloom.frontend.options.synonyms import NAMES, VALUES
+from tokenloom.frontend.options.vllm_options import IGNORED, REFUSED
 from tokenloom.ipc.config.engine_config import EngineConfig
 
 ROOT = Path(__file__).resolve().parent.parent

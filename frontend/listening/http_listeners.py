@@ -1,8 +1,7 @@
-"""HttpListeners: the sockets on which HTTP is served. The supervisor holds them for as long as the engine serves.
+"""HttpListeners: the listening sockets of HTTP, which the supervisor holds while the engine serves.
 
-Every frontend inherits their descriptors. While none accepts, because one was killed and the next one starts, new
-connections wait in the kernel's queue instead of being refused; and the port that a 0 became stays the same. Knows
-nothing of HTTP.
+Every frontend inherits their descriptors. While a lost frontend is replaced, new connections wait in the kernel's
+queue instead of being refused, and port 0 keeps its number. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -20,20 +19,20 @@ from ...ipc.errors import ConfigError
 
 logger = logging.getLogger("tokenloom.supervisor")
 
-BACKLOG = 2048  # connections that nobody has accepted yet; beyond, clients wait and try again by themselves
+BACKLOG = 2048  # unaccepted connections; beyond it the kernel drops new ones, and clients retry by TCP
 
 
 class HttpListeners:
-    """`fds` are for the frontends, `addresses` for people: http://HOST:PORT, https://HOST:PORT, unix:PATH."""
+    """Owns the sockets and the files of --uds. `addresses`: http://HOST:PORT, https://HOST:PORT, unix:PATH."""
 
     def __init__(self) -> None:
         self.addresses: list[str] = []
         self._sockets: list[socket.socket] = []
-        self._ipc_address: str | None = None  # of the socket file, which is ours to remove
+        self._ipc_address: str | None = None  # of our socket file
         self._lock_fd = -1
 
     def open(self, config: EngineConfig) -> None:
-        """Bind and listen; ConfigError says which address cannot be had, and why. `close` in any case."""
+        """Bind and listen; ConfigError names the address that failed, and why. Call `close` in any case."""
         if config.http_address is not None:
             self._listen_tcp(config.http_address, config.api_key is not None, config.ssl_certfile is not None)
         if config.uds is not None:
@@ -50,7 +49,7 @@ class HttpListeners:
             family, kind, _, _, place = min(found, key=lambda each: each[0] != socket.AF_INET)
             listener = socket.socket(family, kind)
             self._sockets.append(listener)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the next engine may take the port over
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a restart must not wait for TIME_WAIT
             listener.bind(place)
             listener.listen(BACKLOG)
         except OSError as error:
@@ -73,10 +72,10 @@ class HttpListeners:
         self._sockets.append(listener)
         try:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)  # a dead engine's, as the lock shows
-            os.fchmod(listener.fileno(), mode)  # which the file takes over: nobody gets in before
+                os.unlink(path)  # of a dead engine: we hold the lock
+            os.fchmod(listener.fileno(), mode)  # the file is created with at most this mode
             listener.bind(path)
-            os.chmod(path, mode)  # what the umask has taken away
+            os.chmod(path, mode)  # undoes the umask
             listener.listen(BACKLOG)
         except OSError as error:
             raise ConfigError(f"cannot listen on --uds {path}: {error.strerror}; choose another") from None
@@ -84,7 +83,8 @@ class HttpListeners:
         self.addresses.append(f"unix:{path}")
 
     def close(self) -> None:
-        """Listen no more: connects are refused as soon as the frontends have closed theirs. Harmless when repeated."""
+        """Close our descriptors and remove the files; the kernel refuses connections once all frontends have closed
+        theirs. Harmless when repeated."""
         for each in self._sockets:
             each.close()
         self._sockets.clear()
@@ -94,14 +94,14 @@ class HttpListeners:
             self._lock_fd = -1
 
     def remove_files(self) -> None:
-        """Those of --uds."""
+        """Remove the socket file and the lock file of --uds."""
         if self._ipc_address is not None:
             unlink_ipc_address(self._ipc_address)
             self._ipc_address = None
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the address `host`, a number."""
+    """Whether the numeric address `host` is reachable from this machine only."""
     address = ipaddress.ip_address(host.partition("%")[0])
     mapped = getattr(address, "ipv4_mapped", None)
     return (mapped or address).is_loopback

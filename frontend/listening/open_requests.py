@@ -1,7 +1,7 @@
-"""OpenRequests: how many HTTP requests a frontend has not answered to their end, in a file that outlives it.
+"""OpenRequests: a frontend's count of unfinished HTTP requests, in a file that outlives the frontend.
 
-The file is mapped: counting is a store to memory. When a frontend is killed the supervisor reads what it left, which
-is the number of requests that were cut.
+The file is memory-mapped, so that counting is one store. After a frontend was killed the supervisor reads the count,
+which is the number of interrupted requests.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ _NUM_BYTES = 8
 
 
 class OpenRequests:
-    """One number in native byte order. Without a path it is this process's own."""
+    """One int64 in native byte order, mapped from `path`, or in private memory without a path."""
 
     def __init__(self, path: Path | None = None) -> None:
         if path is None:
             self._cells = memoryview(bytearray(_NUM_BYTES)).cast("q")
             return
         with path.open("w+b", buffering=0) as file:
-            file.write(bytes(_NUM_BYTES))  # not a hole: a store to one could fail when the disk is full
+            file.write(bytes(_NUM_BYTES))  # no hole: a store to a hole can fail on a full disk
             self._cells = memoryview(mmap.mmap(file.fileno(), _NUM_BYTES)).cast("q")
 
     def add(self, change: int) -> None:
@@ -32,12 +32,12 @@ class OpenRequests:
 
 
 def path_of(run_directory: str, identity: str) -> Path:
-    """Where the frontend of this identity counts."""
+    """Return the path of the count of the frontend with this identity."""
     return Path(run_directory) / f"{identity}.requests"
 
 
 def take_left(path: Path) -> int:
-    """What a frontend that has ended left, whose file is removed; 0 if it never served HTTP."""
+    """Read the count of an ended frontend and remove its file; 0 without a file (it never served HTTP)."""
     try:
         data = path.read_bytes()
         path.unlink()

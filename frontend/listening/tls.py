@@ -1,4 +1,4 @@
-"""TLS of the HTTP server, from PEM files whose mistakes are told in one line."""
+"""Loads the TLS context of the HTTP server from PEM files, with one-line errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from ...ipc.errors import ConfigError
 
 
 def new_ssl_context(config: EngineConfig) -> ssl.SSLContext | None:
-    """None without --ssl-certfile; ConfigError for files that cannot be read, or do not belong together."""
+    """Load the TLS context, None without --ssl-certfile. ConfigError if a file is unreadable, no PEM file, or the key
+    does not belong to the certificate."""
     if config.ssl_certfile is None:
         return None
     keyfile = config.ssl_keyfile or config.ssl_certfile

@@ -1,4 +1,4 @@
-"""The YAML file of `--config`: any options of the engine as `name: value` lines, with `-` or `_` in names."""
+"""Reads the YAML file of `--config`: options of the engine as `name: value` lines, with `-` or `_` in names."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 import yaml
 
 from ...ipc.errors import ConfigError
-from .options import KINDS, OPTION_NAMES, Given, meant
+from .options import KINDS, OPTION_NAMES, Given, suggestion
 from .synonyms import NAMES
 
 _NULL_TAG = "tag:yaml.org,2002:null"
 
 
 def read_config_file(path: Path) -> dict[str, Given]:
-    """The options by field name; none for an empty file. ConfigError names the file and the line."""
+    """Read the options by name; an empty file has none. ConfigError names the file and the line."""
     try:
         loader = yaml.SafeLoader(path.read_bytes())  # UTF-8 in any locale
         return _options_of(path, loader, loader.get_single_node())
@@ -37,7 +37,7 @@ def _options_of(path: Path, loader: yaml.SafeLoader, root: yaml.Node | None) -> 
         written, line = str(key.value), key.start_mark.line + 1
         name, where = written.replace("-", "_"), f"{path} line {line}: "
         if name not in OPTION_NAMES:
-            raise ConfigError(f"{where}unknown option {written}{_meant(written)}")
+            raise ConfigError(f"{where}unknown option {written}{_suggestion(written)}")
         if name in options:
             raise ConfigError(f"{path} lines {line_by_name[name]} and {line} both give {written}: keep one of them")
         line_by_name[name] = line
@@ -46,8 +46,8 @@ def _options_of(path: Path, loader: yaml.SafeLoader, root: yaml.Node | None) -> 
 
 
 def _value_of(loader: yaml.SafeLoader, name: str, node: yaml.Node) -> object:
-    """The value of a node. For an option that is text it is taken as it is written: YAML would read 8000 as a number,
-    1.10 as 1.1, 2024-01-01 as a date and `on` as true."""
+    """Read the value of a node. A text option keeps its spelling in the file: YAML would read 8000 as a number, 1.10 as
+    1.1, 2024-01-01 as a date and `on` as true."""
     kind = KINDS.get(NAMES.get(name, name))
     if kind is not None and kind.type in (str, list) and node.tag != _NULL_TAG:
         if isinstance(node, yaml.ScalarNode):
@@ -57,7 +57,7 @@ def _value_of(loader: yaml.SafeLoader, name: str, node: yaml.Node) -> object:
     return loader.construct_object(node, deep=True)
 
 
-def _meant(written: str) -> str:
-    """In the spelling of the file: with `-` unless it has `_`."""
+def _suggestion(written: str) -> str:
+    """Suggest names in the spelling of the file: with `-` unless `written` has `_`."""
     names = OPTION_NAMES if "_" in written else [name.replace("_", "-") for name in OPTION_NAMES]
-    return meant(written, names)
+    return suggestion(written, names)

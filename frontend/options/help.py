@@ -1,4 +1,4 @@
-"""`--help` of a command with many options: on one screen, by group, by a word that is searched, or all of it."""
+"""Prints the help of a command with many options: an overview, one group, the options with a word, or all."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import argparse
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from .foreign import FOREIGN
-from .options import meant
+from .options import suggestion
+from .vllm_options import VLLM_OPTIONS
 
 WIDTH = 110
 HINT = "--help=GROUP explains its options, --help=WORD those with a word, --help=all all of them"
 
 
 class HelpAction(argparse.Action):
-    """Prints the help that was asked for and ends the program."""
+    """argparse action of --help[=WORD]: prints the help and ends the program."""
 
     def __call__(
         self,
@@ -28,7 +28,7 @@ class HelpAction(argparse.Action):
 
 
 def help_text(parser: argparse.ArgumentParser, word: str | None) -> str:
-    """What `--help` or `--help=word` prints; ends the program with the mend where nothing has the word."""
+    """Format the text of `--help` or `--help=word`. Exits with an error if neither group nor option has the word."""
     groups = {group.title: group for group in parser._action_groups[1:] if group.title and group._group_actions}
     if word is None:
         rows = "\n".join(_row(title, group._group_actions) for title, group in groups.items())
@@ -41,9 +41,9 @@ def help_text(parser: argparse.ArgumentParser, word: str | None) -> str:
         formatter.start_section(title)
         formatter.add_arguments(actions)
         formatter.end_section()
-    others = [_about(name) for name in FOREIGN if word not in groups and word.replace("-", "_") in name]
+    others = [_about(name) for name in VLLM_OPTIONS if word not in groups and word.replace("-", "_") in name]
     if not chosen and not others:
-        parser.error(f"--help={word}: no option and no group has it{meant(word, groups)}; {HINT}")
+        parser.error(f"--help={word}: no option and no group has it{suggestion(word, groups)}; {HINT}")
     return "\n".join(filter(None, [formatter.format_help().rstrip(), *others]))
 
 
@@ -68,6 +68,6 @@ def _matching(
 
 
 def _about(name: str) -> str:
-    option = FOREIGN[name]
-    verb = "is taken and means nothing here" if option.harmless is None else "asks for what is not there"
+    option = VLLM_OPTIONS[name]
+    verb = "is accepted without effect" if option.harmless is None else "is not served"
     return f"  --{name.replace('_', '-')} {verb}: {option.why}"

@@ -1,5 +1,5 @@
-"""Options by name, made into an EngineConfig: each field of EngineConfig is a keyword of LLM and AsyncLLM, a flag of
-engine-launch and a key of its file. What is wrong with a value is said in the same words for all of them.
+"""Makes an EngineConfig from options by name. Each field of EngineConfig is a keyword of LLM and AsyncLLM, a flag of
+engine-launch and a key of its file, with the same checks and error texts.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import msgspec
 
 from ...ipc.config.engine_config import MAX_NUM_SEQS, EngineConfig
 from ...ipc.errors import ConfigError
-from .foreign import FOREIGN
 from .synonyms import COMMA_LISTS, NAMES, VALUES
+from .vllm_options import VLLM_OPTIONS
 
 logger = logging.getLogger("tokenloom.options")
 
-CLOSE = 0.7  # difflib's ratio, from which a name may have been meant
-LIBRARY_LOG_LEVEL = "warning"  # a program's own output is not ours to fill
+CLOSE = 0.7  # least difflib ratio of a suggested name
+LIBRARY_LOG_LEVEL = "warning"  # keeps the output of a program with an LLM free of our INFO lines
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"} | {
     list: "text or a list of texts",
     dict: "a JSON object",
@@ -33,18 +33,18 @@ _SIZE = re.compile(r"(\d+)([KMGT])|(\d+(?:\.\d+)?)([kmgt])")
 
 
 class Kind(NamedTuple):
-    """What values an option takes."""
+    """Type and accepted values of an option."""
 
     type: type[bool] | type[int] | type[float] | type[str] | type[list[str]] | type[dict[str, Any]]
-    choices: tuple[str, ...]  # of text; (): any
-    is_optional: bool  # None stands for the default
+    choices: tuple[str, ...]  # accepted texts; (): any
+    is_optional: bool  # None selects the default
     description: str
     group: str  # of GROUPS
-    other_values: Mapping[Any, Any]  # what is taken for another value
-    has_commas: bool  # several texts may be given as a list
+    other_values: Mapping[Any, Any]  # alias: value
+    has_commas: bool  # comma-separated text, also accepted as a list
 
     def checked(self, value: object) -> object:
-        """`value`, as a number's text if the option is text; ValueError: "must be …, got …"."""
+        """Convert `value` to the option's type; ValueError: "must be …, got …"."""
         if value is None and self.is_optional:
             return None
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -67,7 +67,7 @@ class Kind(NamedTuple):
         return value
 
     def parsed(self, text: str) -> object:
-        """The value that `text` stands for on the command line; ValueError as `checked`."""
+        """Parse `text` of the command line; ValueError as `checked`."""
         if self.type in (int, float):
             try:
                 return self.checked(self.type(text))
@@ -86,7 +86,7 @@ class Kind(NamedTuple):
 
 
 def _size(match: re.Match[str]) -> int:
-    """What a suffix multiplies by: K, M, G, T by powers of 1024, k, m, g, t by powers of 1000."""
+    """Convert a number with a suffix: K, M, G, T are powers of 1024, k, m, g, t powers of 1000."""
     binary, binary_unit, decimal, decimal_unit = match.groups()
     if binary:
         return int(binary) * int(1024 ** ("KMGT".index(binary_unit) + 1))
@@ -109,22 +109,21 @@ KINDS = {field.name: _kind_of(field.name, field.type) for field in msgspec.struc
 
 
 class Given(NamedTuple):
-    """A value, and how an error speaks of it."""
+    """A value that the user gave for an option, with the option's spelling and place for errors."""
 
     value: object
-    written: str  # the option as its user wrote it: --max-num-seqs, max-num-seqs, max_num_seqs
+    written: str  # the user's spelling: --max-num-seqs, max-num-seqs, max_num_seqs
     where: str = ""  # "engine.yaml line 3: "
 
 
 def config_from_keywords(owner: str, model: object, options: Mapping[str, object]) -> EngineConfig:
-    """The configuration that `owner`(model, **options) asks for.
+    """Make the configuration of `owner`(model, **options); None selects an option's default.
 
-    None stands for the default. Raises TypeError for an unknown keyword, with what it may have meant, and ConfigError
-    for a bad value.
+    Raises TypeError for an unknown keyword, with similar names, and ConfigError for a bad value.
     """
     for name in options:
         if name not in OPTION_NAMES:
-            raise TypeError(f"{owner}() got an unexpected keyword argument {name!r}{meant(name, OPTION_NAMES)}")
+            raise TypeError(f"{owner}() got an unexpected keyword argument {name!r}{suggestion(name, OPTION_NAMES)}")
     values = {"log_level": LIBRARY_LOG_LEVEL, "model": model, **options}
     given = {name: Given(_plain(value), name, f"{owner}(): ") for name, value in values.items() if value is not None}
     config = new_config(given)
@@ -132,44 +131,44 @@ def config_from_keywords(owner: str, model: object, options: Mapping[str, object
     return config
 
 
-OPTION_NAMES = (*KINDS, *NAMES, *(name for name in FOREIGN if len(name) > 3))  # short ones are flags alone
+OPTION_NAMES = (*KINDS, *NAMES, *(name for name in VLLM_OPTIONS if len(name) > 3))  # short names are only flags
 
 
 def new_config(options: Mapping[str, Given]) -> EngineConfig:
-    """EngineConfig from what was given by an option's name; ConfigError says what is wrong and where it stands."""
-    _check_foreign(options)
+    """Make an EngineConfig from the given options by name; ConfigError names the option and its place."""
+    _check_vllm_options(options)
     known: dict[str, Given] = {}
     for name, given in options.items():
-        if name in FOREIGN:
+        if name in VLLM_OPTIONS:
             continue
         if (field := NAMES.get(name, name)) in known:
             raise ConfigError(f"{given.where}{known[field].written} and {given.written} are the same option: give one")
         known[field] = given
     values: dict[str, Any] = {name: _checked(name, given) for name, given in known.items()}
     if (budget := values.get("max_num_batched_tokens")) and "max_num_seqs" not in values:
-        values["max_num_seqs"] = max(1, min(budget, MAX_NUM_SEQS))  # so many can have a token in each step
+        values["max_num_seqs"] = max(1, min(budget, MAX_NUM_SEQS))  # each row needs a token of the budget
     try:
         return EngineConfig(**values)
     except ConfigError as error:
         raise ConfigError(_as_given(str(error), known)) from None
 
 
-def _check_foreign(options: Mapping[str, Given]) -> None:
-    """ConfigError for a value of another engine's option that asks for what is not there."""
+def _check_vllm_options(options: Mapping[str, Given]) -> None:
+    """Raise ConfigError for a vLLM option that requests a feature this engine lacks."""
     for name, given in options.items():
-        if name in FOREIGN and FOREIGN[name].is_refused(given.value):
-            raise ConfigError(f"{given.where}{given.written} {FOREIGN[name].refusal(given.value)}")
+        if name in VLLM_OPTIONS and VLLM_OPTIONS[name].is_refused(given.value):
+            raise ConfigError(f"{given.where}{given.written} {VLLM_OPTIONS[name].refusal(given.value)}")
 
 
 def log_ignored(options: Mapping[str, Given]) -> None:
-    """One line for all that has no meaning here."""
+    """Log one line with all options that have no effect."""
     ignored = [
-        f"{given.written} ({FOREIGN[name].why})"
+        f"{given.written} ({VLLM_OPTIONS[name].why})"
         for name, given in options.items()
-        if name in FOREIGN and FOREIGN[name].harmless is None
+        if name in VLLM_OPTIONS and VLLM_OPTIONS[name].harmless is None
     ]
     if ignored:
-        logger.warning("accepted, without meaning here: %s", ", ".join(ignored))
+        logger.warning("accepted without effect: %s", ", ".join(ignored))
 
 
 def _checked(name: str, given: Given) -> object:
@@ -180,7 +179,7 @@ def _checked(name: str, given: Given) -> object:
 
 
 def _as_given(message: str, options: Mapping[str, Given]) -> str:
-    """The message with each flag as it was written, and where the first of them stands."""
+    """Replace each flag in the message by the user's spelling, and put the place of the first one before it."""
     names = [flag.removeprefix("--").replace("-", "_") for flag in re.findall(r"--[a-z-]+[a-z]", message)]
     found = [options[name] for name in names if name in options]
     for name in names:
@@ -189,14 +188,14 @@ def _as_given(message: str, options: Mapping[str, Given]) -> str:
     return f"{found[0].where}{message}" if found else message
 
 
-def meant(name: str, names: Iterable[str]) -> str:
-    """Which of `names` it may have meant, as the end of an error."""
+def suggestion(name: str, names: Iterable[str]) -> str:
+    """Format those of `names` that are similar to `name` as the end of an error; empty if none is."""
     close = difflib.get_close_matches(name, list(names), 3, CLOSE)
     return f": did you mean {' or '.join(close)}?" if close else ""
 
 
 def _utf8(value: object) -> object:
-    """A text whose bytes are UTF-8, though the locale of this program took them for another encoding's."""
+    """Decode a text as UTF-8 if the locale's encoding could not (surrogateescape); ValueError if it is not UTF-8."""
     if not isinstance(value, str):
         return value
     try:
@@ -206,7 +205,7 @@ def _utf8(value: object) -> object:
 
 
 def _plain(value: object) -> object:
-    """Paths as text, and torch.bfloat16 as "bfloat16" without importing torch."""
+    """Convert paths to text, and torch.bfloat16 to "bfloat16" without importing torch."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if type(value).__module__ == "torch" and type(value).__name__ == "dtype":

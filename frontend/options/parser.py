@@ -1,4 +1,4 @@
-"""OptionParser: argparse, whose errors are one line that names the option as it was typed and the mend."""
+"""OptionParser: argparse with one-line errors that name the option as typed, and the mend."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from .options import Kind, meant
+from .options import Kind, suggestion
 
 USAGE_CODE = 2
 
 
 class OptionParser(argparse.ArgumentParser):
-    """Exits with USAGE_CODE after an error."""
+    """Argument parser that exits with USAGE_CODE after an error."""
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """As parse_args; flags may be written with `_` for `-`, and those whose value is JSON key by key."""
+        """Parse as parse_args does. Flags may have `_` for `-`; a JSON option may be given key by key (--a.b 1)."""
         return self.parse_args(self._with_objects([_with_dashes(word) for word in words]))
 
     def _with_objects(self, words: Sequence[str]) -> list[str]:
-        """Words where `--option.key.key value` has become the JSON object of `--option`."""
+        """Replace all `--option.key.key value` by one `--option=JSON` at the end."""
         others: list[str] = []
         objects: dict[str, dict[str, Any]] = {}
         rest = deque(words)
@@ -58,12 +58,12 @@ class OptionParser(argparse.ArgumentParser):
         flag = next((word.partition("=")[0] for word in words if word.startswith("-")), None)
         if flag is None:
             return f"unexpected argument {words[0]!r}; {self.prog} --help lists what it takes"
-        mend = meant(flag, [name for name in self._option_string_actions if name.startswith("--")])
+        mend = suggestion(flag, [name for name in self._option_string_actions if name.startswith("--")])
         return f"unknown option {flag}{mend or f'; {self.prog} --help lists all'}"
 
 
 def _with_dashes(word: str) -> str:
-    """A flag with `-` for each `_` of its name; keys behind a dot stay."""
+    """Replace each `_` in a flag's name by `-`; keys after a dot keep theirs."""
     name = re.match(r"--[^=.]*", word)
     return word if name is None else name[0].replace("_", "-") + word[name.end() :]
 
@@ -76,7 +76,7 @@ def _json(text: str) -> Any:
 
 
 def value_parser(kind: Kind) -> Callable[[str], object]:
-    """What reads an option's value for argparse."""
+    """Return the `type` function of an option for argparse."""
 
     def parse(text: str) -> object:
         try:

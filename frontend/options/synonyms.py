@@ -1,4 +1,4 @@
-"""Other names of options and of their values: those that vLLM's users and scripts write."""
+"""Aliases of options and of their values, mostly vLLM's spellings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from ...ipc.config.engine_config import AUTO_LENGTH
 
-NAMES = {  # another name of an option: the option
+NAMES = {  # alias: option
     "tp": "tensor_parallel_size",
     "address": "listen",
     "q": "quantization",
@@ -19,7 +19,7 @@ NAMES = {  # another name of an option: the option
     "shutdown_timeout": "drain_timeout_s",
 }
 
-TOOL_PARSERS = {  # a name of --tool-call-parser: the parser of answers in this form
+TOOL_PARSERS = {  # alias of --tool-call-parser: parser
     "llama3_json": "llama",
     "llama4_json": "llama",
     "qwen3_json": "hermes",
@@ -28,14 +28,14 @@ TOOL_PARSERS = {  # a name of --tool-call-parser: the parser of answers in this 
     "qwen3_xml": "qwen3_coder",
 }
 _THINK = ("glm45", "glm47", "holo2", "kimi_k2", "mimo", "minimax_m2", "nemotron_v3", "olmo3", "qwen3")
-REASONING_PARSERS = dict.fromkeys(_THINK, "think")  # a name of --reasoning-parser: the parser of such answers
-VALUES: dict[str, Mapping[Any, Any]] = {  # by option: what is taken for another value
+REASONING_PARSERS = dict.fromkeys(_THINK, "think")  # alias of --reasoning-parser: parser
+VALUES: dict[str, Mapping[Any, Any]] = {  # option: {alias: value}
     "dtype": {"half": "float16", "float": "float32"},
     "kv_cache_dtype": {"fp8_e4m3": "fp8"},
     "max_model_len": {"auto": AUTO_LENGTH},
     "quantization": {"awq_marlin": "awq", "gptq_marlin": "gptq", "fbgemm_fp8": "fp8"},
-    "hf_token": {True: None},  # the key that the hub's own command has stored
+    "hf_token": {True: None},  # the key stored by the hub's own command
     "tool_call_parser": TOOL_PARSERS,
     "reasoning_parser": {"": "auto", "openai_gptoss": "gpt_oss", **REASONING_PARSERS},
 }
-COMMA_LISTS = ("cors_origins", "allowed_logits_processors")  # options with commas that may be given as lists
+COMMA_LISTS = ("cors_origins", "allowed_logits_processors")  # comma-separated options, also accepted as lists

@@ -169,7 +169,7 @@ def test_a_balancer_is_told_the_load(http: httpx2.Client, path: str) -> None:
 
 
 def test_what_has_no_meaning_is_one_line_at_the_start(engine: Engine) -> None:
-    said = [line for line in engine.errors.read_text().splitlines() if "without meaning here" in line]
+    said = [line for line in engine.errors.read_text().splitlines() if "accepted without effect" in line]
     assert len(said) == 1 and "--swap-space (" in said[0] and "--enable-chunked-prefill (" in said[0]
 
 

@@ -1,4 +1,4 @@
-"""The listening sockets: taken at once or refused in a line, shared with others, given up by their owner alone."""
+"""HttpListeners: errors of bind, sharing with frontends, warnings about open ports, files of --uds."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def refuses(port: int) -> bool:
         return client.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED
 
 
-def test_a_port_in_use_is_an_error_that_names_it(listeners: HttpListeners) -> None:
+def test_the_error_of_a_port_in_use_names_the_port(listeners: HttpListeners) -> None:
     listeners.open(EngineConfig(http="0"))
     other = HttpListeners()
     with pytest.raises(ConfigError, match=rf"cannot listen on --http {port_of(listeners)}: Address already in use"):
@@ -46,12 +46,12 @@ def test_a_port_in_use_is_an_error_that_names_it(listeners: HttpListeners) -> No
     other.close()
 
 
-def test_a_connection_waits_while_nobody_accepts_and_is_refused_when_the_owner_closes(listeners: HttpListeners) -> None:
+def test_connections_wait_without_a_frontend_and_are_refused_after_close(listeners: HttpListeners) -> None:
     listeners.open(EngineConfig(http="0"))
     port = port_of(listeners)
     with socket.socket(fileno=os.dup(listeners.fds[0])), socket.create_connection(("127.0.0.1", port)) as client:
         client.sendall(b"GET")
-    with socket.create_connection(("127.0.0.1", port)):  # another's close closed nothing
+    with socket.create_connection(("127.0.0.1", port)):  # still listening after the copy was closed
         pass
     listeners.close()
     listeners.close()
@@ -69,7 +69,7 @@ def test_a_connection_waits_while_nobody_accepts_and_is_refused_when_the_owner_c
         ("[::]:0", None, "http://[::]:", True),
     ],
 )
-def test_a_port_that_others_reach_without_a_key_is_a_warning(
+def test_a_reachable_port_without_a_key_logs_a_warning(
     listeners: HttpListeners, caplog: pytest.LogCaptureFixture, http: str, api_key: str | None, shown: str, warns: bool
 ) -> None:
     with caplog.at_level(logging.WARNING):
@@ -81,13 +81,13 @@ def test_a_port_that_others_reach_without_a_key_is_a_warning(
         client.connect(("::1" if "[" in http else "127.0.0.1", port_of(listeners)))
 
 
-def test_every_interface_of_ipv6_is_every_one_of_ipv4_too(listeners: HttpListeners) -> None:
+def test_listening_on_any_ipv6_address_accepts_ipv4_too(listeners: HttpListeners) -> None:
     listeners.open(EngineConfig(http="[::]:0"))
     with socket.create_connection(("127.0.0.1", port_of(listeners))):
         pass
 
 
-def test_a_unix_socket_has_its_mode_and_its_files_go_with_it(listeners: HttpListeners, tmp_path: Path) -> None:
+def test_a_unix_socket_has_its_mode_and_close_removes_its_files(listeners: HttpListeners, tmp_path: Path) -> None:
     path = tmp_path / "http.sock"
     for mode in ("600", "666"):
         listeners.open(EngineConfig(uds=str(path), uds_mode=mode))
@@ -99,9 +99,7 @@ def test_a_unix_socket_has_its_mode_and_its_files_go_with_it(listeners: HttpList
         assert list(tmp_path.iterdir()) == []
 
 
-def test_a_unix_socket_in_use_is_refused_and_a_dead_engines_is_taken_over(
-    listeners: HttpListeners, tmp_path: Path
-) -> None:
+def test_a_unix_socket_in_use_is_refused_and_a_stale_one_replaced(listeners: HttpListeners, tmp_path: Path) -> None:
     config = EngineConfig(uds=str(tmp_path / "http.sock"))
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(config.uds))

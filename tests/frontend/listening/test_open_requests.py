@@ -1,4 +1,4 @@
-"""The count of open HTTP requests outlives its process, however that ends."""
+"""The count of open HTTP requests outlives a killed process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ os.kill(os.getpid(), 9)
 """
 
 
-def test_what_a_killed_process_left_open_is_read_once(tmp_path: Path) -> None:
+def test_the_count_of_a_killed_process_is_read_once(tmp_path: Path) -> None:
     path = path_of(str(tmp_path), "frontend-0")
     killed = subprocess.run([sys.executable, "-P", "-c", COUNT_AND_DIE, str(path)], timeout=30, check=False)
     assert killed.returncode == -9
@@ -33,6 +33,6 @@ def test_a_new_process_counts_from_zero(tmp_path: Path) -> None:
     assert OpenRequests(path).count == 0 and OpenRequests().count == 0
 
 
-def test_a_file_that_is_not_a_count_is_nothing_left(tmp_path: Path) -> None:
+def test_a_file_of_another_size_counts_as_zero(tmp_path: Path) -> None:
     (tmp_path / "count").write_bytes(b"torn")
     assert take_left(tmp_path / "count") == 0

@@ -1,4 +1,4 @@
-"""The files of TLS: what is wrong with them is told at the start, in a line that names the option."""
+"""Errors of TLS files are one line that names the option; a server with a certificate speaks TLS."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """cert.pem and key.pem belong together, other.pem is another's key and locked.pem has a passphrase."""
+    """Make PEM files: cert.pem and key.pem belong together, other.pem is another key, locked.pem has a passphrase."""
     folder = tmp_path_factory.mktemp("tls")
     for command in (
         "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout key.pem -out cert.pem "
@@ -53,13 +53,13 @@ def test_without_a_certificate_there_is_no_tls(folder: Path) -> None:
     assert context_of(folder) is None
 
 
-def test_a_key_may_stand_in_the_file_of_the_certificate(folder: Path) -> None:
+def test_the_key_may_be_in_the_file_of_the_certificate(folder: Path) -> None:
     for files in ({"ssl_certfile": "cert.pem", "ssl_keyfile": "key.pem"}, {"ssl_certfile": "both.pem"}):
         context = context_of(folder, **files)
         assert context is not None and context.verify_mode is ssl.CERT_NONE
 
 
-def test_clients_certificates_can_be_demanded(folder: Path) -> None:
+def test_client_certificates_can_be_required(folder: Path) -> None:
     context = context_of(folder, ssl_certfile="both.pem", ssl_ca_certs="cert.pem", ssl_cert_reqs=2)
     assert context is not None and context.verify_mode is ssl.CERT_REQUIRED
 
@@ -79,14 +79,14 @@ def test_clients_certificates_can_be_demanded(folder: Path) -> None:
         ({"ssl_certfile": "both.pem", "ssl_cert_reqs": 3}, r"--ssl-cert-reqs must be in \[0, 2\]"),
     ],
 )
-def test_what_is_wrong_is_one_line(folder: Path, files: dict[str, str | int], message: str) -> None:
+def test_the_error_of_a_bad_tls_file_is_one_line(folder: Path, files: dict[str, str | int], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         context_of(folder, **files)
     assert "\n" not in str(caught.value)
 
 
 async def ask(folder: Path, client: Callable[[int], Awaitable[T]]) -> T:
-    """What the client of a server on this port gets over TLS."""
+    """Run `client` with the port of a TLS server, and return its result."""
     config = EngineConfig(http="0", ssl_certfile=str(folder / "both.pem"), http_timeout_s=5.0)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -108,7 +108,7 @@ def run(folder: Path, client: Callable[[int], Awaitable[T]]) -> T:
         return runner.run(asyncio.wait_for(ask(folder, client), 20.0))
 
 
-def test_a_client_that_trusts_the_certificate_is_served(folder: Path) -> None:
+def test_a_client_with_the_certificate_gets_an_answer(folder: Path) -> None:
     async def client(port: int) -> bytes:
         context = ssl.create_default_context(cafile=str(folder / "cert.pem"))
         reader, writer = await asyncio.open_connection("localhost", port, ssl=context, family=socket.AF_INET)

@@ -1,4 +1,4 @@
-"""Every option is a flag, a keyword and a key of the YAML file, with one meaning."""
+"""Flag, keyword and YAML key of an option have the same meaning."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def parse(*argv: str) -> EngineConfig:
     return engine_config(parser.parse_args(argv))
 
 
-def test_the_names_that_vllm_users_know() -> None:
+def test_vllms_flags_set_the_fields_of_their_names() -> None:
     line = (
         "--tensor-parallel-size 2 --max-model-len 512 --max-num-seqs 4 --max-num-batched-tokens 64 --block-size 8 "
         "--gpu-memory-utilization 0.5 --num-kv-blocks 99 --dtype bfloat16 --enforce-eager --no-enable-prefix-caching "
@@ -58,14 +58,14 @@ def test_every_field_is_a_flag() -> None:
     assert parse() == EngineConfig()
 
 
-def test_the_file_gives_options_and_the_command_line_wins(tmp_path: Path) -> None:
+def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
     file = tmp_path / "engine.yaml"
     file.write_text("max-num-seqs: 7\nblock_size: 8\nenable-prefix-caching: false\n")
     config = parse("--config", str(file), "--block-size", "32")
     assert (config.max_num_seqs, config.block_size, config.enable_prefix_caching) == (7, 32, False)
 
 
-def test_the_environment_may_hold_the_api_key_and_file_and_command_line_win(
+def test_file_and_command_line_win_over_the_api_key_of_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "engine.yaml"
@@ -111,7 +111,7 @@ def test_the_environment_may_hold_the_api_key_and_file_and_command_line_win(
         ("ssl_certfile: cert.pem", "ssl_certfile is for --http, which is not given"),
     ],
 )
-def test_a_bad_file_is_one_line_with_the_mend(tmp_path: Path, text: str, message: str) -> None:
+def test_the_error_of_a_bad_file_is_one_line_with_the_mend(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "engine.yaml"
     file.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(ConfigError, match=message) as caught:
@@ -124,7 +124,7 @@ def test_a_missing_file_is_named() -> None:
         parse("--config", "/nowhere.yaml")
 
 
-def test_an_option_that_is_text_is_taken_as_it_is_written(tmp_path: Path) -> None:
+def test_a_text_option_keeps_its_spelling_in_the_file(tmp_path: Path) -> None:
     file = tmp_path / "engine.yaml"
     file.write_text("http: 8000\nserved-model-name: 1.10\nrevision: 2024-01-01\napi-key: on\nlisten: null\n")
     config = parse("--config", str(file))
@@ -154,15 +154,13 @@ def test_a_file_without_options_changes_nothing(tmp_path: Path, text: str) -> No
         ("chat --tempreature 1", "unknown option --tempreature: did you mean --temperature?"),
     ],
 )
-def test_a_mistake_on_the_command_line_is_one_line_with_the_mend(
-    line: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_usage_error_is_one_line_with_the_mend(line: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     try:
         code: object = launch.main(line.split())
     except SystemExit as ended:
         code = ended.code
-    (said,) = capsys.readouterr().err.splitlines()
-    assert code == 2 and re.fullmatch(rf"engine-launch( chat)?: {re.escape(message)}.*", said), said
+    (line,) = capsys.readouterr().err.splitlines()
+    assert code == 2 and re.fullmatch(rf"engine-launch( chat)?: {re.escape(message)}.*", line), line
 
 
 @pytest.mark.parametrize(
@@ -174,14 +172,14 @@ def test_a_mistake_on_the_command_line_is_one_line_with_the_mend(
         ({"device": "gpu"}, "LLM(): device must be one of auto, cpu, cuda, got 'gpu'"),
     ],
 )
-def test_keywords_are_checked_in_the_same_words(options: dict[str, object], message: str) -> None:
+def test_errors_of_keywords_have_the_words_of_flags(options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         config_from_keywords("LLM", None, options)
     assert str(caught.value) == message
     assert config_from_keywords("LLM", None, {"http": 8000, "hang_timeout_s": 3}).http == "8000"
 
 
-# ── as vLLM's users write them ───────────────────────────────────────────────────────────────────────────────────────
+# ── vLLM's spellings ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
@@ -216,7 +214,7 @@ def test_keywords_are_checked_in_the_same_words(options: dict[str, object], mess
         ("--num-gpu-blocks-override 9", {"num_kv_blocks": 9}),
     ],
 )
-def test_a_spelling_of_vllms_users_means_what_it_means_there(line: str, expected: dict[str, Any]) -> None:
+def test_vllms_spelling_of_an_option_has_vllms_meaning(line: str, expected: dict[str, Any]) -> None:
     arguments = launch.new_serve_parser().parse(line.split())
     assert engine_config(arguments) == EngineConfig(**expected)
 
@@ -232,7 +230,7 @@ def test_a_spelling_of_vllms_users_means_what_it_means_there(line: str, expected
         ("--max-model-len 0", "--max-model-len must be in [1, "),
     ],
 )
-def test_a_key_of_an_option_that_cannot_be_is_refused_by_its_name(
+def test_a_bad_key_of_a_json_option_is_refused_by_its_name(
     line: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:
@@ -242,10 +240,10 @@ def test_a_key_of_an_option_that_cannot_be_is_refused_by_its_name(
     except SystemExit:
         assert message in capsys.readouterr().err
     else:
-        pytest.fail("it was taken")
+        pytest.fail("accepted")
 
 
-def test_the_file_and_keywords_know_the_same_spellings(tmp_path: Path) -> None:
+def test_file_and_keywords_accept_the_same_spellings(tmp_path: Path) -> None:
     file = tmp_path / "engine.yaml"
     file.write_text(
         "max-model-len: 8k\ndtype: half\nserved-model-name: [1.10, b]\nhf-overrides: {rope_theta: 7}\n"
@@ -282,7 +280,7 @@ def test_the_file_and_keywords_know_the_same_spellings(tmp_path: Path) -> None:
         ({"http": "[::1]:9", "host": "::1"}, "[::1]:9"),
     ],
 )
-def test_host_and_port_say_where_http_is_served_alone_or_with_http(options: dict[str, Any], address: str) -> None:
+def test_host_and_port_set_the_http_address_alone_or_with_http(options: dict[str, Any], address: str) -> None:
     assert EngineConfig(**options).http_address == address
 
 
@@ -300,13 +298,13 @@ def test_host_and_port_say_where_http_is_served_alone_or_with_http(options: dict
         ("demo --pipeline-parallel-size 2", "--pipeline-parallel-size 2 is not served: there are no pipeline stages"),
     ],
 )
-def test_what_cannot_be_together_is_one_line_with_the_mend(
+def test_the_error_of_conflicting_options_is_one_line_with_the_mend(
     line: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    test_a_mistake_on_the_command_line_is_one_line_with_the_mend(line, message, capsys)
+    test_a_usage_error_is_one_line_with_the_mend(line, message, capsys)
 
 
-def test_serve_has_http_on_port_8000_unless_something_says_where() -> None:
+def test_serve_listens_on_port_8000_unless_an_option_names_an_address() -> None:
     def served(line: str) -> str | None:
         arguments = launch.new_serve_parser().parse(line.split())
         return new_config(given_options(arguments, has_http=True)).http_address

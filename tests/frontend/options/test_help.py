@@ -1,4 +1,4 @@
-"""--help fits on a screen and leads to everything."""
+"""--help fits on one screen, and --help=WORD finds every option."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tokenloom.ipc.config.engine_config import GROUPS
 SCREEN = (50, 120)  # lines and columns
 
 
-def said(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+def help_of(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     with pytest.raises(SystemExit) as ended:
         launch.main(argv)
     assert ended.value.code == 0
@@ -21,33 +21,33 @@ def said(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 
 @pytest.mark.parametrize("word", ["--help", "-h", "help"])
 def test_plain_help_names_every_option_and_command_on_one_screen(word: str, capsys: pytest.CaptureFixture[str]) -> None:
-    text = said(capsys, word)
+    text = help_of(capsys, word)
     assert len(text.splitlines()) <= SCREEN[0] and max(map(len, text.splitlines())) <= SCREEN[1]
     assert all(f"--{name.replace('_', '-')} " in text.replace("\n", " ") for name in KINDS)
     assert all(f"  {name} " in text for name in ("serve", *COMMANDS)) and "swap" not in text
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_a_group_explains_its_options_alone(group: str, capsys: pytest.CaptureFixture[str]) -> None:
-    text = said(capsys, f"--help={group}")
+def test_help_of_a_group_explains_only_its_options(group: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = help_of(capsys, f"--help={group}")
     flags = {name: f"--{name.replace('_', '-')}" for name in KINDS}
     listed = {line.split()[0].rstrip(",") for line in text.splitlines() if line.startswith("  --")}
     assert {flag for name, flag in flags.items() if KINDS[name].group == group} <= listed
     assert not listed & {flag for name, flag in flags.items() if KINDS[name].group != group}
 
 
-def test_a_word_is_searched_in_names_and_texts_and_in_vllms_names(capsys: pytest.CaptureFixture[str]) -> None:
-    text = said(capsys, "--help=prefix")
+def test_help_finds_a_word_in_names_descriptions_and_vllms_options(capsys: pytest.CaptureFixture[str]) -> None:
+    text = help_of(capsys, "--help=prefix")
     assert "--enable-prefix-caching" in text and "--block-size" not in text
     assert "--metrics-names" in text, "its text has the word"
-    assert "--prefix-caching-hash-algo is taken and means nothing here" in text
-    assert "--swap-space is taken" in said(capsys, "--help", "swap-space")
-    assert "--lora-modules asks for what is not there: adapters" in said(capsys, "--help=lora")
-    everything = said(capsys, "--help=all")
+    assert "--prefix-caching-hash-algo is accepted without effect: " in text
+    assert "--swap-space is accepted" in help_of(capsys, "--help", "swap-space")
+    assert "--lora-modules is not served: adapters" in help_of(capsys, "--help=lora")
+    everything = help_of(capsys, "--help=all")
     assert all(KINDS[name].description.split()[0] in everything for name in KINDS)
 
 
-def test_a_word_that_is_nowhere_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_of_an_unknown_word_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         launch.main(["--help=memry"])
     assert ended.value.code == 2
@@ -57,4 +57,4 @@ def test_a_word_that_is_nowhere_is_a_mistake(capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.parametrize("word", ["--version", "-v", "version"])
 def test_the_version_is_one_line(word: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert said(capsys, word).startswith("tokenloom ")
+    assert help_of(capsys, word).startswith("tokenloom ")

@@ -1,4 +1,4 @@
-"""What stands in scripts for vLLM: of its flags and keywords most are taken, and none is dropped without a word."""
+"""vLLM's flags and keywords: most are accepted, the others are refused by name."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tokenloom.frontend.options.arguments import add_engine_arguments, engine_config, given_options
-from tokenloom.frontend.options.foreign import FOREIGN, IGNORED, REFUSED
 from tokenloom.frontend.options.options import KINDS, config_from_keywords, log_ignored
 from tokenloom.frontend.options.synonyms import NAMES, VALUES
+from tokenloom.frontend.options.vllm_options import IGNORED, REFUSED, VLLM_OPTIONS
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ConfigError
 
@@ -111,14 +111,12 @@ def taken(line: str) -> EngineConfig:
 
 
 @pytest.mark.parametrize("line", lines(TAKEN_FLAGS))
-def test_a_flag_of_vllm_is_taken(line: str) -> None:
+def test_a_flag_of_vllm_is_accepted(line: str) -> None:
     taken(line)
 
 
 @pytest.mark.parametrize("line", lines(REFUSED_FLAGS))
-def test_a_flag_that_asks_for_what_is_not_there_is_refused_by_name(
-    line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_flag_of_a_missing_feature_is_refused_by_name(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     flag = words(line)[0]
     try:
         taken(line)
@@ -131,24 +129,24 @@ def test_a_flag_that_asks_for_what_is_not_there_is_refused_by_name(
     assert flag in said and said.count("\n") <= 1
 
 
-def test_most_flags_and_keywords_of_vllm_are_taken() -> None:
+def test_most_flags_and_keywords_of_vllm_are_accepted() -> None:
     assert len({words(line)[0] for line in lines(TAKEN_FLAGS)}) >= 110
     assert len(KEYWORDS) >= 65
 
 
 @pytest.mark.parametrize("name", KEYWORDS)
-def test_a_keyword_of_vllm_is_taken(name: str) -> None:
+def test_a_keyword_of_vllm_is_accepted(name: str) -> None:
     config_from_keywords("LLM", "m", {name: KEYWORDS[name]})
 
 
 @pytest.mark.parametrize("name", REFUSED_KEYWORDS)
-def test_a_keyword_that_asks_for_what_is_not_there_is_refused_by_name(name: str) -> None:
+def test_a_keyword_of_a_missing_feature_is_refused_by_name(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"^LLM\(\): {name} .*: "):
         config_from_keywords("LLM", "m", {name: REFUSED_KEYWORDS[name]})
 
 
 def test_the_tables_hold_no_option_of_ours_and_none_twice() -> None:
-    assert not FOREIGN.keys() & (KINDS.keys() | NAMES.keys())
+    assert not VLLM_OPTIONS.keys() & (KINDS.keys() | NAMES.keys())
     assert set(NAMES.values()) <= KINDS.keys() and VALUES.keys() <= KINDS.keys()
     listed = [
         word.partition("=")[0].rstrip("?*")
@@ -156,16 +154,16 @@ def test_the_tables_hold_no_option_of_ours_and_none_twice() -> None:
         for row in table.values()
         for word in row.split()
     ]
-    assert len(listed) == len(FOREIGN)
+    assert len(listed) == len(VLLM_OPTIONS)
 
 
-@pytest.mark.parametrize("name", FOREIGN)
+@pytest.mark.parametrize("name", VLLM_OPTIONS)
 def test_every_row_of_the_tables_is_a_flag_with_a_reason(name: str) -> None:
     parser = argparse.ArgumentParser()
     add_engine_arguments(parser)
     (action,) = [each for each in parser._actions if each.dest == name]
     assert "--" + name.replace("_", "-") in action.option_strings
-    option = FOREIGN[name]
+    option = VLLM_OPTIONS[name]
     assert option.why and (option.harmless is None) == (
         name in " ".join(IGNORED.values()).replace("?", "").replace("*", "").split()
     )
@@ -174,7 +172,7 @@ def test_every_row_of_the_tables_is_a_flag_with_a_reason(name: str) -> None:
         assert not any(map(option.is_refused, option.harmless))
 
 
-def test_what_has_no_meaning_is_one_line_of_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_options_without_effect_are_logged_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "tokenloom.options"):
         config_from_keywords("LLM", "m", {"swap_space": 4, "enable_chunked_prefill": True, "pipeline_parallel_size": 1})
     (line,) = caplog.messages
@@ -192,13 +190,13 @@ def test_what_has_no_meaning_is_one_line_of_the_log(tmp_path: Path, caplog: pyte
     assert [message.count("swap-space (") for message in caplog.messages] == [1]
 
 
-def test_none_is_the_default_of_every_keyword() -> None:
-    everything = dict.fromkeys([*KINDS, *NAMES, *FOREIGN])
+def test_none_selects_the_default_of_every_keyword() -> None:
+    everything = dict.fromkeys([*KINDS, *NAMES, *VLLM_OPTIONS])
     named = {name: None for name in everything if name not in ("model", "log_level") and len(name) > 3}
     assert config_from_keywords("LLM", None, named) == EngineConfig(log_level="warning")
     assert config_from_keywords("LLM", None, {"log_level": None}) == EngineConfig()
 
 
-def test_a_name_of_vllms_that_is_mistyped_is_recognized() -> None:
+def test_a_mistyped_keyword_of_vllm_is_corrected() -> None:
     with pytest.raises(TypeError, match="'swap_spaces': did you mean swap_space"):
         config_from_keywords("LLM", None, {"swap_spaces": 4})

@@ -1,9 +1,9 @@
-"""vLLM's options that have no field in EngineConfig, so that scripts written for vLLM start.
+"""Options of vLLM without a field in EngineConfig, so that scripts written for vLLM start.
 
-Two tables, from the reason to the options. IGNORED change no answer here: they are accepted with a log line. Those of
-REFUSED ask for something that is not there: only the values that ask for nothing are taken. A name with `?` is true or
-false, one with `*` takes several words; behind `=` stand, with `|` between, the values that ask for nothing, beside
-none, false, an empty text, {} and [].
+Two tables, from the reason to the options. IGNORED options have no effect on answers: they are accepted with a log
+line. REFUSED options name features that this engine lacks: only values that leave the feature off are accepted. A name
+with `?` is a boolean, one with `*` takes several words. After `=` come the accepted values, separated by `|`; none,
+false, an empty text, {} and [] are always accepted.
 """
 
 from __future__ import annotations
@@ -105,16 +105,16 @@ REFUSED = {
 }
 
 
-class Foreign(NamedTuple):
-    """One option of vLLM."""
+class VllmOption(NamedTuple):
+    """One option of vLLM that EngineConfig does not have."""
 
     why: str
-    is_flag: bool  # true or false
-    has_words: bool  # takes several
-    harmless: tuple[object, ...] | None  # values that ask for nothing; None: any value does no harm
+    is_flag: bool  # a boolean
+    has_words: bool  # takes several words
+    harmless: tuple[object, ...] | None  # accepted values beside the empty ones; None: all, the option is ignored
 
     def is_refused(self, value: object) -> bool:
-        """Whether it asks for what is not there."""
+        """Whether `value` requests a feature that this engine lacks."""
         plain, harmless = _plain(value), self.harmless
         if harmless is None or not plain or plain in harmless:
             return False
@@ -128,21 +128,21 @@ class Foreign(NamedTuple):
 
 
 def _plain(value: object) -> object:
-    """A text of the command line as the value that a keyword would have."""
+    """Parse a text of the command line as JSON, to the value that a keyword would have."""
     try:
         return json.loads(value) if isinstance(value, str) else value
     except ValueError:
         return value
 
 
-def _options(table: dict[str, str], is_refused: bool) -> dict[str, Foreign]:
+def _options(table: dict[str, str], is_refused: bool) -> dict[str, VllmOption]:
     found = {}
     for why, words in table.items():
         for word in words.split():
             written, _, values = word.partition("=")
             harmless = tuple(map(_plain, filter(None, values.split("|")))) if is_refused else None
-            found[written.rstrip("?*")] = Foreign(why, written.endswith("?"), written.endswith("*"), harmless)
+            found[written.rstrip("?*")] = VllmOption(why, written.endswith("?"), written.endswith("*"), harmless)
     return found
 
 
-FOREIGN = _options(IGNORED, False) | _options(REFUSED, True)
+VLLM_OPTIONS = _options(IGNORED, False) | _options(REFUSED, True)
