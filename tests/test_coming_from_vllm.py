@@ -42,19 +42,19 @@ def served_paths() -> set[str]:
     return {path for text in sources for path in re.findall(r'(?:Endpoint|_endpoint)\(\s*"(/[^"]*)"', text)}
 
 
-def test_a_method_is_there_if_the_page_says_so() -> None:
+def test_a_method_exists_exactly_if_the_page_lists_it() -> None:
     listed = rows("Methods of `LLM`")
     assert len(listed) > 15
     assert {name: "yes" if hasattr(LLM, name) else "no" for name in listed} == listed
 
 
-def test_an_endpoint_is_served_if_the_page_says_so() -> None:
+def test_an_endpoint_is_served_exactly_if_the_page_lists_it() -> None:
     listed = rows("Endpoints")
     assert len(listed) > 30
     assert {path: "yes" if path in served_paths() else "no" for path in listed} == listed
 
 
-def test_a_parameter_is_taken_if_the_page_says_so() -> None:
+def test_a_parameter_is_accepted_exactly_if_the_page_lists_it() -> None:
     starts = ("Taken:", "Of these,", "Refused by name:", "Of our own:")
     paragraphs = section("`SamplingParams`").strip().split("\n\n")
     taken, harmless, refused, ours = (
@@ -78,7 +78,7 @@ def test_a_parameter_is_taken_if_the_page_says_so() -> None:
     }
 
 
-def test_a_flag_of_the_same_name_is_a_field_of_the_configuration() -> None:
+def test_flags_listed_as_equal_are_configuration_fields() -> None:
     (listed,) = [each for each in section("Flags and keywords of `LLM`").split("\n\n") if each.startswith("`--")]
     flags = names(listed)
     assert len(flags) > 30 and flags <= known_flags()
@@ -90,7 +90,7 @@ def flag(name: str) -> str:
 
 
 @pytest.mark.parametrize("table", [IGNORED, REFUSED], ids=["ignored", "refused"])
-def test_a_flag_without_meaning_stands_under_its_reason(table: dict[str, str]) -> None:
+def test_an_ignored_flag_is_listed_under_its_reason(table: dict[str, str]) -> None:
     listed = dict(re.findall(r"^\| ([^`|\n]+) \| (`-[^|]+) \|$", section("Flags and keywords of `LLM`"), re.MULTILINE))
     for reason, words in table.items():
         assert names(listed.pop(reason)) == {flag(re.split(r"[?*=]", word)[0]) for word in words.split()}, reason
@@ -98,7 +98,7 @@ def test_a_flag_without_meaning_stands_under_its_reason(table: dict[str, str]) -
     assert listed.keys() == other.keys(), "no reason is listed that the program does not have"
 
 
-def test_other_names_and_values_are_those_that_the_program_takes() -> None:
+def test_the_listed_aliases_and_values_are_accepted() -> None:
     text = section("Flags and keywords of `LLM`")
     pairs = dict(re.findall(r"^\| `(-[^`]+)` \| `(--[^`]+)` \|$", text, re.MULTILINE))
     assert pairs == {flag(name): flag(meant) for name, meant in NAMES.items() if name != "address"}

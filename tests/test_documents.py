@@ -40,13 +40,13 @@ def test_every_path_exists(text: str) -> None:
     assert [path for path in set(paths) - patterns if not (ROOT / path).exists()] == []
 
 
-def test_every_link_leads_somewhere(text: str, request: pytest.FixtureRequest) -> None:
+def test_every_link_has_a_target(text: str, request: pytest.FixtureRequest) -> None:
     folder = (ROOT / request.node.callspec.params["text"]).parent
     links = [link for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]
     assert [link for link in links if not (folder / link).exists()] == []
 
 
-def test_every_option_of_the_command_exists() -> None:
+def test_every_documented_option_exists() -> None:
     known = known_flags()
     for name in ("docs/operations.md", "docs/architecture.md", "docs/quickstart.md"):
         named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", (ROOT / name).read_text()))
@@ -60,12 +60,12 @@ def known_flags() -> set[str]:
 
 
 @pytest.mark.parametrize("name", ["tokenloom.service", "kubernetes.yaml"])
-def test_the_unit_and_the_manifest_name_options_that_exist(name: str) -> None:
+def test_the_systemd_unit_and_the_manifest_use_existing_options(name: str) -> None:
     text = (ROOT / "docs/deploy" / name).read_text()
     assert set(re.findall(r"(?<![\w-])--(?!from-literal)[a-z][a-z-]+", text)) <= known_flags()
 
 
-def test_the_unit_leaves_time_to_drain_and_has_its_folders_where_it_may_write() -> None:
+def test_the_systemd_unit_allows_time_to_drain_and_only_writable_folders() -> None:
     lines = [line for line in (ROOT / "docs/deploy/tokenloom.service").read_text().splitlines() if "=" in line]
     settings = [(name, value) for name, _, value in (line.partition("=") for line in lines)]
     unit = dict(settings)
@@ -81,7 +81,7 @@ def test_the_unit_leaves_time_to_drain_and_has_its_folders_where_it_may_write() 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
-def test_systemd_accepts_the_unit_and_rates_its_exposure_as_low(tmp_path: Path) -> None:
+def test_systemd_accepts_the_unit_and_rates_its_exposure_low(tmp_path: Path) -> None:
     unit = tmp_path / "tokenloom.service"
     text = (ROOT / "docs/deploy/tokenloom.service").read_text()
     unit.write_text(text.replace("/opt/tokenloom/.venv/bin/engine-launch", "/bin/true"))
@@ -92,7 +92,7 @@ def test_systemd_accepts_the_unit_and_rates_its_exposure_as_low(tmp_path: Path) 
     assert rated.returncode == 0, rated.stdout[-400:]
 
 
-def test_the_manifest_probes_paths_that_exist_and_leaves_time_to_drain() -> None:
+def test_the_manifest_probes_existing_paths_and_allows_time_to_drain() -> None:
     documents = list(yaml.safe_load_all((ROOT / "docs/deploy/kubernetes.yaml").read_text()))
     by_kind = {document["kind"]: document for document in documents}
     assert by_kind.keys() == {"PersistentVolumeClaim", "Service", "Deployment"}
@@ -116,7 +116,7 @@ def test_the_manifest_probes_paths_that_exist_and_leaves_time_to_drain() -> None
     assert pod["securityContext"]["runAsNonRoot"] and container["securityContext"]["readOnlyRootFilesystem"]
 
 
-def test_options_of_the_benchmarks_exist() -> None:
+def test_documented_benchmark_options_exist() -> None:
     text = (ROOT / "docs/benchmarks.md").read_text()
     for script, rest in re.findall(r"`(scripts/bench_\w+\.py)([^`]*)`", text):
         source = (ROOT / script).read_text()
@@ -124,7 +124,7 @@ def test_options_of_the_benchmarks_exist() -> None:
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/quickstart.md", *EXAMPLES])
-def test_programs_for_people_import_public_names_only(name: str) -> None:
+def test_example_programs_import_only_public_names(name: str) -> None:
     lines = re.findall(r"from tokenloom import (.+)", (ROOT / name).read_text())
     assert {name.strip() for line in lines for name in line.split(",")} <= set(tokenloom.__all__)
 

@@ -44,7 +44,7 @@ def is_text(name: str, call: ast.Call) -> bool:
     return name in TEXT_METHODS
 
 
-def test_whatever_reads_or_writes_text_names_its_encoding() -> None:
+def test_all_text_io_names_its_encoding() -> None:
     sources = [path for place in PLACES for path in (ROOT / place).rglob("*.py")] + [ROOT / "setup.py"]
     silent = [
         f"{path.relative_to(ROOT)}:{call.lineno} {name}"

@@ -21,14 +21,14 @@ FIELD_TERMS = {
 }
 
 
-def test_every_line_of_a_table_is_read() -> None:
+def test_every_table_line_is_parsed() -> None:
     lines = (ROOT / "docs/glossary.md").read_text(encoding="utf-8").splitlines()
     assert len(FOUND) == sum(line.startswith("| `") for line in lines)
     assert len({term for term, _, _ in FOUND}) == len(FOUND), "a term stands twice"
 
 
 @pytest.mark.parametrize(("term", "file"), [(term, file) for term, _, file in FOUND])
-def test_every_term_is_a_name_in_its_file(term: str, file: str) -> None:
+def test_every_term_is_defined_in_its_file(term: str, file: str) -> None:
     tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
     names = {node.name for node in ast.walk(tree) if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
     names |= {node.target.id for node in ast.walk(tree) if _is_field(node)}  # type: ignore[attr-defined]
@@ -37,7 +37,7 @@ def test_every_term_is_a_name_in_its_file(term: str, file: str) -> None:
 
 
 @pytest.mark.parametrize("room", FIELD_TERMS)
-def test_every_public_class_is_the_field_s_term_or_has_a_line(room: str) -> None:
+def test_every_public_class_has_a_field_term_or_a_glossary_line(room: str) -> None:
     trees = (ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / room).rglob("*.py"))
     classes = {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
     explained = {term for term, _, _ in FOUND} | set(FIELD_TERMS[room].split())

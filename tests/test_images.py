@@ -52,20 +52,20 @@ def test_every_instruction_is_known_and_the_base_is_slim(image: str) -> None:
     assert f"Python :: {version[1]}" in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 
 
-def test_what_is_copied_exists_and_is_sent_to_the_builder(image: str) -> None:
+def test_copied_files_exist_and_are_in_the_build_context(image: str) -> None:
     sent = {line[1:] for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines() if line[0] == "!"}
     for rest in arguments(image, "COPY"):
         *sources, _ = rest.split()
         assert all(source in BUILT or (ROOT / source).is_file() for source in sources) and set(sources) <= sent
 
 
-def test_commands_are_shell(image: str) -> None:
+def test_commands_are_valid_shell(image: str) -> None:
     for rest in arguments(image, "RUN"):
         words = shlex.split(rest)
         assert words.count("if") == words.count("fi") and "&&" not in (words[0], words[-1])
 
 
-def test_the_engine_runs_as_nobody_special_with_folders_of_its_own(image: str) -> None:
+def test_the_engine_runs_as_an_unprivileged_user_with_private_folders(image: str) -> None:
     order = [name for name, _ in instructions(image)]
     (user,) = arguments(image, "USER")
     assert user.isdigit() and int(user) > 0 and f"useradd --uid {user} " in " ".join(arguments(image, "RUN"))
@@ -76,7 +76,7 @@ def test_the_engine_runs_as_nobody_special_with_folders_of_its_own(image: str) -
     assert written and all(any(f"{value}/".startswith(f"{folder}/") for folder in folders) for value in written)
 
 
-def test_the_image_says_how_it_is(image: str) -> None:
+def test_the_image_reports_its_health(image: str) -> None:
     (check,) = arguments(image, "HEALTHCHECK")
     command = json.loads(check.partition(" CMD ")[2])
     compile(command[-1], "HEALTHCHECK", "exec")
@@ -91,7 +91,7 @@ def test_the_image_says_how_it_is(image: str) -> None:
     assert arguments(image, "STOPSIGNAL") == ["SIGTERM"]
 
 
-def test_only_the_image_for_gpus_has_a_compiler() -> None:
+def test_only_the_gpu_image_has_a_compiler() -> None:
     has_compiler = {
         image: any(word in COMPILERS for rest in arguments(image, "RUN") for word in rest.split()) for image in IMAGES
     }

@@ -12,7 +12,7 @@ from tokenloom.scripts import check_imports, check_sizes
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def test_every_folder_imports_what_the_table_allows() -> None:
+def test_every_folder_imports_only_allowed_modules() -> None:
     assert list(check_imports.offences()) == []
 
 
@@ -36,7 +36,7 @@ def test_every_folder_imports_what_the_table_allows() -> None:
         ("core/bad", "from .bad import x", "circle: core/bad.py → core/bad.py"),
     ],
 )
-def test_an_offence_is_named(
+def test_a_forbidden_import_is_reported(
     file: str, text: str, offence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / file).parent.mkdir(parents=True)
@@ -46,7 +46,7 @@ def test_an_offence_is_named(
     assert len(found) == 1 and offence in found[0] and f"{file}.py" in found[0]
 
 
-def test_files_that_import_each_other_are_a_circle() -> None:
+def test_a_circle_of_imports_is_found() -> None:
     targets = {"a": ["b"], "b": ["c", "d"], "c": [], "d": ["a"]}
     assert check_imports.circles(targets) == [["a", "b", "d", "a"]]
     assert check_imports.circles({"a": ["b", "c"], "b": ["c"], "c": []}) == []
@@ -59,7 +59,7 @@ def short(folders: tuple[str, ...]) -> str:
     return ", ".join(names) or "–"
 
 
-def test_the_document_has_a_line_for_each_folder_and_says_what_it_may_import() -> None:
+def test_the_document_lists_every_folder_with_its_allowed_imports() -> None:
     document = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([a-z_/]+)/` \| [^|]+ \| ([^|]+) \| ([^|]+) \|$", document, re.M)
     expected = [
@@ -70,12 +70,12 @@ def test_the_document_has_a_line_for_each_folder_and_says_what_it_may_import() -
     assert {str(Path(file).parent) for file in check_imports.sources()} == {name for name, *_ in rows}
 
 
-def test_the_tree_keeps_its_sizes() -> None:
+def test_the_tree_is_within_its_size_limits() -> None:
     assert list(check_sizes.offences()) == []
     assert len(list(check_sizes.report())) == len(check_sizes.BUDGETS)
 
 
-def test_a_size_that_is_passed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exceeded_size_limit_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for room, _ in check_sizes.BUDGETS:
         (tmp_path / room).mkdir(exist_ok=True)
     for number in range(check_sizes.MAX_FILES + 1):

@@ -127,7 +127,7 @@ def test_rooms_have_no_init_file() -> None:
     assert [str(file) for room in ROOMS for file in (ROOT / room).rglob("__init__.py")] == []
 
 
-def test_wheel_holds_what_is_shipped_and_nothing_else(wheel: Path) -> None:
+def test_wheel_holds_exactly_the_shipped_files(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     package = {name.removeprefix("tokenloom/") for name in names if name.startswith("tokenloom/")}
     assert package == shipped_files()
@@ -135,7 +135,7 @@ def test_wheel_holds_what_is_shipped_and_nothing_else(wheel: Path) -> None:
     assert all(name.endswith(".dist-info") for name in others), f"top-level names in the wheel: {others}"
 
 
-def test_without_a_compiler_the_wheel_is_for_any_machine_and_the_build_says_so(built: tuple[Path, str]) -> None:
+def test_without_a_compiler_the_wheel_is_for_any_machine_and_the_build_warns(built: tuple[Path, str]) -> None:
     file, said = built
     assert file.name.endswith("-py3-none-any.whl")
     assert "kernels are left out of the wheel and compiled at first use: there is no C compiler" in said
@@ -143,7 +143,7 @@ def test_without_a_compiler_the_wheel_is_for_any_machine_and_the_build_says_so(b
 
 @pytest.mark.slow
 @pytest.mark.timeout(COMPILE_TIMEOUT_S + 60)
-def test_wheel_holds_kernels_for_each_level_that_load_with_older_c_libraries(wheel_with_kernels: Path) -> None:
+def test_wheel_holds_kernels_of_each_level_that_load_with_old_glibc(wheel_with_kernels: Path) -> None:
     assert re.search(r"-py3-none-manylinux_2_(17|2\d)_x86_64\.whl$", wheel_with_kernels.name)
     archive = zipfile.ZipFile(wheel_with_kernels)
     size_by_name = {
@@ -163,7 +163,7 @@ def test_wheel_has_the_command_and_the_license(wheel: Path) -> None:
     assert "Apache License" in texts["LICENSE"] and "License-Expression: Apache-2.0" in texts["METADATA"]
 
 
-def test_the_package_index_shows_who_and_what_and_no_dead_link(wheel: Path) -> None:
+def test_the_package_index_shows_author_and_description_without_dead_links(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
     (text,) = (archive.read(name).decode() for name in archive.namelist() if name.endswith("METADATA"))
     fields, _, description = text.partition("\n\n")
@@ -173,7 +173,7 @@ def test_the_package_index_shows_who_and_what_and_no_dead_link(wheel: Path) -> N
     assert re.findall(r"\]\((?!https?://)[^)]*\)", description) == []
 
 
-def test_source_distribution_holds_what_is_shipped_and_no_tests(source_tree: Path, tmp_path: Path) -> None:
+def test_source_distribution_holds_the_shipped_files_and_no_tests(source_tree: Path, tmp_path: Path) -> None:
     program = f"from setuptools import build_meta; build_meta.build_sdist({str(tmp_path)!r})"
     run([sys.executable, "-c", program], source_tree, BUILD_TIMEOUT_S)
     (file,) = tmp_path.glob("*.tar.gz")
@@ -196,7 +196,7 @@ HEAVY = ("torch", "transformers", "numpy", "tokenizers", "jinja2", "tqdm", "psut
         ("import tokenloom.core.process", ("torch", "transformers", "tokenizers", "llguidance")),
     ],
 )
-def test_imports_bring_only_what_they_need(program: str, absent: tuple[str, ...]) -> None:
+def test_imports_load_no_unneeded_modules(program: str, absent: tuple[str, ...]) -> None:
     check = f"{program}\nimport sys\nprint([name for name in {absent!r} if name in sys.modules])"
     assert run([sys.executable, "-c", check], Path("/")).strip() == "[]"
 
@@ -235,7 +235,7 @@ print("apart")
 
 @pytest.mark.slow
 @pytest.mark.timeout(COMPILE_TIMEOUT_S + 120)
-def test_wheel_serves_the_demo_in_an_environment_of_its_own(
+def test_wheel_serves_the_demo_in_a_separate_environment(
     wheel_with_kernels: Path, tmp_path: Path, foreign_modules: Path
 ) -> None:
     """Without a compiler and a folder to write to. Our dependencies are lent to it by a .pth file, which does not lend

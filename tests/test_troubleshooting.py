@@ -28,12 +28,12 @@ def texts() -> list[str]:
     return found
 
 
-def test_every_quoted_message_is_one_of_the_programs() -> None:
+def test_every_quoted_message_is_in_the_sources() -> None:
     known = texts()
     assert len(quoted()) > 25
     patterns = [(each, re.compile(".*?".join(map(re.escape, each.split("…"))), re.DOTALL)) for each in quoted()]
     assert [each for each, pattern in patterns if not any(pattern.search(text) for text in known)] == []
 
 
-def test_a_message_that_no_source_has_would_be_found_out() -> None:
+def test_a_message_missing_from_the_sources_is_detected() -> None:
     assert not any("the moon is full" in text for text in texts())

@@ -48,17 +48,17 @@ def test_a_peer_answers_until_its_input_ends(start: Start) -> None:
     assert peer._process.returncode == 0
 
 
-def test_a_peer_that_gives_too_few_tokens_fails(start: Start) -> None:
+def test_a_peer_that_generates_too_few_tokens_fails(start: Start) -> None:
     peer = start('return {"seconds": 0.5, "num_tokens": 7}')
     with pytest.raises(PeerFailed, match="the peer generated 7 tokens, 8 were requested"):
         peer.generate([[1], [2]], 4)
 
 
-def test_a_peers_exception_is_told(start: Start) -> None:
+def test_a_peers_exception_is_reported(start: Start) -> None:
     with pytest.raises(PeerFailed, match="the peer: ZeroDivisionError"):
         start("return 1 / 0").generate([[1]], 1)
 
 
-def test_the_end_of_a_peer_is_told(start: Start) -> None:
+def test_a_peers_exit_is_reported(start: Start) -> None:
     with pytest.raises(PeerFailed, match="the peer ended with exit code 3"):
         start("sys.stderr.flush(); import os; os._exit(3)").generate([[1]], 1)

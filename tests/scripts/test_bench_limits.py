@@ -22,7 +22,7 @@ def matrix_weights(folder: Path) -> dict[str, int]:
 
 @pytest.mark.parametrize("is_tied", [True, False])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_weight_bytes_are_the_matrices_that_a_step_reads(family: str, is_tied: bool, tmp_path: Path) -> None:
+def test_weight_bytes_count_the_matrices_that_a_step_reads(family: str, is_tied: bool, tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path, family, tie_word_embeddings=is_tied)
     weights = matrix_weights(folder)
     if not is_tied:
@@ -30,7 +30,7 @@ def test_weight_bytes_are_the_matrices_that_a_step_reads(family: str, is_tied: b
     assert Limits(ModelConfig.load(folder), "bfloat16").weight_bytes == 2 * sum(weights.values())
 
 
-def test_a_step_reads_the_experts_that_its_tokens_choose(tmp_path: Path) -> None:
+def test_a_step_reads_only_the_experts_that_its_tokens_choose(tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path, "mixtral", tie_word_embeddings=True)
     model, weights = ModelConfig.load(folder), matrix_weights(folder)
     assert model.experts is not None

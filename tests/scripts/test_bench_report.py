@@ -11,12 +11,12 @@ import pytest
 from tokenloom.scripts.bench_report import Report, format_cell, percentile, table
 
 
-def test_percentiles_lie_between_the_nearest_two() -> None:
+def test_percentiles_interpolate_between_the_nearest_two_values() -> None:
     assert percentile([3.0, 1.0, 2.0, 5.0], 50) == 2.5 and percentile([1.0, 2.0], 99) == pytest.approx(1.99)
     assert math.isnan(percentile([], 50))
 
 
-def test_a_table_has_a_column_for_each_name_and_aligns_it() -> None:
+def test_a_table_has_an_aligned_column_for_each_name() -> None:
     lines = table([{"name": "a", "rate": 12.345}, {"name": "long", "rate": 123456.7, "late": None}]).splitlines()
     assert lines[0].split() == ["name", "rate", "late"]
     assert {len(line.split("  ")[0]) for line in lines} == {4, 1}
@@ -27,7 +27,7 @@ def test_a_table_has_a_column_for_each_name_and_aligns_it() -> None:
 @pytest.mark.parametrize(
     ("value", "text"), [(None, ""), (3, "3"), (0.01234, "0.0123"), (999.94, "999.9"), (1e5, "100,000")]
 )
-def test_numbers_keep_three_digits(value: float | None, text: str) -> None:
+def test_numbers_keep_three_significant_digits(value: float | None, text: str) -> None:
     assert format_cell(value) == text
 
 

@@ -36,12 +36,12 @@ def test_a_seed_gives_the_same_lengths_and_gaps_at_every_rate() -> None:
     assert all(3 <= len(call.prompt) <= 9 and 2 <= call.num_out <= 5 for call in slow)
 
 
-def test_no_rate_asks_for_the_prompts_of_another() -> None:
+def test_no_two_rates_share_prompts() -> None:
     first, second = (draw_calls(options(50), 1.0, 10**6) for _ in range(2))
     assert not {tuple(call.prompt) for call in first} & {tuple(call.prompt) for call in second}
 
 
-def test_the_summary_counts_what_met_both_objectives() -> None:
+def test_the_summary_counts_calls_that_met_both_objectives() -> None:
     calls = [
         Call(0.0, [1], 3, sent_s=0.0, token_s=[0.1, 0.2, 0.3]),  # meets both
         Call(0.0, [1], 3, sent_s=0.0, token_s=[0.9, 1.0, 1.1]),  # first token too late
@@ -56,7 +56,7 @@ def test_the_summary_counts_what_met_both_objectives() -> None:
     assert row["itl_p99_ms"] == pytest.approx(495, abs=5)
 
 
-def test_a_run_without_a_single_answer_has_no_figures() -> None:
+def test_a_run_without_answers_has_no_latency_figures() -> None:
     row = summarize(1.0, [Call(0.0, [1], 1, error="dead")], 1.0, 1.0)
     assert row["failed"] == 1 and row["ttft_p50_ms"] is None and "goodput_per_s" not in row
 

@@ -46,14 +46,14 @@ class FixedLimits:
         return self._Rates()
 
 
-def test_a_name_gives_the_same_prompts_and_no_two_names_do() -> None:
+def test_equal_names_give_equal_prompts_and_different_names_different_ones() -> None:
     names = ["warm-up", -2, -1, 0, 1, 2, "1, one token"]
     assert WORKLOAD.prompts(1) == WORKLOAD.prompts(1)
     drawn = [tuple(prompt) for name in names for prompt in WORKLOAD.prompts(name)]
     assert len(set(drawn)) == len(drawn) == len(names) * WORKLOAD.num_requests
 
 
-def test_rounds_in_turn_repeat_no_prompt_of_the_warm_up_or_of_each_other() -> None:
+def test_rounds_repeat_no_prompt_of_the_warm_up_or_of_other_rounds() -> None:
     recorder = PromptRecorder()
     measure_in_turn([recorder], WORKLOAD, 5, Report("test", {}))
     assert len(set(recorder.prompts)) == len(recorder.prompts) == 6 * WORKLOAD.num_requests

@@ -67,7 +67,7 @@ def test_latency_is_measured_in_both_modes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_step_on_the_kernels_is_measured_beside_the_limit(tmp_path: Path) -> None:
+def test_a_kernel_step_is_measured_beside_its_limit(tmp_path: Path) -> None:
     document = run_json(tmp_path / "out.json", "bench_kernels.py", "demo", "--rounds", "1")
     decodes = ["decode 1 x 160", "decode 16 x 60", "decode 32 x 160", "decode 16 x 60, 8 of 2048"]
     assert [row["case"] for row in document["rows"]] == [*decodes, "prefill 1024"]
@@ -75,7 +75,7 @@ def test_a_step_on_the_kernels_is_measured_beside_the_limit(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_requests_are_measured_beside_others(tmp_path: Path) -> None:
+def test_requests_are_measured_beside_other_requests(tmp_path: Path) -> None:
     shape = ("--rounds", "1", "--shared", "150", "--prompt", "100", "--streams", "3")
     document = run_json(tmp_path / "out.json", "bench_mixed.py", "demo", *shape, *SMALL_ENGINE)
     (row,) = document["rows"]
@@ -84,7 +84,7 @@ def test_requests_are_measured_beside_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_streams_are_counted_to_the_token(tmp_path: Path) -> None:
+def test_streams_are_counted_to_the_exact_token(tmp_path: Path) -> None:
     shape = ("--streams", "8", "--out", "20", "--rounds", "1", "--step-ms", "2")
     document = run_json(tmp_path / "out.json", "bench_sse.py", *shape)
     assert len(document["rows"]) == 2 and all(row["tokens_per_cpu_s"] > 0 for row in document["rows"])
@@ -103,7 +103,7 @@ def test_start_up_is_timed_and_leaves_no_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_we_are_compared_with_peers_and_limits(tmp_path: Path) -> None:
+def test_this_engine_is_compared_with_peers_and_limits(tmp_path: Path) -> None:
     document = run_json(tmp_path / "out.json", "bench_compare.py", "demo", "3", "9", "6", "--cpu", *SMALL_ENGINE)
     ours, theirs = document["rows"]
     assert (ours["engine"], theirs["engine"]) == ("tokenloom", "transformers")
@@ -130,7 +130,7 @@ def address(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_a_running_engine_is_measured_under_arrivals(address: str, tmp_path: Path) -> None:
+def test_a_running_engine_is_measured_under_poisson_arrivals(address: str, tmp_path: Path) -> None:
     arguments = (address, "--rate", "50", "inf", "--num-requests", "12", "--in", "3:20", "--out", "2:9")
     document = run_json(tmp_path / "out.json", "bench_serve.py", *arguments)
     assert [row["finished"] for row in document["rows"]] == [12, 12]
@@ -138,7 +138,7 @@ def test_a_running_engine_is_measured_under_arrivals(address: str, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_the_gpu_benchmark_runs_on_a_cpu_as_well(tmp_path: Path) -> None:
+def test_the_gpu_benchmark_also_runs_on_a_cpu(tmp_path: Path) -> None:
     arguments = ("--models", "demo", "--requests", "4", "--lengths", "3", "20", "--context", "70", "--device", "cpu")
     document = run_json(tmp_path / "out.json", "gpu_bench.py", *arguments)
     rows = {row["case"]: row for row in document["rows"]}

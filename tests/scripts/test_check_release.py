@@ -26,7 +26,7 @@ def write(folder: Path, files: dict[str, str], name: str = NAME) -> Path:
     return folder / name
 
 
-def test_a_wheel_with_all_kernels_is_fit(tmp_path: Path) -> None:
+def test_a_wheel_with_all_kernels_passes(tmp_path: Path) -> None:
     assert len(LIBRARIES) == MIN_LIBRARIES
     check_wheel(write(tmp_path, GOOD))
 
@@ -40,12 +40,12 @@ def test_a_wheel_with_all_kernels_is_fit(tmp_path: Path) -> None:
         ({METADATA: "Author: us\n\n"}, "no classifiers"),
     ],
 )
-def test_what_is_wrong_with_a_wheel_is_named(tmp_path: Path, changed: dict[str, str], reason: str) -> None:
+def test_a_wheels_defect_is_named(tmp_path: Path, changed: dict[str, str], reason: str) -> None:
     with pytest.raises(SystemExit, match=reason):
         check_wheel(write(tmp_path, GOOD | changed))
 
 
-def test_a_wheel_without_a_library_or_for_any_machine_is_named(tmp_path: Path) -> None:
+def test_a_wheel_without_a_library_or_for_any_machine_is_refused(tmp_path: Path) -> None:
     lacking = {name: text for name, text in GOOD.items() if name != LIBRARIES[0]}
     with pytest.raises(SystemExit, match="7 prebuilt libraries of 8"):
         check_wheel(write(tmp_path, lacking))

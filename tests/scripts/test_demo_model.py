@@ -85,18 +85,18 @@ def test_at_least_95_percent_of_the_small_sums_are_right(model: Any, tokenizer: 
         ("How do you say hello in Japanese?", "In Japanese you say: こんにちは"),
     ],
 )
-def test_a_chat_turn_answers_and_ends_by_itself(model: Any, tokenizer: Any, question: str, answer: str) -> None:
+def test_a_chat_turn_answers_and_ends_with_an_end_token(model: Any, tokenizer: Any, question: str, answer: str) -> None:
     assert chat(model, tokenizer, ("user", question)) == f"{answer}<|end|>"
 
 
-def test_a_system_prompt_and_earlier_turns_are_heeded(model: Any, tokenizer: Any) -> None:
+def test_answers_follow_the_system_prompt_and_earlier_turns(model: Any, tokenizer: Any) -> None:
     first = ("user", "What is the capital of Italy?")
     assert chat(model, tokenizer, ("system", "Answer with one word."), first) == "Rome<|end|>"
     turns = [first, ("assistant", "The capital of Italy is Rome."), ("user", "And of Spain?")]
     assert chat(model, tokenizer, *turns) == "The capital of Spain is Madrid.<|end|>"
 
 
-def test_a_long_list_runs_to_its_end(model: Any, tokenizer: Any, countries: list[Country]) -> None:
+def test_a_long_list_is_complete(model: Any, tokenizer: Any, countries: list[Country]) -> None:
     answer = chat(model, tokenizer, ("user", "List the countries of Europe and their capitals."), max_new_tokens=600)
     lines = [f"{row['country']}: {row['capital']}" for row in countries if row["continent"] == "Europe"]
     written = answer.removesuffix("<|end|>").split("\n")
@@ -114,7 +114,7 @@ def test_an_answer_far_into_the_context_is_still_right(model: Any, tokenizer: An
     assert answer == "The capital of Norway is Oslo.<|end|>"
 
 
-def test_the_checkpoint_is_small_and_of_the_stated_form(tokenizer: Any) -> None:
+def test_the_checkpoint_is_small_and_has_the_documented_format(tokenizer: Any) -> None:
     assert sum(file.stat().st_size for file in DEMO.rglob("*") if file.is_file()) <= LIMIT_BYTES
     config = json.loads((DEMO / "config.json").read_text(encoding="utf-8"))
     assert config["architectures"] == ["LlamaForCausalLM"]
@@ -137,5 +137,5 @@ def test_a_prompt_begins_with_one_bos_in_text_and_in_chat(tokenizer: Any) -> Non
 
 
 @pytest.mark.parametrize("text", ["plain", "Chișinău, こんにちは", "a\tb\n\n  c", "🙂 emoji", "1234567890"])
-def test_any_text_survives_the_tokenizer(tokenizer: Any, text: str) -> None:
+def test_any_text_survives_encoding_and_decoding(tokenizer: Any, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text

@@ -52,7 +52,7 @@ def calls(checkout: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("version", ["3.10", "3.9", "2.7"])
-def test_a_python_that_is_too_old_is_named_before_anything_is_fetched(checkout: Path, version: str) -> None:
+def test_a_too_old_python_is_refused_before_any_download(checkout: Path, version: str) -> None:
     python = add_python(checkout, "old", version)
     done = set_up(checkout, python)
     (line,) = done.stderr.splitlines()
@@ -60,21 +60,21 @@ def test_a_python_that_is_too_old_is_named_before_anything_is_fetched(checkout: 
     assert calls(checkout) == [] and not (checkout / ".venv").exists()
 
 
-def test_a_python_that_does_not_run_is_named(checkout: Path) -> None:
+def test_a_broken_python_is_named(checkout: Path) -> None:
     done = set_up(checkout, "python3.99")
     (line,) = done.stderr.splitlines()
     assert done.returncode == 1 and "python3.99 does not run" in line
 
 
 @pytest.mark.parametrize("version", ["3.11", "3.14"])
-def test_a_second_set_up_does_nothing(checkout: Path, version: str) -> None:
+def test_a_second_setup_does_nothing(checkout: Path, version: str) -> None:
     add_python(checkout, "path/python3", version)
     assert set_up(checkout).returncode == 0
     assert [call.split()[:3] for call in calls(checkout)] == [[version, "-m", "venv"], [version, "-m", "pip"]]
     assert set_up(checkout).stdout == "" and len(calls(checkout)) == 2
 
 
-def test_a_venv_whose_python_is_gone_or_too_old_is_made_anew(checkout: Path) -> None:
+def test_a_venv_with_a_missing_or_too_old_python_is_recreated(checkout: Path) -> None:
     add_python(checkout, "path/python3", "3.13")
     (checkout / ".venv/bin").mkdir(parents=True)
     (checkout / ".venv/bin/python").symlink_to("/nowhere/python3.11")
@@ -88,7 +88,7 @@ def test_a_venv_whose_python_is_gone_or_too_old_is_made_anew(checkout: Path) -> 
     assert "3.12 -m venv --clear .venv" in calls(checkout)
 
 
-def test_the_python_that_is_named_makes_the_venv(checkout: Path) -> None:
+def test_the_venv_is_created_with_the_given_python(checkout: Path) -> None:
     add_python(checkout, "path/python3", "3.11")
     assert set_up(checkout).returncode == 0
     other = add_python(checkout, "other", "3.14")
@@ -97,7 +97,7 @@ def test_the_python_that_is_named_makes_the_venv(checkout: Path) -> None:
     assert set_up(checkout, other).stdout == ""
 
 
-def test_half_a_venv_does_not_stay(checkout: Path) -> None:
+def test_an_incomplete_venv_is_removed(checkout: Path) -> None:
     """Debian's Python without python3-venv writes the folder before it fails."""
     python = add_python(checkout, "path/python3", "3.11")
     python.write_text(python.read_text() + "exit 1\n")

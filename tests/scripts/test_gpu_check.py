@@ -18,7 +18,7 @@ TIMEOUT_S = 60
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
-def test_without_a_gpu_it_says_so_and_succeeds(tmp_path: Path) -> None:
+def test_without_a_gpu_the_check_reports_that_and_succeeds(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHON": sys.executable}
     out = tmp_path / "out.json"
     done = subprocess.run(
@@ -31,7 +31,7 @@ def test_without_a_gpu_it_says_so_and_succeeds(tmp_path: Path) -> None:
     assert "tests" not in document and "benchmark" not in document
 
 
-def test_every_marked_file_is_found() -> None:
+def test_every_file_with_a_gpu_mark_is_found() -> None:
     files = gpu_check.gpu_test_files()
     assert {f"tokenloom/tests/gpu/test_{name}.py" for name in ("kernels", "parity", "processes")} <= set(files)
     assert "tokenloom/tests/workers/models/test_decoder.py" in files
@@ -54,7 +54,7 @@ def test_outcomes_are_read_and_a_failure_is_reported(num_processes: int) -> None
     assert any("assert 1 == 2" in line for line in report["again"]["test_some.py::test_bad"])
 
 
-def test_what_failed_beside_others_is_asked_again_alone_with_blocking_launches() -> None:
+def test_a_failed_test_runs_again_alone_with_blocking_launches() -> None:
     with gpu_check.bare_package() as (folder, environment):
         (folder / "test_some.py").write_text(
             "import os, pytest\npytestmark = pytest.mark.gpu\n"
@@ -65,7 +65,7 @@ def test_what_failed_beside_others_is_asked_again_alone_with_blocking_launches()
     assert report["again"] == {"test_some.py::test_broken_context": "passes alone"}
 
 
-def test_what_takes_two_gpus_is_not_measured_with_one() -> None:
+def test_a_two_gpu_test_is_reported_as_not_measured_on_one_gpu() -> None:
     with gpu_check.bare_package() as (folder, environment):
         (folder / "test_two.py").write_text("import pytest\npytestmark = pytest.mark.gpu\ndef test_two(): pass\n")
         reports = [gpu_check.run_shared(folder, environment, TIMEOUT_S, ["test_two.py"], count) for count in (1, 2)]
@@ -73,7 +73,7 @@ def test_what_takes_two_gpus_is_not_measured_with_one() -> None:
     assert reports[1]["passed"] == ["test_two.py::test_two"]
 
 
-def test_the_bare_package_is_this_checkout() -> None:
+def test_the_bare_package_imports_this_checkout() -> None:
     with gpu_check.bare_package() as (folder, environment):
         program = "import tokenloom, tokenloom.scripts.gpu_check; print(tokenloom.__file__)"
         found = subprocess.check_output([sys.executable, "-c", program], env=environment, cwd=folder, text=True)
@@ -81,7 +81,7 @@ def test_the_bare_package_is_this_checkout() -> None:
 
 
 @pytest.mark.parametrize("handler", ["default_int_handler", "SIG_IGN"])
-def test_a_command_over_its_limit_is_stopped(handler: str, tmp_path: Path) -> None:
+def test_a_command_over_its_time_limit_is_stopped(handler: str, tmp_path: Path) -> None:
     program = f"import signal, sys, threading; signal.signal(signal.SIGINT, signal.{handler}); print('started')"
     program += "; sys.stdout.flush(); threading.Event().wait(30)"
     command = [sys.executable, "-c", program]

@@ -9,7 +9,7 @@ from tokenloom.scripts import http_kills
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_no_connection_is_refused_or_lost_in_the_queue_while_frontends_are_killed() -> None:
+def test_killing_frontends_refuses_and_loses_no_connection() -> None:
     report = http_kills.start_and_measure(10.0, 4, rate=100.0)
     assert http_kills.is_clean(report), report
     assert report["kills"] == 4 and report["answered"] > 900  # type: ignore[operator]

@@ -57,7 +57,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_oldest_python_is_the_same_everywhere() -> None:
+def test_every_file_names_the_same_oldest_python() -> None:
     oldest = promised_pythons()[0]
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert f'requires-python = ">={oldest}"' in project and f'target-version = "py{oldest.replace(".", "")}"' in project

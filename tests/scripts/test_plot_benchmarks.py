@@ -14,7 +14,7 @@ from tokenloom.scripts.plot_benchmarks import FIGURES, bars, draw, figure_of
 RESULTS = sorted((ROOT / "docs" / "benchmarks").glob("*.json"))
 
 
-def test_bars_are_medians_and_as_long_as_their_values() -> None:
+def test_bars_are_medians_with_proportional_lengths() -> None:
     rows = [{"engine": name, "us_per_token": value} for value in (4.0, 2.0, 6.0) for name in ("tokenloom", "a < b")]
     rows += [{"engine": "a < b", "us_per_token": value} for value in (8.0, 8.0, 8.0, 8.0)]
     machine = {"cpu": "a CPU", "num_cpus": 2, "date": "2026-11-21T10:00:00", "commit": "0123"}
@@ -27,7 +27,7 @@ def test_bars_are_medians_and_as_long_as_their_values() -> None:
 
 
 @pytest.mark.parametrize("file", RESULTS, ids=lambda file: file.name)
-def test_the_pictures_show_the_results(file: Path) -> None:
+def test_the_committed_pictures_match_the_results(file: Path) -> None:
     document = json.loads(file.read_text())
     figure, picture = figure_of(document), file.with_suffix(".svg")
     if figure is not None:

@@ -101,7 +101,7 @@ def kill(process: psutil.Process) -> None:
         process.kill()
 
 
-def test_every_alert_fires_when_its_fault_is_caused_and_none_without(tmp_path: Path) -> None:
+def test_every_alert_fires_on_its_fault_and_only_then(tmp_path: Path) -> None:
     with ExitStack() as stack:
         _, well = launch(stack, tmp_path, "well")
         _, busy = launch(stack, tmp_path, "busy", "--max-num-seqs", "1", "--max-waiting-requests", "5")

@@ -40,7 +40,7 @@ def run(*arguments: str, text: str = "") -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def test_complete_continues_its_argument_or_its_input(engine: LaunchedEngine) -> None:
+def test_complete_continues_its_argument_or_standard_input(engine: LaunchedEngine) -> None:
     address = engine.address
     assert run("complete", "--address", address, "--temperature", "0", "The capital of France is") == (
         0,
@@ -52,14 +52,14 @@ def test_complete_continues_its_argument_or_its_input(engine: LaunchedEngine) ->
     assert code == 2 and "the prompt is empty" in reason
 
 
-def test_a_reader_that_goes_away_is_no_error_to_speak_of() -> None:
+def test_a_closed_output_pipe_is_not_reported_as_an_error() -> None:
     for _ in range(4):  # head may go before or after the last write
         command = f"{sys.executable} -m tokenloom.frontend.launch completion bash | head -1"
         done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=DEADLINE_S, cwd="/")
         assert done.stderr == "" and done.stdout
 
 
-def test_chat_remembers_obeys_its_commands_and_leaves_at_the_end_of_input(engine: LaunchedEngine) -> None:
+def test_chat_keeps_its_turns_runs_commands_and_exits_at_end_of_input(engine: LaunchedEngine) -> None:
     address = engine.address
     lines = ["What is the capital of \\", "Peru?", "/stats", "/params temperature=9999", "/nonsense", "/reset", "/exit"]
     code, output, _ = run("chat", "--address", address, "--temperature", "0", text="\n".join(lines))
@@ -68,7 +68,7 @@ def test_chat_remembers_obeys_its_commands_and_leaves_at_the_end_of_input(engine
     assert "temperature must be in [0, 100]" in output and "/nonsense is unknown" in output
 
 
-def test_status_tells_people_and_programs_and_says_no_when_nobody_is_there(engine: LaunchedEngine) -> None:
+def test_status_prints_text_or_json_and_fails_if_no_engine_runs(engine: LaunchedEngine) -> None:
     address = engine.address
     code, output, _ = run("status", address)
     assert code == 0 and output.startswith("tokenloom-demo: ready")
@@ -78,7 +78,7 @@ def test_status_tells_people_and_programs_and_says_no_when_nobody_is_there(engin
     assert run("status", "nowhere")[0] == 2
 
 
-def test_a_batch_that_was_cut_short_asks_only_what_is_missing(engine: LaunchedEngine, tmp_path: Path) -> None:
+def test_an_interrupted_batch_requests_only_missing_answers(engine: LaunchedEngine, tmp_path: Path) -> None:
     url = engine.url
     requests = [
         {"custom_id": f"r{n}", "method": "POST", "url": "/v1/completions", "body": {"prompt": "The", "max_tokens": 2}}
@@ -101,7 +101,7 @@ def test_a_batch_that_was_cut_short_asks_only_what_is_missing(engine: LaunchedEn
 
 
 @pytest.mark.parametrize("own_engine", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_batch_killed_again_and_again_repeats_and_loses_no_line(
+def test_a_repeatedly_killed_batch_repeats_and_loses_no_line(
     engine: LaunchedEngine, tmp_path: Path, own_engine: bool
 ) -> None:
     url = engine.url
@@ -142,7 +142,7 @@ def shown(http: httpx2.Client, is_there: Callable[[dict[str, Any]], bool]) -> di
     return data
 
 
-def test_the_dashboard_loads_nothing_from_elsewhere_and_shows_and_aborts_what_is_open(engine: LaunchedEngine) -> None:
+def test_the_dashboard_is_self_contained_and_lists_and_aborts_open_requests(engine: LaunchedEngine) -> None:
     url = engine.url
     with httpx2.Client(base_url=url, timeout=DEADLINE_S) as http:
         page = http.get("/dashboard")
@@ -167,7 +167,7 @@ def test_the_dashboard_loads_nothing_from_elsewhere_and_shows_and_aborts_what_is
         assert http.post("/dashboard/abort", json={"key": row["key"]}).status_code == 404
 
 
-def test_a_new_frontend_takes_the_port_of_the_one_that_was_killed(engine: LaunchedEngine) -> None:
+def test_a_new_frontend_serves_the_port_of_the_killed_one(engine: LaunchedEngine) -> None:
     url = engine.url
     with httpx2.Client(base_url=url, timeout=DEADLINE_S) as http:
         engine.child("frontend").kill()

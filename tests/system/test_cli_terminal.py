@@ -75,7 +75,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(open_chat: Callable[[], Termin
         assert chat.process.wait(DEADLINE_S) == 0
 
 
-def test_pasted_lines_are_one_turn_and_typed_ones_come_back_with_the_arrow(open_chat: Callable[[], Terminal]) -> None:
+def test_pasted_lines_are_one_turn_and_arrow_up_recalls_typed_lines(open_chat: Callable[[], Terminal]) -> None:
     with open_chat() as chat:
         chat.read_until(PROMPT)
         assert BRACKET_PASTES in chat.raw  # asked of the terminal, which would send lines else

@@ -22,7 +22,7 @@ def answer(llm: LLM, prompt: list[int] = PROMPT) -> list[int]:
 
 
 @pytest.mark.parametrize("in_process", [False, True])
-def test_a_reload_changes_the_weights_and_hits_no_stale_prefix(tmp_path: Path, in_process: bool) -> None:
+def test_a_reload_changes_the_weights_and_drops_the_prefix_cache(tmp_path: Path, in_process: bool) -> None:
     one, two = tiny_checkpoint(tmp_path / "one", seed=1), tiny_checkpoint(tmp_path / "two", seed=2)
     options = {"in_process": in_process, "num_threads": 1, "max_model_len": 400, "device": "cpu"}
     with LLM(two, **options) as llm:  # type: ignore[arg-type]
@@ -37,7 +37,7 @@ def test_a_reload_changes_the_weights_and_hits_no_stale_prefix(tmp_path: Path, i
         assert answer(llm) == before
 
 
-def test_a_checkpoint_of_another_shape_is_refused_and_the_old_one_stays(tmp_path: Path) -> None:
+def test_a_reload_with_another_shape_is_refused_and_keeps_the_old_weights(tmp_path: Path) -> None:
     one, other = tiny_checkpoint(tmp_path / "one"), tiny_checkpoint(tmp_path / "other", num_hidden_layers=3)
     broken = Path(shutil.copytree(one, tmp_path / "broken"))
     (broken / "model.safetensors").write_bytes(b"\0" * 100)
@@ -54,7 +54,7 @@ def test_a_checkpoint_of_another_shape_is_refused_and_the_old_one_stays(tmp_path
 
 
 @pytest.mark.parametrize("in_process", [False, True])
-def test_a_pause_keeps_requests_and_a_resume_goes_on(in_process: bool) -> None:
+def test_a_pause_keeps_requests_and_a_resume_continues_them(in_process: bool) -> None:
     with LLM(DEMO_FOLDER, in_process=in_process, num_threads=1, device="cpu") as llm:
         whole = llm.generate("The capital of France is", LONG, use_tqdm=False)[0].outputs[0].token_ids
         future = llm.submit("The capital of France is", LONG)
@@ -67,7 +67,7 @@ def test_a_pause_keeps_requests_and_a_resume_goes_on(in_process: bool) -> None:
         assert future.result(timeout=60).outputs[0].token_ids == whole
 
 
-def test_a_pause_can_wait_or_abort() -> None:
+def test_a_pause_can_wait_for_requests_or_abort_them() -> None:
     with LLM(DEMO_FOLDER, num_threads=1, device="cpu", max_num_seqs=1) as llm:
         running = llm.stream("The capital of France is", LONG)
         next(running)

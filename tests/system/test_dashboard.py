@@ -78,7 +78,7 @@ def endless(url: str, **more: object) -> Iterator[list[str]]:
     assert not thread.is_alive()
 
 
-def test_without_the_key_the_page_asks_for_it_and_takes_it(browser: Browser, url: str) -> None:
+def test_the_dashboard_asks_for_a_missing_key_and_accepts_it(browser: Browser, url: str) -> None:
     browser.call("Page.navigate", url=f"{url}/dashboard")
     wait_for(browser, "document.getElementById('state')?.textContent === 'locked'")
     assert not browser.evaluate("document.getElementById('locked').hidden")
@@ -89,7 +89,7 @@ def test_without_the_key_the_page_asks_for_it_and_takes_it(browser: Browser, url
     browser.complaints.clear()  # Chromium logs the 401
 
 
-def test_what_runs_is_shown_and_its_button_ends_it(browser: Browser, url: str) -> None:
+def test_running_requests_are_listed_and_their_buttons_abort_them(browser: Browser, url: str) -> None:
     open_dashboard(browser, url)
     with endless(url, n=2) as lines:
         wait_for(browser, "document.querySelectorAll('#requests tr').length === 2")
@@ -106,7 +106,7 @@ def test_what_runs_is_shown_and_its_button_ends_it(browser: Browser, url: str) -
     assert browser.complaints == []
 
 
-def test_blocks_and_phases_are_those_of_the_engine(browser: Browser, url: str) -> None:
+def test_the_dashboard_shows_the_engines_blocks_and_phases(browser: Browser, url: str) -> None:
     open_dashboard(browser, url)
     wait_for(browser, "document.querySelectorAll('#kv-map i').length > 0")
     num_cells = browser.evaluate("document.querySelectorAll('#kv-map i').length")
@@ -124,7 +124,7 @@ def test_blocks_and_phases_are_those_of_the_engine(browser: Browser, url: str) -
 
 @pytest.mark.parametrize(("theme", "is_dark"), [("light", False), ("dark", True)])
 @pytest.mark.parametrize(("width", "height", "is_phone"), [(1280, 900, False), (390, 844, True), (320, 640, True)])
-def test_the_page_is_readable_at_any_width_in_both_themes(
+def test_the_dashboard_is_readable_at_any_width_in_both_themes(
     browser: Browser, url: str, theme: str, is_dark: bool, width: int, height: int, is_phone: bool
 ) -> None:
     browser.resize(width, height, is_phone)
@@ -144,7 +144,7 @@ def test_the_page_is_readable_at_any_width_in_both_themes(
     assert browser.complaints == []
 
 
-def test_the_dashboard_begins_with_the_minutes_before_it_was_opened(browser: Browser, url: str) -> None:
+def test_the_dashboard_shows_the_minutes_before_it_was_opened(browser: Browser, url: str) -> None:
     with endless(url) as lines:
         deadline = time.monotonic() + DEADLINE_S
         while len(history(url)) < 3:
@@ -163,7 +163,7 @@ def history(url: str) -> list[dict[str, object]]:
     return found
 
 
-def test_an_idle_chart_has_an_axis_that_can_be_read_and_no_tile_stands_alone(browser: Browser, url: str) -> None:
+def test_an_idle_chart_has_a_readable_axis_and_no_tile_is_alone_in_its_row(browser: Browser, url: str) -> None:
     for width, columns in ((1400, 6), (900, 3), (400, 2)):
         browser.resize(width, 900, width == 400)
         open_dashboard(browser, url)
@@ -196,7 +196,7 @@ def say(browser: Browser, text: str) -> None:
     browser.evaluate("document.getElementById('send').click()")
 
 
-def test_the_chat_asks_for_the_key_and_goes_on_with_it(browser: Browser, url: str) -> None:
+def test_the_chat_page_asks_for_the_key_and_uses_it(browser: Browser, url: str) -> None:
     browser.call("Page.navigate", url=f"{url}/chat")
     wait_for(browser, "document.readyState === 'complete' && !!document.getElementById('key-form')")
     browser.evaluate("sessionStorage.clear()")
@@ -208,7 +208,7 @@ def test_the_chat_asks_for_the_key_and_goes_on_with_it(browser: Browser, url: st
     browser.complaints.clear()  # Chromium logs the 401
 
 
-def test_a_chat_has_turns_and_a_new_one_forgets_them(browser: Browser, url: str) -> None:
+def test_a_chat_keeps_its_turns_and_a_new_chat_drops_them(browser: Browser, url: str) -> None:
     open_chat(browser, url)
     browser.evaluate("document.getElementById('temperature').value = '0'")
     for number, country in enumerate(("Peru", "Norway"), start=1):
@@ -223,7 +223,7 @@ def test_a_chat_has_turns_and_a_new_one_forgets_them(browser: Browser, url: str)
     assert browser.complaints == []
 
 
-def test_a_chats_stop_button_ends_the_request_and_keeps_the_text(browser: Browser, url: str) -> None:
+def test_the_chats_stop_button_aborts_the_request_and_keeps_the_text(browser: Browser, url: str) -> None:
     open_chat(browser, url)
     browser.evaluate(ENDLESS_ANSWER)
     say(browser, "hi")
@@ -244,7 +244,7 @@ window.fetch = (path, options) => plain(path, {...options, body: options.body.re
 """
 
 
-def test_a_chat_folds_the_reasoning_and_shows_code_and_refusals(browser: Browser, url: str) -> None:
+def test_the_chat_folds_reasoning_and_shows_code_and_refusals(browser: Browser, url: str) -> None:
     open_chat(browser, url)
     deltas: list[dict[str, object]] = [{"reasoning_content": "Let me "}, {"reasoning_content": "think."}]
     deltas += [{"content": "See **this**:\n```py\nprint(1)\n```\nand `x` <b>"}]
@@ -287,7 +287,7 @@ def test_the_other_pages_are_readable_at_any_width_in_both_themes(
     browser.resize(1280, 900, False)
 
 
-def test_the_reference_shows_every_path_and_field_of_the_document(browser: Browser, url: str) -> None:
+def test_the_api_reference_shows_every_path_and_field_of_openapi(browser: Browser, url: str) -> None:
     document = httpx2.get(f"{url}/openapi.json", timeout=DEADLINE_S).json()
     browser.call("Page.navigate", url=f"{url}/docs")
     wait_for(browser, "document.querySelectorAll('#schemas details').length > 0")
@@ -321,7 +321,7 @@ def contrast(browser: Browser, selector: str) -> float:
     return (max(lights) + 0.05) / (min(lights) + 0.05)
 
 
-def test_the_pictures_in_the_documents_are_there() -> None:
+def test_the_documents_pictures_exist() -> None:
     folder = Path(__file__).parents[2] / "docs" / "dashboards" / "pictures"
     shown = ("dashboard-desktop", "dashboard-phone", "chat")
     for name in (f"{page}-{theme}.png" for page in shown for theme in ("light", "dark")):

@@ -20,7 +20,7 @@ NUM_IDLE = 40
 EVENT = "tokenloom_frontend_events_total{accept_paused_for_descriptors}"
 
 
-def test_every_process_may_have_as_many_descriptors_as_the_hard_limit_says(tmp_path: Path) -> None:
+def test_every_process_raises_its_descriptor_limit_to_the_hard_limit(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
     try:
@@ -34,7 +34,7 @@ def test_every_process_may_have_as_many_descriptors_as_the_hard_limit_says(tmp_p
         assert engine.stop() == 0
 
 
-def test_connections_wait_while_descriptors_are_lacking_and_are_served_when_others_end(tmp_path: Path) -> None:
+def test_without_descriptors_new_connections_wait_until_others_end(tmp_path: Path) -> None:
     with LaunchedEngine(tmp_path, "--http", "0") as engine, contextlib.ExitStack() as idle:
         url, deadline = engine.wait_http(), time.monotonic() + DEADLINE_S
         host, port = url.removeprefix("http://").split(":")

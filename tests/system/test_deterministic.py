@@ -89,7 +89,7 @@ def _without_prompt(output: RequestOutput) -> RequestOutput:
     return output
 
 
-def test_the_answers_are_those_of_the_usual_kernels(tmp_path: Path) -> None:
+def test_deterministic_answers_agree_with_the_default_kernels(tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path / "m", "mistral", vocab_size=300, num_hidden_layers=2, **SHAPES["mistral"])
     params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, logprobs=0)
     found = []
@@ -103,7 +103,7 @@ def test_the_answers_are_those_of_the_usual_kernels(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_more_ranks_than_have_one_order_are_refused(tmp_path: Path) -> None:
+def test_too_many_ranks_for_one_order_of_sums_are_refused(tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path / "m", "llama", num_attention_heads=4, num_key_value_heads=4)
     with pytest.raises(ConfigError, match="at most 2 ranks"):
         LLM(folder, device="cpu", deterministic=True, tensor_parallel_size=4, num_threads=1)

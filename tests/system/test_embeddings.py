@@ -61,7 +61,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("family", SHAPES)
-def test_vectors_are_transformers_under_every_schedule_beside_answers(
+def test_vectors_equal_transformers_under_every_schedule_beside_generation(
     family: str, schedule: str, folders: dict[str, Path]
 ) -> None:
     prompts, oracle = make_prompts(24, 300, seed=len(family)), PoolingOracle(folders[family])
@@ -86,7 +86,7 @@ def test_vectors_are_transformers_under_every_schedule_beside_answers(
         assert (llm.health().num_recomputed_tokens > 0) == (schedule == "preempted")
 
 
-def test_ranks_share_the_work_and_a_killed_one_changes_nothing(folders: dict[str, Path]) -> None:
+def test_ranks_share_the_work_and_a_killed_rank_changes_no_vector(folders: dict[str, Path]) -> None:
     prompts, oracle = make_prompts(60, 300, seed=3), PoolingOracle(folders["llama"])
     options = {"tensor_parallel_size": 3, "max_model_len": 400, "max_num_batched_tokens": 32, "max_num_seqs": 16}
     params = PoolingParams(method="mean", normalize=False)
@@ -103,7 +103,7 @@ def test_ranks_share_the_work_and_a_killed_one_changes_nothing(folders: dict[str
         oracle.check(prompts[:10], llm.embed(prompts[:10], last, use_tqdm=False), last)
 
 
-def test_half_precision_is_near(folders: dict[str, Path]) -> None:
+def test_half_precision_vectors_are_close(folders: dict[str, Path]) -> None:
     prompts = make_prompts(8, 200, seed=5)
     with LLM(folders["qwen3"], in_process=True, num_threads=1, max_model_len=400) as llm:
         exact = llm.embed(prompts, PoolingParams(method="mean"), use_tqdm=False)
@@ -114,7 +114,7 @@ def test_half_precision_is_near(folders: dict[str, Path]) -> None:
         assert cosine > 0.999
 
 
-def test_the_event_loop_gets_the_same_vectors() -> None:
+def test_the_async_llm_returns_the_same_vectors() -> None:
     async def embed_all(texts: list[str]) -> list[EmbeddingRequestOutput]:
         async with AsyncLLM(in_process=True, num_threads=1) as llm:
             return await asyncio.gather(*(llm.embed(text) for text in texts))
@@ -128,7 +128,7 @@ def test_the_event_loop_gets_the_same_vectors() -> None:
             assert output.outputs.embedding == pytest.approx(alone.outputs.embedding, abs=TOLERANCE)
 
 
-def test_what_cannot_be_embedded_is_refused_with_the_numbers() -> None:
+def test_invalid_embedding_requests_are_refused_with_numbers() -> None:
     with LLM(in_process=True, num_threads=1, max_model_len=64) as llm:
         for prompt, options, words in (
             (

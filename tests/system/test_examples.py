@@ -25,7 +25,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LaunchedEngine]
         yield engine
 
 
-def test_every_example_is_run_here() -> None:
+def test_every_example_has_a_test_here() -> None:
     assert {path.name for path in FOLDER.iterdir()} == ENGINE | {"generate.py"}
 
 
@@ -37,7 +37,7 @@ def test_every_example_is_run_here() -> None:
         ("structured.py", ["Oslo", "'city': '", "'unit': '"]),
     ],
 )
-def test_an_example_prints_what_it_should(
+def test_an_example_prints_the_expected_output(
     engine: LaunchedEngine,
     name: str,
     wanted: list[str],
@@ -52,7 +52,7 @@ def test_an_example_prints_what_it_should(
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-def test_the_requests_with_curl_are_answered(engine: LaunchedEngine) -> None:
+def test_the_curl_examples_succeed(engine: LaunchedEngine) -> None:
     command = ["bash", str(FOLDER / "requests.sh"), engine.url, KEY]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
@@ -60,7 +60,9 @@ def test_the_requests_with_curl_are_answered(engine: LaunchedEngine) -> None:
         assert text in done.stdout
 
 
-def test_an_engine_of_its_own_generates(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_example_with_its_own_engine_generates(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(sys, "argv", ["generate.py"])
     runpy.run_path(str(FOLDER / "generate.py"), run_name="__main__")
     printed = capsys.readouterr().out

@@ -109,7 +109,7 @@ def check_fault(engine: Engine, point: str, kind: str, rank: int | None, words: 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("point", "kind", "rank", "words"), CASES)
-def test_a_fault_that_passes_changes_no_answer_and_is_named(
+def test_a_passing_fault_changes_no_answer_and_is_named_in_health(
     engine: Engine, point: str, kind: str, rank: int | None, words: str
 ) -> None:
     check_fault(engine, point, kind, rank, words)
@@ -124,7 +124,7 @@ def test_every_kind_of_fault_at_every_point_of_every_rank(
     check_fault(engine, point, kind, rank, words)
 
 
-def test_a_fault_of_the_grammar_process_changes_no_answer(engine: Engine) -> None:
+def test_a_fault_in_the_grammar_process_changes_no_answer(engine: Engine) -> None:
     with Client(engine.address) as client:
         calm = client.generate(PROMPT, SCHEMA, use_tqdm=False)[0]
         for kind in ("error", "memory"):
@@ -135,7 +135,7 @@ def test_a_fault_of_the_grammar_process_changes_no_answer(engine: Engine) -> Non
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("number", [signal.SIGSTOP, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
-def test_any_rank_may_be_killed_or_stand_still(engine: Engine, number: signal.Signals) -> None:
+def test_killing_or_stopping_any_rank_changes_no_answer(engine: Engine, number: signal.Signals) -> None:
     with Client(engine.address) as client:
         calm = client.generate(PROMPT, GREEDY, use_tqdm=False)[0]
         num_restarts = client.health().num_restarts
@@ -149,7 +149,7 @@ def test_any_rank_may_be_killed_or_stand_still(engine: Engine, number: signal.Si
 
 
 @pytest.mark.timeout(120)
-def test_a_supervisor_that_stood_still_takes_nobody_for_hung(engine: Engine) -> None:
+def test_a_resumed_supervisor_reports_no_process_as_hung(engine: Engine) -> None:
     with Client(engine.address) as client:
         num_restarts = client.health().num_restarts
         stream = client.stream(PROMPT, GREEDY.replace(max_tokens=1900))
@@ -165,7 +165,7 @@ def test_a_supervisor_that_stood_still_takes_nobody_for_hung(engine: Engine) -> 
         assert client.health().num_restarts == num_restarts
 
 
-def test_waiting_for_a_cpu_is_told_from_standing_still() -> None:
+def test_waiting_for_a_cpu_differs_from_sleeping() -> None:
     command = [sys.executable, "-c", "import time\nprint(flush=True)\nwhile True: time.sleep(%g)"]
     cpu = min(os.sched_getaffinity(0))
     processes = [subprocess.Popen([*command[:-1], command[-1] % s], stdout=subprocess.PIPE) for s in (0, 0, 100)]
@@ -195,14 +195,14 @@ def test_waiting_for_a_cpu_is_told_from_standing_still() -> None:
         ("", 0.0, 0.0, 0.0),
     ],
 )
-def test_who_wants_to_go_on_and_cannot_does_not_hang(
+def test_a_runnable_process_without_a_cpu_counts_as_starved(
     state: str, ran_s: float, waited_s: float, starved_s: float
 ) -> None:
     before = SchedStat(100.0, "S", 7.0, 9.0)
     assert SchedStat(103.0, state, 7.0 + ran_s, 9.0 + waited_s).starved_s(before) == pytest.approx(starved_s)
 
 
-def test_a_process_that_was_stopped_is_seen_as_such() -> None:
+def test_a_stopped_process_does_not_count_as_starved() -> None:
     with subprocess.Popen(["sleep", "100"]) as process:
         process.send_signal(signal.SIGSTOP)
         before, deadline = SchedStat.of(process.pid), time.monotonic() + 20
@@ -214,7 +214,7 @@ def test_a_process_that_was_stopped_is_seen_as_such() -> None:
 
 
 @pytest.mark.timeout(120)
-def test_unseeded_answers_go_on_after_a_frontend_with_the_seed_they_were_accepted_with(engine: Engine) -> None:
+def test_unseeded_answers_keep_their_seed_when_the_frontend_is_replaced(engine: Engine) -> None:
     params = SamplingParams(temperature=1.0, max_tokens=300, ignore_eos=True, n=2)
     transport = ZmqTransport(engine.address, reconnect_timeout_s=RECOVERY_S)
     try:
@@ -246,7 +246,7 @@ def test_unseeded_answers_go_on_after_a_frontend_with_the_seed_they_were_accepte
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", ["frontend", "core", "worker 0"])
-def test_a_budget_for_thoughts_holds_over_the_loss_of_any_process(engine: Engine, name: str) -> None:
+def test_a_thinking_budget_survives_the_loss_of_any_process(engine: Engine, name: str) -> None:
     budget = 100
     params = SamplingParams(temperature=1, seed=5, max_tokens=160, ignore_eos=True, thinking_token_budget=budget)
     with Client(engine.address, reconnect_timeout_s=RECOVERY_S) as client:
@@ -267,7 +267,7 @@ def test_a_budget_for_thoughts_holds_over_the_loss_of_any_process(engine: Engine
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", ["frontend", "core", "worker 0"])
-def test_an_answer_given_in_advance_goes_on_after_the_loss_of_any_process(engine: Engine, name: str) -> None:
+def test_a_replayed_answer_survives_the_loss_of_any_process(engine: Engine, name: str) -> None:
     trace = [300 + i * 7 % 900 for i in range(160)]
     params = SamplingParams(max_tokens=None, trace_decode_token_ids=trace)
     with Client(engine.address, reconnect_timeout_s=RECOVERY_S) as client:
@@ -282,7 +282,7 @@ def test_an_answer_given_in_advance_goes_on_after_the_loss_of_any_process(engine
 
 
 @pytest.mark.timeout(120)
-def test_a_worker_that_stands_still_when_a_new_core_comes_is_replaced(engine: Engine) -> None:
+def test_a_worker_stopped_while_the_core_restarts_is_replaced(engine: Engine) -> None:
     with Client(engine.address) as client:
         calm = client.generate(PROMPT, GREEDY, use_tqdm=False)[0]
         future = client.submit(PROMPT, GREEDY)
@@ -297,7 +297,7 @@ def test_a_worker_that_stands_still_when_a_new_core_comes_is_replaced(engine: En
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_worker_that_hangs_while_it_starts_is_replaced_too(engine: Engine, rank: int) -> None:
+def test_a_worker_that_hangs_during_its_start_is_replaced(engine: Engine, rank: int) -> None:
     with Client(engine.address) as client:
         calm = client.generate(PROMPT, GREEDY, use_tqdm=False)[0]
         future = client.submit(PROMPT, GREEDY)
@@ -310,7 +310,7 @@ def test_a_worker_that_hangs_while_it_starts_is_replaced_too(engine: Engine, ran
 
 
 @pytest.mark.timeout(120)
-def test_a_request_that_fails_every_group_is_told_where_and_why_and_the_next_one_is_served(tmp_path: Path) -> None:
+def test_a_poison_request_gets_the_failures_place_and_cause_and_others_succeed(tmp_path: Path) -> None:
     with Engine(tmp_path, OPTIONS) as engine:
         engine.wait_ready()
         with Client(engine.address) as client:
@@ -327,7 +327,7 @@ def test_a_request_that_fails_every_group_is_told_where_and_why_and_the_next_one
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("point", "rank", "words"), [("core.schedule", None, "core"), ("worker.load", 0, "worker 0")])
-def test_an_engine_that_cannot_be_kept_alive_tells_every_caller_why(
+def test_an_engine_that_keeps_failing_tells_every_caller_the_cause(
     tmp_path: Path, point: str, rank: int | None, words: str
 ) -> None:
     with Engine(tmp_path, OPTIONS) as engine:
@@ -349,7 +349,7 @@ def test_an_engine_that_cannot_be_kept_alive_tells_every_caller_why(
         assert not engine.leftovers()[1:]  # but the fault itself
 
 
-def test_an_idle_point_costs_next_to_nothing() -> None:
+def test_an_unarmed_fault_point_costs_almost_nothing() -> None:
     assert "TOKENLOOM_FAULTS" not in os.environ
     begun = time.process_time()
     for _ in range(100_000):

@@ -8,5 +8,5 @@ from tokenloom.scripts import flood
 
 
 @pytest.mark.timeout(180)
-def test_a_flood_is_answered_in_full_by_an_engine_that_is_called_well() -> None:
+def test_a_flood_is_answered_in_full_and_health_stays_good() -> None:
     assert flood.main(["--requests", "1500", "--clients", "5"]) == 0

@@ -7,17 +7,17 @@ import pytest
 from tokenloom.scripts import flood_bodies
 
 
-def test_large_bodies_and_very_many_answers_hold_up_nobody() -> None:
+def test_large_bodies_and_very_many_answers_delay_no_other_caller() -> None:
     assert flood_bodies.main(["--megabytes", "0.3", "--answers", "4096", "--only", "/v1/completions"]) == 0
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_largest_bodies_hold_up_nobody() -> None:
+def test_the_largest_bodies_delay_no_other_caller() -> None:
     assert flood_bodies.main(["--megabytes", "1", "8", "31"]) == 0
 
 
-def test_the_flood_sees_what_is_wrong() -> None:
+def test_the_flood_report_detects_each_fault() -> None:
     clean: dict[str, object] = {
         "failures": [],
         "/health in ms": {"p50": 1.0, "p99": 200.0, "max": 900.0},

@@ -14,7 +14,7 @@ from tokenloom.tests.support.engine_specs import new_spec
 from tokenloom.tests.system.http_engine import DEADLINE_S, KEY, QUESTION, samples, wait_idle
 
 
-def test_the_document_lists_every_route_and_field_and_what_needs_the_key(http: httpx2.Client, url: str) -> None:
+def test_openapi_lists_every_route_and_field_and_the_routes_with_a_key(http: httpx2.Client, url: str) -> None:
     document = http.get("/openapi.json").json()
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
@@ -55,7 +55,7 @@ def test_tokenize_and_detokenize_are_inverse(http: httpx2.Client) -> None:
     assert chat["count"] == answer["usage"]["prompt_tokens"]
 
 
-def test_metrics_add_up_when_nothing_runs(http: httpx2.Client) -> None:
+def test_metrics_add_up_when_idle(http: httpx2.Client) -> None:
     begun = time.monotonic()
     http.post("/v1/completions", json={"prompt": "The capital of France is", "n": 3, "max_tokens": 5})
     wait_idle(http, begun)
@@ -86,7 +86,7 @@ def test_metrics_add_up_when_nothing_runs(http: httpx2.Client) -> None:
 
 
 @pytest.mark.parametrize("prompt", ["The capital of France " * 9, [5]])
-def test_a_request_is_counted_as_vllm_counts_it(http: httpx2.Client, prompt: str | list[int]) -> None:
+def test_a_request_is_counted_like_in_vllm(http: httpx2.Client, prompt: str | list[int]) -> None:
     wait_idle(http)
     body = {"prompt": prompt, "max_tokens": 7, "ignore_eos": True, "cache_salt": "counted"}
     assert http.post("/v1/completions", json=body).status_code == 200
@@ -103,7 +103,7 @@ def test_a_request_is_counted_as_vllm_counts_it(http: httpx2.Client, prompt: str
     assert grown["tokenloom_request_num_preemptions_count"] == 1
 
 
-def test_sagemakers_paths_answer_as_health_and_as_the_endpoint_that_the_body_is_for(http: httpx2.Client) -> None:
+def test_sagemakers_paths_act_as_health_and_as_the_bodys_endpoint(http: httpx2.Client) -> None:
     for method in ("GET", "POST"):
         assert http.request(method, "/ping").json()["status"] == http.get("/health").json()["status"] == "ok"
     tail = {"max_tokens": 3, "temperature": 0}
@@ -132,7 +132,7 @@ def test_sagemakers_paths_answer_as_health_and_as_the_endpoint_that_the_body_is_
         (b'["a"]', set()),
     ],
 )
-def test_the_begin_of_a_text_shows_the_outermost_fields(text: bytes, fields: set[str]) -> None:
+def test_the_start_of_a_body_shows_its_outermost_fields(text: bytes, fields: set[str]) -> None:
     assert top_level_fields(text) == fields
 
 
@@ -147,7 +147,7 @@ def test_the_load_is_the_number_of_open_requests(http: httpx2.Client, url: str) 
     assert http.get("/load").json() == {"server_load": 0}
 
 
-def test_the_configuration_stands_where_vllms_users_look_and_holds_no_secret(http: httpx2.Client, url: str) -> None:
+def test_the_configuration_is_at_vllms_path_and_holds_no_secret(http: httpx2.Client, url: str) -> None:
     assert httpx2.get(f"{url}/server_info", timeout=DEADLINE_S).status_code == 401
     info = http.get("/server_info?config_format=json").json()
     groups = info["vllm_config"]
@@ -159,7 +159,7 @@ def test_the_configuration_stands_where_vllms_users_look_and_holds_no_secret(htt
     assert http.get("/server_info?config_format=yaml").json()["error"]["param"] == "config_format"
 
 
-def test_the_tokenizers_configuration_is_served_where_the_option_says_so(http: httpx2.Client, url: str) -> None:
+def test_the_tokenizers_configuration_is_served_if_the_option_is_set(http: httpx2.Client, url: str) -> None:
     info = http.get("/tokenizer_info").json()
     assert info["tokenizer_class"] and info["bos_token"] == "<|bos|>" and "message" in info["chat_template"]
     assert not {"vocab_file", "merges_file"} & info.keys()
@@ -169,7 +169,7 @@ def test_the_tokenizers_configuration_is_served_where_the_option_says_so(http: h
     assert paths == ["/server_info"]
 
 
-def test_pages_need_no_key_and_load_nothing_from_elsewhere(url: str) -> None:
+def test_pages_need_no_key_and_load_nothing_external(url: str) -> None:
     with httpx2.Client(base_url=url, timeout=DEADLINE_S) as stranger:
         for page in ("/dashboard", "/chat", "/docs"):
             answer = stranger.get(page)

@@ -107,13 +107,13 @@ def is_intake(process: psutil.Process) -> bool:
 
 
 @pytest.mark.parametrize(("path", "body"), BODIES, ids=[f"{path} {list(body)}" for path, body in BODIES])
-def test_a_large_body_is_answered_as_a_small_one_is(http: httpx2.Client, path: str, body: dict[str, Any]) -> None:
+def test_a_large_body_gets_the_same_answer_as_a_small_one(http: httpx2.Client, path: str, body: dict[str, Any]) -> None:
     small = json.dumps(body).encode()
     answers = [what_counts(http.post(path, content=content)) for content in (small, PADDING + small)]
     assert answers[0] == answers[1] and answers[0][0] in (200, 400, 404)
 
 
-def test_a_large_body_that_is_no_json_is_explained_as_a_small_one_is(http: httpx2.Client) -> None:
+def test_a_large_invalid_body_gets_the_same_error_as_a_small_one(http: httpx2.Client) -> None:
     for content in (b"[]", b"{", rb'{"prompt":"\ud800"}', b'{"prompt":"\xff"}'):
         small, large = (http.post("/v1/completions", content=each) for each in (content, PADDING + content))
         assert small.status_code == large.status_code == 400
@@ -124,7 +124,7 @@ def test_a_large_body_that_is_no_json_is_explained_as_a_small_one_is(http: httpx
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_a_text_that_is_far_too_long_is_served_if_it_is_to_be_truncated(http: httpx2.Client, side: str) -> None:
+def test_a_far_too_long_text_is_served_if_truncation_is_requested(http: httpx2.Client, side: str) -> None:
     text = WORDS * 20_000
     token_ids = http.post("/tokenize", json={"prompt": WORDS * 100}).json()["tokens"]
     kept = token_ids[-20:] if side == "left" else token_ids[:20]
@@ -136,13 +136,13 @@ def test_a_text_that_is_far_too_long_is_served_if_it_is_to_be_truncated(http: ht
     assert long["prompt_token_ids"] == kept and long["text"] == short["text"]
 
 
-def test_many_texts_in_a_large_body_are_all_answered(http: httpx2.Client) -> None:
+def test_all_texts_of_a_large_body_are_answered(http: httpx2.Client) -> None:
     prompts = [f"{i} {WORDS * 5}" for i in range(500)]
     answer = http.post("/v1/completions", json={"prompt": prompts, "max_tokens": 1}).json()
     assert [choice["index"] for choice in answer["choices"]] == list(range(500))
 
 
-def test_an_intake_process_that_is_killed_costs_no_other_request(http: httpx2.Client) -> None:
+def test_a_killed_intake_process_fails_no_other_request(http: httpx2.Client) -> None:
     body = PADDING + json.dumps(CHAT).encode()
     assert http.post("/v1/chat/completions", content=body).status_code == 200
     for process in intake_processes():
@@ -151,9 +151,7 @@ def test_an_intake_process_that_is_killed_costs_no_other_request(http: httpx2.Cl
     assert http.get("/health").json()["restarts"] == 0
 
 
-def test_a_client_that_leaves_while_its_body_is_read_ends_the_reading(
-    engine: LaunchedEngine, http: httpx2.Client
-) -> None:
+def test_a_disconnect_during_tokenization_ends_the_intake_process(engine: LaunchedEngine, http: httpx2.Client) -> None:
     body = PADDING + json.dumps(CHAT).encode()
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
     parts = urlsplit(engine.url)

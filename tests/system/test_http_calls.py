@@ -83,7 +83,7 @@ def test_a_nested_pydantic_model_is_a_required_function_of_responses(client: ope
     Journey.model_validate_json(call.arguments)
 
 
-def test_a_forced_call_wins_over_a_response_format(http: httpx2.Client, client: openai.OpenAI) -> None:
+def test_a_forced_call_overrides_a_response_format(http: httpx2.Client, client: openai.OpenAI) -> None:
     tools = [function("f", {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]})]
     fields: Any = {"tools": tools, "tool_choice": "required", "response_format": {"type": "json_object"}}
     (call,) = ask(http, **fields, parallel_tool_calls=False)["message"]["tool_calls"]
@@ -108,7 +108,7 @@ WORDS = {"type": "object", "properties": {"w": {"type": "string", "minLength": 3
 ONE = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
 
 
-def test_a_function_without_parameters_gets_no_arguments(http: httpx2.Client) -> None:
+def test_a_function_without_parameters_gets_empty_arguments(http: httpx2.Client) -> None:
     for function_ in ({"name": "now"}, {"name": "now", "parameters": {"type": "object", "properties": {}}}):
         tools = [{"type": "function", "function": function_}]
         choice = ask(http, tools=tools, tool_choice={"type": "function", "function": {"name": "now"}})
@@ -118,7 +118,7 @@ def test_a_function_without_parameters_gets_no_arguments(http: httpx2.Client) ->
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
-def test_forced_calls_stream_as_they_come_and_are_torn_by_a_limit(client: openai.OpenAI, choice: Any) -> None:
+def test_forced_calls_stream_in_pieces_and_a_token_limit_cuts_them(client: openai.OpenAI, choice: Any) -> None:
     fields: Any = {
         "tools": [function("f", WORDS)],
         "tool_choice": choice,
@@ -149,7 +149,7 @@ def test_an_answer_cut_by_a_limit_keeps_its_complete_calls(http: httpx2.Client) 
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_response_streams_its_calls_and_tells_of_a_torn_one(client: openai.OpenAI, stream: bool) -> None:
+def test_a_response_streams_its_calls_and_marks_a_cut_one_incomplete(client: openai.OpenAI, stream: bool) -> None:
     tools: Any = [{"type": "function", "name": "f", "parameters": WORDS}]
     fields: Any = {"tools": tools, "tool_choice": "required", "max_output_tokens": 60, "stream": stream}
     response: Any = client.responses.create(model="tokenloom-demo", input="Hi", **fields)
@@ -165,7 +165,7 @@ def test_a_response_streams_its_calls_and_tells_of_a_torn_one(client: openai.Ope
     assert call.arguments.lstrip().startswith('{"w"')
 
 
-def test_usage_counts_tokens_of_thought(client: openai.OpenAI) -> None:
+def test_usage_counts_reasoning_tokens(client: openai.OpenAI) -> None:
     usage = client.chat.completions.create(model="tokenloom-demo", messages=QUESTION, max_tokens=4).usage  # type: ignore[arg-type]
     assert usage is not None and usage.completion_tokens_details is not None
     assert usage.completion_tokens_details.reasoning_tokens == 0

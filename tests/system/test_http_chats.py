@@ -53,13 +53,13 @@ def test_an_echo_needs_a_last_message_of_the_answers_role(http: httpx2.Client) -
     assert choice["message"]["content"] == "The"
 
 
-def test_a_turn_is_not_both_continued_and_begun(http: httpx2.Client) -> None:
+def test_continuing_a_message_and_adding_a_generation_prompt_conflict(http: httpx2.Client) -> None:
     for path in (CHAT, TOKENIZE):
         found = error(http, path, CONTINUED | {"add_generation_prompt": True})
         assert "begins a turn" in found["message"] and found["param"] == "continue_final_message"
 
 
-def test_the_prompt_is_what_tokenize_says(http: httpx2.Client) -> None:
+def test_tokenize_returns_the_chats_prompt(http: httpx2.Client) -> None:
     for fields in (CONTINUED, {"messages": BEGUN}, {"messages": QUESTION, "add_special_tokens": True}):
         made = ask(http, CHAT, fields | GREEDY | {"max_tokens": 1, "return_token_ids": True})
         assert made["prompt_token_ids"] == tokens(http, **fields)
@@ -68,13 +68,13 @@ def test_the_prompt_is_what_tokenize_says(http: httpx2.Client) -> None:
     assert len(tokens(http, prompt="x", add_special_tokens=False)) == 1
 
 
-def test_tokens_come_with_their_names(http: httpx2.Client) -> None:
+def test_tokenize_can_return_token_strings(http: httpx2.Client) -> None:
     answer = ask(http, TOKENIZE, {"prompt": "The capital", "return_token_strs": True})
     assert answer["token_strs"] == ["<|bos|>", "The", "\u0120capital"] and len(answer["tokens"]) == answer["count"] == 3
     assert ask(http, TOKENIZE, {"prompt": "The capital"})["token_strs"] is None
 
 
-def test_a_template_is_not_taken_from_requests(http: httpx2.Client) -> None:
+def test_a_template_in_a_request_is_refused(http: httpx2.Client) -> None:
     for path in (CHAT, TOKENIZE):
         found = error(http, path, {"messages": QUESTION, "chat_template": "{{ messages }}"})
         assert found["param"] == "chat_template" and "--trust-request-chat-template" in found["message"]
@@ -82,7 +82,7 @@ def test_a_template_is_not_taken_from_requests(http: httpx2.Client) -> None:
     assert "use the fields" in found["message"]
 
 
-def test_documents_reach_the_template_under_their_own_name(http: httpx2.Client) -> None:
+def test_a_chat_accepts_documents_for_its_template(http: httpx2.Client) -> None:
     answer = http.post(CHAT, json={"messages": QUESTION, "max_tokens": 1, "documents": [{"title": "a", "text": "b"}]})
     assert answer.status_code == 200 and "warning" not in answer.headers
 
@@ -102,7 +102,7 @@ def allowing(path: str, mode: str, name: str = "sub") -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ["add", "sub"])
-def test_a_forced_call_is_of_an_allowed_tool(http: httpx2.Client, name: str) -> None:
+def test_a_forced_call_uses_an_allowed_tool(http: httpx2.Client, name: str) -> None:
     more = {"parallel_tool_calls": False}
     (choice,) = ask(http, CHAT, allowing(CHAT, "required", name) | more | {"max_tokens": 60})["choices"]
     assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == [name]
@@ -113,7 +113,7 @@ def test_a_forced_call_is_of_an_allowed_tool(http: httpx2.Client, name: str) -> 
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/responses"])
-def test_a_tool_that_is_not_there_is_not_allowed(http: httpx2.Client, path: str) -> None:
+def test_allowing_an_unknown_tool_is_refused(http: httpx2.Client, path: str) -> None:
     found = error(http, path, allowing(path, "auto", "mul"))
     assert (found["message"], found["param"]) == ("tool_choice allows mul; tools has add, sub", "tool_choice")
 
@@ -136,7 +136,7 @@ def test_an_item_of_another_type_is_refused_by_name(http: httpx2.Client) -> None
 BATCH = "/v1/chat/completions/batch"
 
 
-def test_chats_in_one_request_are_answered_as_alone(http: httpx2.Client) -> None:
+def test_several_chats_in_a_request_get_the_answers_of_separate_requests(http: httpx2.Client) -> None:
     others = [{"role": "user", "content": "What is the capital of France?"}]
     fields = GREEDY | {"max_tokens": 6, "logprobs": True, "top_logprobs": 1}
     alone = [ask(http, CHAT, fields | {"messages": each}) for each in (QUESTION, others, QUESTION)]
@@ -164,5 +164,7 @@ def test_chats_in_one_request_are_answered_as_alone(http: httpx2.Client) -> None
         ({"messages": [QUESTION, [{"role": "user", "content": "hi " * 3000}]]}, "messages"),
     ],
 )
-def test_what_several_chats_cannot_have_is_refused(http: httpx2.Client, fields: dict[str, Any], param: str) -> None:
+def test_fields_unsupported_for_several_chats_are_refused(
+    http: httpx2.Client, fields: dict[str, Any], param: str
+) -> None:
     assert error(http, BATCH, {"messages": [QUESTION]} | fields)["param"] == param

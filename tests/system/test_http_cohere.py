@@ -40,7 +40,7 @@ def floats(http: httpx2.Client, **body: object) -> np.ndarray[Any, Any]:
     return np.array([each["embedding"] for each in answer.json()["data"]])
 
 
-def test_every_type_is_what_numpy_makes_of_the_floats(http: httpx2.Client) -> None:
+def test_every_embedding_type_equals_numpys_conversion_of_the_floats(http: httpx2.Client) -> None:
     answer = embed(http, texts=TEXTS, embedding_types=TYPES, output_dimension=64)
     found = {name: np.array(rows) for name, rows in answer["embeddings"].items() if name != "base64"}
     np.testing.assert_allclose(found["float"], floats(http, input=TEXTS, dimensions=64), atol=1e-4)
@@ -52,7 +52,7 @@ def test_every_type_is_what_numpy_makes_of_the_floats(http: httpx2.Client) -> No
     assert (np.array(raw) == found["float"].astype(np.float32)).all()
 
 
-def test_each_version_has_its_form(http: httpx2.Client) -> None:
+def test_each_api_version_has_its_response_format(http: httpx2.Client) -> None:
     second = embed(http, texts=TEXTS, input_type="search_query", request_id="mine")
     assert second["texts"] == TEXTS and second["response_type"] == "embeddings_by_type" and second["id"] == "embd-mine"
     num_tokens = sum(http.post("/tokenize", json={"prompt": text}).json()["count"] for text in TEXTS)
@@ -67,7 +67,7 @@ def test_each_version_has_its_form(http: httpx2.Client) -> None:
 
 @pytest.mark.parametrize(("truncate", "side"), [("START", "left"), ("END", "right"), (None, "right")])
 @pytest.mark.parametrize("max_tokens", [None, 9])
-def test_a_long_text_is_truncated_at_the_side_that_is_named(
+def test_a_long_text_is_truncated_at_the_requested_side(
     http: httpx2.Client, truncate: str | None, side: str, max_tokens: int | None
 ) -> None:
     answer = embed(http, texts=[LONG], truncate=truncate, max_tokens=max_tokens)
@@ -76,7 +76,7 @@ def test_a_long_text_is_truncated_at_the_side_that_is_named(
     assert answer["meta"]["billed_units"]["input_tokens"] == (max_tokens or 2048)
 
 
-def test_a_large_body_is_answered_as_a_small_one_is(http: httpx2.Client) -> None:
+def test_a_large_body_gets_the_same_vectors_as_a_small_one(http: httpx2.Client) -> None:
     body = {"texts": ["Lima", "a longer text"], "embedding_types": ["float", "int8"], "request_id": "mine"}
     small, large = (http.post("/v2/embed", content=b" " * n + json.dumps(body).encode()) for n in (0, SMALL_BYTES))
     assert small.json() == large.json() and small.status_code == 200
@@ -104,7 +104,7 @@ def test_a_large_body_is_answered_as_a_small_one_is(http: httpx2.Client) -> None
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/embed", "/v2/embed"])
-def test_what_cannot_be_embedded_is_refused_by_name(
+def test_invalid_embed_fields_are_refused_by_name(
     http: httpx2.Client, path: str, body: dict[str, object], param: str
 ) -> None:
     answer = http.post(path, json=body)
@@ -116,7 +116,7 @@ def test_what_cannot_be_embedded_is_refused_by_name(
 @pytest.mark.parametrize(
     ("file", "field"), [("config.json", "task_instructions"), ("config_sentence_transformers.json", "prompts")]
 )
-def test_an_input_type_puts_the_checkpoints_prompt_before_each_text(tmp_path: Path, file: str, field: str) -> None:
+def test_an_input_type_prepends_the_checkpoints_prompt_to_each_text(tmp_path: Path, file: str, field: str) -> None:
     model = tmp_path / "model"
     model.mkdir()
     for each in DEMO_FOLDER.iterdir():

@@ -73,7 +73,9 @@ def wait_status(http: httpx2.Client, status: str) -> None:
         assert time.monotonic() < deadline, found
 
 
-def test_a_port_in_use_is_told_within_half_a_second_and_leaves_nothing(engine: LaunchedEngine, tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported_within_half_a_second_and_leaves_nothing(
+    engine: LaunchedEngine, tmp_path: Path
+) -> None:
     code = (
         "import sys, time\nfrom tokenloom.frontend import launch\nbegun = time.monotonic()\n"
         "print(launch.main(sys.argv[1:]), time.monotonic() - begun)"
@@ -98,7 +100,7 @@ def test_paths_are_served_below_the_root_path_and_without_it(http: httpx2.Client
         assert other.get("/v1/models").status_code == 200
 
 
-def test_a_killed_frontend_refuses_no_connection_and_what_it_cut_is_counted(
+def test_a_killed_frontend_refuses_no_connection_and_cut_ones_are_counted(
     engine: LaunchedEngine, http: httpx2.Client
 ) -> None:
     before = samples(http)[CUT]
@@ -118,7 +120,9 @@ def test_a_killed_frontend_refuses_no_connection_and_what_it_cut_is_counted(
         assert other.get("/health").status_code == 200
 
 
-def test_orders_over_http_are_those_of_the_library(engine: LaunchedEngine, http: httpx2.Client, tmp_path: Path) -> None:
+def test_admin_endpoints_do_the_same_as_the_library_calls(
+    engine: LaunchedEngine, http: httpx2.Client, tmp_path: Path
+) -> None:
     assert http.post("/pause", json={"mode": "wait"}).json() == {"paused": "wait"}
     wait_status(http, "paused")
     with Client(engine.address) as client:
@@ -135,7 +139,7 @@ def test_orders_over_http_are_those_of_the_library(engine: LaunchedEngine, http:
         assert http.post(f"/{path}", json=body).status_code == 400
 
 
-def test_vllm_s_orders_to_sleep_and_to_empty_the_cache(http: httpx2.Client) -> None:
+def test_vllms_endpoints_sleep_wake_and_reset_the_prefix_cache(http: httpx2.Client) -> None:
     body = {"prompt": "The capital of France is Paris. " * 4, "max_tokens": 1}
 
     def cached() -> int:
@@ -158,7 +162,7 @@ def test_vllm_s_orders_to_sleep_and_to_empty_the_cache(http: httpx2.Client) -> N
         assert http.post(f"/{path}").status_code == 400, path
 
 
-def test_without_a_key_no_web_page_gives_orders(http: httpx2.Client) -> None:
+def test_without_a_key_web_pages_cannot_call_admin_endpoints(http: httpx2.Client) -> None:
     for method, path in (
         ("POST", "/pause"),
         ("POST", "/resume"),
@@ -172,9 +176,7 @@ def test_without_a_key_no_web_page_gives_orders(http: httpx2.Client) -> None:
         assert refused.status_code == 403, path
 
 
-def test_a_log_level_reaches_every_process_and_those_that_are_started_later(
-    engine: LaunchedEngine, http: httpx2.Client
-) -> None:
+def test_a_log_level_reaches_current_and_later_processes(engine: LaunchedEngine, http: httpx2.Client) -> None:
     assert http.get("/log_level").json() == {"level": "info"}
     assert http.post("/log_level", json={"level": "error"}).json() == {"level": "error"}
     engine.child("frontend").kill()
@@ -187,9 +189,7 @@ def test_a_log_level_reaches_every_process_and_those_that_are_started_later(
     assert "id unseen" not in engine.errors.read_text()
 
 
-def test_an_answer_has_a_line_in_the_access_log_with_its_tokens_and_no_prompt(
-    engine: LaunchedEngine, http: httpx2.Client
-) -> None:
+def test_the_access_log_has_an_answers_token_counts_and_no_prompt(engine: LaunchedEngine, http: httpx2.Client) -> None:
     for stream in (False, True):
         name = f"line-{stream}"
         body = {"prompt": "Very private", "max_tokens": 5, "ignore_eos": True, "stream": stream}
@@ -202,7 +202,7 @@ def test_an_answer_has_a_line_in_the_access_log_with_its_tokens_and_no_prompt(
     assert "private" not in engine.errors.read_text()
 
 
-def test_strict_fields_are_refused_by_name(http: httpx2.Client) -> None:
+def test_with_strict_fields_unknown_fields_are_refused_by_name(http: httpx2.Client) -> None:
     for padding in (b"", b" " * SMALL_BYTES):
         answer = http.post("/v1/completions", content=padding + b'{"prompt": "x", "temprature": 1}')
         error = answer.json()["error"]
@@ -210,7 +210,7 @@ def test_strict_fields_are_refused_by_name(http: httpx2.Client) -> None:
     assert http.get("/openapi.json").json()["components"]["schemas"]["ChatRequest"]["additionalProperties"] is False
 
 
-def test_a_request_may_bring_its_template_where_the_operator_allows_it(http: httpx2.Client) -> None:
+def test_a_request_may_bring_a_template_if_the_operator_allows_it(http: httpx2.Client) -> None:
     template = "{{ documents[0].text }} and {{ messages[0].content }}"
     body = {"messages": [{"role": "user", "content": "Peru"}], "chat_template": template, "max_tokens": 1}
     body |= {"documents": [{"text": "France"}], "return_token_ids": True}

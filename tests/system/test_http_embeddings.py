@@ -35,7 +35,7 @@ def test_the_openai_client_gets_a_vector_for_each_text_and_its_usage(
         assert each.embedding == pytest.approx(embed(http, input=text)[0], abs=1e-4)
 
 
-def test_token_ids_are_worth_their_text_in_each_form_and_encoding(http: httpx2.Client) -> None:
+def test_token_ids_and_their_text_get_equal_vectors_in_each_encoding(http: httpx2.Client) -> None:
     ids = [http.post("/tokenize", json={"prompt": text}).json()["tokens"] for text in TEXTS]
     expected = embed(http, input=TEXTS, pooling="mean", normalize=False)
     for form in (ids, [TEXTS[0], *ids[1:]]):
@@ -46,13 +46,13 @@ def test_token_ids_are_worth_their_text_in_each_form_and_encoding(http: httpx2.C
     assert struct.unpack("<256f", base64.b64decode(packed)) == pytest.approx(expected[0], abs=1e-4)
 
 
-def test_dimensions_keep_the_first_numbers_and_their_length_is_one(http: httpx2.Client) -> None:
+def test_dimensions_truncate_and_normalize_the_vector(http: httpx2.Client) -> None:
     (whole,), (cut,) = embed(http, input="x", normalize=False), embed(http, input="x", dimensions=8)
     length = sum(x * x for x in whole[:8]) ** 0.5
     assert cut == pytest.approx([x / length for x in whole[:8]], abs=1e-5)
 
 
-def test_a_chat_is_embedded_as_its_template_writes_it(http: httpx2.Client) -> None:
+def test_a_chat_is_embedded_as_its_rendered_prompt(http: httpx2.Client) -> None:
     for more in ({}, {"add_generation_prompt": True}, {"add_special_tokens": True}):
         chat = {"add_generation_prompt": False, "messages": QUESTION} | more
         asked = {key: value for key, value in chat.items() if key != "add_special_tokens"}
@@ -72,7 +72,9 @@ TORCH_TYPES = {
 
 @pytest.mark.parametrize("dtype", TORCH_TYPES)
 @pytest.mark.parametrize("endianness", ["native", "big", "little"])
-def test_numbers_come_packed_as_they_are_asked_for(http: httpx2.Client, dtype: str, endianness: str) -> None:
+def test_vectors_are_packed_in_the_requested_dtype_and_endianness(
+    http: httpx2.Client, dtype: str, endianness: str
+) -> None:
     body = {"input": TEXTS, "embed_dtype": dtype, "endianness": endianness, "cache_salt": dtype + endianness}
     floats = torch.tensor(embed(http, **body), dtype=torch.float32).to(TORCH_TYPES[dtype])
     codes = floats.view({4: torch.int32, 2: torch.int16, 1: torch.int8}[floats.itemsize]).numpy()
@@ -91,13 +93,13 @@ def test_numbers_come_packed_as_they_are_asked_for(http: httpx2.Client, dtype: s
     assert bare.headers["content-type"] == "application/octet-stream"
 
 
-def test_openapi_tells_that_vectors_may_come_as_bytes(http: httpx2.Client) -> None:
+def test_openapi_declares_that_vectors_may_be_bytes(http: httpx2.Client) -> None:
     paths = http.get("/openapi.json").json()["paths"]
     for path, is_told in (("/v1/embeddings", True), ("/v2/embed", False)):
         assert ("application/octet-stream" in paths[path]["post"]["responses"]["200"]["content"]) == is_told
 
 
-def test_use_activation_is_normalize(http: httpx2.Client) -> None:
+def test_use_activation_means_normalize(http: httpx2.Client) -> None:
     normal, raw = ({"input": "x", "use_activation": each} for each in (True, False))
     assert embed(http, **normal) == embed(http, input="x") != embed(http, **raw)
     assert embed(http, **raw) == embed(http, input="x", normalize=False)
@@ -109,7 +111,7 @@ def test_an_id_below_zero_is_out_of_vocabulary(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("truncation", [{}, {"truncate_prompt_tokens": -1}, {"truncate_prompt_tokens": 2048}])
-def test_a_prompt_may_fill_the_models_length(http: httpx2.Client, truncation: dict[str, int]) -> None:
+def test_an_embedded_prompt_may_fill_max_model_len(http: httpx2.Client, truncation: dict[str, int]) -> None:
     answer = http.post("/v1/embeddings", json={"input": [5] * (2100 if truncation else 2048)} | truncation)
     assert answer.status_code == 200 and answer.json()["usage"]["prompt_tokens"] == 2048, answer.text
 
@@ -137,7 +139,7 @@ def test_a_prompt_may_fill_the_models_length(http: httpx2.Client, truncation: di
         ({"input": "x", "timeout_s": 1e-9}, 400, "input"),
     ],
 )
-def test_what_cannot_be_embedded_is_refused_by_name(
+def test_invalid_embeddings_requests_name_the_field(
     http: httpx2.Client, body: dict[str, object], status: int, param: str | None
 ) -> None:
     answer = http.post("/v1/embeddings", json=body)

@@ -51,14 +51,12 @@ def test_a_bad_body_is_answered_in_openais_form(
         ("completions", b'{"prompt": "x"', None),
     ],
 )
-def test_an_error_names_what_the_caller_wrote(
-    http: httpx2.Client, path: str, content: bytes, param: str | None
-) -> None:
+def test_an_error_names_the_callers_field(http: httpx2.Client, path: str, content: bytes, param: str | None) -> None:
     error = http.post(f"/v1/{path}", content=content).json()["error"]
     assert error["param"] == param, error
 
 
-def test_a_compressed_body_is_told_to_be_sent_as_it_is(http: httpx2.Client) -> None:
+def test_a_compressed_body_is_refused_with_advice(http: httpx2.Client) -> None:
     answer = http.post(
         "/v1/completions", content=gzip.compress(b'{"prompt": "x"}'), headers={"content-encoding": "gzip"}
     )
@@ -67,7 +65,7 @@ def test_a_compressed_body_is_told_to_be_sent_as_it_is(http: httpx2.Client) -> N
 
 @pytest.mark.parametrize("media_type", ["application/x-www-form-urlencoded", "text/plain; charset=utf-8", "text/json"])
 @pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])
-def test_a_body_that_says_it_is_no_json_is_refused(http: httpx2.Client, path: str, media_type: str) -> None:
+def test_a_body_with_another_content_type_is_refused(http: httpx2.Client, path: str, media_type: str) -> None:
     answer = http.post(path, content=b'{"prompt": "x"}', headers={"content-type": media_type})
     assert answer.status_code == 415 and "content-type application/json" in answer.json()["error"]["message"]
 
@@ -75,13 +73,13 @@ def test_a_body_that_says_it_is_no_json_is_refused(http: httpx2.Client, path: st
 @pytest.mark.parametrize(
     "media_type", [None, "application/json; charset=utf-8", "Application/JSON", "application/a+json"]
 )
-def test_a_body_of_json_is_read_whether_or_not_it_says_so(http: httpx2.Client, media_type: str | None) -> None:
+def test_json_is_accepted_with_or_without_its_content_type(http: httpx2.Client, media_type: str | None) -> None:
     headers = {} if media_type is None else {"content-type": media_type}
     answer = http.post("/tokenize", content=b'{"prompt": "x"}', headers=headers)
     assert answer.status_code == 200 and answer.json()["token_strs"] is None
 
 
-def test_tools_that_the_template_cannot_show_are_refused_unless_a_call_is_forced(http: httpx2.Client) -> None:
+def test_tools_need_a_template_that_shows_them_unless_tool_choice_is_none(http: httpx2.Client) -> None:
     tools = [{"type": "function", "function": {"name": "add"}}]
     answer = http.post("/v1/chat/completions", json={"messages": QUESTION, "tools": tools})
     assert answer.status_code == 400 and "no place for them" in answer.json()["error"]["message"]
@@ -103,7 +101,7 @@ def test_tools_that_the_template_cannot_show_are_refused_unless_a_call_is_forced
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_prompt_that_is_too_long_is_recognized_as_that(
+def test_a_too_long_prompt_gets_the_messages_that_clients_match(
     http: httpx2.Client, path: str, field: str, prompt: object, stream: bool
 ) -> None:
     answer = http.post(f"/v1/{path}", json={field: prompt, "stream": stream})
@@ -129,7 +127,7 @@ def test_a_prompt_that_is_too_long_is_recognized_as_that(
         ("completions", {"max_tokens": -1}, "max_tokens", "max_tokens must be"),
     ],
 )
-def test_an_error_names_all_that_is_wrong_under_the_callers_names(
+def test_an_error_lists_every_fault_with_the_callers_field_names(
     http: httpx2.Client, path: str, more: dict[str, object], param: str, words: str
 ) -> None:
     field = {"chat/completions": "messages", "responses": "input", "completions": "prompt"}[path]

@@ -140,7 +140,7 @@ def test_a_field_acts(http: httpx2.Client, name: str) -> None:
 
 
 @pytest.mark.parametrize("name, value", [("presence_penalty", 2), ("frequency_penalty", 2), ("repetition_penalty", 5)])
-def test_a_penalty_changes_an_answer_that_repeats_itself(http: httpx2.Client, name: str, value: float) -> None:
+def test_a_penalty_changes_a_repetitive_answer(http: httpx2.Client, name: str, value: float) -> None:
     plain, punished = (set(_ids(ask(http, COMPLETION, LONG | more))) for more in ({}, {name: value}))
     assert len(punished) > len(plain)
 
@@ -155,7 +155,7 @@ def test_a_stop_token_ends_the_answer_and_is_named(http: httpx2.Client) -> None:
     assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == (" Paris", "stop", dot)
 
 
-def test_prefixes_are_shared_within_a_salt_only(http: httpx2.Client) -> None:
+def test_prefixes_are_shared_only_within_a_cache_salt(http: httpx2.Client) -> None:
     prompt = {"prompt": "one two three " * 20, "max_tokens": 1}
     cached = [
         ask(http, COMPLETION, prompt | {"cache_salt": salt})["usage"]["prompt_tokens_details"]["cached_tokens"]
@@ -166,7 +166,7 @@ def test_prefixes_are_shared_within_a_salt_only(http: httpx2.Client) -> None:
 
 @pytest.mark.parametrize("path, body", [(CHAT, QUESTION), (COMPLETION, FRANCE)])
 @pytest.mark.parametrize("has_usage", [False, True])
-def test_continuous_usage_stands_in_every_chunk_if_usage_is_asked_for(
+def test_every_chunk_has_usage_if_continuous_usage_is_requested(
     http: httpx2.Client, path: str, body: Answer, has_usage: bool
 ) -> None:
     options = {"stream": True, "stream_options": {"include_usage": has_usage, "continuous_usage_stats": True}}
@@ -181,7 +181,7 @@ def test_continuous_usage_stands_in_every_chunk_if_usage_is_asked_for(
     assert counts[begin:-1] == sorted(set(counts[begin:-1])), "every chunk with a choice brings tokens"
 
 
-def test_the_last_text_of_a_chat_comes_with_its_finish_reason(http: httpx2.Client) -> None:
+def test_the_last_text_of_a_streamed_chat_has_the_finish_reason(http: httpx2.Client) -> None:
     body = QUESTION | {"stream": True, "max_tokens": 3, "ignore_eos": True}
     lines = http.post(CHAT, json=body).text.splitlines()
     role, *texts = [json.loads(line[6:])["choices"][0] for line in lines if line.startswith("data: {")]
@@ -226,7 +226,7 @@ LET_THROUGH = {
 
 
 @pytest.mark.parametrize("path", LET_THROUGH)
-def test_bookkeeping_changes_nothing(http: httpx2.Client, path: str) -> None:
+def test_bookkeeping_fields_do_not_change_the_answer(http: httpx2.Client, path: str) -> None:
     body: Answer = {COMPLETION: FRANCE, CHAT: QUESTION, RESPONSE: {"input": "Hello!", "temperature": 0}}[path]
     plain, kept = ask(http, path, body), ask(http, path, body | LET_THROUGH[path])
     if path == RESPONSE:
@@ -247,7 +247,7 @@ REFUSED: list[tuple[str, Answer]] = [
 
 
 @pytest.mark.parametrize("path, more", REFUSED, ids=[next(iter(more)) for _, more in REFUSED])
-def test_what_is_not_served_is_refused_by_name(http: httpx2.Client, path: str, more: Answer) -> None:
+def test_unsupported_fields_are_refused_by_name(http: httpx2.Client, path: str, more: Answer) -> None:
     body: Answer = {COMPLETION: FRANCE, CHAT: QUESTION, RESPONSE: {"input": "Hello!"}}[path]
     answer = http.post(path, json=body | more)
     assert answer.status_code == 400 and next(iter(more)) in answer.json()["error"]["message"]
@@ -263,7 +263,7 @@ def test_parts_other_than_text_are_refused(http: httpx2.Client, path: str, field
     assert error["message"].startswith(f"{field}[0].content[1] is a part of type '{kind}': only text is served")
 
 
-def test_the_templates_own_fields_are_not_overridden(http: httpx2.Client) -> None:
+def test_template_kwargs_cannot_override_the_templates_own_fields(http: httpx2.Client) -> None:
     answer = http.post(CHAT, json=QUESTION | {"chat_template_kwargs": {"messages": []}})
     assert answer.status_code == 400 and "use the fields" in answer.json()["error"]["message"]
     assert ask(http, CHAT, QUESTION | {"chat_template_kwargs": {"enable_thinking": False}})["choices"]
@@ -281,7 +281,7 @@ ROOM = 1  # token that the prompt leaves
         (RESPONSE, "max_output_tokens", lambda text: {"input": text}),
     ],
 )
-def test_an_answer_ends_with_the_room_whatever_more_was_allowed(
+def test_an_answer_ends_at_max_model_len_even_if_more_tokens_are_allowed(
     http: httpx2.Client, path: str, bound: str, body: Callable[[str], Answer]
 ) -> None:
     max_model_len = http.get("/v1/models").json()["data"][0]["max_model_len"]

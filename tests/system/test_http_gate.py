@@ -9,7 +9,7 @@ import httpx2
 from tokenloom.tests.system.http_engine import DEADLINE_S, KEY, ORIGIN, samples
 
 
-def test_no_key_and_a_wrong_key_are_401_and_the_probes_are_open(url: str) -> None:
+def test_a_missing_or_wrong_key_gets_401_and_probes_need_no_key(url: str) -> None:
     for headers in ({}, {"authorization": "Bearer no"}, {"authorization": KEY}):
         answer = httpx2.get(f"{url}/v1/models", headers=headers, timeout=DEADLINE_S)
         assert answer.status_code == 401 and answer.json()["error"]["code"] == "invalid_api_key"
@@ -18,7 +18,7 @@ def test_no_key_and_a_wrong_key_are_401_and_the_probes_are_open(url: str) -> Non
     assert "<html" in httpx2.get(url, timeout=DEADLINE_S, follow_redirects=True).text
 
 
-def test_statuses_of_paths_methods_sizes_and_json(http: httpx2.Client) -> None:
+def test_bad_paths_methods_sizes_and_json_get_their_statuses(http: httpx2.Client) -> None:
     assert http.get("/nowhere").status_code == 404
     assert http.get("/v1/completions").status_code == 405
     assert http.post("/v1/completions", content=b'{"prompt": "' + b"x" * 200_000 + b'"}').status_code == 413
@@ -27,7 +27,7 @@ def test_statuses_of_paths_methods_sizes_and_json(http: httpx2.Client) -> None:
         assert http.post("/v1/completions", content=content).status_code == 400, content[:20]
 
 
-def test_what_is_refused_before_the_engine_knows_of_it_is_counted_by_cause(http: httpx2.Client, url: str) -> None:
+def test_requests_refused_before_the_engine_are_counted_by_cause(http: httpx2.Client, url: str) -> None:
     def count(kind: str) -> float:
         return samples(http).get(f"tokenloom_requests_refused_total{{{kind}}}", 0)
 
@@ -45,7 +45,7 @@ def test_what_is_refused_before_the_engine_knows_of_it_is_counted_by_cause(http:
         assert answer.status_code >= 400 and count(kind) == before + 1, (kind, answer.text)
 
 
-def test_ids_and_trace_headers_come_back(http: httpx2.Client) -> None:
+def test_request_ids_and_trace_headers_are_returned(http: httpx2.Client) -> None:
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     sent = [("x-request-id", "abc-1"), ("traceparent", trace), ("tracestate", "a=1"), ("tracestate", "b=2")]
     answer = http.get("/v1/models", headers=sent)
@@ -55,7 +55,7 @@ def test_ids_and_trace_headers_come_back(http: httpx2.Client) -> None:
     assert "traceparent" not in http.get("/v1/models", headers={"traceparent": "rubbish"}).headers
 
 
-def test_cors_admits_the_named_origin_alone_and_lets_it_read_refusals(http: httpx2.Client, url: str) -> None:
+def test_cors_allows_only_the_configured_origin_also_to_read_errors(http: httpx2.Client, url: str) -> None:
     allowed = "access-control-allow-origin"
     preflight = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
     admitted = httpx2.options(f"{url}/v1/completions", headers=preflight | {"origin": ORIGIN}, timeout=DEADLINE_S)

@@ -101,13 +101,13 @@ def test_a_field_acts(http: httpx2.Client, name: str) -> None:
     assert said(http, **fields | {name: FIELDS[name]})["content"] != said(http, **fields)["content"]
 
 
-def test_bookkeeping_changes_nothing(http: httpx2.Client) -> None:
+def test_metadata_does_not_change_the_message(http: httpx2.Client) -> None:
     headers = {"anthropic-version": "2023-06-01", "anthropic-beta": "context-management-2025-06-27"}
     answer = http.post(f"{PATH}?beta=true", json=BODY | KEPT, headers=headers)
     assert "warning" not in answer.headers and answer.json()["content"] == said(http)["content"]
 
 
-def test_a_message_says_what_a_chat_says(http: httpx2.Client) -> None:
+def test_a_message_gets_the_answer_of_the_same_chat(http: httpx2.Client) -> None:
     chat = http.post("/v1/chat/completions", json=BODY).json()
     message = said(http)
     assert message["content"] == [{"type": "text", "text": chat["choices"][0]["message"]["content"]}]
@@ -115,7 +115,7 @@ def test_a_message_says_what_a_chat_says(http: httpx2.Client) -> None:
     assert http.post(COUNT, json={"messages": QUESTION}).json() == {"input_tokens": chat["usage"]["prompt_tokens"]}
 
 
-def test_an_equal_prompt_is_read_from_the_cache(http: httpx2.Client) -> None:
+def test_a_repeated_prompt_counts_as_cache_reads(http: httpx2.Client) -> None:
     messages = [{"role": "user", "content": "Which capitals do you know? " * 20}]
     cold, warm = (said(http, messages=messages, max_tokens=1)["usage"] for _ in range(2))
     assert cold["cache_creation_input_tokens"] > 0 == cold["cache_read_input_tokens"]
@@ -155,18 +155,18 @@ def test_every_error_has_anthropics_form(http: httpx2.Client, url: str) -> None:
         ({"container": "c"}, "container is not served"),
     ],
 )
-def test_a_bad_value_is_named(http: httpx2.Client, fields: dict[str, Any], message: str, stream: bool) -> None:
+def test_a_bad_value_names_its_field(http: httpx2.Client, fields: dict[str, Any], message: str, stream: bool) -> None:
     status, kind, text = error(http.post(PATH, json=BODY | fields | {"stream": stream}))
     assert (status, kind) == (400, "invalid_request_error") and message in text, text
 
 
-def test_an_unknown_field_is_warned_of(http: httpx2.Client) -> None:
+def test_an_unknown_message_field_gets_a_warning(http: httpx2.Client) -> None:
     answer = http.post(PATH, json=BODY | FORCED | {"max_token": 3, "tools": [TOOL | {"strict": True}]})
     assert answer.status_code == 200 and "max_token (did you mean max_tokens?)" in answer.headers["warning"]
     assert "strict" not in answer.headers["warning"], "clients send tools as they were made for other servers"
 
 
-def test_a_client_that_goes_away_ends_its_request(http: httpx2.Client) -> None:
+def test_a_disconnect_ends_the_message_request(http: httpx2.Client) -> None:
     aborted = "tokenloom_request_aborts_total{disconnect}"
     begun, before = time.monotonic(), samples(http).get(aborted, 0)
     endless = {"output_format": FORM | {"schema": {"type": "string", "minLength": 9000}}, "max_tokens": 1900}

@@ -38,7 +38,7 @@ def test_the_openai_client_lists_the_model(client: openai.OpenAI) -> None:
     assert client.models.retrieve(model.id).id == model.id == "tokenloom-demo"
 
 
-def test_a_completion_knows_the_capital_and_counts_its_tokens(client: openai.OpenAI) -> None:
+def test_a_completion_is_right_and_counts_its_tokens(client: openai.OpenAI) -> None:
     answer = complete(client)
     assert answer.choices[0].text == " Paris."
     assert answer.choices[0].finish_reason == "stop"
@@ -46,7 +46,7 @@ def test_a_completion_knows_the_capital_and_counts_its_tokens(client: openai.Ope
     assert answer.usage.prompt_tokens_details.cached_tokens == 0
 
 
-def test_streamed_text_is_the_whole_answers_text(client: openai.OpenAI) -> None:
+def test_streamed_text_equals_the_unstreamed_text(client: openai.OpenAI) -> None:
     whole = chat(client)
     chunks = list(chat(client, stream=True, stream_options={"include_usage": True}))
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
@@ -65,7 +65,7 @@ def test_a_list_of_prompts_with_n_answers_each_keeps_the_order(client: openai.Op
     assert [choice.text for choice in answer.choices] == [f"{prompts[0]} Paris."] * 2 + [f"{prompts[1]} Lima."] * 2
 
 
-def test_logprobs_come_in_both_forms_and_agree(client: openai.OpenAI) -> None:
+def test_logprobs_of_chats_and_completions_agree(client: openai.OpenAI) -> None:
     columns = complete(client, logprobs=2).choices[0].logprobs
     assert columns.tokens == [" Paris", ".", "<|eos|>"]
     for token, logprob, top in zip(columns.tokens, columns.token_logprobs, columns.top_logprobs, strict=True):
@@ -95,7 +95,7 @@ def test_a_stop_string_ends_the_answer_and_is_named(client: openai.OpenAI) -> No
     assert choice.model_extra["stop_reason"] == "ri"
 
 
-def test_a_seed_gives_the_same_answer_again(client: openai.OpenAI) -> None:
+def test_a_seed_reproduces_the_answer(client: openai.OpenAI) -> None:
     def ask(seed: int) -> str:
         more = {"temperature": 1.5, "max_tokens": 24, "extra_body": {"ignore_eos": True}}
         return str(complete(client, "The", seed=seed, **more).choices[0].text)
@@ -110,7 +110,7 @@ def test_a_logit_bias_forbids_a_token(client: openai.OpenAI, http: httpx2.Client
     assert not complete(client, logit_bias={str(paris): -100}).choices[0].text.startswith(" Paris")
 
 
-def test_response_format_gives_json_that_meets_the_schema(client: openai.OpenAI) -> None:
+def test_response_format_yields_json_of_the_schema(client: openai.OpenAI) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "number", "schema": takes_one_of(*range(1, 10))}}
     value = json.loads(chat(client, max_tokens=40, response_format=form).choices[0].message.content)
     assert set(value) == {"a"} and 1 <= value["a"] <= 9
@@ -120,9 +120,7 @@ def test_response_format_gives_json_that_meets_the_schema(client: openai.OpenAI)
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_forced_tool_call_is_a_call_with_arguments_of_its_schema(
-    client: openai.OpenAI, choice: object, stream: bool
-) -> None:
+def test_a_forced_tool_call_has_arguments_of_its_schema(client: openai.OpenAI, choice: object, stream: bool) -> None:
     tools = [{"type": "function", "function": {"name": "add", "parameters": takes_one_of(1, 2)}}]
     answer = chat(client, tools=tools, tool_choice=choice, max_tokens=80, parallel_tool_calls=False, stream=stream)
     choices = [chunk.choices[0] for chunk in (answer if stream else [answer])]
@@ -133,7 +131,7 @@ def test_a_forced_tool_call_is_a_call_with_arguments_of_its_schema(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_response_is_made_of_items(client: openai.OpenAI, stream: bool) -> None:
+def test_a_response_consists_of_items(client: openai.OpenAI, stream: bool) -> None:
     response = respond(client, stream=stream)
     if stream:
         events = list(response)
@@ -147,7 +145,7 @@ def test_a_response_is_made_of_items(client: openai.OpenAI, stream: bool) -> Non
     assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens == 22
 
 
-def test_a_response_calls_functions_and_tells_when_it_is_cut(client: openai.OpenAI) -> None:
+def test_a_response_calls_functions_and_reports_a_cut(client: openai.OpenAI) -> None:
     tools = [{"type": "function", "name": "add", "parameters": takes_one_of(1)}]
     history = [
         {"role": "user", "content": [{"type": "input_text", "text": "What is the capital of Peru?"}]},

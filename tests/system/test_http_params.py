@@ -42,7 +42,9 @@ def chat_events(http: httpx2.Client, body: Answer) -> list[Answer]:
 
 
 @pytest.mark.parametrize("named_by_draw", [False, True])
-def test_named_tokens_have_their_logprobs_beside_the_sampled_one(http: httpx2.Client, named_by_draw: bool) -> None:
+def test_requested_logprob_tokens_are_returned_beside_the_sampled_token(
+    http: httpx2.Client, named_by_draw: bool
+) -> None:
     paris, rome = tokens_of(http, " Paris")[0], tokens_of(http, " Rome")[0]
     named = [rome, 7, rome, paris] if named_by_draw else [rome, 7]
     every = ask(http, COMPLETION, FRANCE | {"max_tokens": 1, "logprobs": -1})["choices"][0]["logprobs"]
@@ -62,7 +64,7 @@ def test_named_tokens_have_their_logprobs_beside_the_sampled_one(http: httpx2.Cl
         )
 
 
-def test_named_tokens_need_logprobs_and_ids_of_the_model(http: httpx2.Client) -> None:
+def test_logprob_token_ids_need_logprobs_and_ids_in_the_vocabulary(http: httpx2.Client) -> None:
     for path, body in ((CHAT, QUESTION), (COMPLETION, FRANCE)):
         answer = http.post(path, json=body | {"logprob_token_ids": [5]})
         assert answer.status_code == 400 and answer.json()["error"]["param"] == "logprob_token_ids"
@@ -70,13 +72,13 @@ def test_named_tokens_need_logprobs_and_ids_of_the_model(http: httpx2.Client) ->
         assert answer.status_code == 400 and "ids are 0 to 2047" in answer.json()["error"]["message"]
 
 
-def test_all_logprobs_are_given_where_they_are_allowed(http: httpx2.Client) -> None:
+def test_logprobs_of_all_tokens_are_returned_if_allowed(http: httpx2.Client) -> None:
     answer = ask(http, CHAT, QUESTION | {"logprobs": True, "top_logprobs": -1, "max_tokens": 1})
     assert len(answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]) == 2048
 
 
 @pytest.mark.parametrize("budget", [0, 6])
-def test_a_thought_ends_when_its_budget_is_used_up(http: httpx2.Client, budget: int) -> None:
+def test_reasoning_ends_when_its_token_budget_is_spent(http: httpx2.Client, budget: int) -> None:
     body = QUESTION | {
         "thinking_token_budget": budget,
         "max_tokens": 30,
@@ -98,7 +100,7 @@ def test_a_thought_ends_when_its_budget_is_used_up(http: httpx2.Client, budget: 
 
 
 @pytest.mark.parametrize("budget", [6, 0])
-def test_structured_outputs_follow_the_thought_that_the_template_opens(http: httpx2.Client, budget: int) -> None:
+def test_structured_output_begins_after_reasoning_opened_by_the_template(http: httpx2.Client, budget: int) -> None:
     schema = {"type": "object", "properties": {"a": {"const": "<think>x"}}, "required": ["a"]}
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
     body = QUESTION | {"response_format": form, "thinking_token_budget": budget, "return_token_ids": True}
@@ -114,7 +116,7 @@ def test_structured_outputs_follow_the_thought_that_the_template_opens(http: htt
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}], ids=["any", "named"])
-def test_a_forced_call_follows_the_thought_that_the_template_opens(http: httpx2.Client, choice: object) -> None:
+def test_a_forced_call_begins_after_reasoning_opened_by_the_template(http: httpx2.Client, choice: object) -> None:
     function = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}}
     body = QUESTION | {"tools": [{"type": "function", "function": function}], "tool_choice": choice, "max_tokens": 120}
     body |= {"parallel_tool_calls": False, "thinking_token_budget": 6, "ignore_eos": True}
@@ -129,20 +131,20 @@ def test_a_forced_call_follows_the_thought_that_the_template_opens(http: httpx2.
     assert cut["message"]["reasoning"] and not cut["message"].get("tool_calls") and cut["finish_reason"] == "length"
 
 
-def test_a_budget_for_thoughts_does_not_break_a_schema(http: httpx2.Client) -> None:
+def test_a_thinking_budget_does_not_break_a_schema(http: httpx2.Client) -> None:
     schema = {"type": "object", "properties": {"a": {"const": "<think>" * 9}}, "required": ["a"]}
     answer = ask(http, COMPLETION, FRANCE | {"guided_json": schema, "thinking_token_budget": 3, "max_tokens": 200})
     assert json.loads(text_of(answer)) == {"a": "<think>" * 9}
 
 
-def test_a_processor_that_is_allowed_gets_the_requests_arguments(http: httpx2.Client) -> None:
+def test_an_allowed_logits_processor_gets_the_requests_arguments(http: httpx2.Client) -> None:
     body = FRANCE | {"logits_processors": [PROCESSOR], "vllm_xargs": {"only": tokens_of(http, " Rome")[0]}}
     assert text_of(ask(http, COMPLETION, body | {"max_tokens": 2, "temperature": 1})) == " Rome Rome"
     answer = http.post(COMPLETION, json=body | {"logits_processors": ["os:abort"]})
     assert answer.status_code == 400 and "--allowed-logits-processors" in answer.json()["error"]["message"]
 
 
-def test_an_answer_that_repeats_itself_ends(http: httpx2.Client) -> None:
+def test_repetition_detection_ends_a_repetitive_answer(http: httpx2.Client) -> None:
     body = FRANCE | {"allowed_token_ids": [300], "max_tokens": 20, "return_token_ids": True}
     body["repetition_detection"] = {"max_pattern_size": 2, "min_count": 5}
     (choice,) = ask(http, COMPLETION, body)["choices"]
@@ -153,7 +155,7 @@ def test_an_answer_that_repeats_itself_ends(http: httpx2.Client) -> None:
 
 
 @pytest.mark.parametrize("num_words", [4, 3000, 20_000])  # a prompt that fits, one too long, one for the intake process
-def test_the_side_that_is_cut_off_is_the_callers_choice(http: httpx2.Client, num_words: int) -> None:
+def test_truncation_side_selects_the_removed_end_of_the_prompt(http: httpx2.Client, num_words: int) -> None:
     text = " ".join(["one", *["two"] * num_words, "three"])
     chat = {"messages": [{"role": "user", "content": text}]}
     begins = {
@@ -181,7 +183,7 @@ def test_the_side_that_is_cut_off_is_the_callers_choice(http: httpx2.Client, num
     assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "truncation_side"
 
 
-def test_all_prompt_logprobs_are_given_beside_fewer_of_the_echo(http: httpx2.Client) -> None:
+def test_prompt_logprobs_and_echo_logprobs_may_have_different_counts(http: httpx2.Client) -> None:
     body = FRANCE | {"max_tokens": 1, "echo": True, "logprobs": 1, "prompt_logprobs": -1}
     (choice,) = ask(http, COMPLETION, body)["choices"]
     assert {len(each) for each in choice["prompt_logprobs"][1:]} == {2048}

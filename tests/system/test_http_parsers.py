@@ -36,7 +36,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
             yield client
 
 
-def test_a_thought_content_and_a_call_are_told_apart_and_can_be_sent_back(client: openai.OpenAI) -> None:
+def test_reasoning_content_and_a_call_are_parsed_and_can_be_sent_back(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(messages=QUESTION, **BODY)
     choice = answer.choices[0]
     assert choice.message.content == "Let me see."
@@ -52,7 +52,7 @@ def test_a_thought_content_and_a_call_are_told_apart_and_can_be_sent_back(client
     assert client.chat.completions.create(messages=turns, **BODY).choices[0].message.tool_calls
 
 
-def test_a_stream_brings_the_same_piece_by_piece(client: openai.OpenAI) -> None:
+def test_a_stream_delivers_the_same_parts_piece_by_piece(client: openai.OpenAI) -> None:
     chunks = client.chat.completions.create(messages=QUESTION, stream=True, **BODY)
     deltas = [chunk.choices[0].delta for chunk in chunks]
     assert "".join((delta.model_extra or {}).get("reasoning", "") for delta in deltas) == "The capital of Peru is Lima."
@@ -62,7 +62,7 @@ def test_a_stream_brings_the_same_piece_by_piece(client: openai.OpenAI) -> None:
     assert json.loads("".join(call.function.arguments for call in calls)) == ARGUMENTS
 
 
-def test_a_call_that_is_cut_is_content_of_a_whole_answer(client: openai.OpenAI) -> None:
+def test_a_cut_call_becomes_content_of_an_unstreamed_answer(client: openai.OpenAI) -> None:
     whole = client.chat.completions.create(messages=QUESTION, **BODY)
     limit = (whole.usage.completion_tokens if whole.usage else 0) - 12
     choice = client.chat.completions.create(messages=QUESTION, max_tokens=limit, **BODY).choices[0]
@@ -70,7 +70,7 @@ def test_a_call_that_is_cut_is_content_of_a_whole_answer(client: openai.OpenAI) 
     assert (choice.message.content or "").startswith('Let me see.<tool_call>\n{"name": "f", "arguments": {"city"')
 
 
-def test_a_response_has_the_items_in_the_order_of_the_text(client: openai.OpenAI) -> None:
+def test_a_responses_items_follow_the_order_of_the_text(client: openai.OpenAI) -> None:
     tools: Any = [{"type": "function", "name": "f", "parameters": {"type": "object"}}]
     response = client.responses.create(model="tokenloom-demo", input="Hi", tools=tools, extra_body=BODY["extra_body"])
     assert [item.type for item in response.output] == ["reasoning", "message", "function_call"]

@@ -53,7 +53,7 @@ def said(http: httpx2.Client, path: str, fields: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("name", FIELDS)
-def test_a_field_does_what_it_does_in_a_chat(http: httpx2.Client, name: str) -> None:
+def test_a_field_has_the_effect_that_it_has_in_a_chat(http: httpx2.Client, name: str) -> None:
     fields = GREEDY | NEEDS.get(name, {})
     changed = fields | {name: FIELDS[name]}
     assert said(http, RESPONSE, changed) == said(http, CHAT, changed) != said(http, RESPONSE, fields)
@@ -61,7 +61,7 @@ def test_a_field_does_what_it_does_in_a_chat(http: httpx2.Client, name: str) -> 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("asked", [{"include": ["message.output_text.logprobs"]}, {"top_logprobs": 2}])
-def test_logprobs_stand_in_the_text_that_they_are_of(
+def test_logprobs_are_in_the_text_part_of_their_tokens(
     client: openai.OpenAI, asked: dict[str, Any], stream: bool
 ) -> None:
     made: Any = client.responses.create(model="tokenloom-demo", input=QUESTION, temperature=0, stream=stream, **asked)
@@ -76,7 +76,7 @@ def test_logprobs_stand_in_the_text_that_they_are_of(
     assert all(len(each.top_logprobs) == asked.get("top_logprobs", 0) for each in logprobs)
 
 
-def test_prompt_and_answer_are_told_as_the_model_sees_them(http: httpx2.Client) -> None:
+def test_a_response_can_return_raw_prompt_and_answer(http: httpx2.Client) -> None:
     body = {"input": QUESTION, "enable_response_messages": True, "temperature": 0, "max_output_tokens": 5}
     answer = http.post(RESPONSE, json=body).json()
     ((given,), (said,)) = answer["input_messages"], answer["output_messages"]
@@ -87,7 +87,7 @@ def test_prompt_and_answer_are_told_as_the_model_sees_them(http: httpx2.Client) 
         assert http.post("/detokenize", json={"tokens": side["tokens"]}).json()["prompt"] == side["message"]
 
 
-def test_an_answer_that_was_cut_has_an_item_that_says_so(http: httpx2.Client) -> None:
+def test_a_cut_answer_has_an_incomplete_item(http: httpx2.Client) -> None:
     cut = http.post(RESPONSE, json={"input": QUESTION, "temperature": 0, "max_output_tokens": 3}).json()
     assert (cut["status"], cut["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
     assert [item["status"] for item in cut["output"]] == ["incomplete"]
@@ -99,7 +99,7 @@ def test_an_answer_that_was_cut_has_an_item_that_says_so(http: httpx2.Client) ->
     assert events.count("response.output_item.added") == events.count("response.output_item.done") == 2
 
 
-def test_stream_options_are_taken(http: httpx2.Client) -> None:
+def test_a_response_accepts_stream_options(http: httpx2.Client) -> None:
     body = {"input": "Hi", "stream": True, "max_output_tokens": 1, "stream_options": {"include_obfuscation": False}}
     lines = http.post(RESPONSE, json=body).text.splitlines()
     assert json.loads(lines[-2].removeprefix("data: "))["type"] == "response.incomplete"

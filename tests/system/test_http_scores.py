@@ -21,7 +21,7 @@ def ask(http: httpx2.Client, path: str, body: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_no_tokens_and_echo_score_a_prompt(client: openai.OpenAI, stream: bool) -> None:
+def test_echo_with_zero_max_tokens_scores_the_prompt(client: openai.OpenAI, stream: bool) -> None:
     def scores(max_tokens: int) -> tuple[str, list[Any], list[Any], Any]:
         made: Any = client.completions.create(
             model="tokenloom-demo",
@@ -44,7 +44,7 @@ def test_no_tokens_and_echo_score_a_prompt(client: openai.OpenAI, stream: bool) 
     assert values[0] is None and values[1:] == pytest.approx(longer[2][1:-1], abs=1e-4)
 
 
-def test_an_answer_without_tokens_is_empty_and_counted_so(http: httpx2.Client) -> None:
+def test_zero_max_tokens_gives_an_empty_answer_and_usage(http: httpx2.Client) -> None:
     answer = ask(http, COMPLETION, FRANCE | {"max_tokens": 0, "n": 2, "logprobs": 0, "return_token_ids": True})
     for choice in answer["choices"]:
         assert (choice["text"], choice["token_ids"], choice["finish_reason"]) == ("", [], "length")
@@ -53,7 +53,7 @@ def test_an_answer_without_tokens_is_empty_and_counted_so(http: httpx2.Client) -
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_prompt_logprobs_are_by_token_id(http: httpx2.Client, n: int) -> None:
+def test_prompt_logprobs_are_keyed_by_token_id(http: httpx2.Client, n: int) -> None:
     body = FRANCE | {
         "max_tokens": 1,
         "return_token_ids": True,
@@ -75,7 +75,7 @@ def test_prompt_logprobs_are_by_token_id(http: httpx2.Client, n: int) -> None:
             assert next(iter(columns["top_logprobs"][place])) == columns["tokens"][place]
 
 
-def test_a_chat_has_them_at_the_top(http: httpx2.Client) -> None:
+def test_a_chat_returns_prompt_logprobs_at_the_top_level(http: httpx2.Client) -> None:
     body = {"messages": QUESTION, "max_tokens": 1, "temperature": 0}
     answer = ask(http, CHAT, body | {"prompt_logprobs": 0, "return_token_ids": True})
     ids = ask(http, "/tokenize", {"messages": QUESTION})["tokens"]
@@ -97,7 +97,7 @@ def test_the_first_chunk_of_a_chat_has_the_prompts_tokens(client: openai.OpenAI,
 
 
 @pytest.mark.parametrize("path", [COMPLETION, CHAT])
-def test_what_vllm_always_writes_is_there(http: httpx2.Client, path: str) -> None:
+def test_fields_that_vllm_always_writes_are_present(http: httpx2.Client, path: str) -> None:
     body = FRANCE if path == COMPLETION else {"messages": QUESTION}
     answer = ask(http, path, body | {"max_tokens": 1})
     for name in ("service_tier", "system_fingerprint", "kv_transfer_params"):

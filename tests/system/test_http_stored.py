@@ -74,7 +74,7 @@ def events(text: str) -> list[dict[str, Any]]:
     return [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line.startswith("data: ")]
 
 
-def test_a_response_is_found_again_until_it_is_deleted(client: openai.OpenAI, http: httpx2.Client) -> None:
+def test_a_stored_response_can_be_retrieved_until_it_is_deleted(client: openai.OpenAI, http: httpx2.Client) -> None:
     response = client.responses.create(model="tokenloom-demo", input=QUESTION, temperature=0)
     assert response.to_dict()["store"] is True
     assert client.responses.retrieve(response.id).to_dict() == response.to_dict()
@@ -92,7 +92,7 @@ def test_a_streamed_response_is_stored_before_its_last_event(http: httpx2.Client
     assert http.get(f"{PATH}/{streamed[-1]['response']['id']}").json() == streamed[-1]["response"]
 
 
-def test_what_need_not_be_stored_is_not(http: httpx2.Client) -> None:
+def test_a_response_with_store_false_is_not_stored(http: httpx2.Client) -> None:
     response = made(http, store=False)
     assert response["store"] is False
     assert http.get(f"{PATH}/{response['id']}").status_code == 404
@@ -104,7 +104,7 @@ def test_what_need_not_be_stored_is_not(http: httpx2.Client) -> None:
     assert error(http.post(PATH, json={"input": "Hi", "conversation": "conv_1"}))[2] == "conversation"
 
 
-def test_a_conversation_goes_on_from_any_of_its_responses(http: httpx2.Client) -> None:
+def test_a_conversation_continues_from_any_of_its_responses(http: httpx2.Client) -> None:
     first = made(http, instructions="Be brief.")
     second = made(http, input=[{"role": "user", "content": "And of Chile?"}], previous_response_id=first["id"])
     third = made(http, input="And of France?", previous_response_id=second["id"])
@@ -123,7 +123,7 @@ def test_a_conversation_goes_on_from_any_of_its_responses(http: httpx2.Client) -
     }
 
 
-def test_a_large_turn_goes_on_with_a_conversation(http: httpx2.Client) -> None:
+def test_a_large_turn_continues_a_conversation(http: httpx2.Client) -> None:
     first = made(http)
     more = {"truncate_prompt_tokens": 40, "metadata": {"x": "a" * (200 << 10)}}
     second = made(http, input="And of Chile?", previous_response_id=first["id"], **more)
@@ -131,7 +131,7 @@ def test_a_large_turn_goes_on_with_a_conversation(http: httpx2.Client) -> None:
     assert made(http, input=by_hand, **more)["output"][0]["content"] == second["output"][0]["content"]
 
 
-def test_the_response_before_must_be_there_and_have_ended(http: httpx2.Client) -> None:
+def test_previous_response_id_must_name_a_finished_stored_response(http: httpx2.Client) -> None:
     unknown = http.post(PATH, json={"input": "Hi", "previous_response_id": "resp_0"})
     message = "Previous response with id 'resp_0' not found."
     assert error(unknown) == (400, message, "previous_response_id", "previous_response_not_found")
@@ -141,7 +141,7 @@ def test_the_response_before_must_be_there_and_have_ended(http: httpx2.Client) -
     http.post(f"{PATH}/{running}/cancel")
 
 
-def test_input_items_come_in_pages(client: openai.OpenAI, http: httpx2.Client) -> None:
+def test_input_items_are_paged(client: openai.OpenAI, http: httpx2.Client) -> None:
     turns: Any = [{"role": "user", "content": str(number)} for number in range(5)]
     response = client.responses.create(model="tokenloom-demo", input=turns, max_output_tokens=1)
     pages = client.responses.input_items.list(response.id, limit=2, order="asc")
@@ -153,7 +153,7 @@ def test_input_items_come_in_pages(client: openai.OpenAI, http: httpx2.Client) -
         assert http.get(f"{PATH}/{response.id}/input_items", params=query).status_code == 400
 
 
-def test_a_response_in_the_background_ends_as_one_that_is_waited_for(http: httpx2.Client) -> None:
+def test_a_background_response_equals_a_synchronous_one(http: httpx2.Client) -> None:
     queued = made(http, background=True)
     assert (queued["status"], queued["background"], queued["output"]) == ("queued", True, [])
     found, direct = ended(http, queued["id"]), made(http)
@@ -162,7 +162,7 @@ def test_a_response_in_the_background_ends_as_one_that_is_waited_for(http: httpx
     assert error(http.get(f"{PATH}/{queued['id']}?stream=true"))[2] == "stream"
 
 
-def test_a_response_in_the_background_is_cancelled_once_and_for_all(http: httpx2.Client) -> None:
+def test_a_background_response_stays_cancelled(http: httpx2.Client) -> None:
     running = begun(http)
     for _ in range(2):
         assert http.post(f"{PATH}/{running}/cancel").json()["status"] == "cancelled"
@@ -176,13 +176,13 @@ def test_a_response_in_the_background_is_cancelled_once_and_for_all(http: httpx2
     assert http.delete(f"{PATH}/{begun(http)}").json()["deleted"] is True
 
 
-def test_a_response_that_fails_in_the_background_says_why(http: httpx2.Client) -> None:
+def test_a_failed_background_response_reports_its_error(http: httpx2.Client) -> None:
     found = ended(http, made(http, background=True, input="1 2 " * 3000)["id"])
     assert found["status"] == "failed" and found["error"]["code"] == "invalid_prompt"
     assert "too long" in found["error"]["message"]
 
 
-def test_events_in_the_background_are_read_from_any_number_on(client: openai.OpenAI, http: httpx2.Client) -> None:
+def test_a_background_responses_events_can_be_read_from_any_number(client: openai.OpenAI, http: httpx2.Client) -> None:
     stream = client.responses.create(
         model="tokenloom-demo", input=QUESTION, background=True, stream=True, max_output_tokens=300, temperature=0
     )
@@ -193,7 +193,7 @@ def test_events_in_the_background_are_read_from_any_number_on(client: openai.Ope
     assert [event.to_dict() for event in again] == direct[4:]
 
 
-def test_a_reader_that_goes_away_does_not_end_a_response_in_the_background(http: httpx2.Client) -> None:
+def test_a_disconnected_reader_does_not_end_a_background_response(http: httpx2.Client) -> None:
     body = LONG | {"stream": True, "seed": 3, "max_output_tokens": 400}
     with http.stream("POST", PATH, json=body) as answer:
         first = next(line for line in answer.iter_lines() if line.startswith("data: "))
@@ -203,7 +203,7 @@ def test_a_reader_that_goes_away_does_not_end_a_response_in_the_background(http:
     assert followed[-1]["response"] == ended(http, response_id)
 
 
-def test_a_killed_frontend_loses_no_response_that_it_has_accepted(engine: LaunchedEngine, http: httpx2.Client) -> None:
+def test_a_killed_frontend_loses_no_accepted_response(engine: LaunchedEngine, http: httpx2.Client) -> None:
     kept = made(http)
     plain = begun(http, max_output_tokens=900)
     with http.stream("POST", PATH, json=LONG | {"stream": True, "max_output_tokens": 900}) as answer:
@@ -226,7 +226,7 @@ def test_a_killed_frontend_loses_no_response_that_it_has_accepted(engine: Launch
         assert ended(again, plain)["usage"]["output_tokens"] == 900
 
 
-def test_the_oldest_are_forgotten_first(http: httpx2.Client) -> None:
+def test_the_oldest_responses_are_dropped_first(http: httpx2.Client) -> None:
     first = made(http, input="Hi", max_output_tokens=1)["id"]
     others = [made(http, input="Hi", max_output_tokens=1)["id"] for _ in range(50)]
     assert http.get(f"{PATH}/{first}").status_code == 404

@@ -15,7 +15,7 @@ from tokenloom.tests.system.http_engine import DEADLINE_S, KEY, QUESTION, sample
 ENDLESS = {"prompt": "The", "max_tokens": 2000, "ignore_eos": True, "temperature": 0}
 
 
-def test_every_event_is_framed_and_the_last_is_done(http: httpx2.Client) -> None:
+def test_every_event_is_framed_and_done_is_last(http: httpx2.Client) -> None:
     body = {"messages": QUESTION, "max_tokens": 9, "stream": True, "n": 2}
     with http.stream("POST", "/v1/chat/completions", json=body) as answer:
         assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
@@ -64,7 +64,7 @@ def test_a_disconnect_aborts_the_request_within_3_round_trips(http: httpx2.Clien
     assert median(round_trips_to_abort(http, url, stream) for _ in range(5)) <= 3
 
 
-def test_abort_ends_a_stream_with_its_reason(http: httpx2.Client) -> None:
+def test_an_abort_ends_a_stream_with_finish_reason_abort(http: httpx2.Client) -> None:
     with http.stream("POST", "/v1/completions", json=ENDLESS | {"stream": True, "request_id": "mine"}) as answer:
         lines = (line for line in answer.iter_lines() if line.startswith("data: {"))
         first = json.loads(next(lines).removeprefix("data: "))

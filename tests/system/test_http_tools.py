@@ -45,7 +45,7 @@ def test_every_alert_fires_on_its_fault_and_none_without() -> None:
 
 @pytest.mark.slow
 @needs("promtool")
-def test_promtool_finds_nothing_to_say_of_the_metrics(url: str) -> None:
+def test_promtool_accepts_the_metrics(url: str) -> None:
     httpx2.post(f"{url}/v1/completions", json={"prompt": "The", "max_tokens": 3}, timeout=DEADLINE_S)
     assert run("promtool", "check", "metrics", text=httpx2.get(f"{url}/metrics").text) == ""
 
@@ -61,7 +61,7 @@ def cause_what_is_counted(url: str) -> None:
 
 @pytest.mark.slow
 @needs("prometheus")
-def test_every_panel_shows_something_in_a_prometheus_that_scrapes_the_engine(url: str, tmp_path: Path) -> None:
+def test_every_grafana_panel_has_data_after_prometheus_scrapes_the_engine(url: str, tmp_path: Path) -> None:
     panels = json.loads((DASHBOARDS / "grafana.json").read_text())["panels"]
     wanted = {(panel["title"], target["expr"]) for panel in panels for target in panel["targets"]}
     with Prometheus(tmp_path, [url], (DASHBOARDS / "alerts.yml").read_text()) as prometheus:

@@ -20,7 +20,7 @@ SENT_BACK: dict[str, dict[str, Any]] = {  # as clients of other servers have the
 
 
 @pytest.mark.parametrize("name", SENT_BACK)
-def test_a_message_of_an_answer_is_taken_back(http: httpx2.Client, name: str) -> None:
+def test_an_answers_message_can_be_sent_back(http: httpx2.Client, name: str) -> None:
     history = [*QUESTION, {"role": "assistant", "content": "Lima."} | SENT_BACK[name], *QUESTION]
     plain = [*QUESTION, {"role": "assistant", "content": "Lima."}, *QUESTION]
     answers = [http.post("/v1/chat/completions", json=CHAT | {"messages": each}) for each in (history, plain)]
@@ -45,7 +45,7 @@ def test_known_fields_of_a_message_are_checked(http: httpx2.Client) -> None:
         ("embeddings", {"input": "Hi"}),
     ],
 )
-def test_an_unknown_field_is_warned_of_in_a_header(
+def test_an_unknown_field_gets_a_warning_header(
     http: httpx2.Client, path: str, body: dict[str, Any], stream: bool
 ) -> None:
     more = {} if path == "embeddings" else {"stream": stream}
@@ -54,12 +54,12 @@ def test_an_unknown_field_is_warned_of_in_a_header(
     assert answer.headers["warning"] == r'''299 - "unknown fields were ignored: use (did you mean user?), a\"b"'''
 
 
-def test_tokenize_warns_too(http: httpx2.Client) -> None:
+def test_tokenize_warns_of_unknown_fields(http: httpx2.Client) -> None:
     answer = http.post("/tokenize", json={"prompt": "Hi", "mdoel": "x"})
     assert answer.headers["warning"].endswith('mdoel (did you mean model?)"')
 
 
-def test_the_official_clients_extra_body_passes(client: openai.OpenAI) -> None:
+def test_the_official_clients_extra_body_is_accepted(client: openai.OpenAI) -> None:
     answer = client.chat.completions.with_raw_response.create(
         model="tokenloom-demo",
         messages=[{"role": "user", "content": "Hi"}],

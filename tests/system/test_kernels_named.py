@@ -35,7 +35,7 @@ def without_compiler(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("has_compiler", [True, False])
-def test_every_face_of_an_engine_names_its_kernels(tmp_path: Path, has_compiler: bool) -> None:
+def test_log_health_and_ready_line_name_the_kernels(tmp_path: Path, has_compiler: bool) -> None:
     environment = {} if has_compiler else without_compiler(tmp_path)
     arguments = ["--device", "cpu", "--num-threads", "1", "--http", "0"]
     with Engine(tmp_path, arguments, environment) as engine:
@@ -53,7 +53,7 @@ def test_every_face_of_an_engine_names_its_kernels(tmp_path: Path, has_compiler:
     assert [REASON in line for line in warned] == ([] if has_compiler else [True])
 
 
-def test_a_program_is_warned_of_an_engine_without_kernels(tmp_path: Path) -> None:
+def test_a_program_gets_a_warning_if_the_engine_has_no_kernels(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-P", "-c", PROGRAM],
         env=os.environ | without_compiler(tmp_path),

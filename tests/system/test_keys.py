@@ -16,7 +16,7 @@ from tokenloom.tests.system.launched import LaunchedEngine
 GREEDY = SamplingParams(temperature=0, max_tokens=4)
 
 
-def test_only_the_key_of_the_file_is_admitted(tmp_path: Path) -> None:
+def test_only_the_key_files_client_key_is_admitted(tmp_path: Path) -> None:
     file, other, stranger = tmp_path / "keys", tmp_path / "other", tmp_path / "stranger"
     assert main(["keygen", str(file)]) == 0 and main(["keygen", str(other)]) == 0
     mine, theirs = Keys.load(file), Keys.load(other)
@@ -45,7 +45,7 @@ def test_a_key_file_is_private_and_never_overwritten(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"server_public": 1}', "\x00\x01"])
-def test_what_is_no_key_file_is_refused(tmp_path: Path, text: str) -> None:
+def test_an_invalid_key_file_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "keys"
     file.write_text(text)
     file.chmod(0o600)

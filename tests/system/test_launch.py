@@ -72,7 +72,7 @@ def test_a_first_signal_drains_and_a_second_aborts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("role", ["frontend", "core", "worker 0"])
-def test_what_is_open_is_finished_though_a_process_is_lost_while_draining(tmp_path: Path, role: str) -> None:
+def test_open_requests_finish_even_if_a_process_dies_while_draining(tmp_path: Path, role: str) -> None:
     with LaunchedEngine(tmp_path) as engine:
         with Client(engine.wait_ready()) as client:
             running = client.submit("The capital of France is", LONG.replace(max_tokens=1000))
@@ -87,7 +87,7 @@ def test_what_is_open_is_finished_though_a_process_is_lost_while_draining(tmp_pa
         engine.check_nothing_is_left()
 
 
-def test_the_engine_stops_when_a_slow_reader_has_everything_and_not_when_the_core_is_done(tmp_path: Path) -> None:
+def test_a_draining_engine_stops_only_after_a_slow_reader_has_everything(tmp_path: Path) -> None:
     decoder: Decoder[FrontendMessage] = Decoder(FrontendMessage)
     num_tokens = 2 * CREDIT_WINDOW
     submit = Submit(request_id="r", params=LONG.replace(max_tokens=num_tokens), prompt="The capital of France is")
@@ -133,7 +133,7 @@ def test_a_kill_during_the_start_leaves_nothing(tmp_path: Path, role: str) -> No
 
 
 @pytest.mark.parametrize("are_stopped", [False, True])
-def test_a_killed_supervisor_takes_everything_with_it(tmp_path: Path, are_stopped: bool) -> None:
+def test_all_processes_end_with_a_killed_supervisor(tmp_path: Path, are_stopped: bool) -> None:
     with LaunchedEngine(tmp_path, "--listen", f"ipc://{tmp_path}/mine.sock") as engine:
         address = engine.wait_ready()
         assert address == f"ipc://{tmp_path}/mine.sock"
@@ -168,7 +168,7 @@ def test_a_killed_supervisor_takes_everything_with_it(tmp_path: Path, are_stoppe
         (["--config", "/nowhere.yaml"], "/nowhere.yaml cannot be read"),
     ],
 )
-def test_what_cannot_be_served_exits_2_with_one_line(tmp_path: Path, arguments: list[str], message: str) -> None:
+def test_an_invalid_configuration_exits_2_with_one_line(tmp_path: Path, arguments: list[str], message: str) -> None:
     with LaunchedEngine(tmp_path, *arguments) as engine:
         assert engine.wait_exit() == 2
         errors = engine.errors.read_text()
@@ -177,7 +177,7 @@ def test_what_cannot_be_served_exits_2_with_one_line(tmp_path: Path, arguments: 
         assert "Traceback" not in errors
 
 
-def test_an_address_in_use_is_refused_and_the_first_engine_goes_on(tmp_path: Path) -> None:
+def test_an_address_in_use_is_refused_and_the_first_engine_keeps_serving(tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/one.sock"
     with LaunchedEngine(tmp_path, "--listen", address) as first:
         first.wait_ready()
@@ -201,7 +201,7 @@ def test_a_tcp_port_in_use_is_refused(tmp_path: Path) -> None:
         assert first.wait_exit() == 0
 
 
-def test_an_idle_engine_uses_next_to_nothing(tmp_path: Path) -> None:
+def test_an_idle_engine_uses_almost_no_cpu(tmp_path: Path) -> None:
     with LaunchedEngine(tmp_path) as engine:
         with Client(engine.wait_ready()) as client:
             client.generate("The capital of France is", GREEDY, use_tqdm=False)
@@ -217,7 +217,7 @@ def test_an_idle_engine_uses_next_to_nothing(tmp_path: Path) -> None:
         assert engine.wait_exit() == 0
 
 
-def test_the_module_and_the_command_are_the_same() -> None:
+def test_the_installed_command_lists_its_flags_in_help() -> None:
     script = Path(sys.executable).with_name("engine-launch")
     text = subprocess.run([script, "--help=all"], capture_output=True, text=True, timeout=30, check=True).stdout
     for flag in ("--tensor-parallel-size", "--tp", "--max-model-len", "--listen", "--config"):
@@ -225,7 +225,7 @@ def test_the_module_and_the_command_are_the_same() -> None:
 
 
 @pytest.mark.slow
-def test_a_program_sees_its_engine_start_if_that_takes_long_and_its_standard_output_stays_its_own(
+def test_a_slow_engine_start_is_logged_to_stderr_and_leaves_stdout_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TOKENLOOM_FAULTS", str(tmp_path))

@@ -67,7 +67,7 @@ def wait_idle(client: Client) -> None:
         time.sleep(0.01)
 
 
-def test_the_requests_of_a_killed_client_end_within_its_lease(engine: Engine, client: Client) -> None:
+def test_a_killed_clients_requests_end_within_its_lease(engine: Engine, client: Client) -> None:
     wait_idle(client)
     with start_program(engine, 1800) as program:
         program.kill()
@@ -80,7 +80,7 @@ def test_the_requests_of_a_killed_client_end_within_its_lease(engine: Engine, cl
 
 
 @pytest.mark.parametrize("pause_s", [LEASE_S / 3, pytest.param(LEASE_S * 1.5, marks=pytest.mark.slow)])
-def test_a_client_that_comes_back_goes_on(engine: Engine, client: Client, pause_s: float) -> None:
+def test_a_returning_client_continues_its_request(engine: Engine, client: Client, pause_s: float) -> None:
     """Within its lease its request runs on; later it is asked for again with the tokens that it has."""
     params, is_late = LONG.replace(max_tokens=400), pause_s > LEASE_S
     calm = client.generate(PROMPT, params, use_tqdm=False)[0].outputs[0].text
@@ -95,7 +95,7 @@ def test_a_client_that_comes_back_goes_on(engine: Engine, client: Client, pause_
     assert ("a client is silent: its 1 requests end" in (engine.runtime / "stderr").read_text()) == is_late
 
 
-def test_a_deadline_is_kept_within_a_step(client: Client) -> None:
+def test_a_deadline_is_exceeded_by_at_most_a_step(client: Client) -> None:
     overshoots, gaps = [], []
     for timeout_s in (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35):
         future = client.submit(PROMPT, LONG.replace(timeout_s=timeout_s))
@@ -109,7 +109,7 @@ def test_a_deadline_is_kept_within_a_step(client: Client) -> None:
     wait_idle(client)
 
 
-def test_an_abort_is_answered_and_frees_its_blocks_and_a_second_one_changes_nothing(client: Client) -> None:
+def test_an_abort_is_confirmed_frees_blocks_and_is_idempotent(client: Client) -> None:
     future = client.submit(PROMPT, LONG, request_id="mine")
     other = client.submit(PROMPT, LONG.replace(max_tokens=100))
     begun = time.monotonic()
@@ -124,7 +124,7 @@ def test_an_abort_is_answered_and_frees_its_blocks_and_a_second_one_changes_noth
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_health_is_answered_while_the_core_stands_still_and_says_so(engine: Engine, client: Client) -> None:
+def test_health_reports_a_stopped_core_as_stalled(engine: Engine, client: Client) -> None:
     calm = client.generate(PROMPT, LONG, use_tqdm=False)[0]
     core = engine.find("core")
     assert core is not None

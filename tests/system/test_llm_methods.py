@@ -39,13 +39,13 @@ def theirs() -> Any:
         {"chat_template": "{{ documents[0].text }}{{ x }}{{ messages[-1].content }}", "documents": [{"text": "d"}]},
     ],
 )
-def test_a_chat_becomes_the_prompt_that_transformers_makes_of_it(llm: LLM, theirs: Any, options: Any) -> None:
+def test_a_chat_becomes_the_same_prompt_as_in_transformers(llm: LLM, theirs: Any, options: Any) -> None:
     (output,) = llm.chat(CHAT, GREEDY, use_tqdm=False, **options, chat_template_kwargs={"x": 7})
     assert output.prompt == theirs.apply_chat_template(CHAT, tokenize=False, x=7, **options)
     assert output.outputs[0].token_ids
 
 
-def test_a_template_that_fails_is_the_request_s_error(llm: LLM) -> None:
+def test_a_failing_template_raises_a_request_error(llm: LLM) -> None:
     with pytest.raises(RequestError, match="not a Jinja template"):
         llm.chat(CHAT, GREEDY, use_tqdm=False, chat_template="{% for %}")
     with pytest.raises(RequestError, match="contradict"):
@@ -55,7 +55,7 @@ def test_a_template_that_fails_is_the_request_s_error(llm: LLM) -> None:
 # ── the tokenizer ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_tokenizer_is_transformers_own_and_that_of_the_engine(llm: LLM, theirs: Any) -> None:
+def test_get_tokenizer_returns_transformers_tokenizer_which_agrees_with_the_engine(llm: LLM, theirs: Any) -> None:
     tokenizer = llm.get_tokenizer()
     for text in ("The capital of France is", " 漢字 <|end|>\n", "x"):
         assert tokenizer.encode(text) == llm.tokenize(text) == theirs.encode(text)
@@ -111,7 +111,7 @@ def expected_beams(
     ],
     ids=["plain", "short", "endless"],
 )
-def test_beams_are_those_of_a_search_with_transformers(llm: LLM, model: Any, params: BeamSearchParams) -> None:
+def test_beams_equal_a_reference_search_with_transformers(llm: LLM, model: Any, params: BeamSearchParams) -> None:
     ends = llm.info().eos_token_ids
     prompts = [llm.tokenize(TEXTS[0]), TEXTS[1], {"prompt": TEXTS[2]}]
     num_ended = 0
@@ -133,7 +133,7 @@ def test_beams_are_those_of_a_search_with_transformers(llm: LLM, model: Any, par
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_beams_without_a_length_penalty_are_those_of_transformers_generate(llm: LLM, model: Any, text: str) -> None:
+def test_beams_without_a_length_penalty_equal_transformers_generate(llm: LLM, model: Any, text: str) -> None:
     theirs = model.generate(
         torch.tensor([llm.tokenize(text)]), num_beams=4, num_return_sequences=4, max_new_tokens=8, do_sample=False,
         length_penalty=0.0, pad_token_id=3, output_scores=True, return_dict_in_generate=True,
@@ -145,7 +145,7 @@ def test_beams_without_a_length_penalty_are_those_of_transformers_generate(llm: 
     assert totals == pytest.approx(theirs.sequences_scores.tolist(), abs=1e-3)
 
 
-def test_beams_find_what_they_share_in_the_prefix_cache(llm: LLM) -> None:
+def test_beams_reuse_their_common_prefix_from_the_cache(llm: LLM) -> None:
     prompt, computed_tokens = [5 + i % 90 for i in range(320)], []
     llm.reset_prefix_cache()
     run = llm.generate
@@ -163,7 +163,7 @@ def test_beams_find_what_they_share_in_the_prefix_cache(llm: LLM) -> None:
     assert computed_tokens[0] == 320 and max(computed_tokens[1:]) <= 32, "a block of its own and a partial one"
 
 
-def test_a_search_in_an_event_loop_finds_the_same(llm: LLM) -> None:
+def test_an_async_beam_search_finds_the_same_beams(llm: LLM) -> None:
     params = BeamSearchParams(beam_width=3, max_tokens=6)
 
     async def search() -> Any:
@@ -174,7 +174,7 @@ def test_a_search_in_an_event_loop_finds_the_same(llm: LLM) -> None:
     assert asyncio.run(asyncio.wait_for(search(), 60)) == output
 
 
-def test_a_search_that_cannot_be_is_refused_before_it_begins(llm: LLM) -> None:
+def test_an_invalid_beam_search_is_refused_before_it_begins(llm: LLM) -> None:
     with pytest.raises(RequestError, match=r"beam_width must be an integer|beam_width must be in \[1"):
         BeamSearchParams(beam_width=0, max_tokens=5)
     with pytest.raises(RequestError, match="structured_outputs is not served in a beam search"):
@@ -185,14 +185,14 @@ def test_a_search_that_cannot_be_is_refused_before_it_begins(llm: LLM) -> None:
         llm.beam_search("x", BeamSearchParams(beam_width=2, max_tokens=5), lora_request=object())  # type: ignore[typeddict-item]
 
 
-def test_metrics_are_values(llm: LLM) -> None:
+def test_get_metrics_returns_values(llm: LLM) -> None:
     llm.generate("x", SamplingParams(max_tokens=3, ignore_eos=True), use_tqdm=False)
     value_by_name = {metric.name: getattr(metric, "value", None) for metric in llm.get_metrics()}
     assert value_by_name["tokenloom_engine_up"] == 1.0
     assert (value_by_name["tokenloom_generation_tokens_total"] or 0) >= 3
 
 
-def test_an_automatic_length_is_the_longest_that_the_pool_holds() -> None:
+def test_an_automatic_max_model_len_is_the_longest_that_the_kv_pool_holds() -> None:
     options: dict[str, Any] = {"in_process": True, "device": "cpu", "num_threads": 1, "block_size": 16}
     with LLM("demo", max_model_len="auto", num_kv_blocks=9, **options) as llm:
         assert llm.info().max_model_len == 128

@@ -43,20 +43,20 @@ def run(*command: str, **environment: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def test_a_program_in_ascii_serves_a_model_beside_any_letters(model: Path) -> None:
+def test_a_program_in_an_ascii_locale_serves_a_model_with_a_unicode_path(model: Path) -> None:
     code, printed, said = run("-c", PROGRAM, str(model))
     assert (code, printed) == (0, f"{str(model).encode()!r}\n"), said
     assert all(" INFO " in line for line in said.splitlines()), said  # how a slow start goes on, and no warning
 
 
-def test_the_command_in_ascii_serves_a_model_beside_any_letters(model: Path, tmp_path: Path) -> None:
+def test_the_command_in_an_ascii_locale_serves_a_model_with_a_unicode_path(model: Path, tmp_path: Path) -> None:
     with Engine(tmp_path, ["--model", str(model), "--num-threads", "1"], ASCII) as engine:
         engine.wait_ready()
         code, output, errors = run("-m", "tokenloom.frontend.launch", "status", engine.address)
     assert (code, errors) == (0, "") and output.startswith(f"{model}: ready")
 
 
-def test_a_path_that_is_no_utf8_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_path_that_is_not_utf8_is_refused_by_name(tmp_path: Path) -> None:
     path = os.fsdecode(os.fsencode(tmp_path) + b"/latin\xf6")
     code, _, errors = run("-m", "tokenloom.frontend.launch", "--model", path)
     assert code == 2 and "--model" in errors and "is not UTF-8" in errors and "Traceback" not in errors

@@ -27,9 +27,7 @@ def oracle(folder: Path) -> LogprobOracle:
 
 
 @pytest.mark.parametrize("schedule", ["plain", *SCHEDULES])
-def test_logprobs_of_prompts_and_answers_are_those_of_transformers(
-    schedule: str, folder: Path, oracle: LogprobOracle
-) -> None:
+def test_logprobs_of_prompts_and_answers_equal_transformers(schedule: str, folder: Path, oracle: LogprobOracle) -> None:
     prompts = make_prompts(12, 1)
     params = [
         SamplingParams(
@@ -54,7 +52,7 @@ def test_logprobs_of_prompts_and_answers_are_those_of_transformers(
         ("chunked", SCHEDULES["chunked"]),
     ],
 )
-def test_logprobs_of_all_tokens_and_of_named_ones_are_those_of_transformers(
+def test_logprobs_of_all_and_of_requested_tokens_equal_transformers(
     schedule: str, options: dict[str, object], folder: Path, oracle: LogprobOracle
 ) -> None:
     prompts = make_prompts(6, 4)
@@ -69,7 +67,7 @@ def test_logprobs_of_all_tokens_and_of_named_ones_are_those_of_transformers(
         check_named(oracle, named.prompt_token_ids, answer, [299, 0, 17, 41])
 
 
-def test_ranks_of_several_ranks_of_workers_are_those_of_their_own_logprobs(tmp_path: Path) -> None:
+def test_token_ranks_agree_with_logprobs_under_tensor_parallelism(tmp_path: Path) -> None:
     shape = {"vocab_size": VOCAB_SIZE, "num_hidden_layers": 2, "intermediate_size": 204}
     folder = tiny_checkpoint(tmp_path / "m", "llama", **shape)
     oracle = LogprobOracle(folder)
@@ -103,9 +101,7 @@ def check_named(oracle: LogprobOracle, prompt: list[int], answer: CompletionOutp
             assert each == token_id or found[each].rank is None
 
 
-def test_more_logprobs_than_are_allowed_or_than_fit_a_message_are_refused_with_the_mend(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_too_many_logprobs_are_refused_with_the_flag_to_raise(folder: Path, tmp_path: Path) -> None:
     wide = tiny_checkpoint(tmp_path / "m", "llama", vocab_size=151_936)
     with open_llm(folder) as llm, pytest.raises(RequestError, match=r"all 300 tokens.* --max-logprobs"):
         llm.generate(["x"], SamplingParams(logprobs=-1), use_tqdm=False)
@@ -119,7 +115,7 @@ def test_more_logprobs_than_are_allowed_or_than_fit_a_message_are_refused_with_t
     assert [len(each) for each in (output.prompt_logprobs or ())[1:] if each] == [151_936] * 39
 
 
-def test_an_answer_without_text_has_the_same_tokens(folder: Path) -> None:
+def test_an_answer_without_detokenization_has_the_same_tokens(folder: Path) -> None:
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, detokenize=False, logprobs=2)
     with open_llm(folder) as llm:
         (bare,) = llm.generate([[65, 66, 67]], params, use_tqdm=False)
@@ -131,7 +127,7 @@ def test_an_answer_without_text_has_the_same_tokens(folder: Path) -> None:
     assert texts == {None}
 
 
-def test_a_request_that_reads_no_prefix_cache_computes_what_others_find_there(folder: Path) -> None:
+def test_a_request_that_skips_the_prefix_cache_still_fills_it(folder: Path) -> None:
     prompt, params = [7] * 40, SamplingParams(temperature=1, seed=3, max_tokens=4, ignore_eos=True)
     with open_llm(folder) as llm:
         (first,) = llm.generate([prompt], params, use_tqdm=False)
@@ -184,7 +180,7 @@ MUTATIONS: dict[str, Callable[[TokenLogprobs, list[int]], TokenLogprobs]] = {
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS)
-def test_the_checker_sees(mutation: str, folder: Path, oracle: LogprobOracle) -> None:
+def test_the_checker_detects(mutation: str, folder: Path, oracle: LogprobOracle) -> None:
     prompt = make_prompts(1, 3)[0]
     params = SamplingParams(temperature=5.0, seed=4, max_tokens=30, ignore_eos=True, logprobs=5)
     with open_llm(folder) as llm:
@@ -232,7 +228,7 @@ def peak_bytes(process: psutil.Process) -> int:
     return int(line.split()[1]) << 10
 
 
-def test_a_prompt_is_scored_without_an_answer(folder: Path, oracle: LogprobOracle) -> None:
+def test_zero_max_tokens_scores_the_prompt_only(folder: Path, oracle: LogprobOracle) -> None:
     prompts = make_prompts(4, 2)
     scores = SamplingParams(max_tokens=0, prompt_logprobs=2, logprobs=1, temperature=0)
     with open_llm(folder) as llm:
@@ -245,7 +241,7 @@ def test_a_prompt_is_scored_without_an_answer(folder: Path, oracle: LogprobOracl
 
 
 @pytest.mark.parametrize("detokenize", [True, False])
-def test_an_answer_that_repeats_itself_ends_at_the_token_that_shows_it(folder: Path, detokenize: bool) -> None:
+def test_a_repetitive_answer_ends_at_the_token_that_completes_the_pattern(folder: Path, detokenize: bool) -> None:
     params = SamplingParams(max_tokens=60, ignore_eos=True, logprobs=1, detokenize=detokenize, temperature=0)
     params.repetition_detection = {"max_pattern_size": 3, "min_count": 4}  # type: ignore[assignment]
     params.allowed_token_ids, params.logit_bias, params.n = [65, 66], {65: -100.0}, 2

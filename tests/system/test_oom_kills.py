@@ -71,7 +71,7 @@ def grow(process: subprocess.Popen[bytes]) -> int:
     return process.wait(DEADLINE_S)
 
 
-def test_a_kill_by_the_kernel_is_named_with_the_limit_and_the_mend(cgroup: Path) -> None:
+def test_an_oom_kill_is_reported_with_the_limit_and_the_remedy(cgroup: Path) -> None:
     with hog(cgroup) as process:
         kills = OomKills(process.pid)
         _limit_file(cgroup).write_text(str(LIMIT_BYTES))
@@ -82,7 +82,7 @@ def test_a_kill_by_the_kernel_is_named_with_the_limit_and_the_mend(cgroup: Path)
         )
 
 
-def test_a_kill_by_somebody_else_is_not_taken_for_the_kernels(cgroup: Path) -> None:
+def test_a_kill_by_another_process_is_not_reported_as_an_oom_kill(cgroup: Path) -> None:
     with hog(cgroup) as process:
         kills = OomKills(process.pid)
         with hog(cgroup) as other:
@@ -95,7 +95,7 @@ def test_a_kill_by_somebody_else_is_not_taken_for_the_kernels(cgroup: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_health_names_the_memory_limit_that_ended_a_worker(cgroup: Path, tmp_path: Path) -> None:
+def test_health_names_the_memory_limit_after_an_oom_kill_of_a_worker(cgroup: Path, tmp_path: Path) -> None:
     options = ["--device", "cpu", "--num-threads", "1", "--hang-timeout-s", str(3 * LOOK_S)]
     params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
     with Engine(tmp_path, options) as engine:

@@ -99,7 +99,7 @@ def check_all(oracle: GreedyOracle, prompts: list[list[int]], outputs: list[Requ
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("family", SHAPES)
-def test_greedy_is_transformers_under_every_schedule(
+def test_greedy_answers_equal_transformers_under_every_schedule(
     family: str, schedule: str, folders: dict[str, Path], oracles: dict[str, GreedyOracle]
 ) -> None:
     options = {"block_size": BLOCK_SIZES[family], **SCHEDULES[schedule]}
@@ -123,7 +123,7 @@ def test_greedy_is_transformers_under_every_schedule(
 @pytest.mark.parametrize(
     ("family", "size"), [("llama", 3), ("qwen3", 2), ("mistral", 2), ("mixtral", 2), ("qwen3_moe", 2)]
 )
-def test_greedy_is_transformers_through_all_processes_and_ranks(
+def test_greedy_answers_equal_transformers_in_all_processes_and_ranks(
     family: str, size: int, folders: dict[str, Path], oracles: dict[str, GreedyOracle]
 ) -> None:
     prompts = make_prompts(40, 700, seed=size)
@@ -133,7 +133,7 @@ def test_greedy_is_transformers_through_all_processes_and_ranks(
     check_all(oracles[family], prompts, outputs, 16)
 
 
-def test_more_ranks_than_kv_heads_replicate_them(tmp_path: Path) -> None:
+def test_more_ranks_than_kv_heads_replicate_the_heads(tmp_path: Path) -> None:
     shape = {"hidden_size": 128, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 32}
     folder = tiny_checkpoint(tmp_path / "model", "qwen3", vocab_size=VOCAB_SIZE, **shape)
     prompts = make_prompts(6, 100, seed=4)
@@ -153,7 +153,7 @@ def test_bf16_diverges_only_at_near_ties(family: str, folders: dict[str, Path]) 
         oracle.check_rough(prompt, output.outputs[0].token_ids, tolerance=0.5)
 
 
-def test_the_oracle_sees_a_wrong_token(folders: dict[str, Path], oracles: dict[str, GreedyOracle]) -> None:
+def test_the_oracle_detects_a_wrong_token(folders: dict[str, Path], oracles: dict[str, GreedyOracle]) -> None:
     oracle = GreedyOracle(folders["llama"])
     prompt = [5, 6, 7]
     answer: list[int] = []

@@ -74,7 +74,7 @@ def refuse_to_stop(client: Client) -> None:
         client.stop_profile()
 
 
-def test_each_rank_writes_a_trace_of_the_steps_between_the_orders(engine: Engine, client: Client, folder: Path) -> None:
+def test_each_rank_writes_a_trace_of_the_profiled_steps(engine: Engine, client: Client, folder: Path) -> None:
     refuse_to_stop(client)
     expected = answer(client)
     client.start_profile()
@@ -92,7 +92,9 @@ def test_each_rank_writes_a_trace_of_the_steps_between_the_orders(engine: Engine
     assert f"profile written to {folder}/rank-1." in engine.errors.read_text(encoding="utf-8")
 
 
-def test_over_http_a_running_request_is_seen_and_goes_on(engine: Engine, client: Client, folder: Path) -> None:
+def test_profiling_over_http_records_a_running_request_and_keeps_it_running(
+    engine: Engine, client: Client, folder: Path
+) -> None:
     expected = answer(client, LONG)
     with httpx2.Client(base_url=engine.url, timeout=RECOVERY_S) as http:
         assert http.post("/start_profile").json() == {"profiling": True}
@@ -105,7 +107,7 @@ def test_over_http_a_running_request_is_seen_and_goes_on(engine: Engine, client:
     assert all(0 < len(steps(events)) < NUM_LONG for events in take_traces(folder).values())
 
 
-def test_the_asynchronous_client_gives_the_orders_too(engine: Engine, folder: Path) -> None:
+def test_the_async_client_starts_and_stops_profiles(engine: Engine, folder: Path) -> None:
     async def run() -> None:
         async with AsyncClient(engine.address) as client:
             await client.start_profile()
@@ -117,7 +119,7 @@ def test_the_asynchronous_client_gives_the_orders_too(engine: Engine, folder: Pa
     assert len(take_traces(folder)) == 2
 
 
-def test_a_folder_that_cannot_be_written_to_fails_the_order_alone(client: Client, folder: Path) -> None:
+def test_an_unwritable_profile_folder_fails_only_the_profile_call(client: Client, folder: Path) -> None:
     before = client.health().num_restarts
     folder.mkdir(parents=True, exist_ok=True)
     folder.rmdir()
@@ -136,7 +138,7 @@ def test_a_folder_that_cannot_be_written_to_fails_the_order_alone(client: Client
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("role", ["core", "worker 1"])
-def test_a_profile_ends_with_a_worker_or_the_core_and_requests_go_on(
+def test_losing_a_worker_or_the_core_ends_the_profile_but_no_request(
     engine: Engine, client: Client, folder: Path, role: str
 ) -> None:
     expected = answer(client, LONG)
@@ -158,7 +160,9 @@ def test_a_profile_ends_with_a_worker_or_the_core_and_requests_go_on(
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("is_stopping", [False, True])
-def test_a_worker_that_ends_at_the_order_fails_it(engine: Engine, client: Client, is_stopping: bool) -> None:
+def test_a_worker_that_dies_during_a_profile_call_fails_the_call(
+    engine: Engine, client: Client, is_stopping: bool
+) -> None:
     if is_stopping:
         client.start_profile()
     future = client.submit(PROMPT, LONG)
@@ -173,7 +177,9 @@ def test_a_worker_that_ends_at_the_order_fails_it(engine: Engine, client: Client
     refuse_to_stop(client)
 
 
-def test_in_process_it_writes_into_the_run_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_in_process_the_profile_is_written_into_the_run_directory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     with LLM(in_process=True, num_threads=1, device="cpu", num_kv_blocks=64) as llm:
         refuse_to_stop(llm)

@@ -85,7 +85,7 @@ def check_halves(client: Client, tokens: list[int], before: list[int]) -> None:
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("role", ["core", "frontend"])
-def test_a_reload_that_loses_a_process_is_done_by_the_next(
+def test_a_reload_is_completed_after_the_core_or_frontend_is_replaced(
     engine: Engine, folders: tuple[Path, Path], role: str
 ) -> None:
     one, two = folders
@@ -102,7 +102,7 @@ def test_a_reload_that_loses_a_process_is_done_by_the_next(
 
 
 @pytest.mark.timeout(180)
-def test_a_reload_that_loses_a_worker_fails_and_the_weights_that_were_served_stay(
+def test_a_reload_that_loses_a_worker_fails_and_keeps_the_old_weights(
     engine: Engine, folders: tuple[Path, Path]
 ) -> None:
     one, two = folders

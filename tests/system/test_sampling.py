@@ -19,9 +19,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("steps_in_flight", [1, 2])
-def test_a_request_whose_rules_leave_no_token_ends_with_an_error_that_says_so(
-    steps_in_flight: int, folder: Path
-) -> None:
+def test_a_request_with_no_allowed_token_ends_with_an_error(steps_in_flight: int, folder: Path) -> None:
     prompts, calm = make_prompts(3, 5), SamplingParams(seed=1, max_tokens=12, ignore_eos=True)
     barred = [  # at once, and after the first token
         calm.replace(allowed_token_ids=[97], bad_words=["a"], logprobs=2),
@@ -36,7 +34,7 @@ def test_a_request_whose_rules_leave_no_token_ends_with_an_error_that_says_so(
         assert among.result(30).outputs[0].token_ids == alone
 
 
-def test_answer_i_of_n_is_the_answer_to_seed_plus_i(folder: Path) -> None:
+def test_answer_i_of_n_equals_the_answer_to_seed_plus_i(folder: Path) -> None:
     prompt = make_prompts(1, 8)[0]
     with open_llm(folder) as llm:
         together = llm.generate([prompt], SamplingParams(temperature=4.0, n=4, seed=11, max_tokens=12), use_tqdm=False)[
@@ -74,7 +72,7 @@ async def collect_all(
     return outputs
 
 
-def test_output_kinds_say_the_same_in_their_ways(folder: Path) -> None:
+def test_all_output_kinds_deliver_the_same_tokens(folder: Path) -> None:
     prompt = make_prompts(1, 10)[0]
     params = SamplingParams(seed=3, n=2, max_tokens=10, ignore_eos=True, logprobs=1)
     cumulative, deltas, last = asyncio.run(collect_all(folder, prompt, params, ("cumulative", "delta", "final_only")))
@@ -91,7 +89,7 @@ def test_output_kinds_say_the_same_in_their_ways(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("asked", "kept"), [(5, 5), (1, 1), (10_000, 60), (-1, 60)])
-def test_a_prompt_is_cut_to_its_last_tokens(asked: int, kept: int, folder: Path) -> None:
+def test_truncate_prompt_tokens_keeps_the_last_tokens(asked: int, kept: int, folder: Path) -> None:
     prompt = list(range(60))
     with open_llm(folder) as llm:
         output = llm.generate([prompt], SamplingParams(max_tokens=4, truncate_prompt_tokens=asked), use_tqdm=False)[0]
@@ -107,7 +105,7 @@ def double_odd(prompt_ids: Sequence[int], output_ids: Sequence[int], logits: obj
     return logits
 
 
-def test_a_processor_runs_only_where_the_operator_allows_it(folder: Path) -> None:
+def test_a_logits_processor_runs_only_if_the_operator_allows_it(folder: Path) -> None:
     path = "tokenloom.tests.system.test_sampling:double_odd"
     params = SamplingParams(max_tokens=10, logits_processors=[path])
     with open_llm(folder, allowed_logits_processors=path) as llm:
@@ -162,7 +160,7 @@ def test_each_parameter_changes_the_answer(folder: Path) -> None:
         ({"allowed_token_ids": [5], "stop_token_ids": [5], "min_tokens": 2}, "only tokens that end"),
     ],
 )
-def test_what_this_model_cannot_serve_is_refused_with_the_numbers(
+def test_parameters_outside_the_models_limits_are_refused_with_numbers(
     fields: dict[str, object], message: str, folder: Path
 ) -> None:
     with open_llm(folder) as llm, pytest.raises(RequestError, match=message):

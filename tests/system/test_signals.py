@@ -36,7 +36,7 @@ def wait_logged(engine: Engine, pattern: str) -> str:
     return found.group()
 
 
-def test_signals_to_the_group_harm_no_child_usr1_logs_the_state_and_hup_drains(tmp_path: Path) -> None:
+def test_group_signals_leave_children_alive_and_usr1_logs_the_state_and_hup_drains(tmp_path: Path) -> None:
     with LaunchedEngine(tmp_path, "--log-level", "error") as engine:
         while not any(line.startswith("Ready") for line in engine.lines):  # the children are hit while they start, too
             assert engine.process.poll() is None
@@ -79,9 +79,7 @@ def test_an_engine_under_nohup_survives_the_end_of_its_terminal(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_start_at_once_and_its_number_is_in_the_exit_code(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+def test_a_signal_ends_the_start_at_once_and_sets_the_exit_code(tmp_path: Path, number: signal.Signals) -> None:
     with LaunchedEngine(tmp_path) as engine:
         engine.child("frontend")
         begun = time.monotonic()

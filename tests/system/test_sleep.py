@@ -70,7 +70,7 @@ def check(client: Client, future: Future[RequestOutput], expected: list[int]) ->
 
 
 @pytest.mark.parametrize("level", [1, 2])
-def test_memory_is_given_back_and_requests_wait(engine: Engine, client: Client, level: int) -> None:
+def test_sleep_frees_memory_and_requests_wait(engine: Engine, client: Client, level: int) -> None:
     client.generate([[7 + i] * 1000 for i in range(2)], LONG.replace(max_tokens=1), use_tqdm=False)
     future, expected = begin(engine, client)
     awake = resident_bytes(engine)
@@ -91,7 +91,7 @@ def test_memory_is_given_back_and_requests_wait(engine: Engine, client: Client, 
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("role", ["worker 0", "core", "frontend"])
-def test_what_is_killed_while_it_sleeps_comes_back_asleep(engine: Engine, client: Client, role: str) -> None:
+def test_a_process_killed_during_sleep_is_replaced_asleep(engine: Engine, client: Client, role: str) -> None:
     future, expected = begin(engine, client)
     awake = resident_bytes(engine)
     client.sleep()
@@ -115,7 +115,7 @@ def test_what_is_killed_while_it_sleeps_comes_back_asleep(engine: Engine, client
         pytest.param("frontend", True, marks=pytest.mark.slow),
     ],
 )
-def test_what_is_killed_while_the_state_changes_is_brought_there(
+def test_a_process_killed_during_a_sleep_or_wake_up_reaches_the_new_state(
     engine: Engine, client: Client, role: str, is_waking: bool
 ) -> None:
     future, expected = begin(engine, client)
@@ -133,7 +133,7 @@ def test_what_is_killed_while_the_state_changes_is_brought_there(
     assert future.result(RECOVERY_S).outputs[0].token_ids == expected
 
 
-def test_a_wake_up_that_cannot_be_leaves_the_engine_asleep(engine: Engine, client: Client, folder: Path) -> None:
+def test_a_failed_wake_up_leaves_the_engine_asleep(engine: Engine, client: Client, folder: Path) -> None:
     future, expected = begin(engine, client)
     client.sleep()
     moved = (folder / "model.safetensors").rename(folder / "moved")
@@ -153,7 +153,7 @@ def test_bad_levels_and_tags_are_refused(client: Client) -> None:
         client.wake_up(["wieghts"])  # type: ignore[list-item]
 
 
-def test_in_process_it_sleeps_too(folder: Path) -> None:
+def test_an_in_process_engine_sleeps_too(folder: Path) -> None:
     with LLM(folder, in_process=True, num_threads=1, max_model_len=400, device="cpu", num_kv_blocks=64) as llm:
         expected = llm.generate(PROMPT, LONG, use_tqdm=False)[0].outputs[0].token_ids
         future = llm.submit(PROMPT, LONG)

@@ -71,7 +71,7 @@ def test_500_answers_parse_and_validate(engines: dict[str, LLM], model: str) -> 
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_the_other_kinds_of_structure(engines: dict[str, LLM], model: str) -> None:
+def test_choices_regexes_and_grammars_are_followed(engines: dict[str, LLM], model: str) -> None:
     kinds = {
         "choice": StructuredOutputsParams(choice=["Paris", 'say "é"\n', "日本語", "Par"]),
         "regex": StructuredOutputsParams(regex=r"(ab|é){2,4}-[0-9]{3}"),
@@ -93,7 +93,7 @@ def test_the_other_kinds_of_structure(engines: dict[str, LLM], model: str) -> No
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_jumps_over_forced_tokens_change_no_answer(engines: dict[str, LLM], model: str) -> None:
+def test_jump_forward_tokens_change_no_answer(engines: dict[str, LLM], model: str) -> None:
     """Where logprobs are told every token is drawn; without them those that a schema forces are not."""
     jumping = [
         SamplingParams(
@@ -115,7 +115,7 @@ def test_jumps_over_forced_tokens_change_no_answer(engines: dict[str, LLM], mode
         assert (found.finish_reason, found.stop_reason) == (expected.finish_reason, expected.stop_reason)
 
 
-def test_any_json_object(engines: dict[str, LLM]) -> None:
+def test_json_object_mode_yields_a_json_object(engines: dict[str, LLM]) -> None:
     params = [SamplingParams(max_tokens=MAX_TOKENS, seed=i, structured_outputs={"json_object": True}) for i in range(4)]  # type: ignore[arg-type]
     for output in engines["demo"].generate(PROMPTS[:4], params, use_tqdm=False):
         answer = output.outputs[0]
@@ -125,7 +125,7 @@ def test_any_json_object(engines: dict[str, LLM]) -> None:
             assert answer.text.startswith("{")
 
 
-def test_a_structure_changes_the_answer_and_the_others_not(engines: dict[str, LLM]) -> None:
+def test_a_structure_changes_its_own_answer_and_no_other(engines: dict[str, LLM]) -> None:
     demo, greedy = engines["demo"], SamplingParams(temperature=0, max_tokens=12)
     alone = demo.generate(PROMPTS[0], greedy, use_tqdm=False)[0].outputs[0]
     schema = StructuredOutputsParams(json=SCHEMAS["person"])
@@ -136,7 +136,7 @@ def test_a_structure_changes_the_answer_and_the_others_not(engines: dict[str, LL
     conforms(outputs[1].text, SCHEMAS["person"])
 
 
-def test_schedules_do_not_matter(engines: dict[str, LLM], tmp_path: Path) -> None:
+def test_no_schedule_changes_a_structured_answer(engines: dict[str, LLM], tmp_path: Path) -> None:
     """One step in flight, chunks and preemptions bring the tokens of the plain run."""
     folder = tiny_checkpoint(tmp_path / "random", max_position_embeddings=2048)
     names = ["order", "all kinds", "list by recursion", "tool call", "array of arrays"] * 2
@@ -188,18 +188,18 @@ def processes_of(title: str) -> set[int]:
     return {child.pid for child in children if title in (line := " ".join(child.cmdline())) and "grammar" not in line}
 
 
-def test_malformed_grammars_cost_only_their_own_requests(engines: dict[str, LLM]) -> None:
+def test_malformed_grammars_fail_only_their_own_requests(engines: dict[str, LLM]) -> None:
     grammars = malformed_grammars(120, seed=0)
     assert refuse_all(engines["demo"], grammars) > 100
 
 
-def test_deep_grammars_cost_only_their_own_requests(engines: dict[str, LLM]) -> None:
+def test_deep_grammars_fail_only_their_own_requests(engines: dict[str, LLM]) -> None:
     assert refuse_all(engines["demo"], list(deep_grammars())) >= 8
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-def test_2000_malformed_grammars_cost_only_their_own_requests(engines: dict[str, LLM]) -> None:
+def test_2000_malformed_grammars_fail_only_their_own_requests(engines: dict[str, LLM]) -> None:
     assert refuse_all(engines["demo"], malformed_grammars(2200, seed=1)) > 2000
 
 
@@ -213,14 +213,14 @@ def test_2000_malformed_grammars_cost_only_their_own_requests(engines: dict[str,
         ({"grammar": "start: word"}, 'unknown name: "word"'),
     ],
 )
-def test_the_error_says_where_it_is_wrong(engines: dict[str, LLM], params: dict[str, str], words: str) -> None:
+def test_a_grammar_error_names_the_place(engines: dict[str, LLM], params: dict[str, str], words: str) -> None:
     for llm in engines.values():
         with pytest.raises(RequestError) as caught:
             llm.generate("x", SamplingParams(structured_outputs=params), use_tqdm=False)  # type: ignore[arg-type]
         assert words in str(caught.value)
 
 
-def test_killing_the_grammar_process_loses_nothing(engines: dict[str, LLM]) -> None:
+def test_killing_the_grammar_process_loses_no_request(engines: dict[str, LLM]) -> None:
     demo = engines["demo"]
     params = [
         SamplingParams(max_tokens=600, seed=i, structured_outputs=StructuredOutputsParams(json=SCHEMAS["all kinds"]))

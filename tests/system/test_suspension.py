@@ -69,12 +69,12 @@ def check_suspensions(engine: Engine, how: How, count: int, seconds: float) -> N
             assert (health.num_restarts, health.last_failure) == (0, "")
 
 
-def test_a_suspension_of_three_times_a_steps_limit_replaces_nobody_and_cuts_no_stream(engine: Engine) -> None:
+def test_a_suspension_of_three_step_limits_replaces_no_process_and_cuts_no_stream(engine: Engine) -> None:
     check_suspensions(engine, "signals", 1, 3.0)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("how", HOWS)
-def test_ten_of_ten_suspensions_of_ten_seconds_replace_nobody_and_cut_no_stream(engine: Engine, how: How) -> None:
+def test_ten_suspensions_of_ten_seconds_replace_no_process_and_cut_no_stream(engine: Engine, how: How) -> None:
     check_suspensions(engine, how, 10, 10.0)

@@ -21,7 +21,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("schedule", ["plain", *SCHEDULES])
-def test_the_given_tokens_come_with_the_models_logprobs(schedule: str, folder: Path) -> None:
+def test_replayed_tokens_have_the_models_logprobs(schedule: str, folder: Path) -> None:
     rng, prompts = random.Random(7), make_prompts(12, 1)
     traces = [[EOS, *rng.choices(range(VOCAB_SIZE), k=15), EOS] for _ in prompts]
     params = [
@@ -50,7 +50,7 @@ def test_the_given_tokens_come_with_the_models_logprobs(schedule: str, folder: P
         check_output(oracle, output, wanted.logprobs or 0, 2)
 
 
-def test_a_given_answer_is_cut_where_max_model_len_ends(folder: Path) -> None:
+def test_a_replayed_answer_is_cut_at_max_model_len(folder: Path) -> None:
     trace, params = [5] * 9, SamplingParams(max_tokens=100)
     with open_llm(folder, max_model_len=16) as llm:
         params.trace_decode_token_ids = trace
@@ -61,7 +61,7 @@ def test_a_given_answer_is_cut_where_max_model_len_ends(folder: Path) -> None:
             llm.generate([[7]], params, use_tqdm=False)
 
 
-def test_flat_logprobs_are_the_same_in_columns(folder: Path) -> None:
+def test_flat_logprobs_hold_the_same_values_in_columns(folder: Path) -> None:
     params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True, logprobs=3, prompt_logprobs=2)
     with open_llm(folder) as llm:
         (dicts,) = llm.generate([[7, 8, 9]], params, use_tqdm=False)

@@ -92,7 +92,7 @@ def attributes(span: Span) -> dict[str, object]:
     }
 
 
-def test_each_answer_is_a_span_of_its_phases_below_the_callers(
+def test_each_request_is_a_span_with_its_phases_under_the_callers_span(
     collector: Collector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
@@ -130,7 +130,7 @@ def test_each_answer_is_a_span_of_its_phases_below_the_callers(
         assert late.status.code == late.status.STATUS_CODE_ERROR and not late.parent_span_id
 
 
-def test_the_last_spans_leave_when_the_engine_stops(
+def test_the_last_spans_are_sent_when_the_engine_stops(
     collector: Collector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint)
@@ -143,14 +143,14 @@ def test_the_last_spans_leave_when_the_engine_stops(
     assert len(collector.spans) == 12
 
 
-def test_a_collector_that_is_not_there_holds_nothing_up(tmp_path: Path) -> None:
+def test_an_unreachable_collector_delays_nothing(tmp_path: Path) -> None:
     with LaunchedEngine(tmp_path, "--http", "0", "--otlp-endpoint", "http://127.0.0.1:9") as engine:
         complete(engine.wait_http())
         engine.signal(signal.SIGTERM)
         assert engine.wait_exit(10.0) == 0
 
 
-def test_opentelemetry_is_imported_only_where_it_is_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_opentelemetry_is_imported_only_if_configured(monkeypatch: pytest.MonkeyPatch) -> None:
     code = "import sys, tokenloom.frontend.http.server; sys.exit('opentelemetry' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd="/", timeout=DEADLINE_S, check=False).returncode == 0
     assert new_tracing(new_spec()) is None
@@ -161,7 +161,7 @@ def test_opentelemetry_is_imported_only_where_it_is_configured(monkeypatch: pyte
     assert new_tracing(new_spec()) is None
 
 
-def test_a_traceparent_is_what_the_standard_says() -> None:
+def test_traceparents_are_validated_by_the_w3c_standard() -> None:
     good = f"00-{TRACE}-{PARENT}-01"
     assert is_traceparent(good) and is_traceparent(f"cc-{TRACE}-{PARENT}-01-what-the-future-brings")
     for bad in ("", "00", good.upper(), f"ff-{TRACE}-{PARENT}-01", f"00-{'0' * 32}-{PARENT}-01", good + "\n"):
@@ -169,7 +169,7 @@ def test_a_traceparent_is_what_the_standard_says() -> None:
     assert not is_traceparent(f"00-{TRACE}-{'0' * 16}-01")
 
 
-def test_a_tracestate_is_what_the_standard_says() -> None:
+def test_tracestates_are_validated_by_the_w3c_standard() -> None:
     longest = ",".join(f"a{i}={'x' * 256}" for i in range(32))
     for good in ("rojo=00f067aa0ba902b7,congo=t61rcWkgMzE", "a=1, b=2 ,\t,c=3", "0tenant@sys=a b", "a-_*/0=!", longest):
         assert is_tracestate(good), good

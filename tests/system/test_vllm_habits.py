@@ -68,7 +68,7 @@ def test_every_served_name_is_accepted_and_the_first_is_in_answers(http: httpx2.
     assert refused.status_code == 404 and "this engine serves first, second" in refused.text
 
 
-def test_requests_that_say_nothing_get_the_checkpoints_defaults(http: httpx2.Client) -> None:
+def test_requests_without_parameters_get_the_checkpoints_defaults(http: httpx2.Client) -> None:
     answers = [ask(http, "/v1/completions", prompt=FRANCE, ignore_eos=True) for _ in range(2)]
     assert answers[0]["choices"] == answers[1]["choices"] and answers[0]["usage"]["completion_tokens"] == 5
     assert answers[0]["choices"][0]["text"].startswith(" Paris.")
@@ -81,7 +81,7 @@ def test_requests_that_say_nothing_get_the_checkpoints_defaults(http: httpx2.Cli
     assert response["usage"]["output_tokens"] == 5 and response["temperature"] == 0
 
 
-def test_clients_know_the_defaults_and_send_them(engine: Engine) -> None:
+def test_clients_fetch_the_defaults_and_send_them(engine: Engine) -> None:
     async def ask_async() -> tuple[SamplingParams, list[str]]:
         async with AsyncClient(engine.address) as client:
             texts = [output.outputs[0].text async for output in client.generate(FRANCE)]
@@ -97,7 +97,7 @@ def test_clients_know_the_defaults_and_send_them(engine: Engine) -> None:
         assert params == client.get_default_sampling_params() and texts[-1] == output.outputs[0].text == " Paris."
 
 
-def test_an_inline_template_and_its_variables_make_the_prompt(http: httpx2.Client) -> None:
+def test_an_inline_template_with_its_kwargs_renders_the_prompt(http: httpx2.Client) -> None:
     def tokens(**more: object) -> Any:
         return ask(http, "/tokenize", messages=[{"role": "user", "content": "Peru"}], **more)["tokens"]
 
@@ -105,7 +105,7 @@ def test_an_inline_template_and_its_variables_make_the_prompt(http: httpx2.Clien
     assert tokens(chat_template_kwargs={"opening": ""}) == ask(http, "/tokenize", prompt="Peru")["tokens"]
 
 
-def test_flags_change_every_answer_to_what_its_fields_could_ask_for(http: httpx2.Client) -> None:
+def test_flags_change_every_answer_as_request_fields_would(http: httpx2.Client) -> None:
     body = {"prompt": FRANCE, "logprobs": 1}
     tokens = ask(http, "/v1/completions", **body)["choices"][0]["logprobs"]["tokens"]
     assert tokens and all(token.startswith("token_id:") for token in tokens)
@@ -121,7 +121,7 @@ def test_flags_change_every_answer_to_what_its_fields_could_ask_for(http: httpx2
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_an_answer_tells_how_long_it_took(http: httpx2.Client, path: str) -> None:
+def test_an_answer_reports_its_processing_time(http: httpx2.Client, path: str) -> None:
     body: dict[str, Any] = {
         "prompt": FRANCE,
         "messages": [{"role": "user", "content": "x"}],
@@ -145,7 +145,7 @@ def test_an_answer_tells_how_long_it_took(http: httpx2.Client, path: str) -> Non
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_a_balancer_is_told_the_load(http: httpx2.Client, path: str) -> None:
+def test_responses_report_the_load_to_balancers(http: httpx2.Client, path: str) -> None:
     body = (
         {"prompt": "x", "max_tokens": 1}
         if path == "/v1/completions"
@@ -168,7 +168,7 @@ def test_a_balancer_is_told_the_load(http: httpx2.Client, path: str) -> None:
     assert report() is report(**{asked: "BIN"}) is None
 
 
-def test_what_has_no_meaning_is_one_line_at_the_start(engine: Engine) -> None:
+def test_ignored_flags_are_logged_in_one_line_at_the_start(engine: Engine) -> None:
     said = [line for line in engine.errors.read_text().splitlines() if "accepted without effect" in line]
     assert len(said) == 1 and "--swap-space (" in said[0] and "--enable-chunked-prefill (" in said[0]
 
@@ -190,7 +190,7 @@ def test_dummy_weights_need_no_weight_files_and_overrides_shape_the_model(tmp_pa
     assert answers[0] == answers[1] and len(set(answers[0])) > 1
 
 
-def test_a_template_that_is_none_is_told_before_the_weights_are_read(tmp_path: Path) -> None:
+def test_an_invalid_template_is_reported_before_the_weights_are_read(tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path / "model")
     (folder / "model.safetensors").write_bytes(b"what is told if the weights are looked at first")
     command = [sys.executable, "-P", "-m", "tokenloom.frontend.launch", str(folder), "--chat-template", "{% if"]
