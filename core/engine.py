@@ -83,7 +83,9 @@ class EngineCore:
             preempts_for_waiting=config.scheduling_policy == "priority",
         )
         self._admission = Admission(spec, self.scheduler.kv_cache, self.scheduler.waiting, self.stats)
+        self._grammar_host = grammar_host
         self._grammars = GrammarManager(grammar_host, config.grammar_timeout_s, self.scheduler.output_tokens)
+        self._has_grammars = False  # of requests, of steps in flight or with the host
         self._masked_step = 0  # the last step with requested masks
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -122,6 +124,7 @@ class EngineCore:
         self._deadlines.add(request)
         if request.params.structured_outputs is not None:
             self._grammars.add(request, self._clock.now)
+            self._has_grammars = True
         return True
 
     def abort(self, frontend_id: int, keys: list[int]) -> None:
@@ -227,8 +230,8 @@ class EngineCore:
         num_sent = 0
         if self._pause_mode in ("keep", "abort") or self.asleep:
             return 0
-        while len(scheduler.ledger) < self._config.steps_in_flight and scheduler.has_work():
-            if self._awaits_masks:
+        while len(scheduler.ledger.entries) < self._config.steps_in_flight and scheduler.has_work():
+            if self._has_grammars and self._awaits_masks:
                 break
             begun_at = time.monotonic()
             output = scheduler.schedule()
@@ -241,7 +244,8 @@ class EngineCore:
             self.step_timer.begin()
             self.stats.on_sent(scheduled_at - begun_at, time.monotonic() - scheduled_at)
             num_sent += 1
-        self._want_masks()
+        if self._has_grammars:
+            self._want_masks()
         return num_sent
 
     def _announce_started(self, output: SchedulerOutput) -> None:
@@ -263,10 +267,12 @@ class EngineCore:
         for done in finished:
             del self._request_by_id[done.request.frontend_id, done.request.key]
             self._finish(done.request, done.reason, done.error, done.vector)
-        self._tell_grammars(new_tokens)
+        if new_tokens.token_owners.has_grammar:
+            self._tell_grammars(new_tokens)
         if self._crash_isolation.is_watching:
             self._crash_isolation.on_progress(self.scheduler.known_tokens())
-        self._want_masks()
+        if self._has_grammars:
+            self._want_masks()
         now = time.monotonic()
         num_new = num_ids(new_tokens.token_ids)
         num_prefilled, execute_s = batch.num_prefilled_tokens, output.execute_s
@@ -274,9 +280,8 @@ class EngineCore:
         self.stats.host_s += now - begun_at
 
     def _tell_grammars(self, new: NewTokens, *, are_jump_tokens: bool = False) -> None:
-        if new.token_owners.has_grammar:
-            pairs = zip(new.token_owners.grammar_ids.tolist(), decode_ids(new.token_ids), strict=True)
-            self._grammars.advance([pair for pair in pairs if pair[0]], are_jump_tokens=are_jump_tokens)
+        pairs = zip(new.token_owners.grammar_ids.tolist(), decode_ids(new.token_ids), strict=True)
+        self._grammars.advance([pair for pair in pairs if pair[0]], are_jump_tokens=are_jump_tokens)
 
     # ── grammars ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -287,12 +292,13 @@ class EngineCore:
             self._masked_step = entry.step
             if not self._grammars.want_masks(entry.batch.grammar_ids):
                 self._send_masks([])
-        if self._grammars.has_news:
-            self._grammars.flush(self._clock.now)
+        self._grammars.flush(self._clock.now)
 
     def take_grammars(self) -> None:
         """Apply the answers of the grammar host: admit, finish or fail requests, and send the masks of the oldest
         step."""
+        if not (self._has_grammars or self._grammar_host.has_process):
+            return
         news = self._grammars.take(self._clock.look())
         for request in news.ready:
             self.scheduler.waiting.release(request, WaitReason.GRAMMAR)
@@ -305,7 +311,8 @@ class EngineCore:
         if news.masks is not None:
             self._send_masks(news.masks)
             self._append_jump_tokens(news.masks)
-        self._grammars.flush(self._clock.now)
+        is_in_step = any(entry.batch.grammar_ids for entry in self.scheduler.ledger.entries)
+        self._has_grammars = is_in_step or not self._grammars.is_idle
 
     def _send_masks(self, masks: list[RequestMask]) -> None:
         """Send the masks of requests that have a row. A row that got another request since the step ignores its
@@ -377,8 +384,8 @@ class EngineCore:
 
     def progress(self, now: float) -> Progress | None:
         """Return the report for the supervisor and health answers if one is due; `now` in monotonic seconds."""
-        is_idle, is_asleep = self.num_requests == 0, bool(self.asleep)
-        return self.stats.progress(self.scheduler, now, is_idle=is_idle, is_paused=self.is_paused, is_asleep=is_asleep)
+        is_idle, is_paused, is_asleep = not self._request_by_id, self._pause_mode is not None, bool(self.asleep)
+        return self.stats.progress(self.scheduler, now, is_idle=is_idle, is_paused=is_paused, is_asleep=is_asleep)
 
     def log_line(self, now: float) -> str | None:
         """Return a log line every LOG_INTERVAL_S while there is work."""

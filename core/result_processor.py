@@ -75,19 +75,18 @@ class ResultProcessor:
         is_plain = batch.version == state.version and output.rows == batch.sampled_frame
         is_plain = is_plain and output.counts == token_owners.counts and not output.fully_masked_rows
         if is_plain:  # one token for each row, and nothing has changed since the step was made
-            token_ids = _decode(output.token_ids, len(batch.sampled_rows), output.step)
-            new = _Columns(batch.sampled_rows, batch.sampled_ends + entry.number, token_ids)
+            rows = batch.sampled_rows
+            counts: npt.NDArray[np.integer] = batch.sampled_counts
+            new = _Columns(rows, state.num_tokens[rows], _decode(output.token_ids, len(rows), output.step))
             may_end = may_be_full or state.num_rows_by_stop_id
             reason_by_row = self._end_reasons(new, may_be_full=may_be_full) if may_end else {}
         else:
             new = self._unknown_tokens(output, entry)
             new, finished = self._finish_masked(new, output.fully_masked_rows)
             new, reason_by_row = self._cut_at_ends(new)
-            token_owners = TokenOwners(state, new.rows)
-        new_tokens = NewTokens(
-            token_owners, (new.positions - token_owners.num_prompt_tokens).tobytes(), new.token_ids.tobytes()
-        )
-        state.append(*new)
+            token_owners, counts = TokenOwners(state, new.rows), np.bincount(new.rows, minlength=len(state.epoch))
+        new_tokens = _new_tokens(token_owners, new)
+        state.append(*new, counts)
         if output.logprobs is not None or output.prompt_logprobs is not None:
             new_tokens = new_tokens._replace(
                 logprobs=self._output_logprobs(output.logprobs, entry, None if is_plain else new),
@@ -95,7 +94,8 @@ class ResultProcessor:
             )
         if output.pooled or len(batch.pooled_rows):
             finished += self._finish_pooled(output, entry)
-        finished += [FinishedRequest(self._finish(row), reason) for row, reason in reason_by_row.items()]
+        if reason_by_row:
+            finished += [FinishedRequest(self._finish(row), reason) for row, reason in reason_by_row.items()]
         return new_tokens, finished
 
     def _unknown_tokens(self, output: ModelRunnerOutput, entry: LedgerEntry) -> _Columns:
@@ -179,12 +179,9 @@ class ResultProcessor:
                 positions += range(start, start + len(ids))
                 new_ids += ids
         new = _Columns(*np.array([rows, positions, new_ids], np.int32))
-        state.append(*new)
+        state.append(*new, np.bincount(new.rows, minlength=len(state.epoch)))
         state.version += bool(rows)
-        token_owners = TokenOwners(state, new.rows)
-        return NewTokens(
-            token_owners, (new.positions - token_owners.num_prompt_tokens).tobytes(), new.token_ids.tobytes()
-        )
+        return _new_tokens(TokenOwners(state, new.rows), new)
 
     def _output_logprobs(
         self, columns: LogprobColumns | None, entry: LedgerEntry, new: _Columns | None

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 class GrammarLocalHost:
     """Owns a GrammarServer in the caller's process; answers are ready when `send` returns."""
 
+    has_process = False
+
     def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec
         self._server: GrammarServer | None = None

@@ -50,15 +50,17 @@ class GrammarHostLost(Exception):
 class GrammarHost(Protocol):
     """Compiles grammars and makes masks. `send` does not wait; `receive` returns the answers so far."""
 
+    @property
+    def has_process(self) -> bool:
+        """Whether a process runs, whose end `receive` reports."""
+
     def send(self, message: CoreToGrammar) -> None: ...
 
     def receive(self) -> list[GrammarToCore]:
         """Return the answers so far; GrammarHostLost, once, if the host has ended."""
-        ...
 
     def stop(self) -> None:
         """End the host at once; the next message starts a new one."""
-        ...
 
 
 def may_jump(params: SamplingParams) -> bool:
@@ -191,9 +193,9 @@ class GrammarManager:
         return self._fill is not None
 
     @property
-    def has_news(self) -> bool:
-        """Whether `flush` may have something to send."""
-        return bool(self._fill or self._advances)
+    def is_idle(self) -> bool:
+        """Whether there is neither a request with a grammar nor anything that the host has not answered."""
+        return not (self._entry_by_id or self._deadline_by_opening or self._num_unanswered or self._fill)
 
     def flush(self, now: float) -> None:
         """Send tokens and the request for masks. Masks are requested once all their grammars are open."""

@@ -30,6 +30,10 @@ class GrammarProcessHost:
         self._decoder: Decoder[GrammarToCore] = Decoder(GrammarToCore)
 
     @property
+    def has_process(self) -> bool:
+        return self._process is not None
+
+    @property
     def wakers(self) -> list[zmq.Socket[bytes] | int]:
         """The sockets and descriptors to poll: answers, and the end of the process."""
         return [] if self._socket is None else [self._socket, self._pid_fd]

@@ -53,6 +53,8 @@ class Batch:
         self.sampled_rows, self.sampled_ends = rows[samples], ends[samples]
         self.sampled_epochs, self.sampled_rewound = self.epochs[samples], state.num_rewound[self.sampled_rows]
         self.sampled_frame = self.sampled_rows.astype(np.int32).tobytes()
+        self.sampled_counts: Ids = np.zeros_like(state.num_tokens)  # [max_num_seqs] tokens of a step by row: 1 or 0
+        self.sampled_counts[self.sampled_rows] = 1
         self.num_steps = 1
         is_plain = not self.scores_prompts and not self.num_prefilled_tokens
         if is_plain and samples.all() and self.num_tokens == len(rows) == state.num_active:

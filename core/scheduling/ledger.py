@@ -22,26 +22,26 @@ class StepLedger:
     """A FIFO of entries; a result for any step but the oldest is a ProtocolError."""
 
     def __init__(self) -> None:
-        self._entries: deque[LedgerEntry] = deque()
+        self.entries: deque[LedgerEntry] = deque()
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self.entries)
 
     @property
     def oldest(self) -> LedgerEntry | None:
-        return self._entries[0] if self._entries else None
+        return self.entries[0] if self.entries else None
 
     def add(self, step: int, batch: Batch, published: list[tuple[int, bytes]]) -> None:
         """Enter the next step of `batch`, before it is sent."""
-        self._entries.append(LedgerEntry(step, batch, batch.num_sent, published))
+        self.entries.append(LedgerEntry(step, batch, batch.num_sent, published))
         batch.num_sent += 1
 
     def pop(self, step: int) -> LedgerEntry:
         """Remove and return the entry of `step`."""
-        if not self._entries or self._entries[0].step != step:
-            expected = self._entries[0].step if self._entries else "none"
+        if not self.entries or self.entries[0].step != step:
+            expected = self.entries[0].step if self.entries else "none"
             raise ProtocolError(f"a result for step {step} came, the oldest in flight is {expected}")
-        return self._entries.popleft()
+        return self.entries.popleft()
 
     def clear(self) -> None:
-        self._entries.clear()
+        self.entries.clear()

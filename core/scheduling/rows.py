@@ -31,6 +31,8 @@ class Rows:
 
         self.block_size = block_size
         self.tokens: Ids = np.zeros((max_num_seqs, max_model_len), np.int32)  # memory is used as rows fill
+        self._flat_tokens = self.tokens.reshape(-1)
+        self._first_index = np.arange(max_num_seqs) * max_model_len  # of each row in _flat_tokens
         self.version = 0
         self.num_active = 0
         self.is_active: npt.NDArray[np.bool_] = np.zeros(max_num_seqs, np.bool_)
@@ -114,10 +116,12 @@ class Rows:
         count[~self.is_active] = 0
         return count
 
-    def append(self, rows: npt.NDArray[np.integer], positions: Ids, token_ids: Ids) -> None:
-        """Write known tokens, one per entry; the entries of a row are in the order of their positions."""
-        self.tokens[rows, positions] = token_ids
-        self.num_tokens[rows] = positions + 1
+    def append(
+        self, rows: npt.NDArray[np.integer], positions: Ids, token_ids: Ids, counts: npt.NDArray[np.integer]
+    ) -> None:
+        """Write known tokens, one per entry. counts: [max_num_seqs] tokens that each row gets."""
+        self._flat_tokens[self._first_index[rows] + positions] = token_ids  # two indices take twice as long
+        self.num_tokens += counts
 
     def rewind(self, rows: npt.NDArray[np.integer]) -> None:
         """Let each of `rows` compute its last token again. Its results in flight then start one position earlier."""

@@ -69,7 +69,7 @@ class Scheduler:
         self._max_victims = MAX_VICTIMS_PER_STEP if preempts_for_waiting else 0
         self._delta = StepDelta()
         self._processor = ResultProcessor(self.rows, self._delta, self._release)
-        self._counts: Ids = np.zeros(max_num_seqs, np.int32)  # tokens per row in the step that `schedule` makes
+        self._counts: Ids = np.zeros(max_num_seqs, np.int32)  # tokens per row in the last step
         self._batch: Batch | None = None  # of the last step
 
     # ── requests come and go ─────────────────────────────────────────────────────────────────────────────────────
@@ -155,16 +155,17 @@ class Scheduler:
         """Make the next step and enter it in the ledger. None if no row has anything to compute."""
         batch = self._batch
         if batch is not None and batch.repeats(self.rows):
+            budget = self._budget - batch.num_tokens
             if (rows := batch.rows_at_block_end()) is not None:
                 self._grow_decodes(rows)
-            budget = self._pace(self._budget - batch.num_tokens) if len(self.waiting) else 0
         else:
+            batch = None
             self._counts[:] = 0
             ahead = self.rows.schedulable()
-            budget = self._pace(self._schedule_decodes(ahead))
-            budget = self._schedule_prefills(ahead, budget)
-        self._admit_waiting(budget)
-        if batch is None or not batch.repeats(self.rows):
+            budget = self._schedule_prefills(ahead, self._pace(self._schedule_decodes(ahead)))
+        if len(self.waiting):
+            self._admit_waiting(budget if batch is None else self._pace(budget))
+        if batch is None or batch.version != self.rows.version:
             batch = self._batch = self._new_batch()
         return None if batch is None else self._commit(batch)
 
@@ -326,7 +327,7 @@ class Scheduler:
     def _commit(self, batch: Batch) -> SchedulerOutput:
         """Enter the next step of the batch in the ledger and make its message."""
         self.num_steps += 1
-        self.rows.num_scheduled[batch.rows] = batch.ends + batch.num_sent
+        self.rows.num_scheduled += self._counts
         if not batch.num_sent:
             self._cache_full_blocks(batch.rows)
             if self.prompt_groups:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -102,11 +102,12 @@ class LogprobColumns(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logprobs: bytes = b""  # float32, flat
 
     @classmethod
-    def join(cls, parts: Sequence[LogprobColumns]) -> LogprobColumns | None:
-        """Concatenate columns in this order; None without any."""
-        if len(parts) <= 1:
-            return parts[0] if parts else None
-        return cls(**{name: b"".join(getattr(part, name) for part in parts) for name in cls.__struct_fields__})
+    def join(cls, parts: Iterable[LogprobColumns | None]) -> LogprobColumns | None:
+        """Concatenate columns in this order, without those that are None; None without any."""
+        present = [part for part in parts if part is not None]
+        if len(present) <= 1:
+            return present[0] if present else None
+        return cls(**{name: b"".join(getattr(part, name) for part in present) for name in cls.__struct_fields__})
 
 
 class Pooled(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,8 +117,9 @@ class Pooled(msgspec.Struct, frozen=True, kw_only=True):
     vector: BulkArray
 
 
-class EngineCoreOutputs(Message, frozen=True, kw_only=True, tag="outputs"):
-    """New output of one turn of the core for one frontend, in columns: one entry per answer with new tokens."""
+class EngineCoreOutputs(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="type", tag="outputs"):
+    """New output of one turn of the core for one frontend, in columns: one entry per answer with new tokens. The core
+    adds to it until it is sent, so it is no frozen Message."""
 
     keys: bytes = b""  # int32
     starts: bytes = b""  # int32: output index of the first token

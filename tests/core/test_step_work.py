@@ -10,7 +10,7 @@ from tokenloom.scripts.engine_steps import Calls, CoreSteps
 
 BLOCK_SIZE = 16
 MAX_ROWS = 256
-MAX_CALLS_PER_STEP = 110  # 93 by Python 3.11, with an update's message to the frontend
+MAX_CALLS_PER_STEP = 90  # 77 by Python 3.11, with an update's message to the frontend
 CONFIG = EngineConfig(model=str(DEMO_FOLDER), max_num_seqs=MAX_ROWS, block_size=BLOCK_SIZE)
 
 

@@ -53,6 +53,8 @@ def is_complete(text: str, outputs: Sequence[int]) -> bool:
 class FakeGrammarHost:
     """Takes `num_answers` messages with each `work`."""
 
+    has_process = True
+
     def __init__(self) -> None:
         self.inbox: deque[CoreToGrammar] = deque()
         self.outbox: list[GrammarToCore] = []

@@ -23,6 +23,7 @@ def test_rows_take_one_token_or_several_each(seed: int) -> None:
         for row, token_id in zip(entries, token_ids, strict=True):
             positions.append(len(tokens[row]))
             tokens[row].append(token_id)
-        rows.append(*np.array([entries, positions, token_ids], np.int32))
+        counts = np.bincount(np.array(entries, np.int32), minlength=NUM_ROWS)
+        rows.append(*np.array([entries, positions, token_ids], np.int32), counts)
         assert rows.num_tokens.tolist() == [len(each) for each in tokens]
     assert [rows.tokens[row, : len(each)].tolist() for row, each in enumerate(tokens)] == tokens
