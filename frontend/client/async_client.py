@@ -1,7 +1,7 @@
-"""AsyncClient: the Client for an event loop. `async for output in client.generate(prompt, params)`.
+"""AsyncClient: the Client for asyncio. `async for output in client.generate(prompt, params)`.
 
-Outputs are cumulative; cancelling the task, or leaving the loop early, aborts the request. One client may serve any
-number of tasks, and event loops one after the other.
+Cancelling the task or closing the generator aborts the request. Any number of tasks may share one client, and event
+loops may use it one after the other.
 """
 
 from __future__ import annotations
@@ -12,44 +12,20 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 from functools import partial
-from typing import Self, Unpack
+from typing import Any, Self, Unpack
 
 import msgspec
 
 from ...ipc.beam_search_params import BeamSearchParams
 from ...ipc.codec import decode_ids
+from ...ipc.messages import client as wire
 from ...ipc.messages.base import MemoryTag
-from ...ipc.messages.client import (
-    Control,
-    Detokenize,
-    Done,
-    GetHealth,
-    GetInfo,
-    GetMetrics,
-    Health,
-    Info,
-    Metrics,
-    PauseMode,
-    Query,
-    Submit,
-    Text,
-    TokenIds,
-)
 from ...ipc.messages.metrics import Metric
 from ...ipc.pooling_params import PoolingParams
 from ...ipc.process.log import LogLevel
 from ...ipc.sampling_params import SamplingParams
+from . import base_client
 from .async_stream import AsyncStream, LoopWaker
-from .base_client import (
-    BaseClient,
-    log_level_query,
-    new_params,
-    pause_query,
-    reload_query,
-    sleep_query,
-    tokenize_query,
-    wake_up_query,
-)
 from .call_options import CallOptions, ChatOptions, UnservedOptions, chat_form, check_options, with_priority
 from .offline.beam_search import BeamSearch, BeamSearchOutput
 from .offline.tokenizer import TransformersTokenizer, load_tokenizer
@@ -58,13 +34,13 @@ from .prompts import Chat, Prompt, check_chat, check_params, check_token_ids
 from .protocol import QueryResult, ReplyType, check_reply
 
 
-class AsyncClient(BaseClient):
-    """A program's side of an engine. Close it, or use it as a context manager; what is open then is aborted."""
+class AsyncClient(base_client.BaseClient):
+    """Client of a running engine for asyncio. `close`, also at the end of `async with`, aborts its open requests."""
 
     _waits_for_engine = False
-    _waker: LoopWaker | None = None  # of the loop that was used last
+    _waker: LoopWaker | None = None  # of the event loop used last
 
-    # ── answers ──
+    # ── requests ──
 
     def generate(
         self,
@@ -73,13 +49,14 @@ class AsyncClient(BaseClient):
         request_id: str | None = None,
         **options: Unpack[CallOptions],
     ) -> AsyncGenerator[RequestOutput, None]:
-        """The answer as it grows: each output holds all that came before; the last one is `finished`.
+        """Yield the growing output of a request; with output_kind "cumulative" each output contains the ones before.
 
-        The request starts with the first `anext`. A consumer that is slow gets fewer, longer steps.
+        The first `anext` submits the request. The last output is `finished`. Outputs that a slow consumer has not
+        fetched are merged.
         """
         check_options("generate", options, CallOptions)
         (params,) = with_priority([check_params(sampling_params)], options)
-        return self._run(self._submit_of(prompt, params, request_id), takes_defaults=sampling_params is None)
+        return self._run(self._new_submit(prompt, params, request_id), takes_defaults=sampling_params is None)
 
     def chat(
         self,
@@ -88,10 +65,10 @@ class AsyncClient(BaseClient):
         request_id: str | None = None,
         **options: Unpack[ChatOptions],
     ) -> AsyncGenerator[RequestOutput, None]:
-        """The next turn of a conversation as it grows; a message is {"role": …, "content": …}."""
+        """Yield the growing next turn of a conversation; a message is {"role": …, "content": …}."""
         check_options("chat", options, ChatOptions)
         (params,) = with_priority([check_params(sampling_params)], options)
-        submit = self._submit_of(check_chat(messages), params, request_id, form=chat_form(options))
+        submit = self._new_submit(check_chat(messages), params, request_id, form=chat_form(options))
         return self._run(submit, takes_defaults=sampling_params is None)
 
     async def embed(
@@ -105,7 +82,7 @@ class AsyncClient(BaseClient):
         timeout_s: float | None = None,
         **options: Unpack[UnservedOptions],
     ) -> EmbeddingRequestOutput:
-        """The vector of a prompt; as Client.embed."""
+        """Embed one prompt, as Client.embed."""
         check_options("embed", options, UnservedOptions)
         (submit,) = self._embed_submits(
             [prompt], pooling_params, request_id, truncate_prompt_tokens, priority, timeout_s
@@ -115,95 +92,95 @@ class AsyncClient(BaseClient):
     async def beam_search(
         self, prompt: Prompt, params: BeamSearchParams, **options: Unpack[UnservedOptions]
     ) -> BeamSearchOutput:
-        """As Client.beam_search, of one prompt."""
+        """Find the likeliest continuations of one prompt by beam search."""
         check_options("beam_search", options, UnservedOptions)
-        submit, info = self._submit_of(prompt, SamplingParams()), await self.info()
+        submit, info = self._new_submit(prompt, SamplingParams()), await self.info()
         token_ids = decode_ids(submit.prompt_token_ids or b"").tolist() or await self.tokenize(submit.prompt or "")
         search = BeamSearch([token_ids], params, info)
         while requests := search.requests():
-            submits = [self._submit_of(each, search.sampling_params) for each in requests]
+            submits = [self._new_submit(each, search.sampling_params) for each in requests]
             search.take(await asyncio.gather(*map(self._run_to_end, submits)))
         for beam, shown in search.finish():
             beam.text = await self.detokenize(shown) if info.tokenizer_folder else None
         return search.outputs[0]
 
     async def abort(self, request_id: str) -> None:
-        """End a request: whoever waits for it gets what there is, with finish_reason abort."""
+        """As Client.abort."""
         self._transport.abort(request_id)
 
-    # ── questions ──
+    # ── queries ──
 
     async def get_tokenizer(self) -> TransformersTokenizer:
         """As Client.get_tokenizer."""
         return await asyncio.to_thread(load_tokenizer, await self.info())
 
     async def tokenize(self, prompt: str | Chat) -> list[int]:
-        """The token ids that the engine would compute for a text or a chat."""
-        return decode_ids((await self._ask(tokenize_query(prompt), TokenIds)).token_ids).tolist()
+        """As Client.tokenize."""
+        return decode_ids((await self._ask(base_client.tokenize_query(prompt), wire.TokenIds)).token_ids).tolist()
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
-        return (await self._ask(partial(Detokenize, token_ids=check_token_ids(token_ids)), Text)).text
+        return (await self._ask(partial(wire.Detokenize, token_ids=check_token_ids(token_ids)), wire.Text)).text
 
-    async def health(self) -> Health:
-        """Whether requests are served and steps end."""
-        return await self._ask(GetHealth, Health)
+    async def health(self) -> wire.Health:
+        """As Client.health."""
+        return await self._ask(wire.GetHealth, wire.Health)
 
-    async def info(self) -> Info:
-        """What the engine serves: model, sizes, version."""
-        return await self._ask(GetInfo, Info)
+    async def info(self) -> wire.Info:
+        """As Client.info."""
+        return await self._ask(wire.GetInfo, wire.Info)
 
     async def get_metrics(self) -> list[Metric]:
         """As Client.get_metrics."""
-        return (await self._ask(GetMetrics, Metrics)).metrics
+        return (await self._ask(wire.GetMetrics, wire.Metrics)).metrics
 
     async def get_default_sampling_params(self) -> SamplingParams:
         """As Client.get_default_sampling_params."""
-        return new_params(await self._default_params())
+        return SamplingParams(**await self._default_params())
 
-    async def pause(self, mode: PauseMode = "keep") -> None:
+    async def pause(self, mode: wire.PauseMode = "keep") -> None:
         """As Client.pause."""
-        await self._ask(pause_query(mode), Done)
+        await self._ask(base_client.pause_query(mode), wire.Done)
 
     async def resume(self) -> None:
         """As Client.resume."""
-        await self._ask(partial(Control, action="resume"), Done)
+        await self._ask(base_client.control_query("resume"), wire.Done)
 
     async def reload(self, model: str | os.PathLike[str]) -> None:
         """As Client.reload."""
-        await self._ask(reload_query(model), Done)
+        await self._ask(base_client.reload_query(model), wire.Done)
 
-    async def sleep(self, level: int = 1, mode: PauseMode = "keep") -> None:
+    async def sleep(self, level: int = 1, mode: wire.PauseMode = "keep") -> None:
         """As Client.sleep."""
-        await self._ask(sleep_query(level, mode), Done)
+        await self._ask(base_client.sleep_query(level, mode), wire.Done)
 
     async def wake_up(self, tags: Sequence[MemoryTag] | None = None) -> None:
         """As Client.wake_up."""
-        await self._ask(wake_up_query(tags), Done)
+        await self._ask(base_client.wake_up_query(tags), wire.Done)
 
     async def is_sleeping(self) -> bool:
         return (await self.health()).is_asleep
 
     async def reset_prefix_cache(self) -> bool:
         """As Client.reset_prefix_cache."""
-        await self._ask(partial(Control, action="reset_prefix_cache"), Done)
+        await self._ask(base_client.control_query("reset_prefix_cache"), wire.Done)
         return True
 
     async def start_profile(self) -> None:
         """As Client.start_profile."""
-        await self._ask(partial(Control, action="start_profile"), Done)
+        await self._ask(base_client.control_query("start_profile"), wire.Done)
 
     async def stop_profile(self) -> None:
         """As Client.stop_profile."""
-        await self._ask(partial(Control, action="stop_profile"), Done)
+        await self._ask(base_client.control_query("stop_profile"), wire.Done)
 
     async def set_log_level(self, level: LogLevel) -> None:
         """As Client.set_log_level."""
-        await self._ask(log_level_query(level), Done)
+        await self._ask(base_client.log_level_query(level), wire.Done)
 
-    # ── its life ──
+    # ── lifetime ──
 
     async def close(self) -> None:
-        """Let go of the engine; a second call does nothing."""
+        """As Client.close."""
         await asyncio.to_thread(self._finalizer)
 
     async def __aenter__(self) -> Self:
@@ -217,14 +194,14 @@ class AsyncClient(BaseClient):
     async def __aexit__(self, *error: object) -> None:
         await self.close()
 
-    # ── how ──
+    # ── internals ──
 
-    async def _default_params(self) -> dict[str, int | float]:
+    async def _default_params(self) -> dict[str, Any]:
         if self._defaults is None:
             self._defaults = (await self.info()).default_sampling_params
         return self._defaults
 
-    async def _run(self, submit: Submit, *, takes_defaults: bool = False) -> AsyncGenerator[RequestOutput, None]:
+    async def _run(self, submit: wire.Submit, *, takes_defaults: bool = False) -> AsyncGenerator[RequestOutput, None]:
         if takes_defaults and (defaults := await self._default_params()):
             submit = msgspec.structs.replace(submit, params=submit.params.replace(**defaults))
         loop = asyncio.get_running_loop()
@@ -241,12 +218,12 @@ class AsyncClient(BaseClient):
             if not stream.is_finished:
                 self._transport.cancel(submit.request_id)
 
-    async def _run_to_end(self, submit: Submit) -> RequestOutput:
+    async def _run_to_end(self, submit: wire.Submit) -> RequestOutput:
         async with aclosing(self._run(submit)) as outputs:
             return await anext(output async for output in outputs if output.finished)
 
-    async def _ask(self, make_query: Callable[..., Query], reply_type: type[ReplyType]) -> ReplyType:
+    async def _ask(self, make_query: Callable[..., wire.Query], reply_type: type[ReplyType]) -> ReplyType:
         future: Future[QueryResult] = Future()
-        future.set_running_or_notify_cancel()  # from here on it cannot be cancelled, even if the asker is
+        future.set_running_or_notify_cancel()  # cancelling the task cannot cancel it: set_result would raise
         self._transport.query(make_query, future.set_result)
         return check_reply(await asyncio.wrap_future(future), reply_type)

@@ -1,7 +1,6 @@
-"""BaseClient: what Client and AsyncClient share: the channel to an engine, its life, the messages for what is asked.
+"""BaseClient: the part that Client and AsyncClient share: transport, lifetime, construction of messages.
 
-Imports `ipc` alone: pyzmq and msgspec, not torch. What a request is on the wire is the Transport's business, what a
-prompt may look like is `prompts.py`'s.
+Needs pyzmq and msgspec, not torch. Knows neither the wire (`transport.py`) nor the forms of prompts (`prompts.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any, ClassVar, Self, get_args
 
 from ...ipc.errors import RequestError
 from ...ipc.messages.base import MemoryTag
-from ...ipc.messages.client import ChatForm, Control, PauseMode, Query, Submit, Tokenize
+from ...ipc.messages.client import ChatForm, Control, ControlAction, PauseMode, Query, Submit, Tokenize
 from ...ipc.pooling_params import PoolingParams
 from ...ipc.process.log import LogLevel
 from ...ipc.sampling_params import SamplingParams
@@ -25,10 +24,10 @@ from .zmq_transport import ZmqTransport
 
 
 class BaseClient:
-    """A program's side of an engine. Close it, or use it as a context manager; what is open then is aborted."""
+    """Client of a running engine. `close`, also at the end of a `with` block, aborts its open requests."""
 
     _waits_for_engine: ClassVar[bool]
-    _defaults: dict[str, int | float] | None = None  # of the engine for SamplingParams; None: not asked yet
+    _defaults: dict[str, Any] | None = None  # the engine's sampling defaults; None: not fetched yet
 
     def __init__(
         self,
@@ -38,28 +37,28 @@ class BaseClient:
         reconnect_timeout_s: float = 30.0,
         key_file: str | os.PathLike[str] | None = None,
     ) -> None:
-        """Attach to the engine at `address`, as engine-launch prints it; `key_file` is what it got as --key-file.
+        """Connect to the engine at `address`, as engine-launch prints it; `key_file` is the engine's --key-file.
 
-        EngineDead is raised if nobody answers within `connect_timeout_s`: by this constructor in a Client, by the
-        first request or by entering the context in an AsyncClient. When the engine's frontend is lost later, open
-        requests go on as soon as it is back, and fail with EngineDead after `reconnect_timeout_s`.
+        If no engine answers within `connect_timeout_s`, EngineDead is raised: by this constructor in a Client, by the
+        first request or by `async with` in an AsyncClient. If the frontend process dies later, open requests resume
+        with its replacement, or fail with EngineDead after `reconnect_timeout_s`.
         """
-        connection = ZmqTransport(
+        transport = ZmqTransport(
             address,
             connect_timeout_s=connect_timeout_s,
             reconnect_timeout_s=reconnect_timeout_s,
             key_file=key_file,
         )
-        self._attach(connection, connection.close)
+        self._attach(transport, transport.close)
         if self._waits_for_engine:
             try:
-                connection.wait_connected()
+                transport.wait_connected()
             except BaseException:
                 self._finalizer()
                 raise
 
     def _attach(self, transport: Transport, close: Callable[[], None]) -> None:
-        """Serve over `channel`; `close` runs once: when asked, when this object is collected, or at exit."""
+        """Use `transport`. `close` runs once: in `close()`, at garbage collection or at exit, the earliest of them."""
         self._transport = transport
         self._finalizer = weakref.finalize(self, close)
         self._request_numbers = itertools.count()
@@ -70,7 +69,7 @@ class BaseClient:
     def __exit__(self, *error: object) -> None:
         self._finalizer()
 
-    def _submit_of(
+    def _new_submit(
         self,
         prompt: Prompt | Chat,
         params: SamplingParams,
@@ -95,19 +94,21 @@ class BaseClient:
             truncate_prompt_tokens=truncate_prompt_tokens, priority=priority, timeout_s=timeout_s, max_tokens=1
         )
         pooling = check_pooling(pooling_params)
-        return [self._submit_of(prompt, params, request_id, pooling) for prompt in prompts]
-
-
-def new_params(defaults: dict[str, Any]) -> SamplingParams:
-    """As the engine has told its defaults."""
-    return SamplingParams(**defaults)
+        return [self._new_submit(prompt, params, request_id, pooling) for prompt in prompts]
 
 
 def tokenize_query(prompt: str | Chat) -> Callable[..., Query]:
-    """Asks for the token ids of a text or a chat; lacks the query's id, as everything for Transport.query."""
+    """Make the query for the token ids of a text or a chat.
+
+    Like every query function here it returns a constructor, which Transport.query calls with the query's id.
+    """
     if isinstance(prompt, str):
         return partial(Tokenize, prompt=check_text(prompt))
     return partial(Tokenize, chat=check_chat(prompt))
+
+
+def control_query(action: ControlAction) -> Callable[..., Control]:
+    return partial(Control, action=action)
 
 
 def pause_query(mode: PauseMode) -> Callable[..., Control]:

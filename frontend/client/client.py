@@ -1,4 +1,4 @@
-"""Client: attaches to a running engine from any program, and from any number of threads at once."""
+"""Client: synchronous client of a running engine. Any number of threads may share one."""
 
 from __future__ import annotations
 
@@ -12,38 +12,13 @@ from typing import TypeVar, Unpack
 from ...ipc.beam_search_params import BeamSearchParams
 from ...ipc.codec import decode_ids
 from ...ipc.errors import RequestError, TokenloomError
+from ...ipc.messages import client as wire
 from ...ipc.messages.base import MemoryTag
-from ...ipc.messages.client import (
-    Control,
-    Delta,
-    Detokenize,
-    Done,
-    GetHealth,
-    GetInfo,
-    GetMetrics,
-    Health,
-    Info,
-    Metrics,
-    PauseMode,
-    Query,
-    Submit,
-    Text,
-    TokenIds,
-)
 from ...ipc.messages.metrics import Metric
 from ...ipc.pooling_params import PoolingParams
 from ...ipc.process.log import LogLevel
 from ...ipc.sampling_params import SamplingParams
-from .base_client import (
-    BaseClient,
-    log_level_query,
-    new_params,
-    pause_query,
-    reload_query,
-    sleep_query,
-    tokenize_query,
-    wake_up_query,
-)
+from . import base_client
 from .batch import RequestBatch
 from .call_options import CallOptions, ChatOptions, UnservedOptions, chat_form, check_options, with_priority
 from .offline.beam_search import BeamSearch, BeamSearchOutput
@@ -57,12 +32,12 @@ from .request_future import RequestFuture
 ParamsType = TypeVar("ParamsType", bound=SamplingParams | Sequence[SamplingParams])
 
 
-class Client(BaseClient):
-    """A program's side of an engine. Close it, or use it as a context manager; what is open then is aborted."""
+class Client(base_client.BaseClient):
+    """Synchronous client of a running engine. `close`, also at the end of a `with` block, aborts its open requests."""
 
     _waits_for_engine = True
 
-    # ── answers ──
+    # ── requests ──
 
     def generate(
         self,
@@ -71,10 +46,10 @@ class Client(BaseClient):
         use_tqdm: bool = True,
         **options: Unpack[CallOptions],
     ) -> list[RequestOutput]:
-        """Answers to all prompts, in their order.
+        """Generate completions of all prompts; the outputs are in the order of the prompts.
 
-        A prompt is text, token ids, {"prompt": text} or {"prompt_token_ids": ids}; SamplingParams are one for all or
-        one each. A prompt that cannot be served raises its error, after the others are aborted.
+        A prompt is text, token ids, {"prompt": text} or {"prompt_token_ids": ids}. `sampling_params` is one for all
+        prompts or one for each. If a prompt fails, the others are aborted and its error is raised.
         """
         check_options("generate", options, CallOptions)
         return self._run_all(list_prompts(prompts), self._or_default(sampling_params), use_tqdm, options)
@@ -86,7 +61,7 @@ class Client(BaseClient):
         use_tqdm: bool = True,
         **options: Unpack[ChatOptions],
     ) -> list[RequestOutput]:
-        """The next turn of one conversation, or of each of many; a message is {"role": …, "content": …}."""
+        """Generate the next turn of one conversation or of each of many; a message is {"role": …, "content": …}."""
         check_options("chat", options, ChatOptions)
         chats = [check_chat(chat) for chat in list_chats(messages)]
         return self._run_all(chats, self._or_default(sampling_params), use_tqdm, options)
@@ -102,9 +77,10 @@ class Client(BaseClient):
         use_tqdm: bool = True,
         **options: Unpack[UnservedOptions],
     ) -> list[EmbeddingRequestOutput]:
-        """The vectors of all prompts, in their order; see PoolingParams. What is given by name is as in SamplingParams.
+        """Embed all prompts; the vectors are in the order of the prompts.
 
-        A prompt that cannot be served, or was not embedded in time, raises its error.
+        `truncate_prompt_tokens`, `priority` and `timeout_s` mean the same as in SamplingParams. If a prompt fails or
+        exceeds its timeout, its error is raised.
         """
         check_options("embed", options, UnservedOptions)
         listed = list_prompts(prompts)
@@ -116,12 +92,12 @@ class Client(BaseClient):
         prompts: Prompt | Sequence[Prompt],
         params: BeamSearchParams,
         use_tqdm: bool = False,
-        concurrency_limit: int | None = None,  # the engine schedules what it can hold, whatever this is
+        concurrency_limit: int | None = None,  # ignored: the scheduler limits concurrency
         **options: Unpack[UnservedOptions],
     ) -> list[BeamSearchOutput]:
-        """The likeliest continuations of all prompts that a search of `beam_width` finds."""
+        """Find the likeliest continuations of each prompt by beam search."""
         check_options("beam_search", options, UnservedOptions)
-        submits, info = [self._submit_of(prompt, SamplingParams()) for prompt in list_prompts(prompts)], self.info()
+        submits, info = [self._new_submit(prompt, SamplingParams()) for prompt in list_prompts(prompts)], self.info()
         token_ids = [
             decode_ids(submit.prompt_token_ids or b"").tolist() or self.tokenize(submit.prompt or "")
             for submit in submits
@@ -136,8 +112,8 @@ class Client(BaseClient):
     def submit(
         self, prompt: Prompt | Chat, sampling_params: SamplingParams | None = None, *, request_id: str | None = None
     ) -> Future[RequestOutput]:
-        """Ask without waiting. `cancel()` on the future aborts; `request_id` is there for `abort`."""
-        submit = self._submit_of(prompt, check_params(self._or_default(sampling_params)), request_id)
+        """Submit a request and return its future at once. `future.cancel()` and `abort(request_id)` abort it."""
+        submit = self._new_submit(prompt, check_params(self._or_default(sampling_params)), request_id)
         future = RequestFuture(self._transport, submit)
         self._transport.submit(submit, future.take)
         return future
@@ -145,101 +121,110 @@ class Client(BaseClient):
     def stream(
         self, prompt: Prompt | Chat, sampling_params: SamplingParams | None = None, *, request_id: str | None = None
     ) -> Iterator[str]:
-        """The answer's text, piece by piece as it is made. Closing the iterator aborts the request."""
+        """Yield the text of the completion as it is generated. Closing the iterator aborts the request."""
         params = check_params(self._or_default(sampling_params))
         if params.n > 1:
             raise RequestError(
-                f"a stream of text shows one answer, n is {params.n}: use submit, or AsyncClient.generate"
+                f"stream() yields one completion, n is {params.n}: use submit() or AsyncClient.generate()"
             )
-        return self._stream(self._submit_of(prompt, params, request_id))
+        return self._stream(self._new_submit(prompt, params, request_id))
 
     def abort(self, request_id: str) -> None:
-        """End a request: whoever waits for it gets what there is, with finish_reason abort."""
+        """End a request: its last output has the tokens generated so far and finish_reason abort."""
         self._transport.abort(request_id)
 
-    # ── questions ──
+    # ── queries ──
 
     def get_tokenizer(self) -> TransformersTokenizer:
-        """transformers' tokenizer of the model, with the engine's chat template, where its files can be read."""
+        """Load the model's tokenizer with transformers, with the engine's chat template.
+
+        RequestError if the folder of the tokenizer does not exist on this machine.
+        """
         return load_tokenizer(self.info())
 
     def tokenize(self, prompt: str | Chat) -> list[int]:
-        """The token ids that the engine would compute for a text or a chat."""
-        return decode_ids(self._ask(tokenize_query(prompt), TokenIds).token_ids).tolist()
+        """Tokenize a text, or a chat with the chat template, as `generate` would."""
+        return decode_ids(self._ask(base_client.tokenize_query(prompt), wire.TokenIds).token_ids).tolist()
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
-        return self._ask(partial(Detokenize, token_ids=check_token_ids(token_ids)), Text).text
+        return self._ask(partial(wire.Detokenize, token_ids=check_token_ids(token_ids)), wire.Text).text
 
-    def health(self) -> Health:
-        """Whether requests are served and steps end."""
-        return self._ask(GetHealth, Health)
+    def health(self) -> wire.Health:
+        """Return the engine's state, load and restarts."""
+        return self._ask(wire.GetHealth, wire.Health)
 
-    def info(self) -> Info:
-        """What the engine serves: model, sizes, version."""
-        return self._ask(GetInfo, Info)
+    def info(self) -> wire.Info:
+        """Return the model, its limits and the engine's version."""
+        return self._ask(wire.GetInfo, wire.Info)
 
     def get_metrics(self) -> list[Metric]:
-        """Counters, gauges and histograms of the engine under their names on /metrics."""
-        return self._ask(GetMetrics, Metrics).metrics
+        """Return the engine's counters, gauges and histograms, with the names of /metrics."""
+        return self._ask(wire.GetMetrics, wire.Metrics).metrics
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What requests without parameters get: the checkpoint's own defaults, or what the operator chose."""
+        """Return the parameters of requests without any: the operator's (--generation-config) or the checkpoint's."""
         if self._defaults is None:
             self._defaults = self.info().default_sampling_params
-        return new_params(self._defaults)
+        return SamplingParams(**self._defaults)
 
     # ── control ──
 
-    def pause(self, mode: PauseMode = "keep") -> None:
-        """Begin nothing new until `resume`; returns when it is so. keep: running requests stop where they are; wait:
-        they finish first; abort: all end with finish_reason abort."""
-        self._ask(pause_query(mode), Done)
+    def pause(self, mode: wire.PauseMode = "keep") -> None:
+        """Start no request until `resume`; return after running requests have stopped.
+
+        keep: they stop and continue after `resume`; wait: they finish; abort: they end with finish_reason abort.
+        """
+        self._ask(base_client.pause_query(mode), wire.Done)
 
     def resume(self) -> None:
-        """Go on after a pause; without one, nothing happens."""
-        self._ask(partial(Control, action="resume"), Done)
+        """End a pause; does nothing without one."""
+        self._ask(base_client.control_query("resume"), wire.Done)
 
     def reload(self, model: str | os.PathLike[str]) -> None:
-        """Take the weights of another checkpoint of the same architecture; open requests go on with them."""
-        self._ask(reload_query(model), Done)
+        """Load the weights of another checkpoint of the same architecture; open requests continue with them."""
+        self._ask(base_client.reload_query(model), wire.Done)
 
-    def sleep(self, level: int = 1, mode: PauseMode = "keep") -> None:
-        """Give the memory of weights and KV pool back, until `wake_up`. Requests wait meanwhile, those that run too (as
-        `mode` of `pause` says). 1: the checkpoint stays in the machine's page cache; 2: it leaves that, too."""
-        self._ask(sleep_query(level, mode), Done)
+    def sleep(self, level: int = 1, mode: wire.PauseMode = "keep") -> None:
+        """Free the memory of weights and KV cache until `wake_up`; requests wait, running ones by `mode` as in `pause`.
+
+        Level 1 keeps the checkpoint in the operating system's page cache, level 2 drops it from there.
+        """
+        self._ask(base_client.sleep_query(level, mode), wire.Done)
 
     def wake_up(self, tags: Sequence[MemoryTag] | None = None) -> None:
-        """Take the memory again, all or what is named ("weights", "kv_cache"), and go on once all of it is there."""
-        self._ask(wake_up_query(tags), Done)
+        """Allocate the memory of `tags` ("weights", "kv_cache"; None: both); requests resume once both are there."""
+        self._ask(base_client.wake_up_query(tags), wire.Done)
 
     def is_sleeping(self) -> bool:
         return self.health().is_asleep
 
     def reset_prefix_cache(self) -> bool:
-        """Have no request that begins later find what is cached now; True, since running requests do not hinder it."""
-        self._ask(partial(Control, action="reset_prefix_cache"), Done)
+        """Clear the prefix cache for later requests. Always True: running requests do not prevent it."""
+        self._ask(base_client.control_query("reset_prefix_cache"), wire.Done)
         return True
 
     def start_profile(self) -> None:
-        """Have every worker record what torch does, until `stop_profile`. RequestError if one is running already."""
-        self._ask(partial(Control, action="start_profile"), Done)
+        """Start torch's profiler in every worker. RequestError if it is running already."""
+        self._ask(base_client.control_query("start_profile"), wire.Done)
 
     def stop_profile(self) -> None:
-        """Have each write its Chrome trace into the engine's `profile_dir`; returns when it is there. RequestError
-        without `start_profile`, or if a worker or the core was replaced since."""
-        self._ask(partial(Control, action="stop_profile"), Done)
+        """Stop the profiler; return after each worker has written a Chrome trace to the engine's `profile_dir`.
+
+        RequestError without `start_profile`, or if a worker or the core has been replaced since.
+        """
+        self._ask(base_client.control_query("stop_profile"), wire.Done)
 
     def set_log_level(self, level: LogLevel) -> None:
-        """Have every process of the engine, those that are started later too, log what is at least this bad."""
-        self._ask(log_level_query(level), Done)
+        """Set the log level of every process of the engine, also of processes that start later."""
+        self._ask(base_client.log_level_query(level), wire.Done)
 
-    # ── its life ──
+    # ── lifetime ──
 
     def close(self) -> None:
-        """Let go of the engine; a second call does nothing."""
+        """Disconnect and abort open requests; an LLM also stops its engine. A second call does nothing."""
         self._finalizer()
 
-    # ── how ──
+    # ── internals ──
 
     def _or_default(self, params: ParamsType | None) -> ParamsType | SamplingParams:
         return self.get_default_sampling_params() if params is None else params
@@ -252,13 +237,13 @@ class Client(BaseClient):
         options: ChatOptions | CallOptions,
     ) -> list[RequestOutput]:
         params, form = with_priority(list_params(sampling_params, len(prompts)), options), chat_form(options)
-        submits = [self._submit_of(*each, form=form) for each in zip(prompts, params, strict=True)]
+        submits = [self._new_submit(*each, form=form) for each in zip(prompts, params, strict=True)]
         return self._run(submits, use_tqdm)
 
-    def _run(self, submits: list[Submit], use_tqdm: bool) -> list[RequestOutput]:
+    def _run(self, submits: list[wire.Submit], use_tqdm: bool) -> list[RequestOutput]:
         return RequestBatch(self._transport, submits, show_progress=use_tqdm).run()
 
-    def _stream(self, submit: Submit) -> Iterator[str]:
+    def _stream(self, submit: wire.Submit) -> Iterator[str]:
         updates: SimpleQueue[Update] = SimpleQueue()
         builder = OutputBuilder(submit)
         self._transport.submit(submit, updates.put)
@@ -268,13 +253,13 @@ class Client(BaseClient):
                 builder.add(update)
                 if isinstance(update, TokenloomError):
                     raise update
-                if isinstance(update, Delta) and update.text:
+                if isinstance(update, wire.Delta) and update.text:
                     yield update.text
         finally:
             if not builder.is_finished:
                 self._transport.cancel(submit.request_id)
 
-    def _ask(self, make_query: Callable[..., Query], reply_type: type[ReplyType]) -> ReplyType:
+    def _ask(self, make_query: Callable[..., wire.Query], reply_type: type[ReplyType]) -> ReplyType:
         replies: SimpleQueue[QueryResult] = SimpleQueue()
         self._transport.query(make_query, replies.put)
         return check_reply(self._transport.wait(replies), reply_type)
