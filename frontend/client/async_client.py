@@ -99,7 +99,7 @@ class AsyncClient(base_client.BaseClient):
         search = BeamSearch([token_ids], params, info)
         while requests := search.requests():
             submits = [self._new_submit(each, search.sampling_params) for each in requests]
-            search.take(await asyncio.gather(*map(self._run_to_end, submits)))
+            search.add(await asyncio.gather(*map(self._run_to_end, submits)))
         for beam, shown in search.finish():
             beam.text = await self.detokenize(shown) if info.tokenizer_folder else None
         return search.outputs[0]

@@ -1,7 +1,7 @@
-"""AsyncStream: the updates of one request on their way from the channel's thread into an event loop.
+"""AsyncStream: passes the updates of one request from the transport's thread to an event loop.
 
-The thread only appends; one wake-up per loop is pending at most, however many streams have news, so that a busy
-engine does not flood the loop. A consumer that is slow finds all news merged into one cumulative output.
+At most one wake-up per loop is pending, however many streams have updates, so that a busy engine does not flood the
+loop. Updates that a slow consumer has not fetched are merged into one output.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from .outputs import OutputBuilder, RequestOutput
 
 
 class LoopWaker:
-    """Wakes the streams of one event loop. `notify` is called in the channel's thread, the rest in the loop."""
+    """Wakes the streams of one event loop. `notify` runs in the transport's thread, the rest in the loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self._with_news: deque[AsyncStream] = deque()
+        self._updated: deque[AsyncStream] = deque()
         self._is_pending = False
 
     def notify(self, stream: AsyncStream) -> None:
-        self._with_news.append(stream)
+        self._updated.append(stream)
         if not self._is_pending:
             self._is_pending = True
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed
                 self.loop.call_soon_threadsafe(self._wake)
 
     def _wake(self) -> None:
-        self._is_pending = False  # before the queue is emptied: what comes later wakes again
-        while self._with_news:
-            self._with_news.popleft().wake()
+        self._is_pending = False  # before the queue is emptied: a later `notify` wakes again
+        while self._updated:
+            self._updated.popleft().wake()
 
 
 class AsyncStream:
-    """`put` is the request's sink; `next` belongs to one task."""
+    """Outputs of one request. The transport's thread calls `put`, one task calls `next`."""
 
     def __init__(self, submit: Submit, waker: LoopWaker) -> None:
         self._waker = waker
         self._updates: deque[Update] = deque()
-        self._has_news = False
+        self._is_notified = False
         self._event = asyncio.Event()
         self._builder = OutputBuilder(submit)
 
@@ -52,19 +52,21 @@ class AsyncStream:
 
     def put(self, update: Update) -> None:
         self._updates.append(update)
-        if not self._has_news:
-            self._has_news = True
+        if not self._is_notified:
+            self._is_notified = True
             self._waker.notify(self)
 
     def wake(self) -> None:
         self._event.set()
 
     async def next(self) -> RequestOutput | None:
-        """The output with what has come, as output_kind asks; None if there is nothing to see yet. Raises the
-        request's error."""
+        """Wait for updates and return the output of the request's output_kind, None if they change nothing in it.
+
+        Raises the request's error.
+        """
         await self._event.wait()
         self._event.clear()
-        self._has_news = False  # before the queue is emptied: what comes later notifies again
+        self._is_notified = False  # before the queue is emptied: a later `put` notifies again
         builder = self._builder
         num_tokens = builder.num_tokens
         while self._updates:

@@ -1,7 +1,7 @@
-"""RequestBatch: many requests run to their end, with the results in the order of the prompts. What `generate` does.
+"""RequestBatch: runs the requests of one `generate` call and returns their outputs in the order of the prompts.
 
-Keeps a bounded number of requests open. When the engine is overloaded it keeps fewer and tries again as others
-finish, so that a long list is never refused for its length. The first request that fails ends the batch.
+Keeps a bounded number of requests open. If the engine is overloaded, it keeps fewer and resubmits as others finish,
+so that a long list is never rejected for its length. The first error aborts the batch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ BAR_INTERVAL_S = 0.2
 
 
 class RequestBatch:
-    """Runs once. Builders are touched by the channel's thread until their index is in `_ended`, then by the caller."""
+    """Requests of one call; `run` once. The transport's thread uses a builder until its index is in `_ended`, then the
+    caller does."""
 
     def __init__(self, transport: Transport, submits: Sequence[Submit], show_progress: bool) -> None:
         self._transport = transport
@@ -35,14 +36,14 @@ class RequestBatch:
         self._ended: SimpleQueue[int] = SimpleQueue()
         self._limit = MAX_OPEN
         self._retry_at = 0.0
-        has_screen = sys.stderr is not None  # a program without a console has none
+        has_screen = sys.stderr is not None  # it is None in a program without a console
         self._bar = ProgressBar(len(submits), self._num_tokens) if show_progress and has_screen else None
 
     def run(self) -> list[RequestOutput]:
         try:
             while self._todo or self._open:
                 self._submit_some()
-                self._take_one()
+                self._wait_one()
         finally:
             for index in self._open:
                 self._transport.cancel(self._submits[index].request_id)
@@ -59,16 +60,16 @@ class RequestBatch:
     def _sink(self, index: int) -> Callable[[Update], None]:
         builder, ended = self._builders[index], self._ended
 
-        def take(update: Update) -> None:
+        def add(update: Update) -> None:
             builder.add(update)
             if builder.is_finished:
                 ended.put(index)
 
-        return take
+        return add
 
-    def _take_one(self) -> None:
+    def _wait_one(self) -> None:
         try:
-            index = self._transport.wait(self._ended, self._patience_s())
+            index = self._transport.wait(self._ended, self._timeout_s())
         except Empty:
             index = -1
         if index >= 0:
@@ -77,8 +78,8 @@ class RequestBatch:
         if self._bar is not None:
             self._bar.refresh(len(self._submits) - len(self._todo) - len(self._open))
 
-    def _patience_s(self) -> float | None:
-        """How long to wait for the next end before there is something else to do."""
+    def _timeout_s(self) -> float | None:
+        """Return the time until the next retry or refresh of the bar; None without either."""
         retry_s = max(0.0, self._retry_at - monotonic()) if self._todo and not self._open else None
         if self._bar is None:
             return retry_s
@@ -92,13 +93,13 @@ class RequestBatch:
             self._limit = max(1, len(self._open))
             self._retry_at = monotonic() + (0.0 if self._open else builder.error.retry_after_s)
         elif builder.error is not None:
-            raise self._named(index, builder.error)
+            raise self._with_index(index, builder.error)
         else:
             self._limit = min(MAX_OPEN, self._limit + 1)
             self._outputs[index] = builder.build()
 
-    def _named(self, index: int, error: TokenloomError) -> TokenloomError:
-        """The error, saying which prompt of several it is about."""
+    def _with_index(self, index: int, error: TokenloomError) -> TokenloomError:
+        """Put the prompt's index before the error's message if there are several prompts."""
         if isinstance(error, RequestError) and len(self._submits) > 1:
             return RequestError(f"prompt {index} of {len(self._submits)}: {error}")
         return error
@@ -111,17 +112,16 @@ class ProgressBar:
     """A tqdm bar of finished requests with the rate of generated tokens."""
 
     def __init__(self, num_requests: int, num_tokens: Callable[[], int]) -> None:
-        from tqdm.auto import tqdm  # takes 50 ms, and only those who look at a bar pay
+        from tqdm.auto import tqdm  # takes 50 ms, needed only for a bar
 
         class Bar(tqdm):  # type: ignore[misc]  # tqdm has no types
-            monitor_interval = 0  # no thread of its own: `refresh` comes often enough
+            monitor_interval = 0  # no monitor thread: `refresh` is called often enough
 
         self._bar = Bar(total=num_requests, desc="requests", unit="request", dynamic_ncols=True)
         self._num_tokens = num_tokens
         self._begin = self._refreshed_at = monotonic()
 
     def refresh(self, num_ended: int) -> None:
-        """So many requests have ended in all."""
         now = monotonic()
         self._bar.n = num_ended
         if now - self._refreshed_at >= BAR_INTERVAL_S:

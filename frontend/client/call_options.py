@@ -1,7 +1,6 @@
-"""The keywords of `generate`, `chat` and `embed` beside prompts and parameters, checked in one place for all clients.
+"""Keyword arguments of `generate`, `chat` and `embed` besides prompts and parameters, with their checks.
 
-Names are vLLM's. Those that can only be None ask for what no engine of ours serves, and are there so that programs
-which name them run.
+Names are vLLM's. A keyword of type None is a feature that this engine does not have; programs that pass None run.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ JsonMapping = Mapping[str, object]
 
 
 class UnservedOptions(TypedDict, total=False):
-    """None, or as good as none."""
+    """Keywords of features that this engine does not have: None or {}."""
 
     lora_request: None
     prompt_adapter_request: None
@@ -30,27 +29,27 @@ class UnservedOptions(TypedDict, total=False):
 class CallOptions(UnservedOptions, total=False):
     """Keywords of `generate`."""
 
-    priority: int | Sequence[int] | None  # one for all prompts or one each; None: as in their SamplingParams
+    priority: int | Sequence[int] | None  # for all prompts or for each; None: that of SamplingParams
 
 
 class ChatOptions(CallOptions, total=False):
     """Keywords of `chat`."""
 
     chat_template: str | None  # Jinja, in place of the model's own
-    chat_template_content_format: Literal["auto", "string"] | None  # templates get texts
-    chat_template_kwargs: JsonMapping | None  # what else the template may use
+    chat_template_content_format: Literal["auto", "string"] | None  # templates get content as text
+    chat_template_kwargs: JsonMapping | None  # further variables of the template
     tools: Sequence[JsonMapping] | None  # functions in OpenAI's form
     documents: Sequence[JsonMapping] | None
     reasoning_effort: str | None
-    add_generation_prompt: bool | None  # None: unless the last turn is continued
-    continue_final_message: bool | None  # the answer goes on with the text of the last turn
+    add_generation_prompt: bool | None  # None: True unless continue_final_message
+    continue_final_message: bool | None  # the completion continues the last message
 
 
-_PASSED = ("tools", "documents", "reasoning_effort", "add_generation_prompt")  # to the template, by these names
+_TEMPLATE_VARIABLES = ("tools", "documents", "reasoning_effort", "add_generation_prompt")
 
 
 def check_options(method: str, options: Mapping[str, object], known: type[UnservedOptions]) -> None:
-    """TypeError for a keyword that `method` does not have, RequestError for one that asks for what is not served."""
+    """Raise TypeError for a keyword that `method` does not have, RequestError for a feature that is not served."""
     for name, value in options.items():
         if name not in known.__annotations__:
             raise TypeError(f"{method}() has no keyword {name!r}; it has {', '.join(sorted(known.__annotations__))}")
@@ -59,7 +58,7 @@ def check_options(method: str, options: Mapping[str, object], known: type[Unserv
 
 
 def with_priority(params: list[SamplingParams], options: CallOptions) -> list[SamplingParams]:
-    """The parameters of each prompt with the priority that was given beside them, if any."""
+    """Replace the priority in each prompt's parameters by the `priority` keyword, if it is given."""
     priority = options.get("priority")
     if priority is None:
         return params
@@ -70,7 +69,7 @@ def with_priority(params: list[SamplingParams], options: CallOptions) -> list[Sa
 
 
 def chat_form(options: CallOptions | ChatOptions) -> ChatForm | None:
-    """How the chats of a call become prompts; None for the model's own way."""
+    """Build the ChatForm of a call from its keywords; None if they change nothing."""
     given: JsonMapping = options
     content_format, template = given.get("chat_template_content_format"), given.get("chat_template")
     if content_format not in (None, "auto", "string"):
@@ -82,6 +81,6 @@ def chat_form(options: CallOptions | ChatOptions) -> ChatForm | None:
         raise RequestError(f"chat_template_kwargs must be a dict, got {others!r:.80}")
     if taken := sorted(others.keys() & {"messages", "tools", "documents", "add_generation_prompt"}):
         raise RequestError(f"chat_template_kwargs holds {', '.join(taken)}: use the keywords of chat()")
-    variables = {**others, **{name: given[name] for name in _PASSED if given.get(name) is not None}}
+    variables = {**others, **{name: given[name] for name in _TEMPLATE_VARIABLES if given.get(name) is not None}}
     form = ChatForm(template=template, variables=variables, is_continued=bool(given.get("continue_final_message")))
     return None if form == ChatForm() else form

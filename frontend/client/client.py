@@ -104,7 +104,7 @@ class Client(base_client.BaseClient):
         ]
         search = BeamSearch(token_ids, params, info)
         while requests := search.requests():
-            search.take(self.generate(requests, search.sampling_params, use_tqdm))
+            search.add(self.generate(requests, search.sampling_params, use_tqdm))
         for beam, shown in search.finish():
             beam.text = self.detokenize(shown) if info.tokenizer_folder else None
         return search.outputs
@@ -115,7 +115,7 @@ class Client(base_client.BaseClient):
         """Submit a request and return its future at once. `future.cancel()` and `abort(request_id)` abort it."""
         submit = self._new_submit(prompt, check_params(self._or_default(sampling_params)), request_id)
         future = RequestFuture(self._transport, submit)
-        self._transport.submit(submit, future.take)
+        self._transport.submit(submit, future.add)
         return future
 
     def stream(
@@ -162,7 +162,7 @@ class Client(base_client.BaseClient):
         return self._ask(wire.GetMetrics, wire.Metrics).metrics
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Return the parameters of requests without any: the operator's (--generation-config) or the checkpoint's."""
+        """Return the parameters of requests without any: the checkpoint's, unless the operator has set others."""
         if self._defaults is None:
             self._defaults = self.info().default_sampling_params
         return SamplingParams(**self._defaults)

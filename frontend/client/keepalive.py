@@ -1,7 +1,7 @@
-"""Keepalive: when to ping a frontend, and when its silence means that it is lost. Has no clock of its own.
+"""Keepalive: decides when to ping a frontend and when its silence means that it is lost. Gets the time as argument.
 
-A ping goes out every PING_INTERVAL_S while something is open; silence counts from the first ping that nothing
-followed, so that a program that was stopped for a while does not blame the frontend.
+While requests are open a ping is due every PING_INTERVAL_S. Silence counts from the first ping without a message
+after it, so that a suspended program does not report its frontend as lost when it continues.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ SILENCE_S = 10.0
 
 
 class Keepalive:
-    """Times are seconds of any clock that does not go back."""
+    """Timer of pings and silence. Times are seconds of any monotonic clock."""
 
     def __init__(self) -> None:
-        self.next_due: float | None = None  # None: at rest
+        self.next_due: float | None = None  # None: stopped
         self._silent_since: float | None = None
 
-    def heard(self) -> None:
-        """Something came from the frontend."""
+    def reset_silence(self) -> None:
+        """Call it for each message from the frontend."""
         self._silent_since = None
 
-    def rest(self) -> None:
-        """Nothing is open: no pings, no alarm."""
+    def stop(self) -> None:
+        """Stop pings and the silence timer until the next `poll`."""
         self.next_due = self._silent_since = None
 
-    def due(self, now: float) -> Literal["nothing", "ping", "lost"]:
-        """What to do at `now`; "ping" counts as done."""
+    def poll(self, now: float) -> Literal["nothing", "ping", "lost"]:
+        """Return the action due at `now`; the caller must send the ping."""
         if self._silent_since is not None and now - self._silent_since >= SILENCE_S:
             return "lost"
         if self.next_due is None:

@@ -1,4 +1,4 @@
-"""Logprob: how likely the model found a token, as a caller gets it. Names and meanings are vLLM's."""
+"""Logprobs of RequestOutput: vLLM's names and meanings, decoded from the wire's columns."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ from ...ipc.messages.client import Logprobs
 
 
 class Logprob(msgspec.Struct, frozen=True):
-    """`rank` 1 is the likeliest token at this place, None if it is not known; `decoded_token` is None where no text is
-    made."""
+    """Logprob of one token. `rank` 1 is the likeliest token of its position, None if it is unknown; `decoded_token` is
+    None without detokenization."""
 
     logprob: float
     rank: int | None = None
     decoded_token: str | None = None
 
 
-TokenLogprobs = dict[int, Logprob]  # the token itself first, then the likeliest by falling logprob, or those named
+TokenLogprobs = dict[int, Logprob]  # the token itself, then the top ones or logprob_token_ids
 
 
 class FlatLogprobs(Sequence[TokenLogprobs]):
-    """Logprobs of tokens in a row in six lists, which the garbage collector walks faster than many small dicts.
+    """Logprobs of consecutive tokens in six lists, which cost the garbage collector less than one dict per token.
 
-    The entries of token i stand in [start_indices[i], end_indices[i]) of the others; a token without any is an empty
-    dict.
+    Token i has the entries [start_indices[i], end_indices[i]) of the other lists; without entries it is an empty dict.
     """
 
     def __init__(self, tokens: Iterable[TokenLogprobs | None] = ()) -> None:
@@ -67,7 +66,7 @@ class FlatLogprobs(Sequence[TokenLogprobs]):
 
 
 def unpack_rows(packed: Logprobs) -> list[list[tuple[int, float]]]:
-    """Per token: (id, logprob) of itself and then of the others."""
+    """Return a row for each token: (id, logprob) of the token itself, then of its alternatives."""
     width, values = packed.num_top + 1, array("f")
     values.frombytes(packed.logprobs)
     cells = list(zip(decode_ids(packed.token_ids), values, strict=True))
@@ -75,7 +74,7 @@ def unpack_rows(packed: Logprobs) -> list[list[tuple[int, float]]]:
 
 
 def unpack_logprobs(packed: Logprobs) -> list[TokenLogprobs]:
-    """One dict per token."""
+    """Decode the wire's columns to one dict per token."""
     texts, tokens = packed.texts, []
     for own_rank, ((own, logprob), *others) in zip(decode_ids(packed.ranks), unpack_rows(packed), strict=True):
         token = {own: Logprob(logprob, own_rank, texts.get(own))}

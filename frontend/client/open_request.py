@@ -1,6 +1,6 @@
-"""OpenRequest: one request as the client side holds it, which is all that is needed to ask for it again.
+"""OpenRequest: state of one open request in the client: everything that a resubmission needs.
 
-It keeps the tokens that were delivered, drops what it is told twice and notices a gap. Touched by one thread alone.
+Keeps the delivered tokens, drops duplicate deltas and detects gaps. One thread uses it.
 """
 
 from __future__ import annotations
@@ -17,37 +17,38 @@ from ...ipc.errors import TokenloomError
 from ...ipc.messages.client import Accepted, Child, Delta, Submit
 from ...ipc.sampling_params import child_seed
 
-Update: TypeAlias = Accepted | Delta | TokenloomError  # immutable; an error is always the last
-Sink: TypeAlias = Callable[[Update], None]  # called in the channel's thread: must be cheap and never block
+Update: TypeAlias = Accepted | Delta | TokenloomError  # immutable; after an error nothing follows
+Sink: TypeAlias = Callable[[Update], None]  # runs in the transport's thread: must be cheap and never block
 DeltaOutcome = Literal["applied", "duplicate", "gap"]
 
 
 @dataclass(slots=True)
 class OpenSequence:
-    """One of the n answers: `chunks` are exactly the tokens that the sink has seen, `num_tokens` their number."""
+    """One of the n sequences. `chunks` holds exactly the tokens delivered to the sink, as int32 bytes."""
 
     chunks: list[bytes] = field(default_factory=list)
     num_tokens: int = 0
     is_finished: bool = False
 
     def joined(self) -> bytes:
+        """Return all tokens as int32 bytes, and keep them as one chunk."""
         self.chunks = [b"".join(self.chunks)]
         return self.chunks[0]
 
 
 class OpenRequest:
-    """Invariant: `answers` hold exactly what the sink has seen."""
+    """A request until its last update. Invariant: `sequences` hold exactly the tokens delivered to the sink."""
 
     def __init__(self, submit: Submit, sink: Sink) -> None:
         self._submit = submit
         self.sink = sink
         self.sequences = [OpenSequence() for _ in range(submit.params.n)]
-        self._num_prompt_logprobs = 0  # prompt tokens whose logprobs are here, the first, which has none, included
+        self._num_prompt_logprobs = 0  # prompt tokens with delivered logprobs, and the first, which has none
         self._seed = submit.params.seed
         self._num_sent = 0
-        self._is_accepted = False  # the newest attempt
+        self._is_accepted = False  # the latest attempt
         self._arrival_time = time.time()
-        self.num_gaps = 0  # times that what came did not follow what is here, since something did
+        self.num_gaps = 0  # consecutive deltas that left a gap
         self.is_aborted = False
 
     @property
@@ -60,7 +61,7 @@ class OpenRequest:
 
     @property
     def unfinished(self) -> list[int]:
-        """Indices of the answers that have not finished."""
+        """Indices of the sequences that have not finished."""
         return [index for index, sequence in enumerate(self.sequences) if not sequence.is_finished]
 
     @property
@@ -69,13 +70,13 @@ class OpenRequest:
 
     @property
     def num_bytes(self) -> int:
-        """About what the request takes on the wire."""
+        """Approximate size of the next Submit in bytes."""
         submit = self._submit
         chat = sum(len(turn.content) for turn in submit.chat or ())
         return len(submit.prompt or "") + len(submit.prompt_token_ids or b"") + chat + 4 * self.num_tokens + 200
 
     def next_submit(self) -> Submit:
-        """The message that asks for this request, from the start or from the tokens that are here."""
+        """Make the Submit of the next attempt; it contains the delivered tokens, for the engine to continue from."""
         submit = self._submit
         attempt = self._num_sent
         self._num_sent += 1
@@ -83,8 +84,8 @@ class OpenRequest:
         if attempt == 0:
             return submit
         children: list[Child] = []
-        has_something = self.num_tokens or self._num_prompt_logprobs or len(self.unfinished) < len(self.sequences)
-        if has_something and self._seed is not None:
+        has_output = self.num_tokens or self._num_prompt_logprobs or len(self.unfinished) < len(self.sequences)
+        if has_output and self._seed is not None:
             children = [
                 Child(index=index, seed=child_seed(self._seed, index), output_token_ids=self.sequences[index].joined())
                 for index in self.unfinished
@@ -98,20 +99,20 @@ class OpenRequest:
         )
 
     def accept(self, accepted: Accepted) -> bool:
-        """Note what the core holds; False if this is of an older attempt."""
+        """Keep the prompt tokens and seed of the core's acceptance; False if it belongs to an older attempt."""
         if accepted.attempt != self._num_sent - 1:
             return False
         self._is_accepted = True
         if self._seed is None:
             self._seed = accepted.seed
-        if self._submit.prompt_token_ids is None:  # the tokens are the request from here on; the text is not needed
+        if self._submit.prompt_token_ids is None:  # a resubmission sends tokens, not text
             self._submit = msgspec.structs.replace(
                 self._submit, prompt=None, chat=None, prompt_token_ids=accepted.prompt_token_ids
             )
         return True
 
     def apply(self, delta: Delta) -> DeltaOutcome:
-        """Hold the delta's tokens if they follow those that are here."""
+        """Append the delta's tokens if they start where the delivered tokens end."""
         num_new = num_ids(delta.token_ids)
         if not self._is_accepted or not 0 <= delta.index < len(self.sequences):  # it belongs to an older attempt
             return "duplicate"
@@ -130,7 +131,7 @@ class OpenRequest:
             return "applied"
         if delta.start + num_new <= sequence.num_tokens and delta.finish_reason is None:
             return "duplicate"
-        # Tokens are missing; or it overlaps in part, and its text cannot be cut where the tokens are. A new attempt
-        # mends both.
+        # Tokens are missing; or the delta overlaps in part, and its text cannot be cut at a token. A new attempt
+        # repairs both.
         self.num_gaps += 1
         return "gap"

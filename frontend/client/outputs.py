@@ -1,4 +1,4 @@
-"""What a caller gets back: RequestOutput, and the builder that makes one from the updates of its request.
+"""RequestOutput and EmbeddingRequestOutput, and the builder that makes them from the updates of a request.
 
 Knows no socket and no thread. Names and meanings are vLLM's.
 """
@@ -23,20 +23,20 @@ _SHOWN_CHARACTERS = 120
 
 
 class CompletionOutput(msgspec.Struct, kw_only=True):
-    """One answer. `finish_reason` is None while it grows; `stop_reason` is the stop string or stop token id, if any."""
+    """One of the n completions. `finish_reason` is None until it ends; `stop_reason` is the stop string or token id."""
 
     index: int
     text: str
     token_ids: list[int]
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
-    cumulative_logprob: float | None = None  # of token_ids; None unless logprobs were asked for
+    cumulative_logprob: float | None = None  # of token_ids; None unless logprobs were requested
     logprobs: list[TokenLogprobs] | FlatLogprobs | None = None  # one for each of token_ids
-    lora_request: None = None  # as in vLLM; there are none
-    routed_experts: None = None  # likewise
+    lora_request: None = None  # fields of vLLM, not supported
+    routed_experts: None = None
 
     def finished(self) -> bool:
-        """Whether nothing will be added."""
+        """Return whether the completion has ended."""
         return self.finish_reason is not None
 
     def __repr__(self) -> str:
@@ -47,9 +47,9 @@ class CompletionOutput(msgspec.Struct, kw_only=True):
 
 
 class RequestOutput(msgspec.Struct, kw_only=True):
-    """A request and its answers so far; `finished` says that nothing will be added.
+    """A request with its completions so far; `finished` if all of them have ended.
 
-    `prompt` is the text that was tokenized (for a chat: after the template), None if token ids were given.
+    `prompt` is the tokenized text (of a chat: after the template), None if the prompt was token ids.
     """
 
     request_id: str
@@ -59,9 +59,9 @@ class RequestOutput(msgspec.Struct, kw_only=True):
     finished: bool
     num_cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprobs | None] | FlatLogprobs | None = None  # of each prompt token; the first has none
-    embedding: BulkArray | None = None  # of a prompt that was to be embedded
+    embedding: BulkArray | None = None  # vector of a request with pooling
     metrics: RequestMetrics = RequestMetrics()
-    lora_request: None = None  # as in vLLM, like those below; there are none
+    lora_request: None = None  # fields of vLLM, not supported, like those below
     encoder_prompt: None = None
     encoder_prompt_token_ids: None = None
     kv_transfer_params: None = None
@@ -76,7 +76,7 @@ class RequestOutput(msgspec.Struct, kw_only=True):
 
 
 class OutputBuilder:
-    """Merges the updates of one request. Every RequestOutput it makes is a copy that later updates do not touch."""
+    """Merges the updates of one request. Later updates do not change a RequestOutput that it has built."""
 
     def __init__(self, submit: Submit) -> None:
         self._request_id = submit.request_id
@@ -95,7 +95,7 @@ class OutputBuilder:
 
     @property
     def is_finished(self) -> bool:
-        """Nothing more will come: the answer has a finish reason or the request failed."""
+        """Whether all completions have ended or the request has failed."""
         return self.error is not None or all(answer.finish_reason is not None for answer in self._answers)
 
     @property
@@ -104,7 +104,7 @@ class OutputBuilder:
 
     @property
     def has_delta(self) -> bool:
-        """Whether `build_delta` would show anything."""
+        """Whether `build_delta` would contain tokens, text or a finish reason."""
         return any(answer.has_delta for answer in self._answers)
 
     def add(self, update: Update) -> None:
@@ -138,7 +138,7 @@ class OutputBuilder:
             outputs=outputs,
             finished=self.is_finished,
             num_cached_tokens=self._num_cached_tokens,
-            prompt_logprobs=_as_asked(self._prompt_logprobs, self._is_flat),
+            prompt_logprobs=_copy_logprobs(self._prompt_logprobs, self._is_flat),
             embedding=self._embedding,
             metrics=self._metrics,
         )
@@ -185,7 +185,7 @@ class _CompletionBuilder:
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             cumulative_logprob=None if self.logprobs is None else self.cumulative_logprob,
-            logprobs=_as_asked(self.logprobs, self._is_flat, first_token),
+            logprobs=_copy_logprobs(self.logprobs, self._is_flat, first_token),
         )
 
     def build_delta(self) -> CompletionOutput:
@@ -195,8 +195,8 @@ class _CompletionBuilder:
         return new
 
 
-def _as_asked(tokens: list[Token] | None, is_flat: bool, start: int = 0) -> list[Token] | FlatLogprobs | None:
-    """A copy of the logprobs from token `start` on."""
+def _copy_logprobs(tokens: list[Token] | None, is_flat: bool, start: int = 0) -> list[Token] | FlatLogprobs | None:
+    """Copy the logprobs from token `start` on."""
     if tokens is None:
         return None
     return FlatLogprobs(tokens[start:]) if is_flat else tokens[start:]
@@ -225,7 +225,7 @@ class EmbeddingRequestOutput(msgspec.Struct, kw_only=True):
     """A prompt and its vector."""
 
     request_id: str
-    prompt: str | None  # None: it was given as token ids
+    prompt: str | None  # None: the prompt was token ids
     prompt_token_ids: list[int]
     outputs: EmbeddingOutput
     num_cached_tokens: int = 0
@@ -233,7 +233,7 @@ class EmbeddingRequestOutput(msgspec.Struct, kw_only=True):
 
 
 def to_embedding(output: RequestOutput) -> EmbeddingRequestOutput:
-    """The output of a request with pooling, which has ended. RequestError if it ended early: by abort or timeout."""
+    """Convert the last output of a request with pooling. RequestError if abort or timeout ended it without a vector."""
     if output.embedding is None:
         reason = output.outputs[0].finish_reason
         raise RequestError(f"request {output.request_id} ended with {reason} before its prompt was embedded")
@@ -247,7 +247,7 @@ def to_embedding(output: RequestOutput) -> EmbeddingRequestOutput:
 
 
 def floats(vector: BulkArray) -> array[float]:
-    """The numbers of a vector; ProtocolError if there are not as many as it says."""
+    """Decode a vector of float32; ProtocolError if its shape does not match its bytes."""
     numbers = array("f")
     numbers.frombytes(vector.data)
     if vector.shape != [len(numbers)]:

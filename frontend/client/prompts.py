@@ -1,8 +1,7 @@
-"""The forms in which a caller may give prompts, made into Submit messages.
+"""Converts the forms of prompts into Submit messages.
 
-A prompt is text, token ids, {"prompt": text} or {"prompt_token_ids": ids}, these with "cache_salt" if need be; a chat
-is a list of messages. Checks all that can be checked without the model, so that a bad prompt is refused before anything
-is sent.
+A prompt is text, token ids, {"prompt": text} or {"prompt_token_ids": ids}, both with an optional "cache_salt"; a chat
+is a list of messages. All checks that need no model happen here, before a message is sent.
 """
 
 from __future__ import annotations
@@ -20,28 +19,28 @@ from ...ipc.sampling_params import SamplingParams
 from ...ipc.sockets import MAX_CLIENT_MESSAGE_BYTES
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, object]
-Turn: TypeAlias = ChatMessage | Mapping[str, object]  # {"role": …, "content": …} and what else the template knows
+Turn: TypeAlias = ChatMessage | Mapping[str, object]  # {"role": …, "content": …} and further fields for the template
 Chat: TypeAlias = Sequence[Turn]
 
-MAX_REQUEST_ID_CHARACTERS = 256  # it comes back in every delta
-MAX_PROMPT_BYTES = MAX_CLIENT_MESSAGE_BYTES - (1 << 20)  # room for the rest of the message and for a resumed answer
+MAX_REQUEST_ID_CHARACTERS = 256  # every delta repeats it
+MAX_PROMPT_BYTES = MAX_CLIENT_MESSAGE_BYTES - (1 << 20)  # space for the other fields and the tokens of a resubmission
 _FORMS = "a prompt is text, a list of token ids, {'prompt': text} or {'prompt_token_ids': ids}"
 
 
 def list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or many as a list. An empty list is no prompts, a list of integers is one prompt."""
+    """Return one prompt or many as a list. An empty list is no prompts, a list of integers is one prompt."""
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
     if not isinstance(prompts, Iterable) or isinstance(prompts, (bytes, bytearray)):
         raise RequestError(f"prompts is {_type_name(prompts)}: {_FORMS}, or a list of these")
     items: list[object] = list(prompts.tolist() if hasattr(prompts, "tolist") else prompts)
     if items and _is_integer(items[0]):
-        return [items]  # type: ignore[list-item]  # the ids are checked one by one where they are encoded
-    return items  # type: ignore[return-value]  # likewise each prompt
+        return [items]  # type: ignore[list-item]  # check_token_ids checks each id
+    return items  # type: ignore[return-value]  # new_submit checks each prompt
 
 
 def list_chats(messages: Chat | Sequence[Chat]) -> list[Chat]:
-    """One conversation or many as a list."""
+    """Return one conversation or many as a list."""
     if isinstance(messages, (str, Mapping, ChatMessage)) or not isinstance(messages, Sequence):
         raise RequestError(
             f"messages is {_type_name(messages)}: a chat is a list of {{'role': …, 'content': …}}, or a list of chats"
@@ -50,7 +49,7 @@ def list_chats(messages: Chat | Sequence[Chat]) -> list[Chat]:
 
 
 def list_params(params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int) -> list[SamplingParams]:
-    """The parameters of each prompt: one for all, or one each."""
+    """Return checked parameters for each prompt, from one for all or one each."""
     if params is None or isinstance(params, SamplingParams):
         return [check_params(params)] * num_prompts
     if isinstance(params, (str, Mapping)) or not isinstance(params, Sequence):
@@ -61,7 +60,7 @@ def list_params(params: SamplingParams | Sequence[SamplingParams] | None, num_pr
 
 
 def check_params(params: SamplingParams | None) -> SamplingParams:
-    """A copy of `params` with valid values, or the defaults for None."""
+    """Return a checked copy of `params`, or the defaults for None."""
     if params is None:
         return SamplingParams()
     if not isinstance(params, SamplingParams):
@@ -73,7 +72,7 @@ def check_params(params: SamplingParams | None) -> SamplingParams:
 
 
 def check_pooling(params: PoolingParams | None) -> PoolingParams:
-    """`params`, or the defaults for None."""
+    """Return `params` after a check of its type, or the defaults for None."""
     if not isinstance(params, PoolingParams | None):
         raise RequestError(f"pooling_params is {_type_name(params)}: it must be tokenloom.PoolingParams")
     return params or PoolingParams()
@@ -86,8 +85,7 @@ def new_submit(
     pooling: PoolingParams | None = None,
     form: ChatForm | None = None,
 ) -> Submit:
-    """The message that asks for an answer to `prompt`, which may also be a chat of this `form`; with `pooling`, for its
-    vector."""
+    """Make the Submit of a prompt or of a chat, which `form` renders; `pooling` requests a vector instead of tokens."""
     if not isinstance(request_id, str) or not 0 < len(request_id) <= MAX_REQUEST_ID_CHARACTERS:
         most = MAX_REQUEST_ID_CHARACTERS
         raise RequestError(f"request_id must be a string of 1 to {most} characters, got {request_id!r:.80}")
@@ -104,7 +102,7 @@ def new_submit(
 
 
 def check_text(text: str) -> str:
-    """A prompt as text: not empty, encodable, not too long."""
+    """Return `text`; RequestError if it is empty, not encodable or too long."""
     if not text:
         raise RequestError("the prompt is empty: give at least one character")
     _check_encodable("the prompt", text)
@@ -112,7 +110,7 @@ def check_text(text: str) -> str:
 
 
 def check_token_ids(ids: object) -> bytes:
-    """A prompt as int32 ids; numpy arrays and tensors are welcome too."""
+    """Encode token ids, also of a numpy array or tensor, as int32 bytes; RequestError if they are not valid ids."""
     if hasattr(ids, "tolist"):
         ids = ids.tolist()
     if isinstance(ids, (str, bytes, Mapping)) or not isinstance(ids, Iterable):
@@ -133,7 +131,7 @@ def check_token_ids(ids: object) -> bytes:
 
 
 def is_chat(prompt: object) -> TypeGuard[Chat]:
-    """Whether this is a list of chat messages."""
+    """Return whether `prompt` is a list of chat messages."""
     if isinstance(prompt, (str, Mapping)) or not isinstance(prompt, Sequence) or not prompt:
         return False
     first = prompt[0]
@@ -141,7 +139,7 @@ def is_chat(prompt: object) -> TypeGuard[Chat]:
 
 
 def check_chat(messages: Chat) -> list[ChatMessage]:
-    """The turns of a conversation, each a role with text, and what else a template gets of it."""
+    """Convert the messages of a conversation; RequestError if one lacks a role or content."""
     if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence) or not messages:
         raise RequestError("a chat must be a list of at least one message {'role': …, 'content': …}")
     return [_check_turn(position, turn) for position, turn in enumerate(messages)]
@@ -171,7 +169,7 @@ def _check_turn(position: int, turn: Turn) -> ChatMessage:
 
 
 def _with_object(position: int, call: object) -> object:
-    """A tool call with its arguments as an object, as templates write them; OpenAI's answers hold them as JSON."""
+    """Decode the arguments of a tool call: templates expect an object, OpenAI's responses contain JSON text."""
     function = call.get("function") if isinstance(call, Mapping) else None
     text = function.get("arguments") if isinstance(function, Mapping) else None
     if not isinstance(call, Mapping) or not isinstance(function, Mapping) or not isinstance(text, str):
@@ -191,7 +189,7 @@ def _part_text(position: int, part: object) -> str:
 
 
 def _unwrap(prompt: Mapping[str, object]) -> object:
-    """The text or the ids of {"prompt": …} or {"prompt_token_ids": …}."""
+    """Return the text of {"prompt": …} or the ids of {"prompt_token_ids": …}."""
     given = {name for name, value in prompt.items() if value is not None and name != "cache_salt"}
     for name, is_text in (("prompt", True), ("prompt_token_ids", False)):
         if given == {name} and isinstance(prompt[name], str) == is_text:
@@ -200,13 +198,13 @@ def _unwrap(prompt: Mapping[str, object]) -> object:
     raise RequestError(f"a prompt is a dict of {{{described}}}: {_FORMS}")
 
 
-def _check_encodable(what: str, text: str) -> None:
+def _check_encodable(name: str, text: str) -> None:
     try:
         num_bytes = len(text) if text.isascii() else len(text.encode())
     except UnicodeEncodeError as error:
-        raise RequestError(f"{what} holds a lone surrogate at character {error.start}: give valid Unicode") from None
+        raise RequestError(f"{name} holds a lone surrogate at character {error.start}: give valid Unicode") from None
     if num_bytes > MAX_PROMPT_BYTES:
-        raise RequestError(f"{what} has {num_bytes} bytes, at most {MAX_PROMPT_BYTES} can be sent")
+        raise RequestError(f"{name} has {num_bytes} bytes, at most {MAX_PROMPT_BYTES} can be sent")
 
 
 def _is_integer(value: object) -> TypeGuard[int]:

@@ -1,10 +1,10 @@
-"""ClientProtocol: what one client has open with a frontend and what it must say next. No socket, thread or clock.
+"""ClientProtocol: state machine of one client's connection to a frontend. Has no socket, thread or clock.
 
     greeting ──Welcome──▶ ready ──Unknown, gap, silence, disconnect──▶ greeting
        └──deadline──▶ lost ──submit──▶ greeting            any ──refused, engine dead, close──▶ ended
 
-Whoever owns it feeds it messages and the time, sends what it says, and opens a new connection when it asks for one.
-Every way back to `ready` submits everything open again with the tokens it already has.
+The owner passes it messages and the time, sends its messages, and opens a new connection when `needs_reconnect` is
+set. Each return to `ready` resubmits every open request with the tokens delivered so far.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from .keepalive import Keepalive
 from .open_request import OpenRequest
 from .submit_window import SubmitWindow
 
-QueryResult: TypeAlias = Reply | TokenloomError  # to a query; QueryFailed comes as its error
+QueryResult: TypeAlias = Reply | TokenloomError  # of a query; QueryFailed becomes its error
 QuerySink: TypeAlias = Callable[[QueryResult], None]
 ReplyType = TypeVar("ReplyType", bound=Message)
 
-MAX_OPEN_REQUESTS = 1 << 17  # in one conversation; a submit beyond gets Overloaded
-CREDIT_BATCH = CREDIT_WINDOW // 4  # taken Deltas messages that one Credit reports
-MAX_GAPS = 8  # attempts of a request that may meet tokens which do not follow, before it fails
+MAX_OPEN_REQUESTS = 1 << 17  # of one client; further submits get Overloaded
+CREDIT_BATCH = CREDIT_WINDOW // 4  # Deltas messages acknowledged by one Credit
+MAX_GAPS = 8  # consecutive attempts of a request that may end in a gap, before it fails
 
 State = Literal["greeting", "ready", "lost", "ended"]
 _MOVES: dict[State, set[State]] = {
@@ -50,33 +50,33 @@ _MOVES: dict[State, set[State]] = {
 
 
 class ClientProtocol:
-    """Invariant: what is open is in `_requests` or `_queries`, and gets exactly one last update."""
+    """Open requests and queries of one client. Invariant: each of them gets exactly one last update."""
 
     def __init__(
         self, address: str, send: Callable[[ClientMessage], None], connect_timeout_s: float, reconnect_timeout_s: float
     ) -> None:
         self._address = address
         self._send = send
-        self._patience_s = connect_timeout_s
+        self._greet_timeout_s = connect_timeout_s
         self._reconnect_timeout_s = reconnect_timeout_s
         self._requests: dict[str, OpenRequest] = {}
         self._queries: dict[int, tuple[Query, QuerySink]] = {}
         self._window = SubmitWindow()
         self._keepalive = Keepalive()
-        self._unsent_aborts: list[str] = []  # of requests that a frontend may still run when it is back
-        self._num_taken = 0  # Deltas messages since the last Credit
+        self._unsent_aborts: list[str] = []  # of requests that the engine may still run after a reconnect
+        self._num_uncredited = 0  # Deltas messages since the last Credit
         self._run_id: str | None = None
         self._greet_deadline = 0.0
         self.state: State = "lost"
-        self.error: TokenloomError | None = None  # why it ended, or why the last greeting failed
+        self.error: TokenloomError | None = None  # reason of the end, or of the last failed greeting
         self.needs_reconnect = False  # the owner must open a fresh connection and call `greet`
 
     @property
     def is_busy(self) -> bool:
-        """Whether somebody waits for something."""
+        """Whether a request or query is open."""
         return bool(self._requests or self._queries)
 
-    # ── what the caller wants ──
+    # ── calls of the client ──
 
     def submit(self, request: OpenRequest) -> None:
         if self.error is not None and self.state == "ended":
@@ -88,7 +88,7 @@ class ClientProtocol:
         else:
             self._requests[request.request_id] = request
             self._window.add(request)
-            self._wake_up()
+            self._progress()
 
     def abort(self, request_id: str) -> None:
         request = self._requests.get(request_id)
@@ -112,75 +112,75 @@ class ClientProtocol:
             return
         self._queries[query.query_id] = (query, sink)
         if self.state == "ready":
-            self._ask(query)
-        self._wake_up()
+            self._send_query(query)
+        self._progress()
 
     def end(self, error: TokenloomError) -> None:
-        """Nothing more will be said: everything open, now and later, gets `error`."""
+        """End for good: open and later requests and queries get `error`."""
         if self.state != "ended":
             self._move("ended")
             self.error = error
             self._fail_all(error)
 
-    # ── what the frontend says ──
+    # ── events of the connection ──
 
     def greet(self, now: float) -> None:
-        """A fresh connection is open: say Hello on it."""
+        """Send Hello on a new connection."""
         if self.state != "greeting":
-            self._greet_deadline = now + self._patience_s
+            self._greet_deadline = now + self._greet_timeout_s
         self._move("greeting")
         self.needs_reconnect = False
-        self._keepalive.rest()
+        self._keepalive.stop()
         self._send(Hello(protocol_version=PROTOCOL_VERSION))
 
     def receive(self, message: FrontendMessage, now: float) -> None:
         if self.state == "ended" or self.needs_reconnect:
             return
-        self._keepalive.heard()
+        self._keepalive.reset_silence()
         match message:
             case Deltas():
-                self._take_all(message)
+                self._apply_all(message)
             case Accepted():
                 self._accept(message)
             case Welcome():
                 self._welcome(message)
             case Unknown():
-                if self.state == "ready":  # while greeting it answers what was sent before the Hello
+                if self.state == "ready":  # while greeting it replies to a message sent before the Hello
                     self.greet(now)
             case Refused():
                 self.end(self._refusal(message.error))
             case Pong():
                 pass
             case QueryFailed():
-                self._answer(message.query_id, message.error.to_exception())
+                self._end_query(message.query_id, message.error.to_exception())
             case _:
-                self._answer(message.query_id, message)
+                self._end_query(message.query_id, message)
         self._submit_waiting()
 
     def tick(self, now: float) -> float | None:
-        """Do what is due and return when to call again, None for not before something happens."""
+        """Handle timeouts and pings; return the time of the next call, None if only an event requires one."""
         if self.state == "greeting":
             if now < self._greet_deadline:
                 return self._greet_deadline
             self._lose()
         if self.state != "ready" or not self.is_busy:
-            self._keepalive.rest()
+            self._keepalive.stop()
             return None
-        due = self._keepalive.due(now)
+        due = self._keepalive.poll(now)
         if due == "ping":
             self._send(Ping())
         elif due == "lost":
             self.needs_reconnect = True
         return self._keepalive.next_due
 
-    # ── how it goes on ──
+    # ── progress ──
 
     def _move(self, state: State) -> None:
         if state not in _MOVES[self.state]:
-            raise InternalError(f"a conversation cannot go from {self.state} to {state}")
+            raise InternalError(f"a client's connection cannot go from {self.state} to {state}")
         self.state = state
 
-    def _wake_up(self) -> None:
+    def _progress(self) -> None:
         if self.state == "lost":
             self.needs_reconnect = True
         self._submit_waiting()
@@ -197,28 +197,28 @@ class ClientProtocol:
             return
         self._move("ready")
         self.error = None
-        self._patience_s = self._reconnect_timeout_s
-        self._num_taken = 0
+        self._greet_timeout_s = self._reconnect_timeout_s
+        self._num_uncredited = 0
         is_other_engine = self._run_id is not None and self._run_id != welcome.run_id
         self._run_id = welcome.run_id
         for request in list(self._requests.values()):
             if request.is_aborted:
                 self._unsent_aborts.append(request.request_id)
                 self._finish_aborted(request)
-            elif is_other_engine and request.num_tokens:  # which may serve another model
+            elif is_other_engine and request.num_tokens:  # another engine may serve another model
                 self._finish(request, self._replaced_error(request))
         self._window.restart(self._requests.values())
         for request_id in self._unsent_aborts:
             self._send(Abort(request_id=request_id))
         self._unsent_aborts.clear()
         for query, _ in list(self._queries.values()):
-            self._ask(query)
+            self._send_query(query)
 
-    def _ask(self, query: Query) -> None:
+    def _send_query(self, query: Query) -> None:
         try:
             self._send(query)
-        except RequestError as error:  # it does not fit into a message
-            self._answer(query.query_id, error)
+        except RequestError as error:  # the message is too large
+            self._end_query(query.query_id, error)
 
     def _submit_waiting(self) -> None:
         while self.state == "ready" and not self.needs_reconnect:
@@ -227,7 +227,7 @@ class ClientProtocol:
                 return
             try:
                 self._send(request.next_submit())
-            except RequestError as error:  # it does not fit into a message
+            except RequestError as error:  # the message is too large
                 self._finish(request, error)
 
     def _accept(self, accepted: Accepted) -> None:
@@ -236,20 +236,20 @@ class ClientProtocol:
             self._window.note_answered(request)
             request.sink(accepted)
 
-    def _take_all(self, message: Deltas) -> None:
+    def _apply_all(self, message: Deltas) -> None:
         for delta in message.deltas:
             request = self._requests.get(delta.request_id)
             if request is not None and not self.needs_reconnect:
-                self._take(request, delta)
-        self._num_taken += 1
-        if self._num_taken >= CREDIT_BATCH and self.state == "ready":
-            self._send(Credit(count=self._num_taken))
-            self._num_taken = 0
+                self._apply(request, delta)
+        self._num_uncredited += 1
+        if self._num_uncredited >= CREDIT_BATCH and self.state == "ready":
+            self._send(Credit(count=self._num_uncredited))
+            self._num_uncredited = 0
 
-    def _take(self, request: OpenRequest, delta: Delta) -> None:
+    def _apply(self, request: OpenRequest, delta: Delta) -> None:
         if delta.finish_reason == "error":
-            error = delta.error or ErrorInfo("internal", "the request failed and the engine did not say why")
-            if len(request.unfinished) > 1:  # the others may still run
+            error = delta.error or ErrorInfo("internal", "the request failed, the engine gave no reason")
+            if len(request.unfinished) > 1:  # the other sequences may still run
                 self._send_abort(request.request_id)
             self._finish(request, error.to_exception())
             return
@@ -264,7 +264,7 @@ class ClientProtocol:
         elif outcome == "gap" and request.num_gaps > MAX_GAPS:
             self._send_abort(request.request_id)
             self._finish(request, self._gap_error(request, delta))
-        elif outcome == "gap":  # messages were lost, so that everything is asked for again
+        elif outcome == "gap":  # messages were lost: a reconnect resubmits all requests
             self.needs_reconnect = True
 
     def _send_abort(self, request_id: str) -> None:
@@ -273,12 +273,12 @@ class ClientProtocol:
         else:
             self._unsent_aborts.append(request_id)
 
-    def _answer(self, query_id: int, reply: QueryResult) -> None:
+    def _end_query(self, query_id: int, result: QueryResult) -> None:
         if query_id in self._queries:
             _, sink = self._queries.pop(query_id)
-            sink(reply)
+            sink(result)
 
-    # ── how it ends ──
+    # ── end of requests and queries ──
 
     def _finish(self, request: OpenRequest, last: Delta | TokenloomError) -> None:
         del self._requests[request.request_id]
@@ -286,7 +286,7 @@ class ClientProtocol:
         request.sink(last)
 
     def _finish_aborted(self, request: OpenRequest) -> None:
-        """The frontend does not hold this aborted request (any more), so that its end is made here."""
+        """End an aborted request here: the frontend does not have it and sends no last delta."""
         *others, last = [
             Delta(
                 request_id=request.request_id,
@@ -302,30 +302,31 @@ class ClientProtocol:
 
     def _fail_all(self, error: TokenloomError) -> None:
         for request in list(self._requests.values()):
-            with contextlib.suppress(Exception):  # a sink that fails must not keep the others waiting
+            with contextlib.suppress(Exception):  # an error in one sink must not skip the others
                 self._finish(request, error)
-        self._answer_all(error)
+        self._fail_queries(error)
 
-    def fail_queries(self, cause: ProtocolError) -> None:
-        """A message that cannot be read may have been the reply that a query waits for."""
-        self._answer_all(ProtocolError(f"the engine sent what this client cannot read ({cause}): match their versions"))
+    def on_malformed(self, cause: ProtocolError) -> None:
+        """Fail all queries: a message that cannot be decoded may be a reply. Lost deltas show as a gap."""
+        text = f"this client cannot decode a message of the engine ({cause}): use the same version of both"
+        self._fail_queries(ProtocolError(text))
 
-    def _answer_all(self, error: TokenloomError) -> None:
+    def _fail_queries(self, error: TokenloomError) -> None:
         for query_id in list(self._queries):
             with contextlib.suppress(Exception):
-                self._answer(query_id, error)
+                self._end_query(query_id, error)
 
     def _lose(self) -> None:
-        """Nobody answered the greeting in time. A later submit tries again."""
-        what = f"no engine answers at {self._address} for {self._patience_s:g} s"
+        """Fail everything open after a greeting without a Welcome. A later submit or query greets again."""
+        text = f"no engine answers at {self._address} for {self._greet_timeout_s:g} s"
         if self._run_id is not None:
-            what = f"the engine at {self._address} is lost and did not come back within {self._patience_s:g} s"
+            text = f"the engine at {self._address} is lost and did not come back within {self._greet_timeout_s:g} s"
         mend = f"start one with `engine-launch --listen {self._address}`, or check the address"
         if self._address.startswith("tcp://"):
-            mend = "check the address, and the key file: an engine does not answer who has not its key"
+            mend = "check the address, and the key file: an engine does not answer a client without its key"
         self._move("lost")
         self._unsent_aborts.clear()
-        self.error = EngineDead(f"{what}: {mend}")
+        self.error = EngineDead(f"{text}: {mend}")
         self._fail_all(self.error)
 
     def _refusal(self, info: ErrorInfo) -> TokenloomError:
@@ -335,7 +336,7 @@ class ClientProtocol:
 
     def _replaced_error(self, request: OpenRequest) -> EngineDead:
         return EngineDead(
-            f"another engine took the place of the one at {self._address} after {request.num_tokens} tokens of "
+            f"another engine has replaced the one at {self._address} after {request.num_tokens} tokens of "
             f"request {request.request_id}: submit it again"
         )
 
@@ -347,11 +348,13 @@ class ClientProtocol:
 
 
 def check_reply(reply: QueryResult, reply_type: type[ReplyType]) -> ReplyType:
-    """The reply as the type that was asked for; raises it if it is an error."""
+    """Return a reply of the expected type; raise an error reply, and ProtocolError for another type."""
     if isinstance(reply, TokenloomError):
         raise reply
     if not isinstance(reply, reply_type):
-        raise ProtocolError(f"the engine answered a query with {type(reply).__name__}, not {reply_type.__name__}")
+        raise ProtocolError(
+            f"the engine replied with {type(reply).__name__}, expected {reply_type.__name__}"
+        )
     return reply
 
 

@@ -1,4 +1,4 @@
-"""RequestFuture: a concurrent.futures.Future of a RequestOutput whose `cancel()` aborts the request."""
+"""RequestFuture: a concurrent.futures.Future of a RequestOutput; `cancel()` aborts the request."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from .transport import Transport
 
 
 class RequestFuture(Future[RequestOutput]):
-    """Pending until the request ends. Its callbacks run outside the socket's thread.
+    """Future of one request, pending until it ends. Its callbacks do not run in the transport's thread.
 
-    With an engine in this process, `result` and `exception` do the engine's work while they wait; what waits in
-    another way (concurrent.futures.wait) does not.
+    With an engine in this process only `result` and `exception` run the engine; concurrent.futures.wait would hang.
     """
 
     def __init__(self, transport: Transport, submit: Submit) -> None:
@@ -26,17 +25,17 @@ class RequestFuture(Future[RequestOutput]):
         self._transport = transport
         self._builder = OutputBuilder(submit)
         self._ended: SimpleQueue[None] = SimpleQueue()
-        self._claim = threading.Lock()  # held by the one who settles: the result or the cancellation
+        self._claim = threading.Lock()  # acquired once: by `cancel` or by `_settle`
 
-    def take(self, update: Update) -> None:
-        """The request's sink."""
+    def add(self, update: Update) -> None:
+        """Receive an update, as the request's sink."""
         self._builder.add(update)
         if self._builder.is_finished:
             self._ended.put(None)
             self._transport.call_later(self._settle)
 
     def cancel(self) -> bool:
-        """Abort the request; False if it has ended already."""
+        """Abort the request; False if it has ended."""
         if not self._claim.acquire(blocking=False):
             return self.cancelled()
         super().cancel()
@@ -52,7 +51,7 @@ class RequestFuture(Future[RequestOutput]):
         return super().exception(self._wait(timeout))
 
     def _wait(self, timeout_s: float | None) -> float | None:
-        """Wait by the channel; returns what is left of the timeout."""
+        """Wait for the end with Transport.wait; return the rest of the timeout."""
         if self.done():
             return timeout_s
         begin = monotonic()
@@ -60,7 +59,7 @@ class RequestFuture(Future[RequestOutput]):
             self._transport.wait(self._ended, timeout_s)
         except Empty:
             raise TimeoutError from None
-        self._ended.put(None)  # for whoever else waits
+        self._ended.put(None)  # for other threads that wait
         return None if timeout_s is None else max(0.0, timeout_s - (monotonic() - begin))
 
     def _settle(self) -> None:

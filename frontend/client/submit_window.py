@@ -1,7 +1,6 @@
-"""SubmitWindow: which requests wait to be (re)submitted and how much of what was sent is still unanswered.
+"""SubmitWindow: flow control of submits. Bounds the requests and bytes sent and not yet answered by the frontend.
 
-What a slow frontend has not answered is bounded in requests and bytes; the rest waits here as the caller's own
-objects, so that it costs no copies.
+Requests beyond the window wait here as objects; their messages are encoded when they are sent.
 """
 
 from __future__ import annotations
@@ -16,25 +15,27 @@ MAX_UNANSWERED_BYTES = 16 << 20
 
 
 class SubmitWindow:
-    """Invariant: a request waits, or was sent and is unanswered, or is not in here."""
+    """Queue of requests to submit, and the sizes of unanswered ones. Invariant: no request is in both."""
 
     def __init__(self) -> None:
-        self.waiting: OrderedDict[OpenRequest, None] = OrderedDict()  # a queue that can be left from its middle
+        self.waiting: OrderedDict[OpenRequest, None] = OrderedDict()  # a FIFO with removal from the middle
         self._bytes_by_unanswered: dict[OpenRequest, int] = {}
         self._unanswered_bytes = 0
 
     def restart(self, requests: Iterable[OpenRequest]) -> None:
-        """Nothing that was sent counts any more: all of `requests` wait for their turn."""
+        """Queue all of `requests` again, with an empty window."""
         self.waiting = OrderedDict.fromkeys(requests)
         self._bytes_by_unanswered.clear()
         self._unanswered_bytes = 0
 
     def add(self, request: OpenRequest) -> None:
-        """`request` waits for its turn."""
         self.waiting[request] = None
 
     def pop(self) -> OpenRequest | None:
-        """The next request to send, counted from here on; None if there is none or no room. One always has room."""
+        """Take the next request to send into the window; None if none waits or the window is full.
+
+        An empty window takes a request of any size.
+        """
         request = next(iter(self.waiting), None)
         if request is None:
             return None
@@ -50,10 +51,10 @@ class SubmitWindow:
         return request
 
     def note_answered(self, request: OpenRequest) -> None:
-        """The frontend answered what was sent of `request`; if it waits to be sent anew it goes on waiting."""
+        """Take an answered request out of the window; in the queue it stays."""
         self._unanswered_bytes -= self._bytes_by_unanswered.pop(request, 0)
 
     def remove(self, request: OpenRequest) -> None:
-        """`request` has ended."""
+        """Remove an ended request from queue and window."""
         self.waiting.pop(request, None)
         self.note_answered(request)

@@ -1,7 +1,10 @@
-"""Transport: how a client speaks to an engine, whether over a socket or inside one process.
+"""Transport: interface between clients and an engine; implementations use a socket or an engine in this process.
 
-Client and AsyncClient are written against this alone. A request is registered with a sink, which gets the request's
-updates in order and each token exactly once; the last update is a Delta with a finish reason or an error.
+A request is submitted with a sink. The sink gets the request's updates in order and each token exactly once; the last
+update is a Delta with a finish reason or an error.
+
+    submit ─▶ command queue ─▶ transport's thread: ClientProtocol ─▶ SubmitWindow ─▶ socket or engine
+    sink ◀──────────────────── OpenRequest ◀── ClientProtocol.receive ◀───────────── Deltas
 """
 
 from __future__ import annotations
@@ -30,13 +33,13 @@ T = TypeVar("T")
 
 logger = logging.getLogger("tokenloom.client")
 
-CLOSE_TIMEOUT_S = 5.0  # for callbacks of the caller's that still run; a thread of ours ends at once
+CLOSE_TIMEOUT_S = 5.0  # for user callbacks that still run
 
 
 class Transport(ABC):
-    """Every method may be called from any thread, except that `wait` must not be called from a sink.
+    """Connection to an engine. Every method may be called from any thread, but `wait` not from a sink.
 
-    Invariant: the conversation is touched by one thread at a time. Callers only leave commands for it.
+    Invariant: one thread at a time uses the ClientProtocol; other threads only queue commands for it.
     """
 
     def __init__(self, protocol: ClientProtocol) -> None:
@@ -45,21 +48,20 @@ class Transport(ABC):
         self._query_ids = itertools.count(1)
 
     def submit(self, submit: Submit, sink: Sink) -> None:
-        """Open a request. Its sink gets RequestError if its id is open already, Overloaded beyond
-        MAX_OPEN_REQUESTS."""
+        """Submit a request. The sink gets RequestError if its id is in use, Overloaded beyond MAX_OPEN_REQUESTS."""
         self._command(partial(self._protocol.submit, OpenRequest(submit, sink)))
 
     def abort(self, request_id: str) -> None:
-        """End a request; its sink gets a last delta with finish_reason abort. An unknown id is ignored."""
+        """Abort a request; its sink gets a last delta with finish_reason abort. An unknown id is ignored."""
         self._command(partial(self._protocol.abort, request_id))
 
     def cancel(self, request_id: str) -> None:
-        """End a request whose caller is gone: like abort, but its sink hears nothing more."""
-        with contextlib.suppress(RequestError):  # closed: cancelled already
+        """Abort a request and discard its further updates."""
+        with contextlib.suppress(RequestError):  # closed, which has cancelled it
             self._command(partial(self._protocol.cancel, request_id))
 
     def query(self, make_query: Callable[..., Query], sink: QuerySink) -> None:
-        """Ask; `make_query` gets the query's id by its name, query_id."""
+        """Send the query that `make_query(query_id=…)` returns; `sink` gets its reply or error."""
         self._command(partial(self._protocol.query, make_query(query_id=next(self._query_ids)), sink))
 
     def _run_commands(self) -> None:
@@ -68,27 +70,27 @@ class Transport(ABC):
 
     @abstractmethod
     def _command(self, command: Callable[[], None]) -> None:
-        """Leave a command and see that it is run soon; RequestError once the channel is closed."""
+        """Queue a command and wake the thread that runs it; RequestError if the transport is closed."""
 
     @abstractmethod
     def wait(self, queue: SimpleQueue[T], timeout_s: float | None = None) -> T:
-        """The next item that a sink puts into `queue`; raises queue.Empty after `timeout_s`."""
+        """Return the next item that a sink puts into `queue`; raise queue.Empty after `timeout_s`."""
 
     @abstractmethod
     def call_later(self, function: Callable[[], None]) -> None:
-        """Run `function`, which may take long, outside the channel's own thread."""
+        """Run `function`, which may take long, outside the transport's thread."""
 
     @abstractmethod
     def close(self) -> None:
-        """End every request with an error and release everything. A second call does nothing.
+        """End every request with an error and free all resources. A second call does nothing.
 
-        A callback that does not return is waited for CLOSE_TIMEOUT_S: then its thread, a daemon, is named in a warning
-        and left alone, so that neither this call nor the end of the program hangs.
+        Waits at most CLOSE_TIMEOUT_S for a running callback. After that it logs the name of the daemon thread and
+        returns, so that neither this call nor the end of the program hangs.
         """
 
 
 def encode_client_message(message: ClientMessage) -> bytes:
-    """A client's message as bytes; RequestError if it holds what no frame can."""
+    """Encode a message; RequestError if it contains an invalid value or is too large."""
     try:
         frame = encode(message)
     except (msgspec.MsgspecError, UnicodeError, OverflowError, TypeError) as error:
@@ -99,30 +101,30 @@ def encode_client_message(message: ClientMessage) -> bytes:
 
 
 def wait_for_end(thread: threading.Thread | None) -> None:
-    """See `Transport.close`. The caller's own thread is not waited for."""
+    """Join a thread as `Transport.close` says, unless it is the calling thread."""
     if thread is None or thread is threading.current_thread():
         return
     thread.join(CLOSE_TIMEOUT_S)
     if thread.is_alive():
         logger.warning(
-            "closed, but a callback has not returned for %g s: the thread «%s» is left to itself and ends with the "
-            "program",
+            "closed, but a callback has not returned within %g s: thread «%s» continues until the program ends",
             CLOSE_TIMEOUT_S,
             thread.name,
         )
 
 
 class CallbackThread:
-    """Runs callers' own functions, one after the other, outside the thread of the socket: one may be slow, or may wait
-    for the very client that calls it, and pings must go on meanwhile. The thread starts with the first callback.
+    """Thread that runs user callbacks in order. It starts with the first one. The thread of the socket cannot run them:
+    a callback may be slow or wait for this client, and pings must continue.
 
-    `run` from any thread; after `stop` the errands that are queued are still run, new ones at once by the caller."""
+    `run` may be called from any thread; after `stop` it runs a callback in the calling thread.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._callbacks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._lock = threading.Lock()
-        self.thread: threading.Thread | None = None  # once there was a callback
+        self.thread: threading.Thread | None = None  # None until the first callback
         self._is_stopped = False
 
     def run(self, callback: Callable[[], None]) -> None:
@@ -136,7 +138,7 @@ class CallbackThread:
         callback()
 
     def stop(self) -> None:
-        """The thread ends when what is queued is done."""
+        """End the thread after the queued callbacks."""
         with self._lock:
             if not self._is_stopped:
                 self._is_stopped = True

@@ -1,9 +1,8 @@
-"""ZmqTransport: the socket of one client, in one daemon thread that answers for it while the program computes.
+"""ZmqTransport: the socket of one client and its daemon thread, which sends pings while the program computes.
 
-Callers hand commands over and wake the thread through an eventfd; the thread blocks in poll, without a timeout while
-nothing is open. What to say is the ClientProtocol's business; this file knows sockets, threads and time. A lost
-frontend is noticed by the socket's monitor, and a fresh socket of the same identity takes the place of the old one,
-so that nothing stale is sent.
+Callers queue commands and wake the thread through an eventfd; the thread blocks in poll, without a timeout while
+nothing is open. Knows sockets, threads and time; ClientProtocol decides about messages. The socket's monitor detects a
+lost frontend; a new socket of the same identity replaces the old one, so that no stale message is sent.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ from .transport import CallbackThread, Transport, encode_client_message, wait_fo
 T = TypeVar("T")
 
 LONGEST_WAIT_S = 86400.0  # a poller's milliseconds have 31 bits
-MAX_MESSAGES_PER_TURN = 256  # received before commands and pings get their turn
-BEAT_S = 1.0  # of the clock that an engine's silence is measured by
-REOPEN_INTERVAL_S = 0.1  # a peer that accepts and hangs up at once is not hammered
+MAX_MESSAGES_PER_TURN = 256  # received before commands and pings are handled
+BEAT_S = 1.0  # beat of the clock that measures the engine's silence
+REOPEN_INTERVAL_S = 0.1  # minimum between reconnects to a peer that accepts and disconnects at once
 _MONITORED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 
 class ZmqTransport(Transport):
-    """A Transport over ZeroMQ. The constructor does not wait; `wait_connected` does."""
+    """Transport over ZeroMQ. The constructor does not wait for the engine; `wait_connected` does."""
 
     def __init__(
         self,
@@ -59,7 +58,7 @@ class ZmqTransport(Transport):
         self._identity = secrets.token_bytes(16)
         self._decoder: Decoder[FrontendMessage] = Decoder(FrontendMessage)
         self._callbacks = CallbackThread("tokenloom callbacks")
-        self._lock = threading.Lock()  # guards _is_closed, _is_woken and the life of _wake_fd
+        self._lock = threading.Lock()  # guards _is_closed, _is_woken and _wake_fd until it is closed
         self._is_closed = False
         self._is_woken = False
         self._pid = os.getpid()
@@ -68,9 +67,9 @@ class ZmqTransport(Transport):
         self._context.setsockopt(zmq.MAX_SOCKETS, 64)
         self._socket: zmq.Socket[bytes] | None = None
         self._monitor: zmq.Socket[bytes] | None = None
-        self._poller = zmq.Poller()  # of those two and _wake_fd
+        self._poller = zmq.Poller()  # of both sockets and _wake_fd
         self._has_shaken_hands = False
-        self._clock = AwakeClock(BEAT_S)  # the thread's, once that runs
+        self._clock = AwakeClock(BEAT_S)  # used by the thread once it runs
         self._opened_at = 0.0
         try:
             self._open(self._clock.now)
@@ -90,13 +89,13 @@ class ZmqTransport(Transport):
         self._callbacks.run(function)
 
     def wait_connected(self) -> None:
-        """Block until an engine answers; raises EngineDead after connect_timeout_s, ProtocolError if it refuses."""
+        """Block until an engine replies; EngineDead after connect_timeout_s, ProtocolError if it refuses."""
         replies: SimpleQueue[QueryResult] = SimpleQueue()
         self.query(GetInfo, replies.put)
         check_reply(replies.get(), Info)
 
     def fail(self, error: TokenloomError) -> None:
-        """The engine is known to be dead: everything open, now and later, gets `error`."""
+        """End open and later requests with `error`, for an engine whose process has ended."""
         with contextlib.suppress(RequestError):
             self._command(partial(self._protocol.end, error))
 
@@ -108,14 +107,14 @@ class ZmqTransport(Transport):
             os.eventfd_write(self._wake_fd, 1)
         if threading.current_thread() is not self._thread:  # garbage collection may run in any thread
             wait_for_end(self._thread)
-            wait_for_end(self._callbacks.thread)  # which the other may have started last
+            wait_for_end(self._callbacks.thread)  # joined last: the transport's thread may have started it
 
     def _command(self, command: Callable[[], None]) -> None:
         if os.getpid() != self._pid:
-            raise RequestError("this client was made before a fork: make a new one in the child process")
+            raise RequestError("this client was created before a fork: create a new one in the child process")
         with self._lock:
             if self._is_closed:
-                raise RequestError("this client is closed: make a new one")
+                raise RequestError("this client is closed: create a new one")
             self._commands.append(command)
             if not self._is_woken:
                 self._is_woken = True
@@ -130,7 +129,7 @@ class ZmqTransport(Transport):
                 timeout_s = self._turn(timeout_s)
             self._run_commands()
             self._protocol.end(RequestError("the client was closed while the request was open"))
-        except Exception as error:  # a bug of ours must not leave callers waiting for ever
+        except Exception as error:  # after a bug in this thread callers must not wait forever
             self._close_sockets()
             self._protocol.end(InternalError(f"the connection failed: {type(error).__name__}: {error}"))
             while not self._is_closed:
@@ -146,7 +145,7 @@ class ZmqTransport(Transport):
             self._run_commands()
 
     def _turn(self, timeout_s: float | None) -> float | None:
-        """Wait, take what came, do what is due; returns how long the next turn may wait."""
+        """Wait for events, handle them and return the timeout of the next turn in seconds, None for no timeout."""
         ready = self._wait(timeout_s)
         has_more = self._receive()
         is_disconnected = self._monitor in ready and self._read_monitor()
@@ -168,7 +167,7 @@ class ZmqTransport(Transport):
         return None if next_due is None else self._clock.patience_s(next_due)
 
     def _wait(self, timeout_s: float | None) -> dict[object, int]:
-        """Wait until something comes; what it is, by socket."""
+        """Poll; return the ready sockets with their events."""
         timeout_ms = None if timeout_s is None else math.ceil(min(timeout_s, LONGEST_WAIT_S) * 1000)
         ready: dict[object, int] = dict(self._poller.poll(timeout_ms))
         if self._wake_fd in ready:
@@ -178,7 +177,7 @@ class ZmqTransport(Transport):
         return ready
 
     def _receive(self) -> bool:
-        """Take what came; True if there may be more."""
+        """Receive messages; return True if more may be waiting."""
         if self._socket is None:
             return False
         now, num_messages = self._clock.look(), 0
@@ -186,14 +185,14 @@ class ZmqTransport(Transport):
             num_messages += 1
             try:
                 message = self._decoder.decode(frames[-1])
-            except ProtocolError as error:  # what a request loses by it shows as a gap
-                self._protocol.fail_queries(error)
+            except ProtocolError as error:
+                self._protocol.on_malformed(error)
                 continue
             self._protocol.receive(message, now)
         return num_messages == MAX_MESSAGES_PER_TURN
 
     def _read_monitor(self) -> bool:
-        """Whether a peer that had shaken hands is gone; before that ZeroMQ itself tries again."""
+        """Return whether the peer disconnected after its handshake; before it ZeroMQ reconnects by itself."""
         is_disconnected = False
         while self._monitor is not None and self._monitor.poll(0):
             event = int.from_bytes(self._monitor.recv_multipart()[0][:2], "little")
@@ -204,11 +203,11 @@ class ZmqTransport(Transport):
         return is_disconnected
 
     def _send(self, message: ClientMessage) -> None:
-        assert self._socket is not None, "a conversation speaks only on an open connection"
+        assert self._socket is not None, "ClientProtocol sends only on an open connection"
         self._socket.send(encode_client_message(message), zmq.DONTWAIT)
 
     def _open(self, now: float) -> None:
-        """Replace the socket by a fresh one, so that nothing meant for a lost peer is sent to its successor."""
+        """Replace the socket, so that messages queued for a lost peer do not reach its replacement."""
         self._close_sockets()
         socket = new_socket(
             self._context, zmq.DEALER, identity=self._identity, max_message_bytes=MAX_CLIENT_MESSAGE_BYTES
@@ -227,7 +226,7 @@ class ZmqTransport(Transport):
 
     def _close_sockets(self) -> None:
         if self._socket is not None and self._monitor is not None:
-            # in this order: an event without a reader holds up ZeroMQ's thread, and disable_monitor with it, for ever
+            # In this order: an event that nobody reads blocks ZeroMQ's thread, and so disable_monitor, forever.
             self._socket.disable_monitor()
             self._monitor.close(linger=0)
             self._socket.close(linger=0)

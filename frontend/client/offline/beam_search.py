@@ -1,6 +1,7 @@
-"""Beam search: the likeliest continuations of prompts, as rounds of requests for one token of every open beam.
+"""Beam search as rounds of requests: each round generates one token of every open beam.
 
-A beam is a prompt: what it shares with others is found in the prefix cache. Names, meanings and the score are vLLM's.
+A beam is a prompt of its own; the prefix cache holds the tokens that it shares with other beams. Names, meanings and
+the score are vLLM's.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ class BeamSearchSequence(msgspec.Struct, kw_only=True):
     """One beam; `tokens` and `text` begin with the prompt."""
 
     tokens: list[int]
-    logprobs: list[TokenLogprobs]  # at the place of each token after the prompt
+    logprobs: list[TokenLogprobs]  # one for each token after the prompt
     cum_logprob: float = 0.0
     text: str | None = None
-    finish_reason: str | None = None  # stop: the last token is an end token; or length
+    finish_reason: str | None = None  # stop: the last token is an EOS token; or length
 
 
 class BeamSearchOutput(msgspec.Struct, kw_only=True):
@@ -35,7 +36,7 @@ class BeamSearchOutput(msgspec.Struct, kw_only=True):
 
 
 class BeamSearch:
-    """Of many prompts at once. `take` the outputs of `requests`, round by round, while there are any; then `finish`."""
+    """Beams of many prompts. `add` the outputs of `requests`, round by round, while there are any; then `finish`."""
 
     def __init__(self, prompts: Sequence[list[int]], params: BeamSearchParams, info: Info) -> None:
         longest = max(map(len, prompts), default=0)
@@ -45,7 +46,7 @@ class BeamSearch:
                 f"{info.max_model_len}: shorten them or raise --max-model-len"
             )
         self._params, self._num_rounds = params, 0
-        self._ends = () if params.ignore_eos else info.eos_token_ids
+        self._eos_token_ids = () if params.ignore_eos else info.eos_token_ids
         self._open = [[BeamSearchSequence(tokens=list(prompt), logprobs=[])] for prompt in prompts]
         self._ended: list[list[BeamSearchSequence]] = [[] for _ in prompts]
         self.outputs: list[BeamSearchOutput] = []
@@ -53,27 +54,28 @@ class BeamSearch:
         self.sampling_params = SamplingParams(temperature=0, max_tokens=1, logprobs=width, ignore_eos=True)
 
     def requests(self) -> list[list[int]]:
-        """The tokens of every open beam."""
-        goes_on = self._num_rounds < self._params.max_tokens
-        return [beam.tokens for beams in self._open for beam in beams if goes_on]
+        """Return the tokens of every open beam; none after max_tokens rounds."""
+        if self._num_rounds == self._params.max_tokens:
+            return []
+        return [beam.tokens for beams in self._open for beam in beams]
 
-    def take(self, outputs: Sequence[RequestOutput]) -> None:
-        """What follows each of `requests`, in their order."""
+    def add(self, outputs: Sequence[RequestOutput]) -> None:
+        """Extend the open beams by the outputs of `requests`, which are in the same order."""
         self._num_rounds += 1
-        answers = iter(outputs)
+        next_outputs = iter(outputs)
         for beams, ended in zip(self._open, self._ended, strict=True):
-            longer = [each for beam in beams for each in self._continued(beam, next(answers))]
+            longer = [each for beam in beams for each in self._extend(beam, next(next_outputs))]
             ended += [each for each in longer if each.finish_reason]
             beams[:] = self._best([each for each in longer if not each.finish_reason])
 
-    def _continued(self, beam: BeamSearchSequence, output: RequestOutput) -> list[BeamSearchSequence]:
+    def _extend(self, beam: BeamSearchSequence, output: RequestOutput) -> list[BeamSearchSequence]:
         (logprobs,) = output.outputs[0].logprobs or ({},)
         return [
             BeamSearchSequence(
                 tokens=[*beam.tokens, token_id],
                 logprobs=[*beam.logprobs, logprobs],
                 cum_logprob=beam.cum_logprob + each.logprob,
-                finish_reason="stop" if token_id in self._ends else None,
+                finish_reason="stop" if token_id in self._eos_token_ids else None,
             )
             for token_id, each in logprobs.items()
         ]
@@ -86,11 +88,11 @@ class BeamSearch:
         return nlargest(self._params.beam_width, beams, key=score)
 
     def finish(self) -> list[tuple[BeamSearchSequence, list[int]]]:
-        """Choose `outputs`; each of their beams, and the tokens of its text, which the caller makes."""
+        """Choose `outputs`; return each of their beams with the tokens of its text, for the caller to detokenize."""
         for beam in (beam for beams in self._open for beam in beams):
             beam.finish_reason = "length"
         found = [self._best(ended + left) for ended, left in zip(self._ended, self._open, strict=True)]
         self.outputs = [BeamSearchOutput(sequences=beams) for beams in found]
-        hides_end = not self._params.include_stop_str_in_output
-        ends = [(beam, hides_end and beam.finish_reason == "stop") for beams in found for beam in beams]
-        return [(beam, beam.tokens[: len(beam.tokens) - is_hidden]) for beam, is_hidden in ends]
+        hides_eos = not self._params.include_stop_str_in_output
+        hidden = [(beam, hides_eos and beam.finish_reason == "stop") for beams in found for beam in beams]
+        return [(beam, beam.tokens[: len(beam.tokens) - is_hidden]) for beam, is_hidden in hidden]

@@ -1,4 +1,4 @@
-"""The engine's tokenizer in the caller's program: transformers' own object, which is imported only here."""
+"""Loads the engine's tokenizer with transformers in the caller's program; no other module of the client imports it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ TransformersTokenizer: TypeAlias = "PreTrainedTokenizerBase"
 
 
 def load_tokenizer(info: Info) -> TransformersTokenizer:
-    """From the folder that the engine reads, with the chat template that it uses; errors are transformers' own."""
+    """Load the tokenizer from the engine's folder, with the engine's chat template; passes transformers' errors on.
+
+    RequestError if the folder does not exist on this machine.
+    """
     folder = info.tokenizer_folder
     if not folder or not Path(folder).is_dir():
         raise RequestError(f"the engine's tokenizer ({folder or 'none'}) is not here: use tokenize() and detokenize()")

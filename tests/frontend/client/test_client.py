@@ -273,7 +273,7 @@ def test_a_callback_that_never_returns_keeps_no_program_from_ending(
     assert result.returncode == 0
     assert result.stdout == ("" if waits_at_exit else "closed\n")
     (line,) = result.stderr.splitlines()
-    assert "a callback has not returned for 0.3 s: the thread «tokenloom callbacks»" in line
+    assert "a callback has not returned within 0.3 s: thread «tokenloom callbacks»" in line
 
 
 def test_a_client_that_is_dropped_is_closed(fake: FakeFrontend) -> None:

@@ -79,13 +79,13 @@ def test_frames_that_are_no_messages_are_dropped(fake: FakeFrontend, client: Cli
     assert client.generate("p", greedy(), use_tqdm=False)[0].finished
 
 
-def test_a_question_whose_answer_cannot_be_read_says_so(fake: FakeFrontend, client: Client) -> None:
+def test_a_query_whose_reply_cannot_be_decoded_fails_with_the_reason(fake: FakeFrontend, client: Client) -> None:
     fake.set(is_mute=True)
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(client.get_metrics)
         fake.until(lambda service: service.seen["GetMetrics"] == 1)
         fake.say(b"garbage")
-        with pytest.raises(ProtocolError, match="sent what this client cannot read"):
+        with pytest.raises(ProtocolError, match="cannot decode a message of the engine"):
             answer.result(DEADLINE_S)
 
 

@@ -148,10 +148,10 @@ def test_an_abort_or_an_error_ends_all_answers_at_the_client() -> None:
             Accepted(request_id="a", attempt=0, prompt_token_ids=encode_ids([1]), prompt=None, seed=1), 0.0
         )
         assert rig.protocol.is_busy
-        protocol._take(protocol._requests["a"], Delta(request_id="a", index=1, token_ids=encode_ids([4])))
+        protocol._apply(protocol._requests["a"], Delta(request_id="a", index=1, token_ids=encode_ids([4])))
         if has_error:
             error = Delta(request_id="a", finish_reason="error", error=ErrorInfo("internal", "broken"))
-            protocol._take(protocol._requests["a"], error)
+            protocol._apply(protocol._requests["a"], error)
             assert rig.sent(Abort), "the other answers still run"
         else:
             protocol._requests["a"].is_aborted = True

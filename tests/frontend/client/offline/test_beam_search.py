@@ -46,7 +46,7 @@ def output_of(tokens: list[int], seed: int, num_logprobs: int) -> RequestOutput:
 def searched(prompt: list[int], params: BeamSearchParams, seed: int) -> list[tuple[list[int], float]]:
     search = BeamSearch([prompt], params, INFO)
     while requests := search.requests():
-        search.take([output_of(tokens, seed, 2 * params.beam_width) for tokens in requests])
+        search.add([output_of(tokens, seed, 2 * params.beam_width) for tokens in requests])
     search.finish()
     return [(beam.tokens, beam.cum_logprob) for beam in search.outputs[0].sequences]
 
