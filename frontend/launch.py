@@ -1,9 +1,9 @@
-"""`engine-launch`: the command. Parses, starts a supervisor, serves until told to stop.
+"""`engine-launch`: parses the command line, starts a supervisor and serves until a signal.
 
-Exit codes: 0 after a clean stop, 2 for a configuration that cannot be served, 1 when the engine died, 128 + the number
-of a signal that ended the start.
-LLM and AsyncLLM start the same command, with the configuration in its environment: such a private engine ends with its
-standard input, and says on its standard output once where it serves, or why it cannot.
+Exit codes: 0 after a clean stop, 2 for an invalid configuration, 1 if the engine died, 128 + the number of a signal
+that ended the start.
+LLM and AsyncLLM start the same command with the configuration in its environment. Such a private engine ends when its
+standard input closes, and writes one line to its standard output: its addresses, or the error of its start.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from .supervisor.signal_watch import StartInterrupted
 from .supervisor.start_report import ThrottledWriter, write_to_stderr
 from .supervisor.supervisor import Supervisor
 
-_WORDS = {SERVE: [], "version": ["--version"], "help": ["--help"]}  # that may come first, and the flags they stand for
+_WORDS = {SERVE: [], "version": ["--version"], "help": ["--help"]}  # first words, with their flags
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve, or run the command that the first argument names."""
+    """Run the command of the first argument, or serve; return the exit code."""
     _open_standard_streams()
     if argv is None:
         _use_utf8()
@@ -57,21 +57,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _open_standard_streams() -> None:
-    """A descriptor from 0 to 2 that was closed before (`<&-`) would become some socket's, and every child's."""
+    """Open closed standard streams (`<&-`) on /dev/null, so that no socket gets a descriptor from 0 to 2."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(fd)
 
 
 def _use_utf8() -> None:
-    """Begin again in Python's UTF-8 mode where the locale has another encoding, which few names of files and no text of
-    a model are in."""
+    """Restart Python in UTF-8 mode if the locale has another encoding: file names and texts are UTF-8."""
     if sys.getfilesystemencoding() != "utf-8" and "utf8" not in sys._xoptions:
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
 
 
 def new_serve_parser(*, takes_model: bool = True) -> OptionParser:
-    """`takes_model`: as the word without a flag."""
+    """Make the parser of `engine-launch [serve]`; with `takes_model`, MODEL may be a word without a flag."""
     parser = OptionParser(
         prog="engine-launch",
         usage="engine-launch [serve] [MODEL] [OPTION …]\n       engine-launch COMMAND --help",
@@ -90,7 +89,7 @@ def new_serve_parser(*, takes_model: bool = True) -> OptionParser:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "-h", "--help", nargs="?", metavar="WORD", action=HelpAction, default=argparse.SUPPRESS, help="this"
+        "-h", "--help", nargs="?", metavar="WORD", action=HelpAction, default=argparse.SUPPRESS, help="print this help"
     )
     version = f"tokenloom {tokenloom_version()}"
     parser.add_argument("-v", "--version", action="version", version=version, help="print the version")
@@ -102,7 +101,7 @@ def new_serve_parser(*, takes_model: bool = True) -> OptionParser:
 
 
 def serve(argv: Sequence[str], *, has_http: bool = False) -> int:
-    """For the person at the command line, or for the program that has put its configuration into the environment."""
+    """Run an engine until it ends; the configuration comes from `argv`, or from the environment if a program set it."""
     parser = new_serve_parser()
     arguments = parser.parse(argv)
     if (named := arguments.named_model) is not None:
@@ -117,7 +116,7 @@ def serve(argv: Sequence[str], *, has_http: bool = False) -> int:
     supervisor: Supervisor | None = None
     try:
         options = {} if is_private else given_options(arguments, has_http=has_http)
-        config = _handed_over() if is_private else new_config(options)
+        config = _config_from_environment() if is_private else new_config(options)
         log.configure("supervisor", config.log_level)
         log_ignored(options)
         supervisor = _start(config, is_private)
@@ -127,7 +126,7 @@ def serve(argv: Sequence[str], *, has_http: bool = False) -> int:
         return 128 + signal.SIGINT
     except TokenloomError as error:
         if is_private and supervisor is None:
-            _tell({"error": error_info(error)})
+            _print_start_result({"error": error_info(error)})
         else:
             print(f"engine-launch: {error}", file=sys.stderr)
         return _exit_code(error)
@@ -143,21 +142,21 @@ def _exit_code(error: TokenloomError) -> int:
     return 2 if isinstance(error, ConfigError) else 1
 
 
-def _handed_over() -> EngineConfig:
+def _config_from_environment() -> EngineConfig:
     return msgspec.json.decode(os.environ.pop(CONFIG_VARIABLE), type=EngineConfig)
 
 
 def _start(config: EngineConfig, is_private: bool) -> Supervisor:
-    """An engine that serves; one that is private ends with its standard input."""
+    """Start an engine; a private one ends when its standard input closes."""
     run_directory = RunDirectory.create()
-    announce: Callable[[str], None] = _say
+    announce: Callable[[str], None] = _print_line
     if is_private:
         announce = (lambda line: None) if config.log_level == "error" else ThrottledWriter(write_to_stderr)
     listeners = HttpListeners()
     try:
-        listeners.open(config)  # first of all: a port in use is told at once
+        listeners.open(config)  # first, so that a port in use fails at once
         if config.chat_template is not None:
-            from .text.chat_template import check_template  # brings Jinja
+            from .text.chat_template import check_template  # imports Jinja
 
             check_template(config)
         supervisor = Supervisor(resolve(config, run_directory), run_directory, listeners, announce)
@@ -173,17 +172,17 @@ def _start(config: EngineConfig, is_private: bool) -> Supervisor:
         supervisor.stop()
         raise
     if is_private:
-        _tell({"address": supervisor.address, "http_address": supervisor.http_address})
+        _print_start_result({"address": supervisor.address, "http_address": supervisor.http_address})
     return supervisor
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     log.write_line(line, sys.stdout)
 
 
-def _tell(answer: dict[str, object]) -> None:
-    """The one line that the program which started us waits for."""
-    _say(msgspec.json.encode(answer).decode())
+def _print_start_result(result: dict[str, object]) -> None:
+    """Write the line that ChildEngine in the starting program waits for."""
+    _print_line(msgspec.json.encode(result).decode())
 
 
 if __name__ == "__main__":

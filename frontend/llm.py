@@ -3,7 +3,7 @@
     llm = LLM(model="Qwen/Qwen3-0.6B", max_model_len=4096)
     outputs = llm.generate(["The capital of France is"], SamplingParams(max_tokens=32))
 
-The engine runs in processes of its own and ends with this object. AsyncLLM is the same with an AsyncClient:
+The engine runs in separate processes and ends with this object. AsyncLLM does the same for an AsyncClient:
 
     async for output in AsyncLLM(model=…).generate("The capital of France is"): …
 """
@@ -22,39 +22,39 @@ from .embedded.child_engine import ChildEngine
 from .embedded.in_process_transport import InProcessTransport
 from .options.options import config_from_keywords
 
-START_TIMEOUT_S = 30.0  # for the first answer of an engine that has said that it serves
+START_TIMEOUT_S = 30.0  # for the first reply of an engine that has reported Ready
 
 
 class LLM(Client):
-    """Serves `model`, a folder or hub id; without one, the demo model that comes with tokenloom."""
+    """Engine and client of `model`, a folder or hub id; None: the demo model that comes with tokenloom."""
 
     def __init__(
         self, model: str | os.PathLike[str] | None = None, *, in_process: bool = False, **options: object
     ) -> None:
         """Start an engine; each option of engine-launch is a keyword (`max_num_seqs=16`, `tensor_parallel_size=2`).
 
-        `in_process` runs all of it in this process, in the thread that waits: for debuggers and profilers. Raises
-        TypeError for an unknown keyword, ConfigError for what cannot be served, EngineDead if the engine fails.
+        `in_process` runs the engine in this process, in the waiting thread: for debuggers and profilers. Raises
+        TypeError for an unknown keyword, ConfigError for an invalid configuration, EngineDead if the engine fails.
         """
         config = config_from_keywords("LLM", model, options)
         self._attach(*(open_in_process(config) if in_process else open_private(config)))
 
 
 def open_private(config: EngineConfig) -> tuple[Transport, Callable[[], None]]:
-    """A new engine in its own processes: the channel to it, and how to end both."""
-    handle = ChildEngine(config)
+    """Start an engine in separate processes; return a transport to it and a function that ends both."""
+    engine = ChildEngine(config)
     try:
-        transport = ZmqTransport(handle.address, connect_timeout_s=START_TIMEOUT_S)
+        transport = ZmqTransport(engine.address, connect_timeout_s=START_TIMEOUT_S)
     except BaseException:
-        handle.stop()
+        engine.stop()
         raise
 
     def close() -> None:
         transport.close()
-        handle.stop()
+        engine.stop()
 
     try:
-        handle.on_death(transport.fail)
+        engine.on_death(transport.fail)
         transport.wait_connected()
     except BaseException:
         close()
@@ -63,22 +63,22 @@ def open_private(config: EngineConfig) -> tuple[Transport, Callable[[], None]]:
 
 
 def open_in_process(config: EngineConfig, *, in_background: bool = False) -> tuple[Transport, Callable[[], None]]:
-    """A new engine in this process."""
-    from .embedded.in_process import InProcessEngine  # brings torch, which no other way of use needs
+    """Start an engine in this process; return a transport to it and a function that ends both."""
+    from .embedded.in_process import InProcessEngine  # imports torch, which only this mode needs
 
     transport = InProcessTransport(InProcessEngine(config), in_background=in_background)
     return transport, transport.close
 
 
 class AsyncLLM(AsyncClient):
-    """Serves `model`, a folder or hub id; without one, the demo model that comes with tokenloom."""
+    """Engine and client of `model`, a folder or hub id; None: the demo model that comes with tokenloom."""
 
     def __init__(
         self, model: str | os.PathLike[str] | None = None, *, in_process: bool = False, **options: object
     ) -> None:
         """Start an engine and wait until it serves; keywords and errors are those of LLM.
 
-        `in_process` runs all of it in a thread of this process.
+        `in_process` runs the engine in a thread of this process.
         """
         config = config_from_keywords("AsyncLLM", model, options)
         self._attach(*(open_in_process(config, in_background=True) if in_process else open_private(config)))

@@ -1,7 +1,7 @@
 """`python -m tokenloom.frontend.process`: the frontend's sockets and its loop.
 
-One loop: wait for anything, take in what clients, core, supervisor and threads say, end the turn, send what is due.
-Everything that decides lives in requests/frontend.py.
+Each turn receives from clients, core, supervisor and threads, and sends the results. All decisions are made in
+requests/frontend.py.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ T = TypeVar("T")
 
 logger = logging.getLogger("tokenloom.frontend")
 
-INTAKE_S = 0.002  # longest intake from clients in one turn
-MAX_UNREAD_MESSAGES = 1 << 17  # to one client, beyond what the kernel buffers: one Accepted for each open request
-MAX_UNTAKEN_MESSAGES = 1024  # of one client; beyond, ZeroMQ stops reading from it until the loop has caught up
-FAREWELL_MS = 800  # how long the last messages may take; with the HTTP server's 2 s less than the supervisor waits
+INTAKE_S = 0.002  # longest time to receive from clients in one turn
+MAX_UNREAD_MESSAGES = 1 << 17  # queue to one client beyond the kernel's buffers: one Accepted for each open request
+MAX_UNTAKEN_MESSAGES = 1024  # queue from one client; when it is full, ZeroMQ stops reading from that client
+FAREWELL_MS = 800  # to send the last messages; with the HTTP server's 2 s less than the supervisor's limit
 
 
 class FrontendProcess:
-    """Owns the sockets; `run` serves until the supervisor says Stop."""
+    """Owns the sockets; `run` serves until the supervisor sends Stop."""
 
     def __init__(self, spec: EngineSpec, identity: bytes, address: str, http_fds: Sequence[int] = ()) -> None:
-        """`identity` names this frontend to supervisor and core; `address` is where clients find it, and `http_fds`
-        are inherited descriptors of sockets that listen for HTTP clients."""
+        """`identity` is the ZeroMQ identity towards supervisor and core, `address` the clients' address, `http_fds` are
+        inherited descriptors of listening HTTP sockets."""
         self._spec, self._identity, self._address, self._http_fds = spec, identity, address, http_fds
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._control = new_socket(self._context, zmq.DEALER, identity=identity)
@@ -80,23 +80,23 @@ class FrontendProcess:
         self._from_supervisor: Decoder[SupervisorToChild] = Decoder(SupervisorToChild)
         self.is_stopping = False
         self._stop_reason = ""
-        self._has_told_ready = self._has_told_drained = False
+        self._has_sent_ready = self._has_sent_drained = False
 
     def _secure(self) -> ZapHandler | None:
-        """Encrypt the clients' socket and admit only the client key of --key-file, if there is one."""
+        """With --key-file, encrypt the clients' socket and admit only the client key of the file."""
         if self._spec.config.key_file is None:
             return None
         keys = Keys.load(self._spec.config.key_file)
         keys.secure_server(self._clients, DOMAIN)
         return ZapHandler(self._context, keys.client_public)
 
-    # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── lifetime ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def run(self) -> None:
         spec = self._spec
-        self._tell(spec.hello)
+        self._report(spec.hello)
         self._frontend = self._load()
-        _collect_seldom()
+        _tune_garbage_collector()
         self._listen()
         self._core.connect(spec.address("core"))
         self._frontend.connect()
@@ -117,12 +117,12 @@ class FrontendProcess:
         self.stop()
 
     def _serve_http(self) -> None:
-        """The same turns, on the event loop of the HTTP server, which is imported only here."""
+        """Run the turns in the event loop of the HTTP server, which is imported only here."""
         begun = time.monotonic()
         from .http.server import run_with_http
 
         open_requests = OpenRequests(path_of(self._spec.run_directory, self._identity.decode()))
-        self._tell(Phase(name="http", duration_s=time.monotonic() - begun))
+        self._report(Phase(name="http", duration_s=time.monotonic() - begun))
         run_with_http(self, self._frontend, self._spec, self._http_fds, open_requests)
 
     @property
@@ -131,13 +131,13 @@ class FrontendProcess:
         return (self._control, self._clients, self._core, *zap)
 
     def seconds_to_tick(self, now: float) -> float | None:
-        """How long nothing may happen; `now` in monotonic seconds."""
+        """Return the time to the next deadline, None without one; `now` in monotonic seconds."""
         return self._frontend.seconds_to_tick(now)
 
     def stop(self) -> None:
-        """Tell everybody that this is the end."""
-        why = f"the engine ended: {self._stop_reason}" if self._stop_reason else "the engine was stopped"
-        self._frontend.stop(f"{why}; start it again and repeat the request")
+        """End all open requests with an error."""
+        reason = f"the engine ended: {self._stop_reason}" if self._stop_reason else "the engine was stopped"
+        self._frontend.stop(f"{reason}; start it again and repeat the request")
         self._send()
 
     def _load(self) -> Frontend:
@@ -147,7 +147,7 @@ class FrontendProcess:
         chat_template = ChatTemplate.load(folder, tokenizer, spec.config)
         frontend = Frontend(spec, tokenizer, chat_template, self._wake)
         detail = "none: token ids only" if tokenizer is None else f"{tokenizer.size} tokens"
-        self._tell(Phase(name="tokenizer loaded", duration_s=time.monotonic() - begun, detail=detail))
+        self._report(Phase(name="tokenizer loaded", duration_s=time.monotonic() - begun, detail=detail))
         return frontend
 
     def _listen(self) -> None:
@@ -161,41 +161,41 @@ class FrontendProcess:
                 f"cannot listen on {self._address}: {error.strerror}; choose another --listen address"
             ) from None
         endpoint = _as_given(address, self._clients.getsockopt_string(zmq.LAST_ENDPOINT))
-        self._tell(Phase(name="listen", duration_s=time.monotonic() - begun, detail=endpoint))
+        self._report(Phase(name="listen", duration_s=time.monotonic() - begun, detail=endpoint))
 
     def turn(self) -> None:
-        """One turn of the loop: intake from all sides, then everything that is due."""
+        """Run one turn of the loop: receive from all sockets, handle deadlines, send."""
         maybe_fail("frontend.receive")
         if self._zap is not None:
             self._zap.answer()
-        self._take_orders()
-        self._take_outputs()
-        has_read_all = self._take_requests()
-        self._take_background()
+        self._receive_from_supervisor()
+        self._receive_from_core()
+        has_read_all = self._receive_from_clients()
+        self._finish_jobs()
         self._frontend.tick(time.monotonic(), check_leases=has_read_all)
         maybe_fail("frontend.send")
         self._send()
-        if self._frontend.is_ready and not self._has_told_ready:
-            self._has_told_ready = True
-            self._tell(Ready())
-        if self._frontend.is_drained and not self._has_told_drained:  # after all has been sent: Stop may follow
-            self._has_told_drained = True
-            self._tell(Drained())
+        if self._frontend.is_ready and not self._has_sent_ready:
+            self._has_sent_ready = True
+            self._report(Ready())
+        if self._frontend.is_drained and not self._has_sent_drained:  # after `_send`: Stop may follow
+            self._has_sent_drained = True
+            self._report(Drained())
 
-    # ── in ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── receive ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _take_orders(self) -> None:
+    def _receive_from_supervisor(self) -> None:
         for message in self._decoded(self._control, self._from_supervisor, "supervisor"):
             if isinstance(message, Stop):
                 self.is_stopping, self._stop_reason = True, message.reason
             elif isinstance(message, Ping):
-                self._tell(Pong())
+                self._report(Pong())
             else:
                 if isinstance(message, SetLogLevel):
                     log.set_level(message.level)
                 self._frontend.on_control_message(message)
 
-    def _take_outputs(self) -> None:
+    def _receive_from_core(self) -> None:
         for message in self._decoded(self._core, self._from_core, "core"):
             self._frontend.on_core_message(message)
 
@@ -208,8 +208,8 @@ class FrontendProcess:
                 continue
             yield message
 
-    def _take_requests(self) -> bool:
-        """Whether nothing is left to read."""
+    def _receive_from_clients(self) -> bool:
+        """Receive for at most INTAKE_S; return whether no message is left."""
         deadline = time.monotonic() + INTAKE_S
         for identity, frame in receive(self._clients, num_parts=2):
             self._frontend.on_client_frame(identity, frame)
@@ -217,7 +217,7 @@ class FrontendProcess:
                 return False
         return True
 
-    def _take_background(self) -> None:
+    def _finish_jobs(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.wakeup_fd)
             self._frontend.on_wakeup()
@@ -225,10 +225,10 @@ class FrontendProcess:
     def _wake(self) -> None:
         os.eventfd_write(self.wakeup_fd, 1)
 
-    # ── out ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── send ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _send(self) -> None:
-        """Clients first: one that is gone leaves requests to abort in the core."""
+        """Send the outbox: clients first, since a lost client adds aborts for the core."""
         outbox = self._frontend.outbox
         for identity, frame in outbox.to_clients:
             if not self._send_to_client(identity, frame):
@@ -238,11 +238,11 @@ class FrontendProcess:
             self._core.send(encode(message))
         outbox.to_core.clear()
         for order in outbox.to_supervisor:
-            self._tell(order)
+            self._report(order)
         outbox.to_supervisor.clear()
 
     def _send_to_client(self, identity: bytes, frame: bytes) -> bool:
-        """False when there is no such client any more, or one that has not read MAX_UNREAD_MESSAGES."""
+        """Return False if the client is disconnected or has MAX_UNREAD_MESSAGES unread messages."""
         try:
             self._clients.send_multipart([identity, frame], zmq.NOBLOCK)
         except zmq.ZMQError as error:
@@ -251,29 +251,31 @@ class FrontendProcess:
             return False
         return True
 
-    def _tell(self, message: ChildToSupervisor) -> None:
+    def _report(self, message: ChildToSupervisor) -> None:
         self._control.send(encode(message))
 
     def fail(self, error: Exception) -> None:
-        self._tell(Failed(error=error_info(error)))
+        self._report(Failed(error=error_info(error)))
 
     def close(self) -> None:
-        self._core.close(linger=0)  # it has been stopped too
+        self._core.close(linger=0)  # the core is stopped too
         self._context.destroy(linger=FAREWELL_MS)
 
 
 def _as_given(address: str, endpoint: str) -> str:
-    """`address` with the port that ZeroMQ chose; its own spelling of a host is [::ffff:127.0.0.1]."""
+    """Return `address` with the port that ZeroMQ chose; ZeroMQ would write the host as [::ffff:127.0.0.1]."""
     if not address.startswith("tcp://"):
         return endpoint
     host, port = address.rpartition(":")[0], endpoint.rpartition(":")[2]
     return f"{'tcp://0.0.0.0' if host == 'tcp://*' else host}:{port}"
 
 
-def _collect_seldom() -> None:
-    """Have the garbage collector look never again at what has been loaded, and seldom at all that lives. Requests hold
-    no cycles, so that there is little for it to find; with 16,384 answers open a look at all of them holds up the loop
-    for 0.1 to 0.2 s, and by default there is one whenever their number has grown by a quarter."""
+def _tune_garbage_collector() -> None:
+    """Freeze the loaded objects and make full collections rare.
+
+    Requests have no reference cycles. With 16,384 open sequences a full collection blocks the loop for 0.1 to 0.2 s; by
+    default there is one each time their number has grown by a quarter.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(1000, 20, 50)
@@ -308,11 +310,11 @@ def main() -> int:
 
 
 def _remove_files(spec: EngineSpec) -> None:
-    """The supervisor is dead: whoever notices removes what it would have removed."""
+    """Remove the files of a dead supervisor: its run directory and the sockets outside of it."""
     shutil.rmtree(spec.run_directory, ignore_errors=True)
-    named = [spec.client_address] if spec.client_address.startswith("ipc://") else []
-    named += [f"ipc://{spec.config.uds}"] if spec.config.uds is not None else []
-    for address in named:
+    addresses = [spec.client_address] if spec.client_address.startswith("ipc://") else []
+    addresses += [f"ipc://{spec.config.uds}"] if spec.config.uds is not None else []
+    for address in addresses:
         with contextlib.suppress(OSError):
             unlink_ipc_address(address)
 
@@ -320,4 +322,4 @@ def _remove_files(spec: EngineSpec) -> None:
 if __name__ == "__main__":
     code = main()
     sys.stderr.flush()
-    os._exit(code)  # a text that is still being tokenized in a thread would hold up a plain exit
+    os._exit(code)  # a plain exit would wait for a thread that tokenizes

@@ -1,4 +1,4 @@
-"""What the commands that generate share: which engine they speak to, and how it samples."""
+"""Options of the commands that generate: the engine and the sampling parameters."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ..llm import LLM
 def add_engine_choice(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("engine")
     group.add_argument("--address", metavar="ADDRESS", help="a running engine, as engine-launch prints it")
-    group.add_argument("--key-file", metavar="FILE", help="what that engine got as --key-file")
+    group.add_argument("--key-file", metavar="FILE", help="that engine's --key-file")
     group.add_argument("--model", metavar="MODEL", help="without --address: start an engine for it; none: the demo")
 
 
 def open_engine(arguments: argparse.Namespace) -> Client:
-    """A client of the engine at --address, or a private engine."""
+    """Connect to the engine at --address, or start a private one."""
     if arguments.address is not None:
         return Client(arguments.address, key_file=arguments.key_file)
     announce_start(arguments.model)
@@ -39,6 +39,6 @@ def add_sampling(parser: argparse.ArgumentParser, max_tokens: int | None) -> Non
     group.add_argument("--max-tokens", type=int, default=max_tokens, metavar="N", help=default)
 
 
-def sampling_of(arguments: argparse.Namespace) -> SamplingParams:
+def sampling_params(arguments: argparse.Namespace) -> SamplingParams:
     names = ("temperature", "top_p", "top_k", "seed", "max_tokens")
     return SamplingParams(**{name: getattr(arguments, name) for name in names})

@@ -1,8 +1,8 @@
-"""`engine-launch batch IN OUT`: the requests of an OpenAI batch file, answered into another.
+"""`engine-launch batch IN OUT`: runs the requests of an OpenAI batch file and appends the responses to another file.
 
-Each line of IN is {custom_id, method, url, body}; each line of OUT {id, custom_id, response, error}, in the order in
-which answers come. What OUT holds already is not asked again, so that a run which was killed goes on where it was; a
-line that was torn by the kill is cut off.
+Each line of IN is {custom_id, method, url, body}; each line of OUT is {id, custom_id, response, error}, in order of
+completion. Requests with a response in OUT are skipped, so that a killed run can be continued; an incomplete last line
+is cut off.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from ..options.options import config_from_keywords
 from .attach import announce_start
 
 DESCRIPTION = (
-    "HttpResponse the requests of an OpenAI batch file. Run it again after a kill: it goes on where it was.\n"
-    "Exit code 0: every request has an answer; 1: some have errors."
+    "Run the requests of an OpenAI batch file. After a kill, run the command again to continue.\n"
+    "Exit code 0: every request succeeded; 1: some have errors."
 )
 EXAMPLES = [
     "in.jsonl out.jsonl",
@@ -43,14 +43,14 @@ EXAMPLES = [
     "in.jsonl out.jsonl --url http://10.0.0.7:8000",
 ]
 PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/responses")
-NUM_TRIES = 8  # of a request that is answered with 429 or 503, or not at all
+NUM_TRIES = 8  # of a request that gets 429, 503 or no response
 LONGEST_WAIT_S = 30.0
 ANSWER_TIMEOUT_S = 3600.0
-BEGINNING = b'{"id":"batch_req_'  # of every line that is written here
+LINE_PREFIX = b'{"id":"batch_req_'  # of every line of OUT
 
 
 class BatchLine(msgspec.Struct, frozen=True):
-    """One request of the file."""
+    """One request of an OpenAI batch file."""
 
     custom_id: str
     url: str
@@ -60,12 +60,12 @@ class BatchLine(msgspec.Struct, frozen=True):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("input", type=Path, metavar="IN", help="lines of {custom_id, method, url, body}")
-    parser.add_argument("output", type=Path, metavar="OUT", help="is appended to")
+    parser.add_argument("output", type=Path, metavar="OUT", help="file to which the responses are appended")
     parser.add_argument("--url", metavar="URL", help="a running engine's --http address; none: start one")
     key = os.environ.get(API_KEY_VARIABLE)
-    help_text = f"what that engine got as --api-key; none: as {API_KEY_VARIABLE} says"
+    help_text = f"that engine's --api-key; none: {API_KEY_VARIABLE}"
     parser.add_argument("--api-key", metavar="KEY", default=key, help=help_text)
-    parser.add_argument("--model", metavar="MODEL", help="without --url: what to serve; none: the demo")
+    parser.add_argument("--model", metavar="MODEL", help="without --url: the model to serve; none: the demo")
     parser.add_argument("--concurrency", type=int, default=64, metavar="N", help="requests at once (default: 64)")
 
 
@@ -74,21 +74,21 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--concurrency must be in [1, 1024], got {arguments.concurrency}")
     lines = read_lines(arguments.input)
     if arguments.output.exists() and arguments.output.samefile(arguments.input):
-        raise ConfigError(f"{arguments.output} holds the requests: give another file for the answers")
+        raise ConfigError(f"{arguments.output} is the file of the requests: give another file for the responses")
     with open(arguments.output, "ab+") as output:
         _lock(output)
-        done = take_up(output)
+        done = read_done(output)
         todo = [line for line in lines if line.custom_id not in done]
         num_errors = sum(1 for line in lines if done.get(line.custom_id))
         if todo:
             with _server(arguments) as (url, api_key):
                 num_errors += _run_all(todo, len(lines), output, url, api_key, arguments.concurrency)
-    print(f"requests: {len(lines)}, with errors: {num_errors}, all answers in {arguments.output}", file=sys.stderr)
+    print(f"requests: {len(lines)}, with errors: {num_errors}, responses in {arguments.output}", file=sys.stderr)
     return 1 if num_errors else 0
 
 
 def read_lines(path: Path) -> list[BatchLine]:
-    """The requests of a file; ConfigError names the line that is none."""
+    """Read the requests of a batch file; ConfigError with the number of an invalid line."""
     lines: list[BatchLine] = []
     seen: set[str] = set()
     for number, raw in enumerate(path.read_bytes().splitlines(), start=1):
@@ -97,13 +97,13 @@ def read_lines(path: Path) -> list[BatchLine]:
         try:
             line = msgspec.json.decode(raw, type=BatchLine)
         except msgspec.DecodeError as error:
-            raise ConfigError(f"{path}:{number} is no request of a batch: {error}") from None
+            raise ConfigError(f"{path}:{number} is not a batch request: {error}") from None
         if line.method != "POST" or line.url not in PATHS:
             raise ConfigError(
                 f"{path}:{number}: {line.method} {line.url} is not served: POST one of {', '.join(PATHS)}"
             )
         if line.custom_id in seen:
-            raise ConfigError(f"{path}:{number}: custom_id {line.custom_id!r:.80} is there twice")
+            raise ConfigError(f"{path}:{number}: custom_id {line.custom_id!r:.80} is not unique")
         seen.add(line.custom_id)
         lines.append(line)
     return lines
@@ -113,12 +113,14 @@ def _lock(output: BinaryIO) -> None:
     try:
         fcntl.flock(output, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise ConfigError(f"another batch is writing {output.name}: wait for its end") from None
+        raise ConfigError(f"another batch is writing {output.name}: wait until it ends") from None
 
 
-def take_up(output: BinaryIO) -> dict[str, bool]:
-    """Which custom ids `output` has, and whether with an error. A last line that a kill has torn is cut off; what else
-    is no answer is somebody's, and a ConfigError."""
+def read_done(output: BinaryIO) -> dict[str, bool]:
+    """Read the custom ids in `output`, True for each with an error, and cut off an incomplete last line.
+
+    ConfigError for any other line that is not a response: the file belongs to something else.
+    """
     output.seek(0)
     done: dict[str, bool] = {}
     end = 0
@@ -127,10 +129,10 @@ def take_up(output: BinaryIO) -> dict[str, bool]:
             value = json.loads(raw)
         except ValueError:
             value = None
-        if not raw.endswith(b"\n") and BEGINNING.startswith(raw[: len(BEGINNING)]):
+        if not raw.endswith(b"\n") and LINE_PREFIX.startswith(raw[: len(LINE_PREFIX)]):
             break
         if not isinstance(value, dict) or not isinstance(value.get("custom_id"), str) or "response" not in value:
-            raise ConfigError(f"the output holds something else after {end} bytes: {raw[:40]!r}; give another file")
+            raise ConfigError(f"the output is not a response after {end} bytes: {raw[:40]!r}; give another file")
         response = value.get("response") or {}
         done[value["custom_id"]] = bool(value.get("error")) or response.get("status_code") != 200
         end += len(raw)
@@ -140,46 +142,47 @@ def take_up(output: BinaryIO) -> dict[str, bool]:
 
 
 def _run_all(todo: list[BatchLine], total: int, output: BinaryIO, url: str, api_key: str | None, width: int) -> int:
-    """Returns how many answers are errors. The threads are daemons: Ctrl-C does not wait for open answers."""
-    waiting, answers = deque(todo), SimpleQueue[bytes]()
+    """Run the requests and return the number of errors. Daemon threads: Ctrl-C does not wait for open requests."""
+    waiting, responses = deque(todo), SimpleQueue[bytes]()
 
     def work() -> None:
         with contextlib.suppress(IndexError):
             while True:
-                answers.put(ask(waiting.popleft(), url, api_key))
+                responses.put(run_line(waiting.popleft(), url, api_key))
 
     for _ in range(min(width, len(todo))):
         threading.Thread(target=work, daemon=True).start()
     num_errors = 0
     for _ in tqdm(todo, total=total, initial=total - len(todo), unit="request", disable=None):
-        line = answers.get()
+        line = responses.get()
         output.write(line)
         output.flush()
         num_errors += b'"error":null' not in line[-20:]
     return num_errors
 
 
-def ask(line: BatchLine, url: str, api_key: str | None) -> bytes:
-    """The answer's line. An engine that is overloaded or away is asked again."""
+def run_line(line: BatchLine, url: str, api_key: str | None) -> bytes:
+    """Run a request and return its line of OUT. Retries if the engine is overloaded or unreachable."""
     wait_s = 0.5
     for attempt in range(1, NUM_TRIES + 1):
-        answer = call("POST", url, line.url, bytes(line.body), api_key)
-        if answer.status not in (0, 429, 503) or attempt == NUM_TRIES:
+        response = call("POST", url, line.url, bytes(line.body), api_key)
+        if response.status not in (0, 429, 503) or attempt == NUM_TRIES:
             break
-        time.sleep(min(answer.retry_after_s or wait_s, LONGEST_WAIT_S))
+        time.sleep(min(response.retry_after_s or wait_s, LONGEST_WAIT_S))
         wait_s *= 2
-    response = {"status_code": answer.status, "request_id": answer.request_id, "body": msgspec.Raw(answer.body)}
-    made = {
+    shown = {"status_code": response.status, "request_id": response.request_id, "body": msgspec.Raw(response.body)}
+    error = {"code": str(response.status or "unreachable"), "message": response.reason} if response.reason else None
+    result = {
         "id": f"batch_req_{secrets.token_hex(12)}",
         "custom_id": line.custom_id,
-        "response": response if answer.status else None,
-        "error": {"code": str(answer.status or "unreachable"), "message": answer.reason} if answer.reason else None,
+        "response": shown if response.status else None,
+        "error": error,
     }
-    return msgspec.json.encode(made) + b"\n"
+    return msgspec.json.encode(result) + b"\n"
 
 
 class HttpResponse(NamedTuple):
-    """What came of one HTTP request; status 0: nothing that could be read."""
+    """Response to one HTTP request; status 0: no response, or not JSON."""
 
     status: int
     body: bytes = b"null"  # JSON
@@ -189,7 +192,7 @@ class HttpResponse(NamedTuple):
 
 
 def call(method: str, url: str, path: str, body: bytes | None, api_key: str | None) -> HttpResponse:
-    """Ask a server once; an HttpResponse of status 0 says why it does not answer."""
+    """Send one HTTP request; on failure the result has status 0 and the reason."""
     parts = urlsplit(url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(parts.hostname or "", parts.port, timeout=ANSWER_TIMEOUT_S)
@@ -198,40 +201,42 @@ def call(method: str, url: str, path: str, body: bytes | None, api_key: str | No
         headers["authorization"] = f"Bearer {api_key}"
     try:
         connection.request(method, parts.path.rstrip("/") + path, body, headers)
-        answer = connection.getresponse()
-        data = answer.read() or b"null"
+        response = connection.getresponse()
+        data = response.read() or b"null"
         value = json.loads(data)
     except (OSError, http.client.HTTPException, ValueError) as error:
         return HttpResponse(0, reason=f"{url} does not answer: {error}")
     finally:
         connection.close()
-    reason = "" if answer.status == 200 else f"status {answer.status}: {_message(value)}"
-    retry_after = answer.headers.get("retry-after", "")
-    request_id = answer.headers.get("x-request-id", "")
-    return HttpResponse(answer.status, data, reason, request_id, float(retry_after) if retry_after.isdecimal() else 0.0)
+    reason = "" if response.status == 200 else f"status {response.status}: {_message(value)}"
+    retry_after = response.headers.get("retry-after", "")
+    request_id = response.headers.get("x-request-id", "")
+    return HttpResponse(
+        response.status, data, reason, request_id, float(retry_after) if retry_after.isdecimal() else 0.0
+    )
 
 
 def _message(value: object) -> str:
-    """What an error in OpenAI's form says."""
+    """Return the message of an OpenAI error object, or `value` as text."""
     error = value.get("error") if isinstance(value, dict) else None
     return str(error.get("message")) if isinstance(error, dict) else str(value)
 
 
 @contextlib.contextmanager
 def _server(arguments: argparse.Namespace) -> Iterator[tuple[str, str | None]]:
-    """(url, key) of the running engine, or of one that lives as long as this."""
+    """Yield (url, key) of the engine at --url, or of a private engine that ends with the context."""
     if arguments.url is not None:
         if not arguments.url.startswith(("http://", "https://")):
             raise ConfigError(f"--url {arguments.url} must begin with http:// or https://")
-        asked = call("GET", arguments.url, "/v1/models", None, arguments.api_key)
-        if asked.reason:
-            raise ConfigError(asked.reason)
+        response = call("GET", arguments.url, "/v1/models", None, arguments.api_key)
+        if response.reason:
+            raise ConfigError(response.reason)
         yield arguments.url, arguments.api_key
         return
     announce_start(arguments.model)
     key = secrets.token_hex(16)
-    handle = ChildEngine(config_from_keywords("batch", arguments.model, {"http": "0", "api_key": key}))
+    engine = ChildEngine(config_from_keywords("batch", arguments.model, {"http": "0", "api_key": key}))
     try:
-        yield handle.http_address or "", key
+        yield engine.http_address or "", key
     finally:
-        handle.stop()
+        engine.stop()

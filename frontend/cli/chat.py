@@ -1,7 +1,7 @@
 """`engine-launch chat`: a conversation in the terminal.
 
-Lines are edited and remembered with readline. A line that ends in a backslash goes on in the next, and what is pasted
-is one turn; Ctrl-C stops the answer, not the chat; Ctrl-D leaves. What starts with a slash is a command.
+readline edits lines and keeps a history. A backslash at the end of a line continues it, and pasted text is one turn;
+Ctrl-C stops the response, not the chat; Ctrl-D exits. A line that starts with a slash is a command.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from ...ipc.errors import RequestError, TokenloomError
 from ...ipc.messages.client import ChatMessage
 from ...ipc.sampling_params import SamplingParams
 from ..client.client import Client
-from .attach import add_engine_choice, add_sampling, open_engine, sampling_of
+from .attach import add_engine_choice, add_sampling, open_engine, sampling_params
 
-DESCRIPTION = "Talk with the model. /help lists the commands; Ctrl-C stops an answer, Ctrl-D leaves."
+DESCRIPTION = "Chat with the model. /help lists the commands; Ctrl-C stops a response, Ctrl-D exits."
 EXAMPLES = ["", "--address tcp://10.0.0.7:5555 --key-file engine.key", "--model Qwen/Qwen3-0.6B --system 'Be brief.'"]
 HISTORY_FILE = Path("~/.cache/tokenloom/chat_history").expanduser()
 MAX_HISTORY_LINES = 2000
 
-HELP = """/reset            forget the conversation
+HELP = """/reset            start a new conversation
 /params           show the sampling parameters
 /params NAME=X …  change them: /params temperature=0 max_tokens=200
-/system TEXT      begin anew with this system message
-/stats            tokens and times of the last answer
-/exit             leave, as Ctrl-D does"""
+/system TEXT      start a new conversation with this system message
+/stats            tokens and times of the last response
+/exit             exit, as Ctrl-D"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     with open_engine(arguments) as engine, _line_editing():
         print(f"{engine.info().model} · /help for commands")
-        ChatSession(engine, sampling_of(arguments), arguments.system, input, _show).run()
+        ChatSession(engine, sampling_params(arguments), arguments.system, input, _show).run()
     return 0
 
 
@@ -54,7 +54,7 @@ def _show(text: str) -> None:
 
 @contextlib.contextmanager
 def _line_editing() -> Iterator[None]:
-    """Editing and history for `input`, where readline is there and the input is a terminal."""
+    """Give `input` line editing and a history, if Python has readline and the input is a terminal."""
     try:
         import readline
     except ImportError:
@@ -76,14 +76,14 @@ def _line_editing() -> Iterator[None]:
 
 @dataclass(eq=False)
 class ChatSession:
-    """The turns so far and what the next one does. `read` and `show` are the terminal."""
+    """The turns so far and the sampling parameters. `_read` and `_show` stand for the terminal."""
 
     _engine: Client
     _params: SamplingParams
     _system: str | None
     _read: Callable[[str], str]
     _show: Callable[[str], None]
-    _stats: str = "no answer yet"
+    _stats: str = "no response yet"
 
     def __post_init__(self) -> None:
         self._begin(self._system)
@@ -93,23 +93,23 @@ class ChatSession:
         self._turns = [] if system is None else [ChatMessage("system", system)]
 
     def run(self) -> None:
-        """Until the input ends or /exit."""
+        """Handle turns until the input ends or /exit."""
         is_over = False
         while not is_over:
             is_over = self._take_turn()
 
     def _take_turn(self) -> bool:
-        """Read a line and do what it says; whether it was the last."""
+        """Read and handle a line; return True to end the chat."""
         try:
             line = self._read_turn()
             if line.startswith("/") and line != "/exit":
                 self._command(line)
             elif line.strip() and line != "/exit":
-                self._answer(line)
+                self._respond(line)
         except EOFError:
             self._show("\n")
             return True
-        except KeyboardInterrupt:  # of a line, or just after the end of an answer
+        except KeyboardInterrupt:  # while reading a line, or just after the end of a response
             self._show("\n")
             return False
         return line == "/exit"
@@ -121,7 +121,7 @@ class ChatSession:
             lines.append(self._read("… "))
         return "\n".join(lines)
 
-    def _answer(self, line: str) -> None:
+    def _respond(self, line: str) -> None:
         self._turns.append(ChatMessage("user", line))
         begun_at, first_at, text = time.monotonic(), 0.0, ""
         try:
@@ -134,7 +134,7 @@ class ChatSession:
         except TokenloomError as error:
             self._show(f"[{error}]")
         self._show("\n")
-        if not text:  # nothing was said: the turn is taken back
+        if not text:  # no response: drop the turn
             self._turns.pop()
             return
         self._turns.append(ChatMessage("assistant", text))
@@ -156,10 +156,10 @@ class ChatSession:
         elif name == "/stats":
             self._show(self._stats + "\n")
         else:
-            self._show(HELP + "\n" if name == "/help" else f"{name} is unknown; these are known:\n{HELP}\n")
+            self._show(HELP + "\n" if name == "/help" else f"{name} is not a command; the commands are:\n{HELP}\n")
 
     def _change(self, rest: str) -> None:
-        """`NAME=X …` with each X as JSON, or as text where it is none."""
+        """Apply `NAME=X …` to the sampling parameters; X is JSON, or else text."""
         try:
             changes = dict(_pair(part) for part in rest.split())
             self._params = msgspec.convert(msgspec.to_builtins(self._params) | changes, SamplingParams)

@@ -1,7 +1,7 @@
-"""Command: one subcommand of engine-launch: what its help says, its arguments, and what it does.
+"""Command: one subcommand of engine-launch, with its help, arguments and function.
 
-`COMMANDS` names all of them. The parts of each are in its module, `NAME.py`, which is imported only when it is
-asked for: a shell that completes a word, or a `status` in a probe, must not wait for what others need.
+`COMMANDS` lists them. The module of a command, `NAME.py`, is imported only when the command runs: shell completion and
+a `status` probe must not wait for the imports of other commands.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from dataclasses import dataclass
 from ...ipc.errors import ConfigError, TokenloomError
 from ..options.parser import OptionParser
 
-COMMANDS = {  # name: what it does, in a line
-    "chat": "talk with the model in the terminal",
+COMMANDS = {  # description by name
+    "chat": "chat with the model in the terminal",
     "complete": "continue a text",
-    "batch": "answer the requests of an OpenAI batch file",
-    "status": "say what an engine serves and how it is",
+    "batch": "run the requests of an OpenAI batch file",
+    "status": "show the model and state of a running engine",
     "bench": "measure throughput, latency, start-up, …",
-    "keygen": "make the keys of a tcp:// address",
-    "completion": "print what makes a shell complete engine-launch",
+    "keygen": "generate the keys of a tcp:// address",
+    "completion": "print a completion script for a shell",
 }
 SERVE = "serve"  # the command that may be left out
-ALL_COMMANDS = {SERVE: "serve a model, over HTTP on port 8000 if nothing says where", **COMMANDS}
+ALL_COMMANDS = {SERVE: "serve a model, by default over HTTP on port 8000", **COMMANDS}
 
 
 @dataclass(frozen=True)
 class Command:
-    """What its module holds; `run` gets the parsed arguments and returns the exit code."""
+    """The parts of a command's module; `run` gets the parsed arguments and returns the exit code."""
 
     name: str
     description: str
-    examples: Sequence[str]  # what stands behind `engine-launch NAME`
+    examples: Sequence[str]  # arguments after `engine-launch NAME`
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
 
@@ -47,13 +47,13 @@ class Command:
         self.add_arguments(parser)
 
     def main(self, argv: Sequence[str]) -> int:
-        """The exit code: 2 for what the caller can mend, 1 for what the engine did, 130 for Ctrl-C."""
+        """Run the command; return the exit code: 2 for an error of the caller, 1 of the engine, 130 for Ctrl-C."""
         parser = OptionParser(prog=f"engine-launch {self.name}")
         self.configure(parser)
         arguments = parser.parse_args(argv)
         try:
             return self.run(arguments)
-        except BrokenPipeError:  # whoever read the output has gone; so does what is not written yet
+        except BrokenPipeError:  # the reader of the output has ended: discard the rest
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
         except OSError as error:
@@ -76,21 +76,21 @@ def list_examples(lines: Iterable[str]) -> str:
 
 
 def list_commands(text_by_name: Mapping[str, str]) -> str:
-    """A line for each."""
+    """Format a help line for each command or benchmark."""
     width = max(map(len, text_by_name))
     return "\n".join(f"  {name:{width}}  {text}" for name, text in text_by_name.items())
 
 
 def load_command(name: str) -> Command:
-    """The command of `COMMANDS` called `name`."""
+    """Import the module of a command."""
     module = importlib.import_module(f".{name}", __package__)
     return Command(name, module.DESCRIPTION, module.EXAMPLES, module.add_arguments, module.run)
 
 
 def unknown_command(name: str) -> str:
-    """What to say to somebody who asks for a command that is none."""
+    """Return the error message for a first argument that is neither a command nor a model."""
     if "/" in name:
         return f"{name} is neither a folder nor a hub id of the form owner/name: check the path of the model"
     close = difflib.get_close_matches(name, ALL_COMMANDS, 1)
     mend = f"did you mean {close[0]}?" if close else f"the commands are {', '.join(ALL_COMMANDS)};"
-    return f"{name} is no command: {mend} a model to serve is a folder, a hub id of the form owner/name, or demo"
+    return f"{name} is not a command: {mend} a model to serve is a folder, a hub id of the form owner/name, or demo"

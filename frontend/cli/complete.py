@@ -1,4 +1,4 @@
-"""`engine-launch complete`: one prompt, its answer on standard output as it is made."""
+"""`engine-launch complete`: streams the completion of one prompt to standard output."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import argparse
 import sys
 
 from ...ipc.errors import RequestError
-from .attach import add_engine_choice, add_sampling, open_engine, sampling_of
+from .attach import add_engine_choice, add_sampling, open_engine, sampling_params
 
 DESCRIPTION = "Continue a text: the prompt is the argument, or standard input."
 EXAMPLES = ['"The capital of France is"', "--address ipc:///run/loom.sock --temperature 0 < prompt.txt"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    what = "the text; none or -: standard input without its last newline"
-    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help=what)
+    text = "the text; none or -: standard input without its last newline"
+    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help=text)
     add_sampling(parser, 128)
     add_engine_choice(parser)
 
@@ -24,7 +24,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not prompt:
         raise RequestError("the prompt is empty: give it as an argument or on standard input")
     with open_engine(arguments) as engine:
-        for text in engine.stream(prompt, sampling_of(arguments)):
+        for text in engine.stream(prompt, sampling_params(arguments)):
             print(text, end="", flush=True)
     print()
     return 0

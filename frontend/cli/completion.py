@@ -1,4 +1,4 @@
-"""`engine-launch completion SHELL`: a script, made from the parsers of all commands, that the shell reads once."""
+"""`engine-launch completion SHELL`: generates a completion script for the shell from the parsers of all commands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..launch import new_serve_parser
 from ..options.arguments import add_engine_arguments
 from .command import ALL_COMMANDS, COMMANDS, SERVE, load_command
 
-DESCRIPTION = "Print what makes a shell complete engine-launch; read it at the shell's start, as in the examples."
+DESCRIPTION = "Print a completion script; the examples write it where the shell loads it at its start."
 EXAMPLES = [
     "bash > ~/.local/share/bash-completion/completions/engine-launch",
     "zsh > ~/.zfunc/_engine-launch      # with fpath+=~/.zfunc before compinit",
@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _whole_parser() -> argparse.ArgumentParser:
-    """All that may follow `engine-launch`: the options of the engine, or a command."""
+    """Build one parser with the engine's options and all commands."""
     parser = new_serve_parser(takes_model=False)
     commands = parser.add_subparsers()
     add_engine_arguments(commands.add_parser(SERVE, help=ALL_COMMANDS[SERVE]))

@@ -1,4 +1,4 @@
-"""`engine-launch keygen FILE`: the keys of a tcp:// address."""
+"""`engine-launch keygen FILE`: generates the keys of a tcp:// address."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 from ...ipc.keys import Keys
 
-DESCRIPTION = "Write a key file for --key-file and Client(key_file=…). Who holds it may use the engine."
+DESCRIPTION = "Write a key file for --key-file and Client(key_file=…). Everyone with the file may use the engine."
 EXAMPLES = ["engine.key"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", type=Path, metavar="FILE", help="where to write it; only you will be able to read it")
+    parser.add_argument("file", type=Path, metavar="FILE", help="the file to write, readable only by you")
 
 
 def run(arguments: argparse.Namespace) -> int:

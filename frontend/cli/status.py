@@ -1,4 +1,4 @@
-"""`engine-launch status ADDRESS`: what an engine serves and how it is."""
+"""`engine-launch status ADDRESS`: shows the model and state of a running engine."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from ...ipc.errors import ConfigError
 from ...ipc.messages.client import Health, Info
 from ..client.client import Client
 
-DESCRIPTION = "Say what an engine serves and how it is. Exit code 0: it serves; 1: it does not."
+DESCRIPTION = "Show the model and state of a running engine. Exit code 0: it serves; 1: it does not."
 EXAMPLES = ["ipc:///run/loom.sock", "tcp://10.0.0.7:5555 --key-file engine.key --json"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("address", metavar="ADDRESS", help="as engine-launch prints it: ipc://… or tcp://…")
-    parser.add_argument("--key-file", metavar="FILE", help="what the engine got as --key-file")
+    parser.add_argument("--key-file", metavar="FILE", help="the engine's --key-file")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")
     parser.add_argument("--timeout-s", type=float, default=5.0, metavar="X", help="(default: 5)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     if not arguments.address.startswith(("ipc://", "tcp://")):
-        raise ConfigError(f"{arguments.address} is no address of an engine: it begins with ipc:// or tcp://")
+        raise ConfigError(f"{arguments.address} is not an engine's address: it must begin with ipc:// or tcp://")
     timeout_s = arguments.timeout_s
     with Client(arguments.address, connect_timeout_s=timeout_s, key_file=arguments.key_file) as client:
         health, info = client.health(), client.info()
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def lines(health: Health, info: Info) -> list[str]:
-    """For people."""
+    """Format the report for people."""
     used = info.num_kv_blocks - health.num_free_blocks
     share = used / info.num_kv_blocks if info.num_kv_blocks else 0.0
     shown = [

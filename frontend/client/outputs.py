@@ -127,7 +127,7 @@ class OutputBuilder:
         return self._build([answer.build() for answer in self._answers])
 
     def build_delta(self) -> RequestOutput:
-        """What has come since the last call: of each answer with news its new tokens, text and logprobs."""
+        """Return tokens, text and logprobs that are new since the last call, of the completions that have any."""
         return self._build([answer.build_delta() for answer in self._answers if answer.has_delta])
 
     def _build(self, outputs: list[CompletionOutput]) -> RequestOutput:
@@ -145,7 +145,7 @@ class OutputBuilder:
 
 
 class _CompletionBuilder:
-    """One of the n answers: what has come, and how much of it `build_delta` has shown."""
+    """One of the n completions, and how much of it `build_delta` has returned."""
 
     def __init__(self, index: int, has_logprobs: bool, is_flat: bool) -> None:
         self.index = index

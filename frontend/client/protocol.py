@@ -352,9 +352,7 @@ def check_reply(reply: QueryResult, reply_type: type[ReplyType]) -> ReplyType:
     if isinstance(reply, TokenloomError):
         raise reply
     if not isinstance(reply, reply_type):
-        raise ProtocolError(
-            f"the engine replied with {type(reply).__name__}, expected {reply_type.__name__}"
-        )
+        raise ProtocolError(f"the engine replied with {type(reply).__name__}, expected {reply_type.__name__}")
     return reply
 
 

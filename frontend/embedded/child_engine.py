@@ -1,8 +1,8 @@
-"""ChildEngine: a private engine as a child process, from its start to its end.
+"""ChildEngine: a private engine as a child process, from its start to its end. Knows no request.
 
-The engine lives as long as its standard input, the lifeline, stays open here: however this process ends, the engine
-ends too. On its standard output it says once where it serves. Nothing is imported into the child from the user's
-program, so that a script needs no `__main__` guard. Knows no request.
+The engine ends when its standard input, the lifeline, is closed: also when this process is killed. It writes its
+addresses to its standard output, one line. The child imports nothing from the user's program, so that a script needs
+no `__main__` guard.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from ...ipc.config.engine_config import CONFIG_VARIABLE, EngineConfig
 from ...ipc.errors import EngineDead, ErrorInfo, TokenloomError
 from ...ipc.process.awake_clock import AwakeClock
 
-BEAT_S = 1.0  # of the clock that the start is measured by
-NUM_LAST_WORDS = 50
-NUM_QUOTED_WORDS = 10  # of them, in an error
+BEAT_S = 1.0  # beat of the clock that limits the start
+NUM_LAST_LINES = 50  # of standard error, kept
+NUM_QUOTED_LINES = 10  # of them, quoted in an error
 STOP_TIMEOUT_S = 5.0  # after the lifeline is closed, before SIGTERM
 TERMINATE_TIMEOUT_S = 3.0  # after SIGTERM, before SIGKILL
-LAST_WORDS_TIMEOUT_S = 0.5  # for what the dead process wrote at the end
-COMMAND = (sys.executable, "-P", "-m", "tokenloom.frontend.launch")  # -P: a checkout's rooms are no top-level modules
+LAST_LINES_TIMEOUT_S = 0.5  # to read the last output of the dead process
+COMMAND = (sys.executable, "-P", "-m", "tokenloom.frontend.launch")  # -P: keep the folders of a checkout off sys.path
 
 
 class _StartResult(msgspec.Struct, frozen=True):
-    """The one line on the engine's standard output."""
+    """Line on the engine's standard output after its start: addresses or an error."""
 
     address: str = ""
     http_address: str | None = None
@@ -45,13 +45,15 @@ class _StartResult(msgspec.Struct, frozen=True):
 
 
 class ChildEngine:
-    """Owns the process and its `lifeline`. `address`, and `http_address` with --http, are where the
-    engine serves; `stop` may be called from anywhere."""
+    """Owns the process and its `lifeline`. The engine serves at `address`, with --http also at `http_address`.
+
+    Any thread may call `stop`.
+    """
 
     def __init__(self, config: EngineConfig, command: Sequence[str] = COMMAND) -> None:
-        """Start the engine and wait until it serves; raises its own error if it cannot."""
+        """Start the engine and wait until it serves; raise its error if it fails."""
         self._pid = os.getpid()
-        self._last_words: deque[str] = deque(maxlen=NUM_LAST_WORDS)
+        self._last_lines: deque[str] = deque(maxlen=NUM_LAST_LINES)
         self._is_stopping = False
         self._on_death: Callable[[TokenloomError], None] | None = None
         self._lock = threading.Lock()  # guards _on_death and _death
@@ -59,7 +61,7 @@ class ChildEngine:
         self._process = _start(command, config)
         assert self._process.stdin is not None and self._process.stdout is not None
         self.lifeline = self._process.stdin
-        _handles.add(self)
+        _engines.add(self)
         self._reader = _start_thread("tokenloom engine stderr", self._read_stderr)
         self._watcher = _start_thread("tokenloom engine watch", self._watch)
         try:
@@ -74,7 +76,7 @@ class ChildEngine:
         return self._process.pid
 
     def on_death(self, callback: Callable[[TokenloomError], None]) -> None:
-        """Call `callback` with EngineDead, from a thread, if the engine ends without being told to."""
+        """Call `callback` with EngineDead, in a thread, when the engine ends without `stop`."""
         with self._lock:
             self._on_death = callback
             death = self._death
@@ -93,7 +95,7 @@ class ChildEngine:
                 break
             self._process.send_signal(signal_number)
         self._watcher.join(TERMINATE_TIMEOUT_S)
-        self._reader.join(LAST_WORDS_TIMEOUT_S)
+        self._reader.join(LAST_LINES_TIMEOUT_S)
 
     def _wait_ready(self, ready: IO[bytes], timeout_s: float) -> tuple[str, str | None]:
         clock, poller, line = AwakeClock(BEAT_S), select.poll(), b""
@@ -110,26 +112,26 @@ class ChildEngine:
             data = os.read(ready.fileno(), 1 << 16)
             if not data:
                 self._watcher.join(TERMINATE_TIMEOUT_S)
-                raise self._death or EngineDead(f"the engine gave up its start{self._quoted()}")
+                raise self._death or EngineDead(f"the engine ended its start{self._quoted()}")
             line += data
-        answer = msgspec.json.decode(line, type=_StartResult)
-        if answer.error is not None:
-            raise answer.error.to_exception()
-        return answer.address, answer.http_address
+        result = msgspec.json.decode(line, type=_StartResult)
+        if result.error is not None:
+            raise result.error.to_exception()
+        return result.address, result.http_address
 
     def _read_stderr(self) -> None:
-        """Keep the engine's last lines, and show them as the engine's own."""
+        """Keep the engine's last lines, and copy all to this process's standard error."""
         assert self._process.stderr is not None
         with self._process.stderr as stream:
             for line in stream:
                 text = line.decode(errors="replace")
-                self._last_words.append(text.rstrip())
-                with contextlib.suppress(Exception):  # sys.stderr may be anything, or closed
+                self._last_lines.append(text.rstrip())
+                with contextlib.suppress(Exception):  # sys.stderr may be replaced or closed
                     sys.stderr.write(text)
 
     def _watch(self) -> None:
         code = self._process.wait()
-        self._reader.join(LAST_WORDS_TIMEOUT_S)
+        self._reader.join(LAST_LINES_TIMEOUT_S)
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
         with self._lock:
             self._death = EngineDead(f"the engine (pid {self._process.pid}) {how}{self._quoted()}")
@@ -139,17 +141,17 @@ class ChildEngine:
             callback(self._death)
 
     def _quoted(self) -> str:
-        words = [line for line in self._last_words if line]
-        return "; its last words:\n  " + "\n  ".join(words[-NUM_QUOTED_WORDS:]) if words else ", without a word"
+        lines = [line for line in self._last_lines if line]
+        return "; its last lines:\n  " + "\n  ".join(lines[-NUM_QUOTED_LINES:]) if lines else ", without output"
 
 
-_handles: WeakSet[ChildEngine] = WeakSet()
+_engines: WeakSet[ChildEngine] = WeakSet()
 
 
 def _after_fork() -> None:
-    """A child made by fork must not keep the engine alive."""
-    for handle in _handles:
-        handle.lifeline.close()
+    """Close the lifelines: a forked child must not keep the engine alive."""
+    for engine in _engines:
+        engine.lifeline.close()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -168,13 +170,12 @@ def _start(command: Sequence[str], config: EngineConfig) -> subprocess.Popen[byt
 
 
 def _environment() -> dict[str, str]:
-    """This environment, in which `python -P -m` finds the very package that runs here.
+    """Return an environment in which `python -P -m` imports the same package as this process.
 
-    An installed package is found by itself. One that lies on sys.path as a folder of its name (a checkout, a link)
-    is found through PYTHONPATH.
+    An installed package needs nothing. For a checkout or link on sys.path, PYTHONPATH gets its folder.
     """
     environment = dict(os.environ)
-    environment["PYTHONUTF8"] = "1"  # names of files, whatever this program's locale is
+    environment["PYTHONUTF8"] = "1"  # file names do not depend on this program's locale
     package = Path(__file__).parents[2]
     folder = str(package.parent)
     installed = {*site.getsitepackages(), site.getusersitepackages()}

@@ -1,7 +1,7 @@
 """InProcessEngine: frontend, core and one worker in the calling thread, for debuggers, profilers and tests.
 
-The same objects and the same messages as in separate processes; only the sockets between them are left out. It makes
-progress in `step` alone, and an exception anywhere reaches the caller as it is.
+The objects and messages are those of separate processes, without the sockets. Only `step` makes progress; it passes
+every exception on to the caller.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from ..text.chat_template import ChatTemplate, check_template
 from ..text.tokenizer import Tokenizer
 
 _IDENTITY = b"in-process client"
-_OWNER = 0
+_FRONTEND_ID = 0
 
 
 class _Steps:
-    """The core's Executor: steps and the mask of the oldest wait here until `step` runs them."""
+    """The core's Executor: queues steps, and the mask of the oldest one, until `InProcessEngine.step` runs them."""
 
     def __init__(self) -> None:
         self.waiting: deque[SchedulerOutput] = deque()
@@ -54,7 +54,7 @@ class _Steps:
 
 
 class InProcessEngine:
-    """Owns all three; a run directory only for what the worker puts there."""
+    """Owns frontend, core and worker. The run directory holds only the worker's files."""
 
     def __init__(self, config: EngineConfig) -> None:
         if config.tensor_parallel_size != 1:
@@ -76,7 +76,7 @@ class InProcessEngine:
             num_blocks = measured.max_blocks
             self._worker.initialize(num_blocks)
             self._core = EngineCore(self.spec, num_blocks, self._steps, GrammarLocalHost(self.spec))
-            self._controls = ControlQueue(self._core, self._answer, self._reload, self._profile)
+            self._controls = ControlQueue(self._core, self._reply, self._reload, self._profile)
             self._is_reloaded = False
             folder = Path(self.spec.tokenizer_folder)
             tokenizer = Tokenizer.load(folder, config.trust_remote_code)
@@ -89,26 +89,28 @@ class InProcessEngine:
         self._frontend.on_control_message(Initialize(num_blocks=num_blocks))
         self._frontend.on_control_message(StartPhases(phases=[], kernels=measured.kernels))
         self._frontend.connect()
-        self._talk_to_core()
+        self._deliver()
 
-    # ── what the client sees ─────────────────────────────────────────────────────────────────────────────────────
+    # ── interface of the transport ────────────────────────────────────────────────────────────────────────────────
 
     def send(self, message: ClientMessage) -> None:
-        """Hand the engine a message; what it leads to happens in `step`."""
+        """Pass a message to the frontend; `step` acts on it."""
         self._frontend.on_client_frame(_IDENTITY, encode_client_message(message))
 
     def step(self, timeout_s: float) -> list[FrontendMessage]:
-        """One turn: intake, one step of the model if there is work, outputs. Waits at most `timeout_s`, and only for
-        a text that is being tokenized in a thread."""
+        """Run one turn: pending messages, at most one step of the model, outputs. Returns the messages to the client.
+
+        Waits at most `timeout_s`, and only if a thread is tokenizing a text.
+        """
         if not self._core.num_requests and not self._frontend.outbox.to_core:
             self._wakeup.wait(timeout_s if self._frontend.num_open_requests else 0)
         if self._wakeup.is_set():
             self._wakeup.clear()
             self._frontend.on_wakeup()
         self._frontend.tick(time.monotonic())
-        self._talk_to_core()
+        self._deliver()
         self._core.take_grammars()
-        self._go_on_with_controls()
+        self._tick_controls()
         self._core.expire(time.time())
         self._core.step()
         self._core.take_grammars()
@@ -121,7 +123,7 @@ class InProcessEngine:
         if progress is not None:
             self._frontend.on_control_message(progress)
         self._frontend.tick(time.monotonic())
-        self._talk_to_core()
+        self._deliver()
         frames, self._frontend.outbox.to_clients = self._frontend.outbox.to_clients, []
         return [self._decoder.decode(frame) for _, frame in frames]
 
@@ -131,12 +133,12 @@ class InProcessEngine:
 
     # ── between the parts ────────────────────────────────────────────────────────────────────────────────────────
 
-    def _talk_to_core(self) -> None:
-        said, self._frontend.outbox.to_core = self._frontend.outbox.to_core, []
-        for message in said:
-            self._tell_core(message)
-        orders, self._frontend.outbox.to_supervisor = self._frontend.outbox.to_supervisor, []
-        for order in orders:
+    def _deliver(self) -> None:
+        to_core, self._frontend.outbox.to_core = self._frontend.outbox.to_core, []
+        for message in to_core:
+            self._on_frontend_message(message)
+        to_supervisor, self._frontend.outbox.to_supervisor = self._frontend.outbox.to_supervisor, []
+        for order in to_supervisor:
             log.set_level(order.level)
             self._frontend.on_control_message(order)
 
@@ -145,25 +147,25 @@ class InProcessEngine:
         self._worker.hold(holding)
         self._is_reloaded = True
 
-    def _answer(self, _: int, done: ControlDone) -> None:
+    def _reply(self, _: int, done: ControlDone) -> None:
         self._frontend.on_core_message(done)
 
     def _profile(self, records: bool) -> None:
         self._controls.on_profiled(self._worker.recorder.switch(records))
 
-    def _go_on_with_controls(self) -> None:
+    def _tick_controls(self) -> None:
         self._controls.tick()
         if self._is_reloaded:
             self._is_reloaded = False
             self._controls.on_reloaded()
 
-    def _tell_core(self, message: FrontendToCore) -> None:
+    def _on_frontend_message(self, message: FrontendToCore) -> None:
         if isinstance(message, EngineCoreRequest):
-            self._core.add_request(_OWNER, message)
+            self._core.add_request(_FRONTEND_ID, message)
         elif isinstance(message, AbortRequests):
-            self._core.abort(_OWNER, message.keys)
+            self._core.abort(_FRONTEND_ID, message.keys)
         elif isinstance(message, EngineControl):
-            self._controls.add(_OWNER, message)
+            self._controls.add(_FRONTEND_ID, message)
         elif isinstance(message, Hello):
             self._frontend.on_core_message(Welcome(protocol_version=PROTOCOL_VERSION, run_id=self.spec.run_id))
         elif isinstance(message, Ping):

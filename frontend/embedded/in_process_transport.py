@@ -1,7 +1,7 @@
-"""InProcessTransport: a Transport to an engine inside this process, over the same messages as the socket.
+"""InProcessTransport: transport to an engine in this process, with the messages of the socket.
 
-Whoever waits runs the engine in its own thread, turn by turn, so that a debugger or a profiler sees everything. For
-an event loop, which must not wait, `in_background` runs it in a daemon thread instead.
+A thread in `wait` runs the engine turn by turn, so that a debugger or a profiler sees everything. For an event loop,
+which must not wait, `in_background` runs the engine in a daemon thread instead.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from ..client.transport import Transport, wait_for_end
 
 T = TypeVar("T")
 
-TURN_S = 0.05  # longest wait inside one turn of the engine
-_PATIENCE_S = 3600.0  # the engine is here: it cannot be lost, only be slow under a debugger
+TURN_S = 0.05  # longest wait in one turn of the engine
+_TIMEOUT_S = 3600.0  # the engine cannot be lost, only slow under a debugger
 
 
 class Engine(Protocol):
-    """An engine in this process: `send` hands it a message, `step` runs one turn and returns what it says."""
+    """Engine in this process: `send` passes it a message, `step` runs one turn and returns its messages."""
 
     def send(self, message: ClientMessage) -> None: ...
 
@@ -38,10 +38,10 @@ class Engine(Protocol):
 
 
 class InProcessTransport(Transport):
-    """Invariant: engine and conversation are touched only by the holder of `_turn_lock`."""
+    """Owns the engine. Invariant: only the holder of `_turn_lock` uses the engine and the ClientProtocol."""
 
     def __init__(self, engine: Engine, *, in_background: bool = False) -> None:
-        super().__init__(ClientProtocol("in-process", engine.send, _PATIENCE_S, _PATIENCE_S))
+        super().__init__(ClientProtocol("in-process", engine.send, _TIMEOUT_S, _TIMEOUT_S))
         self._engine = engine
         self._callbacks: deque[Callable[[], None]] = deque()
         self._turn_lock = threading.Lock()
@@ -88,22 +88,22 @@ class InProcessTransport(Transport):
     def _command(self, command: Callable[[], None]) -> None:
         with self._has_work:
             if self._is_closed:
-                raise RequestError("this engine is closed: make a new one")
+                raise RequestError("this engine is closed: create a new one")
             self._commands.append(command)
             self._has_work.notify()
 
     def _get_or_turn(self, queue: SimpleQueue[T]) -> T:
-        """What lies in the queue, if need be after one turn of the engine; raises Empty if there is still nothing."""
+        """Return the next item; from an empty queue, after one turn of the engine; raise Empty if there is none."""
         try:
             return queue.get_nowait()
         except Empty:
             if not self._is_closed:
-                with _interrupted_afterwards():
+                with _delayed_interrupt():
                     self._turn()
         return queue.get_nowait()
 
     def _turn(self) -> None:
-        """One turn of the engine. What stops the engine for good ends every request with that error."""
+        """Run one turn of the engine. A TokenloomError from it ends every request."""
         self._run_commands()
         try:
             messages = self._engine.step(TURN_S)
@@ -118,7 +118,7 @@ class InProcessTransport(Transport):
         self._protocol.tick(now)
 
     def _run_callbacks(self) -> None:
-        """What callers want to hear, outside the lock: they may use the engine again."""
+        """Run user callbacks outside the lock: they may use the engine again."""
         while True:
             try:
                 callback = self._callbacks.popleft()
@@ -127,7 +127,7 @@ class InProcessTransport(Transport):
             callback()
 
     def _run(self) -> None:
-        """The background thread: turns while anything is open, else blocked."""
+        """Run turns while anything is open, else block; target of the background thread."""
         while not self._is_closed:
             with self._has_work:
                 while not (self._commands or self._protocol.is_busy or self._is_closed):
@@ -135,29 +135,31 @@ class InProcessTransport(Transport):
             with self._turn_lock:
                 try:
                     self._turn()
-                except Exception as error:  # callers wait elsewhere and must hear of it
+                except Exception as error:  # callers wait in other threads
                     self._protocol.end(InternalError(f"the engine failed: {type(error).__name__}: {error}"))
             self._run_callbacks()
 
 
 @contextlib.contextmanager
-def _interrupted_afterwards() -> Iterator[None]:
-    """Ctrl-C takes effect when the turn is over: in its midst it would leave frontend, core and worker at odds. A
-    second one takes effect at once."""
+def _delayed_interrupt() -> Iterator[None]:
+    """Delay Ctrl-C to the end of the turn: within it frontend, core and worker would become inconsistent.
+
+    A second Ctrl-C takes effect at once.
+    """
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield
         return
-    came: list[FrameType | None] = []
+    interrupted: list[FrameType | None] = []
 
-    def note(number: int, frame: FrameType | None) -> None:
-        came.append(frame)
+    def record(number: int, frame: FrameType | None) -> None:
+        interrupted.append(frame)
         signal.signal(signal.SIGINT, handler)
 
-    signal.signal(signal.SIGINT, note)
+    signal.signal(signal.SIGINT, record)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
-        if came:
-            handler(signal.SIGINT, came[0])
+        if interrupted:
+            handler(signal.SIGINT, interrupted[0])

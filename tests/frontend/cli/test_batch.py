@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenloom.frontend.cli.batch import read_lines, take_up
+from tokenloom.frontend.cli.batch import read_done, read_lines
 from tokenloom.frontend.cli.command import load_command
 from tokenloom.ipc.errors import ConfigError
 
@@ -34,7 +34,7 @@ def test_wherever_the_output_is_torn_whole_lines_stay_and_the_torn_one_goes(tmp_
         path.write_bytes(data[:cut])
         num_whole = data[:cut].count(b"\n")
         with open(path, "ab+") as output:
-            done = take_up(output)
+            done = read_done(output)
             output.write(answer("next"))
         assert list(done) == list("abcdef")[:num_whole]
         assert path.read_bytes() == b"".join(whole[:num_whole]) + answer("next")
@@ -44,8 +44,8 @@ def test_a_file_of_somebody_else_is_not_touched(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     for text in (b"my notes\n", b"my notes", answer("a") + b"my notes", b"{}\n"):
         path.write_bytes(text)
-        with open(path, "ab+") as output, pytest.raises(ConfigError, match="something else"):
-            take_up(output)
+        with open(path, "ab+") as output, pytest.raises(ConfigError, match="is not a response"):
+            read_done(output)
         assert path.read_bytes() == text
 
 
@@ -53,16 +53,16 @@ def test_errors_count_as_done_and_are_told(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     path.write_bytes(answer("good") + answer("bad", 400))
     with open(path, "ab+") as output:
-        assert take_up(output) == {"good": False, "bad": True}
+        assert read_done(output) == {"good": False, "bad": True}
 
 
 @pytest.mark.parametrize(
     "text, reason",
     [
-        (request("a") + request("a"), "is there twice"),
+        (request("a") + request("a"), "is not unique"),
         (request("a", "/v1/files"), "is not served"),
-        (request("a") + "{", ":2 is no request"),
-        ('{"custom_id": "a"}\n', ":1 is no request"),
+        (request("a") + "{", ":2 is not a batch request"),
+        ('{"custom_id": "a"}\n', ":1 is not a batch request"),
     ],
 )
 def test_a_bad_line_is_named_before_anything_runs(tmp_path: Path, text: str, reason: str) -> None:
@@ -78,7 +78,7 @@ def test_the_requests_are_never_taken_for_answers(tmp_path: Path, capsys: pytest
     (tmp_path / "in").write_text(request("a"))
     (tmp_path / "copy").write_text(request("a"))
     assert BATCH.main([str(tmp_path / "in"), str(tmp_path / "in")]) == 2
-    assert "holds the requests" in capsys.readouterr().err
+    assert "is the file of the requests" in capsys.readouterr().err
     assert BATCH.main([str(tmp_path / "in"), str(tmp_path / "copy")]) == 2
     assert (tmp_path / "in").read_text() == (tmp_path / "copy").read_text() == request("a")
 
