@@ -1,4 +1,4 @@
-"""AccessRecord: what the access log tells of an HTTP request, filled in by all that answer it."""
+"""AccessRecord: the facts about one HTTP request for the access log, collected while it is answered."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-CLIENT_CLOSED_REQUEST = 499  # nobody reads it; nginx's number, for the log and the metrics
+CLIENT_CLOSED_REQUEST = 499  # nginx's number, for log and metrics; never sent
 
 
 @dataclass(slots=True)
 class AccessRecord:
-    """What is known of a request that is being answered."""
+    """Times, status and sizes of one answer."""
 
     begun_at: float = field(default_factory=time.monotonic)
     first_at: float = 0.0  # when the head of the answer went out
-    status: int = CLIENT_CLOSED_REQUEST  # until there is another
+    status: int = CLIENT_CLOSED_REQUEST  # until the answer has one
     is_whole: bool = False  # the answer was written to its end
     num_bytes: int = 0
     num_prompt_tokens: int = 0

@@ -1,7 +1,7 @@
-"""Counters, gauges and histograms, and how Prometheus reads them. Numbers only: knows nothing of requests.
+"""Counters, gauges and histograms in Prometheus's text format. Knows nothing of requests.
 
-Written for one thread, so that counting costs an addition and observing a bisection; the text is made when it is asked
-for. Values that live elsewhere are read at that moment by a function.
+For one thread only, so that a count costs an addition and an observation a bisection. The text is rendered at a scrape;
+gauges call a function then.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Labels = tuple[tuple[str, str], ...]  # (name, value)
 
 
 class Counter:
-    """A total for each value of its labels; only grows."""
+    """A total for each combination of label values; never decreases."""
 
     kind = "counter"
 
@@ -30,7 +30,7 @@ class Counter:
         self._values[label_values] = self._values.get(label_values, 0.0) + amount
 
     def raise_to(self, total: float, *label_values: str) -> None:
-        """The total as whoever counts it says; a fall is ignored."""
+        """Set the total to that of an external counter; a lower value is ignored."""
         self._values[label_values] = max(total, self._values.get(label_values, 0.0))
 
     def get(self, *label_values: str) -> float:
@@ -48,7 +48,7 @@ class Counter:
 
 
 class Gauge:
-    """What a function says now: a number, or one for each value of the label `label_name`."""
+    """The result of a function at the scrape: a number, or one for each value of the label `label_name`."""
 
     kind = "gauge"
 
@@ -67,7 +67,7 @@ class Gauge:
 
 
 class Info:
-    """A gauge that is 1, whose labels are what a function says; no sample while it says nothing."""
+    """A gauge of value 1 with the labels that a function returns; without labels there is no sample."""
 
     kind = "gauge"
 
@@ -81,7 +81,7 @@ class Info:
 
 
 class Histogram:
-    """How many observations are at most each bound."""
+    """Counts observations by upper bound, and their sum."""
 
     kind = "histogram"
 
@@ -96,7 +96,7 @@ class Histogram:
         self.sum += value * times
 
     def add_counts(self, counts: Sequence[int], sum: float) -> None:
-        """What somebody else observed, who has the same bounds."""
+        """Add the observations of another histogram with the same bounds: count per bucket, and sum."""
         for place, count in enumerate(counts):
             self._counts[place] += count
         self.sum += sum
@@ -107,7 +107,7 @@ class Histogram:
 
     @property
     def cumulative(self) -> list[int]:
-        """Observations at or below each bound, and all of them last."""
+        """Number of observations at or below each bound, then of all."""
         total, found = 0, []
         for count in self._counts:
             total += count
@@ -131,7 +131,7 @@ Metric: TypeAlias = Counter | Gauge | Info | Histogram  # one family: a name, a 
 
 
 class Registry:
-    """The families in the order in which they were added, under one prefix and with labels that all samples carry."""
+    """Metrics in the order of their addition, with a common name prefix and common labels."""
 
     def __init__(self, prefix: str, labels: Labels) -> None:
         self._prefix = prefix
@@ -139,7 +139,7 @@ class Registry:
         self.metrics: list[Metric] = []
 
     def render(self) -> str:
-        """The text format 0.0.4."""
+        """Format all metrics in Prometheus's text format 0.0.4."""
         lines: list[str] = []
         for metric in self.metrics:
             name = self._prefix + metric.name
@@ -151,7 +151,7 @@ class Registry:
         return "\n".join(lines) + "\n"
 
     def read(self) -> list[messages.Metric]:
-        """The same as values."""
+        """Return all metrics as structs."""
         found: list[messages.Metric] = []
         for metric in self.metrics:
             name = self._prefix + metric.name

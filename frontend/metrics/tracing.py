@@ -1,13 +1,12 @@
-"""OpenTelemetry spans of requests, where an exporter is configured: --otlp-endpoint, or OpenTelemetry's own variables.
+"""Exports OpenTelemetry spans of requests, if --otlp-endpoint or OpenTelemetry's own variables configure an exporter.
 
     llm_request ─┬─ queue      from arrival to the first step
                  ├─ prefill    to the first token
                  └─ decode     to the end
 
-The parent is the caller's span, if the request brought a W3C trace context (https://www.w3.org/TR/trace-context/).
-Spans are made from a request's times when it ends, so that a token costs nothing, and leave in a thread of
-OpenTelemetry's, which keeps at most 2048 of them (OTEL_BSP_MAX_QUEUE_SIZE). Imports OpenTelemetry only where it is
-configured: the extra `otel`.
+The parent is the caller's span, if the request has a W3C trace context (https://www.w3.org/TR/trace-context/). Spans
+are created when a request ends, from its times, so that tokens cost nothing. A thread of OpenTelemetry sends them and
+queues at most 2048 (OTEL_BSP_MAX_QUEUE_SIZE). OpenTelemetry (the extra `otel`) is imported only if configured.
 """
 
 from __future__ import annotations
@@ -34,16 +33,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tokenloom.frontend")
 
 _VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-FLUSH_S = 2.0  # how long the last spans may take when the engine stops
+FLUSH_S = 2.0  # for the last spans when the engine stops
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-[\x21-\x7e]*)?")
 _KEY = r"([a-z][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13})"
-_MEMBER = re.compile(_KEY + r"=(?=[^,=]{1,256}$)[\x20-\x7e]*[\x21-\x7e]")  # a vendor's part of a tracestate
+_MEMBER = re.compile(_KEY + r"=(?=[^,=]{1,256}$)[\x20-\x7e]*[\x21-\x7e]")  # one vendor's entry of a tracestate
 MAX_MEMBERS = 32
 
 
 @dataclass(slots=True)
 class Timeline:
-    """When things happened to an answer, in monotonic seconds; 0 = not yet."""
+    """Times of an answer's events in monotonic seconds, 0 = not yet, and its token counts."""
 
     submit: Submit
     num_prompt_tokens: int
@@ -52,14 +51,14 @@ class Timeline:
     first_at: float = 0.0  # its first token
     last_at: float = 0.0  # its newest tokens
     num_tokens: int = 0
-    num_resumed: int = 0  # tokens that its client had already
+    num_resumed: int = 0  # tokens of earlier attempts, which the client has
 
 
 class Tracing:
-    """Owns the exporter and its thread. Nothing is global: who embeds this engine may trace with others."""
+    """Owns the exporter and its thread. Sets no global of OpenTelemetry, since the embedding program may use them."""
 
     def __init__(self, endpoint: str | None, model: str, run_id: str) -> None:
-        """`endpoint`: URL of a collector that takes OTLP over HTTP; None: as the variables say. ImportError without
+        """`endpoint`: URL of a collector of OTLP over HTTP; None: read OpenTelemetry's variables. ImportError without
         OpenTelemetry."""
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
@@ -74,7 +73,7 @@ class Tracing:
         self._model = model
 
     def record(self, answer: Timeline, reason: str, ended_at: float) -> None:
-        """Make the spans of an answer that has just ended; `reason` says why."""
+        """Create the spans of an answer that has just ended; `reason`: its finish reason."""
         from opentelemetry import trace
 
         offset = time.time() - time.monotonic()
@@ -100,14 +99,14 @@ class Tracing:
         span.end(_nanoseconds(ended_at + offset))
 
     def close(self) -> None:
-        """Let the last spans out, within FLUSH_S."""
+        """Send the last spans, within FLUSH_S."""
         flush = threading.Thread(target=self._provider.shutdown, name="tokenloom spans", daemon=True)
         flush.start()
         flush.join(FLUSH_S)
 
 
 def new_tracing(spec: EngineSpec) -> Tracing | None:
-    """None where no exporter is configured. ConfigError where --otlp-endpoint asks for one and cannot have it."""
+    """Create the tracing, None if no exporter is configured. ConfigError if --otlp-endpoint lacks OpenTelemetry."""
     endpoint = spec.config.otlp_endpoint
     if endpoint is None and not any(os.environ.get(name) for name in _VARIABLES):
         return None
@@ -124,7 +123,7 @@ def new_tracing(spec: EngineSpec) -> Tracing | None:
 
 
 def _phases(answer: Timeline, ended_at: float) -> list[tuple[str, float, float]]:
-    """Name, begin and end of each phase that the answer came to."""
+    """Return name, begin and end of each phase that the answer reached."""
     begins = (("queue", answer.arrived_at), ("prefill", answer.started_at), ("decode", answer.first_at))
     came = [(name, begin) for name, begin in begins if begin]
     ends = [*(begin for _, begin in came[1:]), ended_at]
@@ -142,19 +141,20 @@ def _nanoseconds(unix_time: float) -> int:
 
 
 class TraceContext(NamedTuple):
-    """The values of the two headers of the HTTP request being served; what did not come is empty."""
+    """Values of the traceparent and tracestate headers of an HTTP request; empty if missing."""
 
     traceparent: str = ""
     tracestate: str = ""
 
 
 NO_TRACE = TraceContext()
-# a context variable, so that it reaches the submits of a request through whatever makes them
+# A context variable reaches every Submit of an HTTP request without being a parameter on the way.
 incoming_trace: ContextVar[TraceContext] = ContextVar("incoming_trace", default=NO_TRACE)
 
 
 def read_trace_context(headers: Iterable[tuple[bytes, bytes]]) -> TraceContext:
-    """Of a request's headers. What is malformed did not come; without a traceparent a tracestate means nothing."""
+    """Read the trace context of a request's headers. A malformed header counts as missing, and so does a tracestate
+    without a traceparent."""
     values: dict[bytes, list[str]] = {b"traceparent": [], b"tracestate": []}
     for name, value in headers:
         if name in values:

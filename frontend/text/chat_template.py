@@ -1,7 +1,7 @@
 """ChatTemplate: a list of chat turns → the prompt text that the checkpoint was trained on.
 
-The template is Jinja, as Hugging Face writes it, and comes with the checkpoint; it is untrusted and runs in a sandbox.
-Whatever goes wrong inside it is the request's error. Knows nothing of tokens.
+The template is Jinja in Hugging Face's dialect and comes with the checkpoint or a request. It is untrusted and runs in
+a sandbox; any exception in it is a RequestError. Knows nothing of tokens.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from .tokenizer import Tokenizer, read_tokenizer_config
 MODEL_FORM = ChatForm()
 DEFAULTS = EngineConfig()
 _END_MARK = (
-    "\ue000end of the last turn\ue000 "  # no text has it by chance; its space shows whether the template strips texts
+    "\ue000end of the last turn\ue000 "  # occurs in no real text; the space shows whether the template strips texts
 )
 
 
 class ChatTemplate:
-    """A compiled template and the named special tokens (bos_token …) that it may use."""
+    """A compiled template, the special tokens by name (bos_token …) and the default variables."""
 
     def __init__(
         self,
@@ -43,8 +43,8 @@ class ChatTemplate:
         origin: str = "the chat template",
         defaults: JsonObject | None = None,
     ) -> None:
-        """Raises ConfigError, naming `origin`, when `source` is not a template. `defaults`: variables of chats that do
-        not give them."""
+        """Compile `source`; ConfigError names `origin` if it is no template. `defaults`: variables that a chat may
+        override."""
         self.source = source
         self._given_names = special_tokens | (defaults or {})
         try:
@@ -54,8 +54,8 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, folder: Path, tokenizer: Tokenizer | None, config: EngineConfig = DEFAULTS) -> ChatTemplate | None:
-        """That of `config`, else chat_template.jinja in `folder`, else the one in tokenizer_config.json there; None
-        without."""
+        """Load the template of `config`, else chat_template.jinja in `folder`, else that in its tokenizer_config.json;
+        None if there is none."""
         given, defaults = config.chat_template, config.default_chat_template_kwargs
         special_tokens = {} if tokenizer is None else tokenizer.special_tokens
         file = folder / "chat_template.jinja"
@@ -66,7 +66,7 @@ class ChatTemplate:
         return None if found is None else cls(found, special_tokens, f"chat_template in {folder}", defaults)
 
     def render(self, messages: Sequence[ChatMessage], form: ChatForm = MODEL_FORM) -> str:
-        """The prompt up to where the answer begins. RequestError when the template refuses."""
+        """Render the prompt up to the begin of the answer. RequestError if the template fails."""
         if not messages:
             raise RequestError("the chat has no messages: give at least one")
         template = self._template if form.template is None else _compile(form.template)
@@ -87,14 +87,14 @@ class ChatTemplate:
 
 
 def check_template(config: EngineConfig) -> None:
-    """ConfigError if --chat-template is neither a template nor a file with one."""
+    """Raise ConfigError if --chat-template is neither a template nor a file with one."""
     if config.chat_template is not None:
         source, origin = read_template(config.chat_template)
         ChatTemplate(source, {}, origin)
 
 
 def read_template(given: str) -> tuple[str, str]:
-    """The template and where it is from: `given` itself, which has braces or lines, or the file that it names."""
+    """Return a template and its origin: `given` itself if it has braces or newlines, else the file of that name."""
     if not os.path.isfile(given) and any(mark in given for mark in "{}\n"):
         return given, "--chat-template"
     try:
@@ -112,7 +112,7 @@ def _compile(source: str) -> jinja2.Template:
 
 
 def _until_mark(text: str) -> str:
-    """`text` up to the end of the last turn's text, without spaces there if the template strips texts."""
+    """Cut `text` after the last turn's text, and strip the end if the template strips texts."""
     before, mark, after = text.rpartition(_END_MARK.rstrip())
     if not mark:
         raise RequestError(
@@ -123,7 +123,7 @@ def _until_mark(text: str) -> str:
 
 
 def _default_template(value: object) -> str | None:
-    """A template is one string, or a list of {name, template} of which "default" is for plain chats."""
+    """Return a config's template: the string, or of a list of {name, template} the one named "default"."""
     if isinstance(value, str):
         return value
     if isinstance(value, list):
@@ -134,7 +134,7 @@ def _default_template(value: object) -> str | None:
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}…{% endgeneration %}` marks what a trainer learns from; here it is its body."""
+    """`{% generation %}…{% endgeneration %}` marks the text to train on; rendering keeps the body only."""
 
     tags = {"generation"}  # noqa: RUF012 (Jinja declares it so)
 

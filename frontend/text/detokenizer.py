@@ -1,14 +1,14 @@
-"""Detokenizer: the tokens of one answer, one at a time → the text that each adds.
+"""Detokenizer: converts the tokens of one answer, one at a time, to the text that each adds.
 
-The text of an answer is defined here, once, for streams and final results alike:
+This is the definition of an answer's text, for streams and final results alike:
 
     Each token has a piece: the bytes that it decodes to after other text (so a word keeps its leading space), or at the
-    very beginning when nothing visible stands before it. Skipped special tokens and unknown ids have no piece. The
-    text is the UTF-8 decoding of all pieces of the output in a row, with one U+FFFD for each maximal part that is no
-    UTF-8. A character that the prompt's last tokens began belongs to the output.
+    very beginning if nothing visible precedes it. Skipped special tokens and unknown ids have no piece. The text is the
+    UTF-8 decoding of the concatenated pieces of the output, with one U+FFFD for each maximal invalid part. A character
+    that the prompt's last tokens began belongs to the output.
 
-For output that is valid UTF-8 this is decode(prompt + output) minus decode(prompt). Bytes that may still become a
-character are kept back until it is complete or cannot be completed any more, or until `finish`.
+For output in valid UTF-8 this is decode(prompt + output) minus decode(prompt). The bytes of an incomplete character are
+held back until it is complete or invalid, or until `finish`.
 
 Measured, per token: a piece from the table 0.3 µs, `tokenizers.DecodeStream` 1.1 µs, two decodes of a window of the
 last tokens 2.6 µs. DecodeStream also has no finish, and over random byte-fallback tokens it raises in 22 % of the
@@ -33,17 +33,17 @@ _LOCAL_STEPS = {"ByteLevel", "WordPiece", "Metaspace", "BPEDecoder", "ByteFallba
 
 
 class Detokenizer(Protocol):
-    """Made for one answer; replaying its tokens rebuilds it."""
+    """State of one answer; replaying its tokens rebuilds it."""
 
     def append(self, token_id: int) -> str:
-        """The text that this token completes."""
+        """Append a token and return the text that it completes."""
 
     def finish(self) -> str:
-        """The text of bytes that were kept back; no token comes after."""
+        """Return the text of the bytes held back, after the last token."""
 
 
 class DetokenizerFactory:
-    """Makes detokenizers for one tokenizer; owns the tables that they share."""
+    """Creates detokenizers for one tokenizer; owns the tables that they share."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -56,7 +56,7 @@ class DetokenizerFactory:
     def new(
         self, prompt_token_ids: Sequence[int], skip_special_tokens: bool, spaces_between_special_tokens: bool = True
     ) -> Detokenizer:
-        """A detokenizer for what follows the prompt."""
+        """Create a detokenizer for the output after this prompt."""
         detokenizer = self._new(prompt_token_ids, skip_special_tokens)
         if skip_special_tokens or spaces_between_special_tokens or self._tokenizer.backend is None:
             return detokenizer
@@ -69,7 +69,7 @@ class DetokenizerFactory:
 
 
 class PieceTable(dict[int, "str | bytes"]):
-    """Token id → its piece after other text, made on first use: str where it is whole characters, else bytes."""
+    """Token id → its piece after other text, computed on first use: str if it is whole characters, else bytes."""
 
     def __init__(self, tokenizer: Tokenizer, probe: int, skip_special_tokens: bool) -> None:
         super().__init__()
@@ -90,19 +90,19 @@ class PieceTable(dict[int, "str | bytes"]):
         return piece
 
     def at_start(self, token_id: int) -> str | bytes:
-        """The piece of a token with nothing visible before it."""
+        """Return the piece of a token with nothing visible before it."""
         if not self.is_visible(token_id):
             return ""
         return self._exact(token_id, self._tokenizer.decode([token_id], skip_special_tokens=False))
 
     def is_visible(self, token_id: int) -> bool:
-        """False for unknown ids and skipped special tokens: they leave the text as if they were not there."""
+        """False for unknown ids and skipped special tokens, which have no effect on the text."""
         if self._skip_special_tokens and token_id in self._tokenizer.special_ids:
             return False
         return token_id >= 0 and self._id_to_token(token_id) is not None
 
     def _exact(self, token_id: int, text: str) -> str | bytes:
-        """`text`, or the bytes of a token that is not UTF-8 by itself."""
+        """Return `text`, or the bytes of a token that is not valid UTF-8 by itself."""
         if REPLACEMENT not in text:
             return text
         token = self._id_to_token(token_id) or ""
@@ -113,7 +113,7 @@ class PieceTable(dict[int, "str | bytes"]):
 
 
 class PieceDetokenizer:
-    """Joins pieces; holds at most the 3 bytes of an unfinished character."""
+    """Concatenates pieces; holds back at most the 3 bytes of an incomplete character."""
 
     def __init__(self, table: PieceTable, prompt_token_ids: Sequence[int]) -> None:
         self._table = table
@@ -143,7 +143,7 @@ class PieceDetokenizer:
         return text
 
     def _unfinished(self, prompt_token_ids: Sequence[int]) -> bytes:
-        """The bytes of a character that the prompt's end began: at most 3, so 3 bytes back is far enough."""
+        """Return the bytes of an incomplete character at the prompt's end: at most 3, so the last 3 bytes suffice."""
         data = b""
         for token_id in reversed(prompt_token_ids):
             piece = self._table[token_id]
@@ -156,7 +156,7 @@ class PieceDetokenizer:
 
 
 class TightDetokenizer:
-    """Another one's text, but a special token that follows a special token stands there without a space before it."""
+    """Wraps a detokenizer and removes the space between adjacent special tokens."""
 
     def __init__(self, detokenizer: Detokenizer, tokenizer: Tokenizer) -> None:
         assert tokenizer.backend is not None
@@ -178,10 +178,10 @@ class TightDetokenizer:
 
 
 class WindowDetokenizer:
-    """For tokenizers that only decode whole lists: decodes the tokens since the last complete text, and those before.
+    """Detokenizer for tokenizers without pieces: decodes the tokens since the last complete text, and those before.
 
-    The text is cut into segments that end where it is complete; a segment's text is decode(last segment + segment)
-    minus decode(last segment). A character has 4 bytes, so of more than 3 unfinished tokens the first is broken.
+    Segments of tokens end at complete characters; a segment's text is decode(last segment + segment) minus decode(last
+    segment). A character has at most 4 bytes, so of more than 3 incomplete tokens the first is invalid.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> None:
@@ -218,7 +218,7 @@ class WindowDetokenizer:
 
 
 def decoder_steps(tokenizer: Tokenizer) -> list[JsonObject]:
-    """The steps of a backend's decoder in order, as tokenizer.json has them; empty when it has none."""
+    """Return the steps of a backend's decoder in order, in the form of tokenizer.json; empty if it has no decoder."""
     if tokenizer.backend is None or tokenizer.backend.decoder is None:
         return []
     decoder = json.loads(tokenizer.backend.decoder.__getstate__())
@@ -234,7 +234,8 @@ def decoder_steps(tokenizer: Tokenizer) -> list[JsonObject]:
 
 
 def find_probe(tokenizer: Tokenizer) -> int | None:
-    """A token of plain ASCII text after which every token shows its piece; None when texts do not come in pieces."""
+    """Find a token of ASCII text that, put before any token, makes it decode to its piece; None if the tokenizer's
+    texts are not made of pieces."""
     if tokenizer.backend is None or not _comes_in_pieces(decoder_steps(tokenizer)):
         return None
     for token_id in range(tokenizer.size):
@@ -246,7 +247,7 @@ def find_probe(tokenizer: Tokenizer) -> int | None:
 
 
 def _comes_in_pieces(steps: list[JsonObject]) -> bool:
-    """True when what a token adds depends on the tokens before it only by whether there are any."""
+    """Whether a token's text depends on the tokens before it only by whether there are any."""
     is_fused = False
     for step in steps:
         kind = step["type"]
@@ -260,7 +261,7 @@ def _comes_in_pieces(steps: list[JsonObject]) -> bool:
 
 
 def _bytes_by_character() -> dict[str, int]:
-    """GPT-2's alphabet: printable Latin-1 stands for itself, the other 68 bytes for U+0100 and up."""
+    """Build GPT-2's alphabet: printable Latin-1 characters are their own bytes, U+0100 and up the other 68 bytes."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}

@@ -1,6 +1,7 @@
-"""PromptLimits: which prompts are too long to be tokenized or served, by the numbers of the model alone.
+"""PromptLimits: refuses prompts that are too long to be tokenized or served.
 
-Knows neither tokenizer nor request, so that the intake process can hold the same limits as the frontend.
+Needs numbers of the model alone, neither tokenizer nor request, so that the intake process applies the same limits as
+the frontend.
 """
 
 from __future__ import annotations
@@ -12,24 +13,24 @@ from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import RequestError
 from ...ipc.sampling_params import CutSide
 
-TOO_LONG = "maximum context length is"  # by which clients of OpenAI and vLLM recognize a prompt that is too long
+TOO_LONG = "maximum context length is"  # clients of OpenAI and vLLM match these words
 
 
 class PromptLimits(msgspec.Struct, frozen=True):
-    """`check_text` comes before a text is tokenized, `check_length` after that."""
+    """Limits of one model. Call `check_text` before a text is tokenized, `check_length` after."""
 
     max_model_len: int
     max_answers: int  # of one request, all its prompts together
-    max_tokens: int  # of one request's prompts, counted for each answer
-    max_bytes_per_token: int | None = None  # that a token stands for; None: unknown, no text is too long by its bytes
+    max_tokens: int  # of one request's prompts, times its answers
+    max_bytes_per_token: int | None = None  # None: unknown, no text is refused by its bytes
 
     @classmethod
     def of(cls, spec: EngineSpec, max_bytes_per_token: int | None) -> PromptLimits:
         return cls(spec.max_model_len, spec.config.max_request_answers, spec.max_request_tokens, max_bytes_per_token)
 
     def check_share(self, num_prompts: int, num_answers: int, num_tokens: int = 0) -> None:
-        """RequestError for a request that leaves too little of the queue to others: so many prompts, of `num_tokens`
-        together as far as that is known, and `num_answers` to each."""
+        """Raise RequestError for a request that would fill more than its share of the waiting queue. `num_answers`: for
+        each prompt; `num_tokens`: of all prompts, 0 if unknown."""
         asked = f"n is {num_answers} and " * (num_answers > 1)
         if num_prompts * num_answers > self.max_answers:
             many = f"n is {num_answers}" if num_prompts == 1 else f"{asked}the prompts are {num_prompts}"
@@ -44,13 +45,13 @@ class PromptLimits(msgspec.Struct, frozen=True):
             )
 
     def check_text(self, text: str) -> None:
-        """RequestError for a text that is certain to have more than max_model_len tokens."""
+        """Raise RequestError for a text that is certain to have more than max_model_len tokens."""
         self.check_characters(len(text))
         if len(text) > self.max_model_len and not text.isascii():
             self._check_bytes(len(text.encode(errors="replace")))
 
     def check_characters(self, num_characters: int) -> None:
-        """The same by a text's length alone: none has fewer bytes than characters."""
+        """Check a text by its number of characters alone, which is at most its number of bytes."""
         if num_characters > self.max_model_len:
             self._check_bytes(num_characters)
 
@@ -63,23 +64,23 @@ class PromptLimits(msgspec.Struct, frozen=True):
             )
 
     def check_length(self, num_tokens: int, *, is_answered: bool = True) -> None:
-        """RequestError for a prompt that does not fit, or, if it `is_answered`, leaves no room for an answer."""
+        """Raise RequestError for a prompt that does not fit or, if it `is_answered`, leaves no room for an answer."""
         if num_tokens + is_answered > self.max_model_len:
             raise self._too_long(f"{num_tokens} tokens" + " and the answer needs at least 1" * is_answered)
 
-    def _too_long(self, what: str) -> RequestError:
+    def _too_long(self, size: str) -> RequestError:
         return RequestError(
-            f"the prompt is too long: this model's {TOO_LONG} {self.max_model_len} tokens, but the prompt has {what}: "
+            f"the prompt is too long: this model's {TOO_LONG} {self.max_model_len} tokens, but the prompt has {size}: "
             "shorten the prompt or raise --max-model-len"
         )
 
     def cut_side(self, truncate_prompt_tokens: int | None, side: CutSide | None) -> CutSide | None:
-        """The side at which these parameters cut a prompt of any length so that it fits; None: they do not."""
+        """Return the side at which these parameters truncate any prompt to a length that fits; None: they do not."""
         cuts = truncate_prompt_tokens is not None and truncate_prompt_tokens <= self.max_model_len
         return (side or "left") if cuts else None
 
     def kept(self, token_ids: bytes, cut_side: CutSide | None) -> bytes:
-        """All that a truncation may keep of a prompt."""
+        """Return the tokens of a prompt that a truncation at `cut_side` may keep."""
         if cut_side is None or num_ids(token_ids) <= self.max_model_len:
             return token_ids
         return token_ids[: 4 * self.max_model_len] if cut_side == "right" else token_ids[-4 * self.max_model_len :]

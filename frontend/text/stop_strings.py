@@ -1,8 +1,7 @@
-"""StopChecker: finds stop strings in text that comes in pieces, and says how much of it may be shown already.
+"""StopChecker: finds stop strings in streamed text, and holds back text that may begin one.
 
-The rule, whatever the cuts between pieces: the occurrence that ends first wins, among those that end together the
-longest. Text is kept back only while it is the beginning of a stop string. One pass over the characters
-(Aho & Corasick, 1975), so that a token costs its length and not the number of stop strings.
+The occurrence that ends first wins, of those that end together the longest, however the text is cut into deltas. One
+pass over the characters (Aho & Corasick, 1975), so that a token costs its length and not the number of stop strings.
 """
 
 from __future__ import annotations
@@ -12,23 +11,23 @@ from typing import NamedTuple
 
 
 class StopMatch(NamedTuple):
-    """What a piece of text brings: `text` may be shown; `stop` is the string that ended the answer, if one did."""
+    """Result of one delta: the `text` to show, and the stop string that ended the answer, if any."""
 
     text: str
     stop: str | None
 
 
 class StopChecker:
-    """The state of one answer, up to its first stop string; replaying its text rebuilds it."""
+    """State of one answer up to its first stop string; replaying its text rebuilds it."""
 
     def __init__(self, stops: tuple[str, ...], is_included: bool) -> None:
-        """`is_included`: the stop string is part of the answer, so nothing need be kept back."""
+        """`is_included`: include_stop_str_in_output, which needs no text held back."""
         self._node = compile_stops(stops)
         self._is_included = is_included
         self._held = ""
 
     def append(self, text: str, may_stop: bool = True) -> StopMatch:
-        """Take the next `text`; where not `may_stop` (min_tokens), an occurrence that ends in it counts for nothing."""
+        """Append the next `text`. If not `may_stop` (min_tokens), an occurrence that ends in it is ignored."""
         node = self._node
         for position, character in enumerate(text, 1):
             while node.length and character not in node.children:
@@ -45,27 +44,27 @@ class StopChecker:
         return StopMatch(seen[:cut], None)
 
     def finish(self) -> str:
-        """The text that was kept back, when the answer ends without a stop string."""
+        """Return the text held back, if the answer ends without a stop string."""
         text, self._held = self._held, ""
         return text
 
 
 class Node:
-    """A prefix of the stop strings; the root is the empty one."""
+    """A node of the automaton: a prefix of the stop strings; the root is the empty prefix."""
 
     __slots__ = ("children", "fallback", "length", "match", "num_held")
 
     def __init__(self, length: int) -> None:
         self.length = length
         self.children: dict[str, Node] = {}
-        self.fallback = self  # the longest proper suffix of this prefix that is a node; the root is its own
+        self.fallback = self  # node of this prefix's longest proper suffix; the root's is itself
         self.match: str | None = None  # the longest stop string that ends here
-        self.num_held = 0  # length of the longest suffix that begins a stop string without being the whole of it
+        self.num_held = 0  # length of the longest suffix that is a proper prefix of a stop string
 
 
 @lru_cache(maxsize=32)
 def compile_stops(stops: tuple[str, ...]) -> Node:
-    """The root for `stops`, shared by the answers that ask for the same ones."""
+    """Build the automaton of `stops` and return its root, which answers with equal stop strings share."""
     root = Node(0)
     for stop in stops:
         node = root
@@ -73,7 +72,7 @@ def compile_stops(stops: tuple[str, ...]) -> Node:
             node = node.children.setdefault(character, Node(node.length + 1))
         node.match = stop
     queue = [root]
-    for node in queue:  # breadth first, so that a node's fallback, which is shorter, is complete before it
+    for node in queue:  # breadth first: a node's fallback is shorter, hence complete before it
         for character, child in node.children.items():
             before = node.fallback
             while before.length and character not in before.children:

@@ -1,8 +1,8 @@
-"""The end or the begin of a text that a truncated prompt needs, whose tokens do not depend on what is cut off.
+"""TextCut: cuts a long text before it is tokenized, if a truncation keeps only one side of its tokens.
 
-Such a place is a space between two letters, for a tokenizer by byte pairs none of whose tokens holds a letter and then
-a space: no pair is ever merged across it, so that both sides have the tokens that they have alone. What the tokenizer
-puts before a text changes at most the first word of an end; another such place must follow it.
+A safe place to cut is a space between two letters, if the tokenizer is BPE and no token holds a letter followed by a
+space: no merge crosses the place, so each side has the same tokens alone. A prefix that the tokenizer puts before a
+text changes at most the first word of a right side; hence another safe place must follow.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import tokenizers
 from ...ipc.sampling_params import CutSide
 
 _PLACE = re.compile("[A-Za-z](?= [A-Za-z])")
-_IN_TOKEN = re.compile("[A-Za-z][ Ġ▁]")  # a letter and then a space, as the three kinds of vocabularies write it
-SEARCHED_CHARACTERS = 64 << 10  # for the place
-NEAR_CHARACTERS = 4096  # how far the next place may be, about
-WINDOW = 128  # characters on each side of a place on which the pre-tokenizer must split there
+_IN_TOKEN = re.compile("[A-Za-z][ Ġ▁]")  # a letter and a space, in the spellings of the three kinds of vocabularies
+SEARCHED_CHARACTERS = 64 << 10  # searched for a safe place
+NEAR_CHARACTERS = 4096  # within which the next safe place must follow
+WINDOW = 128  # characters on each side of a place, given to the pre-tokenizer
 
 
 class TextCut:
-    """Of one tokenizer."""
+    """Cuts texts for one tokenizer, or returns them whole if a cut could change the tokens."""
 
     def __init__(self, backend: tokenizers.Tokenizer, max_bytes_per_token: int) -> None:
         self._backend = backend
@@ -29,8 +29,8 @@ class TextCut:
         self._may_cut = not any(map(_IN_TOKEN.search, backend.get_vocab(with_added_tokens=True)))
 
     def kept(self, text: str, num_tokens: int, cut_side: CutSide) -> str:
-        """The other side of `text`, which has the same last or first `num_tokens` tokens and is not much longer; or all
-        of it."""
+        """Cut `text` off at `cut_side` ("left", "right"); the rest has the same last, or first, `num_tokens` tokens.
+        Returns all of `text` if no place is safe."""
         needed = num_tokens * self._max_bytes_per_token + 2 * NEAR_CHARACTERS
         end = needed + SEARCHED_CHARACTERS if cut_side == "right" else len(text) - needed
         begin = end - SEARCHED_CHARACTERS
@@ -47,7 +47,7 @@ class TextCut:
         return text
 
     def _splits(self, window: str) -> bool:
-        """Whether the pre-tokenizer splits this in its middle."""
+        """Whether the pre-tokenizer splits `window` in its middle."""
         pre_tokenizer = self._backend.pre_tokenizer
         if pre_tokenizer is None:
             return True

@@ -1,9 +1,8 @@
-"""How many bytes of a text one token stands for at most, where that is certain: a longer text has too many tokens.
+"""Computes the largest number of text bytes that one token can represent, so that longer texts are refused unread.
 
-A token may stand for more text than its own where a part of the tokenizer drops or shrinks text: a normalizer that
-strips, a pre-tokenizer that removes spaces, an added token that takes the spaces beside it, an unknown word that
-becomes one token. Such a tokenizer has no limit. Each part is judged by its own description in tokenizer.json; a part
-that is not listed here counts as one that drops text.
+There is no limit if a part of the tokenizer drops or shrinks text: a normalizer that strips, a pre-tokenizer that
+removes spaces, an added token that swallows the spaces beside it, an unknown word that becomes one token. Each part is
+classified by its description in tokenizer.json; an unlisted part counts as one that drops text.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ from tokenizers.models import BPE
 from tokenizers.normalizers import Normalizer
 from tokenizers.pre_tokenizers import PreTokenizer
 
-# By how much a normalizer shrinks a text at most: 𝐀, which has 4 bytes, becomes A, and no form shrinks by more.
+# Factor by which a normalizer shrinks a text at most: 𝐀 (4 bytes) becomes A, and no Unicode form shrinks by more.
 _SHRINK = {"NFC": 4, "NFD": 4, "NFKC": 4, "NFKD": 4, "Lowercase": 4, "Prepend": 1, "ByteLevel": 1}
 _KEEPS_ALL = frozenset(("ByteLevel", "Metaspace", "Digits", "UnicodeScripts"))
-_SPLITS = frozenset(("Split", "Punctuation"))  # which keep all text unless their behavior is to remove it
+_SPLITS = frozenset(("Split", "Punctuation"))  # keep all text, unless their behavior is "Removed"
 
 Part = dict[str, object]
 
 
 def max_bytes_per_token(backend: tokenizers.Tokenizer) -> int | None:
-    """The most bytes of UTF-8 that a token of any text stands for; None if there is no certain limit."""
+    """Return the largest number of UTF-8 bytes that one token can represent; None if there is no certain limit."""
     if any(token.lstrip or token.rstrip for token in backend.get_added_tokens_decoder().values()):
         return None
     shrink = _shrink(_parts(backend.normalizer, "normalizers"))
@@ -43,7 +42,7 @@ def max_bytes_per_token(backend: tokenizers.Tokenizer) -> int | None:
 
 
 def _parts(part: Normalizer | PreTokenizer | None, name: str) -> Iterator[Part]:
-    """The description of each part in a normalizer or pre-tokenizer, those in a Sequence one by one."""
+    """Yield the description of each part of a normalizer or pre-tokenizer, with Sequences flattened."""
     if part is not None:
         yield from _flat(json.loads(part.__getstate__()), name)
 
@@ -58,7 +57,7 @@ def _flat(part: Part, name: str) -> Iterator[Part]:
 
 
 def _shrink(normalizers: Iterator[Part]) -> int | None:
-    """By how much they shrink a text at most; None if there is no limit."""
+    """Return the factor by which the normalizers shrink a text at most; None if there is no limit."""
     factor = 1
     for part in normalizers:
         pattern = part.get("pattern")

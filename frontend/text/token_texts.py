@@ -1,4 +1,4 @@
-"""TokenTexts: the text of each token by itself, decoded once."""
+"""TokenTexts: caches the text of each token by itself, for logprobs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from .tokenizer import Tokenizer
 
 
 class TokenTexts(dict[int, str]):
-    """Token id → the text that it decodes to by itself."""
+    """Token id → its text, decoded alone on first use."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__()

@@ -1,10 +1,9 @@
 """Tokenizer: text ⇄ token ids of one checkpoint.
 
-Reads `tokenizer.json` with the `tokenizers` library, which costs 30 ms where transformers costs seconds; only a
-checkpoint without that file goes through transformers' AutoTokenizer. What stands around a prompt (BOS …) is the
-post-processor of that file; `add_bos_token` in tokenizer_config.json counts for nothing, as in transformers 5. Knows
-nothing of requests and streams (`detokenizer.py`) or of chats (`chat_template.py`). Ids that it lacks decode to
-nothing.
+Reads `tokenizer.json` with the `tokenizers` library in 30 ms; transformers' AutoTokenizer, which takes seconds, is for
+checkpoints without that file. The post-processor of the file adds BOS and the like; `add_bos_token` in
+tokenizer_config.json is ignored, as in transformers 5. Unknown ids decode to nothing. Knows nothing of requests,
+streams (`detokenizer.py`) and chats (`chat_template.py`).
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ from ...ipc.sampling_params import CutSide
 from .text_cut import TextCut
 from .token_bytes import max_bytes_per_token
 
-LONG_CHARACTERS = LONG_TOKENS = 4096  # from here on Python's lock is given up, which would slow down shorter ones
+LONG_CHARACTERS = LONG_TOKENS = 4096  # above, use the calls that release Python's GIL, which are slower for short texts
 TRANSFORMERS_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "tokenizer_config.json")
 
 
 @dataclass(eq=False)
 class Tokenizer:
-    """One checkpoint's tokenizer. `backend` is None where transformers runs Python code of its own.
+    """One checkpoint's tokenizer. `backend` is None if it is Python code of transformers or of the checkpoint.
 
     `size` counts the ids from 0 to the highest, added tokens included; the model's vocab_size may differ either way.
     """
 
-    _encode: Callable[[str, bool], list[int]]  # takes add_special_tokens; this and the next from any thread
-    _decode: Callable[[Sequence[int], bool], str]  # takes skip_special_tokens
+    _encode: Callable[[str, bool], list[int]]  # text, add_special_tokens; thread-safe, as the next
+    _decode: Callable[[Sequence[int], bool], str]  # token ids, skip_special_tokens
     size: int
     special_ids: frozenset[int]
     config: JsonObject
@@ -43,7 +42,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path, trust_remote_code: bool = False) -> Tokenizer | None:
-        """The tokenizer in `folder`; None when there is no file of one; ConfigError when it cannot be read."""
+        """Load the tokenizer in `folder`; None if it has no file of one; ConfigError if it cannot be read."""
         config = read_tokenizer_config(folder)
         if (folder / "tokenizer.json").is_file():
             return cls.from_backend(_read_backend(folder / "tokenizer.json"), config)
@@ -53,7 +52,7 @@ class Tokenizer:
 
     @classmethod
     def from_backend(cls, backend: tokenizers.Tokenizer, config: JsonObject) -> Tokenizer:
-        """Wrap `backend`, which is changed to encode whole texts and to know the tokens of `config`."""
+        """Wrap `backend`, after switching truncation and padding off and adding the tokens of `config`."""
         backend.no_truncation()
         backend.no_padding()
         _add_tokens(backend, config)
@@ -79,29 +78,29 @@ class Tokenizer:
         )
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`; with `add_special_tokens` those that the checkpoint puts around a prompt too."""
+        """Encode `text`; `add_special_tokens` adds the special tokens that the checkpoint puts around a prompt."""
         try:
             return self._encode(text, add_special_tokens)
         except Exception as error:  # the libraries raise bare Exception, and a remote tokenizer anything
             raise RequestError(f"a text of {len(text)} characters cannot be tokenized: {error}") from None
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of `token_ids` as a whole; bytes that are not UTF-8 become U+FFFD."""
+        """Decode `token_ids` as a whole; invalid UTF-8 becomes U+FFFD."""
         return self._decode(token_ids, skip_special_tokens)
 
     def token_string(self, token_id: int) -> str:
-        """A token as the vocabulary has it, or its text where there is no knowing."""
+        """Return a token's spelling in the vocabulary, or its text without a backend or for an unknown id."""
         known = None if self.backend is None else self.backend.id_to_token(token_id)
         return self.decode([token_id], skip_special_tokens=False) if known is None else str(known)
 
     @cached_property
     def max_bytes_per_token(self) -> int | None:
-        """The most bytes of a text that one token stands for; None if there is no certain limit."""
+        """Largest number of text bytes that one token can represent; None if there is no certain limit."""
         return None if self.backend is None else max_bytes_per_token(self.backend)
 
     def kept(self, text: str, num_tokens: int, cut_side: CutSide) -> str:
-        """What is left of `text` where that side is cut off: it has the same last, or first, `num_tokens` tokens and is
-        as short as that is certain; or all of it."""
+        """Cut `text` off at `cut_side`; the rest has the same last, or first, `num_tokens` tokens. Returns all of
+        `text` if no cut is safe."""
         return text if self._cut is None else self._cut.kept(text, num_tokens, cut_side)
 
     @cached_property
@@ -111,14 +110,14 @@ class Tokenizer:
 
     @cached_property
     def text_end(self) -> bytes:
-        """The tokens that the checkpoint puts behind a text, such as the one whose state is the embedding."""
+        """Tokens that the checkpoint appends to a text, such as the last token of an embedding model."""
         bare, whole = (self.encode("a", add_special_tokens=each) for each in (False, True))
         ends = (whole[begin + len(bare) :] for begin in range(len(whole)) if whole[begin : begin + len(bare)] == bare)
         return encode_ids(next(ends, ()))
 
     @cached_property
     def special_tokens(self) -> dict[str, str]:
-        """The named special tokens of tokenizer_config.json, for chat templates: bos_token, eos_token …"""
+        """Special tokens of tokenizer_config.json by name (bos_token, eos_token …), for chat templates."""
         named = {name: special_token(self.config, name) for name in self.config if name.endswith("_token")}
         return {name: token for name, token in named.items() if token is not None}
 
@@ -129,13 +128,13 @@ class Tokenizer:
 
 
 def read_tokenizer_config(folder: Path) -> JsonObject:
-    """tokenizer_config.json as a dict, empty when there is none."""
+    """Read tokenizer_config.json, empty if there is none."""
     path = folder / "tokenizer_config.json"
     return read_json(path) if path.is_file() else {}
 
 
 def head_of(tokenizer: Tokenizer | None, token_ids: bytes, num_kept: int) -> bytes:
-    """The first tokens of a prompt that is longer, and what the checkpoint puts behind a text if it stands there."""
+    """Truncate a prompt to `num_kept` tokens from its begin, keeping the tokens that the checkpoint appends to it."""
     end = b"" if tokenizer is None else tokenizer.text_end[-4 * num_kept :]
     if len(token_ids) <= 4 * num_kept or not token_ids.endswith(end):
         return token_ids[: 4 * num_kept]
@@ -144,7 +143,7 @@ def head_of(tokenizer: Tokenizer | None, token_ids: bytes, num_kept: int) -> byt
 
 @cache
 def read_prefixes(folder: Path) -> dict[str, str]:
-    """What a checkpoint puts before a text to embed, by the names of these prompts; empty where it names none."""
+    """Read the prompts that an embedding checkpoint puts before a text, by name; empty if it has none."""
     for name, field in (("config.json", "task_instructions"), ("config_sentence_transformers.json", "prompts")):
         found = read_json(folder / name).get(field) if (folder / name).is_file() else None
         if isinstance(found, dict) and found:
@@ -153,7 +152,7 @@ def read_prefixes(folder: Path) -> dict[str, str]:
 
 
 def special_token(config: JsonObject, name: str) -> str | None:
-    """The content of a named special token, which is written as a string or as an object with `content`."""
+    """Return the text of a named special token, given as a string or as an object with `content`."""
     value = config.get(name)
     if isinstance(value, dict):
         value = value.get("content")
@@ -169,7 +168,7 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer:
 
 
 def _add_tokens(backend: tokenizers.Tokenizer, config: JsonObject) -> None:
-    """Add what `added_tokens_decoder` of tokenizer_config.json lists and tokenizer.json lacks."""
+    """Add the tokens in `added_tokens_decoder` of tokenizer_config.json that tokenizer.json lacks."""
     listed = config.get("added_tokens_decoder")
     if not isinstance(listed, dict):
         return
@@ -181,12 +180,12 @@ def _add_tokens(backend: tokenizers.Tokenizer, config: JsonObject) -> None:
 
 
 def _load_with_transformers(folder: Path, config: JsonObject, trust_remote_code: bool) -> Tokenizer:
-    """AutoTokenizer, imported only here; most come with a `tokenizers` backend, converted in memory."""
+    """Load the tokenizer with AutoTokenizer, imported only here; most have a `tokenizers` backend."""
     try:
         from transformers import AutoTokenizer
 
         loaded = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
-    except Exception as error:  # whatever the checkpoint's code raises
+    except Exception as error:  # the checkpoint's code may raise anything
         reason = " ".join(str(error).split())
         if "trust_remote_code" in reason:
             reason = "it brings Python code of its own: read it, then allow it with --trust-remote-code"

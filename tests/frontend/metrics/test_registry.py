@@ -1,4 +1,4 @@
-"""The metrics: what Prometheus's own parser reads in them, and names that never change unseen."""
+"""Prometheus's parser reads the metrics, their names are those of the golden file, and their sums hold."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def names(metrics: EngineMetrics) -> list[str]:
     return sorted(f"{family.type} {family.name}" for family in families)
 
 
-def test_names_and_types_are_those_of_the_golden_file() -> None:
+def test_names_and_types_equal_the_golden_file() -> None:
     assert names(new_metrics()) == GOLDEN.read_text().split("\n")[:-1]
 
 
-def test_the_switch_changes_the_prefix_and_one_name_that_promtool_would_not_allow() -> None:
+def test_metrics_names_changes_the_prefix_and_one_name_that_promtool_rejects() -> None:
     ours, theirs = new_metrics().render(), new_metrics(metrics_names="vllm").render()
     samples = [line for line in ours.splitlines() if "step_age" not in line]
     others = [line for line in theirs.splitlines() if "step_age" not in line]
@@ -62,7 +62,7 @@ histogram iteration_tokens_total request_prompt_tokens request_generation_tokens
     request_inference_time_seconds request_prefill_time_seconds request_decode_time_seconds"""
 
 
-def test_every_name_that_vllms_dashboards_ask_for_is_there_with_its_type_and_labels() -> None:
+def test_every_metric_of_vllms_dashboards_exists_with_its_type_and_labels() -> None:
     metrics = new_metrics(metrics_names="vllm")
     metrics.num_kv_blocks = 192
     metrics.on_progress(Progress(step=0, step_age_s=0.0, num_running=0, num_waiting=5, num_deferred=2))
@@ -90,7 +90,7 @@ def test_a_full_queue_counts_as_a_rejection_by_its_reason() -> None:
     assert metrics.rejections.get("max_num_queued_tokens") == 4
 
 
-def test_a_histogram_is_what_prometheus_would_count() -> None:
+def test_prometheus_parses_the_counts_and_sum_of_a_histogram() -> None:
     rng = random.Random(5)
     histogram = Histogram("time_seconds", "Time.", SECONDS)
     values = [rng.expovariate(3.0) for _ in range(500)] + list(SECONDS)
@@ -109,7 +109,7 @@ def test_a_histogram_is_what_prometheus_would_count() -> None:
     assert histogram.cumulative[bisect_left(SECONDS, 0.1)] == sum(value <= 0.1 for value in values)
 
 
-def test_counters_and_gauges_read_as_they_are() -> None:
+def test_counters_and_gauges_render_their_values() -> None:
     counter, level = Counter("ends_total", "Ends.", ["reason"]), [1.0]
     counter.add(2, "stop")
     counter.add(0.5, "stop")
@@ -124,7 +124,7 @@ def test_counters_and_gauges_read_as_they_are() -> None:
     assert counter.sum == 9.5
 
 
-def test_a_new_core_which_counts_from_zero_takes_nothing_away() -> None:
+def test_counters_keep_their_totals_when_a_new_core_counts_from_zero() -> None:
     metrics = new_metrics()
     for step in (3, 10, 10, 2, 5):  # the core is replaced after its 10th step
         metrics.on_progress(Progress(step=step, step_age_s=0.0, num_running=0, num_waiting=0, execute_s=step / 10))
@@ -132,7 +132,7 @@ def test_a_new_core_which_counts_from_zero_takes_nothing_away() -> None:
     assert metrics.step_seconds.get("device") == pytest.approx(1.5)
 
 
-def test_the_batch_sizes_of_the_core_are_the_histogram_of_its_steps() -> None:
+def test_the_batch_sizes_of_the_core_become_the_histogram_of_step_sizes() -> None:
     metrics, rng = new_metrics(), random.Random(4)
     sizes = []
     for epoch in range(3):
@@ -156,7 +156,7 @@ def report(metrics: EngineMetrics, stats: CoreStats) -> None:
     metrics.on_progress(Progress(step=stats.num_results, step_age_s=0.0, num_running=0, num_waiting=0, **rows))  # type: ignore[arg-type]
 
 
-def test_gauges_by_label_are_read_when_they_are_scraped() -> None:
+def test_gauges_with_labels_are_read_at_the_scrape() -> None:
     depths = {"clients": 3.0}
     metrics = EngineMetrics(new_spec(), lambda: depths)
     memory = {"worker_memory_bytes": [100, 200], "num_steps_in_flight": 2}
@@ -169,7 +169,7 @@ def test_gauges_by_label_are_read_when_they_are_scraped() -> None:
     assert found == {"clients": 5, "workers": 2}
 
 
-def test_the_dashboard_shows_every_metric_and_the_alerts_use_metrics_that_there_are() -> None:
+def test_the_dashboard_shows_every_metric_and_the_alerts_use_existing_ones() -> None:
     endings = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
     kinds = [line.split() for line in GOLDEN.read_text().splitlines()]
     known = {name + ending: name for kind, name in kinds for ending in endings[kind]}
@@ -180,7 +180,7 @@ def test_the_dashboard_shows_every_metric_and_the_alerts_use_metrics_that_there_
             assert {known[name] for name in used} == set(known.values()), "each metric has its panel"
 
 
-def test_what_the_core_refuses_is_a_refusal_and_no_end() -> None:
+def test_a_request_refused_by_the_core_counts_as_refused_not_as_finished() -> None:
     frontend = Frontend(new_spec(), None, None, lambda: None)
     session = frontend.open_local(lambda message: None)
     frontend.on_core_message(Welcome(protocol_version=PROTOCOL_VERSION, run_id=""))
@@ -198,7 +198,7 @@ def test_what_the_core_refuses_is_a_refusal_and_no_end() -> None:
     assert metrics.num_open == 0
 
 
-def test_sums_hold_for_any_traffic_whoever_ends_the_answers() -> None:
+def test_sums_hold_for_any_traffic_and_any_end_of_answers() -> None:
     rng = random.Random(9)
     frontend = Frontend(new_spec(), None, None, lambda: None)
     session = frontend.open_local(lambda message: None)
@@ -262,7 +262,7 @@ def test_sums_hold_for_any_traffic_whoever_ends_the_answers() -> None:
     }
 
 
-def test_metrics_are_read_as_they_are_rendered() -> None:
+def test_read_and_render_return_equal_values() -> None:
     metrics = new_metrics()
     metrics.queue.observe(0.5)
     metrics.refused.add(3, "size")

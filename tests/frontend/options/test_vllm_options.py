@@ -66,7 +66,7 @@ REFUSED_FLAGS = """
 --model-impl transformers|--config-format mistral|--kv-cache-dtype fp8_e5m2|--tool-call-parser granite
 --reasoning-parser hunyuan_a13b|--quantization bitsandbytes|--kv-offloading-size 4|--allow-credentials
 """
-KEYWORDS: dict[str, object] = {  # of LLM, with what scripts give; below those that are refused
+KEYWORDS: dict[str, object] = {  # keywords of LLM with values from scripts; the refused ones are below
     "tokenizer": "t", "tokenizer_mode": "auto", "skip_tokenizer_init": False, "trust_remote_code": True,
     "allowed_local_media_path": "", "allowed_media_domains": None, "tensor_parallel_size": 1, "dtype": "half",
     "quantization": None, "revision": None, "tokenizer_revision": None, "code_revision": None, "chat_template": None,

@@ -1,4 +1,4 @@
-"""Random token sequences, the text that they must come to, and the check that streams of them do.
+"""Random token sequences, their expected text, and the check that streams of them join to it.
 
 One call checks as many as it is told to: tests/frontend/text/test_detokenizer.py 10⁴, scripts/fuzz_detokenizer.py 10⁶.
 """
@@ -23,7 +23,7 @@ def stream(detokenizer: Detokenizer, token_ids: list[int]) -> Iterator[str]:
 
 
 def random_ids(rng: random.Random, tokenizer: Tokenizer, count: int) -> list[int]:
-    """Pieces of real text, bytes at random, special tokens, and ids that the tokenizer lacks."""
+    """Draw tokens of real text, random bytes, special tokens and unknown ids."""
     token_ids: list[int] = []
     while len(token_ids) < count:
         if rng.random() < 0.5:
@@ -36,7 +36,7 @@ def random_ids(rng: random.Random, tokenizer: Tokenizer, count: int) -> list[int
 
 
 def oracle(tokenizer: Tokenizer, token_ids: list[int]) -> str:
-    """decode(all), but byte tokens are bytes: the library turns a whole run of them into U+FFFD if one is broken."""
+    """Decode all tokens, byte tokens by ourselves: the library makes a whole run of them U+FFFD if one is invalid."""
     assert tokenizer.backend is not None
     kept = [token_id for token_id in token_ids if token_id not in tokenizer.special_ids and token_id < tokenizer.size]
     data, text = b"", ""
@@ -57,8 +57,8 @@ def whole(kind: str, tokenizer: Tokenizer, token_ids: list[int]) -> str:
 
 
 def check_sequences(kind: str, seed: int, count: int) -> None:
-    """AssertionError, with the case, unless the deltas of `count` random answers join to the text of all their tokens:
-    half of them at the begin, half after a prompt, of which nothing may show, broken characters in it neither."""
+    """Assert that the deltas of `count` random answers join to the text of all their tokens. Half of them follow a
+    prompt, no part of which may appear, not even its invalid characters."""
     rng, tokenizer = random.Random(seed), new_tokenizer(kind)
     factory = DetokenizerFactory(tokenizer)
     for number in range(count):

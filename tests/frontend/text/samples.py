@@ -1,4 +1,4 @@
-"""Tokenizers of the three kinds, trained here in milliseconds."""
+"""Trains small tokenizers of the three kinds in milliseconds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KINDS = ("byte_level", "byte_fallback", "unigram", "word_piece")
 
 @functools.cache
 def backend_json(kind: str) -> str:
-    """The tokenizer.json of a tokenizer of this kind."""
+    """Return the tokenizer.json of a tokenizer of this kind."""
     backend = {"byte_level": _byte_level, "byte_fallback": _byte_fallback, "unigram": _unigram}.get(kind, _word_piece)()
     return str(backend.to_str())
 
@@ -40,13 +40,13 @@ def _byte_level() -> tokenizers.Tokenizer:
     trainer = trainers.BpeTrainer(
         vocab_size=420, special_tokens=SPECIAL_TOKENS, initial_alphabet=alphabet, show_progress=False
     )
-    backend.train_from_iterator(SENTENCES[:3] * 4, trainer)  # the last sentences come in bytes
+    backend.train_from_iterator(SENTENCES[:3] * 4, trainer)  # the last sentences become bytes
     backend.add_tokens(["<|tool|>", "two words"])
     return backend
 
 
 def _byte_fallback() -> tokenizers.Tokenizer:
-    """As Llama 2's: BPE over ▁-words, unknown characters as <0xNN>."""
+    """Train a tokenizer like Llama 2's: BPE over ▁-words, unknown characters as <0xNN>."""
     tokens = SPECIAL_TOKENS[:3] + [f"<0x{byte:02X}>" for byte in range(256)] + ["▁"]
     characters = sorted(set("".join(SENTENCES[:2]).replace(" ", "")))
     vocab = {token: i for i, token in enumerate(tokens + characters)}

@@ -1,4 +1,4 @@
-"""Chats become the prompts that transformers makes of them; what a template refuses is the request's error."""
+"""ChatTemplate renders as transformers does; a failure of the template is a RequestError."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_last_turn_is_continued_as_transformers_does(name: str, text: str) -> 
     assert ChatTemplate("", {}).render(chat, ChatForm(is_continued=True, template=CONTINUED[name])) == expected
 
 
-def test_what_cannot_be_continued_is_refused() -> None:
+def test_a_turn_that_the_template_changes_cannot_be_continued() -> None:
     chat, asks = [ChatMessage("user", "x")], ChatForm(is_continued=True, variables={"add_generation_prompt": True})
     with pytest.raises(RequestError, match="contradict each other"):
         ChatTemplate("{{ messages[0].content }}", {}).render(chat, asks)
@@ -87,7 +87,7 @@ def test_what_cannot_be_continued_is_refused() -> None:
         ChatTemplate("{{ messages[0].content | upper }}", {}).render(chat, ChatForm(is_continued=True))
 
 
-def test_a_template_gets_all_of_a_turn_and_the_form_s_variables() -> None:
+def test_a_template_gets_all_fields_of_a_turn_and_the_forms_variables() -> None:
     source = "{{ messages[0].tool_calls[0].name }} {{ tools[0] }} {{ bos_token }} {{ add_generation_prompt }}"
     chat = [ChatMessage("assistant", "", {"tool_calls": [{"name": "f"}]})]
     form = ChatForm(variables={"tools": ["t"], "add_generation_prompt": False})
@@ -107,7 +107,7 @@ def test_a_template_gets_all_of_a_turn_and_the_form_s_variables() -> None:
         ("{{ 1 / 0 }}", "division by zero"),
     ],
 )
-def test_what_fails_in_a_template_is_a_request_error(source: str, reason: str) -> None:
+def test_an_exception_in_a_template_is_a_request_error(source: str, reason: str) -> None:
     with pytest.raises(RequestError, match=reason):
         ChatTemplate(source, {}).render(CHAT)
 
@@ -117,7 +117,7 @@ def test_an_empty_chat_is_refused() -> None:
         ChatTemplate("x", {}).render([])
 
 
-def test_template_comes_from_the_flag_then_the_file_then_the_config(tmp_path: Path) -> None:
+def test_the_flag_wins_over_the_template_file_and_the_file_over_the_config(tmp_path: Path) -> None:
     def rendered(template: object, file: str | None = None) -> str | None:
         (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
         loaded = ChatTemplate.load(tmp_path, new_tokenizer("byte_level"), EngineConfig(chat_template=file))
@@ -133,7 +133,7 @@ def test_template_comes_from_the_flag_then_the_file_then_the_config(tmp_path: Pa
     assert rendered(named, "{{ bos_token }} {{ 'inline' }}") == "<s> inline"
 
 
-def test_variables_of_a_template_have_defaults_that_a_chat_overrides(tmp_path: Path) -> None:
+def test_a_chat_overrides_the_default_variables(tmp_path: Path) -> None:
     config = EngineConfig(chat_template="{{ think }}", default_chat_template_kwargs={"think": False})
     template = ChatTemplate.load(tmp_path, None, config)
     assert template is not None
@@ -143,12 +143,12 @@ def test_variables_of_a_template_have_defaults_that_a_chat_overrides(tmp_path: P
 @pytest.mark.parametrize(
     "given, words", [("{% for m in %}", "--chat-template is not a Jinja"), ("/no/file", "cannot be")]
 )
-def test_a_template_is_checked_before_an_engine_is_started(given: str, words: str) -> None:
+def test_check_template_refuses_a_bad_chat_template_option(given: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         check_template(EngineConfig(chat_template=given))
 
 
-def test_a_broken_or_missing_template_is_named_in_one_line(tmp_path: Path) -> None:
+def test_the_error_of_a_broken_or_missing_template_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("{% for m in %}")
     with pytest.raises(ConfigError, match=r"chat_template\.jinja is not a Jinja template") as caught:
         ChatTemplate.load(tmp_path, None)

@@ -1,4 +1,4 @@
-"""Text comes out as it is made, is never taken back, and is the same however the tokens come."""
+"""Streamed text appears as soon as it is certain, never changes, and joins to the text of all tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tokenloom.frontend.text.detokenizer import DetokenizerFactory, WindowDetoke
 from tokenloom.tests.frontend.text.detokenizer_cases import check_sequences, random_ids, stream
 from tokenloom.tests.frontend.text.samples import KINDS, SENTENCES, new_tokenizer
 
-NUM_SEQUENCES = 10_000  # over all kinds; scripts/fuzz_detokenizer.py runs more
+NUM_SEQUENCES = 10_000  # of all kinds; scripts/fuzz_detokenizer.py runs more
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -19,7 +19,7 @@ def test_deltas_join_to_the_text_of_all_tokens_and_show_nothing_of_the_prompt(ki
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_replacement_character_for_what_completes_later(kind: str) -> None:
+def test_an_incomplete_character_is_held_back_until_it_is_complete(kind: str) -> None:
     tokenizer = new_tokenizer(kind)
     factory = DetokenizerFactory(tokenizer)
     for sentence in SENTENCES:
@@ -33,7 +33,7 @@ def test_no_replacement_character_for_what_completes_later(kind: str) -> None:
         assert text == expected
 
 
-def test_broken_bytes_come_out_as_soon_as_they_are_known_to_be_broken() -> None:
+def test_invalid_bytes_are_shown_as_soon_as_they_are_certain_to_be_invalid() -> None:
     tokenizer = new_tokenizer("byte_fallback")
     assert tokenizer.backend is not None
     ids = [tokenizer.backend.token_to_id(f"<0x{byte:02X}>") for byte in b"\xff\xe2\x82A\xe2\x82\xac\xf0\x9f"]
@@ -52,7 +52,7 @@ def test_a_character_that_the_prompt_began_belongs_to_the_output() -> None:
 
 
 def test_a_run_of_bytes_streams_character_by_character() -> None:
-    """A language of which the tokenizer knows no character must not wait for the end of the run."""
+    """Text in a language without characters in the vocabulary must not wait for the end of the run."""
     tokenizer = new_tokenizer("byte_fallback")
     prompt, text = tokenizer.encode("The"), "漢字かな"
     token_ids = tokenizer.encode(text, add_special_tokens=False)[1:]
@@ -61,7 +61,7 @@ def test_a_run_of_bytes_streams_character_by_character() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_special_tokens_and_unknown_ids_leave_no_trace_unless_asked_for(kind: str) -> None:
+def test_unknown_ids_and_skipped_special_tokens_have_no_effect_on_the_text(kind: str) -> None:
     tokenizer = new_tokenizer(kind)
     factory = DetokenizerFactory(tokenizer)
     prompt = tokenizer.encode("The")
@@ -85,7 +85,7 @@ def test_replayed_tokens_rebuild_the_state_at_any_cut(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_windows_agree_with_pieces_where_text_is_whole(kind: str) -> None:
+def test_window_and_piece_detokenizers_agree_on_valid_text(kind: str) -> None:
     tokenizer = new_tokenizer(kind)
     for sentence in SENTENCES:
         token_ids = tokenizer.encode(sentence, add_special_tokens=False)
@@ -95,7 +95,7 @@ def test_windows_agree_with_pieces_where_text_is_whole(kind: str) -> None:
         assert "".join(windows) == "".join(pieces)
 
 
-def test_windows_hold_back_no_more_than_three_broken_tokens() -> None:
+def test_the_window_detokenizer_holds_back_at_most_three_invalid_tokens() -> None:
     tokenizer = new_tokenizer("byte_level")
     rng = random.Random(4)
     for _ in range(300):

@@ -1,4 +1,4 @@
-"""A stop string is found wherever the cuts between deltas fall, and no text is kept back for longer than it must."""
+"""StopChecker finds stop strings wherever deltas are cut, and holds back no more text than needed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tokenloom.frontend.text.stop_strings import StopChecker
 
 
 def brute_force(text: str, stops: tuple[str, ...], begin: int = 0) -> tuple[int, str] | None:
-    """The first end after `begin` of any stop string, and the longest stop string that ends there."""
+    """Find the first end of a stop string after `begin`, and the longest stop string that ends there."""
     for end in range(begin + 1, len(text) + 1):
         ending = [stop for stop in stops if text[:end].endswith(stop)]
         if ending:
@@ -19,7 +19,7 @@ def brute_force(text: str, stops: tuple[str, ...], begin: int = 0) -> tuple[int,
 
 
 def held_back(text: str, stops: tuple[str, ...]) -> int:
-    """The longest end of `text` that a stop string goes on from."""
+    """Return the longest suffix of `text` that is a proper prefix of a stop string."""
     return max(
         (n for stop in stops for n in range(1, min(len(stop), len(text) + 1)) if text.endswith(stop[:n])), default=0
     )
@@ -59,7 +59,7 @@ def test_any_split_finds_the_stop_that_ends_first_and_holds_back_the_least(is_in
     assert 2_000 < num_found < 9_000
 
 
-def test_an_occurrence_that_ends_too_early_counts_for_nothing() -> None:
+def test_an_occurrence_before_min_tokens_is_ignored() -> None:
     rng = random.Random(6)
     for _ in range(5_000):
         text, stops, pieces = random_case(rng)
@@ -81,6 +81,6 @@ def test_an_occurrence_that_ends_too_early_counts_for_nothing() -> None:
             assert (shown, stop) == (text[: expected[0] - len(expected[1])], expected[1])
 
 
-def test_text_between_two_beginnings_of_a_stop_string_is_shown_at_once() -> None:
+def test_text_before_a_second_begin_of_a_stop_string_is_shown_at_once() -> None:
     checker = StopChecker(("<END>",), False)
     assert [checker.append(piece).text for piece in ("a<", "<E", "Nb", "<END", "!")] == ["a", "<", "<ENb", "", "<END!"]

@@ -1,4 +1,4 @@
-"""The side of a text that is tokenized in its place has the same tokens."""
+"""The kept side of a cut text has the same tokens as in the whole text."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def long_text(seed: int) -> str:
 
 
 @pytest.mark.parametrize("tokenizer", [load_demo(), new_tokenizer("byte_fallback")], ids=["byte level", "fallback"])
-def test_the_sides_of_a_long_text_have_the_same_tokens(tokenizer: Tokenizer) -> None:
+def test_both_sides_of_a_cut_have_the_tokens_of_the_whole_text(tokenizer: Tokenizer) -> None:
     for seed in range(4):
         text = long_text(seed) + SENTENCES[seed][:seed]
         end, begin = tokenizer.kept(text, NUM_TOKENS, "left"), tokenizer.kept(text, NUM_TOKENS, "right")
@@ -37,11 +37,11 @@ def test_the_sides_of_a_long_text_have_the_same_tokens(tokenizer: Tokenizer) -> 
 
 @pytest.mark.parametrize("cut_side", ["left", "right"])
 @pytest.mark.parametrize("text", ["x" * 200_000, "1 2 3 " * 40_000, "a\n" * 100_000, "a b " * 100], ids=len)
-def test_a_text_without_a_certain_place_is_not_cut(text: str, cut_side: CutSide) -> None:
+def test_a_text_without_a_safe_place_is_not_cut(text: str, cut_side: CutSide) -> None:
     assert load_demo().kept(text, NUM_TOKENS, cut_side) == text
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "unigram", "word_piece"])
-def test_a_tokenizer_whose_tokens_reach_over_spaces_or_drop_text_cuts_nothing(kind: str) -> None:
+def test_a_tokenizer_with_tokens_across_spaces_or_dropped_text_never_cuts(kind: str) -> None:
     text = long_text(0)  # the first kind has the added token "two words"
     assert new_tokenizer(kind).kept(text, NUM_TOKENS, "left") == text

@@ -1,4 +1,4 @@
-"""A text that is refused by its bytes would have had too many tokens; a tokenizer that drops text refuses none."""
+"""A text refused by its bytes has too many tokens; a tokenizer that drops text has no limit."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ TEXTS = st.lists(st.one_of(WORDS, st.text(max_size=8)), min_size=1, max_size=20)
 @pytest.mark.parametrize("name", TOKENIZERS)
 @settings(max_examples=60, deadline=None)
 @given(text=TEXTS)
-def test_no_token_stands_for_more_bytes_than_the_limit(name: str, text: str) -> None:
+def test_no_token_represents_more_bytes_than_the_limit(name: str, text: str) -> None:
     tokenizer = TOKENIZERS[name]
     assert tokenizer.max_bytes_per_token is not None
     num_tokens = len(tokenizer.encode(text, add_special_tokens=False))
     assert len(text.encode()) <= num_tokens * tokenizer.max_bytes_per_token
 
 
-def test_the_limit_counts_what_a_normal_form_shrinks() -> None:
+def test_the_limit_includes_the_shrinking_of_unicode_normal_forms() -> None:
     text = unicodedata.normalize("NFD", "각") * 50
     plain, composed = TOKENIZERS["byte level"].max_bytes_per_token, TOKENIZERS["composed"].max_bytes_per_token
     assert plain is not None and composed == 4 * plain and len(text.encode()) == 9 * 50
@@ -88,7 +88,7 @@ def test_a_tokenizer_that_may_drop_text_has_no_limit(tokenizer: Tokenizer) -> No
     assert tokenizer.max_bytes_per_token is None
 
 
-def test_a_text_is_refused_exactly_where_its_tokens_cannot_fit() -> None:
+def test_a_text_is_refused_only_if_its_tokens_cannot_fit() -> None:
     limits = PromptLimits(max_model_len=100, max_answers=1, max_tokens=1000, max_bytes_per_token=10)
     for text in ("x" * 1000, "ü" * 500, "x" * 101, ""):
         limits.check_text(text)
@@ -103,7 +103,7 @@ def test_a_text_is_refused_exactly_where_its_tokens_cannot_fit() -> None:
         limits.check_characters(1001)
 
 
-def test_a_prompt_is_cut_by_a_truncation_alone_that_makes_it_fit() -> None:
+def test_cut_side_is_none_unless_the_truncation_fits_max_model_len() -> None:
     limits = PromptLimits(max_model_len=100, max_answers=1, max_tokens=1000)
     truncations = (None, -1, 1, 99, 100, 2**31 - 1)
     sides: tuple[tuple[CutSide | None, CutSide], ...] = ((None, "left"), ("left", "left"), ("right", "right"))

@@ -1,4 +1,4 @@
-"""Text becomes the ids that transformers makes of it; a broken folder is one line; ids unknown decode to nothing."""
+"""Tokenizer agrees with transformers; errors of a broken folder are one line; unknown ids decode to nothing."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_encodes_and_decodes_as_transformers_does(tmp_path: Path, kind: str, con
     assert ours.size == len(theirs)
 
 
-def test_truncation_and_padding_of_the_file_do_not_touch_prompts(tmp_path: Path) -> None:
+def test_truncation_and_padding_of_the_file_are_ignored(tmp_path: Path) -> None:
     backend = tokenizers.Tokenizer.from_str(backend_json("byte_level"))
     backend.enable_truncation(4)
     backend.enable_padding(length=300)
@@ -56,7 +56,7 @@ def test_truncation_and_padding_of_the_file_do_not_touch_prompts(tmp_path: Path)
     assert load(tmp_path).encode(SENTENCES[0]) == expected and len(expected) > 4
 
 
-def test_tokens_that_only_the_config_lists_are_added(tmp_path: Path) -> None:
+def test_tokens_listed_only_in_the_config_are_added(tmp_path: Path) -> None:
     size = new_tokenizer("byte_level").size
     entry = {"content": "<|end|>", "special": True, "lstrip": False, "rstrip": False, "normalized": False}
     write(tmp_path, "byte_level", added_tokens_decoder={str(size): entry})
@@ -65,7 +65,7 @@ def test_tokens_that_only_the_config_lists_are_added(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_ids_that_the_tokenizer_lacks_decode_to_nothing(kind: str) -> None:
+def test_unknown_ids_decode_to_nothing(kind: str) -> None:
     tokenizer = new_tokenizer(kind)
     token_ids = tokenizer.encode(SENTENCES[1])
     assert tokenizer.decode([tokenizer.size, *token_ids, 2**31 - 1]) == tokenizer.decode(token_ids)
@@ -86,7 +86,7 @@ def test_a_folder_without_any_tokenizer_gives_none(tmp_path: Path) -> None:
         ("tokenizer_config.json", "{"),
     ],
 )
-def test_a_broken_file_is_named_in_one_line(tmp_path: Path, name: str, content: str) -> None:
+def test_the_error_of_a_broken_tokenizer_file_is_one_line(tmp_path: Path, name: str, content: str) -> None:
     write(tmp_path, "byte_level")
     (tmp_path / name).write_text(content)
     with pytest.raises(ConfigError) as caught:
@@ -109,7 +109,7 @@ def test_without_tokenizer_json_transformers_reads_the_folder(tmp_path: Path) ->
     assert tokenizer.decode([1, 5, 6, 7, 2, 99]) == "the capital"
 
 
-def test_the_fallback_says_what_transformers_says_in_one_line(tmp_path: Path) -> None:
+def test_the_error_of_transformers_is_passed_on_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "NoSuchTokenizer"}))
     with pytest.raises(ConfigError, match=r"has no tokenizer\.json and transformers cannot load") as caught:
         Tokenizer.load(tmp_path)
@@ -130,7 +130,7 @@ class OwnTokenizer(PreTrainedTokenizer):
 """
 
 
-def test_a_checkpoints_own_code_runs_only_if_it_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_of_a_checkpoint_runs_only_with_trust_remote_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     folder, proof = tmp_path / "checkpoint", tmp_path / "it ran"
     folder.mkdir()
