@@ -88,7 +88,7 @@ async def _serve(
         frontend,
         turns.wake,
         has_strict_fields=spec.config.strict_fields,
-        tells_timings=spec.config.enable_per_request_metrics,
+        has_timings=spec.config.enable_per_request_metrics,
     )
     store = ResponseStore(spec)
     generating = GeneratingEndpoints(engine, frontend.metrics, spec, store)

@@ -1,6 +1,6 @@
-"""Answers: a request to /v1/completions or /v1/chat/completions on its way back, whole or as events.
+"""Run a request to /v1/completions or /v1/chat/completions and build its response, whole or as events.
 
-Knows no field of a choice: what is text, a message or a call is the endpoint's own.
+Does not know the fields of a choice: the endpoint's Choice builds these.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from .forms.schema import Generation
 from .local_engine import LocalEngine, Run
 from .slices import in_slices
 
-_UNUSED: JsonObject = {"service_tier": None, "system_fingerprint": None, "kv_transfer_params": None}  # vLLM has these
+_UNUSED: JsonObject = {"service_tier": None, "system_fingerprint": None, "kv_transfer_params": None}  # vLLM's keys
 
 
 class Choice(ABC):
-    """One answer: take its `opening` and the `chunk` of each of its deltas, or `add` all of them and `build` it."""
+    """Choice of a response. Streams use `opening` and `chunk` per delta; others `add` per delta and then `build`."""
 
-    is_plain: bool  # after its first chunk it brings text alone, until its end
-    has_begun = False  # whether there was a chunk
-    last: Delta  # that was added
+    is_plain: bool  # the chunks between the first and the last hold only text
+    has_begun = False  # the first chunk was built
+    last: Delta  # the newest delta that was added
 
     def __init__(self) -> None:
         self.texts: list[str] = []
         self.token_ids = bytearray()
         self.with_logprobs: list[Delta] = []
-        self.of_prompt: list[Delta] = []  # with logprobs of the prompt, which any of its answers may bring
+        self.with_prompt_logprobs: list[Delta] = []  # any answer to a prompt may bring a part of them
 
     def add(self, delta: Delta) -> None:
         self.last = delta
@@ -44,38 +44,38 @@ class Choice(ABC):
         if delta.logprobs is not None:
             self.with_logprobs.append(delta)
         if delta.prompt_logprobs is not None:
-            self.of_prompt.append(delta)
+            self.with_prompt_logprobs.append(delta)
 
     @property
     def prompt_logprobs(self) -> list[Logprobs]:
-        """In the order of the prompt, once all answers to it are whole."""
-        parts = sorted(self.of_prompt, key=attrgetter("prompt_start"))
+        """Return the prompt's logprobs in order; complete once all answers to the prompt have ended."""
+        parts = sorted(self.with_prompt_logprobs, key=attrgetter("prompt_start"))
         return [each.prompt_logprobs for each in parts if each.prompt_logprobs is not None]
 
     @abstractmethod
     def build(self) -> JsonObject: ...
 
     def opening(self) -> list[JsonObject]:
-        """The chunks before those of its tokens."""
+        """Return the chunks that precede all tokens."""
         return []
 
     @abstractmethod
     def chunk(self, delta: Delta) -> JsonObject | None:
-        """None where a delta brings nothing to see."""
+        """Return the chunk of a delta, or None if the delta has nothing visible."""
 
     @abstractmethod
     def text_chunk(self, text: str) -> JsonObject:
-        """The only chunk of a delta that brings text to a plain choice."""
+        """Return the chunk of a delta that brings only text to a plain choice."""
 
 
 class Answers(ABC):
-    """`whole` or `events` is used once."""
+    """Response to one request. Use `whole` or `events`, once."""
 
     stream_end = DONE
     kind: ClassVar[str]
     chunk_kind: ClassVar[str]
     prompt_field: ClassVar[str]
-    tells_empty: ClassVar[bool]  # whether tokens without text are an event
+    streams_empty_text: ClassVar[bool]  # tokens without text are an event
 
     def __init__(
         self, engine: LocalEngine, body: Generation, model: str, request_id: str, submits: Sequence[Submit]
@@ -95,57 +95,59 @@ class Answers(ABC):
 
     @abstractmethod
     def _choices(self, run: Run) -> Iterable[Choice]:
-        """All of them, made one by one."""
+        """Make the choices, one at a time: there may be thousands."""
 
     async def whole(self) -> bytes:
+        """Return the response body once all answers have ended."""
         with self.run() as run:
             choices = await in_slices(self._choices(run))
             for index, choice in enumerate(choices):
-                choice.of_prompt = choices[index - index % run.num_answers].of_prompt
-            async for news in run.news():
-                for index, delta in news:
+                choice.with_prompt_logprobs = choices[index - index % run.num_answers].with_prompt_logprobs
+            async for deltas in run.deltas():
+                for index, delta in deltas:
                     choices[index].add(delta)
             built = await in_slices(choice.build() for choice in choices)
             envelope = self._envelope(self.kind, built, run.usage()) | self._timings(run)
-            return encode_json(envelope | _UNUSED | self._of_prompt(run, choices[0]))
+            return encode_json(envelope | _UNUSED | self._prompt_fields(run, choices[0]))
 
     def _timings(self, run: Run) -> JsonObject:
-        return run.timings() if self._engine.tells_timings else {}
+        return run.timings() if self._engine.has_timings else {}
 
-    def _of_prompt(self, run: Run, choice: Choice) -> JsonObject:
-        """What a whole answer tells of its only prompt."""
+    def _prompt_fields(self, run: Run, choice: Choice) -> JsonObject:
+        """Return a whole response's fields about its only prompt."""
         return {}
 
-    def _at_start(self, run: Run) -> JsonObject:
-        """What the first chunk of a choice tells beside the choice."""
+    def _first_chunk_fields(self, run: Run) -> JsonObject:
+        """Return the fields that the first chunk of a choice has beside the choice."""
         return {}
 
     async def events(self) -> AsyncGenerator[bytes, None]:
+        """Yield the events of each turn, without the end of the stream."""
         with_usage = bool(self._options and self._options.include_usage)
         in_every = bool(with_usage and self._options and self._options.continuous_usage_stats)
         with self.run() as run:
             choices = await in_slices(self._choices(run))
             is_plain = not in_every and not self._has_token_ids and all(choice.is_plain for choice in choices)
             plain = await in_slices(self._text_events(choice, with_usage) for choice in choices) if is_plain else []
-            num_told = 0  # tokens of the answers
-            async for news in run.news():
+            num_sent = 0  # tokens of all answers
+            async for deltas in run.deltas():
                 events = []
-                for index, delta in news:
+                for index, delta in deltas:
                     choice = choices[index]
                     if plain and choice.has_begun and delta.finish_reason is None:
-                        if delta.text or self.tells_empty:
+                        if delta.text or self.streams_empty_text:
                             events.append(plain[index].event(delta.text))
                         continue
-                    counted = [(num_told, each) for each in ([] if choice.has_begun else choice.opening())]
-                    num_told += num_ids(delta.token_ids)
+                    counted = [(num_sent, each) for each in ([] if choice.has_begun else choice.opening())]
+                    num_sent += num_ids(delta.token_ids)
                     if (chunk := choice.chunk(delta)) is not None:
-                        counted.append((num_told, chunk))
+                        counted.append((num_sent, chunk))
                     bodies = [
                         self._envelope(self.chunk_kind, [each], run.usage(count) if in_every else None, with_usage)
                         for count, each in counted
                     ]
                     if bodies and not choice.has_begun:
-                        bodies[0] |= self._at_start(run)
+                        bodies[0] |= self._first_chunk_fields(run)
                     events += map(event, bodies)
                     choice.has_begun = True
                 if events:

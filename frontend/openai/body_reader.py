@@ -1,7 +1,7 @@
-"""BodyReader: the body of an HTTP request, from its chunks to the struct that an endpoint takes.
+"""Read and decode the body of an HTTP request.
 
-A small body is decoded in the loop, a large one in an intake process (`intake/process.py`); the loop neither joins the
-chunks of that one nor decodes more of it than what BodyPacker leaves.
+The event loop decodes a small body; an intake process (`intake/process.py`) decodes a large one and returns it without
+its texts, so that the loop neither joins its chunks nor decodes the whole.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ T = TypeVar("T")
 
 _JSON = re.compile(r"application/([^/]+\+)?json")
 
-WARNING = "tokenloom.warning"  # in a scope: what a header of the answer is to say
+WARNING = "tokenloom.warning"  # key in a scope: text of the response's warning header
 LOG_EVERY_S = 60.0  # at most one line about unknown fields
-MAX_HELD_BYTES = 1 << 30  # of large bodies that are coming in or waiting to be decoded
+MAX_HELD_BYTES = 1 << 30  # of bodies that are being received or decoded
 
 
 class BodyReader:
-    """Counts the bytes of the large bodies that it holds."""
+    """Reader of request bodies. Limits the bytes of all bodies that are being received or decoded."""
 
     def __init__(self, background: Background, limits: PromptLimits, *, is_strict: bool = False) -> None:
-        """`is_strict`: unknown fields are refused."""
+        """`is_strict`: refuse unknown fields."""
         self._background = background
         self._limits = limits
         self._is_strict = is_strict
@@ -50,8 +50,10 @@ class BodyReader:
         self._num_held = 0
 
     async def read(self, request: Request, body_type: type[BodyT], served: Collection[str] = ()) -> ParsedBody[BodyT]:
-        """The decoded body; HttpError for one that is not of the schema, or that asks for a model that is not among the
-        names `served`, RequestError for a value that cannot be, all of which name the field."""
+        """Receive and decode the body.
+
+        HttpError if it does not match the schema or names a model that is not in `served`; RequestError for an invalid
+        value. The errors name the field."""
         coding = request.headers.get("content-encoding", "identity")
         if coding != "identity":
             raise HttpError(415, f"the body comes with content-encoding {coding:.40}: send it as it is")
@@ -80,7 +82,7 @@ class BodyReader:
         return parsed
 
     def _warn(self, request: Request, ignored: str) -> None:
-        """Say in a header of the answer, and now and then in the log, which fields had no effect."""
+        """Name ignored fields in a response header, and at most once a minute in the log."""
         warning = f"unknown fields were ignored: {ignored}"
         request.scope[WARNING] = warning
         if (now := time.monotonic()) >= self._log_at:
@@ -98,7 +100,7 @@ class BodyReader:
     async def parse(
         self, chunks: list[bytes], num_bytes: int, body_type: type[BodyT], owner: str = ""
     ) -> ParsedBody[BodyT]:
-        """The decoded body, with errors as those of `read`. `owner` is the caller's connection."""
+        """Decode a body, with the errors of `read`. Intake shares its time among `owner`s: connections of clients."""
         try:
             return await self._parse(chunks, num_bytes, body_type, owner)
         except BodyError as error:
@@ -124,7 +126,7 @@ class BodyReader:
 
 
 async def in_background(background: Background, start: Callable[[Then[T]], BackgroundJob | None]) -> T:
-    """What a job brings that `start` begins; cancelling this cancels it."""
+    """Await the result of the job that `start` starts; cancelling this coroutine cancels the job."""
     future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
     def then(outcome: T | TokenloomError) -> None:
@@ -143,17 +145,17 @@ async def in_background(background: Background, start: Callable[[Then[T]], Backg
 
 
 def _unpacked(answer: IntakeAnswer, body_type: type[BodyT]) -> ParsedBody[BodyT]:
-    """What an intake process has made of a body, or its error."""
+    """Return the body that an intake process decoded, or raise its error."""
     if isinstance(answer, BodyRead):
         return ParsedBody(msgspec.json.decode(answer.rest, type=body_type), answer.inputs, answer.ignored)
-    assert isinstance(answer, NotRead), "it answers what it is asked"
+    assert isinstance(answer, NotRead), "the reply to ReadBody"
     if answer.param is None and answer.code is None and answer.status == 400:
         raise RequestError(answer.message)
     raise BodyError(answer.message, answer.status, answer.param, answer.code)
 
 
 def check_model(asked: str | None, served: Collection[str]) -> None:
-    """404 for a name that the model does not have; none, and an empty one, are its first."""
+    """Raise HttpError 404 for a model name that is not served; None and "" mean the first served name."""
     if asked and asked not in served:
         message = f"the model {asked!r:.200} is not served here: this engine serves {', '.join(served)}"
         raise HttpError(404, message, param="model", code="model_not_found")

@@ -1,4 +1,4 @@
-"""/v1/chat/completions: a conversation in, the assistant's next turn out, whole or as events."""
+"""Serve /v1/chat/completions: generate the assistant's next message, whole or as events."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _UNSAID: JsonObject = dict.fromkeys(("refusal", "annotations", "audio", "functio
 
 
 class ChatCompletion(Answers):
-    """One request to the endpoint, made by `start`."""
+    """Response to one chat. Created by `start`."""
 
-    kind, chunk_kind, prompt_field, tells_empty = "chat.completion", "chat.completion.chunk", "messages", False
+    kind, chunk_kind, prompt_field, streams_empty_text = "chat.completion", "chat.completion.chunk", "messages", False
 
     def __init__(
         self, engine: LocalEngine, body: ChatRequest, model: str, submit: Submit, style: AnswerStyle, echoed: str
     ) -> None:
-        """`echoed`: what answers begin with."""
+        """`echoed`: text with which each answer begins."""
         super().__init__(engine, body, model, submit.request_id, [submit])
         self._echoed = echoed
         self._body = body
@@ -51,7 +51,7 @@ class ChatCompletion(Answers):
         tool_parser: str,
         reasoning_parser: str,
     ) -> ChatCompletion:
-        """Check everything and make the prompt; nothing runs yet."""
+        """Check all fields and make the prompt; generation starts with `whole` or `events`."""
         body = with_allowed_tools(parsed.body)
         forced, params = _forced_tools(body), chat_params(body)
         has_tools = shows_tools(body)
@@ -88,12 +88,12 @@ class ChatCompletion(Answers):
         with errors_about("top_logprobs", r"logprobs\b"), super().run() as run:
             yield run
 
-    def _of_prompt(self, run: Run, choice: Choice) -> JsonObject:
+    def _prompt_fields(self, run: Run, choice: Choice) -> JsonObject:
         most = self._body.prompt_logprobs
-        told = {"prompt_logprobs": None if most is None else prompt_logprob_dicts(choice.prompt_logprobs, most)}
-        return told | {"prompt_token_ids": None} | self._at_start(run)
+        logprobs = None if most is None else prompt_logprob_dicts(choice.prompt_logprobs, most)
+        return {"prompt_logprobs": logprobs, "prompt_token_ids": None} | self._first_chunk_fields(run)
 
-    def _at_start(self, run: Run) -> JsonObject:
+    def _first_chunk_fields(self, run: Run) -> JsonObject:
         prompt = run.prompt_of(0)
         if prompt is None or not self._body.return_token_ids:
             return {}
@@ -106,10 +106,10 @@ class ChatCompletion(Answers):
         return [self.choice(index, run) for index in range(run.num_choices)]
 
     async def parts(self, run: Run) -> AsyncGenerator[list[tuple[list[Part], Delta]], None]:
-        """The only answer of an entered run, as it comes."""
+        """Yield the parts of the only answer, with their deltas, turn by turn. `run`: the entered `self.run()`."""
         text = AnswerText(self._style)
-        async for news in run.news():
-            read = [(text.read(delta), delta) for _, delta in news]
+        async for deltas in run.deltas():
+            read = [(text.read(delta), delta) for _, delta in deltas]
             run.num_thought_tokens = text.num_thought_tokens
             yield read
 
@@ -182,7 +182,7 @@ class ChatChoice(Choice):
         return chat_logprobs(delta, with_ids=bool(self._body.return_tokens_as_token_ids))
 
     def _call_deltas(self, parts: list[Part]) -> list[JsonObject]:
-        """One for each call that the parts begin or go on with: the name comes first, then its arguments."""
+        """Return one delta per call that the parts begin or continue: a call's first one has its name and id."""
         deltas: list[JsonObject] = []
         index = self._text.num_calls - sum(isinstance(part, CallBegin) for part in parts) - 1
         for part in parts:
@@ -198,7 +198,7 @@ class ChatChoice(Choice):
         return deltas
 
     def _thought(self, parts: list[Part]) -> JsonObject:
-        """Under vLLM's name and under the older one."""
+        """Return the thought under vLLM's current and its former name, unless the request excludes it."""
         thought = "".join(part.text for part in parts if isinstance(part, Thought))
         shows = thought and self._body.include_reasoning is not False
         return {"reasoning": thought, "reasoning_content": thought} if shows else {}
@@ -214,7 +214,7 @@ class ChatChoice(Choice):
 
 
 def chat_params(body: ChatRequest) -> SamplingParams:
-    """The parameters of a chat, whose tools are those that may be called."""
+    """Return the parameters of a chat after `with_allowed_tools`."""
     forced = _forced_tools(body)
     if forced is not None and structured_outputs(msgspec.structs.replace(body, response_format=None)) is not None:
         raise RequestError("tool_choice forces a call while structured_outputs wants something else: give one")
@@ -230,11 +230,11 @@ def chat_params(body: ChatRequest) -> SamplingParams:
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             structured_outputs=constraint,
         )
-    return params if max_tokens is not None else params.replace(max_tokens=None)  # to the end of the model's length
+    return params if max_tokens is not None else params.replace(max_tokens=None)  # up to the model's length
 
 
 def _forced_tools(body: ChatRequest) -> JsonObject | None:
-    """The schema of an answer that must be calls; None where the model may choose."""
+    """Return the schema that forces calls; None if tool_choice leaves the model free."""
     choice = body.tool_choice
     if choice is None or choice in ("none", "auto"):
         return None

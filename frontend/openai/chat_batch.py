@@ -1,4 +1,4 @@
-"""/v1/chat/completions/batch: several conversations in, the next turn of each out, as the choices of one answer."""
+"""Serve /v1/chat/completions/batch: several chats in one request, one choice for each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .local_engine import LocalEngine, Run
 
 
 class ChatBatch(ChatCompletion):
-    """One request to the endpoint, made by `start_all`; it is not streamed."""
+    """Response to several chats. Created by `start_all`; not streamed."""
 
     def __init__(self, chats: Sequence[ChatCompletion], request_id: str) -> None:
         first = chats[0]
@@ -34,7 +34,7 @@ class ChatBatch(ChatCompletion):
     async def start_all(
         cls, engine: LocalEngine, parsed: ParsedBody[BatchChatRequest], model: str, reasoning_parser: str
     ) -> ChatBatch:
-        """Check everything and make the prompts; nothing runs yet."""
+        """Check all fields and make the prompts; generation starts with `whole`."""
         body, inputs = parsed.body, parsed.inputs
         refuse_unserved(body)
         if not 0 < len(body.messages) <= MAX_PROMPTS:
@@ -49,5 +49,5 @@ class ChatBatch(ChatCompletion):
     def _choices(self, run: Run) -> list[ChatChoice]:
         return [chat.choice(index, run) for index, chat in enumerate(self._chats)]
 
-    def _of_prompt(self, run: Run, choice: Choice) -> JsonObject:
+    def _prompt_fields(self, run: Run, choice: Choice) -> JsonObject:
         return {"prompt_logprobs": None, "prompt_token_ids": None}

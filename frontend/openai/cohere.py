@@ -1,4 +1,4 @@
-"""/v1/embed and /v2/embed: Cohere's form of embeddings, in the types that its clients ask for."""
+"""Serve /v1/embed and /v2/embed: embeddings in Cohere's form and types."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from .slices import in_slices
 
 
 class CohereEmbeddings(Embeddings):
-    """One request to an endpoint of Cohere's API in this version. `whole` is used once."""
+    """Response to one request. Use `whole` once."""
 
     def __init__(
         self, engine: LocalEngine, parsed: ParsedBody[CohereEmbedRequest], spec: EngineSpec, version: int
     ) -> None:
-        self._asked, self._version = parsed.body, version
+        self._request, self._version = parsed.body, version
         self._texts = [each.text or "" for each in parsed.inputs]
-        refuse_unserved(self._asked)
-        prefix = self._asked.prefix(read_prefixes(Path(spec.model_folder)))
+        refuse_unserved(self._request)
+        prefix = self._request.prefix(read_prefixes(Path(spec.model_folder)))
         inputs = [BodyInput(text=prefix + text) for text in self._texts]
         with errors_about("output_dimension", "dimensions"):
-            super().__init__(engine, ParsedBody(self._asked.embedding, inputs), spec.served_model_name)
+            super().__init__(engine, ParsedBody(self._request.embedding, inputs), spec.served_model_name)
 
     async def whole(self) -> bytes:
-        kinds = self._asked.embedding_types
+        kinds = self._request.embedding_types
         is_bare = self._version == 1 and kinds is None
         with (
             errors_about("output_dimension", "dimensions"),
@@ -43,16 +43,16 @@ class CohereEmbeddings(Embeddings):
         ):
             vectors = await vectors_of(run, "texts")
             self._check_lengths(run)
-            made = {kind: await in_slices(map(COHERE_TYPES[kind], vectors)) for kind in kinds or ["float"]}
+            encoded = {kind: await in_slices(map(COHERE_TYPES[kind], vectors)) for kind in kinds or ["float"]}
             units = {"input_tokens": run.num_prompt_tokens, "image_tokens": 0}
             meta = {"api_version": {"version": str(self._version)}, "billed_units": units}
-            kind, shown = ("embeddings_floats", made["float"]) if is_bare else ("embeddings_by_type", made)
-            told = {"id": self._id, "texts": self._texts, "embeddings": shown, "meta": meta, "response_type": kind}
-            return encode_json(told)
+            kind, shown = ("embeddings_floats", encoded["float"]) if is_bare else ("embeddings_by_type", encoded)
+            body = {"id": self._id, "texts": self._texts, "embeddings": shown, "meta": meta, "response_type": kind}
+            return encode_json(body)
 
     def _check_lengths(self, run: Run) -> None:
-        """max_tokens refuses what is not to be truncated, whose length is known once it is tokenized."""
+        """Raise RequestError for a text longer than max_tokens that truncate NONE forbids to cut."""
         for index, prompt in enumerate(map(run.prompt_of, range(run.num_choices))):
-            num_tokens, most = 0 if prompt is None else num_ids(prompt.prompt_token_ids), self._asked.max_tokens
+            num_tokens, most = 0 if prompt is None else num_ids(prompt.prompt_token_ids), self._request.max_tokens
             if most and num_tokens > most:
                 raise RequestError(f"texts[{index}] has {num_tokens} tokens, max_tokens is {most}: set truncate END")

@@ -1,4 +1,4 @@
-"""/v1/completions: texts or token ids in, answers out, whole or as events."""
+"""Serve /v1/completions: continue texts or token ids, whole or as events."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .local_engine import LocalEngine, Run
 
 
 class Completion(Answers):
-    """One request to the endpoint."""
+    """Response to one request."""
 
-    kind, chunk_kind, prompt_field, tells_empty = "text_completion", "text_completion", "prompt", True
+    kind, chunk_kind, prompt_field, streams_empty_text = "text_completion", "text_completion", "prompt", True
 
     def __init__(self, engine: LocalEngine, parsed: ParsedBody[CompletionRequest], model: str) -> None:
         body = parsed.body
@@ -99,7 +99,7 @@ class _Choice(Choice):
         return {"index": self._index, "text": text, "logprobs": None, "finish_reason": None}
 
     def _echoed(self) -> str:
-        """The prompt's text, if it is asked for; its first token, which nothing came before, opens the logprobs."""
+        """Return the prompt's text if `echo` is set, and add its first token to the logprobs."""
         prompt = self._prompt
         if prompt is None or not self._body.echo:
             return ""

@@ -1,4 +1,4 @@
-"""/v1/embeddings: texts, token ids or a chat in, one vector for each out."""
+"""Serve /v1/embeddings: one vector for each text, list of token ids, or chat."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from .local_engine import LocalEngine, Run
 from .slices import in_slices
 
 T = TypeVar("T")
-MAX_DESCRIBED = 512  # vectors in a header: clients take lines of 64 KiB
+MAX_DESCRIBED = 512  # vectors per metadata header: clients accept lines up to 64 KiB
 
 
 class Embeddings:
-    """One request to the endpoint, made by `start`. `whole` is used once."""
+    """Response to one request. Created by `start`; use `whole` once."""
 
     def __init__(self, engine: LocalEngine, parsed: ParsedBody[EmbeddingRequest], model: str) -> None:
         body = parsed.body
@@ -53,7 +53,7 @@ class Embeddings:
 
     @classmethod
     async def start(cls, engine: LocalEngine, parsed: ParsedBody[EmbeddingRequest], model: str) -> Embeddings:
-        """Check everything and make a chat's prompt; nothing runs yet."""
+        """Check all fields and make the prompt of a chat; the engine starts with `whole`."""
         if parsed.body.messages is not None:
             cut_side = engine.inputs.limits.cut_side(parsed.body.truncate_prompt_tokens, parsed.body.truncation_side)
             with prompt_errors_about("messages"):
@@ -86,7 +86,7 @@ class Embeddings:
         return packed(vector, self._body.embed_dtype or "float32", self._body.endianness or "native")
 
     async def _as_bytes(self, vectors: list[array[float]], run: Run) -> Response:
-        """The vectors one after the other; a header says where each is, unless the caller knows."""
+        """Return the concatenated vectors; unless encoding_format is bytes_only, a header describes each of them."""
         pieces = await in_slices(map(self._packed, vectors))
         answer = Response(b"".join(pieces), media_type="application/octet-stream")
         if self._body.encoding_format == "bytes":
@@ -102,17 +102,19 @@ class Embeddings:
 
 
 async def vectors_of(run: Run, field: str) -> list[array[float]]:
-    """The vector of each prompt."""
+    """Return the vector of each prompt."""
     return [floats(each) for each in await results_of(run, field, "embedded", lambda delta: delta.embedding)]
 
 
-async def results_of(run: Run, field: str, deed: str, result: Callable[[Delta], T | None]) -> list[T]:
-    """The `result` of each prompt; RequestError, naming it as an item of `field`, if one has ended without."""
+async def results_of(run: Run, field: str, verb: str, result: Callable[[Delta], T | None]) -> list[T]:
+    """Return the `result` of each prompt; RequestError if a request ends without one.
+
+    The error names an item of `field`, which cannot be `verb` (a participle)."""
     results: dict[int, T] = {}
-    async for news in run.news():
-        for index, delta in news:
+    async for deltas in run.deltas():
+        for index, delta in deltas:
             if (found := result(delta)) is not None:
                 results[index] = found
             elif delta.finish_reason is not None and index not in results:
-                raise RequestError(f"{field}[{index}] cannot be {deed}: its request ended with {delta.finish_reason}")
+                raise RequestError(f"{field}[{index}] cannot be {verb}: its request ended with {delta.finish_reason}")
     return [results[index] for index in range(run.num_choices)]

@@ -1,8 +1,7 @@
-"""EventStream: server-sent events, one write for all that a turn brought, and nothing after a disconnect.
+"""Send server-sent events: one write per turn of the engine, none after a disconnect.
 
-The first chunk is awaited before the headers go out, so that a request which is refused gets its status: until then
-errors are raised. An error after that is an event. No task groups and no per-chunk objects: this is the path of every
-token.
+The headers wait for the first chunk: an error before it is raised and sets the status, a later error is an event.
+Without task groups and objects per chunk, because every token takes this path.
 """
 
 from __future__ import annotations
@@ -19,35 +18,35 @@ from .forms.errors import encode_json, to_http_error
 
 T = TypeVar("T")
 
-SERVER_SEND = "tokenloom.send"  # in a scope: the server's own send, for bodies whose head has gone out
+SERVER_SEND = "tokenloom.send"  # key in a scope: the server's own send, for use after the headers
 DONE = b"data: [DONE]\n\n"
-_MARK = "\0text\0"  # nothing else in a body holds a NUL: names and ids are printable
+_MARK = "\0text\0"  # unique: names and ids are printable
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # nginx would hold events back
+    (b"x-accel-buffering", b"no"),  # nginx would buffer the events
 ]
 
 
 def event(body: object) -> bytes:
-    """One event of the chat and completions streams."""
+    """Encode one event of a chat or completion."""
     return b"data: " + encode_json(body) + b"\n\n"
 
 
 class TextEvents:
-    """The events of one choice that differ in their text alone: the rest of them is encoded once."""
+    """Encoder of one choice's events that differ only in their text. The rest is encoded once."""
 
     def __init__(self, body: Callable[[str], object]) -> None:
-        """`body` makes such an event's body of its text, and holds the text once."""
+        """`body` returns the body of an event, which holds the text exactly once."""
         self._head, self._tail = event(body(_MARK)).split(encode_json(_MARK))
 
     def event(self, text: str) -> bytes:
-        """What `event` makes of the body with this text."""
+        """Encode the event with this text."""
         return self._head + encode_json(text) + self._tail
 
 
 class EventStream(Response):
-    """Sends what `chunks` yields: bytes of whole events. A client that goes away ends the generator at once."""
+    """Response that sends `chunks`, bytes of whole events. A disconnect closes the generator at once."""
 
     def __init__(self, chunks: AsyncGenerator[bytes, None], end: bytes) -> None:
         self._chunks = chunks
@@ -75,7 +74,7 @@ class EventStream(Response):
 
 
 async def until_disconnect(receive: Callable[[], Awaitable[object]], work: Coroutine[object, object, T]) -> T | None:
-    """The result of `work`; None if the client went away first, and then `work` has been cancelled."""
+    """Return the result of `work`, or cancel it and return None if the client disconnects first."""
     task = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(_wait_disconnect(receive))
     try:

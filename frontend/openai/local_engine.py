@@ -1,10 +1,10 @@
-"""LocalEngine: the engine as the HTTP handlers see it: submit, await what comes, ask, abort.
+"""Give HTTP handlers access to the engine: submit, await deltas, control, abort.
 
-A client of the Frontend in the same loop and the same process. One turn of the frontend wakes each run that has
-news once, with everything that the turn brought for it. Of hundreds of runs a few wake at a time: between two such
-groups the loop looks at its sockets, so that a probe or a new request does not wait for all of them.
+A LocalEngine is a client of the Frontend in the same process and event loop. A turn of the frontend wakes each run with
+new deltas once. At most RUNS_PER_GROUP runs wake at a time: the loop serves its sockets between two groups, so that a
+probe or a new request does not wait for hundreds of runs.
 
-A choice is one answer of one prompt: choice = position of the prompt × n + index of the answer.
+A choice is one answer to one prompt: choice = position of the prompt × n + index of the answer.
 """
 
 from __future__ import annotations
@@ -50,29 +50,29 @@ from .parsers.thoughts import ends_inside
 from .slices import SLICE_S
 
 RUNS_PER_GROUP = 32
-ChoiceNews = list[tuple[int, Delta]]
+ChoiceDeltas = list[tuple[int, Delta]]
 
 
 class Run:
-    """The engine's work for one HTTP request: the news of its choices and its usage. `put` and `wake` are the engine's,
-    the rest belongs to one task; both are in one loop."""
+    """Generation for one HTTP request: the deltas of its choices and its usage. LocalEngine calls `put` and `wake`, one
+    task the rest, both in one event loop."""
 
     def __init__(self, num_prompts: int, num_answers: int) -> None:
         self.num_choices = num_prompts * num_answers
         self.num_answers = num_answers
-        self._num_open = [num_answers] * num_prompts  # answers that have not ended
+        self._num_open = [num_answers] * num_prompts  # unfinished answers of each prompt
         self._num_prompts_open = num_prompts
-        self._news: list[tuple[int, Accepted | Delta]] = []  # of which prompt, and what it got
+        self._updates: list[tuple[int, Accepted | Delta]] = []  # with the position of their prompt
         self._waiter: asyncio.Future[None] | None = None
         self._num_cached = [0] * num_prompts
         self._metrics = RequestMetrics()  # the newest
         self.num_completion_tokens = 0
-        self.num_thought_tokens = 0  # of those; chats count them
+        self.num_thought_tokens = 0  # of the completion tokens; chats count them
         self._prompts: list[Accepted | None] = [None] * num_prompts
 
     def put(self, position: int, update: Accepted | Delta) -> bool:
-        """Something came for a prompt, to be seen after `wake`; returns whether it was the last."""
-        self._news.append((position, update))
+        """Queue an update of the prompt at `position` until `wake`; returns whether it is the prompt's last one."""
+        self._updates.append((position, update))
         if isinstance(update, Accepted) or update.finish_reason is None:
             return False
         self._num_open[position] -= 1
@@ -84,14 +84,14 @@ class Run:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def news(self) -> AsyncGenerator[ChoiceNews, None]:
-        """What each turn brought, until every choice has ended; raises the first error. May be empty."""
-        while self._num_prompts_open or self._news:
-            if not self._news:
+    async def deltas(self) -> AsyncGenerator[ChoiceDeltas, None]:
+        """Yield the deltas of each turn, possibly none, until every choice has ended; raises the first error."""
+        while self._num_prompts_open or self._updates:
+            if not self._updates:
                 self._waiter = asyncio.get_running_loop().create_future()
                 await self._waiter
-            updates, self._news = self._news, []
-            found: ChoiceNews = []
+            updates, self._updates = self._updates, []
+            found: ChoiceDeltas = []
             for position, update in updates:
                 if isinstance(update, Accepted):
                     self._prompts[position] = update
@@ -106,7 +106,7 @@ class Run:
             yield found
 
     def timings(self) -> JsonObject:
-        """How long the only choice took; empty if there are several."""
+        """Return the durations of the only choice; {} if there are several."""
         return timings(self._metrics, self.num_completion_tokens) if self.num_choices == 1 else {}
 
     def prompt_of(self, choice: int) -> Accepted | None:
@@ -114,18 +114,18 @@ class Run:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Each prompt counted once whatever n is."""
+        """Count the tokens of each prompt once, for any n."""
         return sum(num_ids(each.prompt_token_ids) for each in self._prompts if each is not None)
 
     @property
     def num_cached_tokens(self) -> int:
-        """Of the prompts, those found in the prefix cache."""
+        """Count the prompt tokens that the prefix cache had."""
         return sum(self._num_cached)
 
-    def usage(self, num_told: int | None = None) -> JsonObject:
-        """Tokens of the prompts, and of all answers so far or, while they are told one by one, those told."""
+    def usage(self, num_sent: int | None = None) -> JsonObject:
+        """Return OpenAI's usage. `num_sent`: completion tokens to report; None: all that have arrived."""
         num_prompt = self.num_prompt_tokens
-        num_completion = self.num_completion_tokens if num_told is None else num_told
+        num_completion = self.num_completion_tokens if num_sent is None else num_sent
         return {
             "prompt_tokens": num_prompt,
             "completion_tokens": num_completion,
@@ -136,7 +136,8 @@ class Run:
 
 
 class LocalEngine:
-    """Invariant: a request id is here from its submit until its last answer has ended or its `run` is left."""
+    """Client of the Frontend in the same process. It knows a request id from the submit until the last answer ends or
+    the caller leaves `run`."""
 
     def __init__(
         self,
@@ -144,25 +145,25 @@ class LocalEngine:
         wake: Callable[[], None],
         *,
         has_strict_fields: bool = False,
-        tells_timings: bool = False,
+        has_timings: bool = False,
     ) -> None:
-        """`wake` makes the frontend have a turn soon. `tells_timings`: answers have their metrics."""
-        self.tells_timings = tells_timings
+        """`wake` schedules a turn of the frontend. `has_timings`: responses include their durations."""
+        self.has_timings = has_timings
         self._frontend = frontend
         self.inputs = frontend.inputs
         self.bodies = BodyReader(frontend.background, frontend.inputs.limits, is_strict=has_strict_fields)
         self.wake = wake
         self._session = frontend.open_local(self._deliver)
-        self._run_by_id: dict[str, tuple[Run, int]] = {}  # and the position of the submit in it
-        self._orders: dict[int, asyncio.Future[None]] = {}  # by query id
+        self._run_by_id: dict[str, tuple[Run, int]] = {}  # with the position of the prompt in the run
+        self._controls: dict[int, asyncio.Future[None]] = {}  # by query id
         self._query_ids = itertools.count()
-        self._to_wake: dict[Run, None] = {}  # in order; not empty: `_wake_group` is due
-        self._to_do: deque[Callable[[], None]] = deque()  # submits and ends; not empty: `_do_some` is due
+        self._to_wake: dict[Run, None] = {}  # in order; unless empty, `_wake_group` is scheduled
+        self._to_do: deque[Callable[[], None]] = deque()  # submits and aborts; unless empty, `_do_some` is scheduled
 
     async def chat_prompt(
         self, parsed: ParsedBody[ChatRequest] | ParsedBody[TokenizeRequest], cut_side: CutSide | None = None
     ) -> BodyInput:
-        """The prompt of a chat: made here, in a thread if it is long, or by the intake process with a large body."""
+        """Return the prompt of a chat. The intake process has made it for a large body; a long one runs in a thread."""
         if parsed.inputs:
             return parsed.inputs[0]
         chat = chat_input(parsed.body)
@@ -178,7 +179,7 @@ class LocalEngine:
         return BodyInput(text=chat.echoed, token_ids=ids, is_of_chat=True, is_inside_thought=is_inside)
 
     async def text_tokens(self, given: BodyInput, add_special_tokens: bool, cut_side: CutSide | None = None) -> bytes:
-        """The tokens of a text, in whose place they may stand already; with `cut_side` those that may be kept."""
+        """Return the tokens of a text, which `given` may hold already. `cut_side`: side to truncate a long text at."""
         if given.token_ids is not None:
             return given.token_ids
 
@@ -196,7 +197,7 @@ class LocalEngine:
         return (await in_background(self._frontend.background, start)).token_ids
 
     async def text_of(self, token_ids: bytes) -> str:
-        """The text of tokens."""
+        """Return the text of tokens."""
 
         def start(then: Then[str]) -> BackgroundJob | None:
             return self._frontend.prompts.detokenize(token_ids, then, owner=secrets.token_hex(8))
@@ -205,10 +206,9 @@ class LocalEngine:
 
     @contextlib.contextmanager
     def run(self, submits: Sequence[Submit]) -> Iterator[Run]:
-        """Submit all, which ask for the same number of answers each, in turns of SLICE_S. Leaving this, for whatever
-        reason, aborts what is still open.
+        """Submit requests, in slices of SLICE_S seconds; leaving the context aborts those that are still open.
 
-        RequestError for an id that is in use."""
+        All submits have the same `n`. RequestError for an id that is in use."""
         for submit in submits:
             if submit.request_id in self._run_by_id:
                 raise RequestError(f"request_id {submit.request_id} is open already: choose another")
@@ -228,12 +228,12 @@ class LocalEngine:
             self._do_all(partial(self._frontend.on_local_disconnect, self._session, each) for each in left)
 
     def _submit(self, run: Run, submit: Submit, trace: TraceContext) -> None:
-        if self._run_by_id.get(submit.request_id, (None, 0))[0] is run:  # else it was left before its turn came
+        if self._run_by_id.get(submit.request_id, (None, 0))[0] is run:  # otherwise the caller left before its slice
             traced = msgspec.structs.replace(submit, **trace._asdict()) if trace.traceparent else submit
             self._frontend.on_message(self._session, traced)
 
     def _do_all(self, work: Iterable[Callable[[], None]]) -> None:
-        """Do what fits into SLICE_S now and the rest in later turns, after that of others."""
+        """Do SLICE_S seconds of the work now, and the rest in later turns, after work that is queued already."""
         pending, is_idle = iter(work), not self._to_do
         _do_slice(pending)
         self._to_do.extend(pending)
@@ -248,7 +248,7 @@ class LocalEngine:
         self.wake()
 
     def abort(self, request_id: str) -> int:
-        """End a request, given by the id of its answer; its caller gets what there is. Returns how many submits."""
+        """Abort the request with this id; its caller gets the partial answer. Returns the number of aborted submits."""
         found = [each for each in self._run_by_id if each == request_id or each.rpartition("/")[0] == request_id]
         for each in found:
             self._frontend.on_message(self._session, Abort(request_id=each))
@@ -257,20 +257,20 @@ class LocalEngine:
         return len(found)
 
     async def control(self, control: Control) -> None:
-        """Give an order, whose query id is filled in here; returns when it is so, and raises why it cannot be."""
+        """Send a control message, with a fresh query id, and await its completion; raises its error."""
         query_id = next(self._query_ids)
-        done = self._orders[query_id] = asyncio.get_running_loop().create_future()
+        done = self._controls[query_id] = asyncio.get_running_loop().create_future()
         try:
             self._frontend.on_message(self._session, msgspec.structs.replace(control, query_id=query_id))
             self.wake()
             await done
         finally:
-            del self._orders[query_id]
+            del self._controls[query_id]
 
     def _on_reply(self, reply: Done | QueryFailed) -> None:
-        done = self._orders.get(reply.query_id)
+        done = self._controls.get(reply.query_id)
         if done is None or done.done():
-            return  # its caller is gone
+            return  # the caller has left
         if isinstance(reply, QueryFailed):
             done.set_exception(reply.error.to_exception())
         else:
@@ -288,7 +288,7 @@ class LocalEngine:
     def _put(self, request_id: str, update: Accepted | Delta) -> None:
         run, position = self._run_by_id.get(request_id, (None, 0))
         if run is None:
-            return  # its caller is gone
+            return  # the caller has left
         if not self._to_wake:
             asyncio.get_running_loop().call_soon(self._wake_group)
         self._to_wake[run] = None
@@ -305,7 +305,7 @@ class LocalEngine:
 
 
 def _do_slice(work: Iterator[Callable[[], None]]) -> None:
-    """At least one piece of `work`, and as many as SLICE_S has room for."""
+    """Do at least one piece of `work`, and more until SLICE_S seconds have passed."""
     deadline = time.monotonic() + SLICE_S
     for each in work:
         each()

@@ -1,7 +1,7 @@
-"""ResponseStore: the responses that may be read again, in one SQLite file of the engine's run directory.
+"""Store responses for later reads, in one SQLite file of the engine's run directory.
 
-A thread of its own does the work. The file outlives the frontend that writes it, and goes with the engine. Nothing is
-synchronized to the disk: what a killed process has committed lies in the kernel's hands.
+A thread of its own executes the SQL. The file outlives the frontend, and ends with the engine. Writes are not synced to
+the disk: the kernel keeps the commits of a killed process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ...ipc.errors import InternalError, Overloaded, RequestError
 T = TypeVar("T")
 
 FILE = "responses.sqlite"
-MAX_RECORD_BYTES = 4 << 20  # of a conversation that is kept: the loop reads its outermost fields, at 1 ms a MiB
+MAX_RECORD_BYTES = 4 << 20  # of a stored conversation: the event loop reads its top-level fields, at 1 ms per MiB
 _SCHEMA = """
 PRAGMA journal_mode = WAL;
 PRAGMA synchronous = OFF;
@@ -40,13 +40,13 @@ _FIELDS = "id, is_open, is_background, items, request, response"
 
 
 class Record(NamedTuple):
-    """A response and the conversation that it answers."""
+    """Stored response with its conversation."""
 
     id: str
-    is_open: bool  # still to be made, in the background
+    is_open: bool  # queued or in progress, in the background
     is_background: bool
-    items: bytes  # the input, with all that came before it: a JSON list
-    request: bytes  # the other fields of the body; empty unless in the background
+    items: bytes  # JSON list: the input, earlier turns included
+    request: bytes  # the other fields of the body; empty unless is_background
     response: bytes
 
     @property
@@ -55,8 +55,10 @@ class Record(NamedTuple):
 
 
 class ResponseStore:
-    """Calls take effect in their order. Invariant after each: within the bounds of count and bytes, but for what open
-    responses have added to theirs."""
+    """Bounded store of responses. Calls take effect in order.
+
+    Invariant after each call: count and bytes are within their limits, except for bytes that open responses have added.
+    """
 
     def __init__(self, spec: EngineSpec) -> None:
         self.path = Path(spec.run_directory) / FILE
@@ -65,11 +67,12 @@ class ResponseStore:
         self._max_age_s = config.response_store_age_s
         self.is_on = self._max_bytes > 0
         self._thread = ThreadPoolExecutor(1, "responses")
-        self._database: sqlite3.Connection | None = None  # the thread's
+        self._database: sqlite3.Connection | None = None  # used only by the thread
 
     async def add(self, record: Record) -> None:
-        """Keep a response, and forget the oldest if there is no room; RequestError if one with its id is open,
-        Overloaded if all that is kept is open."""
+        """Add a response and delete the oldest ended ones until it fits.
+
+        RequestError if an open response has the same id; Overloaded if only open responses are left."""
 
         def work(database: sqlite3.Connection) -> None:
             if database.execute("SELECT 1 FROM responses WHERE id = ? AND is_open", (record.id,)).fetchone():
@@ -86,7 +89,7 @@ class ResponseStore:
     async def update(
         self, response_id: str, response: bytes, *, is_open: bool, first: int = 0, events: Sequence[bytes] = ()
     ) -> None:
-        """Change an open response, unless the new form of it is empty, and add its events from number `first` on."""
+        """Replace an open response, unless `response` is empty, and append events, numbered from `first`."""
 
         def work(database: sqlite3.Connection) -> None:
             changed = database.execute(
@@ -113,7 +116,7 @@ class ResponseStore:
         return row and Record(*row)
 
     async def open_records(self) -> list[Record]:
-        """In the order in which they came."""
+        """Return the open responses, oldest first."""
         query = f"SELECT {_FIELDS} FROM responses WHERE is_open ORDER BY created"
         return [Record(*row) for row in await self._do(lambda database: database.execute(query).fetchall())]
 
@@ -125,7 +128,7 @@ class ResponseStore:
         await self._do(lambda database: database.execute("DELETE FROM responses WHERE id = ?", (response_id,)))
 
     def close(self) -> None:
-        """Wait for what is being written."""
+        """Close the file after all pending writes."""
 
         def work() -> None:
             if self._database is not None:
@@ -153,8 +156,9 @@ class ResponseStore:
         return time.time() - self._max_age_s
 
     def _make_room(self, database: sqlite3.Connection, num_bytes: int) -> bool:
-        """Forget what is too old, and the oldest until a record of so many bytes fits; returns whether it does. Without
-        bytes there is none to come."""
+        """Delete expired responses, and then the oldest ended ones until a record of `num_bytes` fits (0: no record).
+
+        Returns whether it fits."""
         database.execute("DELETE FROM responses WHERE NOT is_open AND created < ?", (self._oldest(),))
         count, total = database.execute("SELECT COUNT(*), TOTAL(num_bytes) FROM responses").fetchone()
         count, total = count + (num_bytes > 0), total + num_bytes

@@ -1,4 +1,4 @@
-"""Long work of a handler in slices, between which the loop looks at its sockets."""
+"""Split long work in the event loop into slices, so that sockets are served in between."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SLICE_S = 0.002
 
 
 async def in_slices(items: Iterable[T]) -> list[T]:
-    """All that `items`, which does the work, brings."""
+    """Collect a lazy iterable, and yield to the event loop every SLICE_S seconds."""
     found, deadline = list[T](), time.monotonic() + SLICE_S
     for item in items:
         found.append(item)

@@ -1,6 +1,6 @@
-"""StoredResponses: how a body of /v1/responses becomes a response, with the ones before it, kept or in the background.
+"""Create, continue, store and cancel responses of /v1/responses.
 
-A response belongs to all callers of the server; its id is a secret that only its creator was told.
+All clients share one store; the random id of a response is the only protection against others.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ from .responses import ResponseCreation
 
 logger = logging.getLogger("tokenloom.http")
 
-Fields = dict[str, msgspec.Raw]  # of a body
+Fields = dict[str, msgspec.Raw]  # fields of a body, undecoded
 NewChat = Callable[[ParsedBody[ResponsesRequest]], Awaitable[tuple[ResponsesRequest, ChatCompletion]]]
 
 
 class StoredResponses:
-    """Owns the responses that are made in the background. `resume` comes before everything."""
+    """Owner of the responses in the background. Call `resume` first."""
 
     def __init__(self, engine: LocalEngine, store: ResponseStore, model: str, new_chat: NewChat) -> None:
-        """`new_chat` gives the chat that a body is, and the body with the model's defaults."""
+        """`new_chat` returns a body with the model's defaults, and the chat that answers it."""
         self._engine, self._store, self._model, self._new_chat = engine, store, model, new_chat
         self._running: dict[str, BackgroundResponse] = {}
 
     async def resume(self) -> None:
-        """Go on with the responses of a frontend that was lost."""
+        """Continue the open responses of the frontend before this one."""
         if not self._store.is_on or not self._store.path.exists():
             return
         try:
             for record in await self._store.open_records():
                 is_streamed = msgspec.json.decode(record.request).get("stream")
-                told = await self._store.events(record.id) if is_streamed else None
-                self._begin(record, partial(self._again, record), told)
+                stored = await self._store.events(record.id) if is_streamed else None
+                self._run(record, partial(self._recreate, record), stored)
         except TokenloomError as error:
             logger.warning("responses of an earlier frontend are lost: %s", error)
 
     async def start(self, parsed: ParsedBody[ResponsesRequest]) -> ResponseCreation | BackgroundResponse:
-        """Check everything; a response in the background is stored and begins."""
+        """Check a request and return its response; if it is for the background, store and start it."""
         body = parsed.body
         parsed = await self.with_previous(parsed)
         is_kept = body.store is not False and self._store.is_on and 0 < len(parsed.raw) <= MAX_RECORD_BYTES
@@ -74,13 +74,13 @@ class StoredResponses:
         record = Record(creation.id, True, True, encode_json(items), encode_json(request), response)
         await self._store.add(record)
 
-        async def begun() -> ResponseCreation:
+        async def created() -> ResponseCreation:
             return creation
 
-        return self._begin(record, begun, [] if body.stream else None)
+        return self._run(record, created, [] if body.stream else None)
 
     async def with_previous(self, parsed: ParsedBody[ResponsesRequest]) -> ParsedBody[ResponsesRequest]:
-        """The body whose input begins with the conversation that it goes on with, if it does."""
+        """Return the body with the conversation of previous_response_id, if any, before its input."""
         previous_id = parsed.body.previous_response_id
         if previous_id is None:
             return parsed
@@ -104,27 +104,27 @@ class StoredResponses:
         return joined._replace(raw=raw)
 
     async def find(self, response_id: str) -> Record:
-        """HttpError 404 if it is not stored."""
+        """Return a stored response; HttpError 404 if there is none."""
         record = await self._store.get(response_id) if self._store.is_on else None
         if record is None:
             raise HttpError(404, f"Response with id '{response_id:.200}' not found.", param="response_id")
         return record
 
     async def follow(self, record: Record, after: int) -> AsyncGenerator[bytes, None]:
-        """The events of a response in the background behind number `after`."""
+        """Return the events of a response in the background after number `after`."""
         if (running := self._running.get(record.id)) is not None:
             return running.follow(after)
-        told = await self._store.events(record.id)
-        if not told:
+        stored = await self._store.events(record.id)
+        if not stored:
             raise RequestError("stream needs a response in the background that was created with stream true")
 
         async def events() -> AsyncGenerator[bytes, None]:
-            yield b"".join(told[after + 1 :])
+            yield b"".join(stored[after + 1 :])
 
         return events()
 
     async def cancel(self, response_id: str) -> bytes:
-        """End a response in the background; returns its last form."""
+        """Cancel a response in the background and return its last form."""
         if not (await self.find(response_id)).is_background:
             raise HttpError(400, "Cannot cancel a synchronous response.", param="response_id")
         if (running := self._running.get(response_id)) is not None:
@@ -132,23 +132,23 @@ class StoredResponses:
         return (await self.find(response_id)).response
 
     async def delete(self, response_id: str) -> None:
-        """Forget it; what is still being made ends."""
+        """Delete a response, after cancelling it if it is in progress."""
         await self.find(response_id)
         if (running := self._running.get(response_id)) is not None:
             await running.cancel()
         await self._store.delete(response_id)
 
-    def _begin(
-        self, record: Record, start: Callable[[], Awaitable[ResponseCreation]], told: list[bytes] | None
+    def _run(
+        self, record: Record, start: Callable[[], Awaitable[ResponseCreation]], stored: list[bytes] | None
     ) -> BackgroundResponse:
         response = msgspec.json.decode(record.response)
-        running = self._running[record.id] = BackgroundResponse(self._store, response, start, told)
+        running = self._running[record.id] = BackgroundResponse(self._store, response, start, stored)
         running.task = asyncio.create_task(running.run())
         running.task.add_done_callback(lambda _: self._running.pop(record.id, None))
         return running
 
-    async def _again(self, record: Record) -> ResponseCreation:
-        """What another frontend has begun to make."""
+    async def _recreate(self, record: Record) -> ResponseCreation:
+        """Return the creation of a response that an earlier frontend has started."""
         raw = encode_json(msgspec.json.decode(record.request, type=Fields) | {"input": msgspec.Raw(record.items)})
         body, chat = await self._new_chat(await self._engine.bodies.parse([raw], len(raw), ResponsesRequest, record.id))
         before = msgspec.json.decode(record.response)
@@ -156,7 +156,7 @@ class StoredResponses:
         return ResponseCreation(self._engine, body, self._model, chat, created=before["created_at"])
 
     async def _keep(self, raw: bytes, response: dict[str, Any]) -> bool:
-        """Whether it is stored: a full disk costs no answer."""
+        """Store a response; returns False if the disk refuses it, so that the client still gets its answer."""
         _, items = conversation(raw)
         try:
             await self._store.add(
@@ -169,7 +169,7 @@ class StoredResponses:
 
 
 def conversation(raw: bytes) -> tuple[Fields, list[msgspec.Raw]]:
-    """The fields of a body but its input, and the input as items."""
+    """Return the fields of a body except `input`, and the input as items."""
     fields = msgspec.json.decode(raw, type=Fields)
     given = fields.pop("input")
     if bytes(memoryview(given)[:1]) == b"[":

@@ -19,7 +19,7 @@ def sampling_params(body: Generation, **more: object) -> SamplingParams:
     """Return the parameters of a request. `more`: values that the endpoint derives; they replace those of `body`."""
     refuse_unserved(body)
     if body.stream and body.prompt_logprobs is not None:
-        raise RequestError("prompt_logprobs is not told in a stream: leave it out or set stream to false")
+        raise RequestError("prompt_logprobs is not served in a stream: leave it out or set stream to false")
     num_answers = 1 if body.n is None else body.n
     if body.best_of is not None and body.best_of != num_answers:
         raise RequestError(f"best_of is {body.best_of} and n is {num_answers}: ask for n answers and choose yourself")
