@@ -1,6 +1,6 @@
-"""ZapHandler: admits clients by their CURVE key (ZeroMQ's authentication protocol, RFC 27).
+"""ZapHandler: authenticates clients by their CURVE key (ZeroMQ's authentication protocol, RFC 27).
 
-ZeroMQ asks over an inproc socket during each handshake; the frontend's loop answers, so that no thread is needed.
+ZeroMQ sends a request over an inproc socket during each handshake. The frontend's loop answers it, without a thread.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ DOMAIN = b"tokenloom"
 
 
 class ZapHandler:
-    """Answers every pending handshake in `answer`; `socket` is for the poller."""
+    """The inproc socket of authentication requests; poll `socket`, then call `answer`."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], client_public: str) -> None:
         self._client_key = z85.decode(client_public.encode())
-        self.num_refused = 0
         self.socket = context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.bind(ADDRESS)
 
     def answer(self) -> None:
+        """Answer all pending handshakes."""
         with contextlib.suppress(zmq.Again):
             while True:
                 identity, empty, *request = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -39,6 +39,5 @@ class ZapHandler:
         version, request_id, domain, address, _, mechanism, *credentials = request
         if (version, domain, mechanism, credentials) == (b"1.0", DOMAIN, b"CURVE", [self._client_key]):
             return [b"1.0", request_id, b"200", b"OK", b"client", b""]
-        self.num_refused += 1
         logger.warning("a client at %s was refused: it has another key", address.decode(errors="replace"))
         return [b"1.0", request_id, b"400", b"this key is not admitted", b"", b""]

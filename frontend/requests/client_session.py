@@ -1,8 +1,8 @@
-"""ClientSession: what the frontend knows of one client connection.
+"""ClientSession: the frontend's state of one client, keyed by its socket identity.
 
-A session is its socket's identity. It holds the client's open requests and the answers with unsent news; it decides
-how much may be sent (credits) and when the client is taken for dead (lease). Sends nothing itself.
-A LocalSession is that of a client in the frontend's own process, as the HTTP server is.
+It holds the client's open requests and the answers with unsent updates. It limits the messages in flight (credits) and
+says when the client counts as dead (lease). It sends nothing itself.
+LocalSession is the session of a client in the frontend's own process: the HTTP server.
 """
 
 from __future__ import annotations
@@ -15,36 +15,40 @@ from ...ipc.codec import encode
 from ...ipc.messages.base import LEASE_S
 from ...ipc.messages.client import CREDIT_WINDOW, Delta, Deltas, FrontendMessage
 
-RequestT = TypeVar("RequestT")  # what the owner of the sessions keeps of an open request
+RequestT = TypeVar("RequestT")  # state of an open request
 
-MAX_DELTAS_BYTES = 4 << 20  # of one message, about; more news go into the next one
+MAX_DELTAS_BYTES = 4 << 20  # approximate size of one Deltas message; further updates go into the next one
+NEVER = float("inf")  # as a time
 
 
 class HasDelta(Protocol):
-    """Something whose news can be taken as one delta."""
+    """An answer that packs its unsent updates into one delta."""
 
     def take_delta(self) -> Delta: ...
 
 
 class ClientSession(Generic[RequestT]):
-    """Invariant: every unsent answer's request belongs to this session; at most CREDIT_WINDOW Deltas are in flight."""
+    """Requests and unsent updates of one client.
+
+    Invariant: each unsent answer belongs to a request of this session; at most CREDIT_WINDOW Deltas are in flight.
+    """
 
     def __init__(self, identity: bytes, now: float) -> None:
         self.identity = identity
         self.last_seen = now  # monotonic seconds
         self.request_by_id: dict[str, RequestT] = {}
-        self.unsent: dict[int, HasDelta] = {}  # by key, in the order of their news
-        self.refusals: list[Delta] = []  # ends of requests that never had answers
+        self.unsent: dict[int, HasDelta] = {}  # by answer key, in the order of their first update
+        self.refusals: list[Delta] = []  # final deltas of requests without answers
         self.num_in_flight = 0  # Deltas messages that the client has not credited
 
     @property
     def has_open_work(self) -> bool:
-        """Whether the client has not been sent all that it asked for."""
+        """Whether requests are open or updates are unsent."""
         return bool(self.request_by_id or self.has_updates)
 
     @property
     def has_lease(self) -> bool:
-        """Whether silence counts: only while something is owed to the client."""
+        """Whether the client must send a message within LEASE_S: only while it has open work."""
         return self.has_open_work
 
     @property
@@ -56,18 +60,18 @@ class ClientSession(Generic[RequestT]):
         return self.last_seen + LEASE_S
 
     def caller_of(self, request_id: str) -> str:
-        """Who counts as the caller of a request, where callers share something fairly."""
+        """Return the key of the request's caller, for fair queueing."""
         return self.identity.hex()
 
     def credit(self, count: int) -> None:
         self.num_in_flight = max(0, self.num_in_flight - count)
 
-    def restart(self) -> None:
-        """The client says Hello again: what was in flight to it is lost or taken, either way not to be waited for."""
+    def reset_credits(self) -> None:
+        """Clear the count of messages in flight: after a second Hello they are lost or received, without a Credit."""
         self.num_in_flight = 0
 
     def take_frames(self) -> list[bytes]:
-        """Encoded Deltas with all news, as far as credits go; the rest stays, merged per answer."""
+        """Encode unsent updates as Deltas messages, as many as credits allow. The rest stays, merged per answer."""
         frames = []
         while (self.unsent or self.refusals) and self.num_in_flight < CREDIT_WINDOW:
             frames.append(encode(Deltas(deltas=self._take_deltas())))
@@ -98,25 +102,21 @@ def _logprob_bytes(delta: Delta) -> int:
     return sum(4 * len(logprobs.token_ids) for logprobs in (delta.logprobs, delta.prompt_logprobs) if logprobs)
 
 
-_FOR_EVER = float("inf")
-
-
 class LocalSession(ClientSession[RequestT]):
-    """Gets structs, not frames, in the turn in which they are made. Nothing can be lost between the two, so that there
-    is no lease (never silent, the table neither forgets it nor takes it for dead), and what it is told is never in
-    flight, so that there are no credits.
+    """Session of an in-process client, which gets message structs instead of frames, in the same turn.
 
-    `num_readers` is its owner's: of those who have not passed on yet all that was delivered to them.
+    Delivery cannot fail, so the lease never ends, the session is never evicted, and no credits are counted.
+    `num_readers` is set by the client: HTTP requests that have not yet written all delivered messages.
     """
 
     def __init__(self, identity: bytes, deliver: Callable[[FrontendMessage], None]) -> None:
-        """`deliver` is called in the frontend's loop; it must be cheap and must not raise."""
-        super().__init__(identity, _FOR_EVER)
+        """`deliver` is called in the frontend's loop: it must be fast and must not raise."""
+        super().__init__(identity, NEVER)
         self.deliver = deliver
         self.num_readers = 0
 
     def caller_of(self, request_id: str) -> str:
-        """The request itself: `id` of all its prompts `id/0`, `id/1` …"""
+        """Return the id of the HTTP request: `id` for its prompts `id/0`, `id/1` …"""
         return request_id.partition("/")[0]
 
     @property
@@ -129,7 +129,7 @@ class LocalSession(ClientSession[RequestT]):
 
     @property
     def lease_end(self) -> float:
-        return _FOR_EVER
+        return NEVER
 
     def take_frames(self) -> list[bytes]:
         while self.has_updates:

@@ -1,7 +1,7 @@
-"""CoreClient: what the frontend says to the core, and whether the core knows it. Its Outbox is for all that is sent.
+"""CoreClient: the frontend's messages to the core and the state of that connection. Outbox: all unsent messages.
 
-Knows no client. A core that is new, or has forgotten this frontend, must be greeted and told everything again; until it
-says Welcome nothing else is said to it.
+A core that is new, or has forgotten this frontend, needs a Hello and then all open requests. Until its Welcome only
+Hello and control commands are sent. Knows no client.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from ...ipc.messages.supervisor import SetLogLevel
 
 @dataclass
 class Outbox:
-    """What the frontend has to send, for whoever owns its sockets. Emptied after each turn: clients first, since one
-    that turns out to be gone leaves requests to abort."""
+    """Messages that the frontend wants sent. The owner of its sockets empties it after each turn, clients first:
+    a send to a client that is gone adds aborts for the core."""
 
     to_clients: list[tuple[bytes, bytes]] = field(default_factory=list)  # identity, frame
     to_core: list[FrontendToCore] = field(default_factory=list)
@@ -25,16 +25,16 @@ class Outbox:
 
 
 class CoreClient:
-    """Its messages wait in the outbox."""
+    """Connection to the core. Messages wait in the outbox."""
 
     def __init__(self, spec: EngineSpec, outbox: Outbox) -> None:
         self._hello = spec.hello
         self._outbox = outbox
-        self.is_up = False  # set by whoever hears the Welcome
+        self.is_up = False  # Frontend sets it on Welcome
         self.next_ping_at = 0.0  # monotonic seconds
 
     def connect(self) -> None:
-        """Say Hello: at the start, and to a core that does not know us."""
+        """Send Hello: at the start, and to a core that does not know this frontend."""
         self.is_up = False
         self._outbox.to_core.append(self._hello)
 
@@ -46,11 +46,11 @@ class CoreClient:
         if keys and self.is_up:
             self._outbox.to_core.append(AbortRequests(keys=keys))
 
-    def control(self, order: EngineControl) -> None:
-        self._outbox.to_core.append(order)
+    def control(self, command: EngineControl) -> None:
+        self._outbox.to_core.append(command)
 
     def keep_alive(self, now: float) -> None:
-        """To be called in each turn in which the core has requests of ours."""
+        """Send a ping if one is due. Call in each turn in which the core has requests of this frontend."""
         if self.is_up and now >= self.next_ping_at:
             self.next_ping_at = now + PING_INTERVAL_S
             self._outbox.to_core.append(Ping())

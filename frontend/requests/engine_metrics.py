@@ -1,7 +1,7 @@
-"""EngineMetrics: what the frontend counts of its requests and what the core reports of its steps.
+"""EngineMetrics: metrics of the requests, counted in the frontend, and of the steps, reported by the core.
 
-Each number is made where its event happens: the request desk calls this as answers start, grow and end; the core's
-totals come with its Progress. Names are vLLM's where vLLM has one. When nothing runs these hold exactly:
+RequestManager calls this when answers start, grow and end; the core's totals come with its Progress. Names are vLLM's
+if vLLM has the metric. While no request is open these equations hold exactly:
 
     prompt_tokens = Σ prompt_tokens_by_source              generation_tokens = request_generation_tokens_sum
     Σ request_success = count of e2e_request_latency, request_prompt_tokens and request_generation_tokens
@@ -29,15 +29,19 @@ SECONDS = (
     *(0.0005, 0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3),
     *(0.4, 0.6, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
 )
-REFUSALS = ("request", "overloaded", "draining")  # kinds of errors that say so before anything is computed
-ROWS = tuple(float(2**power) for power in range(13))  # as Progress.num_steps_by_rows
-STEP_TOKENS = tuple(float(2**power) for power in range(15))  # as Progress.num_steps_by_tokens
-HISTORY_S = 120  # of the samples that the dashboard begins with
+REFUSALS = (
+    "request",
+    "overloaded",
+    "draining",
+)  # kinds of errors of requests that never ran
+ROWS = tuple(float(2**power) for power in range(13))  # bounds of Progress.num_steps_by_rows
+STEP_TOKENS = tuple(float(2**power) for power in range(15))  # bounds of Progress.num_steps_by_tokens
+HISTORY_S = 120  # samples, one a second, that the dashboard shows at first
 TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
 
 
 class EngineMetrics:
-    """Owns every metric and the timelines of the answers that are open."""
+    """Owner of all metrics and of the timelines of open answers."""
 
     def __init__(
         self,
@@ -46,29 +50,27 @@ class EngineMetrics:
         tracing: Tracing | None = None,
         counts: Mapping[str, int] | None = None,
     ) -> None:
-        """`queue_depths`: by socket of the frontend, messages sent that their receiver has not answered. `tracing`
-        makes spans of the answers that end. `counts`: of the frontend's other events, by name."""
+        """`queue_depths`: messages sent and not answered, by socket of the frontend. `tracing` records a span for each
+        finished answer. `counts`: the frontend's other event counters by name."""
         self.prompt_tokens = Counter("prompt_tokens_total", "Prompt tokens of answers that have started.")
         self.prompt_tokens_by_source = Counter(
-            "prompt_tokens_by_source_total", "The same by where their KV came from.", ["source"]
+            "prompt_tokens_by_source_total", "Prompt tokens by the source of their KV.", ["source"]
         )
         self.generation_tokens = Counter("generation_tokens_total", "Tokens generated.")
-        self.finished = Counter("request_success_total", "Answers that have ended, by reason.", ["finished_reason"])
-        self.aborts = Counter("request_aborts_total", "Answers that were aborted, by who did it.", ["cause"])
-        self.timeouts = Counter("request_timeouts_total", "Answers whose time was over, by their state.", ["cause"])
-        self.refused = Counter("requests_refused_total", "Requests refused before they ran, by blame.", ["kind"])
-        self.preemptions = Counter("num_preemptions_total", "Running requests sent back to wait for memory.")
-        self.recomputed = Counter("recomputed_tokens_total", "Tokens given up by preemptions and losses.")
+        self.finished = Counter("request_success_total", "Finished answers by reason.", ["finished_reason"])
+        self.aborts = Counter("request_aborts_total", "Aborted answers by cause.", ["cause"])
+        self.timeouts = Counter("request_timeouts_total", "Answers that timed out, by their state.", ["cause"])
+        self.refused = Counter("requests_refused_total", "Requests refused before they ran, by error kind.", ["kind"])
+        self.preemptions = Counter("num_preemptions_total", "Preemptions of running requests.")
+        self.recomputed = Counter("recomputed_tokens_total", "Computed tokens lost by preemptions and crashes.")
         self.cache_queries = Counter("prefix_cache_queries_total", "Tokens looked up in the prefix cache.")
         self.cache_hits = Counter("prefix_cache_hits_total", "Tokens found in the prefix cache.")
         self.steps = Counter("engine_steps_total", "Steps of the model.")
         self.scheduled_tokens = Counter("scheduled_tokens_total", "Tokens computed in steps, prompts included.")
-        self.step_seconds = Counter("step_seconds_total", "Time that steps took, by phase.", ["phase"])
-        self.restarts = Counter("process_restarts_total", "Processes of the engine that were replaced.")
-        self.requests_cut = Counter(
-            "http_requests_cut_total", "HTTP requests whose frontend was lost before their end."
-        )
-        self.events = Counter("frontend_events_total", "What else the frontend counted.", ["event"])
+        self.step_seconds = Counter("step_seconds_total", "Time of steps by phase.", ["phase"])
+        self.restarts = Counter("process_restarts_total", "Restarts of processes of the engine.")
+        self.requests_cut = Counter("http_requests_cut_total", "HTTP requests cut off by the loss of their frontend.")
+        self.events = Counter("frontend_events_total", "Other events of the frontend.", ["event"])
         self.first_token = Histogram("time_to_first_token_seconds", "From arrival to the first token.", SECONDS)
         self.inter_token = Histogram("inter_token_latency_seconds", "Between tokens of an answer.", SECONDS)
         self.per_token = Histogram(
@@ -82,25 +84,25 @@ class EngineMetrics:
         self.prompt_lengths = Histogram("request_prompt_tokens", "Prompt tokens of ended answers.", TOKENS)
         self.output_lengths = Histogram("request_generation_tokens", "Tokens of ended answers.", TOKENS)
         self.batch = Histogram("batch_size", "Requests in a step of the model.", ROWS)
-        is_vllm = spec.config.metrics_names == "vllm"  # whose name of a histogram ends as a counter's should
+        is_vllm = spec.config.metrics_names == "vllm"  # vLLM's name of this histogram ends like a counter's
         name = "iteration_tokens_total" if is_vllm else "iteration_tokens"
-        self.step_tokens = Histogram(name, "Tokens of prompts that a step completes, and generated.", STEP_TOKENS)
+        self.step_tokens = Histogram(name, "Tokens per step: of completed prompts, and generated.", STEP_TOKENS)
         self.param_n = Histogram("request_params_n", "n of ended requests.", (1, 2, 5, 10, 20))
         self.param_max_tokens = Histogram("request_params_max_tokens", "max_tokens of ended answers.", TOKENS)
         self.preempted = Histogram(
             "request_num_preemptions", "Preemptions of ended answers.", (0, 1, 2, 3, 4, 5, 10, 20)
         )
-        self.rejections = Counter("admission_rejections_total", "Requests that the queue had no room for.", ["reason"])
+        self.rejections = Counter("admission_rejections_total", "Requests refused by a full queue.", ["reason"])
         self._counts = {} if counts is None else counts
         self._queue_depths = queue_depths
         self._tracing = tracing
         self.progress = Progress(step=0, step_age_s=0.0, num_running=0, num_waiting=0)
         self.num_kv_blocks = 0
-        self.kernels = ""  # as in Info; empty before the engine serves
-        self.history: deque[tuple[float, JsonObject]] = deque(maxlen=HISTORY_S)  # by monotonic seconds
+        self.kernels = ""  # as in Info; empty until the engine is ready
+        self.history: deque[tuple[float, JsonObject]] = deque(maxlen=HISTORY_S)  # (monotonic seconds, sample)
         self._progress_at = time.monotonic()
-        self._core_totals: dict[int, float] = {}  # by number of a total: what the present core has reported
-        self._timelines: dict[int, Timeline] = {}  # by key of the answer
+        self._core_totals: dict[int, float] = {}  # last totals reported by the current core, by index
+        self._timelines: dict[int, Timeline] = {}  # by answer key
         model = (("model_name", spec.served_model_name), ("engine", "0"))
         self._config = spec.config
         self.registry = Registry("vllm:" if is_vllm else "tokenloom_", model)
@@ -133,17 +135,17 @@ class EngineMetrics:
 
         return [
             Gauge("num_requests_running", "Requests in the running batch.", lambda: self.progress.num_running),
-            Gauge("num_requests_waiting", "Requests that wait for a step.", lambda: self.progress.num_waiting),
-            Gauge("num_requests_waiting_by_reason", "The same by what they wait for.", by_reason, "reason"),
+            Gauge("num_requests_waiting", "Requests waiting to be scheduled.", lambda: self.progress.num_waiting),
+            Gauge("num_requests_waiting_by_reason", "Waiting requests by reason.", by_reason, "reason"),
             Gauge("kv_cache_usage_perc", "Share of the KV blocks in use, 1 = all.", lambda: self.kv_use),
-            Gauge("kv_cache_blocks", "KV blocks of the pool.", lambda: self.num_kv_blocks),
-            Info("cache_config_info", "1, with the KV cache's configuration.", cache_config),
-            Info("kernels_info", "1, with what computes.", kernels),
-            Gauge("step_age_seconds", "Since the last step ended.", lambda: self.step_age_s),
-            Gauge("engine_up", "1 while the core is there.", lambda: self.progress.is_core_up),
-            Gauge("num_open_answers", "Answers that the frontend waits for.", lambda: self.num_open),
+            Gauge("kv_cache_blocks", "KV blocks in the pool.", lambda: self.num_kv_blocks),
+            Info("cache_config_info", "1, with the KV cache's configuration as labels.", cache_config),
+            Info("kernels_info", "1, with the kernels in use as label.", kernels),
+            Gauge("step_age_seconds", "Seconds since the last step ended.", lambda: self.step_age_s),
+            Gauge("engine_up", "1 while the core is up.", lambda: self.progress.is_core_up),
+            Gauge("num_open_answers", "Open answers.", lambda: self.num_open),
             Gauge("worker_memory_bytes", "Resident memory of a worker.", memory, "rank"),
-            Gauge("socket_queue_depth", "Messages sent and not answered.", depths, "socket"),
+            Gauge("socket_queue_depth", "Messages sent and not answered, by receiver.", depths, "socket"),
         ]
 
     @property
@@ -159,7 +161,7 @@ class EngineMetrics:
         return len(self._timelines)
 
     def open_answers(self, limit: int) -> list[JsonObject]:
-        """The first `limit` answers that are waited for, the oldest first, as the dashboard shows them."""
+        """Return up to `limit` open answers, oldest first, for the dashboard."""
         now = time.monotonic()
         return [
             {
@@ -175,14 +177,14 @@ class EngineMetrics:
         ]
 
     def latencies(self) -> JsonObject:
-        """Cumulative counts at SECONDS, under the dashboard's names."""
+        """Return cumulative counts at the bounds SECONDS, by the dashboard's names."""
         shown = {"ttft": self.first_token, "itl": self.inter_token, "queue": self.queue, "e2e": self.end_to_end}
         return {name: histogram.cumulative for name, histogram in shown.items()}
 
     # ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def on_open(self, request: RequestState) -> None:
-        """The prompt is checked; what follows is the core's."""
+        """Start the timelines of a request's answers, once its prompt is valid."""
         assert request.processed is not None
         now, num_prompt_tokens = time.monotonic(), num_ids(request.processed.prompt.token_ids)
         for answer in request.answers:
@@ -191,14 +193,14 @@ class EngineMetrics:
             if answer.finish_reason is not None:
                 self.on_end(answer)
 
-    def on_outputs(self, started_ones: list[Started], answers: list[AnswerState]) -> None:
-        """What the core's message has started, and the answers that have news by it; before their ends are told."""
+    def on_outputs(self, all_started: list[Started], answers: list[AnswerState]) -> None:
+        """Count the starts and new tokens of one message of the core. Call it before `on_end` of the same answers."""
         now, timelines, num_new = time.monotonic(), self._timelines, 0
-        for started in started_ones:
+        for started in all_started:
             timeline = timelines.get(started.key)
             if timeline is not None and not timeline.started_at:
                 self._start(timeline, now, started.num_cached_tokens)
-        num_by_gap: dict[float, int] = {}  # answers in one rhythm share a gap: one observation for all of them
+        num_by_gap: dict[float, int] = {}  # answers of the same steps have equal gaps: observe them at once
         for answer in answers:
             timeline = timelines.get(answer.key)
             if timeline is None or not (count := len(answer.token_ids) - timeline.num_resumed - timeline.num_tokens):
@@ -226,13 +228,13 @@ class EngineMetrics:
         self.prompt_tokens_by_source.add(timeline.num_prompt_tokens - num_cached, "local_compute")
 
     def on_end(self, answer: AnswerState, cause: str = "pause") -> None:
-        """An answer has ended, for whatever reason; a second call does nothing. `cause`: who aborted it, if that is how
-        it ended; the core does so only for a pause."""
+        """Count a finished answer; a second call does nothing. `cause`: label of an abort. The core itself aborts only
+        for a pause."""
         timeline = self._timelines.pop(answer.key, None)
         if timeline is None:
             return
         error = answer.error
-        if error is not None and error.kind in REFUSALS and not timeline.started_at:  # by the core
+        if error is not None and error.kind in REFUSALS and not timeline.started_at:  # refused by the core
             if answer is answer.request.answers[0]:
                 self.on_refused(error.kind)
             return
@@ -262,13 +264,13 @@ class EngineMetrics:
             self._tracing.record(timeline, reason, now)
 
     def on_refused(self, kind: str) -> None:
-        """A request was refused before it was opened; `kind` as in ErrorInfo."""
+        """Count a request that was refused before it was opened; `kind` as in ErrorInfo."""
         self.refused.add(1, kind)
 
     # ── the core ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def on_progress(self, progress: Progress) -> None:
-        """The core's totals count from its own start: only what it adds is added here."""
+        """Add the increase of the core's totals, which count from the start of the core."""
         self.progress, self._progress_at = progress, time.monotonic()
         self.restarts.raise_to(progress.num_restarts)
         self.requests_cut.raise_to(progress.num_http_requests_cut)
@@ -287,13 +289,13 @@ class EngineMetrics:
             (self.step_seconds, ("host",), progress.host_s),
         )
         for number, (counter, labels, total) in enumerate(counters):
-            counter.add(self._new(number, total), *labels)
+            counter.add(self._increase(number, total), *labels)
         self._add_steps(self.batch, 100, progress.num_rows_in_steps, progress.num_steps_by_rows)
         self._add_steps(self.step_tokens, 200, progress.num_step_tokens, progress.num_steps_by_tokens)
         self._remember()
 
     def _remember(self) -> None:
-        """Keep a sample a second, and the one that ends a busy time; none while nothing happens."""
+        """Keep at most one sample a second, and the one with which the engine becomes idle."""
         now, progress = self._progress_at, self.progress
         is_idle = not progress.num_running + progress.num_waiting
         is_recent = bool(self.history) and now - self.history[-1][0] < 1.0
@@ -309,12 +311,12 @@ class EngineMetrics:
         self.history.append((now, sample))
 
     def _add_steps(self, histogram: Histogram, number: int, total: int, counts: list[int]) -> None:
-        """What steps add to a histogram that the core keeps; `number`: of the first of its totals."""
-        new, *by_size = [self._new(number + place, each) for place, each in enumerate((total, *counts))]
+        """Add the increase of a histogram that the core keeps. `number`: index of its first total."""
+        new, *by_size = [self._increase(number + place, each) for place, each in enumerate((total, *counts))]
         histogram.add_counts([int(count) for count in by_size], new)
 
-    def _new(self, number: int, total: float) -> float:
-        """What `total` adds to what was known; of a new core, which counts from 0 again, all of it."""
+    def _increase(self, number: int, total: float) -> float:
+        """Return the increase of a total since the last report. A new core counts from 0 again: then all of it."""
         known = self._core_totals.get(number, 0.0)
         self._core_totals[number] = total
         return total - known if total >= known else total

@@ -1,8 +1,8 @@
-"""Frontend: text in, text out, between clients and the core. The frontend without its sockets.
+"""Frontend: turns clients' requests into tokens for the core, and the core's tokens into text. It owns no sockets.
 
-Every event has a handler; `tick` ends a turn; what is to be sent waits in the outbox. Whoever owns the sockets (the
-process, or the in-process engine) calls the handlers and empties the outbox after each tick. All calls come from one
-thread. Never imports torch; knows no blocks and no workers.
+The owner of the sockets (frontend process or in-process engine) calls a handler for each event and `tick` at the end
+of each turn (loop iteration), then sends the messages of the outbox. All calls come from one thread. Never imports
+torch; knows no blocks and no workers.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from ..metrics.tracing import new_tracing
 from ..text.chat_template import ChatTemplate
 from ..text.detokenizer import DetokenizerFactory
 from ..text.tokenizer import Tokenizer
-from .client_session import LocalSession
+from .client_session import NEVER, LocalSession
 from .control import ControlProxy
 from .core_client import CoreClient, Outbox
 from .engine_metrics import EngineMetrics
@@ -58,13 +58,13 @@ from .large_frame import LARGE_BYTES, check_large_frame, message_id
 from .output_processor import OutputProcessor, RequestState, Session
 from .queries import QueryProcessor
 from .request_manager import RequestManager
-from .session_table import NEVER, SessionTable
+from .session_table import SessionTable
 
 logger = logging.getLogger("tokenloom.frontend")
 
 
 class Frontend:
-    """Owns the client sessions; routes every event to the part that deals with it."""
+    """Owner of the client sessions; dispatches every event to its component."""
 
     def __init__(
         self,
@@ -76,11 +76,11 @@ class Frontend:
         monotonic: Callable[[], float] = time.monotonic,
         unix_time: Callable[[], float] = time.time,
     ) -> None:
-        """`wake` is called from another thread and must lead to `on_wakeup`."""
+        """`wake` is called from other threads and must cause a call of `on_wakeup`."""
         self.outbox = Outbox()
         self.counts: Counter[str] = Counter()
         self.start_phases: list[StartPhase] = []
-        self.log_level = spec.config.log_level  # of every process, as the supervisor says
+        self.log_level = spec.config.log_level  # of all processes; set by the supervisor
         self._spec = spec
         self._monotonic = monotonic
         self.inputs = InputProcessor(spec, tokenizer, chat_template)
@@ -94,7 +94,7 @@ class Frontend:
         self._controls = ControlProxy(spec, self._core, self.background, self.outbox)
         self._tracing = new_tracing(spec)
         self.metrics = EngineMetrics(spec, self._queue_depths, self._tracing, self.counts)
-        self._awake_clock = AwakeClock(PING_INTERVAL_S, monotonic)  # looked at in each turn
+        self._awake_clock = AwakeClock(PING_INTERVAL_S, monotonic)  # read in each turn
         self._queries = QueryProcessor(
             spec, self.inputs, self.prompts, self._core, self.metrics, self._awake_clock.look
         )
@@ -112,7 +112,7 @@ class Frontend:
             self._queries,
         )
         self._ticked_at = 0.0  # monotonic seconds
-        self._drains_at = NEVER  # when it may be drained at the earliest; monotonic seconds
+        self._drains_at = NEVER  # earliest time at which draining may end; monotonic seconds
 
     @property
     def is_ready(self) -> bool:
@@ -124,7 +124,7 @@ class Frontend:
 
     @property
     def is_drained(self) -> bool:
-        """Whether this is to end and, with what is in the outbox, everybody has all that was asked for."""
+        """Whether draining is complete: once the outbox is sent, no client waits for anything."""
         return self._monotonic() >= self._drains_at and not any(session.has_open_work for session in self._sessions)
 
     @property
@@ -141,7 +141,7 @@ class Frontend:
     # ── clients ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def on_client_frame(self, identity: bytes, frame: bytes) -> None:
-        """One message of a client. Nothing in it can raise."""
+        """Handle one frame of a client. No content of it can raise."""
         session = self._sessions.get(identity)
         if session is not None:
             session.last_seen = self._monotonic()
@@ -160,7 +160,7 @@ class Frontend:
             self.on_message(session, message)
 
     def on_message(self, session: Session, message: ClientMessage) -> None:
-        """What a known client says."""
+        """Handle a message of a client that has a session."""
         if isinstance(message, Submit):
             self._requests.submit(session, message)
         elif isinstance(message, Credit):
@@ -184,24 +184,24 @@ class Frontend:
         self._sessions.mark(session)
 
     def open_local(self, deliver: Callable[[FrontendMessage], None]) -> LocalSession[RequestState]:
-        """A client inside this process: `deliver` gets its messages, `on_message` takes what it says."""
+        """Add an in-process client. It gets messages by `deliver` and sends them to `on_message`."""
         session: LocalSession[RequestState] = LocalSession(secrets.token_bytes(16), deliver)
         self._sessions.add_local(session)
         return session
 
     def on_local_disconnect(self, session: LocalSession[RequestState], request_id: str) -> None:
-        """Whoever asked for it is gone: end a request."""
+        """Abort a request because its HTTP caller has disconnected."""
         self._requests.abort(session, request_id, "disconnect")
 
     def abort_answer(self, key: int) -> bool:
-        """End the request that an open answer belongs to, whoever asked for it; False if there is none of this key."""
+        """Abort the request of an open answer, of any client. Returns False if no open answer has this key."""
         answer = self._outputs.answer_by_key.get(key)
         if answer is not None:
             self._requests.end(answer.request, "abort", cause="operator")
         return answer is not None
 
     def on_client_gone(self, identity: bytes) -> None:
-        """A send found no such peer, or one that does not read."""
+        """Drop a client to which a send failed: it is gone or does not read."""
         session = self._sessions.get(identity)
         if session is not None:
             self._requests.drop(session, "gone")
@@ -217,19 +217,19 @@ class Frontend:
         if session is None:
             self._sessions.add(identity, self._monotonic())
         else:
-            session.restart()
+            session.reset_credits()
             self._sessions.mark(session)
         self._send(identity, Welcome(protocol_version=PROTOCOL_VERSION, run_id=self._spec.run_id))
 
     def count_malformed(self, peer: str, error: ProtocolError) -> None:
-        """A frame of the engine's own makes no sense: logged the 1st, 2nd, 4th, 8th … time."""
+        """Count a malformed frame of another process of the engine; log the 1st, 2nd, 4th, 8th …"""
         name = f"malformed_{peer}_frames"
         self.counts[name] += 1
         if is_worth_a_line(self.counts[name]):
             logger.warning("from the %s, the %d. time: %s", peer, self.counts[name], error)
 
     def _on_malformed(self, identity: bytes, session: Session | None, frame: bytes, reason: str) -> None:
-        """A Submit or a query whose id can be read is answered under it, so that its sender sees what is wrong."""
+        """Answer a malformed frame under the id of its Submit or query if that can be read, else with Refused."""
         self.counts["malformed_client_frames"] += 1
         found_id = None if session is None else message_id(frame)
         if isinstance(found_id, int):
@@ -240,7 +240,7 @@ class Frontend:
             self._send(identity, Refused(error=ErrorInfo("protocol", reason)))
 
     def _may_refuse(self, session: Session, request_id: str) -> bool:
-        """Whether a message that cannot be read may end a request of this id."""
+        """Whether a malformed Submit of this id may be answered as a failed request: the id is valid and not open."""
         return 0 < len(request_id) <= MAX_REQUEST_ID_CHARACTERS and request_id not in session.request_by_id
 
     def _send(self, identity: bytes, message: FrontendMessage) -> None:
@@ -253,11 +253,11 @@ class Frontend:
     # ── core ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def connect(self) -> None:
-        """Say Hello to the core, at the start and when there is a new one."""
+        """Send Hello to the core: at the start, and to a new core."""
         self._core.connect()
 
     def on_core_message(self, message: CoreToFrontend) -> None:
-        """One message of the core. Raises the core's error when it refuses this frontend."""
+        """Handle a message of the core. Raises the core's error if it refuses this frontend."""
         if isinstance(message, EngineCoreOutputs):
             try:
                 self._requests.on_outputs(message)
@@ -273,7 +273,7 @@ class Frontend:
                 self._core.connect()
                 self._controls.on_core_lost()
         elif isinstance(message, ControlDone):
-            self.outbox.to_clients += self._sessions.take_frames()  # what came before it is told before it
+            self.outbox.to_clients += self._sessions.take_frames()  # outputs before this reply are sent before it
             self._controls.on_done(message)
         elif isinstance(message, Refused):
             raise message.error.to_exception()
@@ -281,7 +281,7 @@ class Frontend:
     # ── supervisor, threads, time ────────────────────────────────────────────────────────────────────────────────
 
     def on_control_message(self, message: SupervisorToChild) -> None:
-        """Stop is the process's own business, after `stop`; the rest is not for a frontend."""
+        """Handle a message of the supervisor, except Stop, which is for the process."""
         if isinstance(message, Initialize):
             self.metrics.num_kv_blocks = message.num_blocks - 1  # one block is the null block
             self.inputs.shorten(self._spec.fitted_model_len(message.num_blocks))
@@ -300,12 +300,12 @@ class Frontend:
             self._drains_at = self._monotonic() + message.clients_return_s
 
     def on_wakeup(self) -> None:
-        """Take back what threads have done."""
+        """Run the completions of jobs that threads have finished."""
         for complete in self.background.take():
             complete()
 
     def stop(self, reason: str) -> None:
-        """The engine ends: every open request fails with `reason`."""
+        """Fail every open request with `reason`, because the engine stops."""
         for session in list(self._sessions):
             for request in list(session.request_by_id.values()):
                 error = ErrorInfo("dead", f"request {request.request_id}: {reason}")
@@ -316,10 +316,10 @@ class Frontend:
             self._tracing.close()
 
     def tick(self, now: float, *, check_leases: bool = True) -> None:
-        """End a turn: leases, the ping to the core, one Deltas message per client. `now` in monotonic seconds.
+        """End a turn: check leases, ping the core, make one Deltas message per client. `now` in monotonic seconds.
 
-        Silence is held against a client only in turns in which all that clients sent has been read (`check_leases`),
-        and not for the time in which this loop stood still itself (a debugger, a suspended machine).
+        `check_leases`: all messages of clients have been read, so that silent clients really are silent. If this loop
+        itself was stopped (debugger, suspended machine), all leases restart.
         """
         self._awake_clock.look()
         if now - self._ticked_at > LEASE_S / 2:
@@ -334,7 +334,7 @@ class Frontend:
         self.outbox.to_clients += self._sessions.take_frames()
 
     def seconds_to_tick(self, now: float) -> float | None:
-        """How long the loop may sleep; None: until something comes."""
+        """Seconds for which the loop may sleep without new messages; None: no limit."""
         next_at = min(self._sessions.next_lease_end, self.background.next_expiry)
         if now < self._drains_at:
             next_at = min(next_at, self._drains_at)

@@ -1,8 +1,8 @@
-"""Large frames of clients: what of them can hold up the loop is bounded before they are decoded.
+"""check_large_frame: bounds the cost of decoding a client's large frame in the event loop.
 
-Texts and token ids are copied as they are, however long. Lists and maps become one Python object each, so that their
-numbers are bounded: the turns of a chat, the answers of a resumed request, the bytes of parameters and of what a chat
-template gets beside texts.
+Texts and token ids of any length are cheap, because they are copied as bytes. Each list or map entry costs a Python
+object, so their number is bounded: turns of a chat, answers of a resumed request, bytes of parameters and of the other
+inputs of a chat template.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import msgspec
 from ...ipc.errors import ProtocolError
 from ...ipc.sampling_params import MAX_CHILDREN
 
-LARGE_BYTES = 256 << 10  # smaller frames are decoded at once: 20 ms for the worst of them
+LARGE_BYTES = 256 << 10  # smaller frames are not checked: the worst takes 20 ms to decode
 MAX_TURNS = 1 << 16  # of a chat
-MAX_PARAMS_BYTES = 1 << 20  # of everything that says how, not what
+MAX_PARAMS_BYTES = 1 << 20  # of each field besides prompt and chat texts
 
 _NIL = msgspec.Raw(b"\xc0")
 
@@ -24,7 +24,7 @@ class _Turn(msgspec.Struct, frozen=True):
 
 
 class _Outline(msgspec.Struct, frozen=True):
-    """The parts of any message that can hold many values, as they stand in the frame."""
+    """The still encoded fields of any message that can hold many values."""
 
     chat: msgspec.Raw = _NIL
     chat_form: msgspec.Raw = _NIL
@@ -34,7 +34,7 @@ class _Outline(msgspec.Struct, frozen=True):
 
 
 class _Name(msgspec.Struct, frozen=True):
-    """What an answer to a message needs of it."""
+    """The fields by which a message is answered."""
 
     type: str | None = None
     request_id: str | None = None
@@ -48,7 +48,7 @@ _ERRORS = (msgspec.MsgspecError, ValueError, RecursionError, OverflowError)
 
 
 def check_large_frame(frame: bytes) -> None:
-    """ProtocolError for a frame of a client's that has too many values."""
+    """Raise ProtocolError if a client's frame has too many values."""
     try:
         outline = _outlines.decode(frame)
     except _ERRORS as error:
@@ -56,21 +56,21 @@ def check_large_frame(frame: bytes) -> None:
     for name, raw, most in (("chat", outline.chat, MAX_TURNS), ("children", outline.children, MAX_CHILDREN)):
         num_items = _array_length(bytes(memoryview(raw)[:5]))
         if num_items > most:
-            raise ProtocolError(f"{name} has {num_items} entries, at most {most} are taken")
+            raise ProtocolError(f"{name} has {num_items} entries, at most {most} are accepted")
     names = ("params", "pooling", "chat_form")
     sizes = {name: memoryview(getattr(outline, name)).nbytes for name in names}
     try:
         turns = _turns.decode(outline.chat) or ()
-    except _ERRORS:  # which the decoder of the message puts in words
+    except _ERRORS:  # the decoder of the message will describe the error
         turns = ()
     sizes["chat[…].more"] = sum(memoryview(turn.more).nbytes for turn in turns)
     for name, num_bytes in sizes.items():
         if num_bytes > MAX_PARAMS_BYTES:
-            raise ProtocolError(f"{name} has {num_bytes} bytes, at most {MAX_PARAMS_BYTES} are taken")
+            raise ProtocolError(f"{name} has {num_bytes} bytes, at most {MAX_PARAMS_BYTES} are accepted")
 
 
 def message_id(frame: bytes) -> str | int | None:
-    """The id of a Submit or of a query that cannot be decoded; None when it is something else, or no msgpack at all."""
+    """Return the id of a Submit or query that cannot be decoded, None for any other message or invalid msgpack."""
     try:
         name = _names.decode(frame)
     except _ERRORS:
@@ -79,7 +79,10 @@ def message_id(frame: bytes) -> str | int | None:
 
 
 def _array_length(head: bytes) -> int:
-    """Of the array that begins so (https://github.com/msgpack/msgpack/blob/master/spec.md); 0 for what is none."""
+    """Read an array's length from its first 5 bytes (https://github.com/msgpack/msgpack/blob/master/spec.md).
+
+    0 if the value is not an array.
+    """
     first = head[0]
     if first & 0xF0 == 0x90:
         return first & 0x0F

@@ -1,6 +1,6 @@
-"""LogprobBuffer: logprobs of tokens in a row that came from the core and were not taken by their client yet.
+"""LogprobBuffer: logprobs of consecutive tokens, from the core's columns until the client gets them.
 
-Keeps the frames as they came; only the texts of single tokens are looked up, once per token id and process.
+Keeps them as encoded by the core. Only the texts of single tokens are added, looked up once per token id and process.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from ..text.token_texts import TokenTexts
 
 
 class LogprobBuffer:
-    """Of the tokens [start, end); what comes twice is dropped."""
+    """Logprobs of the tokens [start, end). Repeated tokens are dropped."""
 
     def __init__(self, start: int, *, are_named: bool = False) -> None:
-        """`are_named`: the others beside each token are those that the request names."""
+        """`are_named`: the other tokens of each position are logprob_token_ids of the request, not the top ones."""
         self._are_named = are_named
         self.restart(start)
 
     def restart(self, start: int) -> None:
-        """Nothing is kept; the next token is `start`."""
+        """Empty the buffer; the next token is `start`."""
         self.start = self.end = start
         self._num_top = 0
         self._token_ids, self._logprobs, self._ranks = bytearray(), bytearray(), bytearray()
 
     def append(self, run: LogprobRun) -> bool:
-        """Take what follows `end`; returns whether anything did."""
+        """Append the run's tokens from `end` on. Returns False if none is new or tokens before the run are missing."""
         num_known = self.end - run.position
         if not 0 <= num_known < run.num_tokens:
             return False
@@ -42,7 +42,7 @@ class LogprobBuffer:
         return True
 
     def trim(self, end: int) -> None:
-        """Tokens from `end` on are not part of the answer."""
+        """Drop the tokens from `end` on."""
         if end < self.end:
             num_kept = max(end - self.start, 0)
             del self._token_ids[4 * num_kept * (self._num_top + 1) :]
@@ -51,7 +51,7 @@ class LogprobBuffer:
             self.end = self.start + num_kept
 
     def take(self, texts: TokenTexts | None) -> Logprobs | None:
-        """Everything that is kept, which then is not any more; None if there is nothing."""
+        """Remove and return all logprobs; None if there are none."""
         if self.start == self.end:
             return None
         token_ids = bytes(self._token_ids)
@@ -68,19 +68,19 @@ class LogprobBuffer:
 
 
 class LogprobRun(NamedTuple):
-    """Consecutive tokens of one key in the core's columns."""
+    """Consecutive tokens of one answer in the core's columns."""
 
     key: int
-    position: int  # of the first
+    position: int  # of the first token
     num_tokens: int
-    width: int
+    width: int  # tokens with a logprob per position
     ranks: bytes
     token_ids: bytes
     logprobs: bytes
 
 
 def runs_of(columns: LogprobColumns) -> Iterator[LogprobRun]:
-    """The runs in order. ProtocolError, before the first, when the columns disagree."""
+    """Split columns into runs, in order. Raises ProtocolError before the first if the columns' lengths disagree."""
     keys, positions, widths = (decode_ids(frame) for frame in (columns.owners, columns.positions, columns.widths))
     if not len(keys) == len(positions) == len(widths) == len(columns.ranks) // 4 or min(widths, default=1) < 1:
         raise ProtocolError(f"logprobs of {len(keys)} tokens have {len(widths)} widths, {len(positions)} positions")

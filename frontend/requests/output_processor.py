@@ -1,7 +1,7 @@
-"""OutputProcessor: the core's columns → per answer, the tokens and text that its client has not got yet.
+"""OutputProcessor: turns the core's output columns into unsent tokens and text of each answer.
 
-Owns the answers by key, from submit to finish. Text comes from the detokenizer, the end from the core or from a stop
-string, whichever is first in the order of tokens. Knows no socket; news wait in the answers until they are taken.
+Owns the answers by key, from submit to finish. The detokenizer makes the text; the core or a stop string ends an
+answer, whichever comes first in the order of tokens. Knows no socket: updates wait in the answers until `take_delta`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .repetition import repeats
 
 
 class RequestState:
-    """A request that is open: from its submit until every answer has finished."""
+    """One open request, from its Submit until all its answers have finished."""
 
     __slots__ = ("answers", "is_accepted", "processed", "prompt_logprobs", "session", "submit", "tokenizing")
 
@@ -42,7 +42,7 @@ class RequestState:
         self.processed: ProcessedRequest | None = None  # None while its prompt is tokenized
         self.answers: list[AnswerState] = []
         self.is_accepted = False
-        self.tokenizing: BackgroundJob | None = None  # where it waits for its prompt's tokens
+        self.tokenizing: BackgroundJob | None = None  # the job that tokenizes its prompt
         self.prompt_logprobs = LogprobBuffer(max(submit.num_prompt_logprobs, 1))
 
     @property
@@ -54,19 +54,19 @@ class RequestState:
         return bool(self.answers) and all(answer.finish_reason is not None for answer in self.answers)
 
     def close(self) -> None:
-        """The request is over. An answer knows its request; so that both are freed with the last delta, and do not
-        wait for the garbage collector, the request forgets its answers."""
+        """Drop the references to the answers, which refer to this request: without a cycle both are freed with the last
+        delta, not by the garbage collector."""
         self.answers = []
         self.tokenizing = None
 
     def is_same(self, submit: Submit) -> bool:
-        """Whether `submit` asks for the same, at whatever attempt."""
+        """Whether `submit` is the same request, of any attempt."""
         prompt = ("prompt", "prompt_token_ids", "chat", "chat_form", "add_special_tokens")
         key = attrgetter("params", "pooling", *prompt)
         return bool(key(self.submit) == key(submit))
 
     def to_core(self) -> EngineCoreRequest:
-        """The request with all tokens that are known by now: the same for a submit, a resume and a lost core."""
+        """Make the core's request with all tokens known so far: for a new request, a resumed one, and a new core."""
         assert self.processed is not None
         children = [
             CoreChild(key=answer.key, seed=answer.seed, output_token_ids=answer.token_ids.tobytes())
@@ -82,18 +82,18 @@ Session: TypeAlias = ClientSession[RequestState]
 
 @dataclass(slots=True, eq=False)
 class AnswerState:
-    """One answer of a request: its tokens, the state that makes text of them, and what was not taken yet.
+    """One of the n answers of a request: tokens, detokenizer and stop checker, and the updates not yet taken.
 
-    A Delta holds tokens and their text in step, so that a client's text is always a function of its tokens.
+    Each Delta has tokens and exactly their text, so that a client's text is always a function of its tokens.
     """
 
     request: RequestState
     key: int
     index: int
     seed: int
-    _has_tokens: bool  # False: the request scores its prompt, and the token that comes after that is dropped
+    _has_tokens: bool  # False: max_tokens is 0; the request only scores its prompt
     _min_tokens: int
-    _includes_stop: bool  # what ends the answer is shown
+    _includes_stop: bool  # include_stop_str_in_output
     _has_logprobs: bool
     _stop_token_ids: frozenset[int]
     _eos_token_ids: frozenset[int]
@@ -110,31 +110,26 @@ class AnswerState:
     error: ErrorInfo | None = None
     embedding: BulkArray | None = None
     _text: str = ""
+    num_preemptions: int = 0  # set at the end
     _num_taken: int = 0  # tokens
-    _num_preemptions: int = 0
     first_scheduled_time: float = 0.0
     _first_token_time: float = 0.0
     _has_sent_start: bool = False
 
-    @property
-    def num_preemptions(self) -> int:
-        """Known when the answer has ended."""
-        return self._num_preemptions
-
     def replay(self, token_ids: Sequence[int]) -> None:
-        """Take tokens that the client has: they rebuild the state, and only what comes after them is news."""
+        """Append tokens that the client already has: they rebuild the state and are not sent again."""
         self.append(0, token_ids, 0.0)
         self._text = ""
         self._num_taken = len(self.token_ids)
         self._logprobs.restart(self._num_taken)
 
     def append_logprobs(self, run: LogprobRun) -> None:
-        """Take the logprobs of tokens that have just been appended."""
+        """Append the logprobs of tokens that have just been appended."""
         self._logprobs.append(run)
-        self._logprobs.trim(len(self.token_ids))  # what came after the end is not part of the answer
+        self._logprobs.trim(len(self.token_ids))  # tokens after the end are not part of the answer
 
     def append(self, start: int, token_ids: Sequence[int], now: float) -> bool:
-        """Take the output tokens from index `start` on; returns whether any was new. ProtocolError on a gap."""
+        """Append output tokens from index `start` on; returns whether any was new. Raises ProtocolError on a gap."""
         known = len(self.token_ids)
         if start != known:
             if start > known:
@@ -150,12 +145,12 @@ class AnswerState:
                 if self.finish_reason is None:
                     self.append(len(self.token_ids), [token_id], now)
             return True
-        for token_id in token_ids:  # the path of every token
+        for token_id in token_ids:  # hot path: once per token
             self.token_ids.append(token_id)
             if detokenizer is None:
                 continue
             if token_id in self._stop_token_ids and self._has_min_tokens and not self._includes_stop:
-                continue  # it ends the answer and is not shown
+                continue  # it ends the answer without text
             text = detokenizer.append(token_id)
             if self._stop_checker is None:
                 self._text += text
@@ -185,9 +180,9 @@ class AnswerState:
     def finish(
         self, reason: FinishReason, now: float, error: ErrorInfo | None = None, num_preemptions: int = 0
     ) -> None:
-        """The answer ends; the text that was kept back comes out, and a stop string that only this completes counts."""
+        """End the answer. Held-back text is released; if it completes a stop string, that is the reason instead."""
         self.finished_time = now
-        self._num_preemptions = num_preemptions
+        self.num_preemptions = num_preemptions
         if self._detokenizer is not None:
             self._append_text(self._detokenizer.finish())
         if self.finish_reason is not None:
@@ -197,11 +192,11 @@ class AnswerState:
         self.finish_reason = reason
         self.error = error
         last = self.token_ids[-1] if self.token_ids else -1
-        if reason == "stop" and last in self._stop_token_ids - self._eos_token_ids:  # else its grammar is complete
+        if reason == "stop" and last in self._stop_token_ids - self._eos_token_ids:  # otherwise its grammar is complete
             self.stop_reason = last
 
     def take_delta(self) -> Delta:
-        """Everything that was not taken yet, as one delta."""
+        """Remove and return all updates as one delta."""
         start, text = self._num_taken, self._text
         self._num_taken, self._text = len(self.token_ids), ""
         token_ids = self.token_ids[start:].tobytes()
@@ -226,7 +221,7 @@ class AnswerState:
                 first_scheduled_time=self.first_scheduled_time,
                 first_token_time=self._first_token_time,
                 finished_time=self.finished_time,
-                num_preemptions=self._num_preemptions,
+                num_preemptions=self.num_preemptions,
             ),
             error=self.error,
             logprobs=logprobs,
@@ -238,16 +233,16 @@ class AnswerState:
 
 @dataclass(slots=True)
 class ProcessedOutputs:
-    """What a message of the core brought."""
+    """Changes by one message of the core."""
 
     accepted: list[RequestState] = field(default_factory=list)
-    answers: list[AnswerState] = field(default_factory=list)  # with something to take; may repeat
+    answers: list[AnswerState] = field(default_factory=list)  # with new updates; may repeat
     to_abort: list[int] = field(default_factory=list)  # keys that ended here while the core still runs them
     num_gaps: int = 0
 
 
 class OutputProcessor:
-    """The open answers by key. A key that is not here any more is ignored: its answer ended before the core knew."""
+    """Open answers by key. Outputs of unknown keys are ignored: their answers ended here before the core could know."""
 
     def __init__(self, detokenizers: DetokenizerFactory | None, eos_token_ids: frozenset[int]) -> None:
         self._detokenizers = detokenizers
@@ -257,7 +252,7 @@ class OutputProcessor:
         self.answer_by_key: dict[int, AnswerState] = {}
 
     def add(self, request: RequestState, processed: ProcessedRequest, now: float) -> list[AnswerState]:
-        """Make the answers of `request`; returns those that are at their end already."""
+        """Create the answers of `request`; returns those that a resumed stop string has already ended."""
         request.processed = processed
         prompt_token_ids, ended = decode_ids(processed.prompt.token_ids), []
         for child in processed.children:
@@ -299,31 +294,31 @@ class OutputProcessor:
         )
 
     def remove(self, request: RequestState) -> list[int]:
-        """Forget the answers of `request`; returns the keys that the core still has."""
+        """Remove the answers of `request`; returns the keys that the core still runs."""
         return [key for key in (answer.key for answer in request.answers) if self.answer_by_key.pop(key, None)]
 
     def process(self, outputs: EngineCoreOutputs, now: float) -> ProcessedOutputs:
-        """Take in one message; `now` in unix seconds. ProtocolError, and no change, when its columns disagree."""
+        """Apply one message; `now` in unix seconds. Raises ProtocolError, before any change, if columns disagree."""
         keys, starts = decode_ids(outputs.keys), decode_ids(outputs.starts)
         counts, token_ids = decode_ids(outputs.counts), decode_ids(outputs.token_ids)
         if not len(keys) == len(starts) == len(counts) or min(counts, default=0) < 0 or sum(counts) != len(token_ids):
             raise ProtocolError(
                 f"columns of {len(keys)} keys, {len(starts)} starts, {len(counts)} counts and {len(token_ids)} tokens "
-                f"(counted: {sum(counts)}) do not belong together"
+                f"(counted: {sum(counts)}) disagree"
             )
         runs = [] if outputs.logprobs is None else list(runs_of(outputs.logprobs))
         prompt_runs = [] if outputs.prompt_logprobs is None else list(runs_of(outputs.prompt_logprobs))
-        news, answer_by_key = ProcessedOutputs(), self.answer_by_key
+        result, answer_by_key = ProcessedOutputs(), self.answer_by_key
         if outputs.accepted or outputs.started:
-            self._accept(outputs, now, news)
+            self._accept(outputs, now, result)
         for run in prompt_runs:
             answer = answer_by_key.get(run.key)
             if answer is not None and answer.request.prompt_logprobs.append(run):
-                news.answers.append(answer)
+                result.answers.append(answer)
         scored = [(answer_by_key.get(run.key), run) for run in runs]  # an answer may end in this very message
         is_one_each = counts.count(1) == len(counts) == len(token_ids)
-        pieces: Iterable[Sequence[int]] = zip(token_ids, strict=True) if is_one_each else _cut(token_ids, counts)
-        self._append_all(zip(keys, starts, pieces, strict=True), now, news)
+        pieces: Iterable[Sequence[int]] = zip(token_ids, strict=True) if is_one_each else _split(token_ids, counts)
+        self._append_all(zip(keys, starts, pieces, strict=True), now, result)
         for answer, run in scored:
             if answer is not None:
                 answer.append_logprobs(run)
@@ -332,15 +327,15 @@ class OutputProcessor:
             if answer is not None:
                 answer.embedding = pooled.vector
         for finished in outputs.finished:
-            self._finish(finished, now, news)
-        return news
+            self._finish(finished, now, result)
+        return result
 
-    def _accept(self, outputs: EngineCoreOutputs, now: float, news: ProcessedOutputs) -> None:
+    def _accept(self, outputs: EngineCoreOutputs, now: float, result: ProcessedOutputs) -> None:
         for key in outputs.accepted:
             answer = self.answer_by_key.get(key)
             if answer is not None and not answer.request.is_accepted:
                 answer.request.is_accepted = True
-                news.accepted.append(answer.request)
+                result.accepted.append(answer.request)
         for started in outputs.started:
             answer = self.answer_by_key.get(started.key)
             if answer is not None:
@@ -348,42 +343,42 @@ class OutputProcessor:
                 answer.first_scheduled_time = answer.first_scheduled_time or now
 
     def _append_all(
-        self, columns: Iterable[tuple[int, int, Sequence[int]]], now: float, news: ProcessedOutputs
+        self, columns: Iterable[tuple[int, int, Sequence[int]]], now: float, result: ProcessedOutputs
     ) -> None:
-        """columns: key, start and tokens."""
+        """Append (key, start, tokens) to each answer."""
         for key, start, token_ids in columns:
             answer = self.answer_by_key.get(key)
             if answer is None:
                 continue
             try:
                 if answer.append(start, token_ids, now):
-                    news.answers.append(answer)
+                    result.answers.append(answer)
             except ProtocolError as error:
-                answer.finish("error", now, ErrorInfo("internal", f"{error}: the answer has a hole and is given up"))
-                news.answers.append(answer)
-                news.num_gaps += 1
+                answer.finish("error", now, ErrorInfo("internal", f"{error}: tokens are missing, the answer ends"))
+                result.answers.append(answer)
+                result.num_gaps += 1
             if answer.finish_reason is not None:
                 del self.answer_by_key[key]
-                news.to_abort.append(key)
+                result.to_abort.append(key)
 
-    def _finish(self, finished: Finished, now: float, news: ProcessedOutputs) -> None:
+    def _finish(self, finished: Finished, now: float, result: ProcessedOutputs) -> None:
         answer = self.answer_by_key.pop(finished.key, None)
         if answer is not None:
             error = finished.error
             if error is not None and error.kind == "internal":
                 error = ErrorInfo(error.kind, f"request {answer.request.request_id}: {error.message}")
             answer.finish(finished.reason, now, error, finished.num_preemptions)
-            news.answers.append(answer)
+            result.answers.append(answer)
 
     def _new_key(self) -> int:
-        """A number in [0, 2^31) that no open answer has."""
+        """Return an unused key in [0, 2^31)."""
         while self._next_key in self.answer_by_key:
             self._next_key = (self._next_key + 1) & 0x7FFFFFFF
         key, self._next_key = self._next_key, (self._next_key + 1) & 0x7FFFFFFF
         return key
 
 
-def _cut(token_ids: array[int], counts: array[int]) -> Iterator[array[int]]:
-    """Pieces of these lengths."""
+def _split(token_ids: array[int], counts: array[int]) -> Iterator[array[int]]:
+    """Split tokens into pieces of the given lengths."""
     ends = list(accumulate(counts))
     return (token_ids[end - count : end] for end, count in zip(ends, counts, strict=True))

@@ -1,7 +1,6 @@
-"""QueryProcessor: answers what a client asks beside generating: tokenize, detokenize, health, info.
+"""QueryProcessor: answers the queries of clients: tokenize, detokenize, health, info, metrics.
 
-Long texts go through the threads; health comes from the last Progress of the supervisor, so that it is answered even
-when the core is not.
+Threads process long texts. Health is computed from the supervisor's last Progress, so it works without a core.
 """
 
 from __future__ import annotations
@@ -32,38 +31,38 @@ from ..intake.prompt_reader import PromptReader
 from .core_client import CoreClient
 from .engine_metrics import EngineMetrics
 
-_PROGRESS_FIELDS = (  # from the last Progress to who asks for health
+_PROGRESS_FIELDS = (  # copied from the last Progress to Health
     *("step", "num_running", "num_waiting", "num_free_blocks", "num_recomputed_tokens"),
     *("num_restarts", "last_failure", "is_paused", "is_asleep"),
 )
-STALL_S = 10.0  # with requests there and no step for longer, the engine is called stalled
+STALL_S = 10.0  # with open requests and no finished step for longer, the engine counts as stalled
 
 
 @dataclass(eq=False)
 class QueryProcessor:
-    """Knows when the supervisor told last how the core is, and when anything last moved there."""
+    """Queries of all clients. Keeps the times of the last Progress and of the last one that showed progress."""
 
     _spec: EngineSpec
     _inputs: InputProcessor
     _prompts: PromptReader
     _core: CoreClient
     _metrics: EngineMetrics
-    _awake_time: Callable[[], float]  # seconds, in which a suspension of the engine is no silence of the core
+    _awake_time: Callable[[], float]  # seconds without suspensions of the engine (AwakeClock)
     _progress_at: float = 0.0
     _moved_at: float = 0.0
     is_draining: bool = False  # new requests are refused
 
     def on_progress(self, progress: Progress) -> None:
         known, self._progress_at = self._metrics.progress, self._awake_time()
-        has_gone_on = progress.step != known.step or _is_held(progress) != _is_held(known)
-        if has_gone_on or not (_is_busy(known) and _is_busy(progress)):
+        has_moved = progress.step != known.step or _is_held(progress) != _is_held(known)
+        if has_moved or not (_is_busy(known) and _is_busy(progress)):
             self._moved_at = self._progress_at
         self._metrics.on_progress(progress)
 
     def answer(
         self, query: Tokenize | Detokenize | GetHealth | GetInfo | GetMetrics, owner: str, send: Callable[[Reply], None]
     ) -> None:
-        """AnswerState `owner` at once, or later where the work is long."""
+        """Call `send` with the answer, later if the work is long. `owner`: the caller, for fair queueing."""
         if isinstance(query, GetHealth):
             send(self.health(query.query_id))
         elif isinstance(query, GetInfo):

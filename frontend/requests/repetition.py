@@ -1,4 +1,4 @@
-"""Whether an answer repeats itself: its last tokens are the same few, again and again."""
+"""repeats: detects an answer that ends with the same few tokens over and over."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ...ipc.sampling_params import RepetitionDetectionParams
 
 
 def repeats(token_ids: array[int], params: RepetitionDetectionParams) -> bool:
-    """Whether the tokens end with `min_count` times one pattern of a size that is asked for."""
+    """Return whether the tokens end with `min_count` copies of a pattern of an allowed size."""
     for size in range(max(params.min_pattern_size, 1), params.max_pattern_size + 1):
         length = size * params.min_count
         if length > len(token_ids):

@@ -1,7 +1,7 @@
 """RequestManager: opens, resumes, ends and refuses the requests of clients.
 
-Between a client's Submit and the core's columns stands one request: its prompt is tokenized (in a thread, if it is
-long), checked, given to the core, and its news marked for its session until the last. Knows no frame and no socket.
+A Submit's prompt is tokenized (in a thread if it is long), checked, and sent to the core. Outputs of the core become
+unsent updates of the client's session. Knows no frames and no sockets.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from .session_table import SessionTable
 
 logger = logging.getLogger("tokenloom.frontend")
 
-MAX_REFUSALS = 1 << 17  # ends of requests that wait for a client's credit; beyond, it is taken for dead
+MAX_REFUSALS = 1 << 17  # unsent refusals of a client; with more it counts as dead
 
 
 @dataclass(eq=False)
 class RequestManager:
-    """Owns every open request.
+    """All open requests.
 
-    Invariant: a request is open in exactly one session; its unfinished answers are in `outputs`; while the core is up,
-    it has been told of every one of them.
+    Invariant: a request is open in exactly one session; its unfinished answers are in `_outputs`; while the core is up,
+    all of them have been sent to it.
     """
 
     _sessions: SessionTable
@@ -48,11 +48,12 @@ class RequestManager:
     _metrics: EngineMetrics
     _send: Callable[[bytes, FrontendMessage], None]  # to the client of this identity
     _unix_time: Callable[[], float]
-    _queries: QueryProcessor  # knows whether this is draining: what is new is refused, what is open finishes
+    _queries: QueryProcessor  # its `is_draining`: refuse new requests, finish open ones
 
     # ── in ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def submit(self, session: Session, submit: Submit) -> None:
+        """Open or resume a request, or refuse it."""
         if not 0 < len(submit.request_id) <= MAX_REQUEST_ID_CHARACTERS:
             reason = (
                 f"request_id has {len(submit.request_id)} characters, it must have 1 to {MAX_REQUEST_ID_CHARACTERS}"
@@ -66,7 +67,7 @@ class RequestManager:
                 return
             self.forget(known, "replaced")
         if self._queries.is_draining and submit.attempt == 0 and not submit.children:
-            error = Draining("the engine is shutting down and takes no new requests: ask another one", 5.0)
+            error = Draining("the engine is shutting down and accepts no new requests: use another engine", 5.0)
             self.refuse(session, submit.request_id, error_info(error))
             return
         try:
@@ -82,7 +83,7 @@ class RequestManager:
         self._tokenize(request)
 
     def _tokenize(self, request: RequestState) -> None:
-        """Have the prompt's tokens made, here and now if it is short, and then `_start`."""
+        """Tokenize the prompt, at once if it is short, and then call `_start`."""
         submit, now = request.submit, self._unix_time()
         waited_s = now - submit.arrival_time if 0 < submit.arrival_time < now else 0.0
         wait_s = self._inputs.wait_s(submit.params) - waited_s
@@ -99,18 +100,18 @@ class RequestManager:
         )
 
     def _on_duplicate(self, known: RequestState, submit: Submit) -> None:
-        """The id is open. A message sent twice, or overtaken by a later attempt, is fine; another request is not."""
+        """Handle a Submit of an open id: accept a repeated or outdated one of the same request, refuse any other."""
         if not known.is_same(submit):
-            reason = f"request_id {submit.request_id} is open already with another prompt or other parameters"
+            reason = f"request_id {submit.request_id} is already open with another prompt or other parameters"
             self._send(known.session.identity, Refused(error=ErrorInfo("request", reason)))
         elif known.is_accepted and submit.attempt == known.submit.attempt:
             self._send_accepted(known)
 
     def _start(self, request: RequestState, prompt: Prompt | TokenloomError, expires_at: float) -> None:
-        """Give a tokenized request to the core; `expires_at`: unix seconds at which its own timeouts end it."""
+        """Send a tokenized request to the core. `expires_at`: unix seconds at which its timeouts end."""
         session, now = request.session, self._unix_time()
         if session.request_by_id.get(request.request_id) is not request:
-            return  # aborted or replaced meanwhile
+            return  # aborted or replaced in the meantime
         request.tokenizing = None
         if isinstance(prompt, Overloaded) and now >= expires_at:
             self._send_accepted(request)
@@ -137,7 +138,7 @@ class RequestManager:
             self._core.submit(request.to_core())
 
     def _send_accepted(self, request: RequestState) -> None:
-        """With no tokens for a request that ran out of time before it had any."""
+        """Send Accepted to the client, without tokens if the request timed out before it was tokenized."""
         processed, submit = request.processed, request.submit
         accepted = Accepted(
             request_id=request.request_id,
@@ -151,13 +152,14 @@ class RequestManager:
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def abort(self, session: Session, request_id: str, cause: str) -> None:
+        """End a request with "abort" if it is open. `cause`: a label of the metrics."""
         request = session.request_by_id.get(request_id)
         if request is not None:
             self.end(request, "abort", cause=cause)
 
     def end(self, request: RequestState, reason: FinishReason, error: ErrorInfo | None = None, cause: str = "") -> None:
-        """End every answer of a request here and now; the client gets what it has not got, and the reason. `cause` is
-        who aborts it."""
+        """End all answers of a request at once; the client gets the unsent updates and the reason. `cause` of an abort
+        is a label of the metrics."""
         session, now = request.session, self._unix_time()
         del session.request_by_id[request.request_id]
         self._background.cancel(request.tokenizing)
@@ -174,7 +176,7 @@ class RequestManager:
         request.close()
 
     def refuse(self, session: Session, request_id: str, error: ErrorInfo) -> None:
-        """End a request that has no answers yet."""
+        """Fail a request that has no answers yet."""
         self._counts["refused_requests"] += 1
         self._metrics.on_refused(error.kind)
         self._end_without_answers(session, request_id, "error", error)
@@ -187,7 +189,7 @@ class RequestManager:
         error: ErrorInfo | None,
         indices: Sequence[int] = (0,),
     ) -> None:
-        """An error ends all answers of a request with one delta; any other end is told of each of them."""
+        """Queue the final deltas: one for all answers if there is an error, else one for each."""
         session.refusals += [
             Delta(request_id=request_id, index=index, finish_reason=reason, error=error)
             for index in (indices if error is None else indices[:1])
@@ -198,7 +200,7 @@ class RequestManager:
             self.drop(session, "slow")
 
     def forget(self, request: RequestState, cause: str) -> None:
-        """Drop a request without a word to its client, which has replaced it or is gone."""
+        """Remove a request without a message to its client, which has replaced it or is gone."""
         del request.session.request_by_id[request.request_id]
         self._background.cancel(request.tokenizing)
         self._core.abort(self._outputs.remove(request))
@@ -208,12 +210,12 @@ class RequestManager:
         request.close()
 
     def drop(self, session: Session, cause: str) -> None:
-        """A client is no more: end what it owned."""
+        """Remove a client and all its requests."""
         num_requests = len(session.request_by_id)
         self._counts[f"clients_{cause}"] += 1
         self._counts[f"requests_aborted_{cause}"] += num_requests
         if num_requests:
-            logger.warning("a client is %s: its %d requests end", cause, num_requests)
+            logger.warning("a client is %s: its %d requests were ended", cause, num_requests)
         for request in list(session.request_by_id.values()):
             self.forget(request, cause)
         self._sessions.remove(session)
@@ -221,22 +223,22 @@ class RequestManager:
     # ── the core ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def resubmit_all(self) -> None:
-        """A core that does not know us gets every open request, with the tokens that it has."""
+        """Send every open request, with its tokens so far, to a core that does not know this frontend."""
         for session in self._sessions:
             for request in session.request_by_id.values():
                 if request.processed is not None:
                     self._core.submit(request.to_core())
 
     def on_outputs(self, outputs: EngineCoreOutputs) -> None:
-        """Take in what the core brought. ProtocolError, and no change, when it makes no sense."""
-        news = self._outputs.process(outputs, self._unix_time())
-        self._metrics.on_outputs(outputs.started, news.answers)
-        self._counts["gaps"] += news.num_gaps
-        for request in news.accepted:
+        """Apply a message of the core. Raises ProtocolError, without any change, if its columns disagree."""
+        result = self._outputs.process(outputs, self._unix_time())
+        self._metrics.on_outputs(outputs.started, result.answers)
+        self._counts["gaps"] += result.num_gaps
+        for request in result.accepted:
             self._send_accepted(request)
         session: Session | None = None
         finished: list[RequestState] = []
-        for answer in news.answers:
+        for answer in result.answers:
             request = answer.request
             request.session.unsent[answer.key] = answer
             if request.session is not session:
@@ -249,4 +251,4 @@ class RequestManager:
                     finished.append(request)
         for request in finished:
             request.close()
-        self._core.abort(news.to_abort)
+        self._core.abort(result.to_abort)

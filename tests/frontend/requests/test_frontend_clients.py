@@ -112,7 +112,7 @@ def test_an_equal_attempt_changes_nothing_and_is_accepted_again(bench: Bench) ->
 def test_another_request_under_an_open_id_is_refused_and_the_first_goes_on(bench: Bench) -> None:
     key = bench.submit()
     (refused,) = bench.say(new_submit(prompt="something else"))
-    assert isinstance(refused, Refused) and "is open already" in refused.error.message
+    assert isinstance(refused, Refused) and "is already open" in refused.error.message
     bench.tokens((key, 0, ids("The")))
     assert len(bench.deltas()) == 1
 
