@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message
@@ -29,16 +28,6 @@ PATH_BY_FIELD = {  # first match wins: a chat to embed has messages too
 _TOKEN = re.compile(rb'"((?:[^"\\]|\\.)*)"(\s*:)?|[{}\[\]]')
 
 
-class Invocation(msgspec.Struct, frozen=True):
-    """Body fields that choose the endpoint, for /openapi.json."""
-
-    encoding_format: object = None
-    dimensions: object = None
-    messages: object = None
-    prompt: object = None
-    input: object = None
-
-
 class Invocations:
     """Dispatcher of requests to the given endpoints by path."""
 
@@ -46,7 +35,7 @@ class Invocations:
         self._by_path: Mapping[str, Endpoint] = {each.path: each for each in endpoints}
 
     def endpoints(self) -> list[Endpoint]:
-        return [Endpoint("/invocations", self.answer, body_type=Invocation)]
+        return [Endpoint("/invocations", self.answer, other_method="POST")]
 
     async def answer(self, request: Request) -> Response:
         received: list[Message] = []

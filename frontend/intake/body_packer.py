@@ -8,7 +8,7 @@ bounds, so that the frontend need not hold them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias, get_args
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -22,6 +22,7 @@ from ..openai.forms.messages import chat_input
 from ..openai.forms.response_body import ResponsesRequest, chat_request
 from ..openai.forms.schema import (
     BatchChatRequest,
+    Body,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -38,24 +39,10 @@ from .body_parser import ParsedBody
 if TYPE_CHECKING:
     from .input_processor import InputProcessor
 
-LargeBody: TypeAlias = (
-    CompletionRequest
-    | ChatRequest
-    | BatchChatRequest
-    | ResponsesRequest
-    | MessagesRequest
-    | CountTokensRequest
-    | EmbeddingRequest
-    | CohereEmbedRequest
-    | GenerativeScoringRequest
-    | TokenizeRequest
-    | DetokenizeRequest
-)
-LARGE_TYPES: dict[str, type[LargeBody]] = {each.__name__: each for each in get_args(LargeBody)}
 LONG_CHARACTERS = 64 << 10  # of a text that is tokenized here
 MAX_VALUES = 64 << 10  # numbers, texts, lists and objects of a body without its prompts: 20 ms of the loop
 MAX_REST_BYTES = 8 << 20  # of a body without its prompts: 10 ms of the loop
-_EMPTIED: dict[type[LargeBody], dict[str, object]] = {  # the fields that hold prompts
+_EMPTIED: dict[type[Body], dict[str, object]] = {  # the fields that hold prompts
     ChatRequest: {"messages": []},
     MessagesRequest: {"messages": [], "system": None},
     CountTokensRequest: {"messages": [], "system": None},
@@ -65,7 +52,10 @@ _EMPTIED: dict[type[LargeBody], dict[str, object]] = {  # the fields that hold p
     GenerativeScoringRequest: {"query": "", "items": []},
     ResponsesRequest: {"input": ""},
     TokenizeRequest: {"prompt": None, "messages": None},
+    BatchChatRequest: {},  # these two depend on the body
+    EmbeddingRequest: {},
 }
+LARGE_TYPES: dict[str, type[Body]] = {each.__name__: each for each in _EMPTIED}
 
 
 class BodyPacker:
@@ -75,7 +65,7 @@ class BodyPacker:
         self._limits = limits
         self._new_inputs = new_inputs
 
-    def pack(self, parsed: ParsedBody[LargeBody]) -> BodyRead:
+    def pack(self, parsed: ParsedBody[Body]) -> BodyRead:
         """RequestError for a body that is too long or too large."""
         body = parsed.body
         rest = _rest(body)
@@ -97,7 +87,7 @@ class BodyPacker:
             inputs = [self._input(each, body) for each in parsed.inputs]
         return BodyRead(rest=rest, inputs=inputs, ignored=list(parsed.ignored))
 
-    def _chat(self, of_body: ChatRequest | TokenizeRequest, body: LargeBody) -> BodyInput:
+    def _chat(self, of_body: ChatRequest | TokenizeRequest, body: Body) -> BodyInput:
         """The prompt of a body's chat. Its text stays here, but for whether it ends inside a thought."""
         cut_side = self._cut_side(body)
         chat, inputs = chat_input(of_body), self._new_inputs()
@@ -107,7 +97,7 @@ class BodyPacker:
         is_inside = ends_inside(prompt.text or "")
         return BodyInput(text=chat.echoed, token_ids=token_ids, is_of_chat=True, is_inside_thought=is_inside)
 
-    def _input(self, given: BodyInput, body: LargeBody) -> BodyInput:
+    def _input(self, given: BodyInput, body: Body) -> BodyInput:
         cut_side = self._cut_side(body)
         token_ids, text = given.token_ids, given.text
         if text is not None:
@@ -121,22 +111,22 @@ class BodyPacker:
         token_ids = self._fitting(token_ids, cut_side, body)
         return BodyInput(text=text if getattr(body, "echo", None) else None, token_ids=token_ids)
 
-    def _cut_side(self, body: LargeBody) -> CutSide | None:
+    def _cut_side(self, body: Body) -> CutSide | None:
         if not isinstance(body, Scheduled):
             return None
         return self._limits.cut_side(body.truncate_prompt_tokens, body.truncation_side)
 
-    def _fitting(self, token_ids: bytes, cut_side: CutSide | None, body: LargeBody) -> bytes:
+    def _fitting(self, token_ids: bytes, cut_side: CutSide | None, body: Body) -> bytes:
         """`token_ids`, or all that a truncation may keep of them."""
         if cut_side is None and isinstance(body, Scheduled):
             self._limits.check_length(num_ids(token_ids), is_answered=not isinstance(body, EmbeddingRequest))
         return self._limits.kept(token_ids, cut_side)
 
 
-def _rest(body: LargeBody) -> bytes:
+def _rest(body: Body) -> bytes:
     """The body without its prompts, as JSON."""
     if isinstance(body, BatchChatRequest):
-        bare: LargeBody = msgspec.structs.replace(body, messages=[[] for _ in body.messages])
+        bare: Body = msgspec.structs.replace(body, messages=[[] for _ in body.messages])
     elif isinstance(body, EmbeddingRequest):
         bare = msgspec.structs.replace(body, input=body.input and "", messages=body.messages and [])
     else:
@@ -158,7 +148,7 @@ def _rest(body: LargeBody) -> bytes:
     return rest
 
 
-def _num_values(body: LargeBody) -> tuple[str, int]:
+def _num_values(body: Body) -> tuple[str, int]:
     """The values in the fields that are given, counted up to MAX_VALUES and a few; and the field of the last."""
     num_values, name = 0, ""
     for name in body.__struct_fields__:

@@ -31,11 +31,10 @@ class GenerativeScoring:
     ) -> None:
         self._engine, self._body, self._model = engine, body, model
         self._id, self._created = answer_id("generative-scoring", body.request_id), int(time.time())
-        if not body.label_token_ids:
+        if not (labels := body.label_token_ids):
             raise RequestError("label_token_ids is empty: give at least one token id")
         with errors_about("label_token_ids", "logprob_token_ids"):
-            labels = {"logprob_token_ids": body.label_token_ids}
-            params = given_params(body, max_tokens=1, ignore_eos=True, detokenize=False, **labels)
+            params = given_params(body, max_tokens=1, ignore_eos=True, detokenize=False, logprob_token_ids=labels)
         self._submits = prompt_submits(self._id, prompts, params, add_special_tokens=None)
 
     @classmethod
@@ -63,8 +62,7 @@ class GenerativeScoring:
         ):
             found = await results_of(run, "items", "scored", lambda delta: delta.logprobs)
             data = await in_slices(
-                {"index": index, "object": "score", "score": self._score(logprobs)}
-                for index, logprobs in enumerate(found)
+                {"index": index, "object": "score", "score": self._score(each)} for index, each in enumerate(found)
             )
             told = {"id": self._id, "object": "list", "created": self._created, "model": self._model, "data": data}
             return encode_json({**told, "usage": run.usage()})

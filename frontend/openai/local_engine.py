@@ -36,7 +36,6 @@ from ...ipc.messages.client import (
 )
 from ...ipc.messages.intake import BodyInput
 from ...ipc.sampling_params import CutSide
-from ..intake.background import BackgroundJob, Then
 from ..intake.body_parser import ParsedBody
 from ..intake.input_processor import Prompt
 from ..metrics.access_record import access_record
@@ -169,12 +168,9 @@ class LocalEngine:
         chat = chat_input(parsed.body)
         self.inputs.check_template(chat.form)
 
-        def start(then: Then[Prompt]) -> BackgroundJob | None:
-            return self._frontend.prompts.read(
-                None, None, chat.turns, then, form=chat.form, cut_side=cut_side, owner=secrets.token_hex(8)
-            )
-
-        prompt = await in_background(self._frontend.background, start)
+        read = partial(self._frontend.prompts.read, owner=secrets.token_hex(8))
+        start = partial(read, None, None, chat.turns, form=chat.form, cut_side=cut_side)
+        prompt: Prompt = await in_background(self._frontend.background, start)
         ids, is_inside = prompt.token_ids, ends_inside(prompt.text or "")
         return BodyInput(text=chat.echoed, token_ids=ids, is_of_chat=True, is_inside_thought=is_inside)
 
@@ -182,26 +178,14 @@ class LocalEngine:
         """Return the tokens of a text, which `given` may hold already. `cut_side`: side to truncate a long text at."""
         if given.token_ids is not None:
             return given.token_ids
-
-        def start(then: Then[Prompt]) -> BackgroundJob | None:
-            return self._frontend.prompts.read(
-                given.text,
-                None,
-                None,
-                then,
-                add_special_tokens=add_special_tokens,
-                cut_side=cut_side,
-                owner=secrets.token_hex(8),
-            )
-
-        return (await in_background(self._frontend.background, start)).token_ids
+        read = partial(self._frontend.prompts.read, owner=secrets.token_hex(8))
+        start = partial(read, given.text, None, None, add_special_tokens=add_special_tokens, cut_side=cut_side)
+        prompt: Prompt = await in_background(self._frontend.background, start)
+        return prompt.token_ids
 
     async def text_of(self, token_ids: bytes) -> str:
         """Return the text of tokens."""
-
-        def start(then: Then[str]) -> BackgroundJob | None:
-            return self._frontend.prompts.detokenize(token_ids, then, owner=secrets.token_hex(8))
-
+        start = partial(self._frontend.prompts.detokenize, token_ids, owner=secrets.token_hex(8))
         return await in_background(self._frontend.background, start)
 
     @contextlib.contextmanager

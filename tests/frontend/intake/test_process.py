@@ -14,12 +14,13 @@ import psutil
 import pytest
 
 from tokenloom.frontend.intake import host as intake_host
-from tokenloom.frontend.intake.body_packer import MAX_REST_BYTES, MAX_VALUES, BodyPacker, LargeBody
+from tokenloom.frontend.intake.body_packer import MAX_REST_BYTES, MAX_VALUES, BodyPacker
 from tokenloom.frontend.intake.body_parser import SMALL_BYTES, parse_body
 from tokenloom.frontend.intake.host import IntakeHost
 from tokenloom.frontend.intake.input_processor import InputProcessor
 from tokenloom.frontend.openai.forms.response_body import ResponsesRequest
 from tokenloom.frontend.openai.forms.schema import (
+    Body,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -176,7 +177,7 @@ def test_it_imports_nothing_that_a_body_does_not_need(host: IntakeHost) -> None:
 # ── what is left of a body ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def pack(body_type: type[LargeBody], **fields: Any) -> BodyRead:
+def pack(body_type: type[Body], **fields: Any) -> BodyRead:
     parsed = parse_body(json.dumps(fields).encode(), body_type, INPUTS.limits)
     return BodyPacker(INPUTS.limits, lambda: INPUTS).pack(parsed)
 
@@ -227,7 +228,7 @@ def test_a_long_text_that_is_truncated_becomes_its_last_tokens(num_characters: i
         (CompletionRequest, {"prompt": "a", "user": "u" * MAX_REST_BYTES}, f"user has {MAX_REST_BYTES + 2} bytes"),
     ],
 )
-def test_what_cannot_be_served_is_refused(body_type: type[LargeBody], fields: dict[str, Any], reason: str) -> None:
+def test_what_cannot_be_served_is_refused(body_type: type[Body], fields: dict[str, Any], reason: str) -> None:
     with pytest.raises(RequestError, match=reason):
         pack(body_type, **fields)
 
