@@ -39,7 +39,7 @@ def known_flags() -> set[str]:
 
 def served_paths() -> set[str]:
     sources = [path.read_text(encoding="utf-8") for path in (ROOT / "frontend/http").glob("*.py")]
-    return {path for text in sources for path in re.findall(r'(?:Endpoint|_endpoint)\(\s*"(/[^"]*)"', text)}
+    return {path for text in sources for path in re.findall(r'(?:Endpoint|_endpoint|_command)\(\s*"(/[^"]*)"', text)}
 
 
 def test_a_method_exists_exactly_if_the_page_lists_it() -> None:
