@@ -1,4 +1,4 @@
-"""/generative_scoring: how likely the first of several label tokens comes after a query and each item."""
+"""Serve /generative_scoring: the probability of the first label token after a query and each item."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .slices import in_slices
 
 
 class GenerativeScoring:
-    """One request to the endpoint, made by `start`. `whole` is used once."""
+    """Response to one request. Created by `start`; use `whole` once."""
 
     def __init__(
         self, engine: LocalEngine, body: GenerativeScoringRequest, prompts: Sequence[BodyInput], model: str
@@ -41,7 +41,7 @@ class GenerativeScoring:
     async def start(
         cls, engine: LocalEngine, parsed: ParsedBody[GenerativeScoringRequest], model: str
     ) -> GenerativeScoring:
-        """Check everything and make the prompts; nothing runs yet."""
+        """Check all fields and make the prompts; the engine starts with `whole`."""
         body, limits = parsed.body, engine.inputs.limits
         cut_side = limits.cut_side(body.truncate_prompt_tokens, body.truncation_side)
         with prompt_errors_about("query"):
@@ -49,7 +49,7 @@ class GenerativeScoring:
         items = []
         for item in parsed.inputs[1:]:
             items.append(await engine.text_tokens(item, False, cut_side))
-            await asyncio.sleep(0)  # a short text takes its time in this loop
+            await asyncio.sleep(0)  # short texts are tokenized in this event loop
         limits.check_share(len(items), 1, num_ids(query) * len(items) + sum(map(num_ids, items)))
         pairs = ((item, query) if body.item_first else (query, item) for item in items)
         return cls(engine, body, [BodyInput(token_ids=first + second) for first, second in pairs], model)
@@ -64,8 +64,8 @@ class GenerativeScoring:
             data = await in_slices(
                 {"index": index, "object": "score", "score": self._score(each)} for index, each in enumerate(found)
             )
-            told = {"id": self._id, "object": "list", "created": self._created, "model": self._model, "data": data}
-            return encode_json({**told, "usage": run.usage()})
+            body = {"id": self._id, "object": "list", "created": self._created, "model": self._model, "data": data}
+            return encode_json({**body, "usage": run.usage()})
 
     def _score(self, logprobs: Logprobs) -> float:
         named = {token_id: max(value, LOWEST) for token_id, value in unpack_rows(logprobs)[0][1:]}

@@ -1,4 +1,4 @@
-"""The body of a generative scoring, which is vLLM's."""
+"""Define the body of vLLM's generative scoring."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class GenerativeScoringRequest(Scheduled, frozen=True, kw_only=True):
 
     query: _Part
     items: _Parts
-    label_token_ids: _Labels  # the score is of the first
-    apply_softmax: bool | None = None  # null: true, the labels share all of the probability
+    label_token_ids: _Labels  # the score is the probability of the first
+    apply_softmax: bool | None = None  # normalize over the labels; null: true
     item_first: bool | None = None
     add_special_tokens: bool | None = None  # to the query; null: true

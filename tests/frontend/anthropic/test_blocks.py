@@ -1,4 +1,4 @@
-"""The blocks of a message are those that its events build, however the answer is cut into pieces."""
+"""The blocks of a message do not depend on how the text is split into deltas, and its events build them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tokenloom.tests.frontend.openai.parsers.cuts import ANSWER_TEXTS, ANSWERS, 
 
 
 def written(pieces: list[str], **changes: Any) -> tuple[BlockWriter, list[Event]]:
-    """The writer after an answer that comes in pieces, and its events."""
+    """Return the writer after an answer and its events, for one delta per piece of text."""
     writer, events = BlockWriter(), list[Event]()
     for parts in read_deltas(pieces, **changes):
         events += writer.write(parts)
@@ -23,12 +23,12 @@ def written(pieces: list[str], **changes: Any) -> tuple[BlockWriter, list[Event]
 
 
 def assembled(events: list[Event]) -> list[dict[str, Any]]:
-    """The blocks as Anthropic's clients make them of the events."""
+    """Build blocks from events as Anthropic's client does."""
     blocks: list[dict[str, Any]] = []
     torn = ""
     for kind, fields in events:
         event: Any = fields
-        assert event["index"] == len(blocks) - (kind != "content_block_start"), "one is open at most"
+        assert event["index"] == len(blocks) - (kind != "content_block_start"), "at most one block is open"
         if kind == "content_block_start":
             blocks.append(dict(event["content_block"]))
             torn = ""
@@ -50,7 +50,7 @@ def without_ids(blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @given(ANSWERS, PLACES)
-def test_the_events_build_the_blocks_however_an_answer_is_cut(answer: str, places: list[int]) -> None:
+def test_events_build_the_same_blocks_for_any_deltas(answer: str, places: list[int]) -> None:
     whole, _ = written([answer])
     writer, events = written(cut(answer, places))
     assert assembled(events) == writer.blocks
@@ -59,7 +59,7 @@ def test_the_events_build_the_blocks_however_an_answer_is_cut(answer: str, place
 
 
 @given(st.sampled_from([None, "f"]), st.integers(0, 60), PLACES)
-def test_a_forced_call_is_built_however_it_is_cut(name: str | None, end: int, places: list[int]) -> None:
+def test_events_build_the_same_forced_call_for_any_deltas(name: str | None, end: int, places: list[int]) -> None:
     arguments = '{"a": [1, {"b": "x"}], "c": true}'
     answer = (arguments if name else f'[{{"name": "f", "parameters": {arguments}}}]')[:end]
     style = {"is_forced": True, "forced_name": name}
@@ -69,7 +69,7 @@ def test_a_forced_call_is_built_however_it_is_cut(name: str | None, end: int, pl
     assert without_ids(writer.blocks) == without_ids(whole.blocks)
 
 
-def test_thoughts_texts_and_calls_are_blocks_in_their_order() -> None:
+def test_thoughts_texts_and_calls_are_blocks_in_order() -> None:
     writer, events = written([ANSWER_TEXTS[3]])
     assert without_ids(writer.blocks) == [
         {"type": "thinking", "thinking": "why", "signature": SIGNATURE},
@@ -82,14 +82,14 @@ def test_thoughts_texts_and_calls_are_blocks_in_their_order() -> None:
     assert kinds == ["thinking_delta", "signature_delta", "text_delta", "input_json_delta", "input_json_delta"]
 
 
-def test_a_call_that_is_cut_is_no_call_to_make() -> None:
+def test_an_incomplete_call_does_not_count_as_a_call() -> None:
     writer, _ = written([CALL[:56]])
     assert without_ids(writer.blocks) == [{"type": "tool_use", "name": "f", "input": {"a": [1, {}]}}]
     assert not writer.has_calls
 
 
 @pytest.mark.parametrize("value", [{}, {"a": 12, "b": [True, None, -1.5e3]}, {"a": {"b": [{"c": 'x, "{[y'}], "d": ""}}])
-def test_a_torn_object_is_read_as_anthropics_client_reads_it(value: object) -> None:
+def test_incomplete_objects_read_as_in_anthropics_client(value: object) -> None:
     text = json.dumps(value)
     for end in range(1, len(text) + 1):
         assert partial_object(text[:end]) == jiter.from_json(text[:end].encode(), partial_mode=True), text[:end]
@@ -98,5 +98,5 @@ def test_a_torn_object_is_read_as_anthropics_client_reads_it(value: object) -> N
 @pytest.mark.parametrize(
     "text", ["", "[1]", '"x"', "nonsense, {[", '{"a": nonsense, "b": 1}', "[" * 100_000, '{"a":"\\']
 )
-def test_a_text_that_is_no_object_is_an_empty_one(text: str) -> None:
+def test_text_other_than_an_object_reads_as_an_empty_object(text: str) -> None:
     assert partial_object(text) == {}

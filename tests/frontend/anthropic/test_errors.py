@@ -1,4 +1,4 @@
-"""Errors have Anthropic's words for their status."""
+"""Errors have Anthropic's statuses and types."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ CASES: list[tuple[BaseException, int, str]] = [
 
 
 @pytest.mark.parametrize(("error", "status", "kind"), CASES, ids=[kind for *_, kind in CASES])
-def test_an_error_has_a_status_and_a_type(error: BaseException, status: int, kind: str) -> None:
+def test_errors_have_anthropics_status_and_type(error: BaseException, status: int, kind: str) -> None:
     body, found = message_error(to_http_error(error))
     assert (found, body.type, body.error.type) == (status, "error", kind)
     assert str(error) in body.error.message
 
 
-def test_only_messages_have_this_form() -> None:
+def test_only_paths_of_messages_have_these_errors() -> None:
     assert [has_message_errors(path) for path in ("/v1/messages", "/v1/messages/batches", "/v1/messagesx", "/")] == [
         True,
         True,

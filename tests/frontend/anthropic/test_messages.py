@@ -1,4 +1,4 @@
-"""A message tells why it ended and its usage, the same as a whole and as events; an error in its midst is an event."""
+"""Whole and streamed messages have the same blocks, stop reason and usage; a late error is an event."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Turn = list[tuple[list[Part], Delta]] | Exception
 
 
 class Chat:
-    """A ChatCompletion with a known answer, turn by turn."""
+    """ChatCompletion with a known answer, turn by turn."""
 
     id = "chatcmpl-1"
 
@@ -90,7 +90,7 @@ ENDS: list[tuple[list[Part], FinishReason, int | str | None, int, str, str | Non
 
 
 @pytest.mark.parametrize(("parts", "finish", "stopped_at", "num_tokens", "reason", "sequence"), ENDS)
-def test_an_answer_tells_why_it_ended(
+def test_answers_have_a_stop_reason(
     parts: list[Part],
     finish: FinishReason,
     stopped_at: int | str | None,
@@ -115,7 +115,7 @@ def test_an_answer_tells_why_it_ended(
         ({"num_cached": 0}, 0, (40, 0, 0)),
     ],
 )
-def test_usage_tells_what_the_prefix_cache_had_and_has(
+def test_usage_counts_reads_and_creations_of_the_prefix_cache(
     numbers: dict[str, int], block_size: int, expected: tuple[int, int, int]
 ) -> None:
     usage = whole(ended([], "stop"), block_size=block_size, **numbers)["usage"]
@@ -124,7 +124,7 @@ def test_usage_tells_what_the_prefix_cache_had_and_has(
     assert (usage["output_tokens"], usage["output_tokens_details"]) == (5, {"thinking_tokens": 2})
 
 
-def test_a_stream_begins_with_an_empty_message_and_builds_the_whole_one() -> None:
+def test_a_stream_begins_with_an_empty_message_and_builds_the_same_blocks() -> None:
     turns: list[Turn] = [[], [([Content("x")], Delta(request_id="r"))], [], ended(CALL, "stop")]
     start, *middle, _, _ = events(*turns)
     assert start["message"] == {
@@ -146,7 +146,7 @@ def test_a_stream_begins_with_an_empty_message_and_builds_the_whole_one() -> Non
     assert start["message"].keys() == message.keys()
 
 
-def test_an_error_is_raised_before_the_first_event_and_is_the_last_one_after_it() -> None:
+def test_errors_are_raised_before_the_first_event_and_are_events_later() -> None:
     for call in (whole, events):
         with pytest.raises(Overloaded):
             call(Overloaded("full"))

@@ -1,4 +1,4 @@
-"""The chat that a request of Anthropic's form becomes, and the values that are refused by name."""
+"""Requests in Anthropic's form become chats; unsupported values are refused by name."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ def text(words: str) -> dict[str, object]:
     return {"type": "text", "text": words, "cache_control": {"type": "ephemeral"}}
 
 
-def test_system_is_the_first_turn_as_text_or_blocks() -> None:
+def test_system_becomes_the_first_turn() -> None:
     assert turns(system="Be brief.") == [("system", "Be brief."), ("user", "Hi")]
     assert turns(system=[text("Be"), text("brief.")]) == [("system", "Be\nbrief."), ("user", "Hi")]
     assert turns() == turns(system=[]) == turns(system="") == [("user", "Hi")]
 
 
-def test_claude_codes_block_that_differs_each_time_is_left_out() -> None:
+def test_the_billing_block_of_claude_code_is_dropped() -> None:
     billing = text("x-anthropic-billing-header: cc_version=2.1; cch=1a2b3;")
     assert turns(system=[billing, text("Be brief.")]) == [("system", "Be brief."), ("user", "Hi")]
     assert turns(system=[billing]) == [("user", "Hi")]
 
 
-def test_calls_and_results_are_turns_of_their_own() -> None:
+def test_calls_and_results_become_separate_turns() -> None:
     called = said("assistant", text("I look."), USE, USE | {"id": "toolu_2"})
     failed = {"type": "tool_result", "tool_use_id": "toolu_2", "content": [text("no"), text("way")], "is_error": True}
     listed: list[ChatMessage] = chat_input(chat(QUESTION, called, said("user", RESULT, failed, text("And?")))).turns
@@ -79,14 +79,14 @@ def test_calls_and_results_are_turns_of_their_own() -> None:
     ]
 
 
-def test_thoughts_come_back() -> None:
+def test_thoughts_of_earlier_answers_reach_the_template() -> None:
     thought = {"type": "thinking", "thinking": "why", "signature": "unsigned"}
     hidden = {"type": "redacted_thinking", "data": "AAAA"}
     turn = chat_input(chat(QUESTION, said("assistant", thought, hidden, text("x")), QUESTION)).turns[1]
     assert (turn.content, turn.more) == ("x", {"reasoning_content": "why"})
 
 
-def test_an_answer_goes_on_with_the_assistants_last_turn() -> None:
+def test_answers_continue_a_last_turn_of_the_assistant() -> None:
     begun = {"role": "assistant", "content": "{"}
     assert chat(QUESTION, begun).continue_final_message and not chat(QUESTION).continue_final_message
     assert not chat(QUESTION, said("assistant", USE)).continue_final_message
@@ -96,13 +96,13 @@ def test_an_answer_goes_on_with_the_assistants_last_turn() -> None:
 @pytest.mark.parametrize(
     ("choice", "expected"), [({"type": "auto"}, "auto"), ({"type": "any"}, "required"), ({"type": "none"}, "none")]
 )
-def test_a_tool_choice_has_openais_name(choice: dict[str, str], expected: str) -> None:
+def test_tool_choices_become_openais(choice: dict[str, str], expected: str) -> None:
     body = chat(tools=[TOOL], tool_choice=choice)
     assert (body.tool_choice, body.parallel_tool_calls) == (expected, True)
     assert bool(body.tools) == (expected != "none")
 
 
-def test_a_tool_may_be_named_and_called_once() -> None:
+def test_a_tool_can_be_forced_and_parallel_calls_disabled() -> None:
     body = chat(tools=[TOOL], tool_choice={"type": "tool", "name": "f", "disable_parallel_tool_use": True})
     assert isinstance(body.tool_choice, NamedTool) and body.tool_choice.function.name == "f"
     assert body.parallel_tool_calls is False
@@ -119,7 +119,7 @@ def test_a_tool_may_be_named_and_called_once() -> None:
         ({"type": "disabled"}, {"enable_thinking": False, "thinking": False}, None),
     ],
 )
-def test_thinking_is_for_the_template_and_has_a_budget(
+def test_thinking_sets_template_variables_and_a_budget(
     thinking: object, variables: dict[str, bool], budget: int | None
 ) -> None:
     body = chat(thinking=thinking)
@@ -128,7 +128,7 @@ def test_thinking_is_for_the_template_and_has_a_budget(
     assert given["enable_thinking"] == "mine"
 
 
-def test_an_output_format_constrains_and_an_effort_is_for_the_template() -> None:
+def test_output_formats_constrain_and_efforts_reach_the_template() -> None:
     form = {"type": "json_schema", "schema": SCHEMA}
     for fields in ({"output_config": {"format": form, "effort": "low"}}, {"output_format": form, "output_config": {}}):
         found = structured_outputs(chat(**fields))
@@ -136,7 +136,7 @@ def test_an_output_format_constrains_and_an_effort_is_for_the_template() -> None
     assert (chat(output_config={"effort": "low"}).chat_template_kwargs or {})["reasoning_effort"] == "low"
 
 
-def test_numbers_and_stops_have_openais_names() -> None:
+def test_sampling_fields_become_openais() -> None:
     body = chat(temperature=0.5, top_p=0.9, top_k=7, stop_sequences=["x"], stream=True, timeout_s=3, cache_salt="s")
     assert (body.max_tokens, body.temperature, body.top_p, body.top_k, body.stop) == (9, 0.5, 0.9, 7, ["x"])
     assert (body.stream, body.timeout_s, body.cache_salt) == (True, 3, "s")
@@ -164,7 +164,7 @@ def test_numbers_and_stops_have_openais_names() -> None:
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers is not served"),
     ],
 )
-def test_a_value_that_is_not_served_is_refused_by_name(fields: dict[str, Any], message: str) -> None:
+def test_unsupported_values_are_refused_by_name(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         chat(**fields)
     with pytest.raises(RequestError, match=message):

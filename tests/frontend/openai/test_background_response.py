@@ -1,4 +1,4 @@
-"""A response in the background waits for room, and what is made again continues the events where they stopped."""
+"""A response in the background waits for room; generating it again continues its events where they stopped."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ END = [("response.output_item.done", {}), event("completed", "completed")]
 
 
 class Creation:
-    """Brings these turns, after being refused a number of times."""
+    """Creation that yields these turns, after a number of refusals."""
 
     def __init__(self, *turns: Turn, num_refusals: int = 0) -> None:
         self._turns, self.num_refusals = turns, num_refusals
@@ -48,8 +48,8 @@ class Creation:
             yield turn
 
 
-def followed(folder: Path, creation: Creation, told: Turn, after: int) -> list[dict[str, Any]]:
-    """The events behind number `after` of what `creation` makes, when `told` are stored."""
+def followed(folder: Path, creation: Creation, stored: Turn, after: int) -> list[dict[str, Any]]:
+    """Return the events after number `after` of a response, of which `stored` exist already."""
     store = ResponseStore(msgspec.structs.replace(SPEC, run_directory=str(folder)))
 
     async def start() -> ResponseCreation:
@@ -57,32 +57,32 @@ def followed(folder: Path, creation: Creation, told: Turn, after: int) -> list[d
 
     async def work() -> bytes:
         await store.add(Record("resp_1", True, True, b"[]", b"{}", json.dumps(QUEUED).encode()))
-        before = list(encode_events(told, 0))
+        before = list(encode_events(stored, 0))
         await store.update("resp_1", b"", is_open=True, events=before)
         response = BackgroundResponse(store, dict(QUEUED), start, before)
         response.task = asyncio.create_task(response.run())
-        heard = b"".join([chunk async for chunk in response.follow(after)])
+        received = b"".join([chunk async for chunk in response.follow(after)])
         record = await store.get("resp_1")
         assert record is not None and not record.is_open and json.loads(record.response)["status"] == "completed"
-        assert b"".join((await store.events("resp_1"))[after + 1 :]) == heard
-        return heard
+        assert b"".join((await store.events("resp_1"))[after + 1 :]) == received
+        return received
 
     try:
-        heard = asyncio.run(asyncio.wait_for(work(), 20))
+        received = asyncio.run(asyncio.wait_for(work(), 20))
     finally:
         store.close()
-    return [json.loads(each.partition(b"data: ")[2]) for each in heard.split(b"\n\n") if each]
+    return [json.loads(each.partition(b"data: ")[2]) for each in received.split(b"\n\n") if each]
 
 
-def test_a_full_engine_is_asked_again(tmp_path: Path) -> None:
+def test_creation_is_retried_while_the_engine_is_overloaded(tmp_path: Path) -> None:
     creation = Creation(BEGIN, deltas("a"), END, num_refusals=3)
     found = followed(tmp_path, creation, [], -1)
     assert creation.num_refusals == 0 and found[-1]["type"] == "response.completed"
 
 
-def test_an_answer_that_is_made_again_tells_only_what_is_new(tmp_path: Path) -> None:
-    told = [*BEGIN, *deltas("Li", "ma", " i")]
+def test_a_repeated_answer_sends_only_new_text(tmp_path: Path) -> None:
+    stored = [*BEGIN, *deltas("Li", "ma", " i")]
     again = Creation(BEGIN + deltas("L"), deltas("ima is", ""), deltas(" big"), END)
-    found = followed(tmp_path, again, told, 2)
+    found = followed(tmp_path, again, stored, 2)
     assert [each.get("delta") for each in found] == ["ma", " i", "s", "", " big", None, None]
     assert [each["sequence_number"] for each in found] == list(range(3, 10))

@@ -1,4 +1,4 @@
-"""What a BodyReader takes, and what it refuses before it decodes anything."""
+"""BodyReader refuses bodies by size before it decodes them."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def new_reader() -> BodyReader:
     return BodyReader(background, PromptLimits.of(new_spec(), None))
 
 
-def test_a_small_body_is_read_here_however_it_comes() -> None:
+def test_a_small_body_may_come_in_chunks() -> None:
     assert read(new_reader(), AbortRequest, b'{"request', b'_id":', b' "x"}') == AbortRequest(request_id="x")
     with pytest.raises(HttpError, match="the body is empty"):
         read(new_reader(), AbortRequest)
 
 
-def test_bodies_that_are_held_are_bounded_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bytes_of_all_held_bodies_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body_reader, "MAX_HELD_BYTES", 100)
     reader = new_reader()
     for _ in range(3):
@@ -53,7 +53,7 @@ def test_bodies_that_are_held_are_bounded_in_all(monkeypatch: pytest.MonkeyPatch
             read(reader, CompletionRequest, b"x" * 50, b"x" * 50)
 
 
-def test_an_endpoint_that_needs_no_large_body_takes_none() -> None:
+def test_other_endpoints_refuse_large_bodies() -> None:
     with pytest.raises(HttpError, match=f"the body has {SMALL_BYTES + 1} bytes, at most {SMALL_BYTES}") as caught:
         read(new_reader(), AbortRequest, b" " * (SMALL_BYTES + 1))
     assert caught.value.status == 413

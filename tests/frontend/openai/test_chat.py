@@ -1,4 +1,4 @@
-"""What a chat asks of the engine for the sake of its parsers."""
+"""Chats keep special tokens for their parsers and merge the deltas of calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOOLS = [{"type": "function", "function": {"name": "f"}}]
 
 
 class Engine:
-    """A LocalEngine as far as a chat starts."""
+    """The part of LocalEngine that a chat needs to start."""
 
     inputs = SimpleNamespace(chat_template=None, cut_side=lambda params: None, opens_thought=lambda ids: False)
 
@@ -39,7 +39,7 @@ class Engine:
         ("hermes", "think", {"tools": TOOLS}, False),
     ],
 )
-def test_markers_that_are_special_tokens_are_in_the_text(
+def test_special_tokens_are_kept_for_parsers_that_need_them(
     tool_parser: str, reasoning_parser: str, fields: dict[str, object], shows: bool
 ) -> None:
     body = msgspec.convert({"messages": [{"role": "user", "content": "x"}]} | fields, ChatRequest)
@@ -49,7 +49,7 @@ def test_markers_that_are_special_tokens_are_in_the_text(
     assert submit.params.skip_special_tokens is not shows
 
 
-def test_each_call_of_a_delta_has_its_own_entry_with_all_its_arguments() -> None:
+def test_a_chunk_has_one_entry_per_call() -> None:
     body = msgspec.convert({"messages": [{"role": "user", "content": "x"}]}, ChatRequest)
     style: Any = SimpleNamespace(is_forced=True, new_parsers=list)
     choice = ChatChoice(0, body, style, "", Run(1, 1))

@@ -1,4 +1,4 @@
-"""docs/conformance.md: it has every field, says at which endpoints, and the tests that it names exist."""
+"""docs/conformance.md lists every field with its endpoints, and the tests that it names exist."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def test_the_table_has_every_field_at_its_endpoints() -> None:
     served = [{field.name for field in msgspec.structs.fields(body)} for body in BODIES]
     assert set.union(*served) <= ROWS.keys()
     assert issubclass(MessagesRequest, CountTokensRequest), "it has no fields of its own"
-    for name, (whose, *cells, _, _) in ROWS.items():
-        assert whose in ("OpenAI", "Anthropic", "vLLM", "ours"), name
+    for name, (origin, *cells, _, _) in ROWS.items():
+        assert origin in ("OpenAI", "Anthropic", "vLLM", "ours"), name
         for mark, fields in zip(cells, served, strict=True):
             assert mark in (("✓", "–", "✗") if name in fields else ("", "✗")), (name, mark)
         assert any(cells), name

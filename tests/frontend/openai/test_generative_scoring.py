@@ -1,4 +1,4 @@
-"""GenerativeScoring beside what system/test_http_scoring.py holds: slices of the loop, and labels that cannot come."""
+"""GenerativeScoring yields to the event loop, and scores labels of probability 0."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def new_engine() -> LocalEngine:
     return LocalEngine(new_frontend(EngineConfig(model=str(DEMO_FOLDER)))[0], lambda: None)
 
 
-def test_the_loop_has_a_turn_after_each_item_that_is_tokenized() -> None:
+def test_the_event_loop_runs_between_tokenized_items() -> None:
     async def run() -> int:
         num_turns = 0
 
@@ -47,7 +47,7 @@ def test_the_loop_has_a_turn_after_each_item_that_is_tokenized() -> None:
 @pytest.mark.parametrize(
     ("logprobs", "score"), [((-math.inf, -math.inf), 0.5), ((-1.0, -math.inf), 1.0), ((-math.inf, -1.0), 0.0)]
 )
-def test_labels_that_cannot_come_have_a_score_too(logprobs: tuple[float, float], score: float) -> None:
+def test_impossible_labels_have_a_score(logprobs: tuple[float, float], score: float) -> None:
     scoring = GenerativeScoring(new_engine(), BODY, [BodyInput(token_ids=encode_ids([1]))], "demo")
     columns = {"token_ids": encode_ids([9, 5, 6]), "logprobs": array("f", [-1.0, *logprobs]).tobytes()}
     assert scoring._score(Logprobs(num_top=2, ranks=encode_ids([1]), texts={}, are_named=True, **columns)) == score

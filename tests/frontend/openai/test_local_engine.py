@@ -1,4 +1,4 @@
-"""A request for very many answers is submitted and ended in slices, between which the loop looks at its sockets."""
+"""Many submits and aborts are split into slices, so that the event loop serves its sockets in between."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ SUBMITS = [
 
 @pytest.fixture(autouse=True)
 def shortest_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one piece of work each."""
+    """Make each slice one piece of work."""
     monkeypatch.setattr(server_engine, "SLICE_S", 0.0)
     monkeypatch.setattr(server_slices, "SLICE_S", 0.0)
 
 
-def test_a_slice_of_submits_or_ends_is_due_in_each_turn_of_the_loop() -> None:
+def test_each_turn_of_the_loop_submits_or_aborts_one_slice() -> None:
     async def run() -> None:
         frontend, _ = new_frontend(EngineConfig(model=str(DEMO_FOLDER)))
         wakes: list[int] = []
@@ -47,7 +47,7 @@ def test_a_slice_of_submits_or_ends_is_due_in_each_turn_of_the_loop() -> None:
     asyncio.run(asyncio.wait_for(run(), 20))
 
 
-def test_what_is_left_before_its_turn_came_is_not_submitted() -> None:
+def test_a_request_that_is_left_before_its_slice_is_not_submitted() -> None:
     async def run() -> None:
         frontend, _ = new_frontend(EngineConfig(model=str(DEMO_FOLDER)))
         engine = LocalEngine(frontend, lambda: None)
@@ -60,7 +60,7 @@ def test_what_is_left_before_its_turn_came_is_not_submitted() -> None:
     asyncio.run(asyncio.wait_for(run(), 20))
 
 
-def test_others_run_between_the_slices_of_long_work() -> None:
+def test_other_tasks_run_between_slices() -> None:
     async def run() -> list[str]:
         order: list[str] = []
 

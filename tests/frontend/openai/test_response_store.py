@@ -1,4 +1,4 @@
-"""ResponseStore keeps within its bounds, and another one finds the same in its file."""
+"""ResponseStore stays within its limits, and the next store of the same file has its responses."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def waiting(name: str) -> Record:
 
 
 def run(store: ResponseStore, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns, after which the store is closed."""
+    """Return the result of `work` and close the store."""
     try:
         return asyncio.run(work)
     finally:
@@ -45,7 +45,7 @@ async def kept(store: ResponseStore, names: str) -> str:
 
 
 @pytest.mark.parametrize("bounds", [{"response_store_count": 3}, {"response_store_bytes": 30}])
-def test_the_oldest_that_has_ended_gives_way(tmp_path: Path, bounds: dict[str, int]) -> None:
+def test_the_oldest_ended_response_is_deleted_first(tmp_path: Path, bounds: dict[str, int]) -> None:
     store = new_store(tmp_path, **bounds)
 
     async def work() -> str:
@@ -57,7 +57,7 @@ def test_the_oldest_that_has_ended_gives_way(tmp_path: Path, bounds: dict[str, i
     assert run(store, work()) == "wbc"
 
 
-def test_what_is_open_is_never_forgotten_and_a_larger_response_has_no_room(tmp_path: Path) -> None:
+def test_open_responses_are_never_deleted_for_new_ones(tmp_path: Path) -> None:
     store = new_store(tmp_path, response_store_count=2, response_store_bytes=100)
 
     async def work() -> None:
@@ -73,7 +73,7 @@ def test_what_is_open_is_never_forgotten_and_a_larger_response_has_no_room(tmp_p
     run(store, work())
 
 
-def test_a_response_is_forgotten_after_its_time(tmp_path: Path) -> None:
+def test_ended_responses_expire(tmp_path: Path) -> None:
     store = new_store(tmp_path, response_store_age_s=1e-9)
 
     async def work() -> str:
@@ -84,7 +84,7 @@ def test_a_response_is_forgotten_after_its_time(tmp_path: Path) -> None:
     assert run(store, work()) == "w"
 
 
-def test_the_next_store_finds_what_is_open_and_its_events(tmp_path: Path) -> None:
+def test_the_next_store_finds_open_responses_and_their_events(tmp_path: Path) -> None:
     first, second = new_store(tmp_path), new_store(tmp_path)
 
     async def before() -> None:
@@ -105,7 +105,7 @@ def test_the_next_store_finds_what_is_open_and_its_events(tmp_path: Path) -> Non
     assert ended == Record("v", False, True, b"[]", b"", b"ended")
 
 
-def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_an_error_names_the_file_that_cannot_be_written(tmp_path: Path) -> None:
     store = new_store(tmp_path / "missing")
     with pytest.raises(InternalError, match=r"missing/responses\.sqlite: unable to open"):
         run(store, store.add(done("a")))

@@ -1,4 +1,4 @@
-"""The items of a response are equal however its text is split into deltas, and its events build them."""
+"""Output items do not depend on how the text is split into deltas, and their events build them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tokenloom.tests.frontend.openai.parsers.cuts import ANSWER_TEXTS, ANSWERS, 
 
 
 def written(pieces: list[str]) -> tuple[list[Any], list[Event]]:
-    """The items of an answer whose text comes in `pieces`, and the events that build them."""
+    """Return the items of an answer and their events, for one delta per piece of text."""
     writer, events = ItemWriter("x"), list[Event]()
     for parts in read_deltas(pieces):
         events += writer.write(parts)

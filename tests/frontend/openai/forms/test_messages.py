@@ -1,4 +1,4 @@
-"""What a template gets of the messages that a client sends back."""
+"""Earlier answers that a client sends back reach the chat template."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ARGUMENTS = [
 
 
 @pytest.mark.parametrize(("given", "expected"), ARGUMENTS)
-def test_arguments_come_as_text_or_objects_and_torn_ones_count_as_none(given: object, expected: object) -> None:
+def test_arguments_are_text_or_objects_and_incomplete_ones_count_as_empty(given: object, expected: object) -> None:
     message = {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": given}}]}
     chat = msgspec.convert({"messages": [message]}, ChatRequest)
     items = [{"type": "function_call", "call_id": "c", "name": "f", "arguments": given}]
@@ -34,6 +34,6 @@ def test_arguments_come_as_text_or_objects_and_torn_ones_count_as_none(given: ob
 
 
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
-def test_thoughts_come_back_under_either_name(name: str) -> None:
+def test_thoughts_of_earlier_answers_have_either_name(name: str) -> None:
     chat = msgspec.convert({"messages": [{"role": "assistant", "content": "x", name: "why"}]}, ChatRequest)
     assert chat_input(chat).turns[0].more == {"reasoning_content": "why"}

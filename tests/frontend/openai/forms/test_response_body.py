@@ -1,4 +1,4 @@
-"""The items of a response's input become the messages of a chat."""
+"""Input items of /v1/responses become messages of a chat."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def contents(*items: object) -> list[str]:
     return [turn.content for turn in chat_input(chat_request(body)).turns]
 
 
-def test_a_functions_output_may_come_in_parts() -> None:
+def test_a_function_output_may_have_parts() -> None:
     call = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
     output = {"type": "function_call_output", "call_id": "c1", "output": "two\nparts"}
     in_parts = output | {"output": [{"type": "input_text", "text": text} for text in ("two", "parts")]}

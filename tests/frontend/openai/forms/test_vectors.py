@@ -1,4 +1,4 @@
-"""Numbers are rounded as torch rounds them, and quantized as numpy does it."""
+"""Numbers round as in torch and quantize as in numpy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EDGES += [2.0**-9, 2.0**-10, 1.5 * 2**-10, 2.0**-16, 2.0**-17, 2.0**-24, 2.0**-2
 
 
 @pytest.mark.parametrize("name", NARROW)
-def test_a_number_is_rounded_as_by_torch(name: str) -> None:
+def test_numbers_round_as_in_torch(name: str) -> None:
     dtype, codes = TORCH_TYPES[name]
     drawn = torch.randn(4000, generator=torch.Generator().manual_seed(1)) * torch.logspace(-12, 6, 4000)
     halves = torch.arange(1, 4000) / 64  # of which many lie between two neighbours
@@ -34,7 +34,7 @@ def test_a_number_is_rounded_as_by_torch(name: str) -> None:
     assert packed(array("f", numbers.tolist()), name, "big") == expected.byteswap().tobytes()
 
 
-def test_coheres_types_are_numpys() -> None:
+def test_cohere_types_match_numpy() -> None:
     numbers = np.random.default_rng(1).standard_normal(64).astype(np.float32) / 8
     vector = array("f", numbers.tolist())
     bits = np.packbits(numbers >= 0)
