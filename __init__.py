@@ -1,7 +1,7 @@
 """tokenloom: an inference engine for large language models.
 
-This is the only public face. Names load on first use (PEP 562), so `import tokenloom` costs milliseconds and
-a client program imports neither torch nor transformers.
+These names are the public API. They are imported on first use (PEP 562), so that `import tokenloom` takes milliseconds
+and a client program imports neither torch nor transformers.
 """
 
 from __future__ import annotations

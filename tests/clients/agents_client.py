@@ -1,4 +1,4 @@
-"""openai-agents by its model at argv[2], unpatched, against the server at argv[1]; prints what it saw as JSON."""
+"""openai-agents by its model at argv[2], unpatched, against the server at argv[1]; prints its results as JSON."""
 
 import json
 import sys
@@ -28,7 +28,7 @@ def agent(max_tokens: int = 300, **more: Any) -> Any:
 
 
 def after(result: Any) -> bool:
-    """Whether the next turn is answered, which sends all of `result` back."""
+    """Return whether the next turn gets an answer if it sends all of `result` back."""
     again = [*result.to_input_list(), {"role": "user", "content": QUESTION}]
     return bool(Runner.run_sync(agent(), again).raw_responses)
 
@@ -63,7 +63,7 @@ def goes_on_after_a_call() -> object:
 @seen
 def goes_on_by_id() -> object:
     first = Runner.run_sync(agent(), QUESTION)
-    if first.last_response_id is None:  # of a chat
+    if first.last_response_id is None:  # a chat has none
         return "no id"
     second = Runner.run_sync(agent(), QUESTION, previous_response_id=first.last_response_id)
     used = [each.usage.input_tokens for each in (*first.raw_responses, *second.raw_responses)]
@@ -75,7 +75,7 @@ def cut() -> object:
     settings = ModelSettings(**FORCED, max_tokens=16)
     try:
         return after(Runner.run_sync(agent(tools=[find], model_settings=settings), QUESTION, max_turns=3))
-    except agents.ModelBehaviorError:  # of an answer that ends with max_tokens before any call
+    except agents.ModelBehaviorError:  # max_tokens ended the answer before a call
         return "incomplete"
 
 

@@ -1,4 +1,4 @@
-"""Anthropic's client of Python, unpatched, against the server at argv[1] with the key argv[2]; prints JSON."""
+"""Anthropic's Python client, unpatched, against the server at argv[1] with the key argv[2]; prints JSON."""
 
 import json
 import sys
@@ -27,14 +27,14 @@ def calls_of(message: Any) -> list[bool]:
 
 
 def streamed_message(**asked: Any) -> tuple[Any, list[str]]:
-    """The message that the helper assembles, and the types of the events that it got, each named once."""
+    """Return the message that the stream helper assembles, and the event types in order, each once."""
     with client.messages.stream(**asked) as stream:
         kinds = list(dict.fromkeys(event.type for event in stream))
         return stream.get_final_message(), kinds
 
 
 def told(message: Any) -> Any:
-    """All of a message but what differs from one answer to the next."""
+    """Return the fields of a message that are equal in every answer."""
     found = message.to_dict()
     for block in found["content"]:
         block.pop("id", None)
@@ -43,7 +43,7 @@ def told(message: Any) -> Any:
 
 
 def continued(message: Any) -> str | None:
-    """How the next turn ends, which sends `message` and the results of its calls back as they came."""
+    """Send `message` and the results of its calls back unchanged; return the stop reason of the next turn."""
     results = [
         {"type": "tool_result", "tool_use_id": block.id, "content": [{"type": "text", "text": RESULT}]}
         for block in message.content

@@ -8,7 +8,7 @@ import sys
 import cohere
 
 TYPES = ["float", "int8", "uint8", "binary", "ubinary", "base64"]
-TEXTS = [f"text {i}" for i in range(200)]  # which the first version's client sends in three requests
+TEXTS = [f"text {i}" for i in range(200)]  # the client of version 1 sends them in three requests
 
 
 def main(url: str) -> None:

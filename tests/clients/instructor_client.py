@@ -1,4 +1,4 @@
-"""instructor in the modes that name a schema, unpatched, against the server at argv[1]; prints what it saw as JSON."""
+"""instructor in the modes that name a schema, unpatched, against the server at argv[1]; prints its results as JSON."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""LangChain's chat model, unpatched, against the server at argv[1]; prints what it saw as JSON."""
+"""LangChain's chat model, unpatched, against the server at argv[1]; prints its results as JSON."""
 
 import asyncio
 import json

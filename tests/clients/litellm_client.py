@@ -1,4 +1,4 @@
-"""litellm by the provider at argv[2], unpatched, against the server at argv[1]; prints what it saw as JSON."""
+"""litellm by the provider at argv[2], unpatched, against the server at argv[1]; prints its results as JSON."""
 
 import json
 import sys
@@ -18,7 +18,7 @@ seen = Seen()
 
 
 def answered(message: Any) -> str:
-    """How the next turn ends, which sends `message` and the results of its calls back as they came."""
+    """Send `message` and the results of its calls back unchanged; return the finish reason of the next turn."""
     results = [{"role": "tool", "tool_call_id": each.id, "content": RESULT} for each in message.tool_calls or []]
     again = [*MESSAGES, message, *results, *MESSAGES]
     asked = COMMON | {"messages": again, "tools": [TOOL], "max_tokens": 5}

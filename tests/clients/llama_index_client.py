@@ -1,4 +1,4 @@
-"""llama-index's OpenAILike, unpatched, against the server at argv[1]; prints what it saw as JSON."""
+"""llama-index's OpenAILike, unpatched, against the server at argv[1]; prints its results as JSON."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""OpenAI's client of Python, unpatched, against the server at argv[1]; prints what it saw as JSON."""
+"""OpenAI's Python client, unpatched, against the server at argv[1]; prints its results as JSON."""
 
 import json
 from typing import Any
@@ -27,14 +27,14 @@ def create(**asked: Any) -> Any:
 
 
 def answered(message: Any) -> str:
-    """How the next turn ends, which sends `message` and the results of its calls back as they came."""
+    """Send `message` and the results of its calls back unchanged; return the finish reason of the next turn."""
     results = [{"role": "tool", "tool_call_id": call.id, "content": RESULT} for call in message.tool_calls or []]
     again = [*MESSAGES, message, *results, *MESSAGES]
     return str(create(**CHAT | {"messages": again, "tools": [TOOL], "max_tokens": 5}).finish_reason)
 
 
 def continued(output: Any) -> Any:
-    """The next response, to which all of `output` and the results of its calls are given."""
+    """Send all of `output` and the results of its calls back; return the next response."""
     found = [{"type": "input_text", "text": RESULT}]
     results = [
         {"type": "function_call_output", "call_id": each.call_id, "output": found}

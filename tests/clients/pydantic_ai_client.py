@@ -1,4 +1,4 @@
-"""pydantic-ai by its model at argv[2], unpatched, against the server at argv[1]; prints what it saw as JSON."""
+"""pydantic-ai by its model at argv[2], unpatched, against the server at argv[1]; prints its results as JSON."""
 
 import json
 import sys

@@ -1,8 +1,8 @@
-"""For schemathesis' check that what the schema allows is accepted: bodies without what a schema cannot say.
+"""Request bodies for schemathesis: only those that the server must accept.
 
-Left out are fields whose rules depend on other fields (best_of = n, min_tokens ≤ max_tokens, top_logprobs needs
-logprobs), on other languages (grammars, regexes, JSON Schema), or on the model (its name, its template's roles and
-variables). Answers are kept short. 2.0 is an integer to JSON Schema; it is sent as 2.
+Fields with rules that a schema cannot express are left out: rules about other fields (best_of = n, min_tokens ≤
+max_tokens, top_logprobs needs logprobs), about other languages (grammars, regexes, JSON Schema) or about the model (its
+name, its template's roles and variables). Answers are short. 2.0 is an integer in JSON Schema; it is sent as 2.
 """
 
 from typing import Any

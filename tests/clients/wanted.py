@@ -1,6 +1,6 @@
-"""The answers that the scripts of Python clients ask for: of a nested form, and with a single value in each place.
+"""Answers that the scripts of Python clients request: a nested form with one allowed value for each field.
 
-So a model without wisdom answers them, and what differs from them is the protocol's fault.
+A model of any quality must give them, so that a difference is an error of the protocol.
 """
 
 import json
@@ -38,14 +38,14 @@ ADDRESS = {"city": "Lima", "street": UNION, "others": [UNION]}
 
 
 def is_wanted(found: object) -> bool:
-    """Whether `found` is the address: as an object, a dict or JSON."""
+    """Return whether `found` is the address: an object, a dict or JSON."""
     if isinstance(found, BaseModel):
         found = found.model_dump()
     return (json.loads(found) if isinstance(found, str) else found) == ADDRESS
 
 
 def error_of(call: Callable[[], object]) -> str:
-    """The name of the error that `call` ends with."""
+    """Return the class name of the error that `call` raises."""
     try:
         return f"none, but {call()!r:.300}"
     except Exception as error:
@@ -53,10 +53,10 @@ def error_of(call: Callable[[], object]) -> str:
 
 
 class Seen(dict[str, object]):
-    """What a script has seen, by check; a check that fails gives its error and leaves the others alone."""
+    """Results of a script by check; the result of a failed check is its error."""
 
     def __call__(self, check: Callable[[], object]) -> Callable[[], object]:
-        """Decorates a check, which runs at once."""
+        """Decorate a check; it runs at once."""
         try:
             self[check.__name__] = check()
         except Exception as error:

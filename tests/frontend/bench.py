@@ -1,4 +1,4 @@
-"""A Frontend whose clock, core and clients the test plays."""
+"""Bench: a Frontend; the test plays its clock, core and clients."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TEMPLATE = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {}
 
 
 class Bench:
-    """A Frontend with a clock that the test turns, a core that is the test, and clients, of which c has said hello."""
+    """A Frontend with the test as clock, core and clients; client c has sent Hello."""
 
     def __init__(self, tokenizer: Tokenizer | None = TOKENIZER, is_core_up: bool = True, **spec: Any) -> None:
         self.now = 100.0
@@ -58,21 +58,21 @@ class Bench:
         self.frontend.outbox.to_core.clear()
 
     def wait(self, seconds: float) -> None:
-        """Let time pass in a loop that turns as it should."""
+        """Advance the clock in turns of a healthy loop."""
         end = self.now + seconds
         while self.now < end:
             self.now = min(end, self.now + 0.5)
             self.turn()
 
     def wait_for_wakeup(self) -> None:
-        """Until a thread has done its work, and the turn after it."""
+        """Wait for a background job, then run a turn."""
         assert self.is_awake.wait(DEADLINE_S)
         self.is_awake.clear()
         self.frontend.on_wakeup()
         self.turn()
 
     def say(self, *messages: ClientMessage, client: bytes = b"c") -> list[FrontendMessage]:
-        """Messages of a client in one turn; returns what it hears, and forgets it."""
+        """Send messages of a client in one turn; return and remove the messages to it."""
         for message in messages:
             self.frontend.on_client_frame(client, encode(message))
         self.turn()
@@ -88,16 +88,16 @@ class Bench:
         return deltas_of(self.heard(client))
 
     def news(self, *messages: ClientMessage, client: bytes = b"c") -> list[Delta]:
-        """What messages of a client in one turn bring of its requests."""
+        """Send messages of a client in one turn; return its deltas."""
         return deltas_of(self.say(*messages, client=client))
 
     def core(self, **columns: Any) -> None:
-        """A message of the core, and the end of the turn."""
+        """Receive a message of the core and end the turn."""
         self.frontend.on_core_message(EngineCoreOutputs(**columns))
         self.turn()
 
     def tokens(self, *entries: tuple[int, int, Sequence[int]], **more: Any) -> None:
-        """The core's tokens as (key, start, ids)."""
+        """Send tokens of the core as (key, start, ids)."""
         self.core(
             keys=encode_ids(key for key, _, _ in entries),
             starts=encode_ids(start for _, start, _ in entries),
@@ -107,13 +107,13 @@ class Bench:
         )
 
     def refusal(self, *messages: ClientMessage) -> ErrorInfo:
-        """Why the one request that ends in this turn ends."""
+        """Return the error of the one request that ends in this turn."""
         (delta,) = self.news(*messages)
         assert delta.finish_reason == "error" and delta.error is not None
         return delta.error
 
     def submit(self, request_id: str = "r", client: bytes = b"c", accept: bool = True, **fields: Any) -> int:
-        """Submit and have the core accept; returns the key."""
+        """Submit a request and accept it as the core; return its key."""
         earlier = list(self.to_core)
         self.frontend.on_client_frame(client, encode(new_submit(request_id, **fields)))
         self.turn()

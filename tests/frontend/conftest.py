@@ -1,4 +1,4 @@
-"""What several files of this room test against."""
+"""Fixtures of the frontend's tests."""
 
 from __future__ import annotations
 

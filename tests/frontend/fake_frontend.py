@@ -1,8 +1,8 @@
-"""A frontend for tests: a ROUTER in a thread that speaks ipc/messages/client.py and answers with known tokens.
+"""A frontend for tests: a ROUTER in a thread with the protocol of ipc/messages/client.py and predictable tokens.
 
-The token at index i of an answer is a function of prompt and seed (`answer_tokens`), as in the real engine, so that a
-test can tell whether a resumed answer went on where it stopped. Text is "<id>" per token. Tests steer it through
-`do`, which runs a function inside the thread.
+The token at index i of an output is a function of prompt and seed (`answer_tokens`), as in the real engine, so that a
+test can check that a resumed output continues where it stopped. The text of a token is "<id>". Tests control it
+through `do`, which runs a function in the thread.
 """
 
 from __future__ import annotations
@@ -90,17 +90,17 @@ class FakeSession:
 
 
 class FakeService:
-    """The protocol without a socket: `take` a message, `generate` a step, find the answers in `outbox`."""
+    """The frontend's protocol without a socket: `take` a message, `generate` a step, read `outbox`."""
 
     def __init__(self) -> None:
         self.run_id = "run-1"
-        self.defaults: dict[str, int | float] = {}  # of SamplingParams, as Info tells them
+        self.defaults: dict[str, int | float] = {}  # default SamplingParams in Info
         self.version = PROTOCOL_VERSION
-        self.is_mute = False  # says nothing at all
-        self.is_paused = False  # makes no tokens
-        self.max_running = 1 << 30  # beyond: overloaded
+        self.is_mute = False  # sends no messages
+        self.is_paused = False  # generates no tokens
+        self.max_running = 1 << 30  # further requests get Overloaded
         self.tokens_per_delta = 4
-        self.max_deltas: int | None = None  # Deltas messages until it pauses by itself
+        self.max_deltas: int | None = None  # it pauses after this many Deltas messages
         self.spoil: Callable[[Delta], list[Delta]] = lambda delta: [delta]
         self.seen: Counter[str] = Counter()
         self.submits: list[Submit] = []
@@ -211,7 +211,7 @@ class FakeService:
         self.send(identity, reply)
 
     def generate(self) -> None:
-        """A step: every running request gets tokens, every client one message."""
+        """Run a step: tokens for every running request, one message to every client."""
         for identity, session in self.sessions.items():
             if self.is_paused or session.num_in_flight >= CREDIT_WINDOW or not session.running:
                 continue
@@ -243,7 +243,7 @@ class FakeService:
 
 
 class FakeFrontend:
-    """A FakeService behind a ROUTER in a thread. `service` is read and changed by tests through `do` and `set`."""
+    """A FakeService behind a ROUTER in a thread; tests read and change it with `do` and `set`."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -258,7 +258,7 @@ class FakeFrontend:
         self._thread = threading.Thread(target=self._run, name="fake frontend", daemon=True)
         self._thread.start()
 
-    # ── the test's side ──
+    # ── called by tests ──
 
     def do(self, function: Callable[[FakeService], T]) -> T:
         """Run `function(service)` in the thread between two turns."""
@@ -290,11 +290,11 @@ class FakeFrontend:
         assert is_true.wait(DEADLINE_S), f"not within {DEADLINE_S} s; seen {self.service.seen}"
 
     def forget(self) -> None:
-        """Lose every session, as a frontend that was restarted unseen."""
+        """Drop every session, as a frontend that restarts unnoticed."""
         self.do(lambda service: service.sessions.clear())
 
     def hang_up(self) -> None:
-        """Close the socket and forget: the process is gone."""
+        """Close the socket and drop every session, as a process that ends."""
 
         def close(service: FakeService) -> None:
             service.sessions.clear()
@@ -357,7 +357,7 @@ class FakeFrontend:
     def _send(self) -> None:
         outbox, self.service.outbox = self.service.outbox, []
         for identity, message in outbox:
-            with contextlib.suppress(zmq.ZMQError):  # a client that has gone is found out by its lease
+            with contextlib.suppress(zmq.ZMQError):  # the client is disconnected; its lease expires
                 self._socket.send_multipart([identity, encode(message)])
 
 

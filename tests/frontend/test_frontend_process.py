@@ -1,4 +1,4 @@
-"""The frontend as a process: the test is its supervisor, its core and its clients."""
+"""The frontend as a process; the test plays supervisor, core and clients."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 class Engine:
-    """All around one frontend process."""
+    """Supervisor, core and clients of one frontend process."""
 
     def __init__(self, run_directory: RunDirectory, **changes: Any) -> None:
         self.run_directory = run_directory
@@ -78,7 +78,7 @@ class Engine:
         os.close(read_fd)
 
     def from_child(self, kind: type[T]) -> T:
-        """The next message of the process to its supervisor that is a `kind`."""
+        """Return the next message of type `kind` from the process to its supervisor."""
         while True:
             self.identity, frame = _receive(self.control)
             message = self._from_child.decode(frame)
@@ -100,7 +100,7 @@ class Engine:
         self.core.send_multipart([self.core_identity, encode(message)])
 
     def start(self) -> str:
-        """Bring the process to Ready; returns the address of its client socket."""
+        """Bring the process to Ready; return the address of its client socket."""
         hello = self.from_child(Hello)
         assert (hello.run_id, hello.fingerprint) == (self.spec.run_id, self.spec.fingerprint)
         phase = self.from_child(Phase)
@@ -158,7 +158,7 @@ def engine(run_directory: RunDirectory) -> Iterator[Engine]:
     engine.close()
 
 
-def test_text_goes_in_and_out_and_stop_ends_it(engine: Engine) -> None:
+def test_the_process_serves_text_until_stop(engine: Engine) -> None:
     client = engine.client(engine.start())
     assert psutil.Process(engine.process.pid).cmdline()[0].strip() == "tokenloom frontend"
     say(client, Submit(request_id="r", params=SamplingParams(), prompt="The capital"))
@@ -178,7 +178,7 @@ def test_text_goes_in_and_out_and_stop_ends_it(engine: Engine) -> None:
     assert engine.process.wait(DEADLINE_S) == 0
 
 
-def test_drained_comes_after_the_last_answer_has_been_sent_and_stop_loses_none_of_it(engine: Engine) -> None:
+def test_drained_follows_the_last_output_and_stop_loses_none(engine: Engine) -> None:
     client = engine.client(engine.start())
     say(client, Submit(request_id="r", params=SamplingParams(), prompt="The capital"))
     key = engine.at_core(EngineCoreRequest).children[0].key
@@ -210,13 +210,13 @@ def test_the_client_in_the_protocol_document_works_as_it_stands(engine: Engine) 
     assert (output, client.returncode) == (" Paris, and that is it.", 0)
 
 
-def test_a_long_prompt_wakes_the_loop_when_it_is_tokenized(engine: Engine) -> None:
+def test_a_thread_wakes_the_loop_when_a_long_prompt_is_tokenized(engine: Engine) -> None:
     client = engine.client(engine.start())
     say(client, Submit(request_id="r", params=SamplingParams(), prompt="The capital of France " * 1000))
     assert len(engine.at_core(EngineCoreRequest).prompt_token_ids) > 4000
 
 
-def test_strange_frames_are_answered_and_do_not_stop_it(engine: Engine) -> None:
+def test_malformed_frames_get_a_reply_and_do_not_stop_the_process(engine: Engine) -> None:
     address = engine.start()
     client = engine.client(address)
     client.send(b"\xff\xff")
@@ -230,9 +230,9 @@ def test_strange_frames_are_answered_and_do_not_stop_it(engine: Engine) -> None:
     assert isinstance(engine.hear(client), Health)
 
 
-def test_idle_it_sleeps(engine: Engine) -> None:
+def test_the_idle_process_does_not_wake(engine: Engine) -> None:
     client = engine.client(engine.start())
-    say(client, Tokenize(query_id=1, prompt="x" * 5000))  # comes back from a thread
+    say(client, Tokenize(query_id=1, prompt="x" * 5000))  # a thread tokenizes it
     engine.hear(client)
     process = psutil.Process(engine.process.pid)
     before = process.num_ctx_switches().voluntary, sum(process.cpu_times()[:2])
@@ -252,7 +252,7 @@ def test_a_free_port_is_found_and_reported(run_directory: RunDirectory) -> None:
 
 
 @pytest.mark.parametrize("what", ["port", "tokenizer"])
-def test_what_cannot_be_served_is_one_line_and_exit_2(run_directory: RunDirectory, what: str) -> None:
+def test_an_invalid_configuration_is_one_line_and_exit_2(run_directory: RunDirectory, what: str) -> None:
     with contextlib.ExitStack() as stack:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         stack.callback(context.destroy, 0)
@@ -271,7 +271,7 @@ def test_what_cannot_be_served_is_one_line_and_exit_2(run_directory: RunDirector
         assert engine.process.wait(DEADLINE_S) == 2
 
 
-def test_it_dies_with_its_parent_and_takes_the_run_directory_along(engine: Engine) -> None:
+def test_the_process_ends_with_its_parent_and_removes_the_run_directory(engine: Engine) -> None:
     engine.client(engine.start())
     begun = time.monotonic()
     os.close(engine.lifeline)
@@ -279,14 +279,14 @@ def test_it_dies_with_its_parent_and_takes_the_run_directory_along(engine: Engin
     assert time.monotonic() - begun < 3 and not engine.run_directory.path.exists()
 
 
-def test_it_survives_a_keyboard_interrupt(engine: Engine) -> None:
+def test_the_process_ignores_sigint(engine: Engine) -> None:
     client = engine.client(engine.start())
     engine.process.send_signal(2)
     say(client, GetHealth(query_id=1))
     assert isinstance(engine.hear(client), Health)
 
 
-def test_a_refusal_of_the_core_ends_it_with_the_reason(engine: Engine) -> None:
+def test_a_refusal_by_the_core_ends_the_process_with_the_reason(engine: Engine) -> None:
     engine.at_core(Hello)
     refused = Refused(error=ErrorInfo("protocol", "another run"))
     engine.core.send_multipart([engine.core_identity, msgspec.msgpack.encode(refused)])

@@ -1,4 +1,4 @@
-"""LLM and AsyncLLM: an engine of one's own, its keywords, its end; with fake launchers and with the demo model."""
+"""LLM and AsyncLLM: start, keywords and end of a private engine, with fake launchers and with the demo model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import torch
 
 from tokenloom.frontend.client.async_client import AsyncClient
 from tokenloom.frontend.client.client import Client
-from tokenloom.frontend.embedded import child_engine as engine_handle
+from tokenloom.frontend.embedded import child_engine
 from tokenloom.frontend.embedded.child_engine import ChildEngine
 from tokenloom.frontend.embedded.in_process_transport import InProcessTransport
 from tokenloom.frontend.llm import LLM
@@ -71,13 +71,13 @@ def start(tmp_path: Path) -> Iterator[Callable[..., ChildEngine]]:
     assert set(threading.enumerate()) == before
 
 
-def test_no_key_stands_in_the_command_line(start: Callable[..., ChildEngine]) -> None:
+def test_the_command_line_contains_no_key(start: Callable[..., ChildEngine]) -> None:
     handle = start("serves", api_key="for our eyes only")
     assert handle.address == "ipc://x"
     assert b"only" not in Path(f"/proc/{handle.pid}/cmdline").read_bytes()
 
 
-def test_an_engine_says_where_it_serves_and_ends_with_its_lifeline(start: Callable[..., ChildEngine]) -> None:
+def test_an_engine_reports_its_address_and_ends_with_its_lifeline(start: Callable[..., ChildEngine]) -> None:
     handle = start("serves")
     assert handle.address == "ipc://x"
     assert os.getsid(handle.pid) == handle.pid, "Ctrl-C in the terminal is the program's, not the engine's"
@@ -86,7 +86,7 @@ def test_an_engine_says_where_it_serves_and_ends_with_its_lifeline(start: Callab
     handle.stop()
 
 
-def test_a_program_that_has_closed_its_standard_streams_may_start_one(tmp_path: Path) -> None:
+def test_a_program_without_standard_streams_can_start_an_engine(tmp_path: Path) -> None:
     script, answer = tmp_path / "launcher.py", tmp_path / "answer"
     script.write_text(LAUNCHER + LAUNCHERS["serves"])
     program = (
@@ -103,11 +103,11 @@ def test_a_program_that_has_closed_its_standard_streams_may_start_one(tmp_path: 
     assert answer.read_text() == "ipc://x"
 
 
-def test_an_engine_that_does_not_listen_is_killed(
+def test_an_engine_that_ignores_sigterm_is_killed(
     start: Callable[..., ChildEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_handle, "STOP_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(engine_handle, "TERMINATE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(child_engine, "STOP_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(child_engine, "TERMINATE_TIMEOUT_S", 0.1)
     handle = start("is stubborn")
     handle.stop()
     handle._watcher.join(DEADLINE_S)
@@ -122,14 +122,14 @@ def test_an_engine_that_does_not_listen_is_killed(
         ("hangs", EngineDead, r"(?s)did not start within 2 s.*first words.*start_timeout_s"),
     ],
 )
-def test_an_engine_that_cannot_start_says_why(
+def test_a_failed_start_raises_its_reason(
     start: Callable[..., ChildEngine], launcher: str, error_type: type[Exception], words: str
 ) -> None:
     with pytest.raises(error_type, match=words):
         start(launcher, **({"start_timeout_s": 2.0} if launcher == "hangs" else {}))
 
 
-def test_an_engine_that_is_killed_tells_the_signal_and_its_last_words(start: Callable[..., ChildEngine]) -> None:
+def test_a_killed_engine_is_an_error_with_the_signal_and_its_last_lines(start: Callable[..., ChildEngine]) -> None:
     handle = start("serves")
     told: list[TokenloomError] = []
     has_told = threading.Event()
@@ -142,7 +142,7 @@ def test_an_engine_that_is_killed_tells_the_signal_and_its_last_words(start: Cal
     assert late == told
 
 
-def test_the_engines_words_reach_the_programs_stderr(
+def test_the_engine_s_log_reaches_the_program_s_stderr(
     start: Callable[..., ChildEngine], capsys: pytest.CaptureFixture[str]
 ) -> None:
     start("serves").stop()
@@ -158,7 +158,7 @@ def test_every_field_of_the_configuration_is_a_keyword(tmp_path: Path) -> None:
     assert config_from_keywords("LLM", None, {"log_level": "debug"}).log_level == "debug"
 
 
-def test_an_unknown_keyword_is_a_type_error_with_what_it_may_have_meant() -> None:
+def test_an_unknown_keyword_is_a_type_error_with_a_suggestion() -> None:
     with pytest.raises(TypeError, match=r"LLM\(\) got an unexpected keyword argument 'tensor_paralel_size'.*parallel"):
         LLM(tensor_paralel_size=2)
 
@@ -174,7 +174,7 @@ def test_an_unknown_keyword_is_a_type_error_with_what_it_may_have_meant() -> Non
         ({"http": "0", "in_process": True}, "in_process serves no HTTP"),
     ],
 )
-def test_a_bad_value_is_refused_before_anything_starts(options: dict[str, object], words: str) -> None:
+def test_an_invalid_value_is_refused_before_a_process_starts(options: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         LLM(**options)  # type: ignore[arg-type]
 
@@ -183,14 +183,14 @@ def test_a_bad_value_is_refused_before_anything_starts(options: dict[str, object
 
 
 class FakeEngine:
-    """FakeService as an engine of this process."""
+    """FakeService as an engine in this process."""
 
     def __init__(self) -> None:
         self.service = FakeService()
         self.threads: set[threading.Thread] = set()
         self.is_closed = False
         self.error: Exception | None = None
-        self.interrupts = 0  # signals that come in the midst of the next step
+        self.interrupts = 0  # signals during the next step
 
     def send(self, message: ClientMessage) -> None:
         self.service.take(bytes(16), message)
@@ -223,7 +223,7 @@ class FakeAsyncLLM(AsyncClient):
         self._attach(transport, transport.close)
 
 
-def test_in_process_the_waiting_thread_does_the_work() -> None:
+def test_in_process_the_waiting_thread_runs_the_engine() -> None:
     engine = FakeEngine()
     with FakeLLM(engine) as llm:
         outputs = llm.generate(["a", "b"], [greedy(5), greedy(30)], use_tqdm=False)
@@ -254,7 +254,7 @@ def test_in_process_a_callback_may_use_the_engine_again() -> None:
         assert texts == [expected_text("b", 4)]
 
 
-def test_in_process_many_threads_share_the_work() -> None:
+def test_in_process_many_threads_run_the_engine_in_turn() -> None:
     with FakeLLM(FakeEngine()) as llm:
         texts: dict[str, str] = {}
 
@@ -272,7 +272,7 @@ def test_in_process_many_threads_share_the_work() -> None:
         assert all(text == expected_text(prompt, 20) for prompt, text in texts.items())
 
 
-def test_in_process_a_bug_reaches_the_debugger_and_a_dead_engine_everybody() -> None:
+def test_in_process_a_bug_is_raised_in_wait_and_engine_dead_in_every_request() -> None:
     engine = FakeEngine()
     with FakeLLM(engine) as llm:
         engine.error = ZeroDivisionError("a bug")
@@ -284,7 +284,7 @@ def test_in_process_a_bug_reaches_the_debugger_and_a_dead_engine_everybody() -> 
                 llm.generate("p", use_tqdm=False)
 
 
-def test_in_process_ctrl_c_takes_effect_between_two_turns() -> None:
+def test_in_process_ctrl_c_takes_effect_between_turns() -> None:
     engine = FakeEngine()
     with FakeLLM(engine) as llm:
         engine.interrupts = 1
@@ -300,7 +300,7 @@ def test_in_process_ctrl_c_takes_effect_between_two_turns() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_in_process_for_an_event_loop_works_in_the_background() -> None:
+def test_in_process_a_thread_runs_the_engine_for_an_event_loop() -> None:
     engine = FakeEngine()
     before = set(threading.enumerate())
 
@@ -330,7 +330,7 @@ os.kill(os.getpid(), 9)
 """
 
 
-def test_a_script_without_a_guard_gets_its_answer_and_leaves_nothing_when_it_is_killed(tmp_path: Path) -> None:
+def test_a_killed_script_without_a_main_guard_leaves_no_process(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     with subprocess.Popen(
@@ -346,7 +346,7 @@ def test_a_script_without_a_guard_gets_its_answer_and_leaves_nothing_when_it_is_
     os.close(engine_fd)
 
 
-def test_an_engine_that_dies_ends_every_wait_with_its_exit_code() -> None:
+def test_a_dead_engine_ends_every_wait_with_its_exit_code() -> None:
     with LLM(num_threads=1, max_num_seqs=8, num_kv_blocks=256) as llm:
         assert "Paris" in llm.generate("The capital of France is", greedy(8), use_tqdm=False)[0].outputs[0].text
         stream = llm.stream("1 + 1", SamplingParams(max_tokens=1500, ignore_eos=True))

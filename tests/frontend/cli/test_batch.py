@@ -1,4 +1,4 @@
-"""engine-launch batch: no request is repeated or lost, wherever a run was killed."""
+"""engine-launch batch: a continued run repeats and loses no request."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def request(custom_id: str, url: str = "/v1/completions") -> str:
     return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": {"prompt": "x"}}) + "\n"
 
 
-def test_wherever_the_output_is_torn_whole_lines_stay_and_the_torn_one_goes(tmp_path: Path) -> None:
+def test_an_incomplete_last_line_is_cut_off_at_any_length(tmp_path: Path) -> None:
     path, rng = tmp_path / "out.jsonl", random.Random(3)
     whole = [answer(name, rng.choice([200, 400])) for name in "abcdef"]
     data = b"".join(whole)
@@ -40,7 +40,7 @@ def test_wherever_the_output_is_torn_whole_lines_stay_and_the_torn_one_goes(tmp_
         assert path.read_bytes() == b"".join(whole[:num_whole]) + answer("next")
 
 
-def test_a_file_of_somebody_else_is_not_touched(tmp_path: Path) -> None:
+def test_a_file_without_responses_is_refused_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     for text in (b"my notes\n", b"my notes", answer("a") + b"my notes", b"{}\n"):
         path.write_bytes(text)
@@ -49,7 +49,7 @@ def test_a_file_of_somebody_else_is_not_touched(tmp_path: Path) -> None:
         assert path.read_bytes() == text
 
 
-def test_errors_count_as_done_and_are_told(tmp_path: Path) -> None:
+def test_requests_with_errors_count_as_done(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     path.write_bytes(answer("good") + answer("bad", 400))
     with open(path, "ab+") as output:
@@ -65,7 +65,7 @@ def test_errors_count_as_done_and_are_told(tmp_path: Path) -> None:
         ('{"custom_id": "a"}\n', ":1 is not a batch request"),
     ],
 )
-def test_a_bad_line_is_named_before_anything_runs(tmp_path: Path, text: str, reason: str) -> None:
+def test_an_invalid_line_is_refused_before_any_request_runs(tmp_path: Path, text: str, reason: str) -> None:
     path = tmp_path / "in.jsonl"
     path.write_text(text)
     with pytest.raises(ConfigError, match=reason):
@@ -74,7 +74,7 @@ def test_a_bad_line_is_named_before_anything_runs(tmp_path: Path, text: str, rea
     assert not (tmp_path / "out.jsonl").exists()
 
 
-def test_the_requests_are_never_taken_for_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_of_requests_is_refused_as_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "in").write_text(request("a"))
     (tmp_path / "copy").write_text(request("a"))
     assert BATCH.main([str(tmp_path / "in"), str(tmp_path / "in")]) == 2
@@ -83,7 +83,7 @@ def test_the_requests_are_never_taken_for_answers(tmp_path: Path, capsys: pytest
     assert (tmp_path / "in").read_text() == (tmp_path / "copy").read_text() == request("a")
 
 
-def test_two_batches_do_not_write_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_batches_cannot_write_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "in").write_text(request("a"))
     with open(tmp_path / "out", "wb") as output:
         fcntl.flock(output, fcntl.LOCK_EX)
@@ -91,7 +91,7 @@ def test_two_batches_do_not_write_one_file(tmp_path: Path, capsys: pytest.Captur
     assert "another batch is writing" in capsys.readouterr().err
 
 
-def test_an_engine_that_is_not_there_is_said_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreachable_engine_is_an_error_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "in").write_text(request("a"))
     assert BATCH.main([str(tmp_path / "in"), str(tmp_path / "out"), "--url", "http://127.0.0.1:1"]) == 2
     assert "http://127.0.0.1:1 does not answer" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The chat's turns, at a terminal of lists."""
+"""ChatSession with lists in place of a terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tokenloom.frontend.cli.chat import ChatSession
 
 
 class Engine:
-    """Answers every turn with one word, after whose end Ctrl-C is hit the first time."""
+    """Responds with one word; after the first response it raises KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.num_interrupts = 0
@@ -25,7 +25,7 @@ class Engine:
         return [0]
 
 
-def test_ctrl_c_just_after_the_end_of_an_answer_does_not_end_the_chat() -> None:
+def test_ctrl_c_after_a_response_does_not_end_the_chat() -> None:
     typed, shown = iter(["first", "second", "/exit"]), list[str]()
     chat = ChatSession(cast(Client, Engine()), SamplingParams(), None, lambda _: next(typed), shown.append)
     chat.run()

@@ -1,4 +1,4 @@
-"""The commands of engine-launch: what their help says is so, and a mistake is answered with its mend."""
+"""Commands of engine-launch: the examples of their help parse, errors are one line with the mend."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCRIPTS = Path(__file__).parents[3] / "scripts"
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_example_of_a_help_text_is_understood(name: str) -> None:
+def test_every_example_of_a_help_text_is_parsed(name: str) -> None:
     command = load_command(name)
     assert command.name == name and command.examples
     parser = argparse.ArgumentParser()
@@ -28,7 +28,7 @@ def test_every_example_of_a_help_text_is_understood(name: str) -> None:
         assert f"engine-launch {name} {example}".rstrip() in parser.format_help()
 
 
-def test_the_examples_of_serving_are_understood() -> None:
+def test_the_examples_of_serve_are_parsed() -> None:
     parser = launch.new_serve_parser()
     assert parser.epilog is not None
     examples = re.findall(r"engine-launch(.*)", parser.epilog)
@@ -43,21 +43,21 @@ def test_the_examples_of_serving_are_understood() -> None:
     "argument, mend",
     [("statsu", "did you mean status?"), ("./Qwen3-0.6B", "neither a folder nor a hub id")],
 )
-def test_a_word_that_is_no_command_is_answered_with_what_is(
+def test_an_unknown_command_is_refused_with_a_suggestion(
     argument: str, mend: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert launch.main([argument]) == 2
     assert mend in capsys.readouterr().err
 
 
-def test_every_benchmark_that_can_be_run_is_offered() -> None:
+def test_bench_lists_every_benchmark_script() -> None:
     scripts = {
         path.stem.removeprefix("bench_") for path in SCRIPTS.glob("bench_*.py") if "__main__" in path.read_text()
     }
     assert BENCHMARKS.keys() == scripts
 
 
-def test_a_benchmark_gets_all_that_follows_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_benchmark_gets_all_arguments_after_its_name(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         launch.main(["bench", "serve", "--help"])
     assert ended.value.code == 0

@@ -1,4 +1,4 @@
-"""What a program can do with an AsyncClient, against a fake frontend."""
+"""AsyncClient against a fake frontend."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tokenloom.tests.frontend.fake_frontend import DEADLINE_S, FORBIDDEN, FakeFr
 
 
 def with_client(body: Callable[[FakeFrontend, AsyncClient], Awaitable[None]]) -> Callable[[FakeFrontend], None]:
-    """A test of what happens in one event loop, in which a client is attached to the fake frontend."""
+    """Make a test that runs `body` in an event loop with a client of the fake frontend."""
 
     def test(fake: FakeFrontend) -> None:
         async def main() -> None:
@@ -45,7 +45,7 @@ async def test_outputs_are_cumulative_and_the_last_one_is_finished(fake: FakeFro
 
 
 @with_client
-async def test_requests_without_parameters_get_the_engines_defaults(fake: FakeFrontend, client: AsyncClient) -> None:
+async def test_requests_without_parameters_get_the_engine_s_defaults(fake: FakeFrontend, client: AsyncClient) -> None:
     fake.set(defaults={"temperature": 0.25, "max_tokens": 3})
     assert await client.get_default_sampling_params() == SamplingParams(temperature=0.25, max_tokens=3)
     outputs = [output async for output in client.generate("a", priority=7)]
@@ -57,14 +57,14 @@ async def test_requests_without_parameters_get_the_engines_defaults(fake: FakeFr
 
 
 @with_client
-async def test_many_tasks_at_once_get_their_own_answers(fake: FakeFrontend, client: AsyncClient) -> None:
+async def test_each_of_many_tasks_gets_its_own_output(fake: FakeFrontend, client: AsyncClient) -> None:
     outputs = await asyncio.gather(*[last(client, f"p{index}", 1 + index % 50) for index in range(300)])
     for index, output in enumerate(outputs):
         assert output.outputs[0].text == expected_text(f"p{index}", 1 + index % 50)
 
 
 @with_client
-async def test_a_slow_consumer_finds_all_news_in_one_output(fake: FakeFrontend, client: AsyncClient) -> None:
+async def test_updates_for_a_slow_consumer_are_merged_into_one_output(fake: FakeFrontend, client: AsyncClient) -> None:
     fake.set(max_deltas=1)
     stream = client.generate("p", greedy(400))
     await anext(stream)
@@ -89,9 +89,7 @@ async def test_cancelling_the_task_aborts_the_request(fake: FakeFrontend, client
 
 
 @with_client
-async def test_leaving_the_loop_and_closing_the_generator_aborts_the_request(
-    fake: FakeFrontend, client: AsyncClient
-) -> None:
+async def test_closing_the_generator_aborts_the_request(fake: FakeFrontend, client: AsyncClient) -> None:
     fake.set(max_deltas=1)
     stream = client.generate("p", greedy())
     async for _ in stream:
@@ -101,7 +99,7 @@ async def test_leaving_the_loop_and_closing_the_generator_aborts_the_request(
 
 
 @with_client
-async def test_abort_ends_a_request_for_whoever_waits(fake: FakeFrontend, client: AsyncClient) -> None:
+async def test_an_aborted_request_ends_with_the_tokens_so_far(fake: FakeFrontend, client: AsyncClient) -> None:
     fake.set(max_deltas=1)
     stream = client.generate("p", greedy(), "mine")
     first = await anext(stream)
@@ -112,7 +110,7 @@ async def test_abort_ends_a_request_for_whoever_waits(fake: FakeFrontend, client
 
 
 @with_client
-async def test_chats_and_questions_are_answered(fake: FakeFrontend, client: AsyncClient) -> None:
+async def test_chats_and_queries_get_their_replies(fake: FakeFrontend, client: AsyncClient) -> None:
     turns = [{"role": "user", "content": "hello"}]
     for stream in (client.chat(turns, greedy(5)), client.generate(turns, greedy(5))):
         outputs = [output async for output in stream]
@@ -124,7 +122,7 @@ async def test_chats_and_questions_are_answered(fake: FakeFrontend, client: Asyn
 
 
 @with_client
-async def test_errors_reach_the_task_that_asked(fake: FakeFrontend, client: AsyncClient) -> None:
+async def test_an_error_is_raised_in_the_task_of_its_request(fake: FakeFrontend, client: AsyncClient) -> None:
     good = asyncio.create_task(last(client, "good", 20))
     with pytest.raises(RequestError, match="forbidden"):
         await last(client, FORBIDDEN, 1)
@@ -136,7 +134,7 @@ async def test_errors_reach_the_task_that_asked(fake: FakeFrontend, client: Asyn
 
 
 @with_client
-async def test_requests_go_on_after_the_frontend_was_replaced(fake: FakeFrontend, client: AsyncClient) -> None:
+async def test_requests_resume_after_the_frontend_is_replaced(fake: FakeFrontend, client: AsyncClient) -> None:
     fake.set(max_deltas=2)
     task = asyncio.create_task(last(client, "p", 40))
     await asyncio.to_thread(fake.until, lambda service: service.is_paused)
@@ -146,7 +144,7 @@ async def test_requests_go_on_after_the_frontend_was_replaced(fake: FakeFrontend
     assert (await task).outputs[0].text == expected_text("p", 40)
 
 
-def test_one_client_serves_one_loop_after_the_other(fake: FakeFrontend) -> None:
+def test_event_loops_use_one_client_in_turn(fake: FakeFrontend) -> None:
     before = set(threading.enumerate())
     client = AsyncClient(fake.address)
     for number in range(3):
@@ -157,7 +155,7 @@ def test_one_client_serves_one_loop_after_the_other(fake: FakeFrontend) -> None:
     assert set(threading.enumerate()) == before
 
 
-def test_a_loop_that_ends_with_a_request_open_does_no_harm(fake: FakeFrontend) -> None:
+def test_a_loop_that_ends_aborts_its_open_request(fake: FakeFrontend) -> None:
     with AsyncClient(fake.address) as client:
         fake.set(max_deltas=1)
 
@@ -170,7 +168,7 @@ def test_a_loop_that_ends_with_a_request_open_does_no_harm(fake: FakeFrontend) -
         assert asyncio.run(asyncio.wait_for(last(client, "q", 5), DEADLINE_S)).finished
 
 
-def test_nobody_at_the_address_is_an_error_of_the_first_request(tmp_path: Path) -> None:
+def test_without_an_engine_the_first_request_raises_engine_dead(tmp_path: Path) -> None:
     async def main() -> None:
         client = AsyncClient(f"ipc://{tmp_path}/none", connect_timeout_s=0.2)
         with pytest.raises(EngineDead, match="no engine answers"):

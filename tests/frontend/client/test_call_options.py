@@ -1,4 +1,4 @@
-"""The keywords of generate, chat and embed mean the same in every client, and are refused with what is wrong."""
+"""Keywords of generate, chat and embed: equal in both clients, refused with the reason."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
 
 
 def call(fake: FakeFrontend, method: str, is_async: bool, **options: Any) -> Submit:
-    """What a client submits for one call."""
+    """Return the Submit of one call."""
     prompt = CHAT if method == "chat" else "hi"
     arguments = () if method == "embed" else (greedy(2),)
 
@@ -50,7 +50,7 @@ def call(fake: FakeFrontend, method: str, is_async: bool, **options: Any) -> Sub
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
-def test_a_chat_s_keywords_travel_to_its_template(fake: FakeFrontend, is_async: bool) -> None:
+def test_keywords_of_chat_reach_the_template(fake: FakeFrontend, is_async: bool) -> None:
     submit = call(
         fake,
         "chat",
@@ -83,7 +83,7 @@ def test_a_chat_s_keywords_travel_to_its_template(fake: FakeFrontend, is_async: 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize(("method", "options", "complaint"), CASES)
-def test_what_is_not_served_is_refused_by_name(
+def test_an_unserved_keyword_is_refused_by_name(
     fake: FakeFrontend, is_async: bool, method: str, options: dict[str, Any], complaint: str
 ) -> None:
     with pytest.raises(RequestError, match=complaint):
@@ -93,6 +93,6 @@ def test_what_is_not_served_is_refused_by_name(
         call(fake, method, is_async, no_such_thing=None)
 
 
-def test_each_prompt_may_have_a_priority_of_its_own(fake: FakeFrontend, client: Client) -> None:
+def test_each_prompt_may_have_its_own_priority(fake: FakeFrontend, client: Client) -> None:
     client.generate(["a", "b"], greedy(2), use_tqdm=False, priority=[1, 2])
     assert fake.do(lambda service: [submit.params.priority for submit in service.submits]) == [1, 2]

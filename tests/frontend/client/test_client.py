@@ -1,4 +1,4 @@
-"""What a program can do with a Client, against a fake frontend."""
+"""Client against a fake frontend."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.tests.frontend.fake_frontend import DEADLINE_S, FORBIDDEN, FakeFrontend, expected_text, greedy
 
 
-def test_results_come_in_the_order_of_the_prompts(client: Client) -> None:
+def test_outputs_are_in_the_order_of_the_prompts(client: Client) -> None:
     prompts = [f"prompt {index}" for index in range(50)]
     params = [greedy(1 + (index * 7) % 40) for index in range(50)]
     outputs = client.generate(prompts, params, use_tqdm=False)
@@ -40,17 +40,17 @@ def test_results_come_in_the_order_of_the_prompts(client: Client) -> None:
     "prompts",
     ["hi", ["hi"], [104, 105], [[104, 105]], {"prompt": "hi"}, {"prompt_token_ids": [104, 105]}, [{"prompt": "hi"}]],
 )
-def test_every_form_of_a_prompt_gives_the_same_answer(client: Client, prompts: object) -> None:
+def test_every_form_of_a_prompt_gives_the_same_output(client: Client, prompts: object) -> None:
     (output,) = client.generate(prompts, greedy(5), use_tqdm=False)  # type: ignore[arg-type]
     assert output.outputs[0].text == expected_text("hi", 5)
     assert output.prompt_token_ids == [104, 105]
 
 
-def test_no_prompts_give_no_results(client: Client) -> None:
+def test_no_prompts_give_no_outputs(client: Client) -> None:
     assert client.generate([], greedy()) == []
 
 
-def test_parameters_are_one_for_all_or_one_each_or_the_defaults(client: Client) -> None:
+def test_parameters_are_for_all_prompts_or_for_each_or_the_defaults(client: Client) -> None:
     outputs = client.generate(["a", "b"], [greedy(2), greedy(3)], use_tqdm=False)
     assert [len(output.outputs[0].token_ids) for output in outputs] == [2, 3]
     assert len(client.generate("a", use_tqdm=False)[0].outputs[0].token_ids) == 16
@@ -58,11 +58,11 @@ def test_parameters_are_one_for_all_or_one_each_or_the_defaults(client: Client) 
         client.generate(["a", "b"], [greedy()], use_tqdm=False)
 
 
-def test_requests_without_parameters_get_the_engines_defaults(fake: FakeFrontend, client: Client) -> None:
+def test_requests_without_parameters_get_the_engine_s_defaults(fake: FakeFrontend, client: Client) -> None:
     fake.set(defaults={"temperature": 0.25, "max_tokens": 3})
     params = client.get_default_sampling_params()
     assert params == SamplingParams(temperature=0.25, max_tokens=3)
-    params.max_tokens = 9  # a copy of its own
+    params.max_tokens = 9  # does not change the client's defaults
     lengths = [len(output.outputs[0].token_ids) for output in client.generate(["a", "b"], use_tqdm=False)]
     lengths.append(len(client.chat([{"role": "user", "content": "c"}], use_tqdm=False)[0].outputs[0].token_ids))
     lengths.append(len(client.submit("d").result(DEADLINE_S).outputs[0].token_ids))
@@ -71,7 +71,7 @@ def test_requests_without_parameters_get_the_engines_defaults(fake: FakeFrontend
     assert len(client.generate("f", SamplingParams(max_tokens=5), use_tqdm=False)[0].outputs[0].token_ids) == 5
 
 
-def test_parameters_are_checked_and_copied_when_they_are_submitted(client: Client) -> None:
+def test_parameters_are_checked_and_copied_at_submission(client: Client) -> None:
     params = greedy(3)
     futures = [client.submit("a", params)]
     params.max_tokens = 5
@@ -83,15 +83,13 @@ def test_parameters_are_checked_and_copied_when_they_are_submitted(client: Clien
     assert [len(future.result(DEADLINE_S).outputs[0].token_ids) for future in futures] == [3, 5]
 
 
-def test_a_bad_prompt_among_many_is_refused_before_anything_is_sent(fake: FakeFrontend, client: Client) -> None:
+def test_an_invalid_prompt_among_many_is_refused_before_any_is_sent(fake: FakeFrontend, client: Client) -> None:
     with pytest.raises(RequestError, match="empty"):
         client.generate(["good", ""], greedy(), use_tqdm=False)
     assert fake.do(lambda service: service.submits) == []
 
 
-def test_a_prompt_that_the_engine_refuses_raises_its_error_and_the_rest_is_aborted(
-    fake: FakeFrontend, client: Client
-) -> None:
+def test_an_error_of_one_prompt_is_raised_and_aborts_the_others(fake: FakeFrontend, client: Client) -> None:
     fake.set(is_paused=True)
     with pytest.raises(RequestError, match=r"prompt 1 of 3: .*forbidden: choose"):
         client.generate(["a", FORBIDDEN, "c"], greedy(), use_tqdm=False)
@@ -100,14 +98,14 @@ def test_a_prompt_that_the_engine_refuses_raises_its_error_and_the_rest_is_abort
     assert client.generate("a", greedy(2), use_tqdm=False)[0].finished
 
 
-def test_a_long_list_is_not_refused_by_an_engine_that_takes_few_at_once(fake: FakeFrontend, client: Client) -> None:
+def test_a_long_list_completes_on_an_engine_that_admits_few_at_once(fake: FakeFrontend, client: Client) -> None:
     fake.set(max_running=3)
     prompts = [f"p{index}" for index in range(100)]
     outputs = client.generate(prompts, greedy(6), use_tqdm=False)
     assert [output.outputs[0].text for output in outputs] == [expected_text(prompt, 6) for prompt in prompts]
 
 
-def test_chat_serves_one_conversation_or_many(client: Client) -> None:
+def test_chat_accepts_one_conversation_or_many(client: Client) -> None:
     turns = [{"role": "user", "content": "hel"}, {"role": "assistant", "content": "lo"}]
     (output,) = client.chat(turns, greedy(5), use_tqdm=False)
     assert output.outputs[0].text == expected_text("hello", 5)
@@ -115,7 +113,7 @@ def test_chat_serves_one_conversation_or_many(client: Client) -> None:
     assert [output.outputs[0].text for output in outputs] == [expected_text("hello", 5), expected_text("x", 5)]
 
 
-def test_a_stream_gives_the_text_in_pieces(client: Client) -> None:
+def test_a_stream_yields_the_text_in_pieces(client: Client) -> None:
     pieces = list(client.stream("hello", greedy(20)))
     assert len(pieces) == 5
     assert "".join(pieces) == expected_text("hello", 20)
@@ -135,10 +133,10 @@ def test_a_stream_raises_the_error_of_its_request(client: Client) -> None:
     with pytest.raises(RequestError, match="forbidden"):
         list(client.stream(FORBIDDEN))
     with pytest.raises(RequestError, match="empty"):
-        client.stream("")  # before it is read
+        client.stream("")  # before the iterator is read
 
 
-def test_a_future_gives_the_output(client: Client) -> None:
+def test_a_future_returns_the_output(client: Client) -> None:
     futures = [client.submit(f"p{index}", greedy(9)) for index in range(20)]
     done, _ = concurrent.futures.wait(futures, DEADLINE_S)
     assert len(done) == 20
@@ -174,7 +172,7 @@ def test_a_callback_of_a_future_may_use_the_client(client: Client) -> None:
     assert again.result(DEADLINE_S) == expected_text("again", 3)
 
 
-def test_abort_ends_a_request_for_whoever_waits(fake: FakeFrontend, client: Client) -> None:
+def test_an_aborted_request_ends_with_the_tokens_so_far(fake: FakeFrontend, client: Client) -> None:
     fake.set(max_deltas=2)
     future = client.submit("p", greedy(20), request_id="mine")
     fake.until(lambda service: service.is_paused)
@@ -186,7 +184,7 @@ def test_abort_ends_a_request_for_whoever_waits(fake: FakeFrontend, client: Clie
     assert len(answer.token_ids) == 8
 
 
-def test_an_id_is_used_once_at_a_time(fake: FakeFrontend, client: Client) -> None:
+def test_a_request_id_is_refused_while_it_is_open(fake: FakeFrontend, client: Client) -> None:
     fake.set(is_paused=True)
     first = client.submit("p", greedy(3), request_id="x")
     with pytest.raises(RequestError, match="x is open already"):
@@ -196,7 +194,7 @@ def test_an_id_is_used_once_at_a_time(fake: FakeFrontend, client: Client) -> Non
     client.submit("p", greedy(3), request_id="x").result(DEADLINE_S)
 
 
-def test_questions_are_answered(client: Client) -> None:
+def test_queries_get_their_replies(client: Client) -> None:
     assert client.tokenize("hi") == [104, 105]
     assert client.tokenize([{"role": "user", "content": "hi"}]) == [104, 105]
     assert client.detokenize([104, 105]) == "hi"
@@ -206,7 +204,7 @@ def test_questions_are_answered(client: Client) -> None:
         client.tokenize(FORBIDDEN)
 
 
-def test_many_threads_and_clients_at_once_get_their_own_answers(fake: FakeFrontend, client: Client) -> None:
+def test_each_of_many_threads_and_clients_gets_its_own_output(fake: FakeFrontend, client: Client) -> None:
     def work(number: int) -> None:
         with Client(fake.address) as own:
             for round_number in range(5):
@@ -230,18 +228,18 @@ def test_ten_thousand_requests_take_little_time_each(fake: FakeFrontend, client:
     assert per_request_us < 1000, "about 100 µs on one idle core, half of it the fake's"
 
 
-def test_a_bar_counts_requests_and_tokens(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_progress_bar_counts_requests_and_tokens(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
     client.generate(["a", "b"], greedy(5))
     bar = capsys.readouterr().err
     assert "2/2" in bar and "tokens/s" in bar
 
 
-def test_a_program_without_a_console_sees_no_bar(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_without_a_console_shows_no_progress_bar(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", None)
     assert client.generate("a", greedy(5))[0].finished
 
 
-def test_a_closed_client_says_so_and_leaves_no_thread(fake: FakeFrontend) -> None:
+def test_a_closed_client_refuses_calls_and_leaves_no_thread(fake: FakeFrontend) -> None:
     before = set(threading.enumerate())
     fake.set(is_paused=True)
     client = Client(fake.address)
@@ -256,7 +254,7 @@ def test_a_closed_client_says_so_and_leaves_no_thread(fake: FakeFrontend) -> Non
 
 
 @pytest.mark.parametrize("waits_at_exit", [False, True])
-def test_a_callback_that_never_returns_keeps_no_program_from_ending(
+def test_a_program_ends_despite_a_callback_that_never_returns(
     fake: FakeFrontend, tmp_path: Path, waits_at_exit: bool
 ) -> None:
     script = tmp_path / "script.py"
@@ -276,7 +274,7 @@ def test_a_callback_that_never_returns_keeps_no_program_from_ending(
     assert "a callback has not returned within 0.3 s: thread «tokenloom callbacks»" in line
 
 
-def test_a_client_that_is_dropped_is_closed(fake: FakeFrontend) -> None:
+def test_garbage_collection_closes_a_client(fake: FakeFrontend) -> None:
     before = set(threading.enumerate())
     client = Client(fake.address)
     client.submit("p", greedy(3)).result(DEADLINE_S)
@@ -287,13 +285,13 @@ def test_a_client_that_is_dropped_is_closed(fake: FakeFrontend) -> None:
     assert set(threading.enumerate()) == before
 
 
-def test_an_engine_of_another_version_is_refused_by_both_numbers(fake: FakeFrontend) -> None:
+def test_an_engine_of_another_version_is_an_error_with_both_numbers(fake: FakeFrontend) -> None:
     fake.set(version=7)
     with pytest.raises(ProtocolError, match=r"^the client speaks 1, this engine 7 \(engine at "):
         Client(fake.address)
 
 
-def test_an_address_where_nobody_is_is_named_with_the_mend(tmp_path: Path) -> None:
+def test_without_an_engine_the_error_names_the_address_and_the_mend(tmp_path: Path) -> None:
     before = set(threading.enumerate())
     with pytest.raises(EngineDead, match=rf"{tmp_path}/none for 0.2 s.*engine-launch"):
         Client(f"ipc://{tmp_path}/none", connect_timeout_s=0.2)
@@ -301,19 +299,19 @@ def test_an_address_where_nobody_is_is_named_with_the_mend(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("address", ["", "localhost:5555", "tcp://host", "ipc://" + "x" * 200, 5])
-def test_an_address_that_cannot_be_one_is_refused_at_once(address: object) -> None:
+def test_an_invalid_address_is_refused_at_once(address: object) -> None:
     with pytest.raises(ValueError, match=r"ipc://|cannot connect"):
         Client(address)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), float("inf"), None, "5"])
-def test_a_timeout_that_cannot_be_one_is_refused_at_once(timeout_s: object) -> None:
+def test_an_invalid_timeout_is_refused_at_once(timeout_s: object) -> None:
     with pytest.raises(RequestError, match="connect_timeout_s must be"):
         Client("ipc:///none", connect_timeout_s=timeout_s)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("mode", ["bogus", None, 3])
-def test_a_pause_of_no_known_mode_costs_nobody_anything(client: Client, mode: object) -> None:
+def test_an_unknown_pause_mode_is_refused_before_it_is_sent(client: Client, mode: object) -> None:
     with pytest.raises(RequestError, match="mode must be keep, wait, abort"):
         client.pause(mode)  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="model is None"):
@@ -321,8 +319,8 @@ def test_a_pause_of_no_known_mode_costs_nobody_anything(client: Client, mode: ob
     assert client.generate("p", greedy(3), use_tqdm=False)[0].finished
 
 
-def test_a_program_that_ends_without_close_ends_at_once(fake: FakeFrontend, tmp_path: Path) -> None:
-    """Nor does it need a __main__ guard, torch, transformers, numpy or more than a moment to import."""
+def test_a_program_without_close_ends_at_once(fake: FakeFrontend, tmp_path: Path) -> None:
+    """The program needs no __main__ guard, torch, transformers or numpy, and imports fast."""
     script = tmp_path / "script.py"
     script.write_text(
         "import sys, json, tokenloom\n"
@@ -339,7 +337,7 @@ def test_a_program_that_ends_without_close_ends_at_once(fake: FakeFrontend, tmp_
     assert result.returncode == 0
 
 
-def test_a_submit_is_sent_as_it_is_documented(fake: FakeFrontend, client: Client) -> None:
+def test_a_submit_is_sent_as_documented(fake: FakeFrontend, client: Client) -> None:
     client.submit("p", greedy(3), request_id="x").result(DEADLINE_S)
     (submit,) = fake.do(lambda service: service.submits)
     assert submit == Submit(request_id="x", prompt="p", params=greedy(3))

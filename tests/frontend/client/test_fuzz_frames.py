@@ -1,4 +1,4 @@
-"""The short form of scripts/fuzz_frames.py: frames of every channel, at handlers and at a socket."""
+"""Short run of scripts/fuzz_frames.py: frames of every channel, for handlers and for a socket."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEADLINE_S = 30.0
 
 
 def decode(decoder: Decoder[object], frame: bytes) -> object:
-    """The message; None for a frame that does not decode."""
+    """Decode a frame; None if it is malformed."""
     try:
         return decoder.decode(frame)
     except ProtocolError:
@@ -59,7 +59,7 @@ def test_decoding_raises_nothing_but_protocol_errors(script: ModuleType, name: s
 
 
 @pytest.mark.parametrize("name", CHANNELS)
-def test_every_message_of_a_channel_is_made(script: ModuleType, name: str) -> None:
+def test_every_message_type_of_a_channel_is_generated(script: ModuleType, name: str) -> None:
     channel = script.CHANNELS[name]
     fuzzer, decoder = script.FrameFuzzer(channel.message_type, 4), Decoder[object](channel.message_type)
     seen = {type(decode(decoder, fuzzer.valid())) for _ in range(2000)}
@@ -76,7 +76,7 @@ def test_malformed_frames_never_decode_and_the_seed_fixes_them(script: ModuleTyp
             decoder.decode(frames[0])
 
 
-def test_frames_reach_a_socket_and_a_dead_one_is_noticed(script: ModuleType) -> None:
+def test_frames_reach_a_socket_and_a_dead_one_is_detected(script: ModuleType) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     server = new_socket(context, zmq.ROUTER)
     server.bind("tcp://127.0.0.1:*")
@@ -99,6 +99,6 @@ def test_frames_reach_a_socket_and_a_dead_one_is_noticed(script: ModuleType) -> 
     context.destroy(linger=0)
 
 
-def test_retyped_messages_are_msgpack_still(script: ModuleType) -> None:
+def test_retyped_messages_are_valid_msgpack(script: ModuleType) -> None:
     fuzzer = script.FrameFuzzer(script.CHANNELS["client"].message_type, 5)
     assert all(isinstance(msgspec.msgpack.decode(fuzzer.valid()), dict) for _ in range(500))

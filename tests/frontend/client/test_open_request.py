@@ -1,4 +1,4 @@
-"""What a client holds of a request is what it asks for again: its tokens, its seeds, what was told of its prompt."""
+"""OpenRequest: a resubmission contains the delivered tokens, the seeds and the number of prompt logprobs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PROMPT = encode_ids([7, 8, 9])
 
 
 def accept(request: OpenRequest, seed: int = 5) -> Submit:
-    """The next attempt, which the frontend takes."""
+    """Make the next attempt and accept it."""
     submit = request.next_submit()
     assert request.accept(
         Accepted(request_id="a", attempt=submit.attempt, prompt_token_ids=PROMPT, prompt="p", seed=seed)
@@ -30,22 +30,22 @@ def delta(start: int, num_tokens: int, index: int = 0, **more: object) -> Delta:
     return Delta(request_id="a", index=index, start=start, token_ids=token_ids, **more)  # type: ignore[arg-type]
 
 
-def test_before_anything_came_it_is_asked_for_by_its_tokens_alone() -> None:
+def test_without_delivered_tokens_a_resubmission_contains_only_the_prompt_tokens() -> None:
     submit = accept(accepted_request())
     assert (submit.attempt, submit.prompt, submit.prompt_token_ids, submit.children) == (1, None, PROMPT, [])
 
 
-def test_each_answer_keeps_the_seed_of_the_first_acceptance() -> None:
+def test_each_sequence_keeps_the_seed_of_the_first_acceptance() -> None:
     request = accepted_request(n=3)
     assert request.apply(delta(0, 2)) == request.apply(delta(0, 1, index=2)) == "applied"
     assert request.apply(delta(2, 1, finish_reason="stop")) == "applied"
     for _ in range(2):
-        submit = accept(request, seed=6)  # of the first answer that is still open
+        submit = accept(request, seed=6)  # seed of the first unfinished sequence
         assert [(child.index, child.seed) for child in submit.children] == [(1, 6), (2, 7)]
         assert [len(decode_ids(child.output_token_ids)) for child in submit.children] == [0, 1]
 
 
-def test_prompt_logprobs_that_were_told_before_any_token_are_not_asked_for_again() -> None:
+def test_delivered_prompt_logprobs_are_not_requested_again() -> None:
     request = accepted_request()
     told = Logprobs(num_top=0, token_ids=encode_ids([8]), logprobs=bytes(4), ranks=encode_ids([1]))
     assert request.apply(delta(0, 0, prompt_logprobs=told, prompt_start=1)) == "applied"
@@ -53,7 +53,7 @@ def test_prompt_logprobs_that_were_told_before_any_token_are_not_asked_for_again
     assert len(submit.children) == 1 and submit.num_prompt_logprobs == 2
 
 
-def test_only_what_follows_is_taken_and_only_what_is_missing_is_a_gap() -> None:
+def test_a_delta_is_applied_only_where_the_delivered_tokens_end() -> None:
     request = accepted_request()
     assert [request.apply(each) for each in (delta(0, 3), delta(1, 2), delta(3, 0))] == [
         "applied",

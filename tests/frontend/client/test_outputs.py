@@ -1,4 +1,4 @@
-"""Outputs are cumulative copies, and readable in a shell."""
+"""RequestOutput and OutputBuilder: cumulative copies with a short repr."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def new_builder(prompt: str | None = "hello", ids: bytes | None = None) -> Outpu
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_however_the_deltas_are_cut_the_output_is_the_same(seed: int) -> None:
+def test_the_output_does_not_depend_on_the_cuts_between_deltas(seed: int) -> None:
     rng = random.Random(seed)
     tokens = [rng.randrange(50_000) for _ in range(200)]
     builder, start = new_builder(), 0
@@ -45,7 +45,7 @@ def test_however_the_deltas_are_cut_the_output_is_the_same(seed: int) -> None:
     assert (output.metrics.num_preemptions, output.metrics.finished_time) == (2, 5.0)
 
 
-def test_an_output_does_not_change_when_more_comes() -> None:
+def test_later_updates_do_not_change_an_output() -> None:
     builder = new_builder()
     builder.add(Delta(request_id="r", token_ids=encode_ids([1]), text="a", num_cached_tokens=4))
     first = builder.build()
@@ -56,7 +56,7 @@ def test_an_output_does_not_change_when_more_comes() -> None:
     assert second.num_cached_tokens == 4
 
 
-def test_the_prompt_is_what_the_core_holds() -> None:
+def test_the_output_has_the_prompt_of_the_core() -> None:
     builder = new_builder()
     assert builder.build().prompt == "hello"
     builder.add(Accepted(request_id="r", attempt=0, prompt_token_ids=encode_ids([5, 6]), prompt="<s>hello", seed=1))
@@ -82,7 +82,7 @@ def test_a_long_output_has_a_short_repr() -> None:
     assert "prompt='short', prompt_token_ids=[1, 2]" in repr(builder.build())
 
 
-def test_outputs_have_what_programs_for_vllm_read() -> None:
+def test_outputs_have_the_fields_of_vllm() -> None:
     builder = new_builder()
     first = builder.build()
     builder.add(Delta(request_id="r", token_ids=encode_ids([1]), text="a", finish_reason="length"))

@@ -1,4 +1,4 @@
-"""Prompts are understood in every form that users know; what cannot be one is refused with the mend."""
+"""Prompts: every form of vLLM is accepted, an invalid one is refused with the mend."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PARAMS = SamplingParams()
         ((text for text in "ab"), 2),
     ],
 )
-def test_one_prompt_is_told_from_many(prompts: object, num_prompts: int) -> None:
+def test_list_prompts_tells_one_prompt_from_many(prompts: object, num_prompts: int) -> None:
     listed = list_prompts(prompts)  # type: ignore[arg-type]
     assert len(listed) == num_prompts
     for prompt in listed:
@@ -47,7 +47,7 @@ def test_one_prompt_is_told_from_many(prompts: object, num_prompts: int) -> None
 
 
 @pytest.mark.parametrize("ids", [[1, 2, 70000], (1, 2, 70000), np.array([1, 2, 70000]), np.array([1, 2, 70000], "u4")])
-def test_token_ids_travel_as_they_are(ids: object) -> None:
+def test_token_ids_are_sent_unchanged(ids: object) -> None:
     for prompt in (ids, {"prompt_token_ids": ids}):
         frame = new_submit("r", prompt, PARAMS).prompt_token_ids  # type: ignore[arg-type]
         assert decode_ids(frame or b"").tolist() == [1, 2, 70000]
@@ -76,18 +76,18 @@ def test_token_ids_travel_as_they_are(ids: object) -> None:
         (np.zeros(MAX_PROMPT_BYTES // 4 + 1, np.int32), str(MAX_PROMPT_BYTES // 4)),
     ],
 )
-def test_what_is_no_prompt_is_refused_with_what_is_wrong(prompt: object, complaint: str) -> None:
+def test_an_invalid_prompt_is_refused_with_the_reason(prompt: object, complaint: str) -> None:
     with pytest.raises(RequestError, match=complaint):
         new_submit("r", prompt, PARAMS)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("prompts", [None, 5, b"bytes", object()])
-def test_what_is_no_list_of_prompts_is_refused(prompts: object) -> None:
+def test_an_invalid_list_of_prompts_is_refused(prompts: object) -> None:
     with pytest.raises(RequestError, match="a prompt is text, a list of token ids"):
         list_prompts(prompts)  # type: ignore[arg-type]
 
 
-def test_a_chat_is_told_from_many_and_its_parts_are_joined() -> None:
+def test_list_chats_tells_one_chat_from_many_and_text_parts_are_joined() -> None:
     turn = {"role": "user", "content": "hi"}
     assert list_chats([turn]) == [[turn]]
     assert list_chats([[turn], [turn, turn]]) == [[turn], [turn, turn]]
@@ -112,12 +112,12 @@ def test_a_chat_is_told_from_many_and_its_parts_are_joined() -> None:
         ("text", "message 1"),
     ],
 )
-def test_a_bad_turn_is_named(turn: object, complaint: str) -> None:
+def test_an_invalid_message_is_refused_with_its_index(turn: object, complaint: str) -> None:
     with pytest.raises(RequestError, match=complaint):
         new_submit("r", [{"role": "user", "content": "hi"}, turn], PARAMS)  # type: ignore[list-item]
 
 
-def test_a_turn_keeps_what_a_template_may_show_of_it() -> None:
+def test_a_message_keeps_the_fields_that_a_template_may_use() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
     turns = [
         {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None, "annotations": []},
@@ -130,7 +130,7 @@ def test_a_turn_keeps_what_a_template_may_show_of_it() -> None:
     ]
 
 
-def test_a_prompt_brings_its_own_salt() -> None:
+def test_a_prompt_dict_may_set_cache_salt() -> None:
     prompts = ({"prompt": "a", "cache_salt": "x"}, {"prompt_token_ids": [1], "cache_salt": "x", "prompt": None})
     for prompt in prompts:
         assert new_submit("r", prompt, PARAMS.replace(cache_salt="other")).params.cache_salt == "x"
@@ -140,7 +140,7 @@ def test_a_prompt_brings_its_own_salt() -> None:
 
 
 @pytest.mark.parametrize("messages", ["text", {"role": "user", "content": "x"}, 5])
-def test_what_is_no_chat_is_refused(messages: object) -> None:
+def test_an_invalid_chat_is_refused(messages: object) -> None:
     with pytest.raises(RequestError, match="a chat is a list"):
         list_chats(messages)  # type: ignore[arg-type]
 

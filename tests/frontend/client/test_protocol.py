@@ -1,4 +1,4 @@
-"""The laws of a conversation: each token once, whatever is lost; bounded, quiet when idle, dead when told so."""
+"""ClientProtocol: each token once despite losses; bounds, pings, timeouts and ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tokenloom.tests.frontend.requests.rig import HELLO, Rig, check_answer
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_each_token_comes_once_and_in_order_whatever_is_lost_or_repeated(seed: int) -> None:
+def test_each_token_is_delivered_once_and_in_order_despite_loss_and_repetition(seed: int) -> None:
     rng = random.Random(seed)
     rig = Rig()
     rig.service.tokens_per_delta = rng.randint(1, 5)
@@ -48,7 +48,7 @@ def test_each_token_comes_once_and_in_order_whatever_is_lost_or_repeated(seed: i
         if rig.protocol.needs_reconnect:
             rig.reopen()
     rig.service.spoil = lambda delta: [delta]
-    for _ in range(MAX_GAPS):  # a loss at the very end shows when the next ping is answered or not
+    for _ in range(MAX_GAPS):  # a reconnect reveals losses at the end
         rig.settle()
         rig.reopen()
     rig.settle()
@@ -57,7 +57,7 @@ def test_each_token_comes_once_and_in_order_whatever_is_lost_or_repeated(seed: i
     assert not rig.protocol.is_busy
 
 
-def test_a_resumed_request_carries_its_seed_and_the_tokens_that_came() -> None:
+def test_a_resubmission_contains_the_seed_and_the_delivered_tokens() -> None:
     rig = Rig()
     rig.submit("a", max_tokens=20)
     rig.carry()
@@ -72,7 +72,7 @@ def test_a_resumed_request_carries_its_seed_and_the_tokens_that_came() -> None:
     (submit,) = rig.sent(Submit)
     assert isinstance(submit, Submit)
     assert submit.attempt == 1
-    assert submit.arrival_time == 1.0  # the frontend's own word
+    assert submit.arrival_time == 1.0  # from the frontend's Delta
     assert submit.prompt is None and submit.prompt_token_ids == prompt_ids(
         Submit(request_id="a", prompt="p", params=SamplingParams())
     )
@@ -80,7 +80,7 @@ def test_a_resumed_request_carries_its_seed_and_the_tokens_that_came() -> None:
     assert len(submit.children[0].output_token_ids) == 4 * 4
 
 
-def test_several_unknowns_make_one_hello() -> None:
+def test_several_unknowns_cause_one_hello() -> None:
     rig = Rig()
     rig.settle()
     for _ in range(3):
@@ -88,7 +88,7 @@ def test_several_unknowns_make_one_hello() -> None:
     assert len(rig.sent(Hello)) == 1
 
 
-def test_an_accepted_of_an_older_attempt_is_not_taken() -> None:
+def test_accepted_of_an_older_attempt_is_ignored() -> None:
     rig = Rig()
     rig.protocol.receive(HELLO, 0.0)
     rig.submit("a")
@@ -99,7 +99,7 @@ def test_an_accepted_of_an_older_attempt_is_not_taken() -> None:
     assert rig.updates["a"] == []
 
 
-def test_tokens_that_come_twice_are_dropped_without_a_new_start() -> None:
+def test_duplicate_tokens_are_dropped_without_a_reconnect() -> None:
     rig = Rig()
     rig.service.spoil = lambda delta: [delta, delta]
     submit = rig.submit("a", max_tokens=30)
@@ -108,7 +108,7 @@ def test_tokens_that_come_twice_are_dropped_without_a_new_start() -> None:
     assert rig.service.seen["Hello"] == rig.service.seen["Submit"] == 1
 
 
-def test_a_frontend_that_never_sends_what_follows_is_given_up() -> None:
+def test_a_request_fails_after_too_many_gaps() -> None:
     rig = Rig()
     rig.service.spoil = lambda delta: [Delta(request_id=delta.request_id, start=delta.start + 1, token_ids=b"\0" * 4)]
     rig.submit("a", max_tokens=3)
@@ -119,7 +119,7 @@ def test_a_frontend_that_never_sends_what_follows_is_given_up() -> None:
     assert str(MAX_GAPS) in str(last)
 
 
-def test_tokens_that_overlap_in_part_are_asked_for_again_rather_than_cut() -> None:
+def test_a_partly_overlapping_delta_is_requested_again() -> None:
     rig = Rig()
     submit = rig.submit("a", max_tokens=12)
     is_first = [True]
@@ -139,7 +139,7 @@ def test_tokens_that_overlap_in_part_are_asked_for_again_rather_than_cut() -> No
     check_answer(submit, rig.updates["a"])
 
 
-def test_what_is_unanswered_is_bounded_in_requests() -> None:
+def test_the_window_bounds_unanswered_requests() -> None:
     rig = Rig()
     rig.protocol.receive(HELLO, 0.0)
     for index in range(MAX_UNANSWERED_REQUESTS + 500):
@@ -150,23 +150,23 @@ def test_what_is_unanswered_is_bounded_in_requests() -> None:
         assert len(rig.updates[str(index)]) == 2
 
 
-def test_an_old_answer_leaves_a_request_among_those_that_wait_to_be_sent_anew() -> None:
+def test_accepted_of_an_older_attempt_leaves_the_request_in_the_queue() -> None:
     rig = Rig()
     rig.protocol.receive(HELLO, 0.0)
     ids = [str(index) for index in range(MAX_UNANSWERED_REQUESTS + 1)]
     for request_id in ids:
         rig.submit(request_id, max_tokens=1)
     first = Accepted(request_id="0", attempt=0, prompt_token_ids=b"", prompt=None, seed=1)
-    rig.protocol.receive(first, 0.0)  # makes room for the last
+    rig.protocol.receive(first, 0.0)  # makes space for the last
     rig.to_frontend.clear()
     rig.protocol.receive(Unknown(), 0.0)
-    rig.protocol.receive(HELLO, 0.0)  # room for all but the last
+    rig.protocol.receive(HELLO, 0.0)  # space for all but the last
     rig.protocol.receive(msgspec.structs.replace(first, request_id=ids[-1]), 0.0)
     rig.settle()
     assert {request_id for request_id in ids if not isinstance(rig.updates[request_id][-1], Delta)} == set()
 
 
-def test_what_is_unanswered_is_bounded_in_bytes_but_one_always_goes() -> None:
+def test_the_window_bounds_unanswered_bytes_but_admits_one_request_of_any_size() -> None:
     rig = Rig()
     rig.protocol.receive(HELLO, 0.0)
     for index in range(5):
@@ -182,7 +182,7 @@ def test_what_is_unanswered_is_bounded_in_bytes_but_one_always_goes() -> None:
     assert len(rig.sent(Submit)) == 1
 
 
-def test_credits_are_returned_in_batches_and_never_more_than_was_taken() -> None:
+def test_credits_are_batched_and_never_exceed_the_received_messages() -> None:
     rig = Rig()
     rig.service.tokens_per_delta = 1
     rig.submit("a", max_tokens=CREDIT_BATCH * 3 + 5)
@@ -194,7 +194,7 @@ def test_credits_are_returned_in_batches_and_never_more_than_was_taken() -> None
     assert credits == [CREDIT_BATCH] * 3
 
 
-def test_pings_go_out_only_while_something_is_open() -> None:
+def test_pings_are_sent_only_while_something_is_open() -> None:
     rig = Rig()
     rig.settle()
     assert rig.protocol.tick(5.0) is None
@@ -211,7 +211,7 @@ def test_pings_go_out_only_while_something_is_open() -> None:
     assert rig.to_frontend == []
 
 
-def test_a_frontend_that_leaves_pings_unanswered_is_lost_and_one_pong_is_enough() -> None:
+def test_a_frontend_is_lost_after_silence_and_one_pong_prevents_it() -> None:
     rig = Rig()
     rig.settle()
     rig.protocol.query(GetInfo(query_id=1), lambda reply: None)
@@ -229,20 +229,20 @@ def test_a_frontend_that_leaves_pings_unanswered_is_lost_and_one_pong_is_enough(
     assert rig.protocol.needs_reconnect
 
 
-def test_a_program_that_was_stopped_for_long_does_not_blame_the_frontend() -> None:
+def test_a_suspended_program_does_not_report_its_frontend_as_lost() -> None:
     rig = Rig()
     rig.settle()
     rig.service.is_paused = True
     rig.submit("a")
     rig.settle()
     rig.protocol.tick(0.0)
-    rig.protocol.tick(1.0)  # a ping; then the program sleeps, and finds the pong before it looks at the clock
+    rig.protocol.tick(1.0)  # a ping; then the program is suspended, and receives the pong before the tick
     rig.protocol.receive(Pong(), 1000.0)
     rig.protocol.tick(1000.0)
     assert not rig.protocol.needs_reconnect
 
 
-def test_nobody_at_the_address_is_an_error_that_names_it_and_a_later_submit_tries_again() -> None:
+def test_without_an_engine_the_error_names_the_address_and_a_later_submit_retries() -> None:
     rig = Rig()
     rig.submit("a")
     assert rig.protocol.tick(9.9) == 10.0
@@ -258,7 +258,7 @@ def test_nobody_at_the_address_is_an_error_that_names_it_and_a_later_submit_trie
     check_answer(submit, rig.updates["b"])
 
 
-def test_an_engine_that_was_lost_is_waited_for_and_its_requests_go_on() -> None:
+def test_requests_resume_when_a_lost_engine_returns() -> None:
     rig = Rig()
     rig.service.max_deltas = 2
     submit = rig.submit("a", max_tokens=20)
@@ -271,7 +271,7 @@ def test_an_engine_that_was_lost_is_waited_for_and_its_requests_go_on() -> None:
     check_answer(submit, rig.updates["a"])
 
 
-def test_another_engine_at_the_address_does_not_go_on_with_the_tokens_of_the_first() -> None:
+def test_another_engine_does_not_continue_the_tokens_of_the_first() -> None:
     rig = Rig()
     rig.service.max_deltas = 1
     rig.submit("begun", max_tokens=20)
@@ -287,7 +287,7 @@ def test_another_engine_at_the_address_does_not_go_on_with_the_tokens_of_the_fir
 
 
 @pytest.mark.parametrize("was_sent", [False, True])
-def test_an_abort_ends_a_request_at_once_when_no_frontend_holds_it(was_sent: bool) -> None:
+def test_an_abort_ends_a_request_at_once_if_no_frontend_has_it(was_sent: bool) -> None:
     rig = Rig()
     rig.service.is_paused = True
     if was_sent:
@@ -304,7 +304,7 @@ def test_an_abort_ends_a_request_at_once_when_no_frontend_holds_it(was_sent: boo
     assert not rig.protocol.is_busy
 
 
-def test_an_abort_is_answered_by_the_frontend_and_a_cancelled_request_hears_nothing() -> None:
+def test_the_frontend_ends_an_aborted_request_and_a_cancelled_one_gets_no_update() -> None:
     rig = Rig()
     rig.service.is_paused = True
     rig.submit("a")
@@ -319,7 +319,7 @@ def test_an_abort_is_answered_by_the_frontend_and_a_cancelled_request_hears_noth
     assert not rig.protocol.is_busy
 
 
-def test_an_id_that_is_open_is_refused_and_may_be_used_again_later() -> None:
+def test_an_open_request_id_is_refused_until_its_request_ends() -> None:
     rig = Rig()
     first = rig.submit("a", max_tokens=3)
     first_updates = rig.updates["a"]
@@ -349,7 +349,7 @@ def test_requests_on_one_client_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
         Welcome(protocol_version=2, run_id="x"),
     ],
 )
-def test_another_protocol_version_ends_everything_with_both_numbers(refusal: Refused | Welcome) -> None:
+def test_another_protocol_version_is_an_error_with_both_numbers(refusal: Refused | Welcome) -> None:
     rig = Rig()
     rig.submit("a")
     replies: list[QueryResult] = []
@@ -365,7 +365,7 @@ def test_another_protocol_version_ends_everything_with_both_numbers(refusal: Ref
     assert isinstance(rig.updates["b"][0], ProtocolError)
 
 
-def test_queries_are_asked_again_after_a_loss_and_answered_once() -> None:
+def test_queries_are_sent_again_after_a_loss_and_get_one_reply() -> None:
     rig = Rig()
     rig.settle()
     replies: list[QueryResult] = []
@@ -375,7 +375,7 @@ def test_queries_are_asked_again_after_a_loss_and_answered_once() -> None:
     assert len(replies) == 1 and isinstance(replies[0], Info)
 
 
-def test_an_end_reaches_all_that_is_open_and_all_that_comes() -> None:
+def test_the_end_of_a_client_fails_open_and_later_requests() -> None:
     rig = Rig()
     rig.submit("a")
     rig.protocol.end(EngineDead("exit code 7"))

@@ -1,4 +1,4 @@
-"""docs/protocol.md is true: every message and field is in it, nothing else is, and its examples work as they stand."""
+"""docs/protocol.md describes exactly the messages and fields of the code, and its examples run unchanged."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ STRUCTS: dict[str, Any] = {
 
 
 def sections() -> dict[str, str]:
-    """The text below each third-level heading, by heading."""
+    """Return the text below each third-level heading."""
     messages_part = DOCUMENT[DOCUMENT.index("## Messages of the client") :]
     parts = re.split(r"^### (\w+)$", messages_part, flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
 def rows(section: str) -> dict[str, tuple[str, str]]:
-    """Field → (type, default) as the table of a section has them."""
+    """Return (type, default) of each field in the table of a section."""
     table = section.split("| kind |")[0]
     cells = [re.split(r"(?<!\\)\|", line) for line in table.splitlines() if line.startswith("| `")]
     return {
@@ -105,7 +105,7 @@ def default_text(field: inspect.Field) -> str:
     return f'`"{value}"`' if isinstance(value, str) else str(value).lower()
 
 
-def test_there_is_a_section_for_every_message_and_for_nothing_else() -> None:
+def test_each_section_describes_a_message_and_each_message_has_one() -> None:
     assert sorted(sections()) == sorted(STRUCTS)
 
 
@@ -134,7 +134,7 @@ def test_the_numbers_are_those_of_the_code() -> None:
     assert f"({MAX_CLIENT_MESSAGE_BYTES} bytes)" in DOCUMENT
 
 
-def test_the_frames_in_bytes_are_those_messages() -> None:
+def test_the_documented_frames_encode_their_messages() -> None:
     frames: dict[str, list[bytes]] = {"client": [], "frontend": []}
     for who, block in re.findall(r"```hex (\w+)\n(.*?)```", DOCUMENT, flags=re.DOTALL):
         lines = (re.match(r"(?:[0-9a-f]{2}(?:\s|$))*", line) for line in block.splitlines())

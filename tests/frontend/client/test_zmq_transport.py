@@ -1,4 +1,4 @@
-"""A connection keeps its requests through every loss of the frontend, and costs nothing while it is idle."""
+"""ZmqTransport: requests survive the loss of the frontend, and an idle transport uses no CPU."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tokenloom.ipc.sockets import MAX_CLIENT_MESSAGE_BYTES
 from tokenloom.tests.frontend.fake_frontend import DEADLINE_S, FakeFrontend, expected_text, greedy
 
 
-def test_requests_go_on_after_the_frontend_has_forgotten_the_client(fake: FakeFrontend, client: Client) -> None:
+def test_requests_resume_after_the_frontend_has_lost_its_sessions(fake: FakeFrontend, client: Client) -> None:
     fake.set(is_paused=True)
     futures = [client.submit(f"p{index}", greedy()) for index in range(10)]
     fake.until(lambda service: service.seen["Submit"] == 10)
     fake.set(is_paused=False, max_deltas=3)
     fake.until(lambda service: service.is_paused)
-    fake.forget()  # the next ping is answered by Unknown
+    fake.forget()  # the reply to the next ping is Unknown
     fake.set(is_paused=False, max_deltas=None)
     for index, future in enumerate(futures):
         assert future.result(DEADLINE_S).outputs[0].text == expected_text(f"p{index}", 40)
@@ -35,7 +35,7 @@ def test_requests_go_on_after_the_frontend_has_forgotten_the_client(fake: FakeFr
     assert all(submit.children and submit.prompt is None for submit in again)
 
 
-def test_requests_go_on_after_the_frontend_was_replaced(fake: FakeFrontend, client: Client) -> None:
+def test_requests_resume_after_the_frontend_is_replaced(fake: FakeFrontend, client: Client) -> None:
     for _ in range(3):
         fake.set(max_deltas=3, is_paused=False)
         future = client.submit("p", greedy())
@@ -46,21 +46,21 @@ def test_requests_go_on_after_the_frontend_was_replaced(fake: FakeFrontend, clie
         assert future.result(DEADLINE_S).outputs[0].text == expected_text("p", 40)
 
 
-def test_an_idle_client_finds_the_new_frontend(fake: FakeFrontend, client: Client) -> None:
+def test_an_idle_client_reconnects_to_the_new_frontend(fake: FakeFrontend, client: Client) -> None:
     fake.hang_up()
     fake.come_back()
     fake.until(lambda service: service.seen["Hello"] == 2)
     assert client.generate("p", greedy(), use_tqdm=False)[0].outputs[0].text == expected_text("p", 40)
 
 
-def test_what_is_asked_while_the_frontend_is_away_is_served_when_it_is_back(fake: FakeFrontend, client: Client) -> None:
+def test_requests_made_without_a_frontend_are_served_when_it_returns(fake: FakeFrontend, client: Client) -> None:
     fake.hang_up()
     future = client.submit("p", greedy())
     fake.come_back()
     assert future.result(DEADLINE_S).finished
 
 
-def test_an_engine_that_does_not_come_back_is_dead_to_all_who_wait(fake: FakeFrontend) -> None:
+def test_all_waits_end_with_engine_dead_if_the_engine_does_not_return(fake: FakeFrontend) -> None:
     with Client(fake.address, reconnect_timeout_s=0.3) as client:
         fake.set(is_paused=True)
         future = client.submit("p", greedy())
@@ -73,7 +73,7 @@ def test_an_engine_that_does_not_come_back_is_dead_to_all_who_wait(fake: FakeFro
         assert client.generate("p", greedy(), use_tqdm=False)[0].finished
 
 
-def test_frames_that_are_no_messages_are_dropped(fake: FakeFrontend, client: Client) -> None:
+def test_malformed_frames_are_dropped(fake: FakeFrontend, client: Client) -> None:
     for frame in (b"", b"\xc1", b"garbage", os.urandom(1000), b"\x81\xa4type\xa4nope"):
         fake.say(frame)
     assert client.generate("p", greedy(), use_tqdm=False)[0].finished
@@ -89,7 +89,7 @@ def test_a_query_whose_reply_cannot_be_decoded_fails_with_the_reason(fake: FakeF
             answer.result(DEADLINE_S)
 
 
-def test_tokens_that_come_twice_are_dropped_and_missing_ones_asked_for(fake: FakeFrontend, client: Client) -> None:
+def test_duplicate_tokens_are_dropped_and_missing_ones_requested(fake: FakeFrontend, client: Client) -> None:
     lost = iter([20])
 
     def spoil(delta: Delta) -> list[Delta]:
@@ -102,11 +102,11 @@ def test_tokens_that_come_twice_are_dropped_and_missing_ones_asked_for(fake: Fak
     assert fake.do(lambda service: service.seen["Hello"]) == 2
 
 
-def test_a_consumer_that_does_not_read_stops_neither_pings_nor_credits(fake: FakeFrontend, client: Client) -> None:
+def test_pings_and_credits_continue_without_a_reading_consumer(fake: FakeFrontend, client: Client) -> None:
     fake.set(tokens_per_delta=1)
     num_tokens = CREDIT_WINDOW * 3
     stream = client.stream("p", greedy(num_tokens))
-    text = next(stream)  # and then the program computes
+    text = next(stream)  # then the program computes without reading
     other = client.submit("q", greedy(num_tokens))
     other.result(DEADLINE_S)
     fake.set(is_paused=True)
@@ -118,8 +118,8 @@ def test_a_consumer_that_does_not_read_stops_neither_pings_nor_credits(fake: Fak
     kept_open.cancel()
 
 
-def test_an_idle_client_does_not_wake_up(fake: FakeFrontend, client: Client) -> None:
-    """What follows an answer may still wake it; then it sleeps for longer than any interval of the protocol."""
+def test_the_thread_of_an_idle_client_does_not_wake(fake: FakeFrontend, client: Client) -> None:
+    """After the events that follow an output, it sleeps longer than every interval of the protocol."""
     client.generate("p", greedy(3), use_tqdm=False)
     wakeups, since, deadline = _context_switches(), time.monotonic(), time.monotonic() + DEADLINE_S
     while time.monotonic() - since < 1.2:
@@ -130,13 +130,13 @@ def test_an_idle_client_does_not_wake_up(fake: FakeFrontend, client: Client) -> 
 
 
 def _context_switches() -> int:
-    """Voluntary switches of the thread that serves the connection."""
+    """Return the voluntary context switches of the transport's thread."""
     (thread,) = [thread for thread in threading.enumerate() if thread.name == "tokenloom connection"]
     status = Path(f"/proc/self/task/{thread.native_id}/status").read_text()
     return int(status.split("\nvoluntary_ctxt_switches:")[1].split()[0])
 
 
-def test_an_engine_known_to_be_dead_ends_all_waits_at_once(fake: FakeFrontend) -> None:
+def test_fail_ends_all_waits_at_once(fake: FakeFrontend) -> None:
     transport = ZmqTransport(fake.address)
     fake.set(is_paused=True)
     with Client(fake.address) as client:
@@ -148,7 +148,7 @@ def test_an_engine_known_to_be_dead_ends_all_waits_at_once(fake: FakeFrontend) -
     transport.close()
 
 
-def test_a_sink_that_fails_leaves_no_caller_waiting(fake: FakeFrontend) -> None:
+def test_an_exception_in_a_sink_leaves_no_caller_waiting(fake: FakeFrontend) -> None:
     with Client(fake.address) as client:
         fake.set(is_paused=True)
         future = client.submit("p")
@@ -173,8 +173,8 @@ def test_a_request_too_large_for_a_message_fails_alone(fake: FakeFrontend, clien
 
 
 @pytest.mark.parametrize("is_back", [True, False])
-def test_a_question_that_cannot_be_sent_fails_alone(fake: FakeFrontend, client: Client, is_back: bool) -> None:
-    if not is_back:  # it is asked when the frontend is there again
+def test_a_query_too_large_for_a_message_fails_alone(fake: FakeFrontend, client: Client, is_back: bool) -> None:
+    if not is_back:  # it is sent when the frontend returns
         fake.hang_up()
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(client.reload, "\ud800")
@@ -185,7 +185,7 @@ def test_a_question_that_cannot_be_sent_fails_alone(fake: FakeFrontend, client: 
     assert client.generate("p", greedy(3), use_tqdm=False)[0].finished
 
 
-def test_a_client_carried_over_a_fork_says_so(fake: FakeFrontend, client: Client) -> None:
+def test_a_client_refuses_calls_after_a_fork(fake: FakeFrontend, client: Client) -> None:
     script = (
         "import os, sys, tokenloom\n"
         f"client = tokenloom.Client({fake.address!r})\n"

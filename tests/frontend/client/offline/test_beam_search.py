@@ -30,7 +30,7 @@ INFO = Info(
 
 
 def logprobs_after(tokens: tuple[int, ...], seed: int) -> list[float]:
-    """The logprobs of all tokens after `tokens`: any, and always the same."""
+    """Return the logprobs of all tokens after `tokens`: random, with a fixed seed."""
     rng = random.Random(f"{seed} {tokens}")
     weights = [rng.random() ** 3 for _ in range(VOCAB)]
     return [math.log(weight / sum(weights)) for weight in weights]
@@ -52,7 +52,7 @@ def searched(prompt: list[int], params: BeamSearchParams, seed: int) -> list[tup
 
 
 def by_brute_force(prompt: list[int], params: BeamSearchParams, seed: int) -> list[tuple[list[int], float]]:
-    """All texts that end, or are as long as allowed, ranked by vLLM's score."""
+    """Rank all texts that end or have the maximum length by vLLM's score."""
     found: list[tuple[list[int], float]] = []
 
     def extend(tokens: list[int], total: float) -> None:
@@ -73,7 +73,7 @@ def by_brute_force(prompt: list[int], params: BeamSearchParams, seed: int) -> li
 
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0, 2.5])
 @pytest.mark.parametrize("seed", range(8))
-def test_a_beam_as_wide_as_all_texts_finds_the_best_of_them(seed: int, length_penalty: float) -> None:
+def test_a_beam_as_wide_as_all_texts_finds_the_best(seed: int, length_penalty: float) -> None:
     params = BeamSearchParams(beam_width=VOCAB**3, max_tokens=3, length_penalty=length_penalty)
     found, best = searched([3, 1], params, seed), by_brute_force([3, 1], params, seed)
     assert [tokens for tokens, _ in found] == [tokens for tokens, _ in best]
